@@ -136,6 +136,10 @@ def named_models(tasks: TaskModels, enrichment: EnrichmentSettings) -> set[str]:
     return {model_id for model_id in named if model_id is not None}
 
 
+ReasoningSent = Annotated[int, msgspec.Meta(ge=0, le=50)]
+"""Of how many last replies what the model thought is sent with them; absent is none."""
+
+
 class UserSettings(SettingsStruct, frozen=True, kw_only=True):
     """Defaults of one user's chats. Sampling goes with the model that is named beside it."""
 
@@ -148,6 +152,7 @@ class UserSettings(SettingsStruct, frozen=True, kw_only=True):
     enrichment: EnrichmentSettings = msgspec.field(default_factory=EnrichmentSettings)
     persona_id: UUID | None = None
     preset_id: UUID | None = None
+    reasoning_sent: ReasoningSent | None = None
     system_prompt: LongText | None = None
     post_history_instructions: LongText | None = None
 

@@ -13,6 +13,7 @@ from backend.accounts.settings import (
     LoreOverrides,
     MemorySettings,
     ModelId,
+    ReasoningSent,
     TaskModels,
 )
 from backend.audience import Audience, ViewpointText
@@ -184,6 +185,7 @@ class ChatSettings(
     Null takes it from the chat. While `chronicle_enabled` stays true, null makes a new one.
     """
     summary: SummarySettings = msgspec.field(default_factory=SummarySettings)
+    reasoning_sent: ReasoningSent | None = None
     system_prompt: LongText | None = None
     post_history_instructions: LongText | None = None
     authors_note: AuthorsNote = msgspec.field(default_factory=AuthorsNote)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Literal
@@ -84,6 +84,8 @@ class History:
     messages: list[PromptMessage] = field(default_factory=list[PromptMessage])
     tokens: list[int] = field(default_factory=list[int])
     positions: list[int] = field(default_factory=list[int])
+    thoughts: Mapping[int, int] = field(default_factory=dict[int, int])
+    """Tokens of the thoughts that stand before a line, by its position; `tokens` has them, too."""
 
 
 def layout(

@@ -59,7 +59,7 @@ class RecordedHistory(msgspec.Struct, kw_only=True, omit_defaults=True):
     """The kept lines of the path: positions `first` to `last`, but those in `without`.
 
     `leaf_id` is the last line. `cut` is how many of its characters were sent, when it was still
-    to be continued.
+    to be continued. `thoughts` are the positions of replies that were sent with their thoughts.
     """
 
     leaf_id: UUID
@@ -72,6 +72,7 @@ class RecordedHistory(msgspec.Struct, kw_only=True, omit_defaults=True):
     names: bool = False
     omitted_first: int | None = None
     omitted_last: int | None = None
+    thoughts: list[int] = []
 
 
 class RecordedLeftOut(msgspec.Struct, kw_only=True, omit_defaults=True):

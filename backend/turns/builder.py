@@ -11,7 +11,12 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from backend.accounts.identity import Identity
 from backend.accounts.service import AccountService
-from backend.accounts.settings import BudgetSettings, check_budgets, effective_budgets
+from backend.accounts.settings import (
+    BudgetSettings,
+    check_budgets,
+    effective_budgets,
+    first_set,
+)
 from backend.campaigns.consequences import find_consequences
 from backend.campaigns.situations import SituationService, StaleCampaignError
 from backend.chats.counting import CountUnit
@@ -47,6 +52,7 @@ from backend.turns.rephrasing import Rephraser
 from backend.turns.retrieval import ask_for
 from backend.turns.rewriting import rewritten, scripts_of
 from backend.turns.schemas import ContextRequest, TurnRequest
+from backend.turns.thoughts import last_thoughts
 
 MOST_ALWAYS = 16_384
 """Tokens that what is always sent hardly ever exceeds; half of a window that is smaller."""
@@ -212,6 +218,9 @@ class PromptBuilder:
                 begin=read_from(loaded, window),
                 authors=window.unit.names or window.is_estimated,
             )
+            chain = loaded.settings, identity.settings
+            most = first_set(chain, "reasoning_sent", default=0)
+            thoughts = await last_thoughts(session, loaded, most)
         if scripts is not None:
             # No transaction waits for a thread; and the search is for what they leave.
             loaded = await self._pool.run(identity.user_id, partial(rewritten, loaded))
@@ -220,7 +229,7 @@ class PromptBuilder:
                     raise EmptyMessageError("Regex scripts of yours leave nothing of it.")
                 self._messages.check_text(loaded.line)
             search.begin(asked(loaded))
-        return PromptContext(loaded=loaded, window=window, lines=lines)
+        return PromptContext(loaded=loaded, window=window, lines=lines, thoughts=thoughts)
 
     async def _retrieve(
         self, identity: Identity, context: PromptContext, search: Searching, *, is_preview: bool

@@ -14,7 +14,7 @@ from backend.accounts.identity import Identity
 from backend.audience import GM, Viewpoint
 from backend.chats import repository as chats
 from backend.chats.counting import line_text
-from backend.chats.models import MESSAGE_AUTHOR, MESSAGE_CONTENT, Message
+from backend.chats.models import MESSAGE_AUTHOR, MESSAGE_CONTENT, MESSAGE_THINKING, Message
 from backend.context.budget import ContextOverflowError
 from backend.context.layout import History
 from backend.context.record import (
@@ -47,6 +47,7 @@ from backend.turns.schemas import (
     TurnRequest,
     TurnUsage,
 )
+from backend.turns.thoughts import think_aloud
 from backend.vault.sealing import Sealer
 
 _KINDS: dict[str, Kind] = {
@@ -284,6 +285,10 @@ def _history(sealer: Sealer, rows: Sequence[Message], recorded: RecordedHistory 
         ]
     if recorded.cut is not None and rows and rows[-1].position == recorded.last:
         lines[-1] = lines[-1][: recorded.cut]
+    for at, row in enumerate(rows):
+        if row.position in recorded.thoughts and row.sealed_thinking is not None:
+            thoughts = sealer.open(MESSAGE_THINKING, row.id, row.sealed_thinking)
+            lines[at] = think_aloud(lines[at], thoughts)
     return History(
         [PromptMessage(row.role, line) for row, line in zip(rows, lines, strict=True)],
         [row.tokens for row in rows],

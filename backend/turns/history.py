@@ -15,6 +15,7 @@ from backend.generation.model import PromptMessage
 from backend.reasons import Reason, ReasonKind
 from backend.turns.prompt_context import LoadedChat, PromptContext, PromptWindow
 from backend.turns.rewriting import sent_texts
+from backend.turns.thoughts import LARGEST_SHARE, add_thoughts
 
 SUMMARY = "summary"
 """The kind of the section that a summary is."""
@@ -62,7 +63,17 @@ def open_history(identity: Identity, context: PromptContext) -> History:
         changed, unnamed.count_many([("", texts[at]) for at in changed]), strict=True
     ):
         tokens[at] = count
-    return History(list(map(PromptMessage, lines.roles, texts)), tokens, list(lines.positions))
+    thoughts = add_thoughts(
+        texts,
+        tokens,
+        lines.positions,
+        context.thoughts,
+        sealer=identity.sealer,
+        count=lambda text: unnamed.count_many([("", text)])[0],
+        most=context.window.budget.prompt // LARGEST_SHARE,
+    )
+    messages = list(map(PromptMessage, lines.roles, texts))
+    return History(messages, tokens, list(lines.positions), thoughts)
 
 
 def fit(
@@ -103,7 +114,9 @@ def fit(
 def _begin(context: PromptContext, fixed: Plan, reserved: int) -> int:
     """Stored tokens from the root after which history fits beside what is always sent."""
     window = context.window
-    fits = window.to_stored(window.budget.for_history(fixed.fixed + reserved))
+    # Lines are cut by their stored tokens, in which thoughts are not.
+    thoughts = sum(context.history.thoughts.values())
+    fits = window.to_stored(window.budget.for_history(fixed.fixed + reserved + thoughts))
     return max(eviction_point(context.loaded.path_tokens, fits), context.loaded.summed_up)
 
 
@@ -130,5 +143,8 @@ def _after(context: PromptContext, begin: int) -> History:
         start += tokens
         dropped += 1
     return History(
-        history.messages[dropped:], history.tokens[dropped:], history.positions[dropped:]
+        history.messages[dropped:],
+        history.tokens[dropped:],
+        history.positions[dropped:],
+        history.thoughts,
     )

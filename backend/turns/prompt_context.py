@@ -250,6 +250,7 @@ class PromptContext:
     Attributes:
         loaded: The chat, its cast, its books, its place in the tree.
         lines: The history as it is stored, oldest first, down to the leaf.
+        thoughts: Of replies in it, still sealed: the message's id and its thoughts, by position.
         history: The same as the model gets it: unsealed, after regex scripts, with its tokens.
         memories: What was found and counts, best first.
         consequences: What followed from lines that were found, as it is now, by line.
@@ -261,6 +262,9 @@ class PromptContext:
     loaded: LoadedChat
     window: PromptWindow
     lines: SealedHistory
+    thoughts: Mapping[int, tuple[UUID, bytes]] = field(
+        default_factory=dict[int, tuple[UUID, bytes]]
+    )
     history: History = field(default_factory=History)
     memories: Sequence[Memory] = ()
     consequences: Mapping[UUID, Sequence[Recalled]] = field(

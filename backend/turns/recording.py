@@ -108,6 +108,7 @@ def _recorded_history(built: Built) -> RecordedHistory | None:
         names=built.window.unit.names,
         omitted_first=history.positions[gap.start] if gap else None,
         omitted_last=history.positions[gap.stop - 1] if gap else None,
+        thoughts=sorted(present.intersection(history.thoughts)),
     )
 
 

@@ -17,7 +17,15 @@ from pathlib import Path
 
 import pytest
 
-from backend.generation.model import ChatModel, Finish, Prompt, PromptMessage, TextPiece, Tool
+from backend.generation.model import (
+    ChatModel,
+    Finish,
+    Prompt,
+    PromptMessage,
+    TextPiece,
+    TokenUsage,
+    Tool,
+)
 from backend.generation.openai_compatible import OpenAICompatibleConfig
 from backend.generation.registry import ModelRegistry
 from backend.generation.sampling import Sampling
@@ -95,11 +103,18 @@ async def model(server_url: str, learned: list[ServerAbilities]) -> AsyncGenerat
     await registry.aclose()
 
 
-async def test_it_chats_in_a_stream(model: ChatModel) -> None:
+async def test_it_chats_in_a_stream_and_counts_what_it_took(
+    model: ChatModel, learned: list[ServerAbilities]
+) -> None:
     pieces = [piece async for piece in model.stream(PROMPT, SHORT)]
 
     assert "".join(piece.text for piece in pieces if isinstance(piece, TextPiece)).strip()
     assert isinstance(pieces[-1], Finish)
+    # It reports no usage in a stream, and has a route that counts.
+    (usage,) = [piece for piece in pieces if isinstance(piece, TokenUsage)]
+    assert 10 <= usage.prompt_tokens <= 30
+    assert 1 <= usage.completion_tokens <= 30
+    assert learned[-1].of(MODEL).counts == "/extras/tokenize/count"
 
 
 async def test_it_can_be_stopped_and_answers_again(model: ChatModel) -> None:

@@ -46,7 +46,13 @@ export async function defaults(signal) {
     },
     { title: word("tasks"), fields: work.fields },
     ...sampling.groups,
-    { title: a("budgets"), fields: BUDGETS.map(figure) },
+    {
+      title: a("budgets"),
+      fields: [
+        ...BUDGETS.map(figure),
+        { name: "reasoning_sent", label: word("reasoning_sent"), kind: "number", min: 0, max: 50, step: 1, placeholder: 0 },
+      ],
+    },
   ];
   const fields = groups.flatMap((group) => group.fields);
   const value = Object.fromEntries(fields.map(({ name }) => [name, at(settings, name) ?? null]));

@@ -1,0 +1,119 @@
+"""`reasoning_sent`: the thoughts of the last replies go out with them, where settings say so."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from typing import Any
+
+import pytest
+
+from backend.generation.registry import ModelRegistry
+from tests.fakes.openai_server import DONE, MODEL_ID, OpenAIServer, chunk, stream
+from tests.fakes.scripted_server import Answer
+from tests.support.server import Account, Running, ok, running
+
+pytestmark = pytest.mark.anyio
+
+SETTINGS = "/api/v1/me/settings"
+
+
+@pytest.fixture(scope="module")
+async def vendor() -> AsyncGenerator[OpenAIServer]:
+    async with OpenAIServer() as vendor:
+        yield vendor
+
+
+@pytest.fixture(scope="module")
+async def server(
+    shared_url: str, vendor: OpenAIServer, tmp_path_factory: pytest.TempPathFactory
+) -> AsyncGenerator[Running]:
+    registry = ModelRegistry(demo_tokens_per_second=0, openai=vendor.config(), default=MODEL_ID)
+    async with running(shared_url, tmp_path_factory.mktemp("data"), registry=registry) as server:
+        yield server
+
+
+def thinking(number: int, thoughts: str = "") -> Answer:
+    return stream(
+        chunk(reasoning_content=thoughts or f"Thought {number}."),
+        chunk("stop", content=f"Reply {number}."),
+        DONE,
+    )
+
+
+async def play(ada: Account, chat: str, vendor: OpenAIServer, *answers: Answer) -> list[Any]:
+    """One turn for each answer; the replies that were sent with the last."""
+    vendor.script(*answers)
+    for number, _ in enumerate(answers):
+        await ada.turn(chat, text=f"Line {number}.")
+    sent = vendor.requests[-1].body["messages"]
+    return [each["content"] for each in sent if each["role"] == "assistant"]
+
+
+async def context_of(ada: Account, chat: str) -> Any:
+    reply = (await ada.messages(chat))[-1]["id"]
+    return ok(await ada.client.get(f"/api/v1/messages/{reply}/context"))
+
+
+async def test_thoughts_are_kept_and_not_sent(
+    ada: Account, chat: str, vendor: OpenAIServer
+) -> None:
+    replies = await play(ada, chat, vendor, *map(thinking, range(3)))
+
+    assert replies[-2:] == ["Reply 0.", "Reply 1."]
+
+
+async def test_those_of_the_last_replies_are_sent_and_shown_in_the_context(
+    ada: Account, chat: str, vendor: OpenAIServer
+) -> None:
+    # The account's setting holds where the chat has none.
+    ok(await ada.client.patch(SETTINGS, json={"reasoning_sent": 1}))
+    replies = await play(ada, chat, vendor, *map(thinking, range(3)))
+    assert replies[-2:] == ["Reply 0.", "<think>\nThought 1.\n</think>\n\nReply 1."]
+
+    ok(await ada.client.patch(f"/api/v1/chats/{chat}/settings", json={"reasoning_sent": 2}))
+    replies = await play(ada, chat, vendor, thinking(3))
+    assert replies[-3:] == [
+        "Reply 0.",
+        "<think>\nThought 1.\n</think>\n\nReply 1.",
+        "<think>\nThought 2.\n</think>\n\nReply 2.",
+    ]
+    shown = (await context_of(ada, chat))["prompt"]
+    sent = vendor.requests[-1].body["messages"]
+    assert [each["text"] for each in shown] == [each["content"] for each in sent]
+
+    ok(await ada.client.patch(f"/api/v1/chats/{chat}/settings", json={"reasoning_sent": 0}))
+    assert (await play(ada, chat, vendor, thinking(4)))[-1] == "Reply 3."
+
+
+async def test_a_reply_that_goes_on_has_none_before_it(
+    ada: Account, chat: str, vendor: OpenAIServer
+) -> None:
+    ok(await ada.client.patch(f"/api/v1/chats/{chat}/settings", json={"reasoning_sent": 5}))
+    await play(ada, chat, vendor, thinking(0), thinking(1))
+    vendor.script(thinking(2))
+    await ada.turn(chat, **{"continue": True})
+
+    sent = [each["content"] for each in vendor.requests[-1].body["messages"]]
+    assert sum("Thought 0." in each for each in sent) == 1
+    assert not any("Thought 1." in each for each in sent)
+
+
+async def test_thoughts_leave_room_for_what_was_said(
+    ada: Account, chat: str, vendor: OpenAIServer
+) -> None:
+    wanted = {"reasoning_sent": 50, "budgets": {"total": 4096, "reply_reserve": 512}}
+    ok(await ada.client.patch(f"/api/v1/chats/{chat}/settings", json=wanted))
+    long = "So it may be. " * 120  # some 500 tokens
+    replies = await play(ada, chat, vendor, *(thinking(at, long) for at in range(6)))
+
+    assert [each.count("<think>") for each in replies[-5:]] == [0, 0, 0, 0, 1]
+    assert replies[-5].endswith("Reply 0.")
+    totals = (await context_of(ada, chat))["totals"]
+    assert totals["prompt"] <= 4096 - 512
+
+
+async def test_a_number_out_of_range_is_refused(ada: Account, chat: str) -> None:
+    for path in (SETTINGS, f"/api/v1/chats/{chat}/settings"):
+        for number in (-1, 51):
+            refused = await ada.client.patch(path, json={"reasoning_sent": number})
+            assert refused.status_code == 422, refused.text
