@@ -14,6 +14,7 @@ from backend.campaigns.index_source import read_items, recalled
 from backend.campaigns.item_rows import read_state
 from backend.campaigns.items import PRESENT
 from backend.campaigns.models import CampaignChange, CampaignItem, ChangeSource
+from backend.campaigns.name_cache import Names
 from backend.chats.models import Message
 from backend.memory.sources import Recalled
 from backend.vault.sealing import Sealer
@@ -79,6 +80,7 @@ async def find_consequences(
     *,
     viewpoint: Viewpoint,
     besides: Collection[UUID] = (),
+    kept: Names | None = None,
 ) -> dict[UUID, list[Recalled]]:
     """What each of some messages, or the reply to it, changed: as that is now.
 
@@ -86,7 +88,8 @@ async def find_consequences(
     true then, and this says what became of it. Of a fact that is the one which supersedes it.
 
     Messages come in the order of their weight: what the first ones changed is read first. Items of
-    `besides` are left out.
+    `besides` are left out. Entities are taken from what is `kept` of their campaign, so that a
+    prompt tells of one version of it.
     """
     if not message_ids:
         return {}
@@ -94,14 +97,14 @@ async def find_consequences(
     rows = (await session.execute(_CHANGED, asked)).all()
     place = {message_id: number for number, message_id in enumerate(message_ids)}
     rows = sorted((row for row in rows if row.item_id not in besides), key=lambda x: place[x.line])
-    wanted = list(dict.fromkeys(row.item_id for row in rows))[:MAX_READ]
+    wanted = set(list(dict.fromkeys(row.item_id for row in rows))[:MAX_READ])
     rows = [row for row in rows if row.item_id in wanted]
     if not rows:
         return {}
     current = {row.item_id: row.item_id for row in rows}
     current |= await _current(session, sealer, [row.item_id for row in rows if not row.is_live])
-    read = await read_items(session, sealer, current.values(), viewpoint)
-    items = await recalled(session, sealer, read, viewpoint)
+    read = await read_items(session, sealer, current.values(), viewpoint, kept)
+    items = await recalled(session, sealer, read, viewpoint, kept=kept)
     found: dict[UUID, list[Recalled]] = {}
     for row in rows:
         item = items.get(current[row.item_id])

@@ -17,6 +17,7 @@ from backend.campaigns.item_rows import read_state
 from backend.campaigns.items import INDEXED, Chapter, Entity, Fact, Item, Scene, Thread
 from backend.campaigns.ledger import item_of
 from backend.campaigns.models import Campaign, CampaignChange, CampaignItem, ChangeSource
+from backend.campaigns.name_cache import Names
 from backend.database.base import chunks, table_of, unindexed
 from backend.memory.documents import Document, item_documents
 from backend.memory.index.protocol import Kind
@@ -185,12 +186,13 @@ async def recalled(
     viewpoint: Viewpoint,
     *,
     facts: Mapping[UUID, Sequence[str]] = MappingProxyType({}),
+    kept: Names | None = None,
 ) -> dict[UUID, Recalled]:
     """Items, given with their campaigns, as memories: with where they are, and with `facts`."""
     items = [item for _, item in found.values()]
     about = [item.about_id for item in items if isinstance(item, Fact) and item.about_id]
     places = [item.location_id for item in items if isinstance(item, Entity) and item.location_id]
-    named = await read_items(session, sealer, [*about, *places], viewpoint)
+    named = await read_items(session, sealer, [*about, *places], viewpoint, kept)
     names = {each: item.name for each, (_, item) in named.items() if isinstance(item, Entity)}
     return {
         item_id: Recalled(
@@ -239,11 +241,21 @@ def told(item: Item, names: Mapping[UUID, str] = MappingProxyType({})) -> str:
 
 
 async def read_items(
-    session: AsyncSession, sealer: Sealer, item_ids: Iterable[UUID], viewpoint: Viewpoint
+    session: AsyncSession,
+    sealer: Sealer,
+    item_ids: Iterable[UUID],
+    viewpoint: Viewpoint,
+    kept: Names | None = None,
 ) -> dict[UUID, tuple[UUID, Item]]:
-    """Items that count and that the viewpoint may know, with their campaigns, by id."""
+    """Items that count and that the viewpoint may know, with their campaigns, by id.
+
+    Entities are taken from what is `kept` of a campaign, as it was at that version, where they are.
+    """
     found: dict[UUID, tuple[UUID, Item]] = {}
-    for ids in chunks(list(dict.fromkeys(item_ids))):
+    wanted = list(dict.fromkeys(item_ids))
+    if kept is not None:
+        found, wanted = kept.entities(wanted, viewpoint)
+    for ids in chunks(wanted):
         asked = {"ids": ids, "owner": sealer.user_id}
         for row in await session.execute(_known(_READ, viewpoint), asked):
             found[row.id] = row.campaign_id, _open(sealer, row)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 from uuid import UUID
 
@@ -11,8 +11,9 @@ from sqlalchemy import bindparam, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from backend.accounts.events import UserSignedOut
+from backend.audience import Viewpoint, is_known_to
 from backend.campaigns.item_rows import read_state
-from backend.campaigns.items import Item, Kind
+from backend.campaigns.items import Entity, Item, Kind, Relation
 from backend.campaigns.ledger import item_of
 from backend.campaigns.mentions import NameIndex
 from backend.campaigns.models import Campaign, CampaignItem
@@ -62,6 +63,7 @@ class KeptItem(NamedTuple):
     """An item with what its row says of it; `size` is that of its blob."""
 
     id: UUID
+    campaign_id: UUID
     seq: int
     audience: str
     size: int
@@ -102,8 +104,9 @@ class Names:
 
     In view are its world, open threads, shown clocks, the open scene, echoes and players'
     characters; `around` are all its entities and relations; None where they are too many to be
-    kept. `past` are the kinds of which there may be one that no turn has in view: chapters, terms,
-    scenes that are over. `size` is what is kept, sealed.
+    kept. `tied` are, by an entity, ids of those in `around` that name it: the people at a place,
+    and relations from and to somebody. `past` are the kinds of which there may be one that no
+    turn has in view: chapters, terms, scenes that are over. `size` is what is kept, sealed.
     """
 
     def __init__(self, user_id: UUID) -> None:
@@ -113,19 +116,35 @@ class Names:
         self.index = NameIndex([])
         self.in_view: Mapping[UUID, KeptItem] | None = {}
         self.around: Mapping[UUID, KeptItem] | None = {}
+        self.tied: Mapping[UUID, frozenset[UUID]] = {}
         self.past: frozenset[Kind] = frozenset()
+        self.around_size = 0
         self.size = 0
+
+    def entities(
+        self, ids: Iterable[UUID], viewpoint: Viewpoint
+    ) -> tuple[dict[UUID, tuple[UUID, Item]], list[UUID]]:
+        """The entities with some ids that a viewpoint may know, and the ids that are not kept."""
+        found: dict[UUID, tuple[UUID, Item]] = {}
+        unread: list[UUID] = []
+        for item_id in ids:
+            kept = self.around.get(item_id) if self.around else None
+            if kept is None or not isinstance(kept.item, Entity):
+                unread.append(item_id)
+            elif is_known_to(viewpoint, kept.audience):
+                found[item_id] = kept.campaign_id, kept.item
+        return found, unread
 
     async def updated(self, session: AsyncSession, sealer: Sealer, campaign: Campaign) -> Names:
         """The same, with what changed since."""
         since = {"campaign_id": campaign.id, "version": self.version}
         by_id, past = dict(self.by_id), set(self.past)
-        in_view, around = dict(self.in_view or {}), dict(self.around or {})
+        in_view, around = dict(self.in_view or {}), _Around(self)
         is_renamed = False
         rows = (await session.execute(_CHANGED, since)).all()
         async for row in unhurried(rows, lambda row: len(row.sealed_state)):
             in_view.pop(row.id, None)
-            around.pop(row.id, None)
+            around.drop(row.id)
             if row.kind in NOT_KEPT or (row.kind == "scene" and not row.is_live):
                 past.add(row.kind)
                 continue
@@ -138,22 +157,55 @@ class Names:
                 is_renamed = is_renamed or by_id.get(row.id, ()) != before
             if item is None:
                 continue
-            kept = KeptItem(row.id, row.seq, row.audience, len(row.sealed_state), item)
+            kept = KeptItem(row.id, campaign.id, row.seq, row.audience, len(row.sealed_state), item)
             if row.kind in {"entity", "relation"}:
-                around[row.id] = kept
+                around.put(kept)
             if row.subkind == "pc" if row.kind == "entity" else row.is_live and row.kind in IN_VIEW:
                 in_view[row.id] = kept
         new = Names(self.user_id)
         new.version, new.by_id, new.past = campaign.version, by_id, frozenset(past)
         named = ((entity_id, name) for entity_id, names in by_id.items() for name in names)
         new.index = NameIndex(named) if is_renamed else self.index
-        is_small = len(in_view) <= MOST_IN_VIEW and _size(in_view) <= VIEW_BYTES
-        new.in_view = in_view if self.in_view is not None and is_small else None
-        is_small = _size(around) <= AROUND_BYTES
-        new.around = around if self.around is not None and is_small else None
-        new.size = _size(new.in_view or {}) + _size(new.around or {})
+        new.size = sum(each.size for each in in_view.values())
+        if self.in_view is None or len(in_view) > MOST_IN_VIEW or new.size > VIEW_BYTES:
+            new.in_view, new.size = None, 0
+        else:
+            new.in_view = in_view
+        if self.around is None or around.size > AROUND_BYTES:
+            new.around = None
+        else:
+            new.around, new.tied, new.around_size = around.items, around.tied, around.size
+        new.size += new.around_size
         return new
 
 
-def _size(items: Mapping[UUID, KeptItem]) -> int:
-    return sum(each.size for each in items.values())
+class _Around:
+    """Entities and relations of a campaign while they are brought up to date; see `Names`."""
+
+    def __init__(self, names: Names) -> None:
+        self.items = dict(names.around or {})
+        self.tied = dict(names.tied)
+        self.size = names.around_size
+
+    def drop(self, item_id: UUID) -> None:
+        old = self.items.pop(item_id, None)
+        if old is None:
+            return
+        self.size -= old.size
+        for end in _ends(old.item):
+            self.tied[end] -= {item_id}
+
+    def put(self, kept: KeptItem) -> None:
+        self.items[kept.id] = kept
+        self.size += kept.size
+        for end in _ends(kept.item):
+            self.tied[end] = self.tied.get(end, frozenset()) | {kept.id}
+
+
+def _ends(item: Item) -> frozenset[UUID]:
+    """Entities that an item is found by: where a person is, both ends of a relation."""
+    if isinstance(item, Relation):
+        return frozenset((item.from_id, item.to_id))
+    if isinstance(item, Entity) and item.kind == "npc" and item.location_id is not None:
+        return frozenset((item.location_id,))
+    return frozenset()

@@ -179,7 +179,8 @@ class SituationReader(CampaignReader):
             return [
                 Placed(id=row.id, entity=item) for row, item in rows if isinstance(item, Entity)
             ]
-        people = [each for each in names.around.values() if at and _is_person_at(each.item, at)]
+        tied = names.tied.get(at, ()) if at else ()
+        people = [each for one in tied if isinstance((each := names.around[one]).item, Entity)]
         found = {each.id: each for each in sorted(people, key=_seq, reverse=True)[:MAX_HOT]}
         found |= {one: names.around[one] for one in ids if one in names.around}
         return [
@@ -232,13 +233,12 @@ class SituationReader(CampaignReader):
             rows = await self._found(_RELATIONS, {"ids": ids})
             rows.sort(key=lambda each: each[0].id)
             return [item for _, item in rows if isinstance(item, Relation)]
-        wanted = set(ids)
+        tied = frozenset[UUID]().union(*(names.tied.get(one, ()) for one in ids))
         found = [
             each
-            for each in names.around.values()
-            if isinstance(each.item, Relation)
+            for one in tied
+            if isinstance((each := names.around[one]).item, Relation)
             and is_known_to(self.viewpoint, each.audience)
-            and (each.item.from_id in wanted or each.item.to_id in wanted)
         ]
         latest = sorted(found, key=_seq, reverse=True)[:MAX_HOT]
         latest.sort(key=lambda each: each.id)
@@ -273,10 +273,6 @@ class SituationReader(CampaignReader):
 
 
 _seq = attrgetter("seq")
-
-
-def _is_person_at(item: Item, place: UUID) -> bool:
-    return isinstance(item, Entity) and item.kind == "npc" and item.location_id == place
 
 
 _ITEMS = table_of(CampaignItem)

@@ -272,6 +272,7 @@ class PromptBuilder:
                 [each.source_id for each in found if each.kind == "message"],
                 viewpoint=context.loaded.viewpoint,
                 besides={each.source_id for each in found} | (campaign.told if campaign else set()),
+                kept=campaign.names if campaign else None,
             )
 
     async def window(
