@@ -10,16 +10,14 @@ from dataclasses import replace
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
+from msgspec import structs
+
 from backend.generation import _openai_mapping as wire
 from backend.generation._json import mapping
 from backend.generation._openai_calls import CallFragments
 from backend.generation._openai_counts import count_usage
 from backend.generation._openai_json import json_members, read_value, told_schema
-from backend.generation._openai_refusals import (
-    RENAMED,
-    SPARED,
-    read_refusal,
-)
+from backend.generation._openai_refusals import RENAMED, SPARED, read_refusal
 from backend.generation._replies import Delta, relay, tool_answer, whole
 from backend.generation._server_sent import EventReader, parse_event
 from backend.generation._thinking import ThinkReader, without_thoughts
@@ -183,6 +181,8 @@ class OpenAICompatibleModel:
         check_taken(sampling, accepts=self.spec.accepts, model_id=self.spec.id)
         if tools or prompt.rounds or schema is not None:
             sampling = sampling.without_form()
+        if self._server.needs_limit and sampling.max_output_tokens is None:
+            sampling = structs.replace(sampling, max_output_tokens=self.spec.max_output_tokens)
         start = sampling.start_reply_with
         body: dict[str, Any] = {
             "model": self.spec.name,
@@ -216,6 +216,7 @@ class OpenAICompatibleModel:
                     return
                 received = response.aiter_bytes()
                 async for part in received:
+                    before = last_event
                     for data in events.feed(part):
                         last_event = time.monotonic()
                         if data.startswith(END):
@@ -224,17 +225,13 @@ class OpenAICompatibleModel:
                         chunk = _checked(connection, response, data)
                         yield reader.read(wire.read_chunk(chunk, calls))
                     # Comments keep a slow server from being taken for a silent one, for a while.
-                    if time.monotonic() - last_event < self._provider.config.answer_timeout:
+                    until = before + self._provider.config.answer_timeout
+                    if last_event == before and time.monotonic() < until:
                         yield Delta()
         except Exception as error:  # noqa: BLE001 - a server may answer anything
-            failure = self._failure(error, is_tried="response_format" in body)
-            if (
-                own
-                and type(failure) is ModelRequestError
-                and _has_status(error, HTTPStatus.INTERNAL_SERVER_ERROR)
-            ):
-                failure = self._refusal(own["response_format"], for_good=True)
-            raise failure from None
+            if own and _fails_inside(error):
+                raise self._refusal(own["response_format"], for_good=True) from None
+            raise self._failure(error, is_tried="response_format" in body) from None
 
     async def _whole(self, body: dict[str, Any], *, is_tried: bool = False) -> Delta:
         """The answer to a request. Where a way is only tried, a 500 is a refusal of it."""
@@ -252,7 +249,7 @@ class OpenAICompatibleModel:
             return await whole(ask(connection), who=WHO, answer_timeout=timeout, failure=failure)
 
     def _failure(self, error: Exception, *, is_tried: bool) -> ModelError:
-        if is_tried and _has_status(error, HTTPStatus.INTERNAL_SERVER_ERROR):
+        if is_tried and _fails_inside(error):
             return ModelRequestError(f"{WHO} fails at such a request (500).")
         return self._provider.failure(error)
 
@@ -318,8 +315,8 @@ class OpenAICompatibleModel:
         )
 
 
-def _has_status(error: Exception, status: HTTPStatus) -> bool:
-    return getattr(error, "status_code", None) == status
+def _fails_inside(error: Exception) -> bool:
+    return getattr(error, "status_code", None) == HTTPStatus.INTERNAL_SERVER_ERROR
 
 
 def _without(body: Mapping[str, Any], members: Sequence[str]) -> dict[str, Any]:

@@ -43,7 +43,8 @@ class ServerKind:
 
     `names` are its own names of settings, with a dot where one is a member of another; `prefill`
     goes into the request, and `prefix` into its last message, where a reply is to go on from that.
-    `counts` are the routes that it may count tokens by.
+    `counts` are the routes that it may count tokens by. `needs_limit`: it takes any length, and
+    where none is asked for it writes on until its window is full, or stops early.
     """
 
     accepts: frozenset[SamplingField]
@@ -51,6 +52,7 @@ class ServerKind:
     prefill: Mapping[str, Any] = field(default_factory=dict[str, Any])
     prefix: Mapping[str, Any] = field(default_factory=dict[str, Any])
     counts: tuple[CountingRoute, ...] = ()
+    needs_limit: bool = False
 
 
 _COMMON: frozenset[SamplingField] = frozenset(
@@ -98,9 +100,13 @@ OPENAI_SERVERS: Mapping[ServerName, ServerKind] = {
         accepts=_and(_LOCAL | _DRY_AND_XTC, "typical_p", "grammar"),
         names={"repetition_penalty": "repeat_penalty"},
         counts=(_LLAMA_CPP, _LLAMA_CPP_PYTHON),
+        needs_limit=True,
     ),
     "koboldcpp": ServerKind(
-        accepts=EVERY_SETTING, names={"typical_p": "typical"}, counts=(_KOBOLDCPP,)
+        accepts=EVERY_SETTING,
+        names={"typical_p": "typical"},
+        counts=(_KOBOLDCPP,),
+        needs_limit=True,
     ),
     "lm-studio": ServerKind(accepts=_LOCAL, names={"repetition_penalty": "repeat_penalty"}),
     "vllm": ServerKind(

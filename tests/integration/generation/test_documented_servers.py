@@ -119,6 +119,21 @@ async def test_a_reply_streams_under_every_setting_that_the_server_takes(
 
 
 @of(*SERVERS)
+async def test_servers_that_would_write_on_without_end_are_told_a_length(
+    connected: Connected,
+) -> None:
+    await heard(connected.model(max_output_tokens=700))
+    await connected.model(max_output_tokens=700).structured(PROMPT, SCHEMA, Sampling())
+
+    told = {
+        request.body.get("max_tokens")
+        for request in connected.server.requests
+        if request.path == "/v1/chat/completions"
+    }
+    assert told == ({700} if connected.server.server in {"llama-cpp", "koboldcpp"} else {None})
+
+
+@of(*SERVERS)
 async def test_json_comes_in_the_best_way_that_the_server_has(connected: Connected) -> None:
     ways = {"koboldcpp": "tool", "tabbyapi": "tool", "deepseek": "json_object"}
     is_python = isinstance(connected.server, LlamaCppPythonServer)
