@@ -100,9 +100,16 @@ _ORIGINS = (
 
 
 class CampaignSource:
-    """What is found of a user's campaigns; a fact while nothing supersedes it."""
+    """What is found of a user's campaigns; a fact while nothing supersedes it.
+
+    Entities and facts are taken from what is `kept` of a campaign, as they were at that version, so
+    that a prompt tells of one version of it; from the database where they are not.
+    """
 
     kind: Kind = KIND
+
+    def __init__(self, kept: Names | None = None) -> None:
+        self._kept = kept
 
     async def containers(self, session: AsyncSession, *, owner_id: UUID) -> list[UUID]:
         """A user's campaigns."""
@@ -166,10 +173,11 @@ class CampaignSource:
         An entity comes with where it is, and the last facts about it that are not found themselves;
         a fact with the lines that it was made from.
         """
-        found = await read_items(session, sealer, source_ids, viewpoint)
+        kept = self._kept
+        found = await read_items(session, sealer, source_ids, viewpoint, kept)
         entities = [each for each, (_, item) in found.items() if isinstance(item, Entity)]
-        facts = await _facts_about(session, sealer, entities, viewpoint, besides=found)
-        items = await recalled(session, sealer, found, viewpoint, facts=facts)
+        facts = await _facts_about(session, sealer, entities, viewpoint, besides=found, kept=kept)
+        items = await recalled(session, sealer, found, viewpoint, facts=facts, kept=kept)
         origins = await _origins(
             session, sealer, [each for each, (_, item) in found.items() if isinstance(item, Fact)]
         )
@@ -249,12 +257,12 @@ async def read_items(
 ) -> dict[UUID, tuple[UUID, Item]]:
     """Items that count and that the viewpoint may know, with their campaigns, by id.
 
-    Entities are taken from what is `kept` of a campaign, as it was at that version, where they are.
+    Entities and facts are taken from what is `kept` of a campaign, where they are.
     """
     found: dict[UUID, tuple[UUID, Item]] = {}
     wanted = list(dict.fromkeys(item_ids))
     if kept is not None:
-        found, wanted = kept.entities(wanted, viewpoint)
+        found, wanted = kept.items(wanted, viewpoint)
     for ids in chunks(wanted):
         asked = {"ids": ids, "owner": sealer.user_id}
         for row in await session.execute(_known(_READ, viewpoint), asked):
@@ -269,16 +277,26 @@ async def _facts_about(
     viewpoint: Viewpoint,
     *,
     besides: Collection[UUID],
+    kept: Names | None,
 ) -> dict[UUID, list[str]]:
-    """The last facts that count about each of some entities."""
+    """The last facts that count about each of some entities, the newest last."""
     facts: dict[UUID, list[str]] = {}
     if not entity_ids:
         return facts
-    asked = {"ids": entity_ids, "owner": sealer.user_id}
-    for row in await session.execute(_known(_FACTS, viewpoint), asked):
-        own = facts.setdefault(row.about_id, [])
-        if row.id not in besides and len(own) < FACTS_TOLD:
-            own.insert(0, read_state(sealer, row.id, row.sealed_state)["text"])
+
+    found = kept.facts(entity_ids, viewpoint, limit=MAX_FACTS) if kept else None
+    if found is not None:
+        rows = [(each, fact.about_id, fact.text) for each, fact in found if fact.about_id]
+    else:
+        asked = {"ids": entity_ids, "owner": sealer.user_id}
+        rows = [
+            (row.id, row.about_id, read_state(sealer, row.id, row.sealed_state)["text"])
+            for row in await session.execute(_known(_FACTS, viewpoint), asked)
+        ]
+    for fact_id, about_id, text in rows:
+        own = facts.setdefault(about_id, [])
+        if fact_id not in besides and len(own) < FACTS_TOLD:
+            own.insert(0, text)
     return facts
 
 

@@ -90,6 +90,11 @@ def applied(kind: Kind, state: State, change: Operations) -> State:
     return after
 
 
+def state_of(item: Item) -> State:
+    """The state of an item that exists, with all its fields."""
+    return {EXISTS: True, **msgspec.to_builtins(item)}
+
+
 def exists(state: State) -> bool:
     """Whether there is such an item."""
     return state.get(EXISTS) is True

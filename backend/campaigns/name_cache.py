@@ -1,9 +1,12 @@
-"""What every turn of a campaign needs, kept unsealed between turns: entities, what is in view."""
+"""What turns of a campaign need, kept unsealed between turns: entities, facts, what is in view."""
 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from heapq import nlargest
+from operator import itemgetter
 from typing import NamedTuple
 from uuid import UUID
 
@@ -13,8 +16,8 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from backend.accounts.events import UserSignedOut
 from backend.audience import Viewpoint, is_known_to
 from backend.campaigns.item_rows import read_state
-from backend.campaigns.items import Entity, Item, Kind, Relation
-from backend.campaigns.ledger import item_of
+from backend.campaigns.items import Entity, Fact, Item, Kind, Relation
+from backend.campaigns.ledger import State, item_of, state_of
 from backend.campaigns.mentions import NameIndex
 from backend.campaigns.models import Campaign, CampaignItem
 from backend.cpu_pool import unhurried
@@ -28,14 +31,15 @@ MOST_IN_VIEW = 400
 VIEW_BYTES = 500_000
 """What they take at most, sealed."""
 
-AROUND_BYTES = 2_000_000
-"""What entities and relations of one campaign take at most, sealed; where it is more, none are
-kept."""
+AROUND_BYTES = 6_000_000
+"""What entities, relations and facts of one campaign take at most, sealed; where it is more, none
+are kept."""
 
-KEPT_BYTES = 16_000_000
+KEPT_BYTES = 24_000_000
 """What all that is kept takes at most, sealed: campaigns that were not read lately go first."""
 
 IN_VIEW: tuple[Kind, ...] = ("world", "thread", "clock", "scene", "echo")
+AROUND: frozenset[Kind] = frozenset(("entity", "relation", "fact"))
 NOT_KEPT: tuple[Kind, ...] = ("chapter", "term")
 """Kinds of which only whether there is one is kept."""
 
@@ -53,10 +57,14 @@ _CHANGED = (
     .where(
         CampaignItem.campaign_id == bindparam("campaign_id"),
         CampaignItem.version > bindparam("version"),
-        CampaignItem.kind.in_(("entity", "relation", *IN_VIEW, *NOT_KEPT)),
+        CampaignItem.kind.in_((*sorted(AROUND), *IN_VIEW, *NOT_KEPT)),
     )
     .order_by(CampaignItem.id)
 )
+
+
+Tie = tuple[Kind, UUID]
+"""What items are found by: their kind, and an entity that they name."""
 
 
 class KeptItem(NamedTuple):
@@ -71,7 +79,7 @@ class KeptItem(NamedTuple):
 
 
 class NameCache(UserSignedOut):
-    """The names of campaigns' entities, compiled; entities and relations; the items in view.
+    """The names of campaigns' entities, compiled; what is around them; the items in view.
 
     What changed since is read and put in: which version it is of says the campaign's row, in the
     view of the database that a turn reads in, so no process sees what another has changed too late.
@@ -103,10 +111,11 @@ class Names:
     """Entities' names and aliases at one version of a campaign, and its items in view.
 
     In view are its world, open threads, shown clocks, the open scene, echoes and players'
-    characters; `around` are all its entities and relations; None where they are too many to be
-    kept. `tied` are, by an entity, ids of those in `around` that name it: the people at a place,
-    and relations from and to somebody. `past` are the kinds of which there may be one that no
-    turn has in view: chapters, terms, scenes that are over. `size` is what is kept, sealed.
+    characters; `around` are all its entities, relations and facts in force; None where they are
+    too many to be kept. `tied` are ids of those in `around` by an entity that they name: the people
+    at a place, relations from and to somebody, facts about it. `past` are the kinds of which there
+    may be one that no turn has in view: chapters, terms, scenes that are over. `size` is what is
+    kept, sealed.
     """
 
     def __init__(self, user_id: UUID) -> None:
@@ -116,29 +125,60 @@ class Names:
         self.index = NameIndex([])
         self.in_view: Mapping[UUID, KeptItem] | None = {}
         self.around: Mapping[UUID, KeptItem] | None = {}
-        self.tied: Mapping[UUID, frozenset[UUID]] = {}
+        self.tied: Mapping[Tie, AbstractSet[UUID]] = {}
         self.past: frozenset[Kind] = frozenset()
         self.around_size = 0
         self.size = 0
+        self._states: dict[UUID, tuple[Item, State]] = {}
 
-    def entities(
+    def states(self, items: Mapping[UUID, Item]) -> dict[UUID, State]:
+        """The states of items. Those of the last call are kept: most come back turn after turn."""
+        known = self._states
+        self._states = {
+            item_id: kept
+            if (kept := known.get(item_id)) is not None and kept[0] is item
+            else (item, state_of(item))
+            for item_id, item in items.items()
+        }
+        return {item_id: state for item_id, (_, state) in self._states.items()}
+
+    def items(
         self, ids: Iterable[UUID], viewpoint: Viewpoint
     ) -> tuple[dict[UUID, tuple[UUID, Item]], list[UUID]]:
-        """The entities with some ids that a viewpoint may know, and the ids that are not kept."""
+        """What of some ids is around and a viewpoint may know, and the ids that are not kept."""
         found: dict[UUID, tuple[UUID, Item]] = {}
         unread: list[UUID] = []
         for item_id in ids:
             kept = self.around.get(item_id) if self.around else None
-            if kept is None or not isinstance(kept.item, Entity):
+            if kept is None:
                 unread.append(item_id)
             elif is_known_to(viewpoint, kept.audience):
                 found[item_id] = kept.campaign_id, kept.item
         return found, unread
 
+    def facts(
+        self, about: Sequence[UUID], viewpoint: Viewpoint, *, limit: int
+    ) -> list[tuple[UUID, Fact]] | None:
+        """Facts in force about some entities, as a viewpoint may know them, the latest first.
+
+        None where not all of those entities are around, and so may have others.
+        """
+        if self.around is None or not all(one in self.around for one in about):
+            return None
+        tied = {each for one in about for each in self.tied.get(("fact", one), ())}
+        known = (
+            (kept.seq, kept.id, kept.item)
+            for each in tied
+            if isinstance((kept := self.around[each]).item, Fact)
+            and is_known_to(viewpoint, kept.audience)
+        )
+        latest = nlargest(limit, known, key=itemgetter(0))
+        return [(item_id, item) for _, item_id, item in latest]
+
     async def updated(self, session: AsyncSession, sealer: Sealer, campaign: Campaign) -> Names:
         """The same, with what changed since."""
         since = {"campaign_id": campaign.id, "version": self.version}
-        by_id, past = dict(self.by_id), set(self.past)
+        by_id, past = self.by_id, set(self.past)
         in_view, around = dict(self.in_view or {}), _Around(self)
         is_renamed = False
         rows = (await session.execute(_CHANGED, since)).all()
@@ -151,6 +191,7 @@ class Names:
             state = read_state(sealer, row.id, row.sealed_state)
             item = item_of(row.kind, state) if row.exists else None
             if row.kind == "entity":
+                by_id = dict(by_id) if by_id is self.by_id else by_id
                 before = by_id.pop(row.id, ())
                 if item is not None:
                     by_id[row.id] = (state["name"], *state.get("aliases", []))
@@ -158,12 +199,13 @@ class Names:
             if item is None:
                 continue
             kept = KeptItem(row.id, campaign.id, row.seq, row.audience, len(row.sealed_state), item)
-            if row.kind in {"entity", "relation"}:
+            if row.kind in AROUND and (row.kind != "fact" or row.is_live):
                 around.put(kept)
             if row.subkind == "pc" if row.kind == "entity" else row.is_live and row.kind in IN_VIEW:
                 in_view[row.id] = kept
         new = Names(self.user_id)
         new.version, new.by_id, new.past = campaign.version, by_id, frozenset(past)
+        new._states = self._states
         named = ((entity_id, name) for entity_id, names in by_id.items() for name in names)
         new.index = NameIndex(named) if is_renamed else self.index
         new.size = sum(each.size for each in in_view.values())
@@ -180,32 +222,54 @@ class Names:
 
 
 class _Around:
-    """Entities and relations of a campaign while they are brought up to date; see `Names`."""
+    """What is around a campaign's entities while it is brought up to date; see `Names`.
+
+    Turns still read what was there: it is copied before the first change, which most turns have
+    none of.
+    """
 
     def __init__(self, names: Names) -> None:
-        self.items = dict(names.around or {})
-        self.tied = dict(names.tied)
+        self.items: Mapping[UUID, KeptItem] = names.around or {}
+        self.tied = names.tied
         self.size = names.around_size
+        self._items: dict[UUID, KeptItem] | None = None
+        self._tied: dict[Tie, AbstractSet[UUID]] = {}
+        self._own: dict[Tie, set[UUID]] = {}
 
     def drop(self, item_id: UUID) -> None:
-        old = self.items.pop(item_id, None)
-        if old is None:
+        if item_id not in self.items:
             return
+        old = self._changing().pop(item_id)
         self.size -= old.size
-        for end in _ends(old.item):
-            self.tied[end] -= {item_id}
+        for tie in _ties(old.item):
+            self._tied_by(tie).discard(item_id)
 
     def put(self, kept: KeptItem) -> None:
-        self.items[kept.id] = kept
+        self._changing()[kept.id] = kept
         self.size += kept.size
-        for end in _ends(kept.item):
-            self.tied[end] = self.tied.get(end, frozenset()) | {kept.id}
+        for tie in _ties(kept.item):
+            self._tied_by(tie).add(kept.id)
+
+    def _changing(self) -> dict[UUID, KeptItem]:
+        if self._items is None:
+            self.items = self._items = dict(self.items)
+            self.tied = self._tied = dict(self.tied)
+        return self._items
+
+    def _tied_by(self, tie: Tie) -> set[UUID]:
+        if tie not in self._own:
+            self._tied[tie] = self._own[tie] = set(self._tied.get(tie, ()))
+        return self._own[tie]
 
 
-def _ends(item: Item) -> frozenset[UUID]:
-    """Entities that an item is found by: where a person is, both ends of a relation."""
-    if isinstance(item, Relation):
-        return frozenset((item.from_id, item.to_id))
-    if isinstance(item, Entity) and item.kind == "npc" and item.location_id is not None:
-        return frozenset((item.location_id,))
-    return frozenset()
+def _ties(item: Item) -> list[Tie]:
+    """What an item is found by: a person's place, both ends of a relation, a fact's subject."""
+    match item:
+        case Relation():
+            return [("relation", item.from_id), ("relation", item.to_id)]
+        case Fact() if item.about_id is not None:
+            return [("fact", item.about_id)]
+        case Entity() if item.kind == "npc" and item.location_id is not None:
+            return [("entity", item.location_id)]
+        case _:
+            return []

@@ -121,7 +121,7 @@ class SituationReader(CampaignReader):
             places={player.id: places.get(player.id, "") for player in players},
         )
 
-    async def with_facts(self, now: Situation, *, form: Form) -> Situation:
+    async def with_facts(self, names: Names, now: Situation, *, form: Form) -> Situation:
         """A situation with the facts about whom the last lines name.
 
         For a full block also with those about the players, who is near them, and the place.
@@ -130,7 +130,7 @@ class SituationReader(CampaignReader):
         if form == "full":
             about = [each.id for each in (*now.players, *now.present[:MAX_DETAILED])]
             about += [now.location.id] if now.location else []
-        facts = await self._facts([*about, *(each.id for each in now.named)])
+        facts = await self._facts(names, [*about, *(each.id for each in now.named)])
         told = [fact for one in about for fact in facts.get(one, [])][:MAX_FACTS]
         here = (each.id for each in (*now.players, *now.present))
         return replace(
@@ -149,7 +149,7 @@ class SituationReader(CampaignReader):
                     for each in names.in_view.values()
                     if is_known_to(self.viewpoint, each.audience)
                 ),
-                key=lambda each: each[0],
+                key=lambda each: each[0].int,
             )
         is_player = CampaignItem.kind == "entity", CampaignItem.subkind == "pc"
         is_hot = CampaignItem.kind.in_(_HOT_KINDS), CampaignItem.is_live
@@ -179,7 +179,7 @@ class SituationReader(CampaignReader):
             return [
                 Placed(id=row.id, entity=item) for row, item in rows if isinstance(item, Entity)
             ]
-        tied = names.tied.get(at, ()) if at else ()
+        tied = names.tied.get(("entity", at), ()) if at else ()
         people = [each for one in tied if isinstance((each := names.around[one]).item, Entity)]
         found = {each.id: each for each in sorted(people, key=_seq, reverse=True)[:MAX_HOT]}
         found |= {one: names.around[one] for one in ids if one in names.around}
@@ -215,14 +215,20 @@ class SituationReader(CampaignReader):
             if where in names.by_id and where not in hidden
         }
 
-    async def _facts(self, about: Sequence[UUID]) -> dict[UUID, list[tuple[UUID, str]]]:
+    async def _facts(
+        self, names: Names, about: Sequence[UUID]
+    ) -> dict[UUID, list[tuple[UUID, str]]]:
         """Facts by the entity that they are about, each with its id, the newest last."""
         facts: dict[UUID, list[tuple[UUID, str]]] = {}
         if not about:
             return facts
-        for row, item in (await self._found(_FACTS, {"ids": about}))[::-1]:
-            if isinstance(item, Fact) and item.about_id is not None:
-                facts.setdefault(item.about_id, []).append((row.id, item.text))
+        found = names.facts(about, self.viewpoint, limit=MAX_HOT)
+        if found is None:
+            rows = await self._found(_FACTS, {"ids": about})
+            found = [(row.id, item) for row, item in rows if isinstance(item, Fact)]
+        for fact_id, fact in found[::-1]:
+            if fact.about_id is not None:
+                facts.setdefault(fact.about_id, []).append((fact_id, fact.text))
         return facts
 
     async def _relations(self, names: Names, ids: Sequence[UUID]) -> list[Relation]:
@@ -233,7 +239,7 @@ class SituationReader(CampaignReader):
             rows = await self._found(_RELATIONS, {"ids": ids})
             rows.sort(key=lambda each: each[0].id)
             return [item for _, item in rows if isinstance(item, Relation)]
-        tied = frozenset[UUID]().union(*(names.tied.get(one, ()) for one in ids))
+        tied = frozenset[UUID]().union(*(names.tied.get(("relation", one), ()) for one in ids))
         found = [
             each
             for one in tied
@@ -241,7 +247,7 @@ class SituationReader(CampaignReader):
             and is_known_to(self.viewpoint, each.audience)
         ]
         latest = sorted(found, key=_seq, reverse=True)[:MAX_HOT]
-        latest.sort(key=lambda each: each.id)
+        latest.sort(key=lambda each: each.id.int)
         return [each.item for each in latest if isinstance(each.item, Relation)]
 
     async def chapters(self, limit: int) -> dict[UUID, Chapter]:

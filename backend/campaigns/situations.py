@@ -278,7 +278,7 @@ async def _moment(
     shown, last_shown = _shown(campaign, now), last.shown if last else None
     form, why = choose_form(line, last_shown, shown, first=is_first)
     told = "full" if is_preview else form
-    now = await reader.with_facts(now, form=told)
+    now = await reader.with_facts(names, now, form=told)
     chronicle = (chat.chronicle_id if chat else None) or campaign.chronicle_id
     if chronicle and told == "full":
         events = await current_events(
@@ -317,12 +317,18 @@ _LAST_INJECTED = (
 async def _last_injected(
     session: AsyncSession, sealer: Sealer, leaf: Message
 ) -> InjectedContext | None:
-    """What the last reply down to `leaf` had in its prompt."""
+    """What the last reply down to `leaf` had in its prompt: mostly that is the leaf itself."""
+    if leaf.is_active and leaf.sealed_injected_context is not None:
+        return _read_injected(sealer, leaf.id, leaf.sealed_injected_context)
     asked = {"chat": leaf.chat_id, "leaf": leaf.position, "from": leaf.position - LOOK_BACK}
     row = (await session.execute(_LAST_INJECTED, asked)).one_or_none()
     if row is None or row.sealed_injected_context is None:
         return None
-    data = sealer.open_bytes(MESSAGE_CONTEXT, row.id, row.sealed_injected_context)
+    return _read_injected(sealer, row.id, row.sealed_injected_context)
+
+
+def _read_injected(sealer: Sealer, message_id: UUID, sealed: bytes) -> InjectedContext:
+    data = sealer.open_bytes(MESSAGE_CONTEXT, message_id, sealed)
     return msgspec.json.decode(data, type=InjectedContext)
 
 

@@ -285,32 +285,42 @@ class MemorySearch:
         result: SearchResult,
         *,
         known: Collection[Kind] = (),
+        instead: Sequence[Source] = (),
     ) -> list[Memory]:
         """The texts of what was found and counts at this moment, best first, none twice.
 
         Looks deeper where most of it does not count: a reply that was regenerated a hundred times
         leaves a hundred lines that are all near to what is asked, and of which one is active. Kinds
-        that are `known` to the caller are taken as they were found, without their texts.
+        that are `known` to the caller are taken as they were found, without their texts. Sources
+        given `instead` recall the rows of their kinds.
         """
         request = result.request
         if request is None or not (result.candidates or result.near):
             return []
-        found, looked_at = await self._recalled(database, sealer, request, result.candidates, known)
+        replaced = {each.kind: each for each in instead}
+        recalled = partial(
+            self._recalled,
+            database,
+            sealer,
+            sources=[replaced.get(each.kind, each) for each in self._sources],
+            known=known,
+        )
+        found, looked_at = await recalled(request, result.candidates)
         if request.depth == 1 and 2 * len(found) < min(looked_at, request.limit):
             request = replace(request, depth=DEEPER)
             result = await self.find(sealer, request)
-            found, _ = await self._recalled(database, sealer, request, result.candidates, known)
+            found, _ = await recalled(request, result.candidates)
         candidates = joined(result.candidates, found, parts=request.parts, kinds=request.kinds)
         lines = [each for each in candidates if each.joined and each.payload.source_id not in found]
         if lines:
-            found |= (await self._recalled(database, sealer, request, lines, known))[0]
+            found |= (await recalled(request, lines))[0]
         active = [each for each in candidates if each.payload.source_id in found]
         active = diversified(active, result.breadth)
         chosen = mmr.select(active, result.vectors, count=request.limit)
         if result.near:
             unread = [each for each in result.near if each.payload.source_id not in found]
             wider = replace(request, limit=request.most)
-            found |= (await self._recalled(database, sealer, wider, unread, known))[0]
+            found |= (await recalled(wider, unread))[0]
             near = [each for each in result.near if each.payload.source_id in found]
             chosen = with_nearest(chosen, near, room=request.room, most=request.most)
         return [
@@ -330,6 +340,8 @@ class MemorySearch:
         sealer: Sealer,
         request: SearchRequest,
         candidates: Sequence[Candidate],
+        *,
+        sources: Sequence[Source],
         known: Collection[Kind],
     ) -> tuple[dict[UUID, Recalled], int]:
         """What counts of the best candidates, by row, and how many were looked at for it."""
@@ -340,7 +352,7 @@ class MemorySearch:
                 if len(found) >= limit:
                     break
                 looked_at += len(part)
-                for source in self._sources:
+                for source in sources:
                     payloads = [each.payload for each in part if each.payload.kind == source.kind]
                     if source.kind in known:
                         found |= {each.source_id: Recalled.unread(each) for each in payloads}

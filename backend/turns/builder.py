@@ -18,6 +18,7 @@ from backend.accounts.settings import (
     first_set,
 )
 from backend.campaigns.consequences import find_consequences
+from backend.campaigns.index_source import CampaignSource
 from backend.campaigns.situations import SituationService, StaleCampaignError
 from backend.chats.counting import CountUnit
 from backend.chats.errors import EmptyMessageError
@@ -252,11 +253,16 @@ class PromptBuilder:
             found = await self._rephraser.search_again(
                 identity, context.loaded, context.window, found
             )
+        campaign = context.loaded.campaign
         context.memories = await self._search.recall(
-            self._database, identity.sealer, found, known=SCANNED
+            self._database,
+            identity.sealer,
+            found,
+            known=SCANNED,
+            instead=[CampaignSource(campaign.names)] if campaign else [],
         )
         context.near_misses = near_misses(found, context.memories)
-        if context.loaded.campaign is not None:
+        if campaign is not None:
             context.consequences = await self._consequences(identity, context)
         context.by_meaning = found.by_meaning
         context.notes = found.notes

@@ -48,6 +48,7 @@ def read_table(layers: CampaignLayers, viewpoint: Viewpoint = GM) -> Table | Non
         rules=fields.rules,
         dice=fields.settings.dice,
         items=layers.now.in_play,
+        states=layers.names.states(layers.now.in_play),
         names=layers.names if viewpoint == GM else None,
     )
 

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from types import MappingProxyType
 from typing import Any, Literal
 from uuid import UUID
 
 import msgspec
 
 from backend.campaigns.items import STRUCTS, Item, Kind
-from backend.campaigns.ledger import EXISTS, Operations, State, applied, exists
+from backend.campaigns.ledger import Operations, State, applied, exists, state_of
 from backend.campaigns.ledger_store import Change
 from backend.campaigns.name_cache import Names
 from backend.campaigns.play import guidance
@@ -64,12 +65,16 @@ class Table:
         rules: str,
         dice: DiceMode,
         items: Mapping[UUID, Item],
+        states: Mapping[UUID, State] = MappingProxyType({}),
         names: Names | None = None,
         seed: str = "",
     ) -> Table:
-        """A table for one turn. `items` are those in play, the campaign's world among them."""
+        """A table for one turn. `items` are those in play, the campaign's world among them.
+
+        `states` are theirs, as far as they are known already.
+        """
         held = {
-            item_id: Held(kind_of(item), {EXISTS: True, **msgspec.to_builtins(item)})
+            item_id: Held(kind_of(item), states.get(item_id) or state_of(item))
             for item_id, item in items.items()
         }
         play = play_of(held[campaign_id].state, rules_of(rules))
@@ -234,11 +239,12 @@ class Table:
 
     def of_kind(self, kind: Kind) -> dict[UUID, State]:
         """Items in play of a kind that exist, the oldest first."""
-        return {
-            item_id: each.state
-            for item_id, each in sorted(self.state.items.items())
+        found = [
+            (item_id, each.state)
+            for item_id, each in self.state.items.items()
             if each.kind == kind and exists(each.state)
-        }
+        ]
+        return dict(sorted(found, key=lambda each: each[0].int))
 
     @property
     def world(self) -> State:
@@ -280,7 +286,7 @@ class Table:
     def create(self, item: Item) -> UUID:
         """Add an item. Raises `ValidationError` for what can't be."""
         kind, item_id = kind_of(item), new_id()
-        made = Operations(set={EXISTS: True, **msgspec.to_builtins(item)})
+        made = Operations(set=state_of(item))
         after = applied(kind, {}, made)
         self.rules.validate(kind, {}, after)
         self.state.items[item_id] = Held(kind, after)

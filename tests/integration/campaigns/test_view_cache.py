@@ -26,6 +26,14 @@ async def test_what_is_kept_follows_each_change(server: Running, table: Table) -
     scene = await table.add("scenes", title="Inside", location_id=town["shop"])
     about = {"from_id": town["jake"], "to_id": town["marlena"]}
     relation = await table.add("relations", **about, score=20, audience="gm")
+    for who, text in (("jake", "Jake owes Holt."), ("marlena", "She hides."), ("holt", "He pays.")):
+        await table.add("facts", about_id=town[who], text=text, audience="gm")
+    await _compare(server, table, cache)
+    later = await table.add("facts", about_id=town["jake"], text="Jake has paid Holt.")
+    [owes] = [
+        each for each in (await table.get("/facts"))["items"] if each["text"] == "Jake owes Holt."
+    ]
+    await table.change(f"/facts/{owes['id']}", superseded_by=later["id"])
     await _compare(server, table, cache)
     await table.change(f"/relations/{relation['id']}", score=60, audience="public")
     await table.change(f"/entities/{town['marlena']}", location_id=town["hills"])
@@ -82,6 +90,7 @@ async def _compare(server: Running, table: Table, cache: NameCache) -> Names:
             reader = SituationReader(session, identity.sealer, campaign, viewpoint)
             one, other = [
                 await reader.with_facts(
+                    names,
                     await reader.situation(names, line="Where is Holt?", recent=["Marlena nods."]),
                     form="full",
                 )
