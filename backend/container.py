@@ -126,7 +126,9 @@ class Services:
         self.instance = instance
         self.registry = registry
         self.user_models = user_models
-        self.providers = ProviderService(database, root, user_models)
+        self.providers = ProviderService(
+            database, root, user_models, embedding_changed=memory.outbox.follow
+        )
         self.provider_tests = ProviderTests(database, self.providers, user_models)
         self.index = index = memory.outbox
 
@@ -160,6 +162,7 @@ class Services:
             find_models=user_models.of,
             find_persona=get_persona,
             find_preset=get_preset,
+            embedding_changed=memory.outbox.follow,
         )
         self.administration = AdministrationService(database, instance)
         self.quotas = Quotas(

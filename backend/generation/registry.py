@@ -59,6 +59,12 @@ class UnknownModelError(ValidationError):
     slug, title = "unknown-model", "There is no such model"
 
 
+class NoEmbeddingsError(ValidationError):
+    """The provider of this model has no embeddings."""
+
+    slug, title = "no-embeddings", "This provider can't embed"
+
+
 def adapter_of(config: Config) -> Adapter:
     """What speaks to the server of a configuration. Nothing is connected yet."""
     match config:
@@ -110,6 +116,11 @@ class OfferedProvider:
     is_own: bool = False
     embedding_model: str | None = None
     _made: dict[str, ChatModel] = field(default_factory=dict[str, ChatModel])
+
+    @property
+    def can_embed(self) -> bool:
+        """Whether its wire format has embeddings."""
+        return not isinstance(self.adapter, AnthropicProvider)
 
     @property
     def model_names(self) -> Iterable[str]:
@@ -258,6 +269,27 @@ class ModelRegistry:
         if provider is None or (model := provider.get(name)) is None:
             raise self._unknown(model_id, slug)
         return model
+
+    def embedding_server(self, model_id: str) -> tuple[Config, str]:
+        """The server of an embedding model, and the model's name there.
+
+        Any name will do: many servers list their embedding models nowhere. Raises
+        `UnknownModelError` where there is no such provider, `NoEmbeddingsError`.
+        """
+        slug, _, name = model_id.partition("/")
+        provider = self.providers.get(slug)
+        able = [each for each, it in self.providers.items() if it.can_embed]
+        named = ", ".join(able[:MOST_SHOWN]) or "none"
+        if provider is None or not name:
+            raise UnknownModelError(
+                f"{model_id!r} names no embedding model: it is <provider>/<model>. Providers that "
+                f"can embed: {named}."
+            )
+        if not provider.can_embed:
+            raise NoEmbeddingsError(
+                f"{provider.name} has no embedding models. Providers that can embed: {named}."
+            )
+        return provider.adapter.config, name
 
     async def aclose(self) -> None:
         """Close the connections to the providers; replies under way break off."""
