@@ -379,6 +379,10 @@ async def told(settings: Settings) -> str:
     return found.detail
 
 
+def quietly(done: int, total: int) -> None:
+    """Report nothing."""
+
+
 async def test_reindexing_outside_of_the_server_follows_the_account_s_choice(
     database_url: str, tmp_path: Path, mine: Moody
 ) -> None:
@@ -394,9 +398,7 @@ async def test_reindexing_outside_of_the_server_follows_the_account_s_choice(
     settings.resolved_root_key_file.write_bytes(base64.b64encode(b"r" * 32))  # as `ROOT`
     database = Database(settings.resolved_database_url)
     try:
-        said = await reindex_user(
-            database, settings, name="Ada", password=PASSWORD, report=lambda *_: None
-        )
+        said = await reindex_user(database, settings, name="Ada", password=PASSWORD, report=quietly)
         assert said == f"2 points of Ada's are in the index {OWN}."
         async with database.read() as session:
             (state,) = await session.scalars(select(IndexState))
