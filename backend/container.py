@@ -94,6 +94,7 @@ from backend.turns.recovery import TurnRecovery
 from backend.turns.rephrasing import Rephraser
 from backend.turns.service import TurnService
 from backend.turns.store import TurnStore
+from backend.turns.suggestions import SuggestionService
 from backend.turns.usage import ChatUsageService
 from backend.vault.root import RootKeys
 from backend.vault.slots import DEFAULT_KDF, PasswordKdf
@@ -272,6 +273,7 @@ class Services:
             quotas=self.quotas,
             pool=pool,
         )
+        self.suggestions = SuggestionService(database, builder, self.quotas)
         rows = RowReader(database, SOURCES)
         self.contexts = ContextService(database, builder, prompts, pool, rows)
         self.lore_tester = LoreTester(
