@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 from uuid import UUID
 
 import pytest
@@ -24,7 +25,7 @@ async def test_a_job_asks_the_installation_s_model_as_its_key_mode_allows(
     sqlite_url: str, tmp_path: Path, mode: str
 ) -> None:
     async with OpenAIServer() as model:
-        decision = {"why": "Nothing new.", "significant": False, "kinds": []}
+        decision: dict[str, Any] = {"why": "Nothing new.", "significant": False, "kinds": []}
         model.script(*[reply(json.dumps(decision))] * 4)
         async with (
             running(sqlite_url, tmp_path, job_workers=0) as server,
