@@ -49,6 +49,9 @@ _NOT_CONFIGURED = {
 }
 
 
+_WRITE_NO_TEXT = ("embed", "rerank", "bge-", "minilm", "whisper", "tts-", "dall-e", "moderation")
+"""Parts of names of models that servers list beside those that write."""
+
 MOST_SHOWN = 100
 """Ids in an error: a provider may list thousands."""
 
@@ -95,6 +98,10 @@ def _defaults(config: Config) -> ListedModel:
             return ListedModel(name="-", context_window=200_000, max_output_tokens=64_000)
 
 
+def _writes_no_text(name: str) -> bool:
+    return any(part in name.lower() for part in _WRITE_NO_TEXT)
+
+
 @dataclass(slots=True, kw_only=True)
 class OfferedProvider:
     """A provider as one user sees it, and its models, which are made when they are asked for.
@@ -124,8 +131,12 @@ class OfferedProvider:
 
     @property
     def model_names(self) -> Iterable[str]:
-        """The models on offer, in the order in which to offer them."""
-        return self.chosen or self.listed
+        """The models on offer, in the order in which to offer them.
+
+        Of those that a server listed, the ones last that by their names write no text: the first
+        one replies where nobody chose.
+        """
+        return self.chosen or sorted(self.listed, key=_writes_no_text)
 
     def get(self, name: str) -> ChatModel | None:
         """The model of that name, if it is on offer."""
