@@ -50,7 +50,8 @@ from backend.enrichment.service import EnrichmentService
 from backend.enrichment.summaries import ChatSummaries
 from backend.enrichment.summary_service import SummaryService
 from backend.events import Participants
-from backend.generation.registry import ModelRegistry, build_registry
+from backend.generation.environment import build_registry
+from backend.generation.registry import ModelRegistry
 from backend.http import RequestCaches
 from backend.jobs.keys import JobKeys
 from backend.jobs.queue import JobQueue
@@ -127,11 +128,9 @@ class Services:
         self.instance = instance
         self.registry = registry
         self.user_models = user_models
-        self.providers = ProviderService(
-            database, root, user_models, embedding_changed=memory.outbox.follow
-        )
-        self.provider_tests = ProviderTests(database, self.providers, user_models)
         self.index = index = memory.outbox
+        self.providers = ProviderService(database, root, user_models, follow=index.follow)
+        self.provider_tests = ProviderTests(database, self.providers, user_models)
 
         participants = Participants(RequestCaches())
         open_keys = OpenKeys(participants)
@@ -163,7 +162,7 @@ class Services:
             find_models=user_models.of,
             find_persona=get_persona,
             find_preset=get_preset,
-            embedding_changed=memory.outbox.follow,
+            embedding_changed=index.follow,
         )
         self.administration = AdministrationService(database, instance)
         self.quotas = Quotas(

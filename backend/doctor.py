@@ -15,7 +15,7 @@ from backend.database.engine import Database
 from backend.database.migrate import HEAD, current_revision
 from backend.enrichment.llm_selection import choose_model
 from backend.errors import AppError
-from backend.generation.registry import build_registry
+from backend.generation.environment import build_registry
 from backend.generation.tokens import best_tokenizer, get_tokenizer
 from backend.llm.models import InstallationProvider, ProviderConfig, open_shared
 from backend.memory.embedding.local import NOT_INSTALLED, LocalEmbedder, is_installed

@@ -73,9 +73,9 @@ class ProviderService:
         root: RootKeys,
         user_models: UserModels,
         *,
-        embedding_changed: EmbeddingChanged,
+        follow: EmbeddingChanged,
     ) -> None:
-        self._embedding_changed = embedding_changed
+        self._embedding_changed = follow
         self._database = database
         self._root = root
         self._user_models = user_models
