@@ -50,7 +50,8 @@ from backend.enrichment.service import EnrichmentService
 from backend.enrichment.summaries import ChatSummaries
 from backend.enrichment.summary_service import SummaryService
 from backend.events import Participants
-from backend.generation.registry import ModelRegistry, build_registry
+from backend.generation.environment import build_registry
+from backend.generation.registry import ModelRegistry
 from backend.http import RequestCaches
 from backend.jobs.keys import JobKeys
 from backend.jobs.queue import JobQueue
@@ -94,6 +95,7 @@ from backend.turns.recovery import TurnRecovery
 from backend.turns.rephrasing import Rephraser
 from backend.turns.service import TurnService
 from backend.turns.store import TurnStore
+from backend.turns.suggestions import SuggestionService
 from backend.turns.usage import ChatUsageService
 from backend.vault.root import RootKeys
 from backend.vault.slots import DEFAULT_KDF, PasswordKdf
@@ -126,9 +128,9 @@ class Services:
         self.instance = instance
         self.registry = registry
         self.user_models = user_models
-        self.providers = ProviderService(database, root, user_models)
-        self.provider_tests = ProviderTests(database, self.providers, user_models)
         self.index = index = memory.outbox
+        self.providers = ProviderService(database, root, user_models, follow=index.follow)
+        self.provider_tests = ProviderTests(database, self.providers, user_models)
 
         participants = Participants(RequestCaches())
         open_keys = OpenKeys(participants)
@@ -160,6 +162,7 @@ class Services:
             find_models=user_models.of,
             find_persona=get_persona,
             find_preset=get_preset,
+            embedding_changed=index.follow,
         )
         self.administration = AdministrationService(database, instance)
         self.quotas = Quotas(
@@ -269,6 +272,7 @@ class Services:
             quotas=self.quotas,
             pool=pool,
         )
+        self.suggestions = SuggestionService(database, builder, self.quotas)
         rows = RowReader(database, SOURCES)
         self.contexts = ContextService(database, builder, prompts, pool, rows)
         self.lore_tester = LoreTester(

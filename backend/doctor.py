@@ -15,13 +15,14 @@ from backend.database.engine import Database
 from backend.database.migrate import HEAD, current_revision
 from backend.enrichment.llm_selection import choose_model
 from backend.errors import AppError
-from backend.generation.registry import build_registry
+from backend.generation.environment import build_registry
 from backend.generation.tokens import best_tokenizer, get_tokenizer
 from backend.llm.models import InstallationProvider, ProviderConfig, open_shared
 from backend.memory.embedding.local import NOT_INSTALLED, LocalEmbedder, is_installed
 from backend.memory.embedding.protocol import EmbedderError
 from backend.memory.embedding.registry import build_embedder, may_be_shared
 from backend.memory.index.server import server_version
+from backend.memory.models import GONE, IndexState
 from backend.memory.runtime import index_folder
 from backend.prompts import load_prompts
 from backend.settings import Settings
@@ -55,6 +56,7 @@ async def examine(settings: Settings) -> list[Finding]:
         _anthropic,
         _index,
         _embeddings,
+        _own_embeddings,
         _door,
     )
     findings: list[Finding] = []
@@ -226,6 +228,28 @@ async def _index(settings: Settings) -> Finding:
         return Finding("index", "ok", f"Qdrant Edge, in {folder} ({state})")
     version = await server_version(settings)
     return Finding("index", "ok", f"Qdrant {version}, at {settings.qdrant_url}")
+
+
+async def _own_embeddings(settings: Settings) -> Finding:
+    name = "own embeddings"
+    if (await _database(settings)).state != "ok":
+        return Finding(name, "missing", "the database is not there yet")
+    database = Database(settings.resolved_database_url)
+    chosen = IndexState.is_chosen.is_(True)
+    try:
+        async with database.read() as session:
+            query = select(IndexState.model, IndexState.state).where(chosen)
+            rows = (await session.execute(query)).all()
+    finally:
+        await database.dispose()
+    if not rows:
+        return Finding(name, "ok", "no account has a model of its own")
+    moving = sum(row.state == "due" for row in rows)
+    gone = sum(row.model == GONE for row in rows if row.state == "ready")
+    detail = f"accounts with a model of their own: {len(rows):,}"
+    more = {"moving to it": moving, "without its provider by now": gone}
+    told = [detail, *(f"{what}: {count:,}" for what, count in more.items() if count)]
+    return Finding(name, "ok", "; ".join(told))
 
 
 async def _embeddings(settings: Settings) -> Finding:

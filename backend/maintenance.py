@@ -18,6 +18,7 @@ from backend.accounts.repository import data_keys
 from backend.accounts.rotation import mark_all_due, rotate_data_key, rotate_root_key
 from backend.accounts.sealed_tables import Report
 from backend.accounts.service import AccountService
+from backend.campaigns.index_source import CampaignSource
 from backend.characters import models as character_models
 from backend.chats import models as chat_models
 from backend.chats.index_source import MessageSource
@@ -26,7 +27,7 @@ from backend.chronicles.index_source import ChronicleSource
 from backend.cpu_pool import CpuPool
 from backend.database.engine import Database
 from backend.enrichment import models as enrichment_models
-from backend.generation.registry import ModelRegistry
+from backend.generation.environment import build_registry
 from backend.jobs import models as job_models
 from backend.jobs.keys import JobKeys
 from backend.jobs.queue import JobQueue
@@ -72,9 +73,9 @@ async def reindex_user(
         rows = await data_keys(session, unlocked.user.id)
     sealer = open_sealer(unlocked.user, rows, user_key=unlocked.current.key)
     async with _memory(database, settings, JobQueue(database, root)) as memory:
-        await memory.indexer.rebuild(sealer, report)
-        count = await memory.collections.current.count(unlocked.user.id)
-    return f"{count:,} points of {name}'s are in the index {memory.collections.current.name}."
+        collection = await memory.indexer.rebuild(sealer, report)
+        count = await (await memory.collections.open(collection)).count(unlocked.user.id)
+    return f"{count:,} points of {name}'s are in the index {collection}."
 
 
 async def reindex_everybody(database: Database, settings: Settings, report: Report) -> str:
@@ -90,8 +91,8 @@ async def reindex_everybody(database: Database, settings: Settings, report: Repo
             await memory.prepare()
             async with database.write() as session:
                 users = await memory.collections.mark_due(session)
-                for user_id in users:
-                    await memory.outbox.reindex(session, user_id, memory.collections.current.name)
+                for user_id, collection in users:
+                    await memory.outbox.reindex(session, user_id, collection)
             worker.start()
             while left := await _left(database, "queued", "running"):
                 report(len(users) - min(left, len(users)), len(users))
@@ -172,10 +173,10 @@ async def _accounts(database: Database, settings: Settings, root: RootKeys) -> A
 async def _memory(
     database: Database, settings: Settings, queue: JobQueue
 ) -> AsyncGenerator[MemoryRuntime]:
-    sources = (MessageSource(), LoreSource(), ChronicleSource())
+    sources = (MessageSource(), LoreSource(), ChronicleSource(), CampaignSource())
     pool = CpuPool()
     outbox = IndexOutbox(queue)
-    user_models = UserModels(ModelRegistry(), settings, _root_keys(settings))
+    user_models = UserModels(build_registry(settings), settings, _root_keys(settings))
     memory = await open_memory(settings, database, queue, outbox, sources, pool, user_models)
     try:
         yield memory

@@ -46,7 +46,7 @@ from backend.chats.models import Message
 from backend.cpu_pool import CpuPool
 from backend.logs import configure_logging
 from backend.memory import mmr, parsed_query, ranking
-from backend.memory.collections import Collections
+from backend.memory.collections import Collections, Placement
 from backend.memory.diversity import SCENE, breadth, diversified, over_scenes
 from backend.memory.documents import (
     WINDOW,
@@ -155,9 +155,13 @@ class OneIndex(Collections):
     def __init__(self, index: VectorIndex) -> None:
         self.current = index
 
-    async def index_to_search(self, user_id: UUID) -> VectorIndex:  # noqa: ARG002  # everybody's
+    async def place_to_search(
+        self,
+        user_id: UUID,  # noqa: ARG002  # everybody's
+    ) -> tuple[VectorIndex, Placement]:
         """Where texts are found."""
-        return self.current
+        name = self.current.name
+        return self.current, Placement(target=name, searched=name)
 
 
 @dataclass(frozen=True)

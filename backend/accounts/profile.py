@@ -46,6 +46,13 @@ class FindModels(Protocol):
         ...
 
 
+class EmbeddingChanged(Protocol):
+    """Hears that an account names another embedding model, or has another provider for it."""
+
+    async def __call__(self, session: AsyncSession, identity: Identity, /) -> None:
+        """See to what follows, in the transaction that changes it."""
+
+
 class ProfileService:
     """Settings and key mode of the account that asks."""
 
@@ -59,7 +66,9 @@ class ProfileService:
         find_models: FindModels,
         find_persona: FindOwned,
         find_preset: FindOwned,
+        embedding_changed: EmbeddingChanged,
     ) -> None:
+        self._embedding_changed = embedding_changed
         self._find_persona = find_persona
         self._find_preset = find_preset
         self._database = database
@@ -73,7 +82,7 @@ class ProfileService:
     ) -> tuple[UserSettings, int]:
         """Merge a patch into the settings: (settings, new revision).
 
-        Raises `ValidationError`, `SettingNotTakenError`, `UnknownModelError`,
+        Raises `ValidationError`, `SettingNotTakenError`, `UnknownModelError`, `NoEmbeddingsError`,
         `PreconditionFailedError`, and what `find_persona` and `find_preset` raise.
         """
         async with self._database.write() as session:
@@ -95,6 +104,8 @@ class ProfileService:
                 USER_SETTINGS, user.id, msgspec.json.encode(settings)
             )
             user.settings_revision += 1
+            if settings.task_models.embedding != before.task_models.embedding:
+                await self._embedding_changed(session, identity)
         return settings, user.settings_revision
 
     async def patch_account(self, identity: Identity, patch: dict[str, Any]) -> User:
@@ -148,3 +159,6 @@ def _check_models(models: ModelRegistry, settings: UserSettings, before: UserSet
     named = named_models(settings.task_models, settings.enrichment)
     for model_id in sorted(named - named_models(before.task_models, before.enrichment)):
         models.spec(model_id)
+    embedding = settings.task_models.embedding
+    if embedding is not None and embedding != before.task_models.embedding:
+        models.embedding_server(embedding)

@@ -130,9 +130,19 @@ class TaskModels(SettingsStruct, frozen=True, kw_only=True):
     compaction: ModelId | None = None
 
 
+class AccountTaskModels(TaskModels, frozen=True, kw_only=True):
+    """The same for an account, which names an embedding model as well.
+
+    `embedding` turns the account's texts into vectors, for memory by meaning; absent is the
+    installation's model. It is `<provider>/<model>`, with any model of a provider that can embed.
+    """
+
+    embedding: ModelId | None = None
+
+
 def named_models(tasks: TaskModels, enrichment: EnrichmentSettings) -> set[str]:
-    """The ids that settings name for tasks."""
-    named = (enrichment.model, *(getattr(tasks, name) for name in tasks.__struct_fields__))
+    """The ids of chat models that settings name for tasks."""
+    named = (enrichment.model, *(getattr(tasks, name) for name in TaskModels.__struct_fields__))
     return {model_id for model_id in named if model_id is not None}
 
 
@@ -144,7 +154,7 @@ class UserSettings(SettingsStruct, frozen=True, kw_only=True):
     """Defaults of one user's chats. Sampling goes with the model that is named beside it."""
 
     model: ModelId | None = None
-    task_models: TaskModels = msgspec.field(default_factory=TaskModels)
+    task_models: AccountTaskModels = msgspec.field(default_factory=AccountTaskModels)
     sampling: Sampling = msgspec.field(default_factory=Sampling)
     budgets: BudgetSettings = msgspec.field(default_factory=BudgetSettings)
     lore: LoreOverrides = msgspec.field(default_factory=LoreOverrides)

@@ -205,6 +205,7 @@ class ChatService:
             chat = await repository.get_chat(session, chat_id, owner_id=identity.user_id, lock=True)
             check_revision(if_match, chat.revision)
             before = read_settings(identity.sealer, chat)
+            _check_no_embedding(patch)
             settings = merge_patch(before, patch)
             models = await self._user_models.of(session, identity.user, identity.sealer)
             effective_model(models, identity, settings)
@@ -299,6 +300,16 @@ class ChatService:
                 await part.chat_copied(session, identity, source.id, fork_id, copied)
             await self._index.changed(session, identity, kind="message", container_id=fork_id)
             return await _view(session, sealer, fork)
+
+
+def _check_no_embedding(patch: dict[str, Any]) -> None:
+    tasks: object = patch.get("task_models")
+    if isinstance(tasks, dict) and "embedding" in tasks:
+        raise ValidationError(
+            "task_models.embedding: a chat has no embedding model of its own. A search looks "
+            "through lorebooks, chronicles and campaigns that several chats share, and vectors of "
+            "two models can't be compared. Set it in the settings of the account."
+        )
 
 
 async def _copy_path(

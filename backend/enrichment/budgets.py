@@ -21,6 +21,8 @@ CHARACTERS_A_TOKEN = 4
 """About as many as most texts have: for what no provider has counted."""
 
 _TOKENS = EnrichmentRun.prompt_tokens + EnrichmentRun.completion_tokens
+_COUNTS = EnrichmentRun.kind != "suggestions"
+"""The user asks for those: they are of the tokens of turns, not of the work behind replies."""
 
 
 class RunBudget:
@@ -77,7 +79,7 @@ async def spent_today(session: AsyncSession, user_id: UUID, at: datetime) -> int
     """Tokens that runs took in the 24 hours before `at`, as providers reported them."""
     spent = await session.scalar(
         select(func.coalesce(func.sum(_TOKENS), 0)).where(
-            EnrichmentRun.user_id == user_id, EnrichmentRun.created_at > at - DAY
+            EnrichmentRun.user_id == user_id, EnrichmentRun.created_at > at - DAY, _COUNTS
         )
     )
     return int(spent or 0)
@@ -96,7 +98,7 @@ async def seconds_to_wait(
         return 0.0
     rows = await session.execute(
         select(EnrichmentRun.created_at, _TOKENS)
-        .where(EnrichmentRun.user_id == user_id, EnrichmentRun.created_at > at - DAY)
+        .where(EnrichmentRun.user_id == user_id, EnrichmentRun.created_at > at - DAY, _COUNTS)
         .order_by(EnrichmentRun.created_at.desc())
     )
     total = 0

@@ -22,6 +22,7 @@ RunKind = Literal[
     "chapter",
     "questions",
     "rephrasing",
+    "suggestions",
 ]
 RunState = Literal["done", "failed", "undone"]
 

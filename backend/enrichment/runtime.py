@@ -45,7 +45,7 @@ def open_enrichment(
     outbox: EnrichmentOutbox,
 ) -> EnrichmentRuntime:
     """What tasks work with. They ask `user_models` for models and look into `memory`."""
-    agent = Agent(prompts, memory.search, database, memory.maker, settings, pool)
+    agent = Agent(prompts, memory.search, database, memory.embedder_of, settings, pool)
     return EnrichmentRuntime(database, user_models, settings, prompts, agent, memory.outbox, outbox)
 
 

@@ -64,7 +64,7 @@ async def undo_run(
     run = await get_run(session, run_id, owner_id=owner_id, lock=True)
     if run.state == "failed":
         raise NothingToUndoError("It failed, and changed nothing.")
-    if run.kind == "rephrasing":
+    if run.kind in {"rephrasing", "suggestions"}:
         raise NothingToUndoError("It wrote nothing down.")
     if run.kind in {"glossary", "scene", "chapter"}:
         raise NothingToUndoError("Its changes are taken back one by one, in the campaign's ledger.")

@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, field
-from typing import Any, Literal
-
-from msgspec.structs import replace
+from typing import Literal
 
 from backend.errors import ValidationError
 from backend.generation.anthropic import ADAPTER_ACCEPTS as ANTHROPIC_ACCEPTS
@@ -21,7 +19,6 @@ from backend.generation.openai_compatible import OpenAICompatibleConfig, OpenAIC
 from backend.generation.openai_model import OpenAICompatibleModel
 from backend.generation.openai_servers import OPENAI_SERVERS
 from backend.generation.sampling import SamplingField
-from backend.settings import Settings
 
 ProviderKind = Literal["gemini", "openai", "anthropic"]
 """In which wire format a provider is asked."""
@@ -49,6 +46,9 @@ _NOT_CONFIGURED = {
 }
 
 
+_WRITE_NO_TEXT = ("embed", "rerank", "bge-", "minilm", "whisper", "tts-", "dall-e", "moderation")
+"""Parts of names of models that servers list beside those that write."""
+
 MOST_SHOWN = 100
 """Ids in an error: a provider may list thousands."""
 
@@ -57,6 +57,12 @@ class UnknownModelError(ValidationError):
     """No model has this id, or its provider is not configured; `models` lists the ids."""
 
     slug, title = "unknown-model", "There is no such model"
+
+
+class NoEmbeddingsError(ValidationError):
+    """The provider of this model has no embeddings."""
+
+    slug, title = "no-embeddings", "This provider can't embed"
 
 
 def adapter_of(config: Config) -> Adapter:
@@ -89,6 +95,10 @@ def _defaults(config: Config) -> ListedModel:
             return ListedModel(name="-", context_window=200_000, max_output_tokens=64_000)
 
 
+def _writes_no_text(name: str) -> bool:
+    return any(part in name.lower() for part in _WRITE_NO_TEXT)
+
+
 @dataclass(slots=True, kw_only=True)
 class OfferedProvider:
     """A provider as one user sees it, and its models, which are made when they are asked for.
@@ -112,9 +122,18 @@ class OfferedProvider:
     _made: dict[str, ChatModel] = field(default_factory=dict[str, ChatModel])
 
     @property
+    def can_embed(self) -> bool:
+        """Whether its wire format has embeddings."""
+        return not isinstance(self.adapter, AnthropicProvider)
+
+    @property
     def model_names(self) -> Iterable[str]:
-        """The models on offer, in the order in which to offer them."""
-        return self.chosen or self.listed
+        """The models on offer, in the order in which to offer them.
+
+        Of those that a server listed, the ones last that by their names write no text: the first
+        one replies where nobody chose.
+        """
+        return self.chosen or sorted(self.listed, key=_writes_no_text)
 
     def get(self, name: str) -> ChatModel | None:
         """The model of that name, if it is on offer."""
@@ -259,6 +278,27 @@ class ModelRegistry:
             raise self._unknown(model_id, slug)
         return model
 
+    def embedding_server(self, model_id: str) -> tuple[Config, str]:
+        """The server of an embedding model, and the model's name there.
+
+        Any name will do: many servers list their embedding models nowhere. Raises
+        `UnknownModelError` where there is no such provider, `NoEmbeddingsError`.
+        """
+        slug, _, name = model_id.partition("/")
+        provider = self.providers.get(slug)
+        able = [each for each, it in self.providers.items() if it.can_embed]
+        named = ", ".join(able[:MOST_SHOWN]) or "none"
+        if provider is None or not name:
+            raise UnknownModelError(
+                f"{model_id!r} names no embedding model: it is <provider>/<model>. Providers that "
+                f"can embed: {named}."
+            )
+        if not provider.can_embed:
+            raise NoEmbeddingsError(
+                f"{provider.name} has no embedding models. Providers that can embed: {named}."
+            )
+        return provider.adapter.config, name
+
     async def aclose(self) -> None:
         """Close the connections to the providers; replies under way break off."""
         for provider in self.providers.values():
@@ -271,74 +311,3 @@ class ModelRegistry:
         if slug not in self.providers and slug in _NOT_CONFIGURED:
             reason += f" {_NOT_CONFIGURED[slug]}"
         return UnknownModelError(reason, extra={"models": ids[:MOST_SHOWN]})
-
-
-def build_registry(settings: Settings) -> ModelRegistry:
-    """The models that the settings name.
-
-    Raises `UnknownModelError` where they name one by default that they do not offer.
-    """
-    gemini = openai = anthropic = None
-    if settings.gemini_api_key is not None:
-        gemini = GeminiConfig(
-            api_key=settings.gemini_api_key.get_secret_value(),
-            models=settings.gemini_models,
-            base_url=settings.gemini_base_url or None,
-            chunk_timeout=settings.model_silence_seconds,
-        )
-    if settings.openai_base_url:
-        openai = OpenAICompatibleConfig(
-            base_url=settings.openai_base_url,
-            api_key=(
-                settings.openai_api_key.get_secret_value() if settings.openai_api_key else None
-            ),
-            models=settings.openai_models,
-            context_window=settings.openai_context_window,
-            max_output_tokens=settings.openai_max_output_tokens,
-            tool_support=settings.openai_tool_support,
-            server=settings.openai_server,
-            chunk_timeout=settings.model_silence_seconds,
-        )
-    if settings.anthropic_api_key is not None:
-        anthropic = AnthropicConfig(
-            api_key=settings.anthropic_api_key.get_secret_value(),
-            models=settings.anthropic_models,
-            base_url=settings.anthropic_base_url or None,
-            chunk_timeout=settings.model_silence_seconds,
-        )
-    registry = ModelRegistry(
-        gemini,
-        openai,
-        anthropic,
-        demo_tokens_per_second=settings.demo_tokens_per_second,
-        default=settings.default_model,
-        told=_told(settings),
-    )
-    registry.spec(registry.default_id)
-    if settings.enrichment_model:
-        registry.spec(settings.enrichment_model)
-    return registry
-
-
-def _told(settings: Settings) -> Mapping[str, ListedModel]:
-    """What the settings say of models, by their ids: sizes count where they were set."""
-    sizes: dict[str, Any] = {
-        "context_window": settings.openai_context_window,
-        "max_output_tokens": settings.openai_max_output_tokens,
-    }
-    told = {
-        f"openai/{name}": ListedModel(
-            name=name,
-            **{
-                size: tokens
-                for size, tokens in sizes.items()
-                if f"openai_{size}" in settings.model_fields_set
-            },
-        )
-        for name in settings.openai_models
-    }
-    for model, (read, written, *cached) in settings.model_prices.items():
-        price = Price(input=read, output=written, cached_input=next(iter(cached), None))
-        before = told.get(model, ListedModel(name=model.partition("/")[2] or model))
-        told[model] = replace(before, price=price)
-    return told

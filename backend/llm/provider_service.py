@@ -14,6 +14,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from backend.accounts.identity import Identity
 from backend.accounts.key_slots import refuse_older_root
 from backend.accounts.models import User
+from backend.accounts.profile import EmbeddingChanged
 from backend.accounts.repository import lock_accounts
 from backend.database.base import new_id, now
 from backend.database.engine import Database
@@ -66,7 +67,15 @@ class TooManyProvidersError(ConflictError):
 class ProviderService:
     """Providers, with their keys sealed: nothing here gives one back."""
 
-    def __init__(self, database: Database, root: RootKeys, user_models: UserModels) -> None:
+    def __init__(
+        self,
+        database: Database,
+        root: RootKeys,
+        user_models: UserModels,
+        *,
+        follow: EmbeddingChanged,
+    ) -> None:
+        self._embedding_changed = follow
         self._database = database
         self._root = root
         self._user_models = user_models
@@ -118,6 +127,7 @@ class ProviderService:
             row.slug = new.slug or _free_slug(usual, {*own, *self._user_models.shared.providers})
             await self.seal(session, identity, row, checked(row, config))
             session.add(row)
+            await self._follow_embedding(session, identity, row)
         await self.changed(identity, row)
         return self.view(identity, row)
 
@@ -139,6 +149,7 @@ class ProviderService:
             if (before.base_url, before.extra_body) != (config.base_url, config.extra_body):
                 row.abilities = None
             row.revision += 1
+            await self._follow_embedding(session, identity, row)
         await self.changed(identity, row)
         return self.view(identity, row)
 
@@ -151,6 +162,7 @@ class ProviderService:
             row = await find_provider(session, identity, provider_id, lock=True)
             check_revision(if_match, row.revision)
             await session.delete(row)
+            await self._follow_embedding(session, identity, row)
         await self.changed(identity, row)
         await self._database.log.empty_now()
 
@@ -170,6 +182,12 @@ class ProviderService:
             log.info("provider.shared_changed", provider_id=row.id, user_id=identity.user_id)
             async with self._database.read() as session:
                 await self._user_models.read_shared(session)
+
+    async def _follow_embedding(self, session: AsyncSession, identity: Identity, row: Row) -> None:
+        """Have the account's texts embedded as the provider says now, where it embeds them."""
+        named = identity.settings.task_models.embedding
+        if named is not None and named.partition("/")[0] == row.slug:
+            await self._embedding_changed(session, identity)
 
     async def seal(
         self, session: AsyncSession, identity: Identity, row: Row, config: ProviderConfig

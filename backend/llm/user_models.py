@@ -75,8 +75,8 @@ _SHARED = select(InstallationProvider).order_by(InstallationProvider.id)
 
 
 @dataclass(frozen=True, slots=True)
-class SharedEmbedding:
-    """An embedding model of one of the installation's providers, and how its server is asked.
+class ProviderEmbedding:
+    """An embedding model of a provider, and how its server is asked.
 
     `config` is a `GeminiConfig` or an `OpenAICompatibleConfig`.
     """
@@ -170,7 +170,7 @@ class UserModels(UserSignedOut):
         self._shared_rows = stamps
         self._retire(_adapters(before) - _adapters(self._shared_own))
 
-    async def shared_embedding(self, database: Database) -> SharedEmbedding | None:
+    async def shared_embedding(self, database: Database) -> ProviderEmbedding | None:
         """The embedding model of the first of the installation's providers that has one."""
         if self._clock() >= self._shared_until:
             async with database.read() as session:
@@ -178,7 +178,7 @@ class UserModels(UserSignedOut):
         for provider in self._shared_own:
             config = provider.adapter.config
             if provider.embedding_model and not isinstance(config, AnthropicConfig):
-                return SharedEmbedding(config, provider.embedding_model)
+                return ProviderEmbedding(config, provider.embedding_model)
         return None
 
     def offered(

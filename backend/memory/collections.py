@@ -1,23 +1,26 @@
 """Which collection of the index is whose: another embedding model has another one.
 
-A user's texts move to the collection of the configured model behind the scenes. Until they are all
-there, search goes on in the one that they were in, and what is written goes to both.
+A user's texts move to the collection of the configured model behind the scenes, or to that of the
+model that their account names. Until they are all there, search goes on in the one that they were
+in, and what is written goes to both.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
 from uuid import UUID
 
-from sqlalchemy import bindparam, delete, exists, insert, literal, select, update
+from sqlalchemy import bindparam, delete, exists, insert, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
+from sqlalchemy.orm import aliased
 
 from backend.accounts.models import User
 from backend.database.base import now, upsert
 from backend.database.engine import Database
-from backend.memory.embedding.protocol import EmbedderSpec
+from backend.memory.embedding.protocol import OWN, EmbedderSpec
 from backend.memory.index.protocol import VectorIndex
 from backend.memory.models import IndexState
 
@@ -37,11 +40,32 @@ def collection_name(spec: EmbedderSpec | None) -> str:
     return f"{spec.collection if spec else 'terms'}-v{FORMAT}"
 
 
-_READY = (
-    select(IndexState.collection)
-    .where(IndexState.user_id == bindparam("owner_id"), IndexState.state == literal("ready"))
+_HERE = aliased(IndexState)
+_STATES = (
+    select(IndexState.collection, IndexState.state, IndexState.model, IndexState.is_chosen)
+    .where(IndexState.user_id == bindparam("owner_id"))
     .order_by(IndexState.created_at.desc())
 )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Placement:
+    """Where a user's texts are in the index.
+
+    Attributes:
+        target: The collection that they belong to.
+        searched: The one that they are found in: another one until all of them have moved.
+        is_chosen: Whether the target is that of a model which the account names.
+        model: Of which model of the user's own the target's vectors are: see `IndexState`.
+        is_moving: Whether they are on their way, so that vectors of the target's model find
+            nothing yet, or not all.
+    """
+
+    target: str
+    searched: str
+    is_chosen: bool = False
+    model: bytes | None = None
+    is_moving: bool = False
 
 
 class Collections:
@@ -55,54 +79,109 @@ class Collections:
         self._known = known
         self._others: dict[str, VectorIndex] = {}
         self._opening = asyncio.Lock()
-        self._searched: dict[UUID, tuple[float, str]] = {}
+        self._searched: dict[UUID, tuple[float, Placement]] = {}
         self._placed: set[UUID] = set()
         self.current = current
 
-    async def prepare(self) -> list[UUID]:
-        """Note who has to be indexed in the current collection; gives back who.
+    async def prepare(self) -> list[tuple[UUID, str]]:
+        """Note who has to be indexed; gives back who, and in which collection.
 
-        Everybody, where it was made just now; else those who were here before it was.
+        In the current collection everybody, where it was made just now; else those who were here
+        before it was. In those of users' own models whoever belongs there and is not there yet.
         """
-        name = self.current.name
+        name, chosen = self.current.name, IndexState.is_chosen.is_(True)
+        async with self._database.read() as session:
+            names = select(IndexState.collection).where(chosen).distinct()
+            indexes = [await self.open(each) for each in await session.scalars(names)]
+        new = [index.name for index in indexes if index.is_new]
         async with self._database.write() as session:
             if self.current.is_new:
                 await session.execute(delete(IndexState).where(IndexState.collection == name))
-            is_known = exists().where(IndexState.user_id == User.id, IndexState.collection == name)
+            if new:
+                lost = update(IndexState).where(IndexState.collection.in_(new))
+                await session.execute(lost.values(state="due"))
+            mine = IndexState.user_id == User.id
+            is_known = exists().where(mine, (IndexState.collection == name) | chosen)
             unknown = list(await session.scalars(select(User.id).where(~is_known)))
             rows = [{"user_id": each, "collection": name, "state": "due"} for each in unknown]
             if rows:
                 await session.execute(insert(IndexState), rows)
-            due = select(IndexState.user_id).where(
-                IndexState.collection == name, IndexState.state == "due"
+            due = select(IndexState.user_id, IndexState.collection).where(
+                (IndexState.collection == name) | chosen, IndexState.state == "due"
             )
-            return list(await session.scalars(due))
+            return [(user_id, each) for user_id, each in await session.execute(due)]
 
-    async def index_to_search(self, user_id: UUID) -> VectorIndex:
+    async def place_to_search(self, user_id: UUID) -> tuple[VectorIndex, Placement]:
         """Where a user's texts are found at this moment."""
         at = time.monotonic()
         kept = self._searched.get(user_id)
         if kept is None or at - kept[0] > STATE_SECONDS:
             async with self._database.read() as session:
-                name = await self._ready(session, user_id)
+                place = await self.placement(session, user_id)
             if len(self._searched) > _MOST_KEPT:
                 self._searched.clear()
-            kept = self._searched[user_id] = at, name
-        return await self.open(kept[1])
+            kept = self._searched[user_id] = at, place
+        return await self.open(kept[1].searched), kept[1]
 
-    async def indexes_to_write(self, session: AsyncSession, user_id: UUID) -> list[VectorIndex]:
-        """Where what is new of a user's goes: the current one first."""
-        name = await self._ready(session, user_id)
-        if name == self.current.name:
-            return [self.current]
-        return [self.current, await self.open(name)]
+    async def places_to_write(
+        self, session: AsyncSession, user_id: UUID
+    ) -> tuple[Placement, list[VectorIndex]]:
+        """Where what is new of a user's goes: where it belongs first."""
+        place = await self.placement(session, user_id)
+        names = dict.fromkeys([place.target, place.searched])
+        return place, [await self.open(name) for name in names]
 
-    async def mark_ready(self, session: AsyncSession, user_id: UUID) -> None:
-        """All texts of a user's are in the current collection: from now on it is searched."""
-        await self._note_ready(session, user_id, update=("state", "compared_at"))
+    async def choose(
+        self, session: AsyncSession, user_id: UUID, collection: str, model: bytes
+    ) -> None:
+        """Have a user's texts belong to a collection of a model of their own: they have to move."""
+        mine = update(IndexState).where(IndexState.user_id == user_id)
+        await session.execute(mine.values(is_chosen=False))
+        row = {
+            "user_id": user_id,
+            "collection": collection,
+            "state": "due",
+            "model": model,
+            "is_chosen": True,
+        }
+        changed = ("state", "model", "is_chosen")
+        await upsert(session, IndexState, row, key=("user_id", "collection"), update=changed)
+        self._searched.pop(user_id, None)
+
+    async def leave(self, session: AsyncSession, user_id: UUID) -> None:
+        """Have a user's texts belong to the current collection, like everybody's."""
+        mine = update(IndexState).where(IndexState.user_id == user_id)
+        await session.execute(mine.values(is_chosen=False))
+        row = {"user_id": user_id, "collection": self.current.name, "state": "due"}
+        key = ("user_id", "collection")
+        await upsert(session, IndexState, row, key=key, update=("state",))
+        self._searched.pop(user_id, None)
+
+    async def model_in(self, session: AsyncSession, user_id: UUID, collection: str) -> bytes | None:
+        """Of which model of the user's own the vectors in a collection are."""
+        mine = IndexState.user_id == user_id, IndexState.collection == collection
+        model: bytes | None = await session.scalar(select(IndexState.model).where(*mine))
+        return model
+
+    async def mark_model(self, session: AsyncSession, user_id: UUID, model: bytes) -> None:
+        """Note of which model of the user's own the vectors are, where the texts belong."""
+        mine = update(IndexState).where(
+            IndexState.user_id == user_id, IndexState.is_chosen.is_(True)
+        )
+        await session.execute(mine.values(model=model))
+        self._searched.pop(user_id, None)
+
+    async def mark_ready(self, session: AsyncSession, user_id: UUID, collection: str) -> None:
+        """All texts of a user's are in a collection: from now on it is searched.
+
+        Does nothing where they belong to another one by now.
+        """
+        if (await self.placement(session, user_id)).target != collection:
+            return
+        await self._note_ready(session, user_id, collection, update=("state", "compared_at"))
         await session.execute(
             delete(IndexState).where(
-                IndexState.user_id == user_id, IndexState.collection != self.current.name
+                IndexState.user_id == user_id, IndexState.collection != collection
             )
         )
         self._searched.pop(user_id, None)
@@ -113,13 +192,19 @@ class Collections:
             return
         known = select(IndexState.id).where(IndexState.user_id == user_id).limit(1)
         if await session.scalar(known) is None:
-            await self._note_ready(session, user_id)
+            await self._note_ready(session, user_id, self.current.name)
 
-    async def mark_due(self, session: AsyncSession) -> list[UUID]:
-        """Have everything of all users indexed anew; gives back whose."""
-        change = update(IndexState).where(IndexState.collection == self.current.name)
-        due = await session.scalars(change.values(state="due").returning(IndexState.user_id))
-        return list(due)
+    async def mark_due(self, session: AsyncSession) -> list[tuple[UUID, str]]:
+        """Have everything of all users indexed anew; gives back whose, and where."""
+        belongs = (IndexState.collection == self.current.name) | IndexState.is_chosen.is_(True)
+        change = update(IndexState).where(belongs).values(state="due")
+        due = await session.execute(change.returning(IndexState.user_id, IndexState.collection))
+        places = {user_id: name for user_id, name in due if name == self.current.name}
+        chosen = select(IndexState.user_id, IndexState.collection).where(
+            IndexState.is_chosen.is_(True)
+        )
+        places.update((user_id, name) for user_id, name in await session.execute(chosen))
+        return list(places.items())
 
     async def users_of(self, name: str) -> set[UUID]:
         """Whose texts are found in a collection: who moved on is found there no more."""
@@ -127,9 +212,25 @@ class Collections:
         async with self._database.read() as session:
             return set(await session.scalars(query))
 
-    async def all_indexes(self) -> list[VectorIndex]:
-        """Every collection that is known: what is forgotten is forgotten in all of them."""
-        return [await self.open(name) for name in sorted(self._known | {self.current.name})]
+    async def moved_away(self) -> set[UUID]:
+        """Who has moved from the current collection to that of a model of their own."""
+        here = exists().where(
+            _HERE.user_id == IndexState.user_id, _HERE.collection == self.current.name
+        )
+        query = select(IndexState.user_id).where(IndexState.is_chosen.is_(True), ~here)
+        async with self._database.read() as session:
+            return set(await session.scalars(query))
+
+    async def all_indexes(self, more: Sequence[str] = ()) -> list[VectorIndex]:
+        """Every collection that is known: what is forgotten is forgotten in all of them.
+
+        Others may know more: what `more` names, and where the database says that users are.
+        """
+        async with self._database.read() as session:
+            named = set(await session.scalars(select(IndexState.collection).distinct()))
+        named = {*filter(is_own, {*named, *more})}
+        names = self._known | {self.current.name} | named
+        return [await self.open(name) for name in sorted(names)]
 
     async def open(self, name: str) -> VectorIndex:
         """The collection of that name, made where it is missing."""
@@ -139,7 +240,9 @@ class Collections:
         async with self._opening:
             index = self._others.get(name)
             if index is None:
-                index = self._others[name] = await self._opener(name, _dimension(name))
+                index = self._others[name] = await self._opener(name, dimension_of(name))
+                if is_own(name):
+                    self._known.add(name)
             return index
 
     def go_over(self, index: VectorIndex) -> None:
@@ -159,30 +262,55 @@ class Collections:
         for index in (self.current, *self._others.values()):
             await index.aclose()
 
+    async def placement(self, session: AsyncSession, user_id: UUID) -> Placement:
+        """Where a user's texts belong, and where they are found until they are all there.
+
+        Of others that is the newest one that is there.
+        """
+        states = (await session.execute(_STATES, {"owner_id": user_id})).all()
+        chosen = next((each for each in states if each.is_chosen), None)
+        target = chosen.collection if chosen else self.current.name
+        here = next((each for each in states if each.collection == target), None)
+        if any(each.state == "ready" for each in states):
+            if len(self._placed) > _MOST_KEPT:
+                self._placed.clear()
+            self._placed.add(user_id)
+        searched = target
+        if here is None or here.state == "due":
+            ready = [each.collection for each in states if each.state == "ready"]
+            there = (name for name in ready if is_own(name) or name in self._known)
+            searched = next(there, target)
+        return Placement(
+            target=target,
+            searched=searched,
+            is_chosen=chosen is not None,
+            model=chosen.model if chosen else None,
+            is_moving=searched != target or (chosen is not None and chosen.state == "due"),
+        )
+
     async def _note_ready(
-        self, session: AsyncSession, user_id: UUID, *, update: tuple[str, ...] = ()
+        self,
+        session: AsyncSession,
+        user_id: UUID,
+        collection: str,
+        *,
+        update: tuple[str, ...] = (),
     ) -> None:
         row = {
             "user_id": user_id,
-            "collection": self.current.name,
+            "collection": collection,
             "state": "ready",
             "compared_at": now() if update else None,
         }
         await upsert(session, IndexState, row, key=("user_id", "collection"), update=update)
 
-    async def _ready(self, session: AsyncSession, user_id: UUID) -> str:
-        """The collection that a user is in: the current one, else the newest that is there."""
-        names = list(await session.scalars(_READY, {"owner_id": user_id}))
-        if names:
-            if len(self._placed) > _MOST_KEPT:
-                self._placed.clear()
-            self._placed.add(user_id)
-        if self.current.name in names:
-            return self.current.name
-        return next((name for name in names if name in self._known), self.current.name)
+
+def is_own(name: str) -> bool:
+    """Whether a collection is one of users' own models."""
+    return name.startswith(f"{OWN}-")
 
 
-def _dimension(name: str) -> int | None:
-    """The dimension that a collection's name tells."""
+def dimension_of(name: str) -> int | None:
+    """The dimension that a collection's name tells; None for one without vectors."""
     *_, dimension, _ = f"-{name}".rsplit("-", 2)
     return int(dimension) if dimension.isdigit() else None

@@ -18,12 +18,13 @@ from backend.database.base import chunks, table_of
 from backend.database.engine import Database
 from backend.jobs.errors import RetryLaterError
 from backend.jobs.running import JobKind, RunningJob
-from backend.memory.collections import Collections
+from backend.memory.collections import Collections, Placement, dimension_of
 from backend.memory.documents import Document
 from backend.memory.index.protocol import Kind, VectorIndex
 from backend.memory.models import IndexChange
-from backend.memory.outbox import INDEX, REINDEX
-from backend.memory.points import Attempt, PointMaker
+from backend.memory.moves import ModelMoves, Move
+from backend.memory.outbox import INDEX, REINDEX, IndexOutbox
+from backend.memory.points import Attempt, PointMaker, Vectors
 from backend.memory.reconciler import differences
 from backend.memory.sources import Source, SourceRow, slices
 from backend.vault.sealing import Sealer
@@ -53,6 +54,10 @@ Report = Callable[[int, int], Awaitable[None]]
 """Is told how much is done, of how much."""
 
 
+Side = tuple[VectorIndex, Vectors]
+"""A collection, and what gives points their vectors in it."""
+
+
 class Indexer:
     """Does the jobs of the index."""
 
@@ -63,10 +68,14 @@ class Indexer:
         sources: Sequence[Source],
         *,
         maker: PointMaker,
+        moves: ModelMoves,
+        outbox: IndexOutbox,
         pool: CpuPool,
     ) -> None:
         self._database = database
         self._collections = collections
+        self._moves = moves
+        self._outbox = outbox
         self._sources: Mapping[Kind, Source] = {source.kind: source for source in sources}
         self._maker = maker
         self._pool = pool
@@ -85,13 +94,15 @@ class Indexer:
         source = self._sources[job.payload["kind"]]
         attempt = Attempt(job.keys)
         while True:
-            notes, indexes = await self._changes(job, container_id)
+            notes, place, indexes = await self._changes(job, container_id)
+            vectors, has_to_move = await self._moves.vectors(job.keys, place)
+            sides = _sides(indexes, vectors)
             changed = [note.source_id for note in notes if note.source_id is not None]
             if len(changed) < len(notes):
-                for index in indexes:
-                    await self._whole(attempt, source, container_id, index, job.progress)
+                for side in sides:
+                    await self._whole(attempt, source, container_id, side, job.progress)
             # After all of it as well: the rows next to one that went held its words.
-            await self._some(attempt, source, container_id, changed, indexes)
+            await self._some(attempt, source, container_id, changed, sides)
             _check(attempt)
             if len(notes) < CHANGES:
                 break
@@ -99,44 +110,56 @@ class Indexer:
                 await _delete_notes(session, notes)
         async with job.finish() as session:
             await _delete_notes(session, notes)
+            if has_to_move:
+                await self._outbox.follow_later(session, job.keys.user_id)
             # Not where another model came into use on the way.
             if self._collections.current in indexes:
                 await self._collections.mark_ready_if_new(session, job.keys.user_id)
 
     async def _changes(
         self, job: RunningJob, container_id: UUID
-    ) -> tuple[Sequence[Row[UUID, UUID | None]], list[VectorIndex]]:
+    ) -> tuple[Sequence[Row[UUID, UUID | None]], Placement, list[VectorIndex]]:
         """What is noted of a container, oldest first, and where it has to be mended."""
         owner_id = job.keys.user_id
         values = {"container_id": container_id, "owner_id": owner_id}
         async with self._database.read() as session:
             notes = (await session.execute(_NOTES, values)).all()
-            return notes, await self._collections.indexes_to_write(session, owner_id)
+            return notes, *await self._collections.places_to_write(session, owner_id)
 
     async def reindex(self, job: RunningJob) -> None:
-        """Index everything of a user's in the current collection, then search there.
+        """Index everything of a user's where it belongs, then search there.
 
-        With `anew` in its payload also what the index has already.
+        The collection of the payload is where that was when the job was made; none stands for what
+        the account's settings say now. With `anew` in its payload also what the index has already.
         """
         wanted, anew = job.payload["collection"], job.payload.get("anew", False)
-        if wanted == self._collections.current.name:
-            await self._everything(job.keys, job.progress, anew=anew)
+        move = await self._moves.follow(job.keys, job.step)
+        is_wanted = wanted in {None, move.place.target}
+        if is_wanted:
+            await self._everything(job.keys, job.progress, move, anew=anew or move.is_anew)
         async with job.finish() as session:
-            if wanted == self._collections.current.name:
-                await self._collections.mark_ready(session, job.keys.user_id)
+            if is_wanted:
+                await self._moves.arrived(session, job.keys, move)
 
-    async def rebuild(self, sealer: Sealer, report: Callable[[int, int], None]) -> None:
-        """Index everything of a user's in the current collection, outside of any job."""
+    async def rebuild(self, sealer: Sealer, report: Callable[[int, int], None]) -> str:
+        """Index everything of a user's where it belongs, outside of any job: in which collection.
+
+        Raises what `ModelMoves.follow` raises.
+        """
 
         async def tell(done: int, total: int) -> None:
             report(done, total)
 
-        await self._everything(sealer, tell)
+        move = await self._moves.follow(sealer, self._database.write)
+        await self._everything(sealer, tell, move, anew=move.is_anew)
         async with self._database.write() as session:
-            await self._collections.mark_ready(session, sealer.user_id)
+            await self._moves.arrived(session, sealer, move)
+        return move.place.target
 
-    async def _everything(self, sealer: Sealer, report: Report, *, anew: bool = False) -> None:
-        """Index all containers of a user's in the current collection; `report` hears of rows.
+    async def _everything(
+        self, sealer: Sealer, report: Report, move: Move, *, anew: bool = False
+    ) -> None:
+        """Index all containers of a user's where they belong; `report` hears of rows.
 
         Raises once all are done, as far as words go, where the embedder failed on the way.
         """
@@ -149,11 +172,12 @@ class Indexer:
             total = 0
             for source in self._sources.values():
                 total += await source.count(session, owner_id=sealer.user_id)
-        attempt, done, current = Attempt(sealer), 0, self._collections.current
+        attempt, done = Attempt(sealer), 0
+        side = await self._collections.open(move.place.target), move.vectors
         for source, container_id in containers:
             tell = partial(_report_on, report, done, total)
             await tell(0, 0)
-            done += await self._whole(attempt, source, container_id, current, tell, anew=anew)
+            done += await self._whole(attempt, source, container_id, side, tell, anew=anew)
         _check(attempt)
         await report(total, total)
 
@@ -163,7 +187,7 @@ class Indexer:
         source: Source,
         container_id: UUID,
         source_ids: Sequence[UUID],
-        indexes: Sequence[VectorIndex],
+        sides: Sequence[Side],
     ) -> None:
         """Index some rows anew; those that are gone lose their points."""
         for part in chunks(source_ids, BATCH):
@@ -171,14 +195,14 @@ class Indexer:
                 rows = await source.rows(
                     session, attempt.sealer, container_id, part, neighbours=True
                 )
-            await self._store_rows(attempt, rows, indexes, anew=part)
+            await self._store_rows(attempt, rows, sides, anew=part)
 
     async def _whole(
         self,
         attempt: Attempt,
         source: Source,
         container_id: UUID,
-        index: VectorIndex,
+        side: Side,
         report: Report | None = None,
         *,
         anew: bool = False,
@@ -187,7 +211,7 @@ class Indexer:
 
         Returns how many rows the container has.
         """
-        sealer = attempt.sealer
+        sealer, index = attempt.sealer, side[0]
         async with self._database.read() as session:
             stored = await source.inventory(session, container_id, owner_id=sealer.user_id)
         if stored is None:
@@ -203,7 +227,7 @@ class Indexer:
             async with self._database.read() as session:
                 rows = await source.rows(session, sealer, container_id, part, neighbours=False)
             await self._store_rows(
-                attempt, rows, [index], anew=[each for each in part if each in stale]
+                attempt, rows, [side], anew=[each for each in part if each in stale]
             )
         return len(stored)
 
@@ -211,7 +235,7 @@ class Indexer:
         self,
         attempt: Attempt,
         rows: Sequence[SourceRow],
-        indexes: Sequence[VectorIndex],
+        sides: Sequence[Side],
         *,
         anew: Sequence[UUID],
     ) -> None:
@@ -219,22 +243,32 @@ class Indexer:
         owner_id = attempt.sealer.user_id
         left = set(anew)
         gone = left.difference(row.source_id for row in rows)
-        for index in indexes if gone else ():
+        for index, _ in sides if gone else ():
             await index.delete_sources(owner_id, list(gone))
         left -= gone
         for some in slices(rows, SLICE_BYTES):
             documents = await self._pool.run(owner_id, partial(_documents, some), is_job=True)
             here = [row.source_id for row in some if row.source_id in left]
             left.difference_update(here)
-            for index in indexes:
-                # Collections of models that are no longer configured get terms alone.
-                is_current = index is self._collections.current
-                points = await self._maker.make(attempt, documents, is_dense=is_current)
+            for index, vectors in sides:
+                points = await self._maker.make(attempt, documents, vectors=vectors)
                 # Only now, with the new points at hand: in between nothing of these rows is found.
                 if here:
                     await index.delete_sources(owner_id, here)
                 if points:
                     await index.upsert(points)
+
+
+def _sides(indexes: Sequence[VectorIndex], vectors: Vectors) -> list[Side]:
+    """Where new points go: where the texts belong, and where they are found until all are there.
+
+    There they get terms alone. Whoever comes back to that model gets their vectors then.
+    """
+    target, *others = indexes
+    left = [
+        (each, Vectors(None, are_missed=dimension_of(each.name) is not None)) for each in others
+    ]
+    return [(target, vectors), *left]
 
 
 async def _report_on(report: Report, before: int, total: int, done: int, _: int) -> None:

@@ -21,7 +21,7 @@ from backend.jobs.models import Job
 from backend.jobs.queue import JobQueue, NewJob
 from backend.jobs.running import JobKind, RunningJob
 from backend.jobs.schemas import JobView
-from backend.llm.user_models import SharedEmbedding
+from backend.llm.user_models import ProviderEmbedding
 from backend.memory.embedding.catalogue import (
     OfferedModel,
     find_offered,
@@ -103,7 +103,7 @@ class ModelFetches:
         async with self._database.read() as session:
             jobs = [await _last_fetch(session, each) for each in models]
         settings, embedder = self._settings, self._memory.embedder
-        is_shared = isinstance(self._memory.chosen, SharedEmbedding)
+        is_shared = isinstance(self._memory.chosen, ProviderEmbedding)
         return EmbeddingModelOffers(
             embedder="provider" if is_shared else choose(settings),
             model=embedder.spec.model if embedder else None,

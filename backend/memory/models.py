@@ -6,7 +6,7 @@ from datetime import datetime
 from typing import Literal
 from uuid import UUID
 
-from sqlalchemy import Index, String, UniqueConstraint
+from sqlalchemy import Index, String, UniqueConstraint, false
 from sqlalchemy.orm import Mapped, mapped_column
 
 from backend.database.base import Base, CreatedAt, OwnerId, PrimaryId
@@ -52,7 +52,10 @@ IndexStateName = Literal["due", "ready"]
 class IndexState(Base):
     """Whether a user's texts are all in one collection of the index. Search asks a ready one.
 
-    `compared_at` is when its points were last compared with the database.
+    `compared_at` is when its points were last compared with the database. `is_chosen`: the user's
+    texts belong here, since the account names an embedding model of its own. `model` is a keyed
+    hash of that model, whose vectors these are; null where they are of the installation's model,
+    `GONE` where the user's can't be asked any more.
     """
 
     __tablename__ = "index_states"
@@ -64,3 +67,9 @@ class IndexState(Base):
     state: Mapped[IndexStateName] = mapped_column(String)
     created_at: Mapped[CreatedAt]
     compared_at: Mapped[datetime | None]
+    model: Mapped[bytes | None]
+    is_chosen: Mapped[bool] = mapped_column(default=False, server_default=false())
+
+
+GONE = b""
+"""Stands for the model of vectors that no model can be compared with any more."""

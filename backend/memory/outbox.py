@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any, Protocol
 from uuid import UUID
 
+from sqlalchemy import select
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from backend.accounts.events import AccountDeleted
@@ -13,7 +14,7 @@ from backend.accounts.models import KeyMode
 from backend.database.base import table_of
 from backend.jobs.queue import JobKey, JobQueue, NewJob, insert_job
 from backend.memory.index.protocol import Kind
-from backend.memory.models import IndexChange
+from backend.memory.models import IndexChange, IndexState
 from backend.vault.sealing import Sealer
 
 INDEX = "memory.index"
@@ -24,6 +25,9 @@ FORGET = "memory.forget"
 
 MOST_NOTED = 500
 """Rows that are noted one by one: of more the index compares the whole container."""
+
+_FOLLOW = {"collection": None}
+"""Of a job that finds out by itself which collection it is."""
 
 _NOTE = table_of(IndexChange).insert()
 
@@ -84,17 +88,26 @@ class IndexOutbox(AccountDeleted):
         """Have all texts of a user's indexed in a collection, once they are seen."""
         await self._queue.enqueue(session, _reindexing(user_id, {"collection": collection}))
 
-    async def rebuild(self, session: AsyncSession, holder: KeyHolder, collection: str) -> None:
-        """Have all points of a user's in a collection made again."""
-        job = _reindexing(holder.sealer.user_id, {"collection": collection, "anew": True})
+    async def follow(self, session: AsyncSession, holder: KeyHolder) -> None:
+        """Have all texts of a user's belong where the account's embedding model says."""
+        key = self._queue.grant(holder.sealer, holder.key_mode)
+        await self._queue.enqueue(session, _reindexing(holder.sealer.user_id, _FOLLOW), key=key)
+
+    async def follow_later(self, session: AsyncSession, user_id: UUID) -> None:
+        """The same once the user is seen."""
+        await self._queue.enqueue(session, _reindexing(user_id, _FOLLOW))
+
+    async def rebuild(self, session: AsyncSession, holder: KeyHolder) -> None:
+        """Have all points of a user's made again, where the account's settings say."""
+        job = _reindexing(holder.sealer.user_id, {**_FOLLOW, "anew": True})
         key = self._queue.grant(holder.sealer, holder.key_mode)
         await self._queue.enqueue(session, job, key=key)
 
     async def account_deleted(self, session: AsyncSession, user_id: UUID) -> None:
         """Have every point of a user's deleted: the account goes in this transaction."""
-        job = NewJob(
-            kind=FORGET, payload={"owner_id": str(user_id)}, dedupe_key=f"{FORGET}/{user_id}"
-        )
+        named = select(IndexState.collection).where(IndexState.user_id == user_id)
+        payload = {"owner_id": str(user_id), "collections": list(await session.scalars(named))}
+        job = NewJob(kind=FORGET, payload=payload, dedupe_key=f"{FORGET}/{user_id}")
         await self._queue.enqueue(session, job)
 
     async def _note(

@@ -73,6 +73,17 @@ class Attempt:
     failure: EmbedderError | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class Vectors:
+    """What gives points their dense vectors.
+
+    `are_missed`: the points lack them only for now, where there is no embedder.
+    """
+
+    embedder: DocumentEmbedder | None
+    are_missed: bool = False
+
+
 class PointMaker:
     """Makes points of documents. Without an embedder they have terms alone."""
 
@@ -88,19 +99,20 @@ class PointMaker:
         self._pool = pool
 
     async def make(
-        self, attempt: Attempt, documents: Sequence[Document], *, is_dense: bool = True
+        self, attempt: Attempt, documents: Sequence[Document], *, vectors: Vectors | None = None
     ) -> list[Point]:
-        """Points of one user's documents, in their order; `is_dense` asks for dense vectors."""
+        """Points of one user's documents, in order; without `vectors` by the usual embedder."""
         owner_id = attempt.sealer.user_id
         blinder = self._blinders.get(attempt.sealer)
-        is_dense = is_dense and self.embedder is not None
+        wanted = vectors or Vectors(self.embedder)
         dense: list[dict[DenseName, Floats]] = [{} for _ in documents]
-        if is_dense and attempt.failure is None:
+        if wanted.embedder is not None and attempt.failure is None:
             try:
-                dense = await self._dense(attempt.sealer, blinder, documents)
+                dense = await self._dense(attempt.sealer, wanted.embedder, blinder, documents)
             except EmbedderError as error:
                 attempt.failure = error
-        is_incomplete = is_dense and attempt.failure is not None
+        has_failed = wanted.embedder is not None and attempt.failure is not None
+        is_incomplete = has_failed or wanted.are_missed
         return await self._pool.run(
             owner_id,
             partial(self._points, owner_id, blinder, documents, dense, is_incomplete),
@@ -142,7 +154,11 @@ class PointMaker:
         return points
 
     async def _dense(
-        self, sealer: Sealer, blinder: Blinder, documents: Sequence[Document]
+        self,
+        sealer: Sealer,
+        embedder: DocumentEmbedder,
+        blinder: Blinder,
+        documents: Sequence[Document],
     ) -> list[dict[DenseName, Floats]]:
         wanted: list[tuple[int, DenseName, str]] = []
         for place, document in enumerate(documents):
@@ -152,9 +168,9 @@ class PointMaker:
             if document.dense_window:
                 wanted.append((place, "dense_window", document.dense_window))
         found: list[dict[DenseName, Floats]] = [{} for _ in documents]
-        if not wanted or self.embedder is None:
+        if not wanted:
             return found
-        vectors = await self.embedder.embed_documents(sealer, [text for *_, text in wanted])
+        vectors = await embedder.embed_documents(sealer, [text for *_, text in wanted])
         turned = await self._pool.run(
             sealer.user_id, partial(blinder.turn, np.ascontiguousarray(vectors)), is_job=True
         )

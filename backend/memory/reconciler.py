@@ -92,7 +92,8 @@ class Reconciler:
         """Delete every point of somebody who is gone."""
         owner_id = UUID(job.payload["owner_id"])
         self._blinders.forget(owner_id)
-        for index in await self._collections.all_indexes():
+        named = job.payload.get("collections", ())
+        for index in await self._collections.all_indexes(named):
             await index.delete_owner(owner_id)
 
     async def reconcile(self, job: RunningJob) -> None:
@@ -100,15 +101,20 @@ class Reconciler:
         current = self._collections.current
         async with self._database.read() as session:
             users = set(await session.scalars(select(User.id)))
+        left = users - await self._collections.moved_away()
         for index in await self._collections.all_indexes():
-            here = users if index is current else await self._collections.users_of(index.name)
+            here = left if index is current else await self._collections.users_of(index.name)
             for stranger in await index.owners() - here:
                 await index.delete_owner(stranger)
         for number, user_id in enumerate(sorted(users)):
             await job.progress(number, len(users))
-            await self._compare(user_id, current)
+            async with self._database.read() as session:
+                place = await self._collections.placement(session, user_id)
+            await self._compare(user_id, await self._collections.open(place.target))
         async with job.finish() as session:
-            compared = update(IndexState).where(IndexState.collection == current.name)
+            compared = update(IndexState).where(
+                (IndexState.collection == current.name) | IndexState.is_chosen.is_(True)
+            )
             await session.execute(compared.values(compared_at=now()))
             await forget_unused(session, now() - VECTORS_KEPT)
             await self._queue.enqueue(session, _tonight())

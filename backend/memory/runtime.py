@@ -17,9 +17,15 @@ from backend.cpu_pool import CpuPool
 from backend.database.engine import Database
 from backend.jobs.queue import JobQueue
 from backend.jobs.running import JobKind, RunningJob
-from backend.llm.user_models import SharedEmbedding, UserModels
+from backend.llm.user_models import ProviderEmbedding, UserModels
 from backend.logs import get_logger
-from backend.memory.collections import Collections, Opener, collection_name
+from backend.memory.collections import (
+    Collections,
+    Opener,
+    Placement,
+    collection_name,
+    dimension_of,
+)
 from backend.memory.embedding.cached import CachedEmbedder
 from backend.memory.embedding.protocol import EmbedderError
 from backend.memory.embedding.registry import (
@@ -33,19 +39,22 @@ from backend.memory.index.edge import open_edge
 from backend.memory.index.protocol import IndexUnavailableError
 from backend.memory.indexer import Indexer
 from backend.memory.models import IndexState
+from backend.memory.moves import ModelMoves
 from backend.memory.outbox import IndexOutbox
-from backend.memory.points import Blinders, PointMaker
+from backend.memory.own_models import OwnModel, OwnModels
+from backend.memory.points import Blinders, DocumentEmbedder, PointMaker
 from backend.memory.reconciler import Reconciler
 from backend.memory.search import MemorySearch
 from backend.memory.sources import Source
 from backend.settings import Settings
+from backend.vault.sealing import Sealer
 
 log = get_logger(__name__)
 
 START_SECONDS = 10.0
 """How long the start waits for a provider's embedding model: it is gone over to later, too."""
 
-Chosen = SharedEmbedding | tuple[str, Path] | None
+Chosen = ProviderEmbedding | tuple[str, Path] | None
 """What an administrator chose: a provider's embedding model, else the one that was fetched."""
 
 
@@ -63,6 +72,7 @@ class MemoryRuntime(UserSignedOut):
     reconciler: Reconciler
     search: MemorySearch
     blinders: Blinders
+    own: OwnModels
     embedder: CachedEmbedder | None
     chosen: Chosen
     is_prepared: bool = False
@@ -83,7 +93,7 @@ class MemoryRuntime(UserSignedOut):
         """
         async with self.switching:
             chosen = await _choice(self.settings, self.database, self.user_models)
-            was_shared = isinstance(self.chosen, SharedEmbedding)
+            was_shared = isinstance(self.chosen, ProviderEmbedding)
             if chosen == self.chosen or (chosen is None and not was_shared):
                 return
             try:
@@ -94,7 +104,7 @@ class MemoryRuntime(UserSignedOut):
         await self.prepare()
 
     async def _go_over(self, chosen: Chosen) -> None:
-        shared = chosen if isinstance(chosen, SharedEmbedding) else None
+        shared = chosen if isinstance(chosen, ProviderEmbedding) else None
         embedder = build_embedder(self.settings, shared)
         if embedder is not None:
             try:
@@ -137,15 +147,31 @@ class MemoryRuntime(UserSignedOut):
         except IndexUnavailableError as error:
             log.warning("memory.not_ready", problem=error.slug)
             return
-        for user_id in await self.collections.prepare():
+        for user_id, name in await self.collections.prepare():
             async with self.database.write() as session:
-                await self.outbox.reindex(session, user_id, self.collections.current.name)
+                await self.outbox.reindex(session, user_id, name)
         await self.reconciler.schedule()
         self.is_prepared = True
+
+    async def own_model(self, sealer: Sealer) -> tuple[Placement, OwnModel | None]:
+        """Where a user's texts belong, and the embedding model that the account names."""
+        async with self.database.read() as session:
+            place = await self.collections.placement(session, sealer.user_id)
+        dimension = dimension_of(place.target) if place.is_chosen else None
+        return place, await self.own.of(sealer, dimension=dimension)
+
+    async def embedder_of(self, sealer: Sealer) -> DocumentEmbedder | None:
+        """What compares a user's texts by meaning: the model that they are embedded by."""
+        _, place = await self.collections.place_to_search(sealer.user_id)
+        if not place.is_chosen:
+            return self.embedder
+        own = await self.own.of(sealer, dimension=dimension_of(place.target))
+        return own.embedder if own else None
 
     def user_signed_out(self, user_id: UUID) -> None:
         """Drop what is kept in the clear of a user who leaves."""
         self.blinders.forget(user_id)
+        self.own.user_signed_out(user_id)
         if self.embedder is not None:
             self.embedder.forget(user_id)
         # Names of a story are looked for with patterns, and `re` keeps the last ones.
@@ -154,6 +180,7 @@ class MemoryRuntime(UserSignedOut):
     async def aclose(self) -> None:
         """Close the index, and let go of the embedder."""
         await self.collections.aclose()
+        await self.own.aclose()
         if self.embedder is not None:
             await self.embedder.aclose()
 
@@ -185,8 +212,14 @@ async def open_memory(
     collections = Collections(database, current, opener, known=known | {name})
     blinders = Blinders()
     maker = PointMaker(embedder, blinders=blinders, pool=pool)
-    indexer = Indexer(database, collections, sources, maker=maker, pool=pool)
-    search = MemorySearch(collections, sources, embedder=embedder, blinders=blinders, pool=pool)
+    own = OwnModels(database, user_models, settings)
+    moves = ModelMoves(database, collections, own, maker=maker)
+    indexer = Indexer(
+        database, collections, sources, maker=maker, moves=moves, outbox=outbox, pool=pool
+    )
+    search = MemorySearch(
+        collections, sources, embedder=embedder, blinders=blinders, pool=pool, own=own
+    )
     return MemoryRuntime(
         settings=settings,
         database=database,
@@ -198,6 +231,7 @@ async def open_memory(
         reconciler=Reconciler(database, queue, outbox, collections, sources, blinders=blinders),
         search=search,
         blinders=blinders,
+        own=own,
         embedder=embedder,
         chosen=chosen,
     )
@@ -213,7 +247,7 @@ async def _of_provider(
     settings: Settings, database: Database, chosen: Chosen
 ) -> CachedEmbedder | None:
     """A provider's embedder; None where none was chosen, or while its server does not answer."""
-    if not isinstance(chosen, SharedEmbedding):
+    if not isinstance(chosen, ProviderEmbedding):
         return None
     embedder = build_cached_embedder(settings, database, chosen)
     if embedder is not None:

@@ -37,12 +37,14 @@ from backend.memory import mmr, parsed_query, ranking
 from backend.memory.collections import Collections
 from backend.memory.diversity import breadth, diversified, over_scenes
 from backend.memory.embedding.cosines import MINILM
-from backend.memory.embedding.protocol import EmbedderError, Floats, QueryEmbedder
+from backend.memory.embedding.protocol import Floats, QueryEmbedder
 from backend.memory.index.protocol import Kind, ScopePart, VectorIndex
 from backend.memory.matches import MatchScale, scene_strengths
 from backend.memory.nearest import nearest, with_nearest
 from backend.memory.origins import joined
+from backend.memory.own_models import OwnModels
 from backend.memory.points import Blinders, speaker_id
+from backend.memory.query_vectors import embedded, query_embedder
 from backend.memory.ranking import Candidate, Signal
 from backend.memory.sources import Recalled, Source
 from backend.memory.thresholds import MANY, RankingThresholds, for_corpus, relevant, thresholds
@@ -167,7 +169,9 @@ class MemorySearch:
         embedder: QueryEmbedder | None,
         blinders: Blinders,
         pool: CpuPool,
+        own: OwnModels | None = None,
     ) -> None:
+        self._own = own
         self._pool = pool
         self._collections = collections
         self._sources = sources
@@ -196,7 +200,7 @@ class MemorySearch:
 
     async def _find(self, sealer: Sealer, request: SearchRequest, notes: list[str]) -> SearchResult:
         user_id, size = sealer.user_id, len(request.text) + len(request.context)
-        index = await self._collections.index_to_search(user_id)
+        index, place = await self._collections.place_to_search(user_id)
         read = partial(
             parsed_query.read,
             request.text,
@@ -205,8 +209,10 @@ class MemorySearch:
             now=request.now,
         )
         parsed = await self._pool.run(user_id, read, size=size)
-        vector = await self._embed(sealer, parsed.meaning, index, notes)
-        embedder = None if vector is None else self.embedder
+        embedder = await query_embedder(self.embedder, self._own, sealer, place, notes)
+        vector = await embedded(embedder, sealer, parsed.meaning, notes)
+        if vector is None:
+            embedder = None
         cosines = await embedder.cosines() if embedder is not None else MINILM
         blinder = self._blinders.get(sealer)
         plan = partial(
@@ -252,21 +258,6 @@ class MemorySearch:
             ),
             breadth=broad,
         )
-
-    async def _embed(
-        self, sealer: Sealer, meaning: str, index: VectorIndex, notes: list[str]
-    ) -> Floats | None:
-        if self.embedder is None:
-            return None
-        if index is not self._collections.current:
-            notes.append("memory is moving to another embedding model: looked up by words alone")
-            return None
-        try:
-            return await self.embedder.embed_query(sealer, meaning)
-        except EmbedderError as error:
-            notes.append("looked up by words alone: the embedding model did not answer")
-            log.warning("memory.not_embedded", problem=error.slug)
-            return None
 
     async def _points(self, index: VectorIndex, owner_id: UUID) -> int:
         """How many points a user has; once they are many nobody counts them again."""

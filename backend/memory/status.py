@@ -16,16 +16,25 @@ from backend.database.base import chunks
 from backend.database.engine import Database
 from backend.jobs.models import Job
 from backend.jobs.schemas import JobView
+from backend.memory.collections import Placement, dimension_of
 from backend.memory.index.protocol import IndexUnavailableError, Kind
 from backend.memory.models import IndexChange, IndexState
 from backend.memory.outbox import INDEX, REINDEX
+from backend.memory.own_models import OwnModel
 from backend.memory.runtime import MemoryRuntime
 from backend.memory.sources import Source
 
 MOST_JOBS = 20
 
 ProblemKind = Literal[
-    "no_model", "model_unavailable", "index_unavailable", "gave_up", "delayed", "waiting_key"
+    "no_model",
+    "model_unavailable",
+    "own_model_unavailable",
+    "own_model_gone",
+    "index_unavailable",
+    "gave_up",
+    "delayed",
+    "waiting_key",
 ]
 
 _TROUBLES: tuple[ProblemKind, ...] = ("gave_up", "delayed", "waiting_key")
@@ -38,6 +47,14 @@ _ADVICE: dict[ProblemKind, str] = {
     "model_unavailable": (
         "The embedding model did not answer the last search, which went by words alone. It is "
         "asked again by itself."
+    ),
+    "own_model_unavailable": (
+        "The embedding model of your account did not answer, so that memory is searched by words "
+        "alone. It is asked again by itself; try its provider out, or choose another model."
+    ),
+    "own_model_gone": (
+        "The provider of your account's embedding model is not there any more, so that memory is "
+        "searched by words alone. Choose another embedding model for the account, or none."
     ),
     "index_unavailable": (
         "The index does not answer. Turns go on without memory; whoever runs the server finds the "
@@ -53,11 +70,16 @@ _ADVICE: dict[ProblemKind, str] = {
 
 
 class EmbeddingModel(msgspec.Struct, kw_only=True):
-    """The model that turns texts into vectors."""
+    """The model that turns texts into vectors.
+
+    `is_own`: the account names it, and its texts are in its collection or move there. `dimension`
+    is how long the vectors are that the index has.
+    """
 
     provider: str
     model: str
     dimension: int
+    is_own: bool = False
 
 
 class IndexedRows(msgspec.Struct, kw_only=True):
@@ -119,8 +141,7 @@ class MemoryStatusService:
     async def get(self, identity: Identity) -> MemoryStatus:
         """How it is now: counts on indexes alone."""
         owner_id, memory = identity.user_id, self._memory
-        spec = memory.embedder.spec if memory.embedder else None
-        current = memory.collections.current
+        place, own = await memory.own_model(identity.sealer)
         async with self._database.read() as session:
             states = list(
                 await session.scalars(select(IndexState).where(IndexState.user_id == owner_id))
@@ -128,20 +149,18 @@ class MemoryStatusService:
             indexed = await self._indexed(session, owner_id)
             jobs = await _jobs(session, owner_id)
         try:
-            points = await current.count(owner_id)
+            points = await (await memory.collections.open(place.target)).count(owner_id)
         except IndexUnavailableError:
             points = None
-        here = next((each for each in states if each.collection == current.name), None)
+        here = next((each for each in states if each.collection == place.target), None)
         return MemoryStatus(
-            model=EmbeddingModel(provider=spec.provider, model=spec.model, dimension=spec.dimension)
-            if spec
-            else None,
+            model=self._model(place, own),
             indexed=indexed,
             points=points,
-            move=_move(states, current.name),
+            move=_move(states, place),
             compared_at=here.compared_at if here else None,
             jobs=list(map(JobView.of, jobs)),
-            problems=list(self._problems(jobs, answers=points is not None)),
+            problems=list(self._problems(jobs, place, own, answers=points is not None)),
         )
 
     async def rebuild(self, identity: Identity) -> JobView:
@@ -149,8 +168,7 @@ class MemoryStatusService:
         async with self._database.write() as session:
             job = await _rebuild(session, identity.user_id)
             if job is None:
-                name = self._memory.collections.current.name
-                await self._memory.outbox.rebuild(session, identity, name)
+                await self._memory.outbox.rebuild(session, identity)
                 job = await _rebuild(session, identity.user_id)
         if job is None:
             raise RuntimeError("A job that was enqueued is not there.")
@@ -179,18 +197,48 @@ class MemoryStatusService:
             found.append(IndexedRows(kind=source.kind, total=total, waiting=min(waiting, total)))
         return found
 
-    def _problems(self, jobs: Sequence[Job], *, answers: bool) -> Iterator[MemoryProblem]:
-        embedder = self._memory.embedder
+    def _model(self, place: Placement, own: OwnModel | None) -> EmbeddingModel | None:
+        """The model of the collection that the user's texts belong to."""
+        if place.is_chosen:
+            if own is None:
+                return None
+            slug, _, name = own.id.partition("/")
+            dimension = dimension_of(place.target) or 0
+            return EmbeddingModel(provider=slug, model=name, dimension=dimension, is_own=True)
+        if self._memory.embedder is None:
+            return None
+        spec = self._memory.embedder.spec
+        return EmbeddingModel(provider=spec.provider, model=spec.model, dimension=spec.dimension)
+
+    def _problems(
+        self, jobs: Sequence[Job], place: Placement, own: OwnModel | None, *, answers: bool
+    ) -> Iterator[MemoryProblem]:
         if not answers:
             yield MemoryProblem(kind="index_unavailable", advice=_ADVICE["index_unavailable"])
-        if embedder is None:
-            yield MemoryProblem(kind="no_model", advice=_ADVICE["no_model"])
-        elif embedder.is_failing:
-            yield MemoryProblem(kind="model_unavailable", advice=_ADVICE["model_unavailable"])
-        troubles = list(map(_trouble, jobs))
+        troubles: list[ProblemKind | None] = [_trouble(job) for job in jobs]
+        trouble = self._model_trouble(troubles, place, own)
+        if trouble is not None:
+            yield MemoryProblem(kind=trouble, advice=_ADVICE[trouble])
         for kind in _TROUBLES:
             if count := troubles.count(kind):
                 yield MemoryProblem(kind=kind, advice=_ADVICE[kind], count=count)
+
+    def _model_trouble(
+        self, troubles: Sequence[ProblemKind | None], place: Placement, own: OwnModel | None
+    ) -> ProblemKind | None:
+        """What is wrong with the model that the user's texts are embedded by."""
+        usual = self._memory.embedder
+        if own is not None:
+            if own.embedder is None:
+                return "own_model_gone"
+            # Until it has answered once nothing belongs to its collection.
+            is_waited_for = not place.is_chosen and any(troubles)
+            return "own_model_unavailable" if own.embedder.is_failing or is_waited_for else None
+        if place.is_chosen:
+            return None  # on their way back
+        if usual is None:
+            return "no_model"
+        return "model_unavailable" if usual.is_failing else None
 
 
 def _trouble(job: Job) -> ProblemKind | None:
@@ -202,13 +250,13 @@ def _trouble(job: Job) -> ProblemKind | None:
     return "waiting_key" if job.state == "waiting_key" else None
 
 
-def _move(states: Sequence[IndexState], current: str) -> MemoryMove | None:
-    """Where a user's texts move; None where they are all in the current collection."""
+def _move(states: Sequence[IndexState], place: Placement) -> MemoryMove | None:
+    """Where a user's texts move; None where they are all where they belong."""
     found = {each.collection: each.state for each in states}
-    if found.get(current) != "due":
+    if found.get(place.target) != "due":
         return None
     source = next((name for name, state in found.items() if state == "ready"), None)
-    return MemoryMove(source=source, target=current)
+    return MemoryMove(source=source, target=place.target)
 
 
 async def _jobs(session: AsyncSession, owner_id: UUID) -> Sequence[Job]:

@@ -51,6 +51,7 @@ from backend.turns.schemas import (
 )
 from backend.turns.service import TurnService
 from backend.turns.streaming import answer, last_event_id, stream
+from backend.turns.suggestions import SuggestionService
 from backend.wire import EXAMPLE, PREVIEWS, RAISES, STORES, STREAMS, Page, PageSize
 
 AnyRequest = Request[Any, Any, Any]
@@ -142,11 +143,11 @@ class TurnController(Controller):
         self,
         chat_id: FromPath[UUID],
         identity: NamedDependency[Identity],
-        turns: NamedDependency[TurnService],
+        suggestions: NamedDependency[SuggestionService],
         data: JSONBody[SuggestionRequest | None] = None,
     ) -> Suggestions:
-        """Two to four lines that the user could say next. Nothing is stored."""
-        lines = await turns.suggest(identity, chat_id, data or SuggestionRequest())
+        """Two to four lines that the user could say next. None is stored; what they took is."""
+        lines = await suggestions.suggest(identity, chat_id, data or SuggestionRequest())
         return Suggestions(items=lines)
 
     @get(

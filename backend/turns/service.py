@@ -24,12 +24,9 @@ from backend.chats.repository import get_chat
 from backend.cpu_pool import CpuPool
 from backend.database.base import new_id
 from backend.database.engine import Database
-from backend.enrichment.llm_selection import naming_setting
-from backend.generation.model import ModelEmptyReplyError, ModelWritesNoJsonError
 from backend.logs import get_logger
 from backend.prompts import PromptLibrary
 from backend.quotas.definitions import TOKENS_PER_DAY, QuotaExceededError
-from backend.quotas.ledgers import add_tokens
 from backend.quotas.service import Quotas
 from backend.turns import repository
 from backend.turns.builder import PromptBuilder
@@ -44,7 +41,7 @@ from backend.turns.events import Progress, TurnEvent, awaited, stored_progress
 from backend.turns.models import TURN_OUTPUT, TurnState
 from backend.turns.recovery import TurnRecovery
 from backend.turns.runs import RunRegistry
-from backend.turns.schemas import SuggestionRequest, TurnRequest, TurnView
+from backend.turns.schemas import TurnRequest, TurnView
 from backend.turns.start import TurnStarter
 from backend.turns.store import TurnStore
 from backend.turns.turn_run import TurnRun
@@ -56,12 +53,6 @@ log = get_logger(__name__)
 
 ATTEMPTS = 3
 FOLLOW_EVERY = 0.5
-
-SUGGESTION_SCHEMA = {
-    "type": "object",
-    "properties": {"lines": {"type": "array", "items": {"type": "string"}}},
-    "required": ["lines"],
-}
 
 
 class TurnService:
@@ -252,39 +243,6 @@ class TurnService:
         if run := self.runs.get(turn_id):
             run.stop()
 
-    async def suggest(
-        self, identity: Identity, chat_id: UUID, request: SuggestionRequest
-    ) -> list[str]:
-        """Lines that the user could say next, made by the model of the same prompt."""
-        await self._quotas.check(TOKENS_PER_DAY, identity.user_id)
-        with self._quotas.turns.hold(identity.user_id):
-            built = await self._builder.build(
-                identity,
-                chat_id,
-                TurnRequest(impersonate=True, viewpoint=request.viewpoint),
-                suggestions=request.count,
-            )
-            window = built.window
-            try:
-                answer = await window.model.structured(
-                    built.prompt, SUGGESTION_SCHEMA, window.sampling
-                )
-            except ModelWritesNoJsonError as error:
-                raise naming_setting(error, "suggestions") from error
-        spent, usage = built.assembled.tokens, answer.usage
-        if usage is not None:
-            spent = usage.prompt_tokens + usage.completion_tokens
-        async with self._database.write() as session:
-            await add_tokens(session, identity.user_id, spent)
-        try:
-            lines = msgspec.convert(answer.value, _Suggested).lines
-        except msgspec.ValidationError:
-            lines = []
-        texts = [text for line in lines if (text := line.strip())][: request.count]
-        if not texts:
-            raise ModelEmptyReplyError("It suggested nothing. Try again, or another model.")
-        return texts
-
     async def recover(self, *, all_running: bool) -> None:
         """Mark turns that a crash cut off."""
         count = await self._recovery.recover(all_running=all_running)
@@ -319,12 +277,6 @@ class TurnService:
             )
         except Exception as error:  # the next turn tries again
             log.warning("chat.not_recounted", chat_id=run.chat_id, exc_info=error)
-
-
-class _Suggested(msgspec.Struct):
-    """What a model is to answer when it is asked for suggestions."""
-
-    lines: list[str]
 
 
 class _ReplayError(Exception):

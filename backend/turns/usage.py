@@ -45,8 +45,8 @@ class ModelUsage(msgspec.Struct, kw_only=True, frozen=True):
     """What one model was asked, in tokens as its provider reported them.
 
     `completion_tokens` includes `thinking_tokens`, `prompt_tokens` includes `cached_tokens`. `runs`
-    are those of the work after replies, which reports no cached tokens. `cost` is null where
-    nobody knows the model's price.
+    are those of the work after replies and of suggestions, which report no cached tokens. `cost` is
+    null where nobody knows the model's price.
     """
 
     model: str
@@ -60,7 +60,7 @@ class ModelUsage(msgspec.Struct, kw_only=True, frozen=True):
 
 
 class ChatUsage(msgspec.Struct, kw_only=True, frozen=True):
-    """What a chat took: its turns on all branches, and the work after its replies.
+    """What a chat took: its turns on all branches, the work after its replies, and suggestions.
 
     `cost` adds up that of the models with a known price; null where none has one. `by_model` is in
     the order of the models' ids. Turns count with what their providers reported; without a report

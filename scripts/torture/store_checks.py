@@ -27,6 +27,7 @@ from backend.enrichment.models import EnrichmentRun
 from backend.enrichment.runs import open_detail
 from backend.jobs.models import Job
 from backend.lorebooks.index_source import LoreSource
+from backend.memory.collections import dimension_of
 from backend.memory.index.edge import open_edge
 from backend.memory.index.protocol import VectorIndex
 from backend.memory.models import IndexChange, IndexState
@@ -138,10 +139,10 @@ async def check_index(database: Database, made: Installation) -> tuple[list[str]
     count = 0
     async with database.read() as session:
         users = set(await session.scalars(select(Chat.user_id).distinct()))
-        names = list(await session.scalars(select(IndexState.collection).distinct()))
-    for name in names:
+        states = (await session.execute(select(IndexState.collection, IndexState.user_id))).all()
+    for name in sorted({name for name, _ in states}):
         index = await _open_index(made, name)
-        for user_id in users:
+        for user_id in users & {user_id for each, user_id in states if each == name}:
             for source in (MessageSource(), LoreSource(), ChronicleSource()):
                 async with database.read() as session:
                     containers = await source.containers(session, owner_id=user_id)
@@ -161,8 +162,8 @@ async def check_index(database: Database, made: Installation) -> tuple[list[str]
 
 async def _open_index(made: Installation, name: str) -> VectorIndex:
     if made.index_port is None:
-        return await open_edge(made.data / "index", name, DIMENSION)
-    index = RemoteIndex(made.index_port, name, DIMENSION)
+        return await open_edge(made.data / "index", name, dimension_of(name))
+    index = RemoteIndex(made.index_port, name, dimension_of(name) or DIMENSION)
     await index.open()
     return index
 

@@ -208,3 +208,29 @@ def test_each_task_has_its_model_in_the_account_and_in_a_chat(
     settings = account.get(f"/chats/{chat['id']}/settings")
     assert settings["task_models"] == {"triage": "openai/teller-97"}
     assert settings["enrichment"] == {"model": "openai/teller-98"}
+
+
+def test_an_account_names_its_embedding_model_and_memory_tells_when_it_is_gone(
+    page: Page,
+    account: Account,
+    watch: Watch,
+    assert_accessible: Callable[[Page], None],
+) -> None:
+    watch.expected.append("/api/v1/me/settings$")
+    body = {"kind": "openai", "slug": "home", "base_url": "http://127.0.0.1:11434/v1"}
+    path = f"/providers/{account.post('/providers', body)['id']}"
+    page.goto("/#/account")
+    page.get_by_text("Models for work beside the reply").click()
+    field = page.get_by_label("Memory by meaning")
+    field.fill("nobodys/bge-m3")
+    field.blur()
+    expect(page.get_by_text("names no embedding model")).to_be_visible()
+    assert_accessible(page)
+    field.fill("home/bge-m3")
+    with page.expect_response(lambda answer: answer.request.method == "PATCH"):
+        field.blur()
+    assert account.get("/me/settings")["task_models"] == {"embedding": "home/bge-m3"}
+    account.client.delete(path).raise_for_status()
+    page.goto("/#/memory/status")
+    expect(page.get_by_text("embedding model is not there any more")).to_be_visible()
+    assert_accessible(page)

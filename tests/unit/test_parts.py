@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from backend.generation.registry import UnknownModelError, build_registry
+from backend.generation.environment import build_registry
+from backend.generation.registry import UnknownModelError
 from backend.settings import Settings
 
 

@@ -6,6 +6,7 @@ database transaction is open while a model or an embedder is asked.
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -41,10 +42,11 @@ from backend.generation.model import (
 from backend.generation.sampling import Sampling
 from backend.generation.tool_arguments import InvalidCallError
 from backend.generation.tool_streams import answer_with_tools
-from backend.memory.points import PointMaker
+from backend.memory.points import DocumentEmbedder
 from backend.memory.search import MemorySearch
 from backend.prompts import PromptLibrary
 from backend.settings import Settings
+from backend.vault.sealing import Sealer
 
 MOST_CALLS = 6
 """Calls of a model in one run, the first question among them."""
@@ -61,17 +63,21 @@ DEMO_NOTE = "Demo model: simple rules, no language model read this."
 _SPENT = "It ended early: the tokens of one run were spent."
 
 
+EmbedderOf = Callable[[Sealer], Awaitable[DocumentEmbedder | None]]
+"""What compares a user's texts by meaning."""
+
+
 @dataclass(frozen=True, slots=True)
 class Agent:
     """Reads a stretch of a story and says what it would write down.
 
-    It reads `database` alone. Where `maker` has no embedder, events are compared by their words.
+    It reads `database` alone. Without an embedder for its user, events are compared by their words.
     """
 
     prompts: PromptLibrary
     search: MemorySearch
     database: Database
-    maker: PointMaker
+    embedder_of: EmbedderOf
     settings: Settings
     pool: CpuPool
 
@@ -98,11 +104,12 @@ class Agent:
             near = await lookup.near(count=count)
             # What the new lines go on with, whatever the index says.
             near.events |= {event.id: event for event in latest[-count:]}
+            embedder = await self.embedder_of(reader.sealer)
             executor = ToolExecutor(
                 stretch=stretch,
                 lookup=lookup,
                 duplicates=DuplicateCheck(
-                    DuplicateFinder(reader.sealer, self.maker.embedder, self.pool),
+                    DuplicateFinder(reader.sealer, embedder, self.pool),
                     lookup,
                     references,
                     latest,

@@ -34,7 +34,7 @@ _RENEWED_EVERY = timedelta(days=1)
 def digests(sealer: Sealer, spec: EmbedderSpec, task: Task, texts: Sequence[str]) -> list[bytes]:
     """The keyed hash of each text, 32 bytes, for one model and task."""
     key = sealer.derived("embeddings")
-    model = spec.collection.encode()
+    model = spec.identity.encode()
     return [
         digest(key, model, task.encode(), text.encode(errors="surrogatepass")) for text in texts
     ]

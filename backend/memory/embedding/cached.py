@@ -135,6 +135,7 @@ class CachedEmbedder:
         *,
         batch: int = 100,
         query_timeout: float = 5.0,
+        queries_kept: int = QUERIES_KEPT,
         retries: Retries | None = None,
         clock: Clock = time.monotonic,
     ) -> None:
@@ -142,6 +143,7 @@ class CachedEmbedder:
         self._embedder = embedder
         self._batch = batch
         self._query_timeout = query_timeout
+        self._queries_kept = queries_kept
         self._retries = retries or Retries()
         self._breaker = Breaker(clock=clock)
         self._cosines: ModelCosines | None = None
@@ -234,7 +236,7 @@ class CachedEmbedder:
             raise
         self._breaker.succeeded()
         self._queries[key] = vector
-        if len(self._queries) > QUERIES_KEPT:
+        if len(self._queries) > self._queries_kept:
             self._queries.popitem(last=False)
         return vector
 

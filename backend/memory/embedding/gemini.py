@@ -37,6 +37,7 @@ class GeminiEmbedder:
         self._provider = GeminiProvider(config)
         self.spec = EmbedderSpec(provider="gemini", model=model, dimension=dimension)
         self._batch = min(batch, MOST_TEXTS)
+        self.model, self.server = model, f"gemini {config.base_url or ''}"
 
     async def ready(self) -> EmbedderSpec:
         """See `Embedder`."""
@@ -68,6 +69,10 @@ class GeminiEmbedder:
         rows: list[list[float]] = [each.values or [] for each in response.embeddings or ()]
         # Below 3,072 dimensions Gemini cuts its vectors off and does not scale them again.
         return unit_rows(rows, who=WHO, count=len(texts), dimension=self.spec.dimension)
+
+    async def retire(self) -> None:
+        """Close the connections as soon as no request uses them."""
+        await self._provider.retire()
 
     async def aclose(self) -> None:
         """See `Embedder`."""

@@ -33,7 +33,7 @@ class OpenAICompatibleEmbedder:
         batch: int = DEFAULT_BATCH,
     ) -> None:
         self._provider = OpenAICompatibleProvider(config)
-        self._model = model
+        self.model, self.server = model, f"openai {config.base_url}"
         self._asked_dimension = dimension
         self._dimension = dimension
         self._batch = batch
@@ -45,7 +45,7 @@ class OpenAICompatibleEmbedder:
             raise EmbedderError(
                 f"{WHO} has not answered yet, and how long its vectors are is not configured."
             )
-        return EmbedderSpec(provider="openai", model=self._model, dimension=self._dimension)
+        return EmbedderSpec(provider="openai", model=self.model, dimension=self._dimension)
 
     async def ready(self) -> EmbedderSpec:
         """See `Embedder`."""
@@ -66,7 +66,7 @@ class OpenAICompatibleEmbedder:
         import httpx  # noqa: PLC0415 - the SDK's own; a twentieth of a second at start-up
 
         body: dict[str, Any] = {
-            "model": self._model,
+            "model": self.model,
             "input": list(texts),
             "encoding_format": "base64",
         }
@@ -84,6 +84,10 @@ class OpenAICompatibleEmbedder:
         rows = unit_rows(vectors, who=WHO, count=len(texts), dimension=self._dimension)
         self._dimension = rows.shape[1]
         return rows
+
+    async def retire(self) -> None:
+        """Close the connections as soon as no request uses them."""
+        await self._provider.retire()
 
     async def aclose(self) -> None:
         """See `Embedder`."""

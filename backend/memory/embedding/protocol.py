@@ -15,6 +15,9 @@ from backend.vault.sealing import Sealer
 if TYPE_CHECKING:
     from backend.memory.embedding.cosines import ModelCosines
 
+OWN = "own"
+"""What the names of collections of users' own models begin with."""
+
 Floats = NDArray[np.float32]
 Task = Literal["document", "query"]
 """What a text is embedded for: models that tell the two apart are told."""
@@ -39,15 +42,30 @@ class EmbedderError(UnavailableError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EmbedderSpec:
-    """Which model. Vectors of two models can't be compared: `collection` keeps them apart."""
+    """Which model. Vectors of two models can't be compared.
+
+    The installation's model has a collection of its own. Those of users' own models are shared by
+    all of the same dimension, since no search reads the points of two users; `server` is where
+    such a model is, which tells two of one name apart.
+    """
 
     provider: str
     model: str
     dimension: int
+    server: str | None = None
+
+    @property
+    def identity(self) -> str:
+        """What tells this model from every other one."""
+        if self.server is None:
+            return self.collection
+        return f"{self.provider} {self.server} {self.model} {self.dimension}"
 
     @property
     def collection(self) -> str:
         """Name of the collection for this model's vectors: letters, digits, `_` and `-`."""
+        if self.server is not None:
+            return f"{OWN}-{self.dimension}"
         plain = "".join(each if each.isalnum() else "-" for each in self.model).strip("-").lower()
         return f"{self.provider}-{plain}-{self.dimension}"
 

@@ -9,7 +9,7 @@ from typing import Literal
 from backend.database.engine import Database
 from backend.generation.gemini import GeminiConfig
 from backend.generation.openai_compatible import OpenAICompatibleConfig
-from backend.llm.user_models import SharedEmbedding
+from backend.llm.user_models import ProviderEmbedding
 from backend.memory.embedding.cached import CachedEmbedder
 from backend.memory.embedding.catalogue import chosen_model
 from backend.memory.embedding.gemini import DEFAULT_DIMENSION, DEFAULT_MODEL, GeminiEmbedder
@@ -47,13 +47,13 @@ def may_be_shared(settings: Settings) -> bool:
     return settings.embedder == "auto" and settings.embedding_model_path is None
 
 
-def build_embedder(settings: Settings, shared: SharedEmbedding | None = None) -> Embedder | None:
+def build_embedder(settings: Settings, shared: ProviderEmbedding | None = None) -> Embedder | None:
     """The embedder of a provider, else the one that the settings name; None where there is none.
 
     Speaks to nobody and loads no model. Raises `EmbedderError` when a model's folder is no such.
     """
     if shared is not None:
-        return _of_provider(shared, settings)
+        return provider_embedder(shared, settings)
     match choose(settings):
         case "gemini":
             return _gemini(settings)
@@ -66,7 +66,7 @@ def build_embedder(settings: Settings, shared: SharedEmbedding | None = None) ->
 
 
 def build_cached_embedder(
-    settings: Settings, database: Database, shared: SharedEmbedding | None = None
+    settings: Settings, database: Database, shared: ProviderEmbedding | None = None
 ) -> CachedEmbedder | None:
     """The same, as the rest of Talekeeper uses it."""
     embedder = build_embedder(settings, shared)
@@ -83,8 +83,13 @@ def with_cache(embedder: Embedder, settings: Settings, database: Database) -> Ca
     )
 
 
-def _of_provider(shared: SharedEmbedding, settings: Settings) -> Embedder:
-    """Vectors of 768 numbers of Gemini's models, of others as long as the model's own."""
+def provider_embedder(
+    shared: ProviderEmbedding, settings: Settings
+) -> GeminiEmbedder | OpenAICompatibleEmbedder:
+    """The embedder of a provider.
+
+    Vectors of Gemini's models have 768 numbers, those of others are as long as the model's own.
+    """
     model, batch = shared.model, settings.embedding_batch
     match shared.config:
         case GeminiConfig() as config:

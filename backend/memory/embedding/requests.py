@@ -82,8 +82,7 @@ async def answer(
     """
     seconds = provider.config.answer_timeout
     try:
-        connection = await provider.connect()
-        async with asyncio.timeout(seconds):
+        async with provider.connected() as connection, asyncio.timeout(seconds):
             return await ask(connection)
     except TimeoutError:
         raise EmbedderError(

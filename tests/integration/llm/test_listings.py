@@ -129,3 +129,15 @@ async def test_a_list_is_the_owners_alone(
         answer = await ben.client.get(f"{PROVIDERS}/{made['id']}/models")
         problem(answer, 404, "provider-not-found")
     assert model.requests == []
+
+
+async def test_a_model_that_writes_no_text_does_not_reply_where_nobody_chose(
+    ada: Account, model: OpenAIServer
+) -> None:
+    made = await add(ada, model, models=[])
+    names = ("nomic-embed-text", "whisper-1", "storyteller")
+    model.script(Answer(body={"data": [{"id": name} for name in names]}))
+    await listing(ada, made)
+    offered = ok(await ada.client.get("/api/v1/models"))["items"]
+    assert [each["id"] for each in offered[:2]] == ["mine/storyteller", "mine/nomic-embed-text"]
+    assert [each["id"] for each in offered if each["is_default"]] == ["mine/storyteller"]

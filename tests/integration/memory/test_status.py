@@ -42,7 +42,8 @@ async def test_the_status_tells_what_is_indexed_what_waits_and_what_is_wrong(
         await new_book(ada, {"content": "An inn."}, {"content": "A well."})
         await tell(server, ada, chat, [FACT])
         found = await status(ada)
-        assert found["model"] == {"provider": "openai", "model": "words", "dimension": 256}
+        model = {"provider": "openai", "model": "words", "dimension": 256, "is_own": False}
+        assert found["model"] == model
         assert rows(found) == {
             "message": (1, 0),
             "lore": (2, 0),

@@ -247,6 +247,13 @@ class Player:
                 await self.account.turn(chat, text=sing("line"))
             sent = self.model.requests[-1].headers
             assert (WORD in sent["authorization"], WORD in sent["x-team"]) == (True, True)
+            self.model.script(Answer(body={"data": [{"id": "m", "name": WORD}]}))
+            assert WORD in (await client.get(f"{path}/{made['id']}/models")).text
+            embeds = {"task_models": {"embedding": f"{made['slug']}/{WORD}"}}
+            self.model.script(error(401, message=WORD))
+            ok(await client.patch(f"{API}/me/settings", json=embeds))
+            assert (await client.get(f"{API}/memory")).status_code == 200
+            ok(await client.patch(f"{API}/me/settings", json={"task_models": {"embedding": None}}))
             refused = {**wanted, "base_url": f"http://169.254.169.254/{WORD}"}
             assert (await client.post(path, json=refused)).status_code == 422
 

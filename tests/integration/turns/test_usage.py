@@ -94,3 +94,20 @@ async def test_nobody_else_sees_it(server: Running, ada: Account) -> None:
         problem(await bob.client.get(path), 404, "chat-not-found")
         own = str((await bob.new_chat())["id"])
         assert (await usage_of(bob, own, reply_id=str(new_id())))["turns"] == 0
+
+
+async def test_suggestions_cost_what_they_took_and_leave_the_agent_its_day(
+    ada: Account, model: OpenAIServer
+) -> None:
+    chat = str((await ada.new_chat())["id"])
+    path = f"/api/v1/chats/{chat}"
+    model.script(reply('{"lines": ["I run."]}', used=usage(900, 30)))
+    assert ok(await ada.client.post(f"{path}/suggestions", json={}))["items"] == ["I run."]
+    seen = await usage_of(ada, chat)
+    assert (seen["turns"], seen["runs"], seen["prompt_tokens"]) == (0, 1, 900)
+    assert seen["cost"]["amount"] == pytest.approx((900 * 2 + 30 * 8) / 1_000_000)
+    work = ok(await ada.client.get(f"{path}/enrichment"))
+    (run,) = work["items"]
+    assert (work["tokens_today"], run["kind"], run["can_undo"]) == (0, "suggestions", False)
+    undone = await ada.client.post(f"/api/v1/enrichment/runs/{run['id']}/undo")
+    problem(undone, 409, "nothing-to-undo")

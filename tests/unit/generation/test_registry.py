@@ -5,10 +5,11 @@ from typing import Any
 
 import pytest
 
+from backend.generation.environment import build_registry
 from backend.generation.gemini import ADAPTER_ACCEPTS, GeminiConfig
 from backend.generation.model import ChatModel
 from backend.generation.openai_compatible import OpenAICompatibleConfig
-from backend.generation.registry import ModelRegistry, UnknownModelError, build_registry
+from backend.generation.registry import ModelRegistry, UnknownModelError
 from backend.generation.sampling import SAMPLING_FIELDS, Sampling, SettingNotTakenError, check_taken
 from backend.settings import Settings
 

@@ -73,11 +73,11 @@ export default async function ({ signal, title }) {
     refill(list, items.map(line));
   };
   const line = (item) => {
-    const { id, name, slug, models, base_url: url, key_hint: hint, scope, is_editable: mine } = item;
+    const { id, name, slug, models, base_url: url, key_hint: hint, scope, is_editable: mine, revision: ifMatch } = item;
     const then = (does) => () => attempt(async () => (await does(item)) && read());
     const remove = () => attempt(async () => {
       if (!(await sure(m("delete_named", { name }), m("delete_help"), t("common.delete")))) return;
-      await api.delete(`${PATH}/${id}`);
+      await api.delete(`${PATH}/${id}`, undefined, { ifMatch });
       await read();
     });
     const facts = [m(`scopes.${scope}`), url, hint && m("key_hint", { hint })].filter(Boolean).join(" · ");

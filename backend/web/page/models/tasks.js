@@ -1,8 +1,27 @@
 /** Which models do what beside the reply: fields of an account and of a chat. */
+import { h } from "../core/dom.js";
+import { control } from "../core/form.js";
 import { m, picker } from "./picker.js";
 
 const TASKS = ["triage", "agent", "summary", "suggestions", "compaction"];
+const EMBEDS = /embed|bge|gte-|e5-|minilm/i;
 const name = (task) => `task_models.${task}`;
+
+/** A field for the account's embedding model: any of a provider that can embed. */
+export function embedding(providers, models) {
+  const able = new Map(providers.filter(({ kind }) => kind !== "anthropic").map((each) => [each.slug, each]));
+  const named = [...able.values()].filter((each) => each.embedding_model).map((each) => `${each.slug}/${each.embedding_model}`);
+  const listed = models.map(({ id }) => id).filter((id) => EMBEDS.test(id) && able.has(id.split("/")[0]));
+  const list = h("datalist", { id: "embedding-models" }, [...new Set([...named, ...listed])].map((value) => h("option", { value })));
+  const [label, help] = m("tasks.embedding").split(" | ");
+  const make = (field) => {
+    const made = control(field);
+    made.input.setAttribute("list", list.id);
+    made.element.append(list);
+    return made;
+  };
+  return { name: name("embedding"), label, help, placeholder: m("as.server"), most: 200, wide: true, control: make };
+}
 
 /**
  * Fields for `autoform`, and `suit(chain, reply)`, which says what counts where nothing is chosen:

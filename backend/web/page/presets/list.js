@@ -45,7 +45,7 @@ export default async function ({ signal, title }) {
     };
     undoable(say("deleted", { name: item.name }), {
       hide: hide(items.filter((each) => each !== item)),
-      act: (options) => api.delete(`/presets/${item.id}`, undefined, options),
+      act: (options) => api.delete(`/presets/${item.id}`, undefined, { ...options, ifMatch: item.revision }),
       show: hide(items),
     });
   };
