@@ -74,6 +74,9 @@ SHARED = Path(__file__).resolve().parents[2] / "shared" / "data"
 KS = (5, 10, 20, 50)
 BUDGETS = (256, 512, 1024, 2048, 4096)
 CATEGORIES = {1: "multi-hop", 2: "temporal", 3: "open-domain", 4: "single-hop", 5: "adversarial"}
+ADVERSARIAL = 0.6
+"""How much an adversarial question counts against another where weights are fitted."""
+
 IDS = UUID("5f1f2f6e-7d0c-5a70-9f55-1d6b6c7a0000")
 
 
@@ -104,7 +107,7 @@ class Searched:
 
     question: Question
     found: Found
-    speakers: frozenset[int]
+    speakers: Sequence[int]
     reading: parsed_query.ParsedQuery
     plain: Found
     relevant: frozenset[UUID]
@@ -305,7 +308,7 @@ async def search(desk: Desk, question: Question, bench: Bench) -> Searched:
     searched = Searched(
         question=question,
         found=ranking.gather([signal for signal, _ in plan], hits),
-        speakers=frozenset(speaker_id(name, blinder) for name in reading.names),
+        speakers=[speaker_id(name, blinder) for name in reading.names],
         reading=reading,
         plain=await verbatim(desk, question, where),
         relevant=frozenset(each.id for each in relevant(findings.candidates, RankingThresholds())),
@@ -378,16 +381,21 @@ def fit(training: Sequence[Searched], *, steps: int = 400, ridge: float = 1e-3) 
     """Weights under which gold stands highest, on average over the questions.
 
     Softmax over the candidates of a question, maximum likelihood of its gold, by gradient (Adam).
-    Source of the loss: Cao et al., ICML 2007 (ListNet).
+    Source of the loss: Cao et al., ICML 2007 (ListNet). Adversarial questions count for
+    `ADVERSARIAL`: they name the wrong speaker, which is rare where people ask what they mean.
     """
-    tables = [_table(searched) for searched in training]
-    tables = [(table, gold) for table, gold in tables if gold.any()]
-    most = max(len(table) for table, _ in tables)
+    tables = [
+        (*_table(searched), ADVERSARIAL if searched.question.category == 5 else 1.0)
+        for searched in training
+    ]
+    tables = [each for each in tables if each[1].any()]
+    most = max(len(table) for table, _, _ in tables)
+    counts = np.array([says for _, _, says in tables])
     count = len(ranking.FEATURES)
     values = np.zeros((len(tables), most, count))
     is_there = np.zeros((len(tables), most), dtype=bool)
     target = np.zeros((len(tables), most))
-    for row, (table, gold) in enumerate(tables):
+    for row, (table, gold, _) in enumerate(tables):
         values[row, : len(table)] = table
         is_there[row, : len(table)] = True
         target[row, : len(table)] = gold / gold.sum()
@@ -396,7 +404,8 @@ def fit(training: Sequence[Searched], *, steps: int = 400, ridge: float = 1e-3) 
         scores = np.where(is_there, values @ weights, -np.inf)
         share = np.exp(scores - scores.max(axis=1, keepdims=True))
         share /= share.sum(axis=1, keepdims=True)
-        gradient = np.einsum("qc,qcf->f", share - target, values) / len(tables) + ridge * weights
+        pull = (share - target) * counts[:, None]
+        gradient = np.einsum("qc,qcf->f", pull, values) / counts.sum() + ridge * weights
         mean = 0.9 * mean + 0.1 * gradient
         square = 0.99 * square + 0.01 * gradient**2
         rate = np.sqrt(square / (1 - 0.99**step)) + 1e-8

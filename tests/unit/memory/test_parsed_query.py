@@ -28,6 +28,12 @@ def read(text: str, *cast: str, context: str = "") -> ParsedQuery:
     return parsed_query.read(text, cast=cast, now=NOW, context=context)
 
 
+def test_who_is_named_comes_in_the_order_of_the_question() -> None:
+    cast = ["Mira", "Ben", "Ada"]
+    assert read("What does Ben think of Mira's plan?", *cast).names == ["Ben", "Mira"]
+    assert read("What does Mira think of Ben's plan?", *cast).names == ["Mira", "Ben"]
+
+
 def test_who_takes_part_is_named_and_is_not_what_is_looked_for() -> None:
     reading = read("Where did Mira hide Ben's key?", "Mira", "Ben", "Cleo")
     assert reading.names == ["Mira", "Ben"]

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
+from dataclasses import replace
 from uuid import UUID, uuid4, uuid5
 
 import msgspec
@@ -49,6 +51,7 @@ def hit(
     chunk: int = 0,
     scene: UUID | None = None,
     said_at: int = 0,
+    position: int = 0,
     speaker: int = 0,
     words: int = 10,
     is_question: bool = False,
@@ -61,6 +64,7 @@ def hit(
         chunk=chunk,
         scene_id=scene,
         said_at=said_at,
+        position=position,
         speaker=speaker,
         words=words,
         is_question=is_question,
@@ -116,6 +120,37 @@ def test_who_is_named_is_believed_to_have_said_it() -> None:
         "dense": [hit("other", 0.41, speaker=1), hit("named", 0.4, speaker=2), hit("x", 0.1)]
     }
     assert rows(rank(found, weights=PLAIN, speakers={2})) == named("named", "other", "x")
+
+
+def test_of_two_who_are_named_the_first_is_believed_to_have_said_it() -> None:
+    found: dict[Signal, list[Hit]] = {
+        "dense": [hit("second", 0.41, speaker=1), hit("first", 0.4, speaker=2), hit("x", 0.1)]
+    }
+    weights = replace(PLAIN, subject=0.2)
+    assert rows(rank(found, weights=weights, speakers=[2, 1])) == named("first", "second", "x")
+    assert rows(rank(found, weights=weights, speakers=[1, 2])) == named("second", "first", "x")
+    alone = [rank(found, weights=each, speakers=[2]) for each in (weights, PLAIN)]
+    assert alone[0] == alone[1]
+
+
+def test_the_reply_to_a_question_that_is_near_comes_before_what_is_as_near() -> None:
+    scene, other = uuid4(), uuid4()
+    found: dict[Signal, list[Hit]] = {
+        "dense": [
+            hit("question", 0.6, scene=scene, position=4, is_question=True),
+            hit("remark", 0.6, scene=scene, position=8),
+            hit("after a remark", 0.41, scene=scene, position=9),
+            hit("after a pause", 0.41, scene=other, position=5),
+            hit("reply", 0.4, scene=scene, position=5),
+            hit("x", 0.1),
+        ]
+    }
+    weights = replace(PLAIN, answer=0.2, question=-1)
+    lifted = rows(rank(found, weights=weights))
+    plain = rows(rank(found, weights=replace(weights, answer=0)))
+    others = named("remark", "after a remark", "after a pause")
+    assert lifted[:4] == [*named("reply"), *others]
+    assert plain[:4] == [*others, *named("reply")]
 
 
 def test_what_was_said_in_the_time_that_is_named_comes_first() -> None:
@@ -299,7 +334,7 @@ def test_a_question_lifts_the_line_that_answers_it_or_brings_it_in() -> None:
 
 
 def plain_features(
-    found: dict[Signal, list[Hit]], lines: list[Hit], named: int
+    found: dict[Signal, list[Hit]], lines: list[Hit], named: Sequence[int]
 ) -> list[list[float]]:
     """What `features` weighs, hit by hit as its docstring says it."""
     scaled: dict[Signal, dict[UUID, float]] = {}
@@ -321,10 +356,18 @@ def plain_features(
         if payload.kind == "message":
             length = min(1.0, float(np.log1p(payload.words)) / 4)
             in_time = 100 <= payload.said_at < 200 or 150 <= payload.said_at < 300
-            row += [payload.speaker == named, length, payload.is_question, in_time]
+            row += [payload.speaker in named, length, payload.is_question, in_time]
+            before = [
+                scaled["dense"].get(each.id, 0.0)
+                for each in lines
+                if each.payload.is_question
+                and each.payload.position == payload.position - 1
+                and each.payload.scene_id == payload.scene_id is not None
+            ]
+            row += [0, 0, payload.speaker == named[0], max(before, default=0.0)]
         else:
-            row = [*row[:2], *row[:2], row[4], 0, 0, 0, 0]
-        table.append([*row, 0, 0])
+            row = [*row[:2], *row[:2], row[4], *[0] * 8]
+        table.append(row)
     return table
 
 
@@ -339,6 +382,7 @@ def test_what_is_weighed_is_what_was_found_hit_by_hit(seed: int) -> None:
             kind=draw.choice(("message", "message", "lore", "event")),
             scene=draw.choice((None, *scenes)),
             said_at=draw.randrange(400),
+            position=draw.randrange(20),
             speaker=draw.randrange(3),
             words=draw.choice((0, 5, 50, 500)),
             is_question=draw.random() < 0.3,
@@ -360,11 +404,11 @@ def test_what_is_weighed_is_what_was_found_hit_by_hit(seed: int) -> None:
         found,
         [each.payload for each in lines],
         {each.id.int: row for row, each in enumerate(lines)},
-        speakers={2},
+        speakers=[2, 1],
         spans=[(100, 200), (150, 300)],
     )
     assert table.shape == (len(lines), len(FEATURES))
-    assert table == pytest.approx(np.array(plain_features(found, lines, named=2)), abs=1e-12)
+    assert table == pytest.approx(np.array(plain_features(found, lines, named=[2, 1])), abs=1e-12)
 
 
 scores = st.lists(
