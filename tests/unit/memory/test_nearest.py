@@ -57,7 +57,7 @@ def names(candidates: list[Candidate], *names: str) -> list[str]:
 def test_lines_that_are_half_near_come_nearest_first_whatever_their_words() -> None:
     far, half, near = hit("words", 0.10), hit("half", LEAST.dense / 2), hit("near", LEAST.dense)
     assert names(nearest(found(far, half, near), LEAST), "half", "near") == ["near", "half"]
-    ranked = rank(found(far, half, near) | {"sparse": [hit("words", 20)]})
+    ranked = rank({"dense": [near, half, far], "sparse": [hit("words", 20)]})
     assert names(relevant(ranked, LEAST), "words", "near") == ["near", "words"]
 
 
@@ -90,7 +90,7 @@ def test_lines_are_looked_for_further_down_by_vectors_and_ranked_as_if_they_were
     lines = [hit(f"line {number}", 0.9 - number / 1000) for number in range(DEPTH)]
     words, event = [hit("line 5", 7)], [hit("event", 0.5, kind="event")]
     first, deep = split(plan, [lines, lines[::-1], words, event])
-    signals = [signal for signal, _ in plan]
+    signals: list[Signal] = [signal for signal, _ in plan]
     assert first == gather(signals, [lines[:100], lines[::-1][:100], words, event])
     assert deep == {"dense": lines, "dense_window": lines[::-1]}
 
