@@ -60,7 +60,7 @@ from backend.memory.embedding.local import LocalEmbedder
 from backend.memory.embedding.protocol import Embedder, Floats
 from backend.memory.index.edge import open_edge
 from backend.memory.index.protocol import Point, Query, Scope, ScopePart, VectorIndex
-from backend.memory.nearest import nearest, with_nearest
+from backend.memory.nearest import deeper, nearest, split, with_nearest
 from backend.memory.points import Attempt, Blinders, PointMaker, speaker_id
 from backend.memory.ranking import Candidate, Found, Weights
 from backend.memory.search import MemorySearch, SearchRequest
@@ -107,6 +107,7 @@ class Searched:
 
     question: Question
     found: Found
+    deep: Found
     speakers: Sequence[int]
     reading: parsed_query.ParsedQuery
     plain: Found
@@ -304,10 +305,11 @@ async def search(desk: Desk, question: Question, bench: Bench) -> Searched:
         dense=blinder.turn(vector),
         blinder=blinder,
     )
-    hits = await desk.index.search([query for _, query in plan])
+    found, deep = split(plan, await desk.index.search(deeper(plan)))
     searched = Searched(
         question=question,
-        found=ranking.gather([signal for signal, _ in plan], hits),
+        found=found,
+        deep=deep,
         speakers=[speaker_id(name, blinder) for name in reading.names],
         reading=reading,
         plain=await verbatim(desk, question, where),
@@ -357,12 +359,11 @@ def listed(searched: Searched, candidates: Sequence[Candidate], broad: float) ->
     return [each.payload.source_id for each in [*chosen, *candidates[most:]]]
 
 
-def filled(
-    searched: Searched, order: Sequence[Candidate], kept: Sequence[Candidate], broad: float
-) -> list[UUID]:
+def filled(searched: Searched, kept: Sequence[Candidate], broad: float) -> list[UUID]:
     """Turns as a prompt takes them: those that are near enough, and the nearest by meaning."""
     chosen = mmr.select(diversified(kept, broad), searched.vectors, count=MAX_ITEMS)
-    near = nearest(order, RankingThresholds())
+    spans = searched.reading.spans
+    near = nearest(searched.deep, RankingThresholds(), speakers=searched.speakers, spans=spans)
     taken = with_nearest(chosen, near, room=ROOM, most=MAX_SHORT_ITEMS)
     return [each.payload.source_id for each in taken]
 
@@ -468,7 +469,7 @@ def score(
                 "Qdrant's default (RRF k=2)": fused_by_rank(plain, 2),
                 "Talekeeper": listed(searched, order, broad),
                 "with its min_relevance": listed(searched, kept, broad),
-                "as a prompt is filled": filled(searched, order, kept, broad),
+                "as a prompt is filled": filled(searched, kept, broad),
             }
             for name, turns in orders.items():
                 gold = searched.question.gold

@@ -7,11 +7,21 @@ docs/retrieval.md.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from dataclasses import replace
 from itertools import zip_longest
 
-from backend.memory.ranking import Candidate
+from backend.memory.index.protocol import Hit, Query
+from backend.memory.ranking import DENSE_SIGNALS, Candidate, Found, Signal, gather, rank
+from backend.memory.spans import Span
 from backend.memory.thresholds import RankingThresholds
+
+Plan = Sequence[tuple[Signal, Query]]
+"""The queries of a search, and which signal each is for."""
+
+DEPTH = 200
+"""Hits among lines, by their vectors. Of an answer in other words one vector is often not among the
+first hundred, and with that the line has nothing to say for it."""
 
 HALF_NEAR = 0.5
 """Of the cosine that is enough by itself, what a line has that is brought up where room is left."""
@@ -19,13 +29,53 @@ HALF_NEAR = 0.5
 FIRST = 5
 """So many memories stand as they are ranked before places are kept for the nearest by meaning."""
 
-TOKENS_A_WORD, TOKENS_A_LINE = 1.4, 16
+TOKENS_A_WORD, TOKENS_A_LINE = 1.25, 14
 """What a line takes in a prompt, about: its words, and its date, name and frame. Of Chinese and
 Japanese lines it says too little: `most` is what limits those."""
 
 
-def nearest(ranked: Sequence[Candidate], least: RankingThresholds) -> list[Candidate]:
+def deeper(plan: Plan) -> list[Query]:
+    """The queries of a plan, those for lines by their vectors with `DEPTH` hits at least."""
+    return [
+        replace(query, limit=max(query.limit, DEPTH)) if _by_vectors(signal, query) else query
+        for signal, query in plan
+    ]
+
+
+def split(plan: Plan, hits: Sequence[Sequence[Hit]]) -> tuple[Found, Found]:
+    """The hits that a plan asks for, and all those of lines by their vectors, for `nearest`."""
+    first = [some[: query.limit] for (_, query), some in zip(plan, hits, strict=True)]
+    deep = [
+        (signal, some)
+        for (signal, query), some in zip(plan, hits, strict=True)
+        if _by_vectors(signal, query)
+    ]
+    return (
+        gather([signal for signal, _ in plan], first),
+        gather([signal for signal, _ in deep], [some for _, some in deep]),
+    )
+
+
+def _by_vectors(signal: Signal, query: Query) -> bool:
+    return signal in DENSE_SIGNALS and not {"message", "question"}.isdisjoint(query.scope.kinds)
+
+
+def nearest(
+    deep: Found,
+    least: RankingThresholds,
+    *,
+    ranked: Sequence[Candidate] = (),
+    speakers: Collection[int] = (),
+    spans: Sequence[Span] = (),
+) -> list[Candidate]:
     """Lines that are near by their meaning, whatever their words.
+
+    Args:
+        deep: Hits of lines by their vectors.
+        least: What is near enough by itself.
+        ranked: Candidates of the whole search: those among them come back as they are there.
+        speakers: As for `rank`.
+        spans: As for `rank`.
 
     Returns:
         Those of `HALF_NEAR` or more, the nearest first. None where no line is near enough by its
@@ -34,12 +84,17 @@ def nearest(ranked: Sequence[Candidate], least: RankingThresholds) -> list[Candi
     if least.dense <= least.unrelated:
         return []
     shares = [
-        (each, least.shares(each.signals)[0]) for each in ranked if each.payload.kind == "message"
+        (each, least.shares(each.signals)[0])
+        for each in rank(deep, speakers=speakers, spans=spans)
+        if each.payload.kind == "message"
     ]
     if max((share for _, share in shares), default=0.0) < 1:
         return []
-    near = [each for each, share in shares if share >= HALF_NEAR]
-    return sorted(near, key=lambda each: -each.meaning)
+    near = sorted(
+        (each for each, share in shares if share >= HALF_NEAR), key=lambda each: -each.meaning
+    )
+    known = {each.payload.source_id.int: each for each in ranked}
+    return [known.get(each.payload.source_id.int, each) for each in near]
 
 
 def with_nearest(

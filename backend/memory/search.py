@@ -4,14 +4,13 @@ A search goes like this:
 
     parsed = parsed_query.read(text, cast=names, now=now)     # what is asked for
     plan = parsed_query.plan(parsed, dense=..., blinder=...)  # the queries, one a signal
-    hits = await index.search([query for _, query in plan])
-    found = ranking.gather([signal for signal, _ in plan], hits)
+    found, deep = split(plan, await index.search(deeper(plan)))
     ranked = ranking.rank(found, speakers=..., spans=...)     # the best first
     kept = relevant(ranked, thresholds)                       # nothing rather than noise
     recalled = await source.recall(...)                       # SQL: drop what is not active
     active = diversified(joined(...), ...)                    # lines of events; several places
     chosen = mmr.select(...)                                  # drop what says the same
-    chosen = with_nearest(chosen, near, room=..., most=...)   # what is near by meaning alone
+    chosen = with_nearest(chosen, nearest(deep, ...), ...)    # what is near by meaning alone
 
 The index knows no text and may be behind; SQL is asked for what was found, and what does not count
 at this moment is dropped. A part that fails makes the search poorer, never the turn impossible.
@@ -40,7 +39,7 @@ from backend.memory.embedding.cosines import MINILM
 from backend.memory.embedding.protocol import Floats, QueryEmbedder
 from backend.memory.index.protocol import Kind, ScopePart, VectorIndex
 from backend.memory.matches import MatchScale, scene_strengths
-from backend.memory.nearest import nearest, with_nearest
+from backend.memory.nearest import deeper, nearest, split, with_nearest
 from backend.memory.origins import joined
 from backend.memory.own_models import OwnModels
 from backend.memory.points import Blinders, speaker_id
@@ -227,9 +226,10 @@ class MemorySearch:
             audience=wanted_keywords(request.viewpoint),
         )
         queries = await self._pool.run(user_id, plan, size=size)
-        hits = await index.search([query for _, query in queries])
-        found = ranking.gather([signal for signal, _ in queries], hits)
+        asked = deeper(queries) if request.room else [query for _, query in queries]
+        found, deep = split(queries, await index.search(asked))
         speakers = {speaker_id(name, blinder): name for name in parsed.names}
+        near = partial(nearest, deep, speakers=speakers, spans=parsed.spans)
         ranked = ranking.rank(
             found, speakers=speakers, spans=parsed.spans, wants_recent=parsed.wants_recent
         )
@@ -247,7 +247,7 @@ class MemorySearch:
         return SearchResult(
             request=request,
             candidates=kept,
-            near=nearest(ranked, least)[: request.most] if request.room else (),
+            near=near(least, ranked=ranked)[: request.most] if request.room else (),
             vectors=await index.dense_vectors(first) if vector is not None and first else {},
             notes=notes,
             by_meaning=vector is not None,

@@ -1,10 +1,22 @@
 from __future__ import annotations
 
+from math import ceil
 from uuid import uuid5
 
-from backend.memory.index.protocol import Kind, Payload
-from backend.memory.nearest import FIRST, TOKENS_A_LINE, TOKENS_A_WORD, nearest, with_nearest
-from backend.memory.ranking import Candidate, Signal, rank
+import numpy as np
+
+from backend.memory.index.protocol import Hit, Kind, Payload, Query, Scope, ScopePart, Sparse
+from backend.memory.nearest import (
+    DEPTH,
+    FIRST,
+    TOKENS_A_LINE,
+    TOKENS_A_WORD,
+    deeper,
+    nearest,
+    split,
+    with_nearest,
+)
+from backend.memory.ranking import Candidate, Found, Signal, gather, rank
 from backend.memory.thresholds import RankingThresholds, relevant
 from tests.unit.memory.test_ranking import CHAT, OWNER, hit
 
@@ -27,24 +39,69 @@ def some(name: str, count: int, cosine: float) -> list[Candidate]:
     return [candidate(f"{name} {number}", cosine) for number in range(count)]
 
 
+def found(*hits: Hit) -> Found:
+    return {"dense": sorted(hits, key=lambda each: -each.score)}
+
+
+def query(*kinds: Kind, terms: bool = False) -> Query:
+    near = Sparse(np.ones(1, np.uint32), np.ones(1, np.float32)) if terms else np.ones(2, "f4")
+    scope = Scope(owner_id=OWNER, parts=[ScopePart(containers=[CHAT])], kinds=kinds)
+    return Query(vector="sparse" if terms else "dense", near=near, scope=scope, limit=100)
+
+
+def names(candidates: list[Candidate], *names: str) -> list[str]:
+    by_row = {uuid5(CHAT, name): name for name in names}
+    return [by_row[each.payload.source_id] for each in candidates]
+
+
 def test_lines_that_are_half_near_come_nearest_first_whatever_their_words() -> None:
-    lines = [
-        candidate("words", 0.10, terms=20),
-        candidate("half", LEAST.dense / 2),
-        candidate("near", LEAST.dense),
-    ]
-    assert nearest(lines, LEAST) == [lines[2], lines[1]]
-    assert relevant(lines, LEAST) == [lines[0], lines[2]]
+    far, half, near = hit("words", 0.10), hit("half", LEAST.dense / 2), hit("near", LEAST.dense)
+    assert names(nearest(found(far, half, near), LEAST), "half", "near") == ["near", "half"]
+    ranked = rank({"dense": [near, half, far], "sparse": [hit("words", 20)]})
+    assert names(relevant(ranked, LEAST), "words", "near") == ["near", "words"]
 
 
 def test_where_no_line_is_near_by_its_meaning_alone_none_comes() -> None:
-    assert nearest([candidate("words", 0.28, terms=20), candidate("half", 0.2)], LEAST) == []
-    assert nearest([], LEAST) == []
+    assert nearest(found(hit("words", 0.28), hit("half", 0.2)), LEAST) == []
+    assert nearest({}, LEAST) == []
 
 
 def test_what_is_no_line_of_a_chat_keeps_its_thresholds() -> None:
-    events = [candidate("event", 0.6, kind="event"), candidate("lore", 0.6, kind="lore")]
+    events = found(hit("event", 0.6, kind="event"), hit("lore", 0.6, kind="lore"))
     assert nearest(events, LEAST) == []
+
+
+def test_a_line_comes_back_as_the_whole_search_ranked_it() -> None:
+    answer, other = hit("answer", 0.4), hit("other", 0.3)
+    ranked = rank({"dense": [answer], "sparse": [hit("answer", 12)]})
+    near = nearest(found(answer, other), LEAST, ranked=ranked)
+    assert near[0] is ranked[0]
+    assert names(near, "answer", "other") == ["answer", "other"]
+
+
+def test_lines_are_looked_for_further_down_by_vectors_and_ranked_as_if_they_were_not() -> None:
+    plan: list[tuple[Signal, Query]] = [
+        ("dense", query("message")),
+        ("dense_window", query("message")),
+        ("sparse", query("message", terms=True)),
+        ("dense", query("event", "lore")),
+    ]
+    assert [each.limit for each in deeper(plan)] == [DEPTH, DEPTH, 100, 100]
+    lines = [hit(f"line {number}", 0.9 - number / 1000) for number in range(DEPTH)]
+    words, event = [hit("line 5", 7)], [hit("event", 0.5, kind="event")]
+    first, deep = split(plan, [lines, lines[::-1], words, event])
+    signals: list[Signal] = [signal for signal, _ in plan]
+    assert first == gather(signals, [lines[:100], lines[::-1][:100], words, event])
+    assert deep == {"dense": lines, "dense_window": lines[::-1]}
+
+
+def test_an_answer_that_many_lines_are_nearer_than_still_comes() -> None:
+    lines = [hit(f"line {number}", 0.6 - number / 1000) for number in range(DEPTH)]
+    plan: list[tuple[Signal, Query]] = [("dense", query("message"))]
+    first, deep = split(plan, [lines])
+    answer = uuid5(CHAT, f"line {DEPTH - 20}")
+    assert answer not in {each.payload.source_id for each in rank(first)}
+    assert answer in {each.payload.source_id for each in nearest(deep, LEAST)}
 
 
 def test_the_first_memories_keep_their_places_and_then_the_nearest_come_by_turns() -> None:
@@ -58,7 +115,7 @@ def test_the_first_memories_keep_their_places_and_then_the_nearest_come_by_turns
 def test_only_what_there_is_room_for_comes_in_and_nothing_chosen_goes_for_it() -> None:
     chosen, near = some("chosen", 3, 0.3), some("near", 9, 0.2)
     line = 10 * TOKENS_A_WORD + TOKENS_A_LINE
-    assert with_nearest(chosen, near, room=int(5 * line), most=100) == [*chosen, *near[:2]]
+    assert with_nearest(chosen, near, room=ceil(5 * line), most=100) == [*chosen, *near[:2]]
     assert with_nearest(chosen, near, room=0, most=100) == chosen
     assert with_nearest(chosen, near, room=4000, most=4) == [*chosen, near[0]]
     long = candidate("long", 0.25, words=4000)

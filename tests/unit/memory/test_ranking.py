@@ -303,6 +303,10 @@ def test_a_model_is_known_by_its_name_whoever_serves_it(name: str) -> None:
     assert cosines_of(name) == MINILM
 
 
+def test_a_larger_model_has_cosines_of_its_own() -> None:
+    assert cosines_of("all-mpnet-base-v2-8fbb062e") == ModelCosines(dense=0.30, lore=0.25)
+
+
 def test_the_shipped_weights_of_signals_sum_to_one() -> None:
     weights = Weights()
     total = sum(getattr(weights, name) for name in (*SIGNALS, "speaker"))
