@@ -48,6 +48,7 @@ _NOTES = (
     .limit(CHANGES)
 )
 _FORGET = delete(table_of(IndexChange)).where(IndexChange.id.in_(bindparam("ids", expanding=True)))
+_FORGET_ONE = delete(table_of(IndexChange)).where(IndexChange.id == bindparam("note_id"))
 
 Report = Callable[[int, int], Awaitable[None]]
 """Is told how much is done, of how much."""
@@ -97,11 +98,14 @@ class Indexer:
                 break
             async with job.step() as session:
                 await _delete_notes(session, notes)
+        # Not where another model came into use on the way.
+        is_current = self._collections.current in indexes
+        if not is_current or self._collections.is_placed(job.keys.user_id):
+            await job.finish_with(_FORGET_ONE, [{"note_id": note.id} for note in notes])
+            return
         async with job.finish() as session:
             await _delete_notes(session, notes)
-            # Not where another model came into use on the way.
-            if self._collections.current in indexes:
-                await self._collections.mark_ready_if_new(session, job.keys.user_id)
+            await self._collections.mark_ready_if_new(session, job.keys.user_id)
 
     async def _changes(
         self, job: RunningJob, container_id: UUID
