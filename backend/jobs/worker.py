@@ -171,13 +171,17 @@ class Worker:
         for job in ended:
             self._forget(job)
         if room:
-            self._has_more = len(claimed) == room
-            if self._has_more and any(each.leases_lost for each in claimed):
-                self._thorough_at = 0.0  # where some were left behind there may be more
+            await self._take(claimed, at, is_full=len(claimed) == room)
+        return bool(room) and self._has_more
+
+    async def _take(self, claimed: list[Claimed], at: datetime, *, is_full: bool) -> None:
+        """Begin with what was claimed; `is_full` where there was no room for more."""
+        self._has_more = is_full
+        if is_full and any(each.leases_lost for each in claimed):
+            self._thorough_at = 0.0  # where some were left behind there may be more
         if claimed:
             self._last_share = claimed[-1].share
             await self._begin(claimed, at)
-        return bool(room) and self._has_more
 
     def _wanted(self, ended: list[RunningJob]) -> Wanted:
         running = Counter(job.claimed.share for job in self._jobs.values() if not job.is_ending)
