@@ -46,6 +46,9 @@ Waiting = Literal["queued", "waiting_key"]
 LOOK_AT = 4
 """How many times more jobs are read than can be taken: in all, so that every user gets a turn, and
 of each user, because some jobs wait for earlier ones of their lanes."""
+FIRST = 6
+"""Most jobs of each share that are looked for at first: more only where few users have any. Each is
+checked against the others of its lane."""
 EVERYTHING = {"shares": 2**31 - 1, "depth": 2**31 - 1}
 LAST = UUID(int=2**128 - 1)
 """No share comes after it: a search that starts here starts over with the first."""
@@ -86,15 +89,14 @@ async def candidates(
 
     It begins with the share after `start`.
     """
-    each = min(wanted.count, wanted.per_share)
+    each = min(wanted.count, wanted.per_share, FIRST)
     values: dict[str, Any] = {
         "at": at,
         "kinds": wanted.kinds,
-        "each": each,
         "limit": wanted.count * LOOK_AT,
         "count": wanted.count,
-        "depth": each * LOOK_AT,
         "shares": wanted.count * LOOK_AT,
+        **_of_each(each),
         "start": start or LAST,
         "open_to": wanted.open_to,
     }
@@ -110,11 +112,26 @@ async def candidates(
     for state in waiting:
         found += await session.execute(_due(state, is_postgres), values)
     taken = _in_turn(found, wanted)
+    most = min(wanted.count, wanted.per_share)
+    if len(taken) < wanted.count and each < most and _has_full_share(found, each):
+        for state in waiting:
+            found += await session.execute(_due(state, is_postgres), {**values, **_of_each(most)})
+        taken = _in_turn(found, wanted)
     if len(taken) < wanted.count and wanted.thorough:
         for state in waiting:
             found += await session.execute(_due(state, is_postgres), {**values, **EVERYTHING})
         taken = _in_turn(found, wanted)
     return taken
+
+
+def _of_each(count: int) -> dict[str, int]:
+    """How many jobs of each share are taken, and how many are read for that."""
+    return {"each": count, "depth": count * LOOK_AT}
+
+
+def _has_full_share(rows: Iterable[Row[UUID, UUID]], each: int) -> bool:
+    """Whether a share may have more jobs than were asked for."""
+    return any(found >= each for found in Counter(row.share for row in rows).values())
 
 
 def _in_turn(rows: Iterable[Row[UUID, UUID]], wanted: Wanted) -> list[UUID]:

@@ -120,7 +120,8 @@ async def claim(
         return []
     values = {"ids": ids, "at": at, "until": at + lease, "owner": wanted.owner}
     rows = await session.execute(_TAKE, values)
-    return sorted((Claimed(*row) for row in rows), key=lambda each: ids.index(each.id))
+    order = {job_id: place for place, job_id in enumerate(ids)}
+    return sorted((Claimed(*row) for row in rows), key=lambda each: order[each.id])
 
 
 ENDED: dict[str, Any] = {

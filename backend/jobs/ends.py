@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import datetime
-from typing import TypeVar
+from typing import Any, TypeVar
 
+from sqlalchemy import Executable
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from backend.database.engine import Database
@@ -24,6 +26,14 @@ T = TypeVar("T")
 
 MOST = 64
 """Jobs that end in one transaction: who comes later waits for it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Effect:
+    """What a job leaves behind: a statement, run once for each of `rows`."""
+
+    statement: Executable
+    rows: Sequence[Mapping[str, Any]]
 
 
 class SharedEnds:
@@ -46,10 +56,7 @@ class SharedEnds:
         Raises `LostLeaseError` when the job is another worker's by now, and `TakenBackError` when
         the transaction was rolled back for a reason that lies outside of the block.
         """
-        place = _Place(job)
-        self._waiting.append(place)
-        if self._task is None:
-            self._task = asyncio.create_task(self._work(), name="jobs.ends")
+        place = self._join(_Place(job))
         session = await place.entered
         if session is None:
             raise LostLeaseError if place.is_lost else TakenBackError
@@ -61,6 +68,21 @@ class SharedEnds:
             _settle(place.left, is_done)
         if not await place.committed:
             raise TakenBackError
+
+    async def end(self, job: Claimed, effect: Effect) -> None:
+        """End a job with an effect that is known before. Raises as `place` does."""
+        place = self._join(_Place(job, effect))
+        is_committed = await place.committed
+        if place.is_lost:
+            raise LostLeaseError
+        if not is_committed:
+            raise TakenBackError
+
+    def _join(self, place: _Place) -> _Place:
+        self._waiting.append(place)
+        if self._task is None:
+            self._task = asyncio.create_task(self._work(), name="jobs.ends")
+        return place
 
     async def _work(self) -> None:
         try:
@@ -78,26 +100,47 @@ class SharedEnds:
     async def _end(self, places: list[_Place]) -> bool:
         """End these jobs, each with its effects; whether all of it is committed."""
         async with self._database.write() as session:
+            places = [place for place in places if not place.committed.cancelled()]
+            if not places:
+                return False
             jobs = [place.job for place in places]
             held = await claims.end_many(session, jobs, at=self._clock())
+            effects: dict[Executable, list[Mapping[str, Any]]] = {}
             for place in places:
                 place.is_lost = place.job.id not in held
-                _settle(place.entered, None if place.is_lost else session)
-                if not place.is_lost and not await place.has_left():
+                if place.effect is not None and place.effect.rows and not place.is_lost:
+                    effects.setdefault(place.effect.statement, []).extend(place.effect.rows)
+            for statement, rows in effects.items():
+                await session.execute(statement, rows)
+            for place in places:
+                if place.effect is None and not await self._let_in(place, session):
                     await session.rollback()
                     return False
-                # The next one reads everything anew.
-                await session.flush()
-                session.expunge_all()
+        return True
+
+    async def _let_in(self, place: _Place, session: AsyncSession) -> bool:
+        """Have a job make its effects; whether it did, or has none to make any more."""
+        _settle(place.entered, None if place.is_lost else session)
+        if place.is_lost:
+            return True
+        if not await place.has_left():
+            return False
+        # The next one reads everything anew.
+        await session.flush()
+        session.expunge_all()
         return True
 
 
 class _Place:
-    """One job's part: it gets the session, lets go of it, and hears whether it was committed."""
+    """One job's part: it gets the session, lets go of it, and hears whether it was committed.
 
-    def __init__(self, job: Claimed) -> None:
+    One whose effect is known hears of the commit alone.
+    """
+
+    def __init__(self, job: Claimed, effect: Effect | None = None) -> None:
         loop = asyncio.get_running_loop()
         self.job = job
+        self.effect = effect
         self.is_lost = False
         self.entered: asyncio.Future[AsyncSession | None] = loop.create_future()
         self.left: asyncio.Future[bool] = loop.create_future()

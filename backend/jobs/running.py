@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
-from sqlalchemy import select, update
+from sqlalchemy import Executable, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from backend.database.base import UNSYNCHRONISED
@@ -18,13 +18,15 @@ from backend.database.engine import Database
 from backend.errors import AppError
 from backend.jobs import claims
 from backend.jobs.claims import ENDED, Claimed
-from backend.jobs.ends import SharedEnds
+from backend.jobs.ends import Effect, SharedEnds
 from backend.jobs.errors import LostLeaseError, RetryLaterError, WorkerLostError
 from backend.jobs.models import Job
 from backend.logs import get_logger
 from backend.vault.sealing import Sealer
 
 log = get_logger(__name__)
+
+T = TypeVar("T")
 
 PROGRESS_EVERY = timedelta(seconds=1)
 """How often progress is stored, at most."""
@@ -49,7 +51,8 @@ class RunningJob:
     itself, that the job is still this worker's. `payload` is what was enqueued, or what the last
     `checkpoint` left. `sealer` is None where the kind needs no key. `attempt` counts from 1;
     `created_at` is when the work was caused.
-    `ends`, `task` and `is_lost` are the worker's: `ends` is where it ends with others, if it does.
+    The rest is the worker's: `ends` is where it ends with others, if it does, and `leave` hears
+    that it has nothing left to do but that.
     """
 
     def __init__(
@@ -75,6 +78,8 @@ class RunningJob:
         self.is_lost = False
         self.is_over = False
         self.is_writing = False
+        self.is_ending = False
+        self.leave: Callable[[], None] | None = None
         self._database = database
         self._keep = keep
         self._lasts = lasts
@@ -100,8 +105,36 @@ class RunningJob:
             yield session
         self.is_over = True
 
+    async def finish_with(self, statement: Executable, rows: Sequence[Mapping[str, Any]]) -> None:
+        """End the job with what one statement makes of `rows`: as `finish`, both or neither.
+
+        Of jobs that end together, those with the same statement run it in one call.
+        """
+        if self.ends is None:
+            async with self.finish() as session:
+                if rows:
+                    await session.execute(statement, rows)
+            return
+        async with self._writing(self._ending_with(self.ends, Effect(statement, rows))):
+            pass
+        self.is_over = True
+
     def _ending(self) -> AbstractAsyncContextManager[AsyncSession]:
-        return self._ending_alone() if self.ends is None else self.ends.place(self.claimed)
+        if self.ends is None:
+            return self._ending_alone()
+        self._leave()
+        return self.ends.place(self.claimed)
+
+    @asynccontextmanager
+    async def _ending_with(self, ends: SharedEnds, effect: Effect) -> AsyncGenerator[None]:
+        self._leave()
+        await ends.end(self.claimed, effect)
+        yield
+
+    def _leave(self) -> None:
+        self.is_ending = True
+        if self.leave is not None:
+            self.leave()
 
     @asynccontextmanager
     async def _ending_alone(self) -> AsyncGenerator[AsyncSession]:
@@ -142,9 +175,7 @@ class RunningJob:
             pass
 
     @asynccontextmanager
-    async def _writing(
-        self, transaction: AbstractAsyncContextManager[AsyncSession]
-    ) -> AsyncGenerator[AsyncSession]:
+    async def _writing(self, transaction: AbstractAsyncContextManager[T]) -> AsyncGenerator[T]:
         if self.is_over or self.is_writing:
             raise LostLeaseError("The job has ended, or another transaction of its own is open.")
         self.is_writing = True

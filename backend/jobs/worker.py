@@ -9,6 +9,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping
 from datetime import datetime, timedelta
+from functools import partial
 from typing import Any
 from uuid import UUID
 
@@ -33,6 +34,7 @@ from backend.jobs.running import (
     after_failure,
     queued_at,
 )
+from backend.jobs.slots import Slots
 from backend.logs import get_logger
 
 log = get_logger(__name__)
@@ -78,7 +80,7 @@ class Worker:
         self._kinds = kinds
         self._keys = keys
         self._concurrency = concurrency
-        self._per_share = max(1, concurrency * 3 // 4)
+        self._slots = Slots(concurrency, self._start)
         self._takes_queued = takes_queued
         self._poll = poll
         self._lease = lease
@@ -90,6 +92,7 @@ class Worker:
         self._wake = asyncio.Event()
         self._last_share: UUID | None = None
         self._thorough_at = 0.0
+        self._has_more = False
         self._is_closing = False
         self._tasks: list[asyncio.Task[None]] = []
 
@@ -112,6 +115,7 @@ class Worker:
         if self._tasks:
             await asyncio.wait(self._tasks, timeout=CLOSE_SECONDS)
         self._tasks = []
+        self._slots.take_back(after=0.0)
         running = [job.task for job in self._jobs.values() if job.task is not None]
         for task in running:
             task.cancel()
@@ -143,11 +147,11 @@ class Worker:
 
         Returns whether there may be more to take at once.
         """
+        if stuck := self._slots.take_back():
+            await self._let_go(stuck)
         ended, self._returned = self._returned, []
-        room = self._concurrency - len(self._jobs) + len(ended)
-        wanted = self._wanted(room, ended)
-        if not room or not (wanted.queued or wanted.open_to):
-            room = 0
+        wanted = self._wanted(ended)
+        room = wanted.count if wanted.queued or wanted.open_to else 0
         if not room and not ended:
             return False
         at, claimed = self._clock(), list[Claimed]()
@@ -166,24 +170,35 @@ class Worker:
             raise
         for job in ended:
             self._forget(job)
+        if room:
+            await self._take(claimed, at, is_full=len(claimed) == room)
+        return bool(room) and self._has_more
+
+    async def _take(self, claimed: list[Claimed], at: datetime, *, is_full: bool) -> None:
+        """Begin with what was claimed; `is_full` where there was no room for more."""
+        self._has_more = is_full
+        if is_full and any(each.leases_lost for each in claimed):
+            self._thorough_at = 0.0  # where some were left behind there may be more
         if claimed:
             self._last_share = claimed[-1].share
             await self._begin(claimed, at)
-        return bool(room) and len(claimed) == room
 
-    def _wanted(self, room: int, ended: list[RunningJob]) -> Wanted:
-        running = Counter(job.claimed.share for job in self._jobs.values())
+    def _wanted(self, ended: list[RunningJob]) -> Wanted:
+        running = Counter(job.claimed.share for job in self._jobs.values() if not job.is_ending)
         running.subtract(job.claimed.share for job in ended)
+        # The rounds that a new job wakes need not ask for what time alone brings about.
+        is_thorough = time.monotonic() >= self._thorough_at
+        # What a worker left behind may bring this one down: the fewer are beside it the better.
+        ahead = 0 if is_thorough else self._slots.ahead
         return Wanted(
             owner=self.id,
             kinds=tuple(self._kinds),
-            count=room,
-            per_share=self._per_share,
+            count=self._slots.room(len(self._jobs) - len(ended), ahead=ahead),
+            per_share=max(1, (self._concurrency + ahead) * 3 // 4),
             running=running,
             queued=self._takes_queued,
             open_to=self._keys.users(),
-            # The rounds that a new job wakes need not ask for what time alone brings about.
-            thorough=time.monotonic() >= self._thorough_at,
+            thorough=is_thorough,
             suspect=not any(job.claimed.leases_lost > 1 for job in self._jobs.values()),
         )
 
@@ -203,7 +218,10 @@ class Worker:
             elif job.claimed.leases_lost >= MAX_LEASES_LOST or job.attempt > MAX_ATTEMPTS:
                 await self._fail(job, WorkerLostError())
             else:
-                job.task = asyncio.create_task(self._run(job))
+                self._slots.add(job)
+
+    def _start(self, job: RunningJob) -> None:
+        job.task = asyncio.create_task(self._run(job))
 
     def _running(self, claimed: Claimed) -> RunningJob:
         kind = self._kinds[claimed.kind]
@@ -212,6 +230,7 @@ class Worker:
         )
         if kind.ends_together:
             job.ends = self._ends
+            job.leave = partial(self._leave, job)
         return job
 
     async def _run(self, job: RunningJob) -> None:
@@ -220,7 +239,7 @@ class Worker:
             try:
                 await kind.handler(job)
             except TakenBackError:
-                job.ends = None
+                job.ends, job.is_ending = None, False
                 await kind.handler(job)
             if not job.is_over and kind.keep:
                 async with job.finish():
@@ -240,6 +259,14 @@ class Worker:
             else:
                 self._returned.append(job)
                 self._wake.set()
+        finally:
+            self._leave(job)
+
+    def _leave(self, job: RunningJob) -> None:
+        """Give a job's room to the next one."""
+        self._slots.leave(job)
+        if self._has_more:
+            self._wake.set()
 
     async def _fail(self, job: RunningJob, error: Exception) -> None:
         changes = after_failure(job, error, at=self._clock(), draw=self._draw)

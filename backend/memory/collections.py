@@ -186,6 +186,10 @@ class Collections:
         )
         self._searched.pop(user_id, None)
 
+    def is_placed(self, user_id: UUID) -> bool:
+        """Whether it is known here that a user is in some collection: nothing has to be noted."""
+        return user_id in self._placed
+
     async def mark_ready_if_new(self, session: AsyncSession, user_id: UUID) -> None:
         """Note a user who came after the current collection: nothing has to move."""
         if user_id in self._placed:

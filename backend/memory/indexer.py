@@ -49,6 +49,7 @@ _NOTES = (
     .limit(CHANGES)
 )
 _FORGET = delete(table_of(IndexChange)).where(IndexChange.id.in_(bindparam("ids", expanding=True)))
+_FORGET_ONE = delete(table_of(IndexChange)).where(IndexChange.id == bindparam("note_id"))
 
 Report = Callable[[int, int], Awaitable[None]]
 """Is told how much is done, of how much."""
@@ -108,12 +109,17 @@ class Indexer:
                 break
             async with job.step() as session:
                 await _delete_notes(session, notes)
+        # Not where another model came into use on the way.
+        is_current = self._collections.current in indexes
+        is_noted = not is_current or self._collections.is_placed(job.keys.user_id)
+        if is_noted and not has_to_move:
+            await job.finish_with(_FORGET_ONE, [{"note_id": note.id} for note in notes])
+            return
         async with job.finish() as session:
             await _delete_notes(session, notes)
             if has_to_move:
                 await self._outbox.follow_later(session, job.keys.user_id)
-            # Not where another model came into use on the way.
-            if self._collections.current in indexes:
+            if is_current:
                 await self._collections.mark_ready_if_new(session, job.keys.user_id)
 
     async def _changes(

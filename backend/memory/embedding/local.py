@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import numpy as np
 
@@ -23,6 +23,7 @@ from backend.memory.embedding.requests import repaired, unit_rows
 
 if TYPE_CHECKING:
     from fastembed import TextEmbedding
+    from tokenizers import Tokenizer
 
 T = TypeVar("T")
 
@@ -32,11 +33,10 @@ NOT_INSTALLED = (
     "there is one for the machine: on Linux, and on Macs with Apple's processors."
 )
 
-_GROUP_CHARS = 800
-"""Characters that go through the model at once, padding included. On a CPU more are slower, not
-faster, and take memory: measured with MiniLM int8 on one core, 30 words a text, 380 texts a second
-in groups of 4 and 240 in groups of 64; 150 words a text, 62 one by one, 26 in groups of 64, which
-took 1.4 GB."""
+_GROUP_TOKENS = 256
+"""Tokens that go through the model at once, padding included. On a CPU more are slower, not faster,
+and take memory: measured with MiniLM int8, a token takes as long from 128 to 400 at once, a tenth
+longer at 800 and a quarter longer at 1,600."""
 
 _MOST_WORKERS = 4
 
@@ -92,19 +92,14 @@ class LocalEmbedder:
         prefix = self._folder.prompts[task]
         prepared = [prefix + repaired(text[:_LONGEST_CHARS]) for text in texts]
         vectors = np.empty((len(texts), self.spec.dimension), dtype=np.float32)
-        groups = _groups(prepared)
         pool = self._queries if task == "query" else self._documents
+        groups = _groups(await self._computed(pool, partial(_lengths, model, prepared)))
 
         async def work() -> None:
             # One group after the other, so that another caller's text gets in between.
             for group in groups:
                 some = [prepared[index] for index in group]
-                try:
-                    rows = await self._begin(pool, partial(_run, model, some, task))
-                except EmbedderError:
-                    raise
-                except Exception as error:  # noqa: BLE001  # whatever a model's file may cause
-                    raise EmbedderError(f"{WHO} failed ({type(error).__name__}).") from None
+                rows = await self._computed(pool, partial(_run, model, some, task))
                 vectors[group] = unit_rows(
                     rows, who=WHO, count=len(some), dimension=self.spec.dimension
                 )
@@ -117,6 +112,15 @@ class LocalEmbedder:
         for pool in (self._documents, self._queries):
             pool.shutdown(wait=False, cancel_futures=True)
         self._loading = None
+
+    async def _computed(self, pool: ThreadPoolExecutor, work: Callable[[], T]) -> T:
+        """What the model says in a thread of a pool. Raises `EmbedderError`."""
+        try:
+            return await self._begin(pool, work)
+        except EmbedderError:
+            raise
+        except Exception as error:  # noqa: BLE001  # whatever a model's file may cause
+            raise EmbedderError(f"{WHO} failed ({type(error).__name__}).") from None
 
     def _begin(self, pool: ThreadPoolExecutor, work: Callable[[], T]) -> asyncio.Future[T]:
         """Do `work` in a thread of a pool. Raises `EmbedderError` once that is closed."""
@@ -139,11 +143,19 @@ class LocalEmbedder:
             ) from error
 
 
-def _groups(texts: Sequence[str]) -> Iterator[list[int]]:
+def _lengths(model: TextEmbedding, texts: Sequence[str]) -> list[int]:
+    """The tokens of each text, as the model gets to see it; of a single one nobody needs them."""
+    if len(texts) < 2:  # noqa: PLR2004
+        return [0] * len(texts)
+    tokenizer = cast("Tokenizer", cast("Any", model.model).tokenizer)
+    return [sum(each.attention_mask) for each in tokenizer.encode_batch(list(texts))]
+
+
+def _groups(lengths: Sequence[int]) -> Iterator[list[int]]:
     """Indices of texts of like length: what is computed together is padded to the longest."""
     group: list[int] = []
-    for index in sorted(range(len(texts)), key=lambda index: len(texts[index])):
-        if group and (len(group) + 1) * len(texts[index]) > _GROUP_CHARS:
+    for index in sorted(range(len(lengths)), key=lengths.__getitem__):
+        if group and (len(group) + 1) * lengths[index] > _GROUP_TOKENS:
             yield group
             group = []
         group.append(index)

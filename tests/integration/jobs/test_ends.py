@@ -6,11 +6,11 @@ import asyncio
 from collections import Counter
 
 import pytest
-from sqlalchemy import select, update
+from sqlalchemy import insert, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from backend.accounts.models import LoginFailures
-from backend.database.base import now, upsert
+from backend.database.base import now, table_of, upsert
 from backend.jobs.models import Job
 from backend.jobs.queue import JobQueue, NewJob
 from backend.jobs.running import RunningJob
@@ -60,6 +60,15 @@ async def noted(queue: JobQueue) -> Counter[bytes]:
         return Counter({row.key: row.failures for row in rows})
 
 
+_NOTE = insert(table_of(LoginFailures))
+
+
+async def note_twice(job: RunningJob) -> None:
+    """Insert a row whose key the job numbered one less has as well, where the number is odd."""
+    key = b"%d" % (job.payload["number"] // 2)
+    await job.finish_with(_NOTE, [{"key": key, "failures": 1, "last_at": now()}])
+
+
 EACH_ONCE = Counter(b"%d" % number for number in range(JOBS))
 
 
@@ -99,3 +108,20 @@ async def test_one_that_is_no_longer_the_worker_s_changes_nothing_and_the_others
     assert await noted(queue) == EACH_ONCE - Counter([b"2"])
     (left,) = await jobs(queue.database)
     assert (left.state, left.payload) == ("running", '{"number":2}')
+
+
+async def test_where_an_effect_that_is_known_before_cannot_be_made_its_job_alone_fails(
+    queue: JobQueue, workshop: Workshop
+) -> None:
+    async with queue.database.write() as session:
+        for number in range(JOBS):
+            await queue.enqueue(session, NewJob("note", payload={"number": number}))
+    workshop.worker({"note": kind_of(note_twice, ends_together=True)}, draw=lambda: 0.999)
+
+    async def half_is_left() -> bool:
+        left = await jobs(queue.database)
+        return [job.error for job in left] == ["internal-error"] * (JOBS // 2)
+
+    await until(half_is_left)
+    assert await noted(queue) == Counter([b"0", b"1", b"2"])
+    assert {job.attempts for job in await jobs(queue.database)} == {1}
