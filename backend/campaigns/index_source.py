@@ -14,7 +14,8 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from backend.audience import GM, Viewpoint, known_to
 from backend.campaigns.item_rows import read_state
-from backend.campaigns.items import INDEXED, Chapter, Entity, Fact, Item, Scene, Thread
+from backend.campaigns.item_texts import joined_lines, names_of, title_of, told
+from backend.campaigns.items import INDEXED, Chapter, Entity, Fact, Item, Scene
 from backend.campaigns.ledger import item_of
 from backend.campaigns.models import Campaign, CampaignChange, CampaignItem, ChangeSource
 from backend.campaigns.name_cache import Names
@@ -207,45 +208,12 @@ async def recalled(
             kind=KIND,
             source_id=item_id,
             container_id=campaign_id,
-            title=_title(item, names),
-            text=_lines([told(item, names), *facts.get(item_id, [])]),
+            title=title_of(item, names),
+            text=joined_lines([told(item, names), *facts.get(item_id, [])]),
             is_past=isinstance(item, Scene | Chapter),
         )
         for item_id, (campaign_id, item) in found.items()
     }
-
-
-def told(item: Item, names: Mapping[UUID, str] = MappingProxyType({})) -> str:
-    """What an item says, but for its name: a line for each field of an entity that has a text.
-
-    `names` are those of places; where an entity is goes unsaid without.
-    """
-    match item:
-        case Fact():
-            return item.text
-        case Thread():
-            steps = [step.text for step in item.objectives]
-            next_step = f"Next: {item.next_step}" if item.next_step else ""
-            return _lines(
-                [f"{item.kind.capitalize()}, {item.status}", item.summary, next_step, *steps]
-            )
-        case Scene():
-            return _lines(["Scene, over", item.summary, *item.key_moments])
-        case Chapter():
-            return _lines(["Chapter", item.summary])
-        case Entity():
-            name = names.get(item.location_id) if item.location_id else None
-            place = f"at {name}" if name else ""
-            head = ", ".join(
-                filter(None, [item.kind, item.role, item.status, item.disposition, place])
-            )
-            wants = f"Wants: {item.wants}" if item.wants else ""
-            voice = f"Voice: {'; '.join(item.voice)}" if item.voice else ""
-            return _lines(
-                [head, item.description, item.personality, voice, wants, *_attributes(item)]
-            )
-        case _:
-            return ""
 
 
 async def read_items(
@@ -327,38 +295,8 @@ def _documents(sealer: Sealer, row: Any) -> list[Document]:
     return item_documents(
         row.id,
         row.campaign_id,
-        names=_names(item),
+        names=names_of(item),
         content=told(item),
         version=version_of(row.updated_at),
         audience=row.audience,
     )
-
-
-def _names(item: Item) -> list[str]:
-    match item:
-        case Entity():
-            return [item.name, *item.aliases]
-        case Thread() | Scene() | Chapter():
-            return [item.title]
-        case _:
-            return []
-
-
-def _title(item: Item, names: dict[UUID, str]) -> str:
-    if isinstance(item, Fact):
-        return names.get(item.about_id, "") if item.about_id else ""
-    return next(iter(_names(item)), "")
-
-
-def _attributes(entity: Entity) -> list[str]:
-    """Attributes in words; numbers say nothing that somebody looks for."""
-    lines: list[str] = []
-    for name, value in entity.attributes.items():
-        values: list[Any] = value if isinstance(value, list) else [value]
-        if words := [each for each in values if isinstance(each, str) and each.strip()]:
-            lines.append(f"{name}: {', '.join(words)}")
-    return lines
-
-
-def _lines(texts: Iterable[str]) -> str:
-    return "\n".join(text for text in texts if text.strip())

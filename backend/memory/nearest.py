@@ -45,7 +45,7 @@ def deeper(plan: Plan) -> list[Query]:
 def split(plan: Plan, hits: Sequence[Sequence[Hit]]) -> tuple[Found, Found]:
     """The hits that a plan asks for, and all those of lines by their vectors, for `nearest`."""
     first = [some[: query.limit] for (_, query), some in zip(plan, hits, strict=True)]
-    deep = [
+    deep: list[tuple[Signal, Sequence[Hit]]] = [
         (signal, some)
         for (signal, query), some in zip(plan, hits, strict=True)
         if _by_vectors(signal, query)

@@ -280,22 +280,16 @@ class MemorySearch:
     ) -> list[Memory]:
         """The texts of what was found and counts at this moment, best first, none twice.
 
-        Looks deeper where most of it does not count: a reply that was regenerated a hundred times
-        leaves a hundred lines that are all near to what is asked, and of which one is active. Kinds
-        that are `known` to the caller are taken as they were found, without their texts. Sources
-        given `instead` recall the rows of their kinds.
+        Looks deeper where most of it does not count: of a reply that was regenerated a hundred
+        times one is active. Kinds that are `known` to the caller are taken as they were found,
+        without their texts. Sources given `instead` recall the rows of their kinds.
         """
         request = result.request
         if request is None or not (result.candidates or result.near):
             return []
         replaced = {each.kind: each for each in instead}
-        recalled = partial(
-            self._recalled,
-            database,
-            sealer,
-            sources=[replaced.get(each.kind, each) for each in self._sources],
-            known=known,
-        )
+        sources = [replaced.get(each.kind, each) for each in self._sources]
+        recalled = partial(self._recalled, database, sealer, sources=sources, known=known)
         found, looked_at = await recalled(request, result.candidates)
         if request.depth == 1 and 2 * len(found) < min(looked_at, request.limit):
             request = replace(request, depth=DEEPER)
