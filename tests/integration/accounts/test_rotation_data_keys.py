@@ -118,6 +118,7 @@ def test_what_is_binary_and_not_called_sealed_is_known_to_hold_no_text() -> None
         "embeddings.digest",
         "idempotent_requests.key_digest",
         "idempotent_requests.request_digest",
+        "index_states.model",
         "installation_providers.wrapped_config",
         "instance_keys.wrapped",
         "invitations.lookup",
