@@ -134,14 +134,6 @@ def p50_p95(times: Sequence[float]) -> tuple[float, float]:
     )
 
 
-def resident_mib(pid: int | str = "self", field: str = "VmRSS") -> float:
-    """What a process holds in memory, in MiB."""
-    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
-        if line.startswith(f"{field}:"):
-            return round(int(line.split()[1]) / 1024, 1)
-    return 0.0
-
-
 def utterances(folder: Path) -> list[tuple[str, str]]:
     """(speaker, text) of every turn of the transcripts, in order."""
     files = sorted(folder.glob("*.json"))

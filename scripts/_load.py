@@ -31,6 +31,8 @@ from sqlalchemy import update
 from sqlalchemy.ext.asyncio import async_sessionmaker, create_async_engine
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
+from scripts._processes import cpu_seconds
+
 WORDS = 40
 PACE = 0.005
 """Seconds between two words of the model."""
@@ -86,17 +88,17 @@ async def _measured(
     await asyncio.gather(*(_play(port, *chat, WARM_UP, []) for chat in chats))
     await asyncio.sleep(SETTLE)
     before = await _stage_seconds(pid, stages)
-    cpu, begun = _cpu_seconds(pid), time.perf_counter()
+    cpu, begun = cpu_seconds(pid), time.perf_counter()
     await asyncio.gather(*(_play(port, *chat, turns, first) for chat in chats))
     took = time.perf_counter() - begun
     await asyncio.sleep(SETTLE)
     count = len(chats) * turns
     first.sort()
-    spent = _cpu_seconds(pid) - cpu
+    spent = cpu_seconds(pid) - cpu
     after = await _stage_seconds(pid, stages)
     seconds = {stage: total - before.get(stage, 0.0) for stage, total in after.items()}
     if seconds:
-        seconds["the rest: event loop, HTTP, sockets"] = spent - sum(seconds.values())
+        seconds["the rest: event loop, HTTP, sockets, the engine"] = spent - sum(seconds.values())
     return Load(
         players=len(chats),
         cpu=round(spent / count * 1000, 1),
@@ -211,12 +213,6 @@ async def _process(*command: str, **environment: str) -> AsyncGenerator[tuple[in
     finally:
         process.terminate()
         await process.wait()
-
-
-def _cpu_seconds(pid: int) -> float:
-    """Processor time of a process, its own and the system's."""
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def _chunk(finish: str | None = None, **delta: str) -> bytes:

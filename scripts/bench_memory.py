@@ -66,13 +66,13 @@ from scripts._bench import (
     open_account,
     p50_p95,
     questions,
-    resident_mib,
     serving,
     stranger_id,
     strangers_vectors,
     utterances,
     write_strangers,
 )
+from scripts._processes import resident_mib
 
 HITS = 100
 PEER_QUERIES = 20

@@ -4,9 +4,9 @@
     scripts/bench_start.py [--database sqlite|postgres] [--runs 5] [--idle 10] [--json]
 
 `talekeeper serve` is started on a data folder whose tables and index are made, again and again: the
-time from the process's start to the first answer (GET /health), the CPU and the memory that it has
-taken after some idle seconds. The *bare application* is Litestar, SQLAlchemy and uvicorn with one
-route that asks the same database; the two are started by turns.
+time from the process's start to the first answer (GET /health), the CPU and the memory that it and
+the index's process have taken after some idle seconds. The *bare application* is Litestar,
+SQLAlchemy and uvicorn with one route that asks the same database; the two are started by turns.
 """
 
 from __future__ import annotations
@@ -26,11 +26,10 @@ from typing import Literal, get_args
 
 import httpx2
 
-from scripts._bench import resident_mib
 from scripts._bench_table import DatabaseName, Row, new_database, print_rows, spread
+from scripts._processes import cpu_seconds, resident_mib
 
 SERVE = Path(sys.executable).with_name("talekeeper")
-TICKS = os.sysconf("SC_CLK_TCK")
 
 BARE = """
 import sys
@@ -96,16 +95,11 @@ async def start(what: What, url: str, folder: Path, idle: float) -> Start:
         answered = (time.perf_counter() - begun) * 1000
         await asyncio.sleep(idle)
         private = resident_mib(process.pid, "RssAnon")
-        return Start(answered, _cpu(process.pid), resident_mib(process.pid), private)
+        spent = cpu_seconds(process.pid) * 1000
+        return Start(answered, spent, resident_mib(process.pid), private)
     finally:
         process.send_signal(signal.SIGTERM)
         await process.wait()
-
-
-def _cpu(pid: int) -> float:
-    """Milliseconds of CPU that a process has taken, user's and kernel's."""
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) * 1000 / TICKS
 
 
 async def bench(name: DatabaseName, runs: int, idle: float) -> list[Row]:

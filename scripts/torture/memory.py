@@ -3,22 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from dataclasses import dataclass
-from pathlib import Path
 
-from scripts._bench import resident_mib
-
-
-def tree_mib(pid: int) -> float:
-    """Resident memory of a process and of all below it, in MiB."""
-    total = 0.0
-    with contextlib.suppress(OSError):
-        total = resident_mib(pid)
-        for thread in Path(f"/proc/{pid}/task").iterdir():
-            for child in (thread / "children").read_text().split():
-                total += tree_mib(int(child))
-    return total
+from scripts._processes import resident_mib
 
 
 @dataclass
@@ -31,9 +18,9 @@ class MemoryWatch:
 
     async def watch(self) -> None:
         """Look until cancelled."""
-        self.before = self.most = tree_mib(self.pid)
+        self.before = self.most = resident_mib(self.pid)
         while True:
-            self.most = max(self.most, tree_mib(self.pid))
+            self.most = max(self.most, resident_mib(self.pid))
             await asyncio.sleep(0.02)
 
     @property

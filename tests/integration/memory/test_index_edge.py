@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from uuid import UUID, uuid4
 
+import msgspec
 import numpy as np
 import pytest
 import qdrant_edge as engine  # noqa: TID251  to look at what it keeps
@@ -168,6 +171,90 @@ async def test_a_folder_of_another_dimension_or_format_is_made_anew(tmp_path: Pa
     await index.aclose()
     assert index.is_new
     assert not (tmp_path / "tales.0").exists()
+
+
+def engines() -> list[int]:
+    """Processes below this one that an engine works in."""
+    children = [
+        int(pid)
+        for thread in Path("/proc/self/task").iterdir()
+        for pid in (thread / "children").read_text().split()
+    ]
+    return [pid for pid in children if b"edge_engine" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+
+
+async def test_an_engine_that_is_killed_is_started_again_and_nothing_is_lost(
+    tmp_path: Path,
+) -> None:
+    await made(tmp_path)
+    index = await open_edge(tmp_path, "tales", DIMENSION)
+    asked = [query(unit(1), scope(OWNER, CHAT))]
+    try:
+        before = await index.search(asked)
+        [engine_process] = engines()
+        os.kill(engine_process, signal.SIGSTOP)  # so that the search is under way
+        search = asyncio.create_task(index.search(asked))
+        await asyncio.sleep(0.01)
+        os.kill(engine_process, signal.SIGKILL)
+        with pytest.raises(IndexUnavailableError, match="in the data folder failed"):
+            await search
+        index._next_start = 0.0
+        assert await asyncio.gather(index.search(asked), index.search(asked)) == [before] * 2
+        assert len(engines()) == 1
+        assert not index.is_new
+    finally:
+        await index.aclose()
+    assert engines() == []
+
+
+async def test_an_engine_that_keeps_ending_is_not_started_without_end(tmp_path: Path) -> None:
+    await made(tmp_path)
+    index = await open_edge(tmp_path, "tales", DIMENSION)
+    index._next_start = float("inf")
+    [engine_process] = engines()
+    os.kill(engine_process, signal.SIGKILL)
+    for _ in range(2):
+        with pytest.raises(IndexUnavailableError, match="in the data folder failed"):
+            await index.ping()
+    assert engines() == []
+    await index.aclose()
+
+
+async def test_what_is_damaged_while_it_is_served_is_not_made_anew_in_silence(
+    tmp_path: Path,
+) -> None:
+    await made(tmp_path)
+    index = await open_edge(tmp_path, "tales", DIMENSION)
+    [engine_process] = engines()
+    os.kill(engine_process, signal.SIGKILL)
+    damage(tmp_path, "edge_config.json")
+    with pytest.raises(IndexUnavailableError, match="in the data folder failed"):
+        await index.ping()
+    index._next_start = 0.0
+    with pytest.raises(IndexUnavailableError, match=r"damaged\. Restart Talekeeper"):
+        await index.ping()
+    await index.aclose()
+    index = await open_edge(tmp_path, "tales", DIMENSION)
+    await index.aclose()
+    assert index.is_new
+
+
+async def test_who_gives_up_on_a_write_finds_what_was_written(tmp_path: Path) -> None:
+    index = await open_edge(tmp_path, "tales", DIMENSION)
+    item = point(OWNER, CHAT)
+    await index.upsert([item])
+    asked = [query(unit(1), scope(OWNER, CHAT))]
+    assert [hit.payload.words for [hit] in await index.search(asked)] == [item.payload.words]
+    changed = replace(item, payload=msgspec.structs.replace(item.payload, words=99))
+    write = asyncio.create_task(index.upsert([changed]))
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    write.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await write
+    await asyncio.gather(*index._writes)
+    assert [hit.payload.words for [hit] in await index.search(asked)] == [99]
+    await index.aclose()
 
 
 async def test_one_collection_is_nothing_to_another(tmp_path: Path) -> None:

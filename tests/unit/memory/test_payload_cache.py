@@ -25,7 +25,7 @@ def stored(owner: UUID = ANN) -> Stored:
 
 def found(cache: PayloadCache, *items: Stored) -> list[Payload | None]:
     kept, _ = cache.get([point_id.int for point_id, _ in items])
-    return [kept.get(point_id.int) for point_id, _ in items]
+    return [kept.get(point_id.int, (None, None))[1] for point_id, _ in items]
 
 
 def read(cache: PayloadCache, *items: Stored) -> None:

@@ -1,0 +1,299 @@
+"""Qdrant Edge, in a process that does nothing else.
+
+The engine holds Python's lock from the beginning of a call to its end: five milliseconds for a
+turn's queries, in which an event loop beside it would stand still. So it works in a process of its
+own, which `edge_process` starts, and which imports no more of Talekeeper than it needs to.
+
+Each call is one message on stdin and one on stdout: its length, and a pickle of it. What writes has
+a thread of its own, because waiting for the disk lets go of the lock. The process ends when stdin
+does, whatever became of the one that started it.
+
+A search is one call for ids and scores (1 ms a query where a user has 10,000 points of 384
+numbers), writes go in small batches. Putting segments in order takes seconds for 100,000 points and
+can't be cut up, so it is done when a collection is opened, before anybody is served. There is no
+graph (HNSW): within one user's points a look at every vector, at a copy of eight bits a number and
+then at the best of them as they are, misses next to nothing, is fast enough, and costs little to
+keep up.
+
+A write is in the engine's write-ahead log when `update` returns, and outlives the process. The
+engine leaves it to the system when the log gets to the disk; `sync` does not.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import fcntl
+import os
+import pickle
+import shutil
+import signal
+import sys
+import threading
+import time
+from array import array
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+from typing import Any, BinaryIO, Literal
+from uuid import UUID
+
+import qdrant_edge as engine  # noqa: TID251  this is its adapter
+
+from backend.memory.index import edge_mapping as mapping
+from backend.memory.index.protocol import (
+    CONTAINER,
+    OWNER,
+    SOURCE,
+    IndexUnavailableError,
+    Point,
+    Query,
+)
+
+HEAD = 8
+"""Bytes before a message: its length."""
+
+WRITES = frozenset({"upsert", "sync", "delete"})
+
+Outcome = Literal["done", "unavailable", "failed"]
+"""What became of a call: its value, words for whoever runs the server, or what went wrong."""
+
+FORMAT = 1
+"""Raised when what is kept in a folder changes: folders of other formats are made anew."""
+
+_PATIENCE = 2.0
+"""Seconds that a process which is just ending gets to let go."""
+
+_PAGE = 500
+_MOST_OWNERS = 1_000_000
+_FLUSH_AFTER = 10_000
+"""Points written after which the write-ahead log is emptied: 60 MB or so at 384 numbers."""
+
+_DIE_WITH_PARENT = 1  # PR_SET_PDEATHSIG, of Linux's prctl(2)
+
+
+class Engine:
+    """One collection, open in this process. Two threads may use it, one to read, one to write."""
+
+    def __init__(self) -> None:
+        self._path = Path()
+        self._shard: Any = None
+        self._unflushed = 0
+
+    def open(
+        self, folder: Path, name: str, dimension: int | None, *, may_make: bool
+    ) -> tuple[bool, bool]:
+        """Open a collection, or make it.
+
+        Args:
+            folder: Where collections live, each in a folder of its name.
+            name: Letters, digits, `_` and `-`.
+            dimension: Of the dense vectors; None for a collection without any.
+            may_make: Whether what is missing, damaged, or of another format or dimension is made
+                anew.
+
+        Returns:
+            Whether it is new, and whether it is in place of one that was damaged.
+
+        Raises:
+            IndexUnavailableError: When another process has it open, or it may not be made.
+        """
+        self._path = folder / f"{name}.{FORMAT}"
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        lock(folder / f"{name}.lock")
+        for other in folder.glob(f"{name}.*"):
+            if other != self._path and other.suffix[1:].isdigit():
+                shutil.rmtree(other)
+        config = mapping.config(dimension)
+        is_damaged = False
+        if self._path.is_dir():
+            for small in self._path.glob("segments/*/*/quantized.data"):
+                small.read_bytes()  # at once: the engine pages them in bit by bit, for seconds
+            try:
+                self._shard = engine.EdgeShard.load(str(self._path), config)
+            except Exception:  # noqa: BLE001  the engine raises nothing narrower
+                # Nobody else has it open, so it is damaged or of another shape.
+                is_damaged = True
+        is_new = self._shard is None
+        if is_new:
+            if not may_make:
+                raise IndexUnavailableError(
+                    f"The index {name} in the data folder is damaged. Restart Talekeeper: it makes "
+                    "the index anew."
+                )
+            shutil.rmtree(self._path, ignore_errors=True)
+            self._path.mkdir(mode=0o700)
+            self._shard = engine.EdgeShard.create(str(self._path), config)
+        for field, schema in mapping.payload_indexes().items():
+            self._shard.update(engine.UpdateOperation.create_field_index(field, schema))
+        if self._shard.optimize():
+            self._shard.flush()
+        return is_new, is_damaged
+
+    def upsert(self, points: Sequence[Point]) -> None:
+        """Store points, in place of those with their ids."""
+        made = [mapping.point(each) for each in points]
+        self._shard.update(engine.UpdateOperation.upsert_points(made))
+        self._unflushed += len(made)
+        if self._unflushed >= _FLUSH_AFTER:
+            self._unflushed = 0
+            self._shard.flush()
+
+    def sync(self) -> None:
+        """Wait until what was written is on the disk."""
+        for path in (self._path / "wal").iterdir():
+            try:
+                descriptor = os.open(path, os.O_RDONLY)
+            except FileNotFoundError:
+                continue  # the engine's next segment, which just got its name
+            try:
+                os.fsync(descriptor)
+            finally:
+                os.close(descriptor)
+
+    def delete(
+        self,
+        owner_id: UUID,
+        *,
+        sources: Sequence[UUID] | None = None,
+        container_id: UUID | None = None,
+    ) -> None:
+        """Delete all points of a user's, or those of some rows, or of a container."""
+        conditions = []
+        if sources is not None:
+            conditions.append(mapping.among(SOURCE, sources))
+        if container_id is not None:
+            conditions.append(mapping.equal(CONTAINER, container_id))
+        which = mapping.owned(owner_id, *conditions)
+        self._shard.update(engine.UpdateOperation.delete_points_by_filter(which))
+        self.sync()
+
+    def search(self, queries: Sequence[Query]) -> list[tuple[bytes, bytes]]:
+        """Of each query its hits, best first: 16 bytes of ids each, and scores as doubles."""
+        batch = engine.QueryBatchRequest([mapping.request(query) for query in queries])
+        return [
+            (
+                b"".join([hit.id.bytes for hit in hits]),
+                array("d", [hit.score for hit in hits]).tobytes(),
+            )
+            for hits in self._shard.query_batch(batch)
+        ]
+
+    def payloads(self, ids: Sequence[UUID]) -> list[tuple[UUID, Any]]:
+        """The payloads of points, of those that are there."""
+        found = self._shard.retrieve(list(ids), with_payload=True, with_vector=False)
+        return [(each.id, each.payload) for each in found]
+
+    def vectors(self, ids: Sequence[UUID]) -> list[tuple[UUID, bytes]]:
+        """The `dense` vectors of points as floats of 32 bits, of those that have one."""
+        found = self._shard.retrieve(list(ids), with_payload=False, with_vector=["dense"])
+        # Each look at `vector` makes a list of it.
+        vectors = ((each.id, each.vector) for each in found)
+        return [
+            (point_id, array("f", vector["dense"]).tobytes())
+            for point_id, vector in vectors
+            if vector and "dense" in vector
+        ]
+
+    def page(
+        self, owner_id: UUID, container_id: UUID | None, offset: Any
+    ) -> tuple[list[tuple[UUID, Any]], Any]:
+        """Some points with their payloads, and where the next page begins; None after the last."""
+        within = () if container_id is None else (mapping.equal(CONTAINER, container_id),)
+        records, following = self._shard.scroll(
+            engine.ScrollRequest(
+                offset=offset,
+                limit=_PAGE,
+                filter=mapping.owned(owner_id, *within),
+                with_payload=True,
+                with_vector=False,
+            )
+        )
+        return [(each.id, each.payload) for each in records], following
+
+    def owners(self) -> list[str]:
+        """Everybody who has points."""
+        request = engine.FacetRequest(OWNER, limit=_MOST_OWNERS, exact=True)
+        # Of those who are gone the engine still has the name, with no points.
+        return [str(hit.value) for hit in self._shard.facet(request).hits if hit.count]
+
+    def count(self, owner_id: UUID | None) -> int:
+        """How many points there are, of one user or of all."""
+        owned = None if owner_id is None else mapping.owned(owner_id)
+        count: int = self._shard.count(engine.CountRequest(exact=True, filter=owned))
+        return count
+
+    def ping(self) -> None:
+        """Fail where the engine does."""
+        self._shard.info()
+
+    def close(self) -> None:
+        """Write everything out and let go."""
+        shard, self._shard = self._shard, None
+        if shard is not None:
+            shard.flush()
+            shard.close()
+
+
+def lock(path: Path) -> None:
+    """Lock a file for as long as this process lives. Raises `IndexUnavailableError`."""
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    until = time.monotonic() + _PATIENCE
+    while True:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            if time.monotonic() < until:
+                time.sleep(0.05)
+                continue
+            raise IndexUnavailableError(
+                f"Another process has the index open ({path}). An index in the data folder serves "
+                "one process. For several, start a Qdrant server and set TALEKEEPER_QDRANT_URL."
+            ) from error
+        return
+
+
+def framed(message: object) -> bytes:
+    """A message as it goes through a pipe."""
+    data = pickle.dumps(message, pickle.HIGHEST_PROTOCOL)
+    return len(data).to_bytes(HEAD) + data
+
+
+def _answer(opened: Engine, out: BinaryIO, out_lock: threading.Lock, call: Any) -> None:
+    number, method, arguments, options = call
+    outcome: Outcome = "done"
+    try:
+        value = getattr(opened, method)(*arguments, **options)
+    except IndexUnavailableError as error:
+        outcome, value = "unavailable", error.detail
+    except BaseException as error:  # noqa: BLE001  a panic of the engine's is no `Exception`
+        outcome, value = "failed", f"{type(error).__name__}: {error}"
+    message = framed((number, outcome, value))
+    with out_lock:
+        out.write(message)
+        out.flush()
+
+
+def main() -> None:
+    """Answer calls until stdin ends."""
+    for number in (signal.SIGINT, signal.SIGTERM):  # meant for the process that is served
+        signal.signal(number, signal.SIG_IGN)
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_DIE_WITH_PARENT, signal.SIGKILL)
+    calls = sys.stdin.buffer
+    out = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)  # whatever else is printed goes to the log
+    opened, out_lock = Engine(), threading.Lock()
+    with ThreadPoolExecutor(1, thread_name_prefix="index-write") as writer:
+        while len(head := calls.read(HEAD)) == HEAD:
+            call = pickle.loads(calls.read(int.from_bytes(head)))  # noqa: S301  Talekeeper's own
+            work = partial(_answer, opened, out, out_lock, call)
+            if call[1] in WRITES:
+                writer.submit(work)
+            else:
+                work()
+    opened.close()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,110 @@
+"""The process that Qdrant Edge works in, as it looks from the one that is served."""
+
+from __future__ import annotations
+
+import asyncio
+import pickle
+import sys
+from itertools import count
+from typing import Any, Self
+
+from backend.logs import get_logger
+from backend.memory.index.edge_engine import HEAD, Outcome, framed
+from backend.memory.index.protocol import IndexUnavailableError
+
+log = get_logger(__name__)
+
+_PROGRAM = "backend.memory.index.edge_engine"
+_END_SECONDS = 30.0
+"""What it gets to write everything out, before it is killed."""
+
+_LIMIT = 1 << 20
+
+
+class EngineError(Exception):
+    """A call failed, or the process is gone."""
+
+
+class EngineProcess:
+    """One running engine. Calls may be made side by side, all of them from one event loop."""
+
+    def __init__(self, process: asyncio.subprocess.Process) -> None:
+        if process.stdin is None or process.stdout is None:
+            raise RuntimeError("Pipes were asked for.")
+        self._process = process
+        self._in, self._out = process.stdin, process.stdout
+        self._numbers = count()
+        self._waiting: dict[int, asyncio.Future[Any]] = {}
+        self._reading = asyncio.create_task(self._read())
+
+    @classmethod
+    async def start(cls) -> Self:
+        """Start one. It gets nothing of the environment: no key, no password."""
+        return cls(
+            await asyncio.create_subprocess_exec(
+                sys.executable,
+                "-I",
+                "-m",
+                _PROGRAM,
+                stdin=asyncio.subprocess.PIPE,
+                stdout=asyncio.subprocess.PIPE,
+                env={},
+                limit=_LIMIT,
+            )
+        )
+
+    @property
+    def is_gone(self) -> bool:
+        """Whether it answers no more."""
+        return self._reading.done()
+
+    async def call(self, method: str, *arguments: object, **options: object) -> Any:
+        """What a method of `Engine` gives back.
+
+        Raises:
+            IndexUnavailableError: As the method says.
+            EngineError: Whatever else went wrong.
+        """
+        if self.is_gone:
+            raise EngineError("The engine's process is gone.")
+        number = next(self._numbers)
+        answer = self._waiting[number] = asyncio.get_running_loop().create_future()
+        self._in.write(framed((number, method, arguments, options)))
+        try:
+            outcome, value = await answer
+        finally:
+            self._waiting.pop(number, None)
+        if outcome == "unavailable":
+            raise IndexUnavailableError(value)
+        if outcome == "failed":
+            raise EngineError(value)
+        return value
+
+    async def end(self) -> None:
+        """Have it finish what it does, write everything out, and end."""
+        self._in.close()
+        try:
+            async with asyncio.timeout(_END_SECONDS):
+                await self._reading
+        except TimeoutError:
+            log.warning("index.engine_killed")
+            self._process.kill()
+        await self._process.wait()
+
+    async def _read(self) -> None:
+        try:
+            while True:
+                head = await self._out.readexactly(HEAD)
+                message = await self._out.readexactly(int.from_bytes(head))
+                number: int
+                outcome: Outcome
+                number, outcome, value = pickle.loads(message)  # noqa: S301  of our own process
+                answer = self._waiting.get(number)
+                if answer is not None and not answer.done():
+                    answer.set_result((outcome, value))
+        except (asyncio.IncompleteReadError, ConnectionError):
+            pass
+        finally:
+            for answer in self._waiting.values():
+                if not answer.done():
+                    answer.set_result(("failed", "The engine's process ended."))
