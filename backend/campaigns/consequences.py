@@ -17,6 +17,7 @@ from backend.campaigns.models import CampaignChange, CampaignItem, ChangeSource
 from backend.campaigns.name_cache import Names
 from backend.chats.models import Message
 from backend.database.base import table_of
+from backend.database.types import Id
 from backend.memory.sources import Recalled
 from backend.vault.sealing import Sealer
 
@@ -30,7 +31,7 @@ MAX_STEPS = 8
 """How often a fact may have been superseded."""
 
 _LINES: BindParameter[Any] = bindparam("lines", expanding=True)
-_OWNER: BindParameter[Any] = bindparam("owner")
+_OWNER = bindparam("owner", type_=Id())
 
 
 def _changed() -> Select[UUID, UUID, bool]:
