@@ -6,8 +6,9 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 from uuid import UUID
 
-from sqlalchemy import BindParameter, Select, bindparam, select, union_all
+from sqlalchemy import BindParameter, Select, bindparam, select, type_coerce, union_all
 from sqlalchemy.ext.asyncio import AsyncSession
+from sqlalchemy.types import NullType
 
 from backend.audience import Viewpoint
 from backend.campaigns.index_source import read_items, recalled
@@ -30,37 +31,42 @@ MAX_READ = 20
 MAX_STEPS = 8
 """How often a fact may have been superseded."""
 
-_LINES: BindParameter[Any] = bindparam("lines", expanding=True)
+_LINES: BindParameter[Any] = bindparam("lines", expanding=True, type_=NullType())
 _OWNER = bindparam("owner", type_=Id())
 
 
-def _changed() -> Select[UUID, UUID, UUID, bool]:
+def _changed() -> Select[Any, Any, Any, bool]:
     """What lines, or the replies to them, changed.
 
     As rows of the line, the message that changed it, the item, and whether that still counts. What
-    a reply changed which is among the lines itself stands there twice.
+    a reply changed which is among the lines itself stands there twice. Ids come and go as the
+    driver has them: making a UUID of each took as long as the rest.
     """
-    sources, messages, owner = table_of(ChangeSource), table_of(Message), _OWNER
+    sources, messages = table_of(ChangeSource), table_of(Message)
     changes, items = table_of(CampaignChange), table_of(CampaignItem)
     message, change, item = messages.c, changes.c, items.c
+    message_id, parent_id, item_id = (
+        type_coerce(each, NullType()) for each in (message.id, message.parent_id, change.item_id)
+    )
     told = union_all(
-        select(message.id.label("line"), message.id.label("told_by")).where(
-            message.id.in_(_LINES), message.user_id == owner
+        select(message_id.label("line"), message.id.label("told_by")).where(
+            message_id.in_(_LINES), message.user_id == _OWNER
         ),
-        select(message.parent_id, message.id).where(
-            message.parent_id.in_(_LINES),
-            message.user_id == owner,
+        select(parent_id, message.id).where(
+            parent_id.in_(_LINES),
+            message.user_id == _OWNER,
             message.is_active,
             message.role == "assistant",
         ),
     ).subquery()
+    told_by = type_coerce(told.c.told_by, NullType())
     return (
-        select(told.c.line, told.c.told_by, change.item_id, item.is_live)
+        select(told.c.line, told_by.label("told_by"), item_id.label("item_id"), item.is_live)
         .join(sources, sources.c.message_id == told.c.told_by)
         .join(changes, change.id == sources.c.change_id)
         .join(items, item.id == change.item_id)
         .where(
-            change.user_id == owner,
+            change.user_id == _OWNER,
             change.is_on_path,
             ~change.is_undone,
             item.kind.in_(PRESENT),
@@ -102,27 +108,29 @@ async def find_consequences(
     """
     if not message_ids:
         return {}
-    asked = {"lines": message_ids, "owner": sealer.user_id}
-    rows = (await session.execute(_CHANGED, asked)).all()
-    place = {message_id: number for number, message_id in enumerate(message_ids)}
+    is_sqlite = session.get_bind().dialect.name == "sqlite"
+    lines = [each.bytes for each in message_ids] if is_sqlite else list(message_ids)
+    place = {line: number for number, line in enumerate(lines)}
+    found_rows = await session.execute(_CHANGED, {"lines": lines, "owner": sealer.user_id})
     rows = [
-        row
-        for row in rows
-        if row.item_id not in besides and (row.line == row.told_by or row.told_by not in place)
+        (message_ids[place[line]], UUID(bytes=item_id) if is_sqlite else item_id, is_live)
+        for line, told_by, item_id, is_live in sorted(found_rows, key=lambda row: place[row[0]])
+        if line == told_by or told_by not in place
     ]
-    rows.sort(key=lambda row: place[row.line])
-    wanted = set(list(dict.fromkeys(row.item_id for row in rows))[:MAX_READ])
-    rows = [row for row in rows if row.item_id in wanted]
+    changed = [item_id for _, item_id, _ in rows if item_id not in besides]
+    wanted = set(list(dict.fromkeys(changed))[:MAX_READ])
+    rows = [row for row in rows if row[1] in wanted]
     if not rows:
         return {}
-    current = {row.item_id: row.item_id for row in rows}
-    current |= await _current(session, sealer, [row.item_id for row in rows if not row.is_live])
+    current = {item_id: item_id for _, item_id, _ in rows}
+    gone = [item_id for _, item_id, is_live in rows if not is_live]
+    current |= await _current(session, sealer, gone)
     read = await read_items(session, sealer, current.values(), viewpoint, kept)
     items = await recalled(session, sealer, read, viewpoint, kept=kept)
     found: dict[UUID, list[Recalled]] = {}
-    for row in rows:
-        item = items.get(current[row.item_id])
-        told = found.setdefault(row.line, [])
+    for line, item_id, _ in rows:
+        item = items.get(current[item_id])
+        told = found.setdefault(line, [])
         if item is not None and item not in told:
             told.append(item)
     return found

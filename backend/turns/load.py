@@ -97,7 +97,12 @@ class ChatLoader:
         `NothingToAnswerError`, `NotContinuableError`, `ValidationError`, `StaleCampaignError`.
         """
         owner_id, sealer = self._identity.user_id, self._identity.sealer
-        chat, leaf, self._campaign, sealed_globals, has_scripts = await self._chat(chat_id)
+        asked = {"chat_id": chat_id, "owner_id": owner_id}
+        row = (await self._session.execute(_CHAT, asked)).one_or_none()
+        if row is None:
+            raise ChatNotFoundError
+        chat, leaf, campaign, sealed_globals, has_scripts = row
+        self._campaign = campaign if self._situations else None
         settings = read_settings(sealer, chat)
         target = await find_target(self._session, chat, leaf, request, is_preview=self._is_preview)
         audience = await find_audience(self._session, chat, request, target)
@@ -287,17 +292,6 @@ class ChatLoader:
             authors=authors,
             viewpoint=loaded.viewpoint,
         )
-
-    async def _chat(
-        self, chat_id: UUID
-    ) -> tuple[Chat, Message | None, Campaign | None, bytes | None, bool]:
-        """A chat, its leaf and campaign, the user's sealed variables, whether scripts are there."""
-        values = {"chat_id": chat_id, "owner_id": self._identity.user_id}
-        row = (await self._session.execute(_CHAT, values)).one_or_none()
-        if row is None:
-            raise ChatNotFoundError
-        chat, leaf, campaign, sealed_globals, has_scripts = row
-        return chat, leaf, campaign if self._situations else None, sealed_globals, has_scripts
 
     def _variables(self, chat: Chat, sealed_globals: bytes | None) -> Variables:
         sealer, user_id = self._identity.sealer, self._identity.user_id
