@@ -20,8 +20,8 @@ from backend.errors import AppError
 from backend.vault.sealing import Sealer
 from scripts._bench_table import DatabaseName
 from scripts.torture import store_checks
-from scripts.torture.checks import all_items, check_chats, check_things
-from scripts.torture.client import PROVIDER_KEY, Client, sign_up
+from scripts.torture.checks import check_chats
+from scripts.torture.client import Client, sign_up
 from scripts.torture.database_server import kept_folder, new_server
 from scripts.torture.history import History
 from scripts.torture.installation import (
@@ -31,29 +31,16 @@ from scripts.torture.installation import (
     installation,
 )
 from scripts.torture.ledger import Ledger
-from scripts.torture.model import TaggedModel, server_of
-from scripts.torture.model_checks import (
-    check_choices,
-    check_memory,
-    check_placements,
-    check_prompts,
-    check_servers,
-    chosen_model,
-    end_with,
-)
+from scripts.torture.model import TaggedModel
 from scripts.torture.players import Player
-from scripts.torture.playing import RULES, check_campaigns
+from scripts.torture.playing import RULES
 from scripts.torture.report import Progress, Row
-from scripts.torture.visitors import Visitor, check_gone, check_private
+from scripts.torture.visitors import Visitor
 
 CANARY = "zanzibarquagga"
 PLAYS = 1
 """The account whose chats belong to a campaign that is played."""
-ENDS_WITH = {0: True, 1: False}
-"""Which accounts end with an embedding model of their own, and which with the installation's."""
 IDLE_WITHIN = 30.0
-ANSWERED_WITHIN = 40.0
-"""Seconds within which a request that is sent again with its key has to be answered."""
 
 
 @dataclass(frozen=True)
@@ -145,110 +132,6 @@ class Campaign:
             )
             for each in found:
                 self.history.breach(each)
-
-    async def check_everything(self) -> dict[str, Any]:
-        """All checks, the last ones with the servers stopped; gives back figures."""
-        self.progress.tell("checking", always=True)
-        await self._finish_pending()
-        await self.pause()
-        await self._give_up_waiting()
-        found = await self._end_choices()
-        gone = await self._send_visitors_away()
-        figures: dict[str, Any] = {"jobs tried again": await self._retry_dead_jobs()}
-        found += await store_checks.settle(self.database, self.users)
-        chosen = {
-            account.sealer: await chosen_model(self.database, account.sealer)
-            for account in self.accounts
-        }
-        for account in self.accounts:
-            client, ledger = account.client, account.ledger
-            found += await check_things(client, self.made.url, ledger)
-            found += await check_choices(client, ledger)
-            found += await check_prompts(client, ledger)
-            found += await check_memory(client, chosen[account.sealer])
-            events, count = await store_checks.check_events(self.database, account.sealer)
-            found += events
-            figures["events"] = figures.get("events", 0) + count
-            states, count = await check_campaigns(self.database, account.sealer)
-            found += states
-            figures["items"] = figures.get("items", 0) + count
-        await self.check_touched(everything=True)
-        found += await store_checks.check_rows(self.database)
-        found += await check_placements(self.database, self.users)
-        found += await check_gone(self.database, gone)
-        found += self._check_servers()
-        found += [f"gone: {each.last_words()}" for each in self.made.processes if not each.is_alive]
-        await self.made.stop()
-        missing, counted = await store_checks.check_index(self.database, self.made, chosen)
-        found += missing
-        figures |= {**counted, "accounts deleted": len(gone)}
-        folders = {"data": self.made.data, "logs": self.made.root / "logs"}
-        for word in (CANARY, PROVIDER_KEY):
-            found += await asyncio.to_thread(store_checks.check_plaintext, word, folders)
-        for each in found:
-            self.history.breach(each)
-        return figures
-
-    async def _end_choices(self) -> list[str]:
-        """Hold settings against what was chosen, then have accounts end with what they may."""
-        found: list[str] = []
-        for number, account in enumerate(self.accounts):
-            found += await check_choices(account.client, account.ledger)
-            worker = next(each for each in self.players if each.ledger is account.ledger)
-            found += await end_with(worker, embedding=ENDS_WITH.get(number))
-        return found
-
-    async def _send_visitors_away(self) -> set[UUID]:
-        """Have the accounts deleted that are on a visit; gives back all that were."""
-        until = self.history.clock + ANSWERED_WITHIN * self.slow
-        for visitor in self.visitors:
-            while not await visitor.leave() and self.history.clock < until:
-                await asyncio.sleep(0.2)
-            if visitor.client is not None:
-                self.history.breach(f"unanswered: the deletion of {visitor.client.username}")
-        return {user_id for each in self.visitors for user_id in each.gone}
-
-    def _check_servers(self) -> list[str]:
-        """Lines that were sent to servers of others, or to the installation's."""
-        ledgers = {server_of(url): each.ledger for each in self.accounts for url in each.servers}
-        private = {mark for each in self.visitors for mark in each.private}
-        return [*check_servers(self.model, ledgers), *check_private(self.model, private)]
-
-    async def _retry_dead_jobs(self) -> int:
-        """Have jobs that gave up tried again, as their users would: their processes died a lot."""
-        for account in self.accounts:
-            # Jobs whose keys are gone wait until their user is seen.
-            await account.client.ask("seen", "look", "GET", "/me")
-        await store_checks.settle(self.database, self.users)
-        tried = 0
-        for account in self.accounts:
-            items = await all_items(account.client, self.made.url, "/jobs")
-            for job in (each for each in items if each["state"] == "dead"):
-                path = f"/jobs/{job['id']}/retry"
-                await account.client.ask("retry", "retry job", "POST", path)
-                tried += 1
-        return tried
-
-    async def _give_up_waiting(self) -> None:
-        """Stop the turns that wait for a choice: nobody will make it."""
-        for account in self.accounts:
-            for chat in account.ledger.usable("chat"):
-                path, waiting = f"/chats/{chat.id}/turns", {"state": "waiting"}
-                page = await account.client.ask("end", "turns", "GET", path, params=waiting)
-                for turn in page.body["items"] if page.outcome == "ok" else ():
-                    await account.client.ask("end", "stop", "POST", f"/turns/{turn['id']}/stop")
-
-    async def _finish_pending(self) -> None:
-        """Send again what was never answered, until it is."""
-        await self.pause()
-        until = self.history.clock + ANSWERED_WITHIN * self.slow
-        for player in self.players:
-            while player.pending and self.history.clock < until:
-                await player.pending.pop(0)()
-                await asyncio.sleep(0.5 if player.pending else 0)
-            for _ in player.pending:
-                self.history.breach(f"unanswered: a request of {player.name} with its key")
-            player.pending.clear()
 
 
 BREAKS = (BrokenPromiseError, AppError, httpx.HTTPError, SQLAlchemyError, OSError)

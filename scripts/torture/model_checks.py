@@ -108,7 +108,7 @@ async def check_choices(client: Client, ledger: Ledger) -> list[str]:
             value = text_of(value["blocks"])
         else:
             for name in member.split("."):
-                value = value.get(name) if isinstance(value, dict) else None
+                value = (value or {}).get(name)
         if value not in choice.values:
             told = f"{member} of {place} is {value!r}, not one of {choice.values!r}"
             found.append(f"changed: {told}")
@@ -123,7 +123,7 @@ async def check_memory(client: Client, chosen: ChosenModel) -> list[str]:
     found = [f"memory: its problems are {kinds}"] if kinds != wanted else []
     if status["move"] is not None:
         found.append(f"memory: texts are still on their way ({status['move']})")
-    model = status["model"] or {}
+    model: dict[str, Any] = status["model"] or {}
     if not chosen.is_gone and (model.get("model"), model.get("is_own", False)) != (
         chosen.name,
         chosen.is_own,
@@ -211,7 +211,8 @@ async def check_prompts(client: Client, ledger: Ledger) -> list[str]:
         if len(own) != 1 or str(chat.id) in ledger.copies or own[0] not in presets:
             continue
         seen = await client.ask("check", "preview", "GET", f"/chats/{chat.id}/context")
-        told = (seen.body.get("preset") or {}).get("name") if seen.outcome == "ok" else None
+        preset: dict[str, Any] = (seen.body.get("preset") or {}) if seen.outcome == "ok" else {}
+        told = preset.get("name")
         if told != presets[own[0]].name:
             what = f"not by {presets[own[0]].name} but by {told}"
             found.append(f"preset: a prompt of {chat.name} is {what} ({seen.status})")

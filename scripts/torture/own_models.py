@@ -18,6 +18,7 @@ MOST_PROVIDERS, NOWHERE = 6, "http://127.0.0.1:1024/v1"
 MADE, LIVE, NAMED = 0.35, 0.8, 0.5
 """How often one more is made, how often where a server is, and how often its models are named."""
 
+NOT_FOUND = 404
 TASKS = ("triage", "agent", "summary", "suggestions", "compaction")
 NO_TASKS: dict[str, None] = dict.fromkeys(TASKS)
 
@@ -115,7 +116,7 @@ class OwnModels:
         method = "POST" if asked.endswith("/test") else "GET"
         more: dict[str, Any] = {"json": {}} if method == "POST" else {}
         seen = await worker.ask("look elsewhere", method, asked, **more)
-        if seen.status not in {404, None} and seen.status < 500:
+        if seen.status is not None and seen.status < 500 and seen.status != NOT_FOUND:
             worker.client.history.breach(f"another's: {method} {asked} answers {seen.status}")
         await self._take_elsewhere(thing)
         await self._see_own()
