@@ -103,16 +103,21 @@ async def check_choices(client: Client, ledger: Ledger) -> list[str]:
             continue
         if place not in read:
             read[place] = (await client.ask("check", "read", "GET", place)).body
-        value: Any = read[place]
         if kind == "presets":
-            value = text_of(value["blocks"])
+            value = text_of(read[place]["blocks"])
         else:
-            for name in member.split("."):
-                value = (value or {}).get(name)
+            value = _member(read[place], member)
         if value not in choice.values:
             told = f"{member} of {place} is {value!r}, not one of {choice.values!r}"
             found.append(f"changed: {told}")
     return [f"{client.name}: {each}" for each in found]
+
+
+def _member(body: dict[str, Any], name: str) -> Any:
+    """What settings say, where members of members are named with dots; null where they do not."""
+    first, _, rest = name.partition(".")
+    value = body.get(first)
+    return _member(value or {}, rest) if rest else value
 
 
 async def check_memory(client: Client, chosen: ChosenModel) -> list[str]:
