@@ -12,11 +12,12 @@ from scripts.torture.model import EMBEDDERS, LISTED
 from scripts.torture.worker import Worker
 
 SETTINGS = "/me/settings"
-MOST_PROVIDERS, NOWHERE = 6, "http://127.0.0.1:1024/v1"
+MOST_PROVIDERS, NOWHERE = 5, "http://127.0.0.1:1024/v1"
 """Fewer than an account may have, and where nothing listens."""
 
-MADE, LIVE, NAMED = 0.35, 0.8, 0.5
-"""How often one more is made, how often where a server is, and how often its models are named."""
+DELETED, MADE, LIVE, NAMED = 0.15, 0.35, 0.8, 0.7
+"""How often one is deleted, how often one more is made, how often that is where a server is, and
+how often its models are named."""
 
 NOT_FOUND = 404
 TASKS = ("triage", "agent", "summary", "suggestions", "compaction")
@@ -35,7 +36,7 @@ class OwnModels:
         """Add a provider; list its models, try it out, give it another key or server; delete it."""
         worker = self.worker
         own = worker.ledger.usable("provider")
-        if len(own) >= MOST_PROVIDERS:
+        if len(own) >= MOST_PROVIDERS or (own and worker.draw.random() < DELETED):
             await worker.delete("provider")
         elif not own or worker.draw.random() < MADE:
             await self.add()

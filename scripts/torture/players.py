@@ -49,12 +49,12 @@ class Player(Worker):
             (7, self.things.import_card),
             (4, self.things.import_lorebook),
             (4, self.things.change_persona),
-            (6, self.models.change_provider),
-            (3, self.models.choose_model),
-            (2, self.models.choose_embedding),
+            (8, self.models.change_provider),
+            (6, self.models.choose_model),
+            (5, self.models.choose_embedding),
             (3, self.models.look_elsewhere),
-            (4, self.presets.change),
-            (3, self.presets.choose),
+            (5, self.presets.change),
+            (5, self.presets.choose),
             (3, self.read),
         ]
         weights, kinds = [weight for weight, _ in actions], [each for _, each in actions]

@@ -75,6 +75,9 @@ class Worker:
                 await after(thing, answer)
         elif answer.outcome == "refused" and not thing.was_lost:
             thing.outcome = "refused"
+        if answer.slug == "unknown-model":
+            # What names a model that is gone keeps nothing from being made.
+            self.client.history.breach(f"no {thing.kind} can be made ({answer.body})")
         if key and (answer.outcome == "unknown" or is_waiting):
             thing.outcome = "unknown"
             # With a key it may be sent again as often as it takes, and happens once.
