@@ -6,12 +6,14 @@ from collections.abc import Sequence
 from typing import Any, Protocol
 from uuid import UUID
 
-from sqlalchemy import select
+import msgspec
+from sqlalchemy import bindparam, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from backend.accounts.events import AccountDeleted
 from backend.accounts.models import KeyMode
-from backend.database.base import table_of
+from backend.database.base import chunks, table_of
+from backend.jobs.models import JOBS
 from backend.jobs.queue import JobKey, JobQueue, NewJob, insert_job
 from backend.memory.index.protocol import Kind
 from backend.memory.models import IndexChange, IndexState
@@ -30,6 +32,12 @@ _FOLLOW = {"collection": None}
 """Of a job that finds out by itself which collection it is."""
 
 _NOTE = table_of(IndexChange).insert()
+_GAVE_UP = select(JOBS.c.id, JOBS.c.payload).where(
+    JOBS.c.user_id == bindparam("owner_id"), JOBS.c.kind == REINDEX, JOBS.c.state == "dead"
+)
+_FORGET_DEAD = JOBS.delete().where(
+    JOBS.c.id.in_(bindparam("ids", expanding=True)), JOBS.c.state == "dead"
+)
 
 
 class KeyHolder(Protocol):
@@ -102,6 +110,16 @@ class IndexOutbox(AccountDeleted):
         job = _reindexing(holder.sealer.user_id, {**_FOLLOW, "anew": True})
         key = self._queue.grant(holder.sealer, holder.key_mode)
         await self._queue.enqueue(session, job, key=key)
+
+    async def reindexed(self, session: AsyncSession, user_id: UUID, *, anew: bool) -> None:
+        """Forget earlier jobs of a user's that gave up what was done now.
+
+        One that was to make all points again stays, where that was not done `anew`.
+        """
+        rows = (await session.execute(_GAVE_UP, {"owner_id": user_id})).all()
+        ids = [row.id for row in rows if anew or not msgspec.json.decode(row.payload).get("anew")]
+        for some in chunks(ids):
+            await session.execute(_FORGET_DEAD, {"ids": some})
 
     async def account_deleted(self, session: AsyncSession, user_id: UUID) -> None:
         """Have every point of a user's deleted: the account goes in this transaction."""
