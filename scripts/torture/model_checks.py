@@ -12,12 +12,13 @@ from sqlalchemy import select
 
 from backend.accounts.identity import open_settings
 from backend.accounts.models import User
+from backend.database.base import chunks
 from backend.database.engine import Database
 from backend.llm.models import Provider, open_provider
 from backend.memory.collections import dimension_of
 from backend.memory.documents import Document
 from backend.memory.embedding.requests import prepared
-from backend.memory.index.protocol import VectorIndex, point_id
+from backend.memory.index.protocol import Floats, VectorIndex, point_id
 from backend.memory.models import IndexState
 from backend.memory.sources import Source
 from backend.vault.blinding import Blinder
@@ -149,25 +150,39 @@ async def check_vectors(
     chosen: ChosenModel,
 ) -> tuple[list[str], int]:
     """Hold a user's vectors against those of the chosen model; and how many there are."""
-    wrong = count = 0
-    blinder = Blinder(sealer)
-    for document in [
-        each for source in sources for each in await _documents(database, sealer, source)
-    ]:
+    documents = [each for source in sources for each in await _documents(database, sealer, source)]
+    wanted = wanted_vectors(sealer, documents, chosen, dimension_of(index.name) or 0)
+    wrong = await count_wrong(index, wanted)
+    found = f"vectors: {wrong} of {len(wanted)} in {index.name} are not those of {chosen}"
+    return [found] if wrong else [], len(wanted)
+
+
+def wanted_vectors(
+    sealer: Sealer, documents: Sequence[Document], chosen: ChosenModel, dimension: int
+) -> dict[UUID, Floats]:
+    """The vectors that points have to have, shape (dimension,) each, by the points' ids."""
+    blinder, found = Blinder(sealer), dict[UUID, Floats]()
+    for document in documents:
         text = document.text if document.dense_text is None else document.dense_text
-        if not text:
-            continue
-        name = point_id(document.kind, document.source_id, document.chunk)
-        kept = (await index.dense_vectors([name])).get(name)
-        vector = vector_of(prepared(text), chosen.server, chosen.name, size_of(chosen.name))
-        longer = (dimension_of(index.name) or 0) - len(vector)
-        if longer < 0:
-            return [f"vectors: {index.name} has no room for those of {chosen}"], count
-        turned = blinder.turn(np.pad(vector, (0, longer)))
-        wrong += kept is None or float(kept @ turned) < NEAR
-        count += 1
-    found = f"vectors: {wrong} of {count} in {index.name} are not those of {chosen}"
-    return [found] if wrong else [], count
+        if text:
+            vector = vector_of(prepared(text), chosen.server, chosen.name, size_of(chosen.name))
+            longer = np.zeros(max(dimension, len(vector)), np.float32)
+            longer[: len(vector)] = vector
+            name = point_id(document.kind, document.source_id, document.chunk)
+            found[name] = blinder.turn(longer)
+    return found
+
+
+async def count_wrong(index: VectorIndex, wanted: Mapping[UUID, Floats]) -> int:
+    """How many points have no vector, or another one."""
+    wrong = 0
+    for some in chunks(list(wanted), ROWS):
+        kept = await index.dense_vectors(some)
+        for each in some:
+            near = kept.get(each)
+            if near is None or near.shape != wanted[each].shape or near @ wanted[each] < NEAR:
+                wrong += 1
+    return wrong
 
 
 async def _documents(database: Database, sealer: Sealer, source: Source) -> list[Document]:
@@ -175,9 +190,7 @@ async def _documents(database: Database, sealer: Sealer, source: Source) -> list
     async with database.read() as session:
         for container in await source.containers(session, owner_id=sealer.user_id):
             stored = await source.inventory(session, container, owner_id=sealer.user_id)
-            ids = list(stored or ())
-            for start in range(0, len(ids), ROWS):
-                part = ids[start : start + ROWS]
+            for part in chunks(list(stored or ()), ROWS):
                 rows = await source.rows(session, sealer, container, part, neighbours=False)
                 found += [document for row in rows for document in row.documents()]
     return found
