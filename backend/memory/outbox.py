@@ -33,7 +33,9 @@ _FOLLOW = {"collection": None}
 
 _NOTE = table_of(IndexChange).insert()
 _GAVE_UP = select(JOBS.c.id, JOBS.c.payload).where(
-    JOBS.c.user_id == bindparam("owner_id"), JOBS.c.kind == REINDEX, JOBS.c.state == "dead"
+    JOBS.c.user_id == bindparam("owner_id"),
+    JOBS.c.kind == bindparam("kind"),
+    JOBS.c.state == "dead",
 )
 _FORGET_DEAD = JOBS.delete().where(
     JOBS.c.id.in_(bindparam("ids", expanding=True)), JOBS.c.state == "dead"
@@ -106,20 +108,29 @@ class IndexOutbox(AccountDeleted):
         await self._queue.enqueue(session, _reindexing(user_id, _FOLLOW))
 
     async def rebuild(self, session: AsyncSession, holder: KeyHolder) -> None:
-        """Have all points of a user's made again, where the account's settings say."""
-        job = _reindexing(holder.sealer.user_id, {**_FOLLOW, "anew": True})
+        """Have all points of a user's made again, where the account's settings say.
+
+        What gave up following changes is tried again: notes of these changes are left.
+        """
+        user_id = holder.sealer.user_id
+        job = _reindexing(user_id, {**_FOLLOW, "anew": True})
         key = self._queue.grant(holder.sealer, holder.key_mode)
         await self._queue.enqueue(session, job, key=key)
+        gave_up = (await session.execute(_GAVE_UP, {"owner_id": user_id, "kind": INDEX})).all()
+        for row in gave_up:
+            place = msgspec.json.decode(row.payload)
+            again = _following(user_id, place["kind"], UUID(place["container_id"]))
+            await self._queue.enqueue(session, again, key=key)
+        await _forget(session, [row.id for row in gave_up])
 
     async def reindexed(self, session: AsyncSession, user_id: UUID, *, anew: bool) -> None:
         """Forget earlier jobs of a user's that gave up what was done now.
 
         One that was to make all points again stays, where that was not done `anew`.
         """
-        rows = (await session.execute(_GAVE_UP, {"owner_id": user_id})).all()
-        ids = [row.id for row in rows if anew or not msgspec.json.decode(row.payload).get("anew")]
-        for some in chunks(ids):
-            await session.execute(_FORGET_DEAD, {"ids": some})
+        rows = (await session.execute(_GAVE_UP, {"owner_id": user_id, "kind": REINDEX})).all()
+        done = [each for each in rows if anew or not msgspec.json.decode(each.payload).get("anew")]
+        await _forget(session, [row.id for row in done])
 
     async def account_deleted(self, session: AsyncSession, user_id: UUID) -> None:
         """Have every point of a user's deleted: the account goes in this transaction."""
@@ -153,6 +164,12 @@ def _reindexing(user_id: UUID, payload: dict[str, Any]) -> NewJob:
     )
 
 
+async def _forget(session: AsyncSession, ids: Sequence[UUID]) -> None:
+    """Delete jobs that gave up."""
+    for some in chunks(ids):
+        await session.execute(_FORGET_DEAD, {"ids": some})
+
+
 async def note_change(
     session: AsyncSession,
     user_id: UUID,
@@ -181,6 +198,10 @@ async def _noted(
     """Write down what changed; the job that follows it up."""
     row = {"user_id": user_id, "kind": kind, "container_id": container_id}
     await session.execute(_NOTE, [{**row, "source_id": each} for each in sources])
+    return _following(user_id, kind, container_id)
+
+
+def _following(user_id: UUID, kind: Kind, container_id: UUID) -> NewJob:
     return NewJob(
         kind=INDEX,
         user_id=user_id,
