@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
+from datetime import timedelta
 from typing import Any, Protocol
 from uuid import UUID
 
@@ -12,7 +14,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from backend.accounts.events import AccountDeleted
 from backend.accounts.models import KeyMode
-from backend.database.base import chunks, table_of
+from backend.database.base import chunks, now, table_of
 from backend.jobs.models import JOBS
 from backend.jobs.queue import JobKey, JobQueue, NewJob, insert_job
 from backend.memory.index.protocol import Kind
@@ -24,6 +26,9 @@ REINDEX = "memory.reindex"
 RECONCILE = "memory.reconcile"
 FORGET = "memory.forget"
 
+
+FORGOTTEN_AGAIN = timedelta(minutes=5)
+"""Longer than a worker goes on with a job that it has lost."""
 
 MOST_NOTED = 500
 """Rows that are noted one by one: of more the index compares the whole container."""
@@ -133,11 +138,18 @@ class IndexOutbox(AccountDeleted):
         await _forget(session, [row.id for row in done])
 
     async def account_deleted(self, session: AsyncSession, user_id: UUID) -> None:
-        """Have every point of a user's deleted: the account goes in this transaction."""
+        """Have every point of a user's deleted: the account goes in this transaction.
+
+        Once more later: work that is under way puts points back until it hears that its job is
+        gone.
+        """
         named = select(IndexState.collection).where(IndexState.user_id == user_id)
         payload = {"owner_id": str(user_id), "collections": list(await session.scalars(named))}
         job = NewJob(kind=FORGET, payload=payload, dedupe_key=f"{FORGET}/{user_id}")
         await self._queue.enqueue(session, job)
+        later = now() + FORGOTTEN_AGAIN
+        again = replace(job, dedupe_key=f"{job.dedupe_key}/again", run_after=later)
+        await self._queue.enqueue(session, again)
 
     async def _note(
         self,

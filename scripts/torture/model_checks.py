@@ -102,6 +102,8 @@ async def check_choices(client: Client, ledger: Ledger) -> list[str]:
         things = [each for each in ledger.things.values() if each.id == thing_id]
         if place != SETTINGS and not (things and things[0].is_usable):
             continue
+        if thing_id in ledger.copies:  # with whatever settings its original had
+            continue
         if place not in read:
             read[place] = (await client.ask("check", "read", "GET", place)).body
         if kind == "presets":
