@@ -55,6 +55,7 @@ class Options:
     seed: int = 1
     users: int = 3
     workers: int = 3
+    visitors: int = 1
     keep: Path | None = None
     name: str = ""
     slow: float = 1.0
@@ -197,7 +198,7 @@ async def campaign(
             random.Random(options.seed),
         )
         await _sign_up(run, options, stack)
-        run.visitors.append(_visitor(run, options))
+        run.visitors += [_visitor(run, options, each) for each in range(options.visitors)]
         tasks = [asyncio.create_task(each.play(run.may_act, run.is_over)) for each in run.everybody]
         try:
             yield run
@@ -248,15 +249,15 @@ async def _sign_up(run: Campaign, options: Options, stack: AsyncExitStack) -> No
         ]
 
 
-def _visitor(run: Campaign, options: Options) -> Visitor:
+def _visitor(run: Campaign, options: Options, number: int) -> Visitor:
     numbers = run.accounts[0].ledger.numbers
     return Visitor(
-        "visitor",
+        f"visitor{number}",
         run.made,
         run.history,
         run.model,
-        _servers(run, "visitor"),
-        _draw(options, options.users),
+        _servers(run, f"visitor{number}"),
+        _draw(options, options.users + number),
         numbers,
     )
 
