@@ -154,8 +154,10 @@ class ProfileService:
 
 
 def _check_models(models: ModelRegistry, settings: UserSettings, before: UserSettings) -> None:
-    spec = models.spec(settings.model or models.default_id)
-    check_taken(settings.sampling, accepts=spec.accepts, model_id=spec.id)
+    # One that is gone keeps nothing else from being set.
+    if (settings.model, settings.sampling) != (before.model, before.sampling):
+        spec = models.spec(settings.model or models.default_id)
+        check_taken(settings.sampling, accepts=spec.accepts, model_id=spec.id)
     named = named_models(settings.task_models, settings.enrichment)
     for model_id in sorted(named - named_models(before.task_models, before.enrichment)):
         models.spec(model_id)

@@ -7,7 +7,7 @@ import msgspec
 from backend.accounts.identity import Identity
 from backend.chats.schemas import ChatSettings
 from backend.generation.model import ModelSpec
-from backend.generation.registry import ModelRegistry
+from backend.generation.registry import ModelRegistry, UnknownModelError
 from backend.generation.sampling import Sampling, check_taken
 from backend.wire import merge_patch
 
@@ -36,3 +36,14 @@ def effective_model(
         usual = Sampling(**{name: getattr(beneath, name) for name in names})
         sampling = merge_patch(usual, msgspec.to_builtins(sampling))
     return spec, sampling
+
+
+def counting_spec(models: ModelRegistry, identity: Identity) -> ModelSpec:
+    """The model whose tokens a new chat is counted in: the account's, or any where that is gone.
+
+    No model is asked for it, so that chats can be opened while none is there.
+    """
+    try:
+        return models.spec(identity.settings.model or models.default_id)
+    except UnknownModelError:
+        return models.specs()[0]

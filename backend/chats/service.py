@@ -24,7 +24,7 @@ from backend.chats.events import (
     PresetChosen,
     check_audience,
 )
-from backend.chats.model_choice import effective_model
+from backend.chats.model_choice import counting_spec, effective_model
 from backend.chats.models import (
     CHAT_SETTINGS,
     CHAT_TITLE,
@@ -103,7 +103,7 @@ class ChatService:
         """
         async with self._database.read() as session:
             models = await self._user_models.of(session, identity.user, identity.sealer)
-        spec, _ = effective_model(models, identity, ChatSettings())
+        spec = counting_spec(models, identity)
         unit = CountUnit(best_tokenizer(spec.tokenizer), names=len(character_ids) > 1)
         chat_id = new_id()
         chat = Chat(
@@ -208,7 +208,9 @@ class ChatService:
             _check_no_embedding(patch)
             settings = merge_patch(before, patch)
             models = await self._user_models.of(session, identity.user, identity.sealer)
-            effective_model(models, identity, settings)
+            # One that is gone keeps nothing else from being set.
+            if (settings.model, settings.sampling) != (before.model, before.sampling):
+                effective_model(models, identity, settings)
             # One that was deleted later may stay: only what is named now has to be there.
             if "preset_id" in patch and settings.preset_id is not None:
                 for part in self._participants.of(PresetChosen):

@@ -146,6 +146,8 @@ class Indexer:
         async with job.finish() as session:
             if is_wanted:
                 await self._moves.arrived(session, job.keys, move)
+                is_anew = anew or move.is_anew
+                await self._outbox.reindexed(session, job.keys.user_id, anew=is_anew)
 
     async def rebuild(self, sealer: Sealer, report: Callable[[int, int], None]) -> str:
         """Index everything of a user's where it belongs, outside of any job: in which collection.

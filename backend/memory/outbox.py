@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
+from datetime import timedelta
 from typing import Any, Protocol
 from uuid import UUID
 
-from sqlalchemy import select
+import msgspec
+from sqlalchemy import bindparam, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from backend.accounts.events import AccountDeleted
 from backend.accounts.models import KeyMode
-from backend.database.base import table_of
+from backend.database.base import chunks, now, table_of
+from backend.jobs.models import JOBS
 from backend.jobs.queue import JobKey, JobQueue, NewJob, insert_job
 from backend.memory.index.protocol import Kind
 from backend.memory.models import IndexChange, IndexState
@@ -23,6 +27,9 @@ RECONCILE = "memory.reconcile"
 FORGET = "memory.forget"
 
 
+FORGOTTEN_AGAIN = timedelta(minutes=5)
+"""Longer than a worker goes on with a job that it has lost."""
+
 MOST_NOTED = 500
 """Rows that are noted one by one: of more the index compares the whole container."""
 
@@ -30,6 +37,14 @@ _FOLLOW = {"collection": None}
 """Of a job that finds out by itself which collection it is."""
 
 _NOTE = table_of(IndexChange).insert()
+_GAVE_UP = select(JOBS.c.id, JOBS.c.payload).where(
+    JOBS.c.user_id == bindparam("owner_id"),
+    JOBS.c.kind == bindparam("kind"),
+    JOBS.c.state == "dead",
+)
+_FORGET_DEAD = JOBS.delete().where(
+    JOBS.c.id.in_(bindparam("ids", expanding=True)), JOBS.c.state == "dead"
+)
 
 
 class KeyHolder(Protocol):
@@ -98,17 +113,43 @@ class IndexOutbox(AccountDeleted):
         await self._queue.enqueue(session, _reindexing(user_id, _FOLLOW))
 
     async def rebuild(self, session: AsyncSession, holder: KeyHolder) -> None:
-        """Have all points of a user's made again, where the account's settings say."""
-        job = _reindexing(holder.sealer.user_id, {**_FOLLOW, "anew": True})
+        """Have all points of a user's made again, where the account's settings say.
+
+        What gave up following changes is tried again: notes of these changes are left.
+        """
+        user_id = holder.sealer.user_id
+        job = _reindexing(user_id, {**_FOLLOW, "anew": True})
         key = self._queue.grant(holder.sealer, holder.key_mode)
         await self._queue.enqueue(session, job, key=key)
+        gave_up = (await session.execute(_GAVE_UP, {"owner_id": user_id, "kind": INDEX})).all()
+        for row in gave_up:
+            place = msgspec.json.decode(row.payload)
+            again = _following(user_id, place["kind"], UUID(place["container_id"]))
+            await self._queue.enqueue(session, again, key=key)
+        await _forget(session, [row.id for row in gave_up])
+
+    async def reindexed(self, session: AsyncSession, user_id: UUID, *, anew: bool) -> None:
+        """Forget earlier jobs of a user's that gave up what was done now.
+
+        One that was to make all points again stays, where that was not done `anew`.
+        """
+        rows = (await session.execute(_GAVE_UP, {"owner_id": user_id, "kind": REINDEX})).all()
+        done = [each for each in rows if anew or not msgspec.json.decode(each.payload).get("anew")]
+        await _forget(session, [row.id for row in done])
 
     async def account_deleted(self, session: AsyncSession, user_id: UUID) -> None:
-        """Have every point of a user's deleted: the account goes in this transaction."""
+        """Have every point of a user's deleted: the account goes in this transaction.
+
+        Once more later: work that is under way puts points back until it hears that its job is
+        gone.
+        """
         named = select(IndexState.collection).where(IndexState.user_id == user_id)
         payload = {"owner_id": str(user_id), "collections": list(await session.scalars(named))}
         job = NewJob(kind=FORGET, payload=payload, dedupe_key=f"{FORGET}/{user_id}")
         await self._queue.enqueue(session, job)
+        later = now() + FORGOTTEN_AGAIN
+        again = replace(job, dedupe_key=f"{job.dedupe_key}/again", run_after=later)
+        await self._queue.enqueue(session, again)
 
     async def _note(
         self,
@@ -133,6 +174,12 @@ def _reindexing(user_id: UUID, payload: dict[str, Any]) -> NewJob:
         payload=payload,
         dedupe_key=f"{REINDEX}/{user_id}/{wanted}",
     )
+
+
+async def _forget(session: AsyncSession, ids: Sequence[UUID]) -> None:
+    """Delete jobs that gave up."""
+    for some in chunks(ids):
+        await session.execute(_FORGET_DEAD, {"ids": some})
 
 
 async def note_change(
@@ -163,6 +210,10 @@ async def _noted(
     """Write down what changed; the job that follows it up."""
     row = {"user_id": user_id, "kind": kind, "container_id": container_id}
     await session.execute(_NOTE, [{**row, "source_id": each} for each in sources])
+    return _following(user_id, kind, container_id)
+
+
+def _following(user_id: UUID, kind: Kind, container_id: UUID) -> NewJob:
     return NewJob(
         kind=INDEX,
         user_id=user_id,

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
+from uuid import UUID
 
 import httpx
 
@@ -18,6 +19,9 @@ PATIENCE = 20.0
 """Seconds after which a client gives a request up."""
 
 PASSWORD = "a long torture password"  # noqa: S105  # of accounts that last as long as a campaign
+
+PROVIDER_KEY = "sk-torture"
+"""What every key of a provider begins with: it must come back in no answer."""
 
 
 @dataclass
@@ -63,6 +67,7 @@ class Client:
 
     name: str
     username: str
+    user_id: UUID
     token: str
     history: History
     urls: Callable[[], Sequence[str]]
@@ -197,6 +202,8 @@ class Client:
         except ValueError:
             body = None
         self._look_for_crash(status, f"{invocation.name} {path}", body)
+        if PROVIDER_KEY.encode() in content:
+            self.history.breach(f"key: a provider's is in an answer to {invocation.name} {path}")
         return Answer(invocation.outcome, status, body)
 
     def _look_for_crash(self, status: int, what: str, body: Any) -> None:
@@ -216,10 +223,15 @@ async def sign_up(
     async with httpx.AsyncClient(base_url=f"{url}/api/v1", timeout=60, trust_env=False) as browser:
         username = f"{name}{time.time_ns()}"
         body = {"username": username, "password": PASSWORD}
-        made = await browser.post("/accounts", json=body)
+        # One address may make only so many accounts.
+        address = ".".join(["10", *(str(draw.randrange(256)) for _ in range(3))])
+        made = await browser.post("/accounts", json=body, headers={"x-forwarded-for": address})
         made.raise_for_status()
         csrf = {"x-csrftoken": browser.cookies["csrftoken"]}
         body = {"label": "torture", "scope": "manage"}
         key = await browser.post("/api-keys", json=body, headers=csrf)
         key.raise_for_status()
-    return Client(name, username, key.json()["token"], history, urls, draw)
+        user = await browser.get("/me")
+        user.raise_for_status()
+    user_id = UUID(user.json()["id"])
+    return Client(name, username, user_id, key.json()["token"], history, urls, draw)

@@ -14,7 +14,9 @@ from collections.abc import Awaitable, Callable, Mapping
 
 import httpx
 
+from scripts._enrichment_wire import MODEL_ID
 from scripts.torture.campaign import BREAKS, Campaign, Options, guarded
+from scripts.torture.ending import check_everything
 from scripts.torture.report import Row
 
 LASTS = 4.0
@@ -87,6 +89,10 @@ async def _recovered(made: Campaign, ended: float) -> float:
         return seconds
     account.ledger.things["chat", body["title"]].id = chat.body["id"]
     account.ledger.things["chat", body["title"]].outcome = "ok"
+    # The account's own model may be of a provider that is gone.
+    place = f"/chats/{chat.body['id']}/settings"
+    account.ledger.choice(place, "model").values = [MODEL_ID]
+    await account.client.ask("after", "settings", "PATCH", place, json={"model": MODEL_ID})
     heard = await account.client.turn("after", chat.body["id"], {"text": "Is anyone there?"})
     if not heard.is_saved:
         made.history.breach(f"no reply after the fault was over ({heard.status} {heard.problem})")
@@ -99,7 +105,7 @@ async def check_all(made: Campaign, group: str) -> Row:
     """All checks at the end of a group's faults, as one row more."""
     broken_before = len(made.history.broken)
     try:
-        figures = await made.check_everything()
+        figures = await check_everything(made)
     except BREAKS as error:
         made.history.breach(f"the checks broke off: {type(error).__name__}: {error}")
         figures = {}

@@ -20,7 +20,7 @@ from scripts.torture.report import Row
 
 async def run(options: Options) -> list[Row]:
     """One row for the operations, one for the links."""
-    alone = dataclasses.replace(options, users=0, workers=0)
+    alone = dataclasses.replace(options, users=0, workers=0, visitors=0)
     async with campaign(alone, trusted_proxies="127.0.0.1") as made:
         url = made.made.url
         async with httpx.AsyncClient(base_url=url, timeout=60, trust_env=False) as client:

@@ -54,7 +54,9 @@ async def _rows(options: Options, name: str, attack: Attack) -> list[Row]:
 
 
 async def _row(options: Options, name: str, attack: Attack) -> Row:
-    alone = dataclasses.replace(options, database="sqlite", users=1, workers=0, keep=None)
+    alone = dataclasses.replace(
+        options, database="sqlite", users=1, workers=0, visitors=0, keep=None
+    )
     async with campaign(alone, **LIMITS) as made:
         made.progress.tell(f"hostile: {name}", always=True)
         hostile = made.accounts[0].client

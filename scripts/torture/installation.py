@@ -130,7 +130,8 @@ class Process:
 class Installation:
     """A Talekeeper with its model: on SQLite one process, on PostgreSQL two servers and a worker.
 
-    `root` holds `data` (the data folder), `logs` and, on PostgreSQL, `index`.
+    `root` holds `data` (the data folder), `logs` and, on PostgreSQL, `index`. `model_url` is where
+    the model listens, without a path.
     """
 
     database: DatabaseName
@@ -140,6 +141,7 @@ class Installation:
     servers: list[Process]
     workers: list[Process]
     settings: dict[str, str]
+    model_url: str
     index_port: int | None = None
     ready_within: float = READY_WITHIN
     started: list[float] = field(default_factory=list[float])
@@ -153,6 +155,11 @@ class Installation:
     def data(self) -> Path:
         """The data folder."""
         return self.root / "data"
+
+    @property
+    def index_folder(self) -> Path:
+        """Where Qdrant Edge keeps the collections, where there is no Qdrant server."""
+        return (self.data if self.index_port is None else self.root) / "index"
 
     @property
     def processes(self) -> list[Process]:
@@ -262,6 +269,7 @@ async def installation(
             for _ in range(1 if database == "postgres" else 0)
         ],
         {name: str(value) for name, value in given.items()},
+        model_url=f"http://127.0.0.1:{model_port}",
         index_port=int(index.greeting) if index else None,
         ready_within=ready_within,
     )

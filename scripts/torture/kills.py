@@ -14,6 +14,7 @@ from collections import Counter
 from typing import Any
 
 from scripts.torture.campaign import Campaign, Options, campaign
+from scripts.torture.ending import check_everything
 from scripts.torture.installation import BrokenPromiseError, Process
 from scripts.torture.report import Row
 
@@ -30,7 +31,7 @@ async def run(options: Options) -> list[Row]:
             await _cycle(options, made, kills)
             made.progress.tell(_told(made, kills, began))
         made.progress.tell(_told(made, kills, began), always=True)
-        figures = await made.check_everything()
+        figures = await check_everything(made)
         return [_row(options, made, kills, figures)]
 
 

@@ -6,7 +6,7 @@ import itertools
 import math
 from collections import Counter
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 from scripts.torture.history import Outcome
 
@@ -34,7 +34,8 @@ class Thing:
 
     `values` is what it may say now: the last value that was acknowledged, and those that were sent
     after it without an answer. `has_key`: its request has an `Idempotency-Key`, and is sent again
-    until it is answered. `was_lost`: an answer to it did not arrive.
+    until it is answered. `was_lost`: an answer to it did not arrive. `slug`: what the ids of a
+    provider's models begin with, where a server listens at its address.
     """
 
     kind: ThingKind
@@ -45,11 +46,45 @@ class Thing:
     has_key: bool = False
     was_lost: bool = False
     values: list[str] = field(default_factory=list[str])
+    slug: str = ""
 
     @property
     def is_usable(self) -> bool:
         """Whether it is there for certain."""
         return self.id is not None and self.deleted == "refused"
+
+
+@dataclass
+class Choice:
+    """Something that has one value at a time, which several workers set.
+
+    `values` are those that it may have: after requests that overlapped, or were not answered, that
+    is each of theirs.
+    """
+
+    values: list[Any]
+    _begun: int = 0
+    _under_way: int = 0
+
+    def begin(self, value: Any) -> tuple[int, bool, bool]:
+        """Note that it is to be set; what `end` has to be told."""
+        self._begun += 1
+        self._under_way += 1
+        is_new = value not in self.values
+        if is_new:
+            self.values.append(value)
+        return self._begun, self._under_way == 1, is_new
+
+    def end(self, ticket: tuple[int, bool, bool], value: Any, outcome: Outcome) -> None:
+        """Note what came of it."""
+        self._under_way -= 1
+        number, was_alone, is_new = ticket
+        if not was_alone or number != self._begun:
+            return
+        if outcome == "ok":
+            self.values = [value]
+        elif outcome == "refused" and is_new:
+            self.values.remove(value)
 
 
 @dataclass
@@ -67,7 +102,8 @@ class Ledger:
     """The account's things, the lines of its chats, and all texts that were ever sent.
 
     `answered` counts, by chat, the turns that may have made a reply. `touched` are chats in which
-    something happened since they were last compared with the database.
+    something happened since they were last compared with the database. `choices` are settings that
+    were set.
     """
 
     things: dict[tuple[ThingKind, str], Thing] = field(
@@ -80,7 +116,12 @@ class Ledger:
     answered: Counter[str] = field(default_factory=Counter[str])
     copies: set[str] = field(default_factory=set[str])
     touched: set[str] = field(default_factory=set[str])
+    choices: dict[tuple[str, str], Choice] = field(default_factory=dict[tuple[str, str], Choice])
     numbers: itertools.count[int] = field(default_factory=itertools.count)
+
+    def choice(self, place: str, member: str) -> Choice:
+        """What a setting may be, by the path of its settings; null to begin with."""
+        return self.choices.setdefault((place, member), Choice([None]))
 
     def thing(self, kind: ThingKind, name: str) -> Thing:
         """Note that something is to be made."""

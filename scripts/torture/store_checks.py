@@ -6,27 +6,27 @@ import asyncio
 import re
 import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
+from uuid import UUID
 
-from sqlalchemy import func, select, text
+from sqlalchemy import and_, func, select, text
 
 from backend.accounts.keyring import open_sealer
+from backend.accounts.models import User
 from backend.accounts.names import load_instance_keys
 from backend.accounts.repository import data_keys
 from backend.accounts.service import AccountService
-from backend.chats.index_source import MessageSource
-from backend.chats.models import Chat, Message
-from backend.chronicles.index_source import ChronicleSource
+from backend.chats.models import Message
 from backend.chronicles.models import EVENT, ChronicleEvent
+from backend.container import SOURCES
 from backend.database.base import Base, now
 from backend.database.engine import Database
 from backend.enrichment.models import EnrichmentRun
 from backend.enrichment.runs import open_detail
 from backend.jobs.models import Job
-from backend.lorebooks.index_source import LoreSource
 from backend.memory.collections import dimension_of
 from backend.memory.index.edge import open_edge
 from backend.memory.index.protocol import VectorIndex
@@ -42,6 +42,7 @@ from scripts._enrichment_index import RemoteIndex
 from scripts.torture.client import PASSWORD, Client
 from scripts.torture.installation import Installation
 from scripts.torture.model import DIMENSION, LINE_MARK
+from scripts.torture.model_checks import ChosenModel, check_vectors
 
 SETTLE_WITHIN = 120.0
 NIGHTLY_IN = timedelta(minutes=10)
@@ -62,12 +63,18 @@ async def sealer_of(database: Database, made: Installation, client: Client) -> S
     return open_sealer(unlocked.user, rows, user_key=unlocked.current.key)
 
 
-async def settle(database: Database, within: float = SETTLE_WITHIN) -> list[str]:
-    """Wait until no turn runs and no job is due soon; tells what is left after `within` seconds."""
+async def settle(
+    database: Database, users: Collection[UUID], within: float = SETTLE_WITHIN
+) -> list[str]:
+    """Wait until no turn runs and no job is due soon; tells what is left after `within` seconds.
+
+    Jobs that wait for the key of somebody else than `users` wait for good.
+    """
     began = time.monotonic()
     while True:
         async with database.read() as session:
-            soon = func.count().filter(Job.state.in_(("queued", "running", "waiting_key")))
+            waits = and_(Job.state == "waiting_key", Job.user_id.in_(users))
+            soon = func.count().filter(Job.state.in_(("queued", "running")) | waits)
             due = Job.run_after < now() + NIGHTLY_IN
             jobs = await session.scalar(select(soon).where(due)) or 0
             turns = await session.scalar(
@@ -130,39 +137,58 @@ async def check_events(database: Database, sealer: Sealer) -> tuple[list[str], i
     return found, len(rows)
 
 
-async def check_index(database: Database, made: Installation) -> tuple[list[str], int]:
-    """Rows without points and points without rows; and how many points there are.
+async def check_index(
+    database: Database, made: Installation, chosen: Mapping[Sealer, ChosenModel]
+) -> tuple[list[str], Counter[str]]:
+    """Rows without points, points without rows, points and vectors of the wrong user or model.
 
-    The servers must not run: Qdrant Edge is open in one process alone.
+    Also says how many `points` and `vectors` there are. The servers must not run: Qdrant Edge is
+    open in one process alone.
     """
     found: list[str] = []
-    count = 0
+    count: Counter[str] = Counter()
     async with database.read() as session:
-        users = set(await session.scalars(select(Chat.user_id).distinct()))
+        users = set(await session.scalars(select(User.id)))
         states = (await session.execute(select(IndexState.collection, IndexState.user_id))).all()
-    for name in sorted({name for name, _ in states}):
+    there = {path.stem for path in made.index_folder.glob("*.[0-9]*") if path.is_dir()}
+    for name in sorted(there | {name for name, _ in states}):
         index = await _open_index(made, name)
-        for user_id in users & {user_id for each, user_id in states if each == name}:
-            for source in (MessageSource(), LoreSource(), ChronicleSource()):
-                async with database.read() as session:
-                    containers = await source.containers(session, owner_id=user_id)
-                for container in containers:
-                    async with database.read() as session:
-                        stored = await source.inventory(session, container, owner_id=user_id)
-                    held = await differences(index, user_id, container, source.kind, stored or {})
-                    if held.missing or held.gone:
-                        found.append(
-                            f"index: {source.kind}s of {container}: {len(held.missing)} are not "
-                            f"in it, {len(held.gone)} are left in it"
-                        )
-        count = await index.count()
+        if strangers := await index.owners() - users:
+            found.append(f"index: {len(strangers)} who are gone have points in {name}")
+        here = users & {user_id for each, user_id in states if each == name}
+        for user_id in here:
+            found += await _check_rows_of(database, index, user_id)
+        for sealer, model in chosen.items():
+            if sealer.user_id in here and not model.is_gone:
+                wrong, vectors = await check_vectors(database, index, sealer, SOURCES, model)
+                found += wrong
+                count["vectors"] += vectors
+        count["points"] += await index.count()
+        count["collections"] += 1
         await index.aclose()
     return found, count
 
 
+async def _check_rows_of(database: Database, index: VectorIndex, user_id: UUID) -> list[str]:
+    found: list[str] = []
+    for source in SOURCES:
+        async with database.read() as session:
+            containers = await source.containers(session, owner_id=user_id)
+        for container in containers:
+            async with database.read() as session:
+                stored = await source.inventory(session, container, owner_id=user_id)
+            held = await differences(index, user_id, container, source.kind, stored or {})
+            if held.missing or held.gone:
+                found.append(
+                    f"index: {source.kind}s of {container}: {len(held.missing)} are not in "
+                    f"{index.name}, {len(held.gone)} are left in it"
+                )
+    return found
+
+
 async def _open_index(made: Installation, name: str) -> VectorIndex:
     if made.index_port is None:
-        return await open_edge(made.data / "index", name, dimension_of(name))
+        return await open_edge(made.index_folder, name, dimension_of(name))
     index = RemoteIndex(made.index_port, name, dimension_of(name) or DIMENSION)
     await index.open()
     return index

@@ -7,11 +7,19 @@ import subprocess
 import sys
 from pathlib import Path
 from typing import Any
+from uuid import UUID
 
 import pytest
 
+from backend.memory.documents import Document
+from backend.memory.index.edge import open_edge
+from backend.memory.index.protocol import Payload, Point, point_id
+from backend.vault.sealing import Sealer
 from scripts.torture.checks import StoredMessage, check_chat
-from scripts.torture.ledger import Deletion, Ledger, Line
+from scripts.torture.ledger import Choice, Deletion, Ledger, Line
+from scripts.torture.model import TaggedModel
+from scripts.torture.model_checks import ChosenModel, check_servers, count_wrong, wanted_vectors
+from scripts.torture.visitors import check_private
 from tests.support.process import environment
 
 ROOT = Path(__file__).parents[2]
@@ -139,3 +147,56 @@ def test_a_text_that_was_never_said_is_changed(ledger: Ledger) -> None:
     other = stored("a", "[L0000001] Who is where?")
 
     assert kinds(ledger, other, REPLY) == {"changed"}
+
+
+def test_a_setting_has_the_value_that_was_acknowledged_and_each_of_requests_that_overlapped() -> (
+    None
+):
+    choice = Choice([None])
+    alone = choice.begin("a")
+    assert choice.values == [None, "a"]
+    choice.end(alone, "a", "ok")
+    assert choice.values == ["a"]
+    refused = choice.begin("b")
+    choice.end(refused, "b", "refused")
+    assert choice.values == ["a"]
+    first, second = choice.begin("c"), choice.begin("d")
+    choice.end(first, "c", "ok")
+    choice.end(second, "d", "ok")
+    assert choice.values == ["a", "c", "d"]
+    choice.end(choice.begin("e"), "e", "unknown")
+    assert choice.values == ["a", "c", "d", "e"]
+
+
+@pytest.mark.anyio
+async def test_a_vector_of_another_model_or_server_is_told(tmp_path: Path) -> None:
+    owner, row = UUID(int=1), UUID(int=2)
+    sealer = Sealer(owner, {1: bytes(32)}, user_key=bytes(32))
+    line = Document(kind="message", source_id=row, container_id=row, text="The rain.", version=1)
+    chosen = ChosenModel("0.a", "narrow-64", is_own=True)
+    wanted = wanted_vectors(sealer, [line], chosen, 256)
+    payload = Payload(owner_id=owner, kind="message", container_id=row, source_id=row)
+    index = await open_edge(tmp_path, "own-256-v1", 256)
+    try:
+        assert await count_wrong(index, wanted) == 1
+        name = point_id("message", row)
+        point = Point(id=name, payload=payload, dense={"dense": wanted[name]}, sparse={})
+        await index.upsert([point])
+        assert await count_wrong(index, wanted) == 0
+        for server, model in (("0.b", "narrow-64"), ("0.a", "other-64"), ("0.a", "wide-300")):
+            other = wanted_vectors(sealer, [line], ChosenModel(server, model), 256)
+            assert await count_wrong(index, other) == 1
+    finally:
+        await index.aclose()
+
+
+@pytest.mark.anyio
+async def test_a_line_that_went_to_anothers_server_is_told(ledger: Ledger) -> None:
+    model = TaggedModel("canary")
+    heard = {"model": "narrow-64", "input": ["[L0000001] Who is there?"]}
+    await model.respond("/own/0.a/v1/embeddings", heard)
+    assert check_servers(model, {"0.a": ledger}) == []
+    assert check_private(model, {"[L0000001]"}) == []
+    assert check_servers(model, {"0.a": Ledger()}) != []
+    await model.respond("/v1/embeddings", heard)
+    assert check_private(model, {"[L0000001]"}) != []

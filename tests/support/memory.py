@@ -15,11 +15,12 @@ from sqlalchemy import select
 from backend.accounts.identity import Identity
 from backend.chats.models import Chat, Message
 from backend.container import Services, build_worker
+from backend.database.base import now
 from backend.jobs.keys import JobKeys
 from backend.jobs.models import Job
 from backend.lorebooks.models import LoreEntryRow
 from backend.memory.index.protocol import Payload, VectorIndex
-from backend.memory.outbox import RECONCILE
+from backend.memory.outbox import FORGET, RECONCILE
 from tests.fakes.openai_server import OpenAIServer
 from tests.integration.turns.seeding import identity_of, seed
 from tests.support.server import ROOT, Account, Running, ok, running
@@ -72,9 +73,10 @@ async def until(found: Callable[[], Awaitable[Any]], *, seconds: float = 30) -> 
 
 
 async def jobs_left(server: Running) -> list[Job]:
-    """Jobs of the index that are not over, but for the nightly one."""
+    """Jobs of the index that are not over, but for the nightly one and a second look for later."""
+    is_later = (Job.kind == RECONCILE) | ((Job.kind == FORGET) & (Job.run_after > now()))
     query = select(Job).where(
-        Job.kind.like("memory.%"), Job.kind != RECONCILE, Job.state.not_in(("done", "dead"))
+        Job.kind.like("memory.%"), ~is_later, Job.state.not_in(("done", "dead"))
     )
     async with server.parts.database.read() as session:
         return list(await session.scalars(query))

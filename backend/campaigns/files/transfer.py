@@ -44,10 +44,9 @@ from backend.characters.exporting import ExportedFile
 from backend.characters.models import Character, Persona
 from backend.chats.counting import CountUnit
 from backend.chats.logs import write_log
-from backend.chats.model_choice import effective_model
+from backend.chats.model_choice import counting_spec
 from backend.chats.models import Chat, ChatCharacter, Message
 from backend.chats.repository import character_ids
-from backend.chats.schemas import ChatSettings
 from backend.chronicles.event_search import all_events
 from backend.chronicles.events import ChronicleFields
 from backend.chronicles.index_source import KIND as EVENTS
@@ -177,8 +176,7 @@ class CampaignTransfer:
         async with self._database.read() as session:
             models = await self._user_models.of(session, identity.user, identity.sealer)
             people = await _people(session, identity, draft)
-        spec, _ = effective_model(models, identity, ChatSettings())
-        tokenizer = best_tokenizer(spec.tokenizer)
+        tokenizer = best_tokenizer(counting_spec(models, identity).tokenizer)
         found: list[ChatRows] = []
         for log in draft.chats:
             unit = CountUnit(tokenizer, names=len(people.intersection(log.head.character_ids)) > 1)

@@ -95,6 +95,30 @@ async def test_what_goes_wrong_with_a_tasks_model_is_told_with_its_setting(
     ok(await ada.client.patch(f"{path}/settings", json={"system_prompt": "Be brief."}))
 
 
+async def test_a_model_that_is_gone_keeps_nothing_else_from_being_set_or_opened(
+    ada: Account, model: OpenAIServer
+) -> None:
+    made = await add(ada, model)
+    chat = await ada.new_chat()
+    path = f"/api/v1/chats/{chat['id']}"
+    for place in (SETTINGS, f"{path}/settings"):
+        ok(await ada.client.patch(place, json={"model": OWN}))
+    assert (await ada.client.delete(f"{PROVIDERS}/{made['id']}")).status_code == 204
+
+    for place in (SETTINGS, f"{path}/settings"):
+        kept = ok(await ada.client.patch(place, json={"system_prompt": "Be brief."}))
+        assert (kept["model"], kept["system_prompt"]) == (OWN, "Be brief.")
+    other = await ada.new_chat()
+    # What asks the model says that it is gone, and so does what is set of it.
+    for refused in (
+        await ada.client.post(f"/api/v1/chats/{other['id']}/turns", json={"text": "Hello."}),
+        await ada.client.patch(SETTINGS, json={"sampling": {"temperature": 0.5}}),
+    ):
+        assert OWN in problem(refused, 422, "unknown-model")["detail"]
+    ok(await ada.client.patch(SETTINGS, json={"model": None}))
+    assert (await ada.turn(other["id"], text="Hello."))[-1].name == "turn.completed"
+
+
 async def test_triage_and_the_agent_may_have_different_models(
     sqlite_url: str, tmp_path: Path, agent: Vendor, model: OpenAIServer
 ) -> None:

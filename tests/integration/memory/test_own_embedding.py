@@ -9,13 +9,15 @@ from typing import Any
 from uuid import UUID
 
 import pytest
-from sqlalchemy import select
+from sqlalchemy import select, update
 
 from backend.database.engine import Database
 from backend.doctor import examine
+from backend.jobs.models import Job
 from backend.maintenance import reindex_user
 from backend.memory.index.protocol import VectorIndex
 from backend.memory.models import IndexState
+from backend.memory.outbox import REINDEX
 from backend.settings import Settings
 from tests.fakes.openai_server import API_KEY, OpenAIServer, error
 from tests.integration.memory.test_failures import Moody
@@ -205,6 +207,30 @@ async def test_a_model_that_does_not_answer_leaves_words_and_says_so(
         assert (await notes(ada), await problems(ada)) == ([], [])
         ids = await lines(server, UUID(ada.user["id"]))
         assert set(await (await own_index(server)).dense_vectors(ids)) == set(ids)
+
+
+@pytest.mark.every_database
+async def test_a_move_that_gave_up_is_forgotten_once_the_texts_are_where_they_belong(
+    database_url: str, tmp_path: Path, usual: Moody, mine: Moody
+) -> None:
+    async with (
+        remembering(database_url, tmp_path, **embedding(usual)) as server,
+        server.account("Ada") as ada,
+    ):
+        await tell(server, ada, str((await ada.new_chat())["id"]), [FACT, "I see."])
+        await provide(ada, mine)
+        mine.refusal = error(500)
+        await choose(ada, "mine/words")
+        await until(lambda: delayed(ada))
+        async with server.parts.database.write() as session:
+            await session.execute(update(Job).where(Job.kind == REINDEX).values(state="dead"))
+        assert "gave_up" in await problems(ada)
+
+        mine.refusal = None
+        await choose(ada, "mine/others")
+        await settled(server)
+        assert (await notes(ada), await problems(ada)) == ([], [])
+        assert (await status(ada))["model"]["model"] == "others"
 
 
 @pytest.mark.every_database

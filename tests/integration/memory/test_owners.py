@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 from uuid import UUID
 
 import pytest
-from sqlalchemy import select
+from sqlalchemy import select, update
 
+from backend.database.base import now
 from backend.jobs.models import Job
-from backend.memory.index.protocol import Sparse, SparseName
-from backend.memory.outbox import REINDEX
+from backend.memory.index.protocol import Point, Sparse, SparseName
+from backend.memory.outbox import FORGET, REINDEX
 from backend.memory.runtime import index_folder
 from tests.support.memory import (
     API,
@@ -130,6 +133,38 @@ async def test_a_lost_index_is_made_again_as_soon_as_there_is_a_key(
 
 
 @pytest.mark.every_database
+@pytest.mark.every_database
+async def test_points_that_work_under_way_puts_back_after_a_deletion_go_as_well(
+    database_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with (
+        remembering(database_url, tmp_path, embedder="none") as server,
+        server.account("Ben") as ben,
+    ):
+        index, gone = server.parts.memory.collections.current, UUID(ben.user["id"])
+        begun, may_go_on = asyncio.Event(), asyncio.Event()
+        store = index.upsert
+
+        async def held(points: Sequence[Point]) -> None:
+            begun.set()
+            await may_go_on.wait()
+            await store(points)
+
+        monkeypatch.setattr(index, "upsert", held)
+        chat = str((await ben.new_chat())["id"])
+        await tell(server, ben, chat, [FACT], indexed=False)
+        await begun.wait()
+        deleted = await ben.client.request("DELETE", f"{API}/me", json={"password": PASSWORD})
+        assert deleted.status_code == 204
+        await settled(server)
+        may_go_on.set()
+        await until(index.owners)
+        async with server.parts.database.write() as session:
+            await session.execute(update(Job).where(Job.kind == FORGET).values(run_after=now()))
+        await settled(server)
+        assert await index.count(gone) == 0
+
+
 async def test_the_nightly_look_mends_what_is_missing_and_deletes_strays_without_any_key(
     database_url: str, tmp_path: Path
 ) -> None:

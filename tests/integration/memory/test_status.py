@@ -7,8 +7,11 @@ from typing import Any
 from uuid import UUID
 
 import pytest
+from sqlalchemy import update
 
+from backend.jobs.models import Job
 from backend.memory.index.protocol import Point
+from backend.memory.outbox import INDEX
 from tests.fakes.openai_server import error
 from tests.integration.memory.test_failures import Moody
 from tests.support.memory import (
@@ -82,6 +85,31 @@ async def test_the_status_tells_what_is_indexed_what_waits_and_what_is_wrong(
         assert (rows(found)["message"], found["problems"]) == ((2, 0), [])
         assert found["compared_at"] is not None
         assert (await rebuild(ada))["id"] != first["id"]
+
+
+async def test_a_rebuild_does_again_what_gave_up(database_url: str, tmp_path: Path) -> None:
+    async with (
+        Moody() as vectors,
+        remembering(database_url, tmp_path, **embedding(vectors)) as server,
+        server.account("Ada") as ada,
+    ):
+        vectors.refusal = error(500)
+        chat = str((await ada.new_chat())["id"])
+        await tell(server, ada, chat, [FACT], indexed=False)
+
+        async def has_failed() -> bool:
+            return "delayed" in [each["kind"] for each in (await status(ada))["problems"]]
+
+        await until(has_failed)
+        async with server.parts.database.write() as session:
+            await session.execute(update(Job).where(Job.kind == INDEX).values(state="dead"))
+        told = [each["kind"] for each in (await status(ada))["problems"]]
+        assert "gave_up" in told
+        vectors.refusal = None
+        await rebuild(ada)
+        await settled(server)
+        found = await status(ada)
+        assert (rows(found)["message"], found["problems"]) == ((1, 0), [])
 
 
 async def test_a_rebuild_makes_points_again_that_look_as_they_should(

@@ -1,0 +1,139 @@
+"""The end of a campaign: work is let end, and all of it is held against what was acknowledged."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+from uuid import UUID
+
+from scripts.torture import store_checks
+from scripts.torture.campaign import CANARY, Campaign
+from scripts.torture.checks import all_items, check_things
+from scripts.torture.client import PROVIDER_KEY
+from scripts.torture.model import server_of
+from scripts.torture.model_checks import (
+    check_choices,
+    check_memory,
+    check_placements,
+    check_prompts,
+    check_servers,
+    chosen_model,
+    end_with,
+)
+from scripts.torture.playing import check_campaigns
+from scripts.torture.visitors import check_gone, check_private
+
+ANSWERED_WITHIN = 40.0
+"""Seconds within which a request that is sent again with its key has to be answered."""
+ENDS_WITH = {0: True, 1: False}
+"""Which accounts end with an embedding model of their own, and which with the installation's."""
+
+
+async def check_everything(run: Campaign) -> dict[str, Any]:
+    """All checks, the last ones with the servers stopped; gives back figures."""
+    run.progress.tell("checking", always=True)
+    await _finish_pending(run)
+    await run.pause()
+    await _give_up_waiting(run)
+    found = await _end_choices(run)
+    gone = await _send_visitors_away(run)
+    figures: dict[str, Any] = {"jobs tried again": await _retry_dead_jobs(run)}
+    found += await store_checks.settle(run.database, run.users)
+    chosen = {
+        account.sealer: await chosen_model(run.database, account.sealer) for account in run.accounts
+    }
+    for account in run.accounts:
+        client, ledger = account.client, account.ledger
+        found += await check_things(client, run.made.url, ledger)
+        found += await check_choices(client, ledger)
+        found += await check_prompts(client, ledger)
+        found += await check_memory(client, chosen[account.sealer])
+        events, count = await store_checks.check_events(run.database, account.sealer)
+        found += events
+        figures["events"] = figures.get("events", 0) + count
+        states, count = await check_campaigns(run.database, account.sealer)
+        found += states
+        figures["items"] = figures.get("items", 0) + count
+    await run.check_touched(everything=True)
+    found += await store_checks.check_rows(run.database)
+    found += await check_placements(run.database, run.users)
+    found += await check_gone(run.database, gone)
+    found += _check_servers(run)
+    found += [f"gone: {each.last_words()}" for each in run.made.processes if not each.is_alive]
+    await run.made.stop()
+    missing, counted = await store_checks.check_index(run.database, run.made, chosen)
+    found += missing
+    figures |= {**counted, "accounts deleted": len(gone)}
+    folders = {"data": run.made.data, "logs": run.made.root / "logs"}
+    for word in (CANARY, PROVIDER_KEY):
+        found += await asyncio.to_thread(store_checks.check_plaintext, word, folders)
+    for each in found:
+        run.history.breach(each)
+    return figures
+
+
+async def _end_choices(run: Campaign) -> list[str]:
+    """Hold settings against what was chosen, then have accounts end with what they may."""
+    found: list[str] = []
+    for number, account in enumerate(run.accounts):
+        found += await check_choices(account.client, account.ledger)
+        worker = next(each for each in run.players if each.ledger is account.ledger)
+        found += await end_with(worker, embedding=ENDS_WITH.get(number))
+    return found
+
+
+async def _send_visitors_away(run: Campaign) -> set[UUID]:
+    """Have the accounts deleted that are on a visit; gives back all that were."""
+    until = run.history.clock + ANSWERED_WITHIN * run.slow
+    for visitor in run.visitors:
+        while not await visitor.leave() and run.history.clock < until:
+            await asyncio.sleep(0.2)
+        if visitor.client is not None:
+            run.history.breach(f"unanswered: the deletion of {visitor.client.username}")
+    return {user_id for each in run.visitors for user_id in each.gone}
+
+
+def _check_servers(run: Campaign) -> list[str]:
+    """Lines that were sent to servers of others, or to the installation's."""
+    ledgers = {server_of(url): each.ledger for each in run.accounts for url in each.servers}
+    private = {mark for each in run.visitors for mark in each.private}
+    return [*check_servers(run.model, ledgers), *check_private(run.model, private)]
+
+
+async def _retry_dead_jobs(run: Campaign) -> int:
+    """Have jobs that gave up tried again, as their users would: their processes died a lot."""
+    for account in run.accounts:
+        # Jobs whose keys are gone wait until their user is seen.
+        await account.client.ask("seen", "look", "GET", "/me")
+    await store_checks.settle(run.database, run.users)
+    tried = 0
+    for account in run.accounts:
+        items = await all_items(account.client, run.made.url, "/jobs")
+        for job in (each for each in items if each["state"] == "dead"):
+            path = f"/jobs/{job['id']}/retry"
+            await account.client.ask("retry", "retry job", "POST", path)
+            tried += 1
+    return tried
+
+
+async def _give_up_waiting(run: Campaign) -> None:
+    """Stop the turns that wait for a choice: nobody will make it."""
+    for account in run.accounts:
+        for chat in account.ledger.usable("chat"):
+            path, waiting = f"/chats/{chat.id}/turns", {"state": "waiting"}
+            page = await account.client.ask("end", "turns", "GET", path, params=waiting)
+            for turn in page.body["items"] if page.outcome == "ok" else ():
+                await account.client.ask("end", "stop", "POST", f"/turns/{turn['id']}/stop")
+
+
+async def _finish_pending(run: Campaign) -> None:
+    """Send again what was never answered, until it is."""
+    await run.pause()
+    until = run.history.clock + ANSWERED_WITHIN * run.slow
+    for player in run.players:
+        while player.pending and run.history.clock < until:
+            await player.pending.pop(0)()
+            await asyncio.sleep(0.5 if player.pending else 0)
+        for _ in player.pending:
+            run.history.breach(f"unanswered: a request of {player.name} with its key")
+        player.pending.clear()
