@@ -9,9 +9,10 @@ from dataclasses import dataclass
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from backend.database.engine import Database
-from backend.memory.collections import Collections, Placement, collection_name, dimension_of
+from backend.memory.collections import Collections
 from backend.memory.models import GONE
 from backend.memory.own_models import OwnModels
+from backend.memory.placement import Placement, collection_name, dimension_of
 from backend.memory.points import PointMaker, Vectors
 from backend.vault.sealing import Sealer
 

@@ -135,6 +135,11 @@ def _reindexing(user_id: UUID, payload: dict[str, Any]) -> NewJob:
     )
 
 
+async def reindex_later(session: AsyncSession, user_id: UUID, collection: str) -> None:
+    """What `IndexOutbox.reindex` does, for code that has no outbox."""
+    await insert_job(session, _reindexing(user_id, {"collection": collection}))
+
+
 async def note_change(
     session: AsyncSession,
     user_id: UUID,

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from backend.logs import get_logger
-from backend.memory.collections import Placement, dimension_of
 from backend.memory.embedding.protocol import EmbedderError, Floats, QueryEmbedder
 from backend.memory.own_models import OwnModels
+from backend.memory.placement import Placement, dimension_of
 from backend.vault.sealing import Sealer
 
 log = get_logger(__name__)

@@ -11,6 +11,7 @@ from pathlib import Path
 from uuid import UUID
 
 from sqlalchemy import select
+from sqlalchemy.ext.asyncio import AsyncSession
 
 from backend.accounts.events import UserSignedOut
 from backend.cpu_pool import CpuPool
@@ -19,13 +20,7 @@ from backend.jobs.queue import JobQueue
 from backend.jobs.running import JobKind, RunningJob
 from backend.llm.user_models import ProviderEmbedding, UserModels
 from backend.logs import get_logger
-from backend.memory.collections import (
-    Collections,
-    Opener,
-    Placement,
-    collection_name,
-    dimension_of,
-)
+from backend.memory.collections import Collections, Opener
 from backend.memory.embedding.cached import CachedEmbedder
 from backend.memory.embedding.protocol import EmbedderError
 from backend.memory.embedding.registry import (
@@ -40,8 +35,9 @@ from backend.memory.index.protocol import IndexUnavailableError
 from backend.memory.indexer import Indexer
 from backend.memory.models import IndexState
 from backend.memory.moves import ModelMoves
-from backend.memory.outbox import IndexOutbox
+from backend.memory.outbox import IndexOutbox, KeyHolder
 from backend.memory.own_models import OwnModel, OwnModels
+from backend.memory.placement import Placement, collection_name, dimension_of
 from backend.memory.points import Blinders, DocumentEmbedder, PointMaker
 from backend.memory.reconciler import Reconciler
 from backend.memory.search import MemorySearch
@@ -152,6 +148,11 @@ class MemoryRuntime(UserSignedOut):
                 await self.outbox.reindex(session, user_id, name)
         await self.reconciler.schedule()
         self.is_prepared = True
+
+    async def follow_account(self, session: AsyncSession, holder: KeyHolder) -> None:
+        """Have all texts of a user's belong where the account's embedding model says."""
+        await self.outbox.follow(session, holder)
+        self.collections.expect_move(holder.sealer.user_id)
 
     async def own_model(self, sealer: Sealer) -> tuple[Placement, OwnModel | None]:
         """Where a user's texts belong, and the embedding model that the account names."""

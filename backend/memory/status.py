@@ -16,11 +16,11 @@ from backend.database.base import chunks
 from backend.database.engine import Database
 from backend.jobs.models import Job
 from backend.jobs.schemas import JobView
-from backend.memory.collections import Placement, dimension_of
 from backend.memory.index.protocol import IndexUnavailableError, Kind
 from backend.memory.models import IndexChange, IndexState
 from backend.memory.outbox import INDEX, REINDEX
 from backend.memory.own_models import OwnModel
+from backend.memory.placement import Placement, dimension_of
 from backend.memory.runtime import MemoryRuntime
 from backend.memory.sources import Source
 
