@@ -276,13 +276,14 @@ class Indexer:
 def _sides(indexes: Sequence[VectorIndex], vectors: Vectors) -> list[Side]:
     """Where new points go: where the texts belong, and where they are found until all are there.
 
-    There they get terms alone. Whoever comes back to that model gets their vectors then.
+    There they get terms alone, and first: they wait for no model. Whoever comes back to that model
+    gets their vectors then.
     """
     target, *others = indexes
     left = [
         (each, Vectors(None, are_missed=dimension_of(each.name) is not None)) for each in others
     ]
-    return [(target, vectors), *left]
+    return [*left, (target, vectors)]
 
 
 async def _report_on(report: Report, before: int, total: int, done: int, _: int) -> None:

@@ -9,20 +9,19 @@ from __future__ import annotations
 from typing import Any
 
 from pydantic import BaseModel
-from qdrant_client import models
-from qdrant_client.local.qdrant_local import QdrantLocal
+from qdrant_client import models  # noqa: TID251  # what a server understands
+from qdrant_client.local.qdrant_local import QdrantLocal  # noqa: TID251  # likewise
 
 from tests.fakes.qdrant_server import failed, ok
 from tests.fakes.scripted_server import Answer, Request, ScriptedServer
 
 
 class QdrantEngine(ScriptedServer):
-    """Answers from what was stored. `is_down` refuses everything; `broken` collections fail."""
+    """Answers from what was stored, but for collections that are `broken`."""
 
     def __init__(self) -> None:
         super().__init__()
         self.engine = QdrantLocal(":memory:")
-        self.is_down = False
         self.broken: set[str] = set()
 
     @property
@@ -37,20 +36,18 @@ class QdrantEngine(ScriptedServer):
     def usual(self, request: Request) -> Answer:
         """Answer by method and path."""
         words = request.path.strip("/").split("/")
-        if self.is_down:
-            return failed(503, "Service unavailable")
         if words == [""]:
             return Answer(body={"title": "qdrant", "version": "1.19.0", "commit": "0" * 40})
-        name, rest = words[1], words[2:]
+        name, path = words[1], "/".join(words[2:])
         if name in self.broken:
             return failed(500, "Service internal error: no space left on device")
-        if rest == ["exists"]:
-            return ok({"exists": self.engine.collection_exists(name)})
-        if request.method == "PUT" and not rest:
+        if request.method == "PUT" and not path:
             return self._made(name, models.CreateCollection.model_validate(request.body))
+        if path == "exists":
+            return ok({"exists": name in self.collections})
         if name not in self.collections:
             return failed(404, f"Not found: Collection `{name}` doesn't exist!")
-        return ok(_plain(self._done(name, request.method, "/".join(rest), request.body)))
+        return ok(_plain(self._done(name, request.method, path, request.body)))
 
     def wants_stream(self, request: Request) -> bool:  # noqa: ARG002  # nothing is streamed
         """Nothing is streamed."""
@@ -64,39 +61,40 @@ class QdrantEngine(ScriptedServer):
             vectors_config=body.vectors,
             sparse_vectors_config=body.sparse_vectors,
         )
-        return ok(True)  # noqa: FBT003  # the result itself
+        return ok(True)  # the result itself
 
     def _done(self, name: str, method: str, path: str, body: Any) -> Any:
-        engine = self.engine
+        engine, answer = self.engine, None
         match method, path:
             case "GET", "":
-                return engine.get_collection(name)
+                answer = engine.get_collection(name)
             case "PUT", "index":
-                return models.UpdateResult(operation_id=1, status=models.UpdateStatus.COMPLETED)
+                answer = {"operation_id": 1, "status": "completed"}
             case "PUT", "points":
-                return engine.upsert(name, models.PointsList.model_validate(body).points)
+                answer = engine.upsert(name, models.PointsList.model_validate(body).points)
             case "POST", "points":
                 wanted = models.PointRequest.model_validate(body)
-                return engine.retrieve(
-                    name, wanted.ids, with_payload=False, with_vectors=wanted.with_vector or False
-                )
+                vectors = wanted.with_vector or False
+                answer = engine.retrieve(name, wanted.ids, with_payload=False, with_vectors=vectors)
             case "POST", "points/query/batch":
                 batch = models.QueryRequestBatch.model_validate(body)
-                return engine.query_batch_points(name, batch.searches)
+                answer = engine.query_batch_points(name, batch.searches)
             case "POST", "points/scroll":
                 page = models.ScrollRequest.model_validate(body)
                 points, offset = engine.scroll(
                     name, scroll_filter=page.filter, limit=page.limit or 10, offset=page.offset
                 )
-                return {"points": points, "next_page_offset": offset}
+                answer = {"points": points, "next_page_offset": offset}
             case "POST", "points/count":
-                return engine.count(name, models.CountRequest.model_validate(body).filter)
+                answer = engine.count(name, models.CountRequest.model_validate(body).filter)
             case "POST", "points/delete":
-                return engine.delete(name, models.FilterSelector.model_validate(body))
+                answer = engine.delete(name, models.FilterSelector.model_validate(body))
             case "POST", "facet":
                 facet = models.FacetRequest.model_validate(body)
-                return engine.facet(name, facet.key, limit=facet.limit or 10)
-        raise ValueError(path)
+                answer = engine.facet(name, facet.key, limit=facet.limit or 10)
+            case _:
+                raise ValueError(path)
+        return answer
 
 
 def _plain(value: Any) -> Any:
