@@ -270,11 +270,13 @@ async def _index(settings: Settings, database: Database) -> tuple[Opener, set[st
         async with database.read() as session:
             known = set(await session.scalars(select(IndexState.collection).distinct()))
         return partial(open_server, settings), known
-    folder = index_folder(settings)
+    return partial(open_edge, index_folder(settings)), edge_collections(settings)
 
-    # One folder a collection, named after it and the format of the folder.
-    known = {path.stem for path in folder.glob("*.[0-9]*") if path.is_dir()}
-    return partial(open_edge, folder), known
+
+def edge_collections(settings: Settings) -> set[str]:
+    """The collections of Qdrant Edge: a folder each, named after it and the folder's format."""
+    folders = index_folder(settings).glob("*.[0-9]*")
+    return {path.stem for path in folders if path.is_dir()}
 
 
 def index_folder(settings: Settings) -> Path:

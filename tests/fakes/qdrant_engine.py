@@ -38,7 +38,12 @@ class QdrantEngine(ScriptedServer):
         words = request.path.strip("/").split("/")
         if words == [""]:
             return Answer(body={"title": "qdrant", "version": "1.19.0", "commit": "0" * 40})
+        if len(words) == 1:
+            return ok(_plain(self.engine.get_collections()))
         name, path = words[1], "/".join(words[2:])
+        return self._about(name, path, request)
+
+    def _about(self, name: str, path: str, request: Request) -> Answer:
         if name in self.broken:
             return failed(500, "Service internal error: no space left on device")
         if request.method == "PUT" and not path:

@@ -27,6 +27,7 @@ from tests.integration.memory.test_own_embedding import (
     provide,
     rows_in,
     status,
+    told,
 )
 from tests.support.memory import (
     API,
@@ -229,6 +230,7 @@ async def test_a_collection_that_the_server_lost_is_filled_again_and_one_that_fa
         await reconcile(server)
         stored = await stored_rows(server, UUID(ada.user["id"]))
     qdrant.lose(PREFIX + OWN)
+    assert (await told(server.parts.settings)).detail.endswith(f"lost: {OWN}")
     asked = len(mine.requests)
     async with (
         served(database_url, tmp_path, qdrant) as server,
