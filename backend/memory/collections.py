@@ -40,7 +40,13 @@ Opener = Callable[[str, int | None], Awaitable[VectorIndex]]
 
 _HERE = aliased(IndexState)
 _STATES = (
-    select(IndexState.collection, IndexState.state, IndexState.model, IndexState.is_chosen)
+    select(
+        IndexState.collection,
+        IndexState.state,
+        IndexState.model,
+        IndexState.vector_length,
+        IndexState.is_chosen,
+    )
     .where(IndexState.user_id == bindparam("owner_id"))
     .order_by(IndexState.created_at.desc())
 )
@@ -117,7 +123,7 @@ class Collections:
         return place
 
     def expect_move(self, user_id: UUID) -> None:
-        """A job of whichever process is about to move a user's texts: remember no place for now."""
+        """A job of some process is about to move a user's texts: remember no place for now."""
         self._searched.pop(user_id, None)
         if len(self._expected) > _MOST_KEPT:
             self._expected.clear()
@@ -131,18 +137,14 @@ class Collections:
         names = dict.fromkeys([place.target, place.searched])
         return place, [await self.open(name) for name in names]
 
-    async def is_elsewhere(self, user_id: UUID, place: Placement) -> bool:
-        """Whether a user's texts belong elsewhere by now, or the vectors are of another model."""
-        async with self._database.read() as session:
-            by_now = await self.placement(session, user_id)
-        return (by_now.target, by_now.searched, by_now.model) != (
-            place.target,
-            place.searched,
-            place.model,
-        )
-
     async def choose(
-        self, session: AsyncSession, user_id: UUID, collection: str, model: bytes
+        self,
+        session: AsyncSession,
+        user_id: UUID,
+        collection: str,
+        *,
+        model: bytes,
+        length: int | None,
     ) -> None:
         """Have a user's texts belong to a collection of a model of their own: they have to move."""
         mine = update(IndexState).where(IndexState.user_id == user_id)
@@ -152,9 +154,10 @@ class Collections:
             "collection": collection,
             "state": "due",
             "model": model,
+            "vector_length": length,
             "is_chosen": True,
         }
-        changed = ("state", "model", "is_chosen")
+        changed = ("state", "model", "vector_length", "is_chosen")
         await upsert(session, IndexState, row, key=("user_id", "collection"), update=changed)
         self._searched.pop(user_id, None)
 
@@ -167,11 +170,14 @@ class Collections:
         await upsert(session, IndexState, row, key=key, update=("state",))
         self._searched.pop(user_id, None)
 
-    async def model_in(self, session: AsyncSession, user_id: UUID, collection: str) -> bytes | None:
-        """Of which model of the user's own the vectors in a collection are."""
+    async def model_in(
+        self, session: AsyncSession, user_id: UUID, collection: str
+    ) -> tuple[bytes | None, int | None]:
+        """Of which model of the user's own the vectors in a collection are, and their length."""
         mine = IndexState.user_id == user_id, IndexState.collection == collection
-        model: bytes | None = await session.scalar(select(IndexState.model).where(*mine))
-        return model
+        query = select(IndexState.model, IndexState.vector_length).where(*mine)
+        found = (await session.execute(query)).one_or_none()
+        return (found.model, found.vector_length) if found else (None, None)
 
     async def mark_model(self, session: AsyncSession, user_id: UUID, model: bytes) -> None:
         """Note of which model of the user's own the vectors are, where the texts belong."""
@@ -326,6 +332,7 @@ class Collections:
             searched=searched,
             is_chosen=chosen is not None,
             model=chosen.model if chosen else None,
+            length=chosen.vector_length if chosen else None,
             is_moving=searched != target or (chosen is not None and chosen.state == "due"),
         )
 

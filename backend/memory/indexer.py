@@ -108,9 +108,7 @@ class Indexer:
             # After all of it as well: the rows next to one that went held its words.
             await self._some(attempt, source, container_id, changed, sides)
             _check(attempt)
-            is_again = place.is_chosen and await self._collections.is_elsewhere(
-                job.keys.user_id, place
-            )
+            is_again = place.is_chosen and await self._moves.is_elsewhere(job.keys, place)
             if is_again:
                 continue  # what was just made may have the vectors of the model before
             if len(notes) < CHANGES:

@@ -24,6 +24,7 @@ class Placement:
         searched: The one that they are found in: another one until all of them have moved.
         is_chosen: Whether the target is that of a model which the account names.
         model: Of which model of the user's own the target's vectors are: see `IndexState`.
+        length: How many numbers that model gave; None where that was not noted.
         is_moving: Whether they are on their way, so that vectors of the target's model find
             nothing yet, or not all.
     """
@@ -32,6 +33,7 @@ class Placement:
     searched: str
     is_chosen: bool = False
     model: bytes | None = None
+    length: int | None = None
     is_moving: bool = False
 
 

@@ -37,7 +37,7 @@ from backend.memory.models import IndexState
 from backend.memory.moves import ModelMoves
 from backend.memory.outbox import IndexOutbox, KeyHolder
 from backend.memory.own_models import OwnModel, OwnModels
-from backend.memory.placement import Placement, collection_name, dimension_of
+from backend.memory.placement import Placement, collection_name
 from backend.memory.points import Blinders, DocumentEmbedder, PointMaker
 from backend.memory.reconciler import Reconciler
 from backend.memory.search import MemorySearch
@@ -158,15 +158,14 @@ class MemoryRuntime(UserSignedOut):
         """Where a user's texts belong, and the embedding model that the account names."""
         async with self.database.read() as session:
             place = await self.collections.placement(session, sealer.user_id)
-        dimension = dimension_of(place.target) if place.is_chosen else None
-        return place, await self.own.of(sealer, dimension=dimension)
+        return place, await self.own.of(sealer, place if place.is_chosen else None)
 
     async def embedder_of(self, sealer: Sealer) -> DocumentEmbedder | None:
         """What compares a user's texts by meaning: the model that they are embedded by."""
         _, place = await self.collections.place_to_search(sealer.user_id)
         if not place.is_chosen:
             return self.embedder
-        own = await self.own.of(sealer, dimension=dimension_of(place.target))
+        own = await self.own.of(sealer, place)
         return own.embedder if own else None
 
     def user_signed_out(self, user_id: UUID) -> None:

@@ -50,7 +50,8 @@ _ADVICE: dict[ProblemKind, str] = {
     ),
     "own_model_unavailable": (
         "The embedding model of your account did not answer, so that memory is searched by words "
-        "alone. It is asked again by itself; try its provider out, or choose another model."
+        "alone. It is asked again by itself; try its provider out, or choose another model. If the "
+        "model there was changed, rebuild the index."
     ),
     "own_model_gone": (
         "The provider of your account's embedding model is not there any more, so that memory is "
