@@ -29,8 +29,6 @@ log = get_logger(__name__)
 
 STATE_SECONDS = 15.0
 EXPECTED_SECONDS = 60.0
-"""How long a job may take to begin with a move, before it is noticed a little later."""
-
 _MOST_KEPT = 10_000
 """Users of whom is remembered where their texts are."""
 
@@ -174,10 +172,9 @@ class Collections:
         self, session: AsyncSession, user_id: UUID, collection: str
     ) -> tuple[bytes | None, int | None]:
         """Of which model of the user's own the vectors in a collection are, and their length."""
-        mine = IndexState.user_id == user_id, IndexState.collection == collection
-        query = select(IndexState.model, IndexState.vector_length).where(*mine)
-        found = (await session.execute(query)).one_or_none()
-        return (found.model, found.vector_length) if found else (None, None)
+        found = (await session.execute(_STATES, {"owner_id": user_id})).all()
+        here = (each for each in found if each.collection == collection)
+        return next(((each.model, each.vector_length) for each in here), (None, None))
 
     async def mark_model(self, session: AsyncSession, user_id: UUID, model: bytes) -> None:
         """Note of which model of the user's own the vectors are, where the texts belong."""
@@ -283,12 +280,12 @@ class Collections:
     async def _fill_again(self, name: str) -> None:
         here = update(IndexState).where(IndexState.collection == name).values(state="due")
         async with self._database.write() as session:
-            users = list(await session.scalars(here.returning(IndexState.user_id)))
-            for user_id in users:
+            lost = list(await session.scalars(here.returning(IndexState.user_id)))
+            for user_id in lost:
                 await reindex_later(session, user_id, name)
-        if users:
-            log.warning("memory.collection_lost", collection=name, users=len(users))
-            self._searched.clear()
+        self._searched.clear()
+        if lost:
+            log.warning("memory.collection_lost", collection=name, users=len(lost))
 
     def go_over(self, index: VectorIndex) -> None:
         """Have a collection that is open be the current one: another model is in use from now on.

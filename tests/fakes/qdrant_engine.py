@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from pydantic import BaseModel
+from pydantic_core import to_jsonable_python
 from qdrant_client import models  # noqa: TID251  # what a server understands
 from qdrant_client.local.qdrant_local import QdrantLocal  # noqa: TID251  # likewise
 
@@ -39,7 +39,7 @@ class QdrantEngine(ScriptedServer):
         if words == [""]:
             return Answer(body={"title": "qdrant", "version": "1.19.0", "commit": "0" * 40})
         if len(words) == 1:
-            return ok(_plain(self.engine.get_collections()))
+            return ok(to_jsonable_python(self.engine.get_collections()))
         name, path = words[1], "/".join(words[2:])
         return self._about(name, path, request)
 
@@ -52,7 +52,7 @@ class QdrantEngine(ScriptedServer):
             return ok({"exists": name in self.collections})
         if name not in self.collections:
             return failed(404, f"Not found: Collection `{name}` doesn't exist!")
-        return ok(_plain(self._done(name, request.method, path, request.body)))
+        return ok(to_jsonable_python(self._done(name, request.method, path, request.body)))
 
     def wants_stream(self, request: Request) -> bool:  # noqa: ARG002  # nothing is streamed
         """Nothing is streamed."""
@@ -100,13 +100,3 @@ class QdrantEngine(ScriptedServer):
             case _:
                 raise ValueError(path)
         return answer
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, BaseModel):
-        return value.model_dump(mode="json")
-    if isinstance(value, list):
-        return [_plain(each) for each in value]
-    if isinstance(value, dict):
-        return {name: _plain(each) for name, each in value.items()}
-    return value

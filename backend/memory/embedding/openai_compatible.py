@@ -21,8 +21,8 @@ class OpenAICompatibleEmbedder:
     """An `Embedder` on an OpenAI-compatible server, asked for `batch` texts a request.
 
     Without a `dimension` vectors are as long as those of the first answer, for many servers refuse
-    to be asked for one; or of that `length`, where it is known. The configuration's `answer_timeout`
-    is the longest wait for one request.
+    to be asked for one; or of that `length`, where it is known. The configuration's
+    `answer_timeout` is the longest wait for one request.
     """
 
     def __init__(

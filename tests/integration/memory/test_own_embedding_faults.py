@@ -102,10 +102,10 @@ async def test_a_turn_streams_while_the_key_is_refused_or_nothing_is_answered_un
         remembering(database_url, tmp_path, **settings) as server,
         server.account("Ada") as ada,
     ):
-        chat, path = await moved(server, ada, mine)
+        (chat, path), silence = await moved(server, ada, mine), Gate()
         asked = len(mine.requests)
         if fault == "silent":
-            mine.silence = silence = Gate()
+            mine.silence = silence
         else:
             mine.key = BARRED
         reply = await take_turn(ada, chat, text="Where is the astrolabe, under which bell?")
