@@ -34,6 +34,7 @@ from backend.database.engine import Database
 from backend.database.migrate import upgrade
 from backend.llm.provider_schemas import NewProvider
 from backend.logs import configure_logging
+from backend.memory.collections import EXPECTED_SECONDS
 from backend.memory.embedding.openai_compatible import OpenAICompatibleEmbedder
 from backend.memory.index.protocol import ScopePart
 from backend.memory.search import SearchRequest
@@ -185,6 +186,7 @@ async def bench(options: argparse.Namespace, folder: Path, url: str) -> list[Row
             await index_container(account, "message", chat_id)
             accounts[name] = account, chat_id
         await choose_own(own, url)
+        await asyncio.sleep(EXPECTED_SECONDS)  # until then no place is remembered
         # What is loaded and measured once is no part of what a search costs.
         first = questions(lines, options.queries + BLOCK)[-BLOCK:]
         warm = await measured(accounts, first, options.messages, ", first 20")

@@ -19,6 +19,7 @@ from backend.database.engine import Database
 from backend.generation.registry import NoEmbeddingsError, UnknownModelError
 from backend.llm.user_models import ProviderEmbedding, UserModels
 from backend.memory.embedding.cached import CachedEmbedder
+from backend.memory.embedding.cosines import ModelCosines
 from backend.memory.embedding.own import OwnEmbedder
 from backend.memory.embedding.registry import provider_embedder
 from backend.memory.models import GONE
@@ -28,6 +29,7 @@ from backend.vault.sealing import Sealer, digest
 
 MOST_KEPT = 100
 KEPT_SECONDS = 900.0
+COSINES_KEPT = 1000
 QUERIES_KEPT = 64
 """Vectors of one user's queries: a megabyte at most."""
 
@@ -83,6 +85,7 @@ class OwnModels(UserSignedOut):
         self._settings = settings
         self._clock = clock
         self._open: OrderedDict[UUID, _Open] = OrderedDict()
+        self._cosines: OrderedDict[tuple[bytes, Sizes], ModelCosines] = OrderedDict()
 
     async def of(self, sealer: Sealer, place: Placement | None = None) -> OwnModel | None:
         """The model that the account names now; None where it names none.
@@ -114,7 +117,7 @@ class OwnModels(UserSignedOut):
             (made.wanted, made.model.id, made.sizes) != (wanted, model_id, sizes)
             or made.raw.dimension != sizes[0]
         ):
-            made.raw.retire_soon()
+            self._retire(made)
             made = None
         if made is None:
             made = self._made(sealer, model_id, wanted, sizes)
@@ -129,14 +132,15 @@ class OwnModels(UserSignedOut):
         dimension, length = sizes
         asked = provider_embedder(wanted, self._settings, length=length)
         raw = OwnEmbedder(asked, dimension=dimension, length=length)
+        mark = digest(sealer.derived("embedding-model"), raw.server.encode(), raw.model.encode())
         embedder = CachedEmbedder(
             self._database,
             raw,
             batch=self._settings.embedding_batch,
             query_timeout=self._settings.embedding_timeout_seconds,
             queries_kept=QUERIES_KEPT,
+            cosines=self._cosines.get((mark, sizes)),
         )
-        mark = digest(sealer.derived("embedding-model"), raw.server.encode(), raw.model.encode())
         model = OwnModel(id=model_id, mark=mark, embedder=embedder)
         return _Open(wanted, raw, model, sizes, self._clock())
 
@@ -147,12 +151,21 @@ class OwnModels(UserSignedOut):
             if oldest.used_at > until and len(self._open) <= MOST_KEPT:
                 return
             del self._open[user_id]
-            oldest.raw.retire_soon()
+            self._retire(oldest)
 
     def user_signed_out(self, user_id: UUID) -> None:
         """Drop the vectors of a user's queries, and the key of the provider."""
         if (gone := self._open.pop(user_id, None)) is not None:
-            gone.raw.retire_soon()
+            self._retire(gone)
+
+    def _retire(self, gone: _Open) -> None:
+        """Close it, and keep what its cosines say: to find that out takes two requests."""
+        embedder = gone.model.embedder
+        if embedder is not None and embedder.known_cosines is not None:
+            self._cosines[gone.model.mark, gone.sizes] = embedder.known_cosines
+            if len(self._cosines) > COSINES_KEPT:
+                self._cosines.popitem(last=False)
+        gone.raw.retire_soon()
 
     async def aclose(self) -> None:
         """Close all connections."""

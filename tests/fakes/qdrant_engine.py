@@ -69,7 +69,8 @@ class QdrantEngine(ScriptedServer):
         return ok(True)  # the result itself
 
     def _done(self, name: str, method: str, path: str, body: Any) -> Any:
-        engine, answer = self.engine, None
+        engine = self.engine
+        answer: Any
         match method, path:
             case "GET", "":
                 answer = engine.get_collection(name)

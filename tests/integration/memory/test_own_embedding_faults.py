@@ -129,6 +129,29 @@ async def test_a_turn_streams_while_the_key_is_refused_or_nothing_is_answered_un
             assert (await ask(ada, "Which chapel has a bell?"), await problems(ada)) == ([], [])
 
 
+async def test_a_turn_asks_for_one_vector_and_a_model_is_measured_once(
+    database_url: str, tmp_path: Path, mine: Changeable
+) -> None:
+    async with (
+        remembering(database_url, tmp_path, embedder="none") as server,
+        server.account("Ada") as ada,
+    ):
+        chat, _ = await moved(server, ada, mine)
+        asked = len(mine.requests)
+        line = "Where is the astrolabe, under which bell?"
+        await take_turn(ada, chat, text=line)
+        await settled(server)
+        texts = [each.body["input"] for each in mine.requests[asked:]]
+        # The query; then the line and the reply, as what is indexed. Each is one request.
+        assert [some for some in texts if some == [line]] == [[line]]
+        assert len(texts) <= 3
+        ok(await ada.client.delete(f"{API}/sessions/current"), 204)
+        async with server.signed_in("Ada") as again:
+            asked = len(mine.requests)
+            assert await ask(again, "Which chapel has a bell?") == []
+            assert len(mine.requests) == asked + 1
+
+
 @pytest.mark.parametrize(("before", "after"), [(256, 384), (200, 100)])
 async def test_vectors_of_another_length_are_never_compared_and_a_rebuild_takes_them_up(
     database_url: str, tmp_path: Path, mine: Changeable, before: int, after: int
