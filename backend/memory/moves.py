@@ -10,6 +10,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from backend.database.engine import Database
 from backend.memory.collections import Collections
+from backend.memory.embedding.protocol import EmbedderError
 from backend.memory.models import GONE
 from backend.memory.own_models import OwnModels
 from backend.memory.placement import Placement, collection_name
@@ -68,7 +69,10 @@ class ModelMoves:
     async def follow(self, sealer: Sealer, write: Write) -> Move:
         """Have a user's texts belong where the account's settings say.
 
-        Raises `EmbedderError` while it is not known how long the model's vectors are, and
+        A model that does not answer is not gone over to. Where its vectors are already, those that
+        are kept come from the cache, and the rest is found by words until it answers.
+
+        Raises `EmbedderError` while it is not known how long the vectors of another model are, and
         `IndexUnavailableError`; where the texts belong does not change then.
         """
         user_id, collections = sealer.user_id, self._collections
@@ -85,8 +89,14 @@ class ModelMoves:
                 async with write() as session:
                     await collections.mark_model(session, user_id, GONE)
             return Move(place=await self._placement(sealer), vectors=Vectors(None), mark=GONE)
+        try:
+            spec = await own.embedder.ready()
+        except EmbedderError:
+            if not place.is_chosen or own.mark != place.model:
+                raise
+            vectors, _ = await self.vectors(sealer, place)
+            return Move(place=place, vectors=vectors, mark=own.mark)
         vectors = Vectors(own.embedder)
-        spec = await own.embedder.ready()
         name, length = collection_name(spec), spec.length
         there = place.target, place.model, place.length
         if place.is_chosen and (name, own.mark, length) == there:

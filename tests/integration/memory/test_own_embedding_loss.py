@@ -12,6 +12,7 @@ import pytest
 
 from backend.database.engine import Database
 from backend.maintenance import reindex_everybody, reindex_user
+from tests.fakes.openai_server import error
 from tests.integration.memory.test_failures import Moody
 from tests.integration.memory.test_own_embedding import (
     FACT,
@@ -78,6 +79,33 @@ async def test_a_start_makes_and_fills_again_what_was_lost_and_disturbs_no_other
             assert (await notes(ada), await problems(ada)) == ([], [])
             assert await rows_in(await own_index(server), ada) == stored
     assert (await told(server.parts.settings)).state == "ok"
+
+
+async def test_what_was_lost_is_filled_again_though_the_model_does_not_answer(
+    database_url: str, tmp_path: Path, mine: Moody
+) -> None:
+    async with (
+        remembering(database_url, tmp_path, embedder="none") as server,
+        server.account("Ada") as ada,
+    ):
+        chat = str((await ada.new_chat())["id"])
+        await tell(server, ada, chat, [FACT, "I see."])
+        await provide(ada, mine)
+        await choose(ada, "mine/words")
+        await settled(server)
+        stored = await stored_rows(server, UUID(ada.user["id"]))
+    shutil.rmtree(folder(tmp_path))
+    mine.refusal = error(500)
+    async with (
+        remembering(database_url, tmp_path, embedder="none") as server,
+        server.signed_in("Ada") as ada,
+    ):
+        ok(await ada.client.get(f"{API}/me"))
+        await settled(server)
+        assert await rows_in(await own_index(server), ada) == stored
+        assert await notes(ada) == ["looked up by words alone: the embedding model did not answer"]
+        mine.refusal = None
+        assert (await notes(ada), await problems(ada)) == ([], [])
 
 
 async def test_what_an_older_copy_of_it_lacks_is_indexed_after_the_night_s_comparison(
