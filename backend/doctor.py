@@ -21,9 +21,9 @@ from backend.llm.models import InstallationProvider, ProviderConfig, open_shared
 from backend.memory.embedding.local import NOT_INSTALLED, LocalEmbedder, is_installed
 from backend.memory.embedding.protocol import EmbedderError
 from backend.memory.embedding.registry import build_embedder, may_be_shared
-from backend.memory.index.server import server_collections, server_version
+from backend.memory.index.server import server_version
 from backend.memory.models import GONE, IndexState
-from backend.memory.runtime import edge_collections, index_folder
+from backend.memory.runtime import collections_of, index_folder
 from backend.prompts import load_prompts
 from backend.settings import Settings
 from backend.vault.root import RootKeyError, load_root_keys
@@ -250,7 +250,7 @@ async def _own_embeddings(settings: Settings) -> Finding:
     detail = f"accounts with a model of their own: {len(rows):,}"
     more = {"moving to it": moving, "without its provider by now": gone}
     told = [detail, *(f"{what}: {count:,}" for what, count in more.items() if count)]
-    lost = {row.collection for row in rows} - await _collections(settings)
+    lost = {row.collection for row in rows} - await collections_of(settings)
     if lost:
         told.append(f"lost: {', '.join(sorted(lost))}")
         return Finding(
@@ -261,11 +261,6 @@ async def _own_embeddings(settings: Settings) -> Finding:
             "are at hand. No text is lost; until then those users find nothing.",
         )
     return Finding(name, "ok", "; ".join(told))
-
-
-async def _collections(settings: Settings) -> set[str]:
-    """The collections that the index has."""
-    return await server_collections(settings) if settings.qdrant_url else edge_collections(settings)
 
 
 async def _embeddings(settings: Settings) -> Finding:

@@ -35,6 +35,9 @@ _MOST_KEPT = 10_000
 Opener = Callable[[str, int | None], Awaitable[VectorIndex]]
 """Opens a collection by name and dimension (None: terms alone), making it where it is missing."""
 
+Lister = Callable[[], Awaitable[set[str]]]
+"""The names of all collections that the index has."""
+
 
 _HERE = aliased(IndexState)
 _STATES = (
@@ -54,10 +57,16 @@ class Collections:
     """The collection of the configured model, and those of others that users are still in."""
 
     def __init__(
-        self, database: Database, current: VectorIndex, opener: Opener, *, known: set[str]
+        self,
+        database: Database,
+        current: VectorIndex,
+        opener: Opener,
+        *,
+        known: set[str],
+        lister: Lister,
     ) -> None:
         self._database = database
-        self._opener = opener
+        self._opener, self._lister = opener, lister
         self._known = known
         self._others: dict[str, VectorIndex] = {}
         self._opening = asyncio.Lock()
@@ -136,23 +145,17 @@ class Collections:
         return place, [await self.open(name) for name in names]
 
     async def choose(
-        self,
-        session: AsyncSession,
-        user_id: UUID,
-        collection: str,
-        *,
-        model: bytes,
-        length: int | None,
+        self, session: AsyncSession, user_id: UUID, collection: str, of: tuple[bytes, int | None]
     ) -> None:
-        """Have a user's texts belong to a collection of a model of their own: they have to move."""
+        """Have a user's texts belong to a collection: they have to move. `of`: see `model_in`."""
         mine = update(IndexState).where(IndexState.user_id == user_id)
         await session.execute(mine.values(is_chosen=False))
         row = {
             "user_id": user_id,
             "collection": collection,
             "state": "due",
-            "model": model,
-            "vector_length": length,
+            "model": of[0],
+            "vector_length": of[1],
             "is_chosen": True,
         }
         changed = ("state", "model", "vector_length", "is_chosen")
@@ -215,13 +218,9 @@ class Collections:
         """Have everything of all users indexed anew; gives back whose, and where."""
         belongs = (IndexState.collection == self.current.name) | IndexState.is_chosen.is_(True)
         change = update(IndexState).where(belongs).values(state="due")
-        due = await session.execute(change.returning(IndexState.user_id, IndexState.collection))
-        places = {user_id: name for user_id, name in due if name == self.current.name}
-        chosen = select(IndexState.user_id, IndexState.collection).where(
-            IndexState.is_chosen.is_(True)
-        )
-        places.update((user_id, name) for user_id, name in await session.execute(chosen))
-        return list(places.items())
+        columns = IndexState.is_chosen, IndexState.user_id, IndexState.collection
+        due = sorted((await session.execute(change.returning(*columns))).all())
+        return list({user_id: name for _, user_id, name in due}.items())
 
     async def users_of(self, name: str) -> set[UUID]:
         """Whose texts are found in a collection: who moved on is found there no more."""
@@ -245,11 +244,12 @@ class Collections:
     async def all_names(self, more: Sequence[str] = ()) -> list[str]:
         """Those of the collections that are known.
 
-        Others may know more: what `more` names, and where the database says that users are.
+        Of those of users' own models others may know more: what `more` names, where the database
+        says that users are, and what the index has. Raises `IndexUnavailableError`.
         """
         async with self._database.read() as session:
             named = set(await session.scalars(select(IndexState.collection).distinct()))
-        named = {*filter(is_own, {*named, *more})}
+        named = {*filter(is_own, {*named, *more, *await self._lister()})}
         return sorted(self._known | {self.current.name} | named)
 
     async def open(self, name: str) -> VectorIndex:

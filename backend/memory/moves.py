@@ -110,7 +110,7 @@ class ModelMoves:
         async with write() as session:
             # Where they are searched meanwhile the model is noted at the end, and till then none.
             mark = GONE if is_anew else own.mark
-            await collections.choose(session, user_id, name, model=mark, length=length)
+            await collections.choose(session, user_id, name, (mark, length))
         place = await self._placement(sealer)
         return Move(place=place, vectors=vectors, mark=own.mark, is_anew=is_anew)
 

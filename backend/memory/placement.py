@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 from backend.memory.embedding.protocol import OWN, EmbedderSpec
+
+_OWN_NAME = re.compile(rf"{OWN}-[0-9]+-v[0-9]+")
 
 FORMAT = 1
 """Raised when what is indexed of a row changes: all texts move to a collection of that format."""
@@ -39,7 +42,7 @@ class Placement:
 
 def is_own(name: str) -> bool:
     """Whether a collection is one of users' own models."""
-    return name.startswith(f"{OWN}-")
+    return _OWN_NAME.fullmatch(name) is not None
 
 
 def dimension_of(name: str) -> int | None:

@@ -209,7 +209,9 @@ async def open_memory(
     opener, known = await _index(settings, database)
     name = collection_name(spec)
     current = await opener(name, spec.dimension if spec else None)
-    collections = Collections(database, current, opener, known=known | {name})
+    collections = Collections(
+        database, current, opener, known=known | {name}, lister=partial(collections_of, settings)
+    )
     blinders = Blinders()
     maker = PointMaker(embedder, blinders=blinders, pool=pool)
     own = OwnModels(database, user_models, settings)
@@ -269,10 +271,19 @@ async def _index(settings: Settings, database: Database) -> tuple[Opener, set[st
         async with database.read() as session:
             known = set(await session.scalars(select(IndexState.collection).distinct()))
         return partial(open_server, settings), known
-    return partial(open_edge, index_folder(settings)), edge_collections(settings)
+    return partial(open_edge, index_folder(settings)), _folders(settings)
 
 
-def edge_collections(settings: Settings) -> set[str]:
+async def collections_of(settings: Settings) -> set[str]:
+    """The collections that the index has. Raises `IndexUnavailableError`."""
+    if settings.qdrant_url:
+        from backend.memory.index.server import server_collections  # noqa: PLC0415  # seldom needed
+
+        return await server_collections(settings)
+    return _folders(settings)
+
+
+def _folders(settings: Settings) -> set[str]:
     """The collections of Qdrant Edge: a folder each, named after it and the folder's format."""
     folders = index_folder(settings).glob("*.[0-9]*")
     return {path.stem for path in folders if path.is_dir()}
