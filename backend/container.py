@@ -129,7 +129,7 @@ class Services:
         self.registry = registry
         self.user_models = user_models
         self.index = index = memory.outbox
-        self.providers = ProviderService(database, root, user_models, follow=index.follow)
+        self.providers = ProviderService(database, root, user_models, follow=memory.follow_account)
         self.provider_tests = ProviderTests(database, self.providers, user_models)
 
         participants = Participants(RequestCaches())
@@ -162,7 +162,7 @@ class Services:
             find_models=user_models.of,
             find_persona=get_persona,
             find_preset=get_preset,
-            embedding_changed=index.follow,
+            embedding_changed=memory.follow_account,
         )
         self.administration = AdministrationService(database, instance)
         self.quotas = Quotas(

@@ -23,7 +23,7 @@ from backend.memory.embedding.protocol import EmbedderError
 from backend.memory.embedding.registry import build_embedder, may_be_shared
 from backend.memory.index.server import server_version
 from backend.memory.models import GONE, IndexState
-from backend.memory.runtime import index_folder
+from backend.memory.runtime import collections_of, index_folder
 from backend.prompts import load_prompts
 from backend.settings import Settings
 from backend.vault.root import RootKeyError, load_root_keys
@@ -238,7 +238,8 @@ async def _own_embeddings(settings: Settings) -> Finding:
     chosen = IndexState.is_chosen.is_(True)
     try:
         async with database.read() as session:
-            query = select(IndexState.model, IndexState.state).where(chosen)
+            columns = IndexState.model, IndexState.state, IndexState.collection
+            query = select(*columns).where(chosen)
             rows = (await session.execute(query)).all()
     finally:
         await database.dispose()
@@ -249,6 +250,16 @@ async def _own_embeddings(settings: Settings) -> Finding:
     detail = f"accounts with a model of their own: {len(rows):,}"
     more = {"moving to it": moving, "without its provider by now": gone}
     told = [detail, *(f"{what}: {count:,}" for what, count in more.items() if count)]
+    lost = {row.collection for row in rows} - await collections_of(settings)
+    if lost:
+        told.append(f"lost: {', '.join(sorted(lost))}")
+        return Finding(
+            name,
+            "fault",
+            "; ".join(told),
+            "Start Talekeeper (again): what is lost is made then, and filled as its users' keys "
+            "are at hand. No text is lost; until then those users find nothing.",
+        )
     return Finding(name, "ok", "; ".join(told))
 
 

@@ -46,7 +46,7 @@ from backend.chats.models import Message
 from backend.cpu_pool import CpuPool
 from backend.logs import configure_logging
 from backend.memory import mmr, parsed_query, ranking
-from backend.memory.collections import Collections, Placement
+from backend.memory.collections import Collections
 from backend.memory.diversity import SCENE, breadth, diversified, over_scenes
 from backend.memory.documents import (
     WINDOW,
@@ -61,6 +61,7 @@ from backend.memory.embedding.protocol import Embedder, Floats
 from backend.memory.index.edge import open_edge
 from backend.memory.index.protocol import Point, Query, Scope, ScopePart, VectorIndex
 from backend.memory.nearest import deeper, nearest, split, with_nearest
+from backend.memory.placement import Placement
 from backend.memory.points import Attempt, Blinders, PointMaker, speaker_id
 from backend.memory.ranking import Candidate, Found, Weights
 from backend.memory.search import MemorySearch, SearchRequest

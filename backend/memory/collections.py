@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
 from uuid import UUID
 
 from sqlalchemy import bindparam, delete, exists, insert, select, update
@@ -20,65 +19,59 @@ from sqlalchemy.orm import aliased
 from backend.accounts.models import User
 from backend.database.base import now, upsert
 from backend.database.engine import Database
-from backend.memory.embedding.protocol import OWN, EmbedderSpec
-from backend.memory.index.protocol import VectorIndex
+from backend.logs import get_logger
+from backend.memory.index.protocol import IndexUnavailableError, VectorIndex
 from backend.memory.models import IndexState
+from backend.memory.outbox import reindex_later
+from backend.memory.placement import Placement, dimension_of, is_own
 
-FORMAT = 1
-"""Raised when what is indexed of a row changes: all texts move to a collection of that format."""
+log = get_logger(__name__)
 
 STATE_SECONDS = 15.0
+EXPECTED_SECONDS = 60.0
 _MOST_KEPT = 10_000
 """Users of whom is remembered where their texts are."""
 
 Opener = Callable[[str, int | None], Awaitable[VectorIndex]]
 """Opens a collection by name and dimension (None: terms alone), making it where it is missing."""
 
-
-def collection_name(spec: EmbedderSpec | None) -> str:
-    """The collection for an embedding model's vectors; without a model, for terms alone."""
-    return f"{spec.collection if spec else 'terms'}-v{FORMAT}"
+Lister = Callable[[], Awaitable[set[str]]]
+"""The names of all collections that the index has."""
 
 
 _HERE = aliased(IndexState)
 _STATES = (
-    select(IndexState.collection, IndexState.state, IndexState.model, IndexState.is_chosen)
+    select(
+        IndexState.collection,
+        IndexState.state,
+        IndexState.model,
+        IndexState.vector_length,
+        IndexState.is_chosen,
+    )
     .where(IndexState.user_id == bindparam("owner_id"))
     .order_by(IndexState.created_at.desc())
 )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Placement:
-    """Where a user's texts are in the index.
-
-    Attributes:
-        target: The collection that they belong to.
-        searched: The one that they are found in: another one until all of them have moved.
-        is_chosen: Whether the target is that of a model which the account names.
-        model: Of which model of the user's own the target's vectors are: see `IndexState`.
-        is_moving: Whether they are on their way, so that vectors of the target's model find
-            nothing yet, or not all.
-    """
-
-    target: str
-    searched: str
-    is_chosen: bool = False
-    model: bytes | None = None
-    is_moving: bool = False
 
 
 class Collections:
     """The collection of the configured model, and those of others that users are still in."""
 
     def __init__(
-        self, database: Database, current: VectorIndex, opener: Opener, *, known: set[str]
+        self,
+        database: Database,
+        current: VectorIndex,
+        opener: Opener,
+        *,
+        known: set[str],
+        lister: Lister,
     ) -> None:
         self._database = database
-        self._opener = opener
+        self._opener, self._lister = opener, lister
         self._known = known
         self._others: dict[str, VectorIndex] = {}
         self._opening = asyncio.Lock()
+        self._opened: set[str] = set()
+        self._expected: dict[UUID, float] = {}
         self._searched: dict[UUID, tuple[float, Placement]] = {}
         self._placed: set[UUID] = set()
         self.current = current
@@ -87,19 +80,21 @@ class Collections:
         """Note who has to be indexed; gives back who, and in which collection.
 
         In the current collection everybody, where it was made just now; else those who were here
-        before it was. In those of users' own models whoever belongs there and is not there yet.
+        before it was. In those of users' own models whoever belongs there and is not there yet;
+        one that does not open is its users' trouble alone.
         """
         name, chosen = self.current.name, IndexState.is_chosen.is_(True)
         async with self._database.read() as session:
             names = select(IndexState.collection).where(chosen).distinct()
-            indexes = [await self.open(each) for each in await session.scalars(names)]
-        new = [index.name for index in indexes if index.is_new]
+            used = list(await session.scalars(names))
+        for each in used:
+            try:
+                await self.open(each)
+            except IndexUnavailableError as error:
+                log.warning("memory.not_opened", collection=each, problem=error.slug)
         async with self._database.write() as session:
             if self.current.is_new:
                 await session.execute(delete(IndexState).where(IndexState.collection == name))
-            if new:
-                lost = update(IndexState).where(IndexState.collection.in_(new))
-                await session.execute(lost.values(state="due"))
             mine = IndexState.user_id == User.id
             is_known = exists().where(mine, (IndexState.collection == name) | chosen)
             unknown = list(await session.scalars(select(User.id).where(~is_known)))
@@ -113,15 +108,33 @@ class Collections:
 
     async def place_to_search(self, user_id: UUID) -> tuple[VectorIndex, Placement]:
         """Where a user's texts are found at this moment."""
+        place = await self._place(user_id)
+        if place.searched not in {self.current.name, *self._opened}:
+            await self.open(place.searched)
+            place = await self._place(user_id)  # it may have been lost
+        return await self.open(place.searched), place
+
+    async def _place(self, user_id: UUID) -> Placement:
         at = time.monotonic()
         kept = self._searched.get(user_id)
-        if kept is None or at - kept[0] > STATE_SECONDS:
-            async with self._database.read() as session:
-                place = await self.placement(session, user_id)
-            if len(self._searched) > _MOST_KEPT:
-                self._searched.clear()
-            kept = self._searched[user_id] = at, place
-        return await self.open(kept[1].searched), kept[1]
+        if kept is not None and at - kept[0] <= STATE_SECONDS:
+            return kept[1]
+        async with self._database.read() as session:
+            place = await self.placement(session, user_id)
+        if len(self._searched) > _MOST_KEPT:
+            self._searched.clear()
+        # Another process may be the one that moves the texts: it does not say when it is done.
+        if not place.is_moving and at > self._expected.get(user_id, 0.0):
+            self._expected.pop(user_id, None)
+            self._searched[user_id] = at, place
+        return place
+
+    def expect_move(self, user_id: UUID) -> None:
+        """A job of some process is about to move a user's texts: remember no place for now."""
+        self._searched.pop(user_id, None)
+        if len(self._expected) > _MOST_KEPT:
+            self._expected.clear()
+        self._expected[user_id] = time.monotonic() + EXPECTED_SECONDS
 
     async def places_to_write(
         self, session: AsyncSession, user_id: UUID
@@ -132,19 +145,20 @@ class Collections:
         return place, [await self.open(name) for name in names]
 
     async def choose(
-        self, session: AsyncSession, user_id: UUID, collection: str, model: bytes
+        self, session: AsyncSession, user_id: UUID, collection: str, of: tuple[bytes, int | None]
     ) -> None:
-        """Have a user's texts belong to a collection of a model of their own: they have to move."""
+        """Have a user's texts belong to a collection: they have to move. `of`: see `model_in`."""
         mine = update(IndexState).where(IndexState.user_id == user_id)
         await session.execute(mine.values(is_chosen=False))
         row = {
             "user_id": user_id,
             "collection": collection,
             "state": "due",
-            "model": model,
+            "model": of[0],
+            "vector_length": of[1],
             "is_chosen": True,
         }
-        changed = ("state", "model", "is_chosen")
+        changed = ("state", "model", "vector_length", "is_chosen")
         await upsert(session, IndexState, row, key=("user_id", "collection"), update=changed)
         self._searched.pop(user_id, None)
 
@@ -157,11 +171,13 @@ class Collections:
         await upsert(session, IndexState, row, key=key, update=("state",))
         self._searched.pop(user_id, None)
 
-    async def model_in(self, session: AsyncSession, user_id: UUID, collection: str) -> bytes | None:
-        """Of which model of the user's own the vectors in a collection are."""
-        mine = IndexState.user_id == user_id, IndexState.collection == collection
-        model: bytes | None = await session.scalar(select(IndexState.model).where(*mine))
-        return model
+    async def model_in(
+        self, session: AsyncSession, user_id: UUID, collection: str
+    ) -> tuple[bytes | None, int | None]:
+        """Of which model of the user's own the vectors in a collection are, and their length."""
+        found = (await session.execute(_STATES, {"owner_id": user_id})).all()
+        here = (each for each in found if each.collection == collection)
+        return next(((each.model, each.vector_length) for each in here), (None, None))
 
     async def mark_model(self, session: AsyncSession, user_id: UUID, model: bytes) -> None:
         """Note of which model of the user's own the vectors are, where the texts belong."""
@@ -202,13 +218,9 @@ class Collections:
         """Have everything of all users indexed anew; gives back whose, and where."""
         belongs = (IndexState.collection == self.current.name) | IndexState.is_chosen.is_(True)
         change = update(IndexState).where(belongs).values(state="due")
-        due = await session.execute(change.returning(IndexState.user_id, IndexState.collection))
-        places = {user_id: name for user_id, name in due if name == self.current.name}
-        chosen = select(IndexState.user_id, IndexState.collection).where(
-            IndexState.is_chosen.is_(True)
-        )
-        places.update((user_id, name) for user_id, name in await session.execute(chosen))
-        return list(places.items())
+        columns = IndexState.is_chosen, IndexState.user_id, IndexState.collection
+        due = sorted((await session.execute(change.returning(*columns))).all())
+        return list({user_id: name for _, user_id, name in due}.items())
 
     async def users_of(self, name: str) -> set[UUID]:
         """Whose texts are found in a collection: who moved on is found there no more."""
@@ -226,28 +238,54 @@ class Collections:
             return set(await session.scalars(query))
 
     async def all_indexes(self, more: Sequence[str] = ()) -> list[VectorIndex]:
-        """Every collection that is known: what is forgotten is forgotten in all of them.
+        """Every collection that is known: what is forgotten is forgotten in all of them."""
+        return [await self.open(name) for name in await self.all_names(more)]
 
-        Others may know more: what `more` names, and where the database says that users are.
+    async def all_names(self, more: Sequence[str] = ()) -> list[str]:
+        """Those of the collections that are known.
+
+        Of those of users' own models others may know more: what `more` names, where the database
+        says that users are, and what the index has. Raises `IndexUnavailableError`.
         """
         async with self._database.read() as session:
             named = set(await session.scalars(select(IndexState.collection).distinct()))
-        named = {*filter(is_own, {*named, *more})}
-        names = self._known | {self.current.name} | named
-        return [await self.open(name) for name in sorted(names)]
+        named = {*filter(is_own, {*named, *more, *await self._lister()})}
+        return sorted(self._known | {self.current.name} | named)
 
     async def open(self, name: str) -> VectorIndex:
-        """The collection of that name, made where it is missing."""
+        """The collection of that name, made where it is missing.
+
+        One of users' own models has to answer the first time: where it was lost, and made just
+        now, whoever was in it is indexed again. Call it outside of any writing transaction.
+
+        Raises `IndexUnavailableError`.
+        """
         if name == self.current.name:
             return self.current
+        if name in self._opened:
+            return self._others[name]
         # One at a time: a folder that is open is not opened twice.
         async with self._opening:
             index = self._others.get(name)
             if index is None:
                 index = self._others[name] = await self._opener(name, dimension_of(name))
-                if is_own(name):
-                    self._known.add(name)
+            if is_own(name) and name not in self._opened:
+                await index.ping()
+                if index.is_new:
+                    await self._fill_again(name)
+                self._known.add(name)
+            self._opened.add(name)
             return index
+
+    async def _fill_again(self, name: str) -> None:
+        here = update(IndexState).where(IndexState.collection == name).values(state="due")
+        async with self._database.write() as session:
+            lost = list(await session.scalars(here.returning(IndexState.user_id)))
+            for user_id in lost:
+                await reindex_later(session, user_id, name)
+        self._searched.clear()
+        if lost:
+            log.warning("memory.collection_lost", collection=name, users=len(lost))
 
     def go_over(self, index: VectorIndex) -> None:
         """Have a collection that is open be the current one: another model is in use from now on.
@@ -255,7 +293,9 @@ class Collections:
         Users are moved by what `prepare` says then.
         """
         self._others[self.current.name] = self.current
+        self._opened.add(self.current.name)
         self._others.pop(index.name, None)
+        self._opened.discard(index.name)
         self._known.add(index.name)
         self._searched.clear()
         self._placed.clear()
@@ -289,6 +329,7 @@ class Collections:
             searched=searched,
             is_chosen=chosen is not None,
             model=chosen.model if chosen else None,
+            length=chosen.vector_length if chosen else None,
             is_moving=searched != target or (chosen is not None and chosen.state == "due"),
         )
 
@@ -307,14 +348,3 @@ class Collections:
             "compared_at": now() if update else None,
         }
         await upsert(session, IndexState, row, key=("user_id", "collection"), update=update)
-
-
-def is_own(name: str) -> bool:
-    """Whether a collection is one of users' own models."""
-    return name.startswith(f"{OWN}-")
-
-
-def dimension_of(name: str) -> int | None:
-    """The dimension that a collection's name tells; None for one without vectors."""
-    *_, dimension, _ = f"-{name}".rsplit("-", 2)
-    return int(dimension) if dimension.isdigit() else None

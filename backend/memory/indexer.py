@@ -18,12 +18,13 @@ from backend.database.base import chunks, table_of
 from backend.database.engine import Database
 from backend.jobs.errors import RetryLaterError
 from backend.jobs.running import JobKind, RunningJob
-from backend.memory.collections import Collections, Placement, dimension_of
+from backend.memory.collections import Collections
 from backend.memory.documents import Document
 from backend.memory.index.protocol import Kind, VectorIndex
 from backend.memory.models import IndexChange
 from backend.memory.moves import ModelMoves, Move
 from backend.memory.outbox import INDEX, REINDEX, IndexOutbox
+from backend.memory.placement import Placement, dimension_of
 from backend.memory.points import Attempt, PointMaker, Vectors
 from backend.memory.reconciler import differences
 from backend.memory.sources import Source, SourceRow, slices
@@ -93,7 +94,7 @@ class Indexer:
         """Follow the changes of one chat, lorebook or chronicle up."""
         container_id = UUID(job.payload["container_id"])
         source = self._sources[job.payload["kind"]]
-        attempt = Attempt(job.keys)
+        attempt, is_again = Attempt(job.keys), False
         while True:
             notes, place, indexes = await self._changes(job, container_id)
             vectors, has_to_move = await self._moves.vectors(job.keys, place)
@@ -101,10 +102,15 @@ class Indexer:
             changed = [note.source_id for note in notes if note.source_id is not None]
             if len(changed) < len(notes):
                 for side in sides:
-                    await self._whole(attempt, source, container_id, side, job.progress)
+                    await self._whole(
+                        attempt, source, container_id, side, job.progress, anew=is_again
+                    )
             # After all of it as well: the rows next to one that went held its words.
             await self._some(attempt, source, container_id, changed, sides)
             _check(attempt)
+            is_again = place.is_chosen and await self._moves.is_elsewhere(job.keys, place)
+            if is_again:
+                continue  # what was just made may have the vectors of the model before
             if len(notes) < CHANGES:
                 break
             async with job.step() as session:
@@ -270,13 +276,14 @@ class Indexer:
 def _sides(indexes: Sequence[VectorIndex], vectors: Vectors) -> list[Side]:
     """Where new points go: where the texts belong, and where they are found until all are there.
 
-    There they get terms alone. Whoever comes back to that model gets their vectors then.
+    There they get terms alone, and first: they wait for no model. Whoever comes back to that model
+    gets their vectors then.
     """
     target, *others = indexes
     left = [
         (each, Vectors(None, are_missed=dimension_of(each.name) is not None)) for each in others
     ]
-    return [(target, vectors), *left]
+    return [*left, (target, vectors)]
 
 
 async def _report_on(report: Report, before: int, total: int, done: int, _: int) -> None:

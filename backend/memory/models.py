@@ -55,7 +55,8 @@ class IndexState(Base):
     `compared_at` is when its points were last compared with the database. `is_chosen`: the user's
     texts belong here, since the account names an embedding model of its own. `model` is a keyed
     hash of that model, whose vectors these are; null where they are of the installation's model,
-    `GONE` where the user's can't be asked any more.
+    `GONE` where the user's can't be asked any more. `vector_length` is how many numbers that model
+    gave, before they were filled up.
     """
 
     __tablename__ = "index_states"
@@ -68,6 +69,7 @@ class IndexState(Base):
     created_at: Mapped[CreatedAt]
     compared_at: Mapped[datetime | None]
     model: Mapped[bytes | None]
+    vector_length: Mapped[int | None]
     is_chosen: Mapped[bool] = mapped_column(default=False, server_default=false())
 
 

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from backend.database.engine import Database
-from backend.memory.collections import Collections, Placement, collection_name, dimension_of
+from backend.memory.collections import Collections
+from backend.memory.embedding.protocol import EmbedderError
 from backend.memory.models import GONE
 from backend.memory.own_models import OwnModels
+from backend.memory.placement import Placement, collection_name
 from backend.memory.points import PointMaker, Vectors
 from backend.vault.sealing import Sealer
 
@@ -54,15 +56,23 @@ class ModelMoves:
         """
         if not place.is_chosen:
             return Vectors(self._maker.embedder), False
-        own = await self._own.of(sealer, dimension=dimension_of(place.target))
+        own = await self._own.of(sealer, place)
         if own is not None and own.mark == place.model:
             return Vectors(own.embedder), False
         return Vectors(None, are_missed=True), True
 
+    async def is_elsewhere(self, sealer: Sealer, place: Placement) -> bool:
+        """Whether a user's texts belong elsewhere by now, or their vectors are of another model."""
+        by_now = await self._placement(sealer)
+        return replace(by_now, is_moving=place.is_moving) != place
+
     async def follow(self, sealer: Sealer, write: Write) -> Move:
         """Have a user's texts belong where the account's settings say.
 
-        Raises `EmbedderError` while it is not known how long the model's vectors are, and
+        A model that does not answer is not gone over to. Where its vectors are already, those that
+        are kept come from the cache, and the rest is found by words until it answers.
+
+        Raises `EmbedderError` while it is not known how long the vectors of another model are, and
         `IndexUnavailableError`; where the texts belong does not change then.
         """
         user_id, collections = sealer.user_id, self._collections
@@ -79,20 +89,28 @@ class ModelMoves:
                 async with write() as session:
                     await collections.mark_model(session, user_id, GONE)
             return Move(place=await self._placement(sealer), vectors=Vectors(None), mark=GONE)
+        try:
+            spec = await own.embedder.ready()
+        except EmbedderError:
+            if not place.is_chosen or own.mark != place.model:
+                raise
+            vectors, _ = await self.vectors(sealer, place)
+            return Move(place=place, vectors=vectors, mark=own.mark)
         vectors = Vectors(own.embedder)
-        name = collection_name(await own.embedder.ready())
-        if place.is_chosen and (name, own.mark) == (place.target, place.model):
+        name, length = collection_name(spec), spec.length
+        there = place.target, place.model, place.length
+        if place.is_chosen and (name, own.mark, length) == there:
             return Move(place=place, vectors=vectors, mark=own.mark)
         index = await collections.open(name)
         async with self._database.read() as session:
-            is_other = await collections.model_in(session, user_id, name) != own.mark
+            is_other = await collections.model_in(session, user_id, name) != (own.mark, length)
         is_anew = is_other and name == place.searched
         if is_other and not is_anew:
             await index.delete_owner(user_id)  # leftovers of a model that was given up
         async with write() as session:
             # Where they are searched meanwhile the model is noted at the end, and till then none.
             mark = GONE if is_anew else own.mark
-            await collections.choose(session, user_id, name, mark)
+            await collections.choose(session, user_id, name, (mark, length))
         place = await self._placement(sealer)
         return Move(place=place, vectors=vectors, mark=own.mark, is_anew=is_anew)
 

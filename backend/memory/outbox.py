@@ -182,6 +182,11 @@ async def _forget(session: AsyncSession, ids: Sequence[UUID]) -> None:
         await session.execute(_FORGET_DEAD, {"ids": some})
 
 
+async def reindex_later(session: AsyncSession, user_id: UUID, collection: str) -> None:
+    """What `IndexOutbox.reindex` does, for code that has no outbox."""
+    await insert_job(session, _reindexing(user_id, {"collection": collection}))
+
+
 async def note_change(
     session: AsyncSession,
     user_id: UUID,

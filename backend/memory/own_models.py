@@ -19,16 +19,23 @@ from backend.database.engine import Database
 from backend.generation.registry import NoEmbeddingsError, UnknownModelError
 from backend.llm.user_models import ProviderEmbedding, UserModels
 from backend.memory.embedding.cached import CachedEmbedder
+from backend.memory.embedding.cosines import ModelCosines
 from backend.memory.embedding.own import OwnEmbedder
 from backend.memory.embedding.registry import provider_embedder
 from backend.memory.models import GONE
+from backend.memory.placement import Placement, dimension_of
 from backend.settings import Settings
 from backend.vault.sealing import Sealer, digest
 
 MOST_KEPT = 100
 KEPT_SECONDS = 900.0
+COSINES_KEPT = 1000
 QUERIES_KEPT = 64
 """Vectors of one user's queries: a megabyte at most."""
+
+
+Sizes = tuple[int | None, int | None]
+"""The dimension of a collection, and the length of the vectors before they are filled up."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,6 +58,7 @@ class _Open:
     wanted: ProviderEmbedding
     raw: OwnEmbedder
     model: OwnModel
+    sizes: Sizes
     used_at: float
 
 
@@ -77,12 +85,13 @@ class OwnModels(UserSignedOut):
         self._settings = settings
         self._clock = clock
         self._open: OrderedDict[UUID, _Open] = OrderedDict()
+        self._cosines: OrderedDict[tuple[bytes, Sizes], ModelCosines] = OrderedDict()
 
-    async def of(self, sealer: Sealer, *, dimension: int | None = None) -> OwnModel | None:
+    async def of(self, sealer: Sealer, place: Placement | None = None) -> OwnModel | None:
         """The model that the account names now; None where it names none.
 
-        `dimension` is that of the collection that the user's texts are in; None is for finding it
-        out.
+        `place` is where the user's texts are, which says how long its vectors have to be; None is
+        for finding that out.
         """
         async with self._database.read() as session:
             user = await session.get(User, sealer.user_id)
@@ -96,38 +105,44 @@ class OwnModels(UserSignedOut):
             wanted = ProviderEmbedding(*models.embedding_server(model_id))
         except (UnknownModelError, NoEmbeddingsError):
             return OwnModel(id=model_id, mark=GONE)
-        return self._opened(sealer, model_id, wanted, dimension)
+        dimension = dimension_of(place.target) if place else None
+        return self._opened(sealer, model_id, wanted, (dimension, place.length if place else None))
 
     def _opened(
-        self, sealer: Sealer, model_id: str, wanted: ProviderEmbedding, dimension: int | None
+        self, sealer: Sealer, model_id: str, wanted: ProviderEmbedding, sizes: Sizes
     ) -> OwnModel:
         made = self._open.pop(sealer.user_id, None)
+        # One that was to find the dimension out has to ask again.
         if made is not None and (
-            made.wanted != wanted or made.model.id != model_id or made.raw.dimension != dimension
+            (made.wanted, made.model.id, made.sizes) != (wanted, model_id, sizes)
+            or made.raw.dimension != sizes[0]
         ):
-            made.raw.retire_soon()
+            self._retire(made)
             made = None
         if made is None:
-            made = self._made(sealer, model_id, wanted, dimension)
+            made = self._made(sealer, model_id, wanted, sizes)
         made.used_at = self._clock()
         self._open[sealer.user_id] = made
         self._sweep()
         return made.model
 
     def _made(
-        self, sealer: Sealer, model_id: str, wanted: ProviderEmbedding, dimension: int | None
+        self, sealer: Sealer, model_id: str, wanted: ProviderEmbedding, sizes: Sizes
     ) -> _Open:
-        raw = OwnEmbedder(provider_embedder(wanted, self._settings), dimension=dimension)
+        dimension, length = sizes
+        asked = provider_embedder(wanted, self._settings, length=length)
+        raw = OwnEmbedder(asked, dimension=dimension, length=length)
+        mark = digest(sealer.derived("embedding-model"), raw.server.encode(), raw.model.encode())
         embedder = CachedEmbedder(
             self._database,
             raw,
             batch=self._settings.embedding_batch,
             query_timeout=self._settings.embedding_timeout_seconds,
             queries_kept=QUERIES_KEPT,
+            cosines=self._cosines.get((mark, sizes)),
         )
-        mark = digest(sealer.derived("embedding-model"), raw.server.encode(), raw.model.encode())
         model = OwnModel(id=model_id, mark=mark, embedder=embedder)
-        return _Open(wanted, raw, model, self._clock())
+        return _Open(wanted, raw, model, sizes, self._clock())
 
     def _sweep(self) -> None:
         until = self._clock() - KEPT_SECONDS
@@ -136,12 +151,21 @@ class OwnModels(UserSignedOut):
             if oldest.used_at > until and len(self._open) <= MOST_KEPT:
                 return
             del self._open[user_id]
-            oldest.raw.retire_soon()
+            self._retire(oldest)
 
     def user_signed_out(self, user_id: UUID) -> None:
         """Drop the vectors of a user's queries, and the key of the provider."""
         if (gone := self._open.pop(user_id, None)) is not None:
-            gone.raw.retire_soon()
+            self._retire(gone)
+
+    def _retire(self, gone: _Open) -> None:
+        """Close it, and keep what its cosines say: to find that out takes two requests."""
+        embedder = gone.model.embedder
+        if embedder is not None and embedder.known_cosines is not None:
+            self._cosines[gone.model.mark, gone.sizes] = embedder.known_cosines
+            if len(self._cosines) > COSINES_KEPT:
+                self._cosines.popitem(last=False)
+        gone.raw.retire_soon()
 
     async def aclose(self) -> None:
         """Close all connections."""

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from backend.logs import get_logger
-from backend.memory.collections import Placement, dimension_of
 from backend.memory.embedding.protocol import EmbedderError, Floats, QueryEmbedder
 from backend.memory.own_models import OwnModels
+from backend.memory.placement import Placement
 from backend.vault.sealing import Sealer
 
 log = get_logger(__name__)
@@ -27,7 +27,7 @@ async def query_embedder(
         return None
     if not place.is_chosen or own is None:
         return usual
-    model = await own.of(sealer, dimension=dimension_of(place.target))
+    model = await own.of(sealer, place)
     if model is None or model.embedder is None or model.mark != place.model:
         notes.append("looked up by words alone: the account's embedding model is not there")
         return None

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime, time, timedelta
 from uuid import UUID
@@ -15,13 +16,17 @@ from backend.database.base import now
 from backend.database.engine import Database
 from backend.jobs.queue import JobQueue, NewJob
 from backend.jobs.running import JobKind, RunningJob
+from backend.logs import get_logger
 from backend.memory.collections import Collections
 from backend.memory.embedding.cache import forget_unused
-from backend.memory.index.protocol import Kind, VectorIndex
+from backend.memory.index.protocol import IndexUnavailableError, Kind, VectorIndex
 from backend.memory.models import IndexState
 from backend.memory.outbox import FORGET, RECONCILE, IndexOutbox
+from backend.memory.placement import is_own
 from backend.memory.points import Blinders
 from backend.memory.sources import Source
+
+log = get_logger(__name__)
 
 VECTORS_KEPT = timedelta(days=90)
 """Vectors of texts that were not embedded again for so long go: a reindex would make them anew."""
@@ -97,23 +102,31 @@ class Reconciler:
             await index.delete_owner(owner_id)
 
     async def reconcile(self, job: RunningJob) -> None:
-        """Compare both sides, without opening any text: mend what can be, note the rest."""
-        current = self._collections.current
+        """Compare both sides, without opening any text: mend what can be, note the rest.
+
+        A collection of users' own models that does not answer is left out till the next night.
+        """
+        current, failed = self._collections.current, set[str]()
         async with self._database.read() as session:
             users = set(await session.scalars(select(User.id)))
         left = users - await self._collections.moved_away()
-        for index in await self._collections.all_indexes():
-            here = left if index is current else await self._collections.users_of(index.name)
-            for stranger in await index.owners() - here:
-                await index.delete_owner(stranger)
+        for name in await self._collections.all_names():
+            here = left if name == current.name else await self._collections.users_of(name)
+            with _left_out(name, failed):
+                index = await self._collections.open(name)
+                for stranger in await index.owners() - here:
+                    await index.delete_owner(stranger)
         for number, user_id in enumerate(sorted(users)):
             await job.progress(number, len(users))
             async with self._database.read() as session:
                 place = await self._collections.placement(session, user_id)
-            await self._compare(user_id, await self._collections.open(place.target))
+            if place.target not in failed:
+                with _left_out(place.target, failed):
+                    await self._compare(user_id, await self._collections.open(place.target))
         async with job.finish() as session:
             compared = update(IndexState).where(
-                (IndexState.collection == current.name) | IndexState.is_chosen.is_(True)
+                (IndexState.collection == current.name) | IndexState.is_chosen.is_(True),
+                IndexState.collection.not_in(failed),
             )
             await session.execute(compared.values(compared_at=now()))
             await forget_unused(session, now() - VECTORS_KEPT)
@@ -148,6 +161,18 @@ class Reconciler:
             strays |= {payload.container_id for _, payload in page} - kept
         for container_id in strays:
             await index.delete_container(user_id, container_id)
+
+
+@contextmanager
+def _left_out(name: str, failed: set[str]) -> Generator[None]:
+    """Note that a collection of users' own models failed; that of any other is an error."""
+    try:
+        yield
+    except IndexUnavailableError as error:
+        if not is_own(name):
+            raise
+        log.warning("memory.not_compared", collection=name, problem=error.slug)
+        failed.add(name)
 
 
 def _tonight() -> NewJob:

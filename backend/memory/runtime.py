@@ -11,6 +11,7 @@ from pathlib import Path
 from uuid import UUID
 
 from sqlalchemy import select
+from sqlalchemy.ext.asyncio import AsyncSession
 
 from backend.accounts.events import UserSignedOut
 from backend.cpu_pool import CpuPool
@@ -19,13 +20,7 @@ from backend.jobs.queue import JobQueue
 from backend.jobs.running import JobKind, RunningJob
 from backend.llm.user_models import ProviderEmbedding, UserModels
 from backend.logs import get_logger
-from backend.memory.collections import (
-    Collections,
-    Opener,
-    Placement,
-    collection_name,
-    dimension_of,
-)
+from backend.memory.collections import Collections, Opener
 from backend.memory.embedding.cached import CachedEmbedder
 from backend.memory.embedding.protocol import EmbedderError
 from backend.memory.embedding.registry import (
@@ -40,8 +35,9 @@ from backend.memory.index.protocol import IndexUnavailableError
 from backend.memory.indexer import Indexer
 from backend.memory.models import IndexState
 from backend.memory.moves import ModelMoves
-from backend.memory.outbox import IndexOutbox
+from backend.memory.outbox import IndexOutbox, KeyHolder
 from backend.memory.own_models import OwnModel, OwnModels
+from backend.memory.placement import Placement, collection_name
 from backend.memory.points import Blinders, DocumentEmbedder, PointMaker
 from backend.memory.reconciler import Reconciler
 from backend.memory.search import MemorySearch
@@ -153,19 +149,23 @@ class MemoryRuntime(UserSignedOut):
         await self.reconciler.schedule()
         self.is_prepared = True
 
+    async def follow_account(self, session: AsyncSession, holder: KeyHolder) -> None:
+        """Have all texts of a user's belong where the account's embedding model says."""
+        await self.outbox.follow(session, holder)
+        self.collections.expect_move(holder.sealer.user_id)
+
     async def own_model(self, sealer: Sealer) -> tuple[Placement, OwnModel | None]:
         """Where a user's texts belong, and the embedding model that the account names."""
         async with self.database.read() as session:
             place = await self.collections.placement(session, sealer.user_id)
-        dimension = dimension_of(place.target) if place.is_chosen else None
-        return place, await self.own.of(sealer, dimension=dimension)
+        return place, await self.own.of(sealer, place if place.is_chosen else None)
 
     async def embedder_of(self, sealer: Sealer) -> DocumentEmbedder | None:
         """What compares a user's texts by meaning: the model that they are embedded by."""
         _, place = await self.collections.place_to_search(sealer.user_id)
         if not place.is_chosen:
             return self.embedder
-        own = await self.own.of(sealer, dimension=dimension_of(place.target))
+        own = await self.own.of(sealer, place)
         return own.embedder if own else None
 
     def user_signed_out(self, user_id: UUID) -> None:
@@ -209,7 +209,9 @@ async def open_memory(
     opener, known = await _index(settings, database)
     name = collection_name(spec)
     current = await opener(name, spec.dimension if spec else None)
-    collections = Collections(database, current, opener, known=known | {name})
+    collections = Collections(
+        database, current, opener, known=known | {name}, lister=partial(collections_of, settings)
+    )
     blinders = Blinders()
     maker = PointMaker(embedder, blinders=blinders, pool=pool)
     own = OwnModels(database, user_models, settings)
@@ -269,11 +271,22 @@ async def _index(settings: Settings, database: Database) -> tuple[Opener, set[st
         async with database.read() as session:
             known = set(await session.scalars(select(IndexState.collection).distinct()))
         return partial(open_server, settings), known
-    folder = index_folder(settings)
+    return partial(open_edge, index_folder(settings)), _folders(settings)
 
-    # One folder a collection, named after it and the format of the folder.
-    known = {path.stem for path in folder.glob("*.[0-9]*") if path.is_dir()}
-    return partial(open_edge, folder), known
+
+async def collections_of(settings: Settings) -> set[str]:
+    """The collections that the index has. Raises `IndexUnavailableError`."""
+    if settings.qdrant_url:
+        from backend.memory.index.server import server_collections  # noqa: PLC0415  # seldom needed
+
+        return await server_collections(settings)
+    return _folders(settings)
+
+
+def _folders(settings: Settings) -> set[str]:
+    """The collections of Qdrant Edge: a folder each, named after it and the folder's format."""
+    folders = index_folder(settings).glob("*.[0-9]*")
+    return {path.stem for path in folders if path.is_dir()}
 
 
 def index_folder(settings: Settings) -> Path:

@@ -16,11 +16,11 @@ from backend.database.base import chunks
 from backend.database.engine import Database
 from backend.jobs.models import Job
 from backend.jobs.schemas import JobView
-from backend.memory.collections import Placement, dimension_of
 from backend.memory.index.protocol import IndexUnavailableError, Kind
 from backend.memory.models import IndexChange, IndexState
 from backend.memory.outbox import INDEX, REINDEX
 from backend.memory.own_models import OwnModel
+from backend.memory.placement import Placement, dimension_of
 from backend.memory.runtime import MemoryRuntime
 from backend.memory.sources import Source
 
@@ -50,7 +50,8 @@ _ADVICE: dict[ProblemKind, str] = {
     ),
     "own_model_unavailable": (
         "The embedding model of your account did not answer, so that memory is searched by words "
-        "alone. It is asked again by itself; try its provider out, or choose another model."
+        "alone. It is asked again by itself; try its provider out, or choose another model. If the "
+        "model there was changed, rebuild the index."
     ),
     "own_model_gone": (
         "The provider of your account's embedding model is not there any more, so that memory is "

@@ -15,11 +15,11 @@ from backend.accounts.models import User
 from backend.database.base import chunks
 from backend.database.engine import Database
 from backend.llm.models import Provider, open_provider
-from backend.memory.collections import dimension_of
 from backend.memory.documents import Document
 from backend.memory.embedding.requests import prepared
 from backend.memory.index.protocol import Floats, VectorIndex, point_id
 from backend.memory.models import IndexState
+from backend.memory.placement import dimension_of
 from backend.memory.sources import Source
 from backend.vault.blinding import Blinder
 from backend.vault.sealing import Sealer

@@ -27,10 +27,10 @@ from backend.database.engine import Database
 from backend.enrichment.models import EnrichmentRun
 from backend.enrichment.runs import open_detail
 from backend.jobs.models import Job
-from backend.memory.collections import dimension_of
 from backend.memory.index.edge import open_edge
 from backend.memory.index.protocol import VectorIndex
 from backend.memory.models import IndexChange, IndexState
+from backend.memory.placement import dimension_of
 from backend.memory.reconciler import differences
 from backend.settings import Settings
 from backend.turns.models import Turn

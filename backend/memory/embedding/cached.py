@@ -125,7 +125,7 @@ class CachedEmbedder:
     """Embeds documents once each, and queries quickly or not at all.
 
     Documents are embedded and stored `batch` at a time, with retries. A query gets one attempt, of
-    `query_timeout` seconds, behind a breaker.
+    `query_timeout` seconds, behind a breaker. `known_cosines` were given or found out.
     """
 
     def __init__(
@@ -137,6 +137,7 @@ class CachedEmbedder:
         query_timeout: float = 5.0,
         queries_kept: int = QUERIES_KEPT,
         retries: Retries | None = None,
+        cosines: ModelCosines | None = None,
         clock: Clock = time.monotonic,
     ) -> None:
         self._database = database
@@ -146,7 +147,7 @@ class CachedEmbedder:
         self._queries_kept = queries_kept
         self._retries = retries or Retries()
         self._breaker = Breaker(clock=clock)
-        self._cosines: ModelCosines | None = None
+        self.known_cosines = cosines
         self._queries: OrderedDict[tuple[UUID, bytes], Floats] = OrderedDict()
 
     @property
@@ -168,15 +169,15 @@ class CachedEmbedder:
 
         While the model does not answer they are taken to be MiniLM's.
         """
-        if self._cosines is None:
-            self._cosines = cosines_of(self.spec.model)
-        if self._cosines is None:
+        if self.known_cosines is None:
+            self.known_cosines = cosines_of(self.spec.model)
+        if self.known_cosines is None:
             try:
                 async with asyncio.timeout(self._query_timeout):
-                    self._cosines = await measured_cosines(self._embedder.embed)
+                    self.known_cosines = await measured_cosines(self._embedder.embed)
             except (EmbedderError, TimeoutError):
                 return MINILM
-        return self._cosines
+        return self.known_cosines
 
     async def embed_documents(self, sealer: Sealer, texts: Sequence[str]) -> Floats:
         """Vectors of a user's texts, shape (n, d), each row of unit length.

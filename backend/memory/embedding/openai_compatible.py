@@ -20,8 +20,9 @@ DEFAULT_BATCH = 100
 class OpenAICompatibleEmbedder:
     """An `Embedder` on an OpenAI-compatible server, asked for `batch` texts a request.
 
-    Without a `dimension` vectors are as long as those of the first answer: many servers refuse to
-    be asked for one. The configuration's `answer_timeout` is the longest wait for one request.
+    Without a `dimension` vectors are as long as those of the first answer, for many servers refuse
+    to be asked for one; or of that `length`, where it is known. The configuration's
+    `answer_timeout` is the longest wait for one request.
     """
 
     def __init__(
@@ -30,12 +31,13 @@ class OpenAICompatibleEmbedder:
         *,
         model: str,
         dimension: int | None = None,
+        length: int | None = None,
         batch: int = DEFAULT_BATCH,
     ) -> None:
         self._provider = OpenAICompatibleProvider(config)
         self.model, self.server = model, f"openai {config.base_url}"
         self._asked_dimension = dimension
-        self._dimension = dimension
+        self._dimension = dimension or length
         self._batch = batch
 
     @property

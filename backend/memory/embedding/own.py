@@ -23,6 +23,7 @@ class OwnEmbedder:
         embedder: What asks the provider.
         dimension: How long the filled vectors are; None for the shortest of `DIMENSIONS` that
             holds those of the first answer.
+        length: How long they are before, where that is known: the embedder gives no others.
     """
 
     def __init__(
@@ -30,9 +31,10 @@ class OwnEmbedder:
         embedder: GeminiEmbedder | OpenAICompatibleEmbedder,
         *,
         dimension: int | None = None,
+        length: int | None = None,
     ) -> None:
         self._embedder = embedder
-        self.dimension = dimension
+        self.dimension, self._length = dimension, length
         self.server = embedder.server
         self.model = embedder.model
         self._closing: asyncio.Task[None] | None = None
@@ -43,7 +45,11 @@ class OwnEmbedder:
         if self.dimension is None:
             raise EmbedderError("Your embedding model has not answered yet.")
         return EmbedderSpec(
-            provider="own", model=self.model, dimension=self.dimension, server=self.server
+            provider="own",
+            model=self.model,
+            dimension=self.dimension,
+            server=self.server,
+            length=self._length,
         )
 
     async def ready(self) -> EmbedderSpec:
@@ -56,6 +62,7 @@ class OwnEmbedder:
                     f"Your embedding model gives vectors of {given:,} numbers. They may have "
                     f"{DIMENSIONS[-1]:,}."
                 )
+            self._length = given
         return self.spec
 
     async def embed(self, texts: Sequence[str], task: Task) -> Floats:

@@ -46,20 +46,23 @@ class EmbedderSpec:
 
     The installation's model has a collection of its own. Those of users' own models are shared by
     all of the same dimension, since no search reads the points of two users; `server` is where
-    such a model is, which tells two of one name apart.
+    such a model is, which tells two of one name apart, and `length` how many numbers it gives: the
+    rest of the dimension is filled up.
     """
 
     provider: str
     model: str
     dimension: int
     server: str | None = None
+    length: int | None = None
 
     @property
     def identity(self) -> str:
         """What tells this model from every other one."""
         if self.server is None:
             return self.collection
-        return f"{self.provider} {self.server} {self.model} {self.dimension}"
+        length = f"/{self.length}" if self.length else ""
+        return f"{self.provider} {self.server} {self.model} {self.dimension}{length}"
 
     @property
     def collection(self) -> str:

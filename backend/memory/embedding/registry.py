@@ -84,11 +84,12 @@ def with_cache(embedder: Embedder, settings: Settings, database: Database) -> Ca
 
 
 def provider_embedder(
-    shared: ProviderEmbedding, settings: Settings
+    shared: ProviderEmbedding, settings: Settings, *, length: int | None = None
 ) -> GeminiEmbedder | OpenAICompatibleEmbedder:
     """The embedder of a provider.
 
-    Vectors of Gemini's models have 768 numbers, those of others are as long as the model's own.
+    Vectors of Gemini's models have 768 numbers, those of others are as long as the model's own, or
+    refused where they are not of that `length`.
     """
     model, batch = shared.model, settings.embedding_batch
     match shared.config:
@@ -97,7 +98,7 @@ def provider_embedder(
             return GeminiEmbedder(config, model=model, batch=batch)
         case OpenAICompatibleConfig() as config:
             config = replace(config, answer_timeout=_ANSWER_SECONDS)
-            return OpenAICompatibleEmbedder(config, model=model, batch=batch)
+            return OpenAICompatibleEmbedder(config, model=model, length=length, batch=batch)
         case _:
             raise TypeError(f"{type(shared.config).__name__} can't embed.")
 

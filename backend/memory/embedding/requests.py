@@ -126,8 +126,9 @@ def unit_rows(
     length = rows.shape[1]
     if length == 0 or (dimension is not None and length != dimension):
         raise EmbedderError(
-            f"{who} gives vectors of {length} numbers, and {dimension} are expected. Set "
-            "TALEKEEPER_EMBEDDING_DIMENSION to what the model gives, or leave it out."
+            f"{who} gives vectors of {length} numbers, and {dimension} are expected. If the model "
+            "was changed, rebuild the index; TALEKEEPER_EMBEDDING_DIMENSION, where it is set, has "
+            "to be what the model gives."
         )
     norms = np.linalg.norm(rows, axis=1, keepdims=True)
     if not (np.isfinite(norms) & (norms > 0)).all():

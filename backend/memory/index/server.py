@@ -67,6 +67,18 @@ async def server_version(settings: Settings) -> str:
         await client.close()
 
 
+async def server_collections(settings: Settings) -> set[str]:
+    """The names of Talekeeper's collections there. Raises `IndexUnavailableError`."""
+    prefix = settings.qdrant_collection_prefix
+    client = await asyncio.to_thread(_client, settings, grpc=False)
+    try:
+        with _mapping().reported(settings.qdrant_timeout_seconds):
+            found = (await client.get_collections()).collections
+    finally:
+        await client.close()
+    return {each.name.removeprefix(prefix) for each in found if each.name.startswith(prefix)}
+
+
 class ServerIndex:
     """A `VectorIndex` on a server.
 

@@ -12,7 +12,7 @@ import pytest
 from sqlalchemy import select, update
 
 from backend.database.engine import Database
-from backend.doctor import examine
+from backend.doctor import Finding, examine
 from backend.jobs.models import Job
 from backend.maintenance import reindex_user
 from backend.memory.index.protocol import VectorIndex
@@ -390,19 +390,20 @@ async def test_the_doctor_counts_accounts_that_embed_by_themselves(
         server.account("Ada") as ada,
     ):
         settings = server.parts.settings
-        assert "no account" in await told(settings)
+        assert "no account" in (await told(settings)).detail
         path = await provide(ada, mine)
         await choose(ada, "mine/words")
         await settled(server)
-        assert await told(settings) == "accounts with a model of their own: 1"
+        assert (await told(settings)).detail == "accounts with a model of their own: 1"
         ok(await ada.client.delete(path), 204)
         await settled(server)
-        assert (await told(settings)).endswith("without its provider by now: 1")
+        assert (await told(settings)).detail.endswith("without its provider by now: 1")
 
 
-async def told(settings: Settings) -> str:
+async def told(settings: Settings) -> Finding:
+    """What the doctor says of accounts' own models."""
     (found,) = [each for each in await examine(settings) if each.name == "own embeddings"]
-    return found.detail
+    return found
 
 
 def quietly(done: int, total: int) -> None:

@@ -1,0 +1,273 @@
+"""An embedding model of an account's own, where the index is a Qdrant server for all processes."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncGenerator
+from pathlib import Path
+from uuid import UUID
+
+import numpy as np
+import pytest
+
+from backend.memory.outbox import INDEX
+from tests.fakes.holding_server import HoldingServer
+from tests.fakes.openai_server import OpenAIServer
+from tests.fakes.qdrant_engine import QdrantEngine
+from tests.fakes.scripted_server import Request
+from tests.integration.memory.test_failures import Moody
+from tests.integration.memory.test_own_embedding import (
+    FACT,
+    OWN,
+    choose,
+    lines,
+    notes,
+    own_index,
+    problems,
+    provide,
+    rows_in,
+    status,
+    told,
+)
+from tests.support.memory import (
+    API,
+    embedding,
+    jobs_left,
+    reconcile,
+    remembering,
+    search,
+    settled,
+    stored_rows,
+    tell,
+    until,
+)
+from tests.support.server import PASSWORD, Account, Running, ok
+
+pytestmark = pytest.mark.anyio
+
+PREFIX = "talekeeper-"
+
+
+@pytest.fixture
+async def qdrant() -> AsyncGenerator[QdrantEngine]:
+    async with QdrantEngine() as running:
+        yield running
+
+
+@pytest.fixture
+async def mine() -> AsyncGenerator[Moody]:
+    async with Moody() as model:
+        yield model
+
+
+@contextlib.asynccontextmanager
+async def served(
+    url: str, folder: Path, qdrant: QdrantEngine, usual: OpenAIServer | None = None, **more: object
+) -> AsyncGenerator[Running]:
+    """A Talekeeper whose index is that server; of several they share the database as well."""
+    chosen = embedding(usual) if usual else {"embedder": "none"}
+    server = {"qdrant_url": qdrant.url, "qdrant_protocol": "http", "qdrant_timeout_seconds": 5}
+    async with remembering(url, folder, **chosen, **server, **more) as running:
+        yield running
+
+
+async def test_texts_move_to_a_collection_made_on_demand_and_back_and_an_account_s_end_empties_it(
+    database_url: str, tmp_path: Path, qdrant: QdrantEngine, mine: Moody
+) -> None:
+    async with (
+        Moody() as usual,
+        served(database_url, tmp_path, qdrant, usual) as server,
+        server.account("Ben") as ben,
+        server.account("Ada") as ada,
+    ):
+        for account in (ada, ben):
+            chat = str((await account.new_chat())["id"])
+            await tell(server, account, chat, [FACT, "I see."])
+        current = server.parts.memory.collections.current
+        assert PREFIX + OWN not in qdrant.collections
+        await provide(ada, mine)
+        await choose(ada, "mine/words")
+        await settled(server)
+        assert PREFIX + OWN in qdrant.collections
+        stored = await stored_rows(server, UUID(ada.user["id"]))
+        assert await rows_in(await own_index(server), ada) == stored
+        assert (await notes(ada), await problems(ada)) == ([], [])
+        assert (await status(ada))["points"] == 3
+        assert await notes(ben) == []
+        await reconcile(server)
+        assert await rows_in(current, ada) == set()
+
+        await choose(ada, None)
+        await settled(server)
+        assert await rows_in(current, ada) == stored
+        assert await notes(ada) == []
+        assert await rows_in(await own_index(server), ada) == stored
+    async with (
+        Moody() as usual,
+        served(database_url, tmp_path, qdrant, usual) as server,
+        server.signed_in("Ada") as ada,
+        server.signed_in("Ben") as ben,
+    ):
+        # No row says that something of theirs was left there: the server does.
+        ok(await ada.client.request("DELETE", f"{API}/me", json={"password": PASSWORD}), 204)
+        await settled(server)
+        assert qdrant.engine.count(PREFIX + OWN).count == 0
+        current = server.parts.memory.collections.current
+        assert await current.owners() == {UUID(ben.user["id"])}
+        assert len(await search(ben, "astrolabe")) >= 1
+
+
+class Slow(HoldingServer):
+    """An embedding model that takes its time for stored texts while a test is `thinking`."""
+
+    def holds(self, request: Request) -> bool:
+        """Texts of the chat, but neither queries nor the word that tells the dimension."""
+        return any(word in str(request.body) for word in ("I see.", "A gannet dives."))
+
+
+async def found(account: Account, words: str, text: str) -> list[str]:
+    """What there is to say about a search for a text that has to be found."""
+    answer = ok(await account.client.get(f"{API}/search", params={"q": words}))
+    assert text in str(answer["items"])
+    said: list[str] = answer["notes"]
+    return said
+
+
+MOVING = "memory is moving to another embedding model: looked up by words alone"
+
+
+@pytest.mark.postgres
+async def test_all_processes_follow_a_choice_and_find_all_the_while_what_there_is(
+    postgres_url: str, tmp_path: Path, qdrant: QdrantEngine
+) -> None:
+    async with (
+        Moody() as usual,
+        Slow() as mine,
+        served(postgres_url, tmp_path / "a", qdrant, usual, job_workers=0) as first,
+        served(postgres_url, tmp_path / "b", qdrant, usual) as second,
+        first.account("Ada") as ada,
+        second.signed_in("Ada") as there,
+    ):
+        chat = str((await ada.new_chat())["id"])
+        await tell(second, ada, chat, [FACT, "I see."])
+        current = first.parts.memory.collections.current
+        before = await rows_in(current, ada)
+        assert [await found(each, "astrolabe", FACT) for each in (ada, there)] == [[], []]
+        usual.requests.clear()
+        async with mine.thinking() as is_asked:
+            await provide(ada, mine)
+            await choose(ada, "mine/words")
+            await is_asked.wait()
+            # One by the place that it remembers, the other by that of now.
+            assert await found(ada, "astrolabe", FACT) == [MOVING]
+            assert await found(there, "astrolabe", FACT) in ([], [MOVING])
+            await tell(second, ada, chat, ["A gannet dives."], indexed=False)
+            # It is found by its words where the texts are until they have moved.
+            await until(lambda: is_indexed(ada, "gannet"))
+        await settled(second)
+        assert (await found(ada, "gannet", "A gannet dives."), await problems(ada)) == ([], [])
+        stored = await stored_rows(second, UUID(ada.user["id"]))
+        assert await rows_in(await own_index(second), ada) == stored
+        assert len(stored - before) == 1
+        # What is told from now on goes to the one collection, and is found at once.
+        await tell(second, ada, chat, ["A puffin lands."])
+        assert await found(ada, "puffin", "A puffin lands.") == []
+        assert len(await rows_in(current, ada)) == len(stored)
+        assert not [each for each in usual.requests if "gannet" in str(each.body)]
+        assert not [each for each in usual.requests if "puffin" in str(each.body)]
+
+
+async def is_indexed(account: Account, words: str) -> bool:
+    return bool(await search(account, words))
+
+
+@pytest.mark.postgres
+async def test_vectors_of_the_model_before_that_come_late_are_made_again(
+    postgres_url: str, tmp_path: Path, qdrant: QdrantEngine
+) -> None:
+    async with (
+        Moody() as other,
+        Slow() as mine,
+        served(postgres_url, tmp_path, qdrant) as server,
+        server.account("Ada") as ada,
+    ):
+        other.common = 0.5  # whose vectors are others
+        chat = str((await ada.new_chat())["id"])
+        await tell(server, ada, chat, [FACT, "I see."])
+        path = await provide(ada, mine)
+        await choose(ada, "mine/words")
+        await settled(server)
+        async with mine.thinking() as is_asked:
+            await tell(server, ada, chat, ["A gannet dives."], indexed=False)
+            await is_asked.wait()
+            ok(await ada.client.patch(path, json={"base_url": other.url}))
+            await until(lambda: has_arrived(server, ada))
+        await settled(server)
+        index, ids = await own_index(server), await lines(server, UUID(ada.user["id"]))
+        late = await index.dense_vectors(ids)
+        assert await notes(ada) == []
+        ok(await ada.client.post(f"{API}/memory/rebuild"), 202)
+        await settled(server)
+        again = await index.dense_vectors(ids)
+        assert set(late) == set(again) == set(ids)
+        assert all(np.allclose(late[each], again[each], atol=1e-3) for each in ids)
+
+
+async def has_arrived(server: Running, account: Account) -> bool:
+    """The texts have moved, and the job that is held up is all that is left."""
+    kinds = [job.kind for job in await jobs_left(server)]
+    return kinds == [INDEX] and (await status(account))["move"] is None
+
+
+async def test_a_collection_that_the_server_lost_is_filled_again_and_one_that_fails_harms_no_other(
+    database_url: str, tmp_path: Path, qdrant: QdrantEngine, mine: Moody
+) -> None:
+    async with (
+        served(database_url, tmp_path, qdrant) as server,
+        server.account("Ada") as ada,
+        server.account("Ben") as ben,
+    ):
+        for account in (ada, ben):
+            chat = str((await account.new_chat())["id"])
+            await tell(server, account, chat, [FACT, "I see."])
+        await provide(ada, mine)
+        await choose(ada, "mine/words")
+        await settled(server)
+        await reconcile(server)
+        stored = await stored_rows(server, UUID(ada.user["id"]))
+    qdrant.lose(PREFIX + OWN)
+    assert (await told(server.parts.settings)).detail.endswith(f"lost: {OWN}")
+    asked = len(mine.requests)
+    async with (
+        served(database_url, tmp_path, qdrant) as server,
+        server.signed_in("Ada") as ada,
+    ):
+        await notes_at_last(server, ada)
+        assert await rows_in(await own_index(server), ada) == stored
+        assert await problems(ada) == []
+        # From the vectors that were kept: nothing but the query is embedded.
+        texts = [str(each.body) for each in mine.requests[asked:]]
+        assert not [each for each in texts if "I see." in each]
+    qdrant.broken.add(PREFIX + OWN)
+    async with (
+        served(database_url, tmp_path, qdrant) as server,
+        server.signed_in("Ada") as ada,
+        server.signed_in("Ben") as ben,
+    ):
+        assert await notes(ben) == []
+        await reconcile(server)
+        assert (await status(ben))["compared_at"] is not None
+        assert await problems(ada) == ["index_unavailable"]
+        answer = ok(await ada.client.get(f"{API}/search", params={"q": "astrolabe"}))
+        assert answer["items"] == []
+        assert "nothing was looked up in memory" in answer["notes"][0]
+        qdrant.broken.clear()
+        await until(lambda: is_indexed(ada, "astrolabe"))
+        assert (await notes(ada), await problems(ada)) == ([], [])
+
+
+async def notes_at_last(server: Running, account: Account) -> None:
+    """Wait until all is found by meaning again: the key comes with what a user asks."""
+    ok(await account.client.get(f"{API}/me"))
+    await settled(server)
+    assert await notes(account) == []
