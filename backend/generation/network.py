@@ -109,7 +109,7 @@ class NetworkPolicy:
         self, allowed: Iterable[str] = (), *, own_port: int = 0, resolve: Resolver | None = None
     ) -> None:
         self._allowed = [each for entry in allowed for each in _entry(entry)]
-        self._own_port = own_port
+        self.own_port = own_port
         self._lookups = CapacityLimiter(_LOOKUPS_AT_ONCE)
         self._resolve = resolve or self._look_up
 
@@ -129,7 +129,7 @@ class NetworkPolicy:
             inner = _inside(address)
             if inner is not None and not self.allows(inner, port):
                 return False
-        if port == self._own_port and (address.is_loopback or address.is_unspecified):
+        if port == self.own_port and (address.is_loopback or address.is_unspecified):
             return False
         usual = port in _WEB_PORTS or port >= _FIRST_FREE_PORT
         return (usual and _is_public(address)) or any(

@@ -188,8 +188,9 @@ def test_each_task_has_its_model_in_the_account_and_in_a_chat(
 
     page.goto("/#/account")
     page.get_by_text("Models for work beside the reply").click()
-    usual = page.get_by_role("button", name="Suggested lines: As the reply: teller-0")
-    expect(usual).to_be_visible()
+    for task in ("All of this", "Suggested lines"):
+        usual = page.get_by_role("button", name=f"{task}: As the reply: teller-0")
+        expect(usual).to_be_visible()
     choose("Chronicle", "teller-99")
     assert account.get("/me/settings")["task_models"] == {"agent": "openai/teller-99"}
 

@@ -110,6 +110,16 @@ async def test_only_administrators_make_and_change_them(
     assert not model.requests
 
 
+async def test_one_without_a_name_does_not_tell_its_address_by_it(
+    ada: Account, ben: Account, model: OpenAIServer
+) -> None:
+    body = {"preset": "other", "base_url": model.url, "scope": "installation"}
+    made = ok(await ada.client.post(PROVIDERS, json=body), 201)
+    (seen,) = ok(await ben.client.get(PROVIDERS))["items"]
+    assert seen["name"] == "server"
+    ok(await ada.client.delete(f"{PROVIDERS}/{made['id']}"), 204)
+
+
 async def test_a_users_own_of_the_same_slug_comes_first(
     ada: Account, ben: Account, model: OpenAIServer, shared: dict[str, Any]
 ) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator
 from itertools import count
 from typing import Any
+from urllib.parse import urlsplit
 from uuid import UUID, uuid4
 
 import pytest
@@ -144,6 +145,25 @@ async def test_a_preset_needs_a_key_alone_and_slugs_do_not_collide(ada: Account)
     assert (first["name"], first["base_url"]) == ("OpenRouter", "https://openrouter.ai/api/v1")
     taken = await ada.client.post(PROVIDERS, json={**body, "slug": "openrouter"})
     problem(taken, 409, "slug-taken")
+
+
+async def test_a_server_that_nobody_knows_is_called_by_its_host(
+    ada: Account, model: OpenAIServer
+) -> None:
+    body = {"preset": "other", "base_url": model.url}
+    made = ok(await ada.client.post(PROVIDERS, json=body), 201)
+    assert (made["slug"], made["name"]) == ("server", urlsplit(model.url).netloc)
+    named = ok(await ada.client.post(PROVIDERS, json={**body, "name": "The box"}), 201)
+    assert (named["slug"], named["name"]) == ("server-2", "The box")
+
+
+async def test_a_program_whose_port_is_talekeepers_is_looked_for_at_the_next(ada: Account) -> None:
+    presets = ok(await ada.client.get("/api/v1/provider-presets"))["items"]
+    (vllm,) = [each for each in presets if each["name"] == "vllm"]
+    assert (vllm["taken_port"], vllm["base_url"]) == (8000, "http://127.0.0.1:8001/v1")
+    assert {each["taken_port"] for each in presets if each is not vllm} == {None}
+    made = ok(await ada.client.post(PROVIDERS, json={"preset": "vllm"}), 201)
+    assert made["base_url"] == vllm["base_url"]
 
 
 @pytest.mark.parametrize(
