@@ -81,7 +81,6 @@ from scripts._bench import (
     open_account,
     p50_p95,
     questions,
-    resident_mib,
     serving,
     until_indexed,
     utterances,
@@ -90,6 +89,7 @@ from scripts._bench import (
 from scripts._bench_table import DatabaseName, new_database
 from scripts._enrichment_latency import Pace, bench_latency
 from scripts._load import bench_load
+from scripts._processes import resident_mib
 from scripts._stopwatch import (
     WARM_UP,
     StopwatchModel,

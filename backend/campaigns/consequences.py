@@ -16,6 +16,7 @@ from backend.campaigns.items import PRESENT
 from backend.campaigns.models import CampaignChange, CampaignItem, ChangeSource
 from backend.campaigns.name_cache import Names
 from backend.chats.models import Message
+from backend.database.base import table_of
 from backend.memory.sources import Recalled
 from backend.vault.sealing import Sealer
 
@@ -29,36 +30,40 @@ MAX_STEPS = 8
 """How often a fact may have been superseded."""
 
 _LINES: BindParameter[Any] = bindparam("lines", expanding=True)
+_OWNER: BindParameter[Any] = bindparam("owner")
 
 
 def _changed() -> Select[UUID, UUID, bool]:
     """What lines, or the replies to them, changed: (line, item, whether the item still counts)."""
+    sources, messages, owner = table_of(ChangeSource), table_of(Message), _OWNER
+    changes, items = table_of(CampaignChange), table_of(CampaignItem)
+    message, change, item = messages.c, changes.c, items.c
     told = union_all(
-        select(Message.id.label("line"), Message.id.label("told_by")).where(
-            Message.id.in_(_LINES), Message.user_id == bindparam("owner")
+        select(message.id.label("line"), message.id.label("told_by")).where(
+            message.id.in_(_LINES), message.user_id == owner
         ),
-        select(Message.parent_id, Message.id).where(
-            Message.parent_id.in_(_LINES),
-            Message.id.not_in(_LINES),
-            Message.user_id == bindparam("owner"),
-            Message.is_active,
-            Message.role == "assistant",
+        select(message.parent_id, message.id).where(
+            message.parent_id.in_(_LINES),
+            message.id.not_in(_LINES),
+            message.user_id == owner,
+            message.is_active,
+            message.role == "assistant",
         ),
     ).subquery()
     return (
-        select(told.c.line, CampaignChange.item_id, CampaignItem.is_live)
-        .join(ChangeSource, ChangeSource.message_id == told.c.told_by)
-        .join(CampaignChange, CampaignChange.id == ChangeSource.change_id)
-        .join(CampaignItem, CampaignItem.id == CampaignChange.item_id)
+        select(told.c.line, change.item_id, item.is_live)
+        .join(sources, sources.c.message_id == told.c.told_by)
+        .join(changes, change.id == sources.c.change_id)
+        .join(items, item.id == change.item_id)
         .where(
-            CampaignChange.user_id == bindparam("owner"),
-            CampaignChange.is_on_path,
-            ~CampaignChange.is_undone,
-            CampaignItem.kind.in_(PRESENT),
+            change.user_id == owner,
+            change.is_on_path,
+            ~change.is_undone,
+            item.kind.in_(PRESENT),
             # Where nothing came later, the line itself says how it is.
-            CampaignItem.seq > CampaignChange.seq,
+            item.seq > change.seq,
         )
-        .order_by(CampaignChange.seq.desc())
+        .order_by(change.seq.desc())
         .limit(MAX_CHANGED)
     )
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from uuid import UUID
+
 from backend.errors import ConflictError, NotFoundError, ValidationError
 
 
@@ -63,3 +65,11 @@ class CampaignFileError(ValidationError):
     """The file is broken, or no campaign: the text says where."""
 
     slug, title = "unreadable-campaign", "The campaign's file could not be read"
+
+
+class StaleCampaignError(Exception):
+    """Some items have to be folded again before they are read: call `SituationService.fold`."""
+
+    def __init__(self, campaign_id: UUID) -> None:
+        super().__init__()
+        self.campaign_id = campaign_id

@@ -56,7 +56,7 @@ class CampaignLayers(msgspec.Struct, frozen=True, kw_only=True):
     `terms` are those of its glossary that the viewpoint may know, the most used first; `chapters`
     by their ids, the newest first; `scenes` the last that are over, the older first.
     `told` are ids of items that the block or `named` say something of. Of `now` and `names` the
-    turn's table is made. `is_compacted`: some of what was told may be in its state alone.
+    turn's table is made.
     """
 
     campaign_id: UUID
@@ -69,15 +69,6 @@ class CampaignLayers(msgspec.Struct, frozen=True, kw_only=True):
     told: frozenset[UUID]
     now: Situation
     names: Names
-    is_compacted: bool = False
-
-
-class StaleCampaignError(Exception):
-    """Some items have to be folded again before they are read: call `SituationService.fold`."""
-
-    def __init__(self, campaign_id: UUID) -> None:
-        super().__init__()
-        self.campaign_id = campaign_id
 
 
 class _TrialOverError(Exception):
@@ -163,10 +154,11 @@ class SituationService:
             tokens={"full": count(block.full), "light": count(block.light)},
         )
 
-    async def layers(
+    async def layers(  # noqa: PLR0913  # all that they depend on
         self,
         session: AsyncSession,
         identity: Identity,
+        campaign: Campaign,
         chat: Chat,
         leaf: Message | None,
         *,
@@ -174,12 +166,13 @@ class SituationService:
         recent: Sequence[str],
         until: int | None = None,
         viewpoint: Viewpoint = GM,
-    ) -> CampaignLayers | None:
-        """What the chat's campaign puts into a prompt; None for a chat of none.
+    ) -> CampaignLayers:
+        """What a chat's campaign puts into a prompt.
 
         Args:
             session: Where to read.
             identity: The chat's owner.
+            campaign: The chat's, folded: see `folded_campaign`.
             chat: The chat.
             leaf: The last message before the user's line.
             line: What the user says.
@@ -187,15 +180,7 @@ class SituationService:
             until: The position of a message that is written anew: what followed from it, and from
                 those below it, does not count.
             viewpoint: Whose knowledge the prompt may hold.
-
-        Raises:
-            StaleCampaignError: Call `fold`, and begin again.
         """
-        if chat.campaign_id is None:
-            return None
-        campaign = await get_campaign(session, identity, chat.campaign_id)
-        if campaign.is_stale:
-            raise StaleCampaignError(campaign.id)
         names = await self._names.names(session, identity.sealer, campaign)
         rewritten: set[UUID] = set()
         if until is not None:
@@ -203,7 +188,7 @@ class SituationService:
         if until is None or not rewritten:
             reader = SituationReader(session, identity.sealer, campaign, viewpoint)
             return await self._layers(reader, names, chat, leaf, line=line, recent=recent)
-        layers: CampaignLayers | None = None
+        layers: list[CampaignLayers] = []
         with contextlib.suppress(_TrialOverError):
             async with self._database.write() as trial:
                 campaign = await get_campaign(trial, identity, campaign.id, lock=True)
@@ -213,11 +198,11 @@ class SituationService:
                 )
                 names = await names.updated(trial, identity.sealer, campaign)
                 reader = SituationReader(trial, identity.sealer, campaign, viewpoint)
-                layers = await self._layers(reader, names, chat, leaf, line=line, recent=recent)
+                made = await self._layers(reader, names, chat, leaf, line=line, recent=recent)
                 # A search would find them as they are now.
-                layers = msgspec.structs.replace(layers, told=layers.told | rewritten)
+                layers.append(msgspec.structs.replace(made, told=made.told | rewritten))
                 raise _TrialOverError
-        return layers
+        return layers[0]
 
     async def _layers(
         self,
@@ -251,7 +236,6 @@ class SituationService:
             told=told.union((each.id for each in named), facts, scenes),
             now=now,
             names=names,
-            is_compacted=reader.campaign.compactions > 0,
         )
 
     async def fold(self, identity: Identity, campaign_id: UUID) -> None:

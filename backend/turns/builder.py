@@ -18,8 +18,9 @@ from backend.accounts.settings import (
     first_set,
 )
 from backend.campaigns.consequences import find_consequences
+from backend.campaigns.errors import StaleCampaignError
 from backend.campaigns.index_source import CampaignSource
-from backend.campaigns.situations import SituationService, StaleCampaignError
+from backend.campaigns.situations import SituationService
 from backend.chats.counting import CountUnit
 from backend.chats.errors import EmptyMessageError
 from backend.chats.messages import MessageService
@@ -214,6 +215,7 @@ class PromptBuilder:
             asked = partial(ask_for, identity, before=before, budget=window.budget.retrieval)
             if scripts is None:
                 search.begin(asked(loaded))
+            loaded = await loader.with_campaign(loaded)
             lines = await loader.history(
                 loaded,
                 begin=read_from(loaded, window),

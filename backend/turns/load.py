@@ -15,7 +15,9 @@ from backend.accounts.models import USER_VARIABLES, User
 from backend.accounts.settings import first_set
 from backend.audience import PUBLIC, Viewpoint
 from backend.campaigns.marks import count_unread_rounds, first_unread
+from backend.campaigns.models import Campaign
 from backend.campaigns.play.store import read_table
+from backend.campaigns.records import folded_campaign, open_campaign
 from backend.campaigns.situations import RECENT_LINES, SituationService
 from backend.characters import repository as characters
 from backend.chats import repository as chats
@@ -51,7 +53,6 @@ PLAYED: tuple[TurnKind, ...] = ("reply", "regenerate")
 RECENT_MACROS = ("last", "idle")
 """In the names of macros that quote the last lines, or ask how old they are."""
 
-
 _CHAT = (
     select(Chat, Message, User.sealed_variables, User.sealed_scripts.is_not(None))
     .join(User, User.id == Chat.user_id)
@@ -64,7 +65,7 @@ class ChatLoader:
     """Reads what a turn needs, through a session of the caller's, for one user.
 
     A preview need not have anything to answer; it may try a preset. Without `situations`, a
-    campaign is left out.
+    campaign is left out. What it says now is read by `with_campaign`, while memory is searched.
     """
 
     def __init__(
@@ -85,6 +86,7 @@ class ChatLoader:
         self._user_name = user_name
         self._is_preview = is_preview
         self._tried = tried
+        self._campaign: Campaign | None = None
 
     async def load(self, chat_id: UUID, request: TurnRequest) -> LoadedChat:
         """Read the chat, its cast and the place in its tree.
@@ -191,41 +193,29 @@ class ChatLoader:
         quoted = QUOTED if any(map(_may_quote, loaded.fields)) else EXCHANGE
         most = max(quoted, lore.depth, RECENT_LINES)
         recent = await self._recent(target, most, viewpoint)
-        return await self._with_campaign(replace(loaded, recent=recent))
+        return await self._with_rounds(replace(loaded, recent=recent))
 
-    async def _with_campaign(self, loaded: LoadedChat) -> LoadedChat:
-        """The same with what its campaign says, where it has one."""
-        leaf = loaded.target.leaf
-        if self._situations is None:
+    async def _with_rounds(self, loaded: LoadedChat) -> LoadedChat:
+        """The same with how far its campaign's story is told, and read, where it has one."""
+        campaign_id = loaded.chat.campaign_id
+        if self._situations is None or campaign_id is None:
             return loaded
-        campaign = await self._situations.layers(
-            self._session,
-            self._identity,
-            loaded.chat,
-            leaf,
-            line=loaded.said or "",
-            recent=[each.text for each in loaded.recent],
-            until=loaded.target.rewritten,
-            viewpoint=loaded.viewpoint,
-        )
-        if campaign is None:
-            return loaded
-        limit = HOT_ROUNDS + campaign.fields.settings.memory_interval
-        # The world that tools change is known to more than hear of it.
-        is_heard = loaded.audience == PUBLIC or not campaign.fields.settings.hidden_information
-        plays = loaded.target.kind in PLAYED and is_heard
-        table = read_table(campaign, loaded.viewpoint) if plays else None
-        loaded = replace(loaded, campaign=campaign, table=table)
+        campaign = await folded_campaign(self._session, self._identity, campaign_id)
+        self._campaign = campaign
+        fields, leaf = open_campaign(self._identity.sealer, campaign), loaded.target.leaf
+        loaded = replace(loaded, campaign_fields=fields)
         if leaf is None:
             return loaded
+        limit = HOT_ROUNDS + fields.settings.memory_interval
         return replace(
             loaded,
             rounds=await chats.round_starts(self._session, leaf, limit=limit),
+            # Some of what was told may be in the campaign's state alone.
             unread=(
                 await first_unread(
                     self._session, leaf, after=loaded.summary.position if loaded.summary else -1
                 )
-                if campaign.is_compacted
+                if campaign.compactions > 0
                 else None
             ),
             unread_rounds=(
@@ -234,6 +224,27 @@ class ChatLoader:
                 else 0
             ),
         )
+
+    async def with_campaign(self, loaded: LoadedChat) -> LoadedChat:
+        """What `load` gave, with what its campaign says now, where it has one."""
+        if self._situations is None or self._campaign is None:
+            return loaded
+        campaign = await self._situations.layers(
+            self._session,
+            self._identity,
+            self._campaign,
+            loaded.chat,
+            loaded.target.leaf,
+            line=loaded.said or "",
+            recent=[each.text for each in loaded.recent],
+            until=loaded.target.rewritten,
+            viewpoint=loaded.viewpoint,
+        )
+        # The world that tools change is known to more than hear of it.
+        is_heard = loaded.audience == PUBLIC or not campaign.fields.settings.hidden_information
+        plays = loaded.target.kind in PLAYED and is_heard
+        table = read_table(campaign, loaded.viewpoint) if plays else None
+        return replace(loaded, campaign=campaign, table=table)
 
     def _said(self, target: Target, request: TurnRequest) -> str | None:
         """What the user says in this turn, stored or not."""

@@ -16,6 +16,7 @@ from backend.campaigns.marks import Unread
 from backend.campaigns.play.state import is_unsettled
 from backend.campaigns.play.table import Table
 from backend.campaigns.rules import rules_of
+from backend.campaigns.schemas import CampaignFields
 from backend.campaigns.situations import CampaignLayers
 from backend.characters.cards.model import Card
 from backend.chats.counting import CountUnit
@@ -76,7 +77,8 @@ class LoadedChat:
         said: What is answered, as the model gets it: that line, or one that is stored already; None
             where nobody says anything new.
         has_scripts: Whether the account has regex scripts of its own; `scripts` are those that run.
-        campaign: What the chat's campaign says now; None in a chat of none.
+        campaign_fields: What the chat's campaign says of itself; None in a chat of none.
+        campaign: What it says now.
         table: What the turn is played at; None where it is not played.
         rounds: Of a campaign's chat, stored tokens from the root to where each of the last rounds
             begins, the last one first.
@@ -111,6 +113,7 @@ class LoadedChat:
     said: str | None = None
     has_scripts: bool = False
     scripts: Scripts | None = None
+    campaign_fields: CampaignFields | None = None
     campaign: CampaignLayers | None = None
     table: Table | None = None
     rounds: Sequence[int] = ()
@@ -124,7 +127,7 @@ class LoadedChat:
     @property
     def sums_rounds(self) -> bool:
         """Whether a campaign's summary stands for all but the last rounds."""
-        return self.campaign is not None and self.campaign.fields.settings.summaries
+        return self.campaign_fields is not None and self.campaign_fields.settings.summaries
 
     @property
     def summed_up(self) -> int:
@@ -135,7 +138,7 @@ class LoadedChat:
         told = 0
         if self.sums_rounds and self.summary is not None and len(self.rounds) >= HOT_ROUNDS:
             told = min(self.summary.path_tokens, self.rounds[HOT_ROUNDS - 1])
-        kept = self.campaign.fields.settings.memory_interval if self.campaign else 0
+        kept = self.campaign_fields.settings.memory_interval if self.campaign_fields else 0
         if self.unread is None or not kept <= len(self.rounds):
             return told
         return max(told, min(self.unread.path_tokens, self.rounds[kept - 1]))
@@ -143,9 +146,9 @@ class LoadedChat:
     @property
     def is_summary_due(self) -> bool:
         """Whether with this turn's round so many are told that the campaign's summary goes on."""
-        if self.campaign is None or not self.sums_rounds:
+        if self.campaign_fields is None or not self.sums_rounds:
             return False
-        settings = self.campaign.fields.settings
+        settings = self.campaign_fields.settings
         # A viewpoint that may not know the summary says nothing of how far it goes.
         if self.viewpoint != GM and not settings.hidden_information:
             return False
@@ -159,10 +162,10 @@ class LoadedChat:
 
         After a failure not again with the next one, but when as many more are told.
         """
-        if self.campaign is None or not self.chat.chronicle_enabled:
+        if self.campaign_fields is None or not self.chat.chronicle_enabled:
             return False
         rounds = self.unread_rounds + (self.target.line_kind == "user_line")
-        return rounds > 0 and rounds % self.campaign.fields.settings.compaction_interval == 0
+        return rounds > 0 and rounds % self.campaign_fields.settings.compaction_interval == 0
 
     @property
     def begins_unsettled(self) -> bool:

@@ -6,7 +6,6 @@ import re
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
-from textwrap import shorten
 from uuid import UUID
 
 from backend.accounts.identity import Identity
@@ -271,7 +270,7 @@ def _found(memory: Memory) -> Item:
     if source.kind == "message":
         kind, title = "memory", f"message {source.position + 1}"
     else:
-        kind, title = source.kind, shorten(source.text, _TITLE, placeholder="...")
+        kind, title = source.kind, _title(source.text)
     return Item(
         kind=kind,
         title=title,
@@ -287,12 +286,20 @@ def _pinned(event: StoryEvent, reasons: Sequence[Reason]) -> Item:
     text = told(event.fields)
     return Item(
         kind="event",
-        title=shorten(text, _TITLE, placeholder="..."),
+        title=_title(text),
         text=_dated(event.happened_at, text),
         place="memory",
         reasons=reasons,
         source_id=event.id,
     )
+
+
+def _title(text: str) -> str:
+    """The first words of a text, on one line."""
+    words = " ".join(text[: 2 * _TITLE].split())
+    if len(words) <= _TITLE and len(text) <= 2 * _TITLE:
+        return words
+    return words[: _TITLE - 3].rpartition(" ")[0] + "..."
 
 
 def _dated(at: datetime | None, text: str) -> str:

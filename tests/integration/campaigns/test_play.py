@@ -43,8 +43,10 @@ class Evening:
             chat = await session.get_one(Chat, UUID(self.chat))
             leaf = await session.get_one(Message, chat.leaf_id)
             identity = await identity_of(self.server, self.ada)
-            layers = await situations.layers(session, identity, chat, leaf, line="I", recent=[])
-        assert layers is not None
+            campaign = await get_campaign(session, identity, self.campaign_id)
+            layers = await situations.layers(
+                session, identity, campaign, chat, leaf, line="I", recent=[]
+            )
         return read_table(layers)
 
     async def end(self, played: PlayTable, message: Message) -> list[dict[str, Any]]:
