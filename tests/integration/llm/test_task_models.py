@@ -142,4 +142,11 @@ async def test_triage_and_the_agent_may_have_different_models(
         agent.script(agent.says("Nothing to write."))
         await study.try_again()
         assert len(agent.server.requests) == 1
-        assert (await study.runs())[-1][0].state == "done"
+        run = (await study.runs())[-1][0]
+        assert (run.state, run.calls, run.triage_model) == ("done", 2, OWN)
+        # Each is paid for what it took itself.
+        took = ok(await study.account.client.get(f"/api/v1/chats/{study.chat_id}/usage"))
+        asked = {each["model"]: each["prompt_tokens"] for each in took["by_model"] if each["runs"]}
+        small = {each["model"]: each["prompt_tokens"] for each in took["by_model"]}[OWN]
+        assert small >= run.triage_prompt_tokens > 0
+        assert asked[run.model] > 0
