@@ -80,8 +80,8 @@ class EnrichmentRun(Base):
     prompt_tokens: Mapped[int] = mapped_column(default=0)
     completion_tokens: Mapped[int] = mapped_column(default=0)
     triage_model: Mapped[str | None]
-    triage_prompt_tokens: Mapped[int] = mapped_column(default=0)
-    triage_completion_tokens: Mapped[int] = mapped_column(default=0)
+    triage_prompt_tokens: Mapped[int] = mapped_column(default=0, server_default="0")
+    triage_completion_tokens: Mapped[int] = mapped_column(default=0, server_default="0")
     duration_ms: Mapped[int] = mapped_column(default=0)
     delay_ms: Mapped[int | None]
     error: Mapped[str | None]
