@@ -11,7 +11,7 @@ import { money, t } from "../core/words.js";
 export function costs(usage, { brief = false } = {}) {
   const { cost, prompt_tokens: read, completion_tokens: written, unreported, by_model: models = [usage] } = usage;
   const missing = unreported > 0 && t("chat.cost_unreported", { count: unreported });
-  if (!(usage.turns + usage.runs) && missing) return missing;
+  if (!(usage.turns + usage.runs) && missing) return t("chat.cost_uncounted");
   const tokens = t("common.tokens", { count: read + written });
   const amount = cost && money(cost.amount);
   const some = cost && (missing || models.some((each) => !each.cost));
@@ -31,9 +31,11 @@ export function costing(room) {
     const [chat, reply] = await Promise.all([of(), role === "assistant" && of({ reply_id: id })]);
     const words = [
       told(reply) && t("chat.cost_reply", { cost: costs(reply, { brief: true }) }),
-      told(chat) && t("chat.cost_chat", { cost: costs(chat) }),
+      told(chat) && t("chat.cost_chat", { cost: costs(chat, { brief: true }) }),
     ];
-    fill(element, words.filter(Boolean).join(" · "));
+    // Where there is little room the inspector alone says so.
+    const unknown = chat.turns + chat.runs > 0 && !chat.cost && h("span.roomy", {}, `, ${t("chat.cost_unknown")}`);
+    fill(element, words.filter(Boolean).join(" · "), unknown);
     element.title = chat.by_model.map((each) => `${each.model}: ${costs(each)}`).join("\n");
   };
   // A figure is a help: without it the chat works as well.

@@ -36,7 +36,7 @@ export default async function panel(room, { options: { message }, signal }) {
   const element = h(
     "div.inspector",
     { "aria-busy": "true" },
-    h("div.top", {}, which, sum, bar, reuse, price),
+    h("div.top", {}, which, sum, bar, reuse, " ", price),
     trouble,
     groups.map((each) => each.element),
     world.element,
