@@ -30,7 +30,7 @@ from backend.llm.models import (
     seal_provider,
     wrap_shared,
 )
-from backend.llm.provider_checks import checked, hint
+from backend.llm.provider_checks import check_origin, checked, hint
 from backend.llm.provider_schemas import NewProvider, ProviderView, presets_beside
 from backend.llm.user_models import UserModels, kind_of
 from backend.logs import get_logger
@@ -147,7 +147,9 @@ class ProviderService:
             check_revision(if_match, row.revision)
             before = self.open(identity, row)
             config = merge_patch(before, patch)
-            await self.seal(session, identity, row, checked(row, config))
+            config = checked(row, config)
+            check_origin(before, config, patch)
+            await self.seal(session, identity, row, config)
             if (before.base_url, before.extra_body) != (config.base_url, config.extra_body):
                 row.abilities = None
             row.revision += 1

@@ -245,6 +245,20 @@ def test_each_task_has_its_model_in_the_account_and_in_a_chat(
     assert settings["enrichment"] == {"model": "openai/teller-98"}
 
 
+def test_work_that_its_model_cannot_do_says_which_setting_to_change(
+    page: Page, account: Account, teller: OpenAIServer, portal: BlockingPortal
+) -> None:
+    chat = account.new_chat(character_ids=[account.import_card()["id"]])
+    settings = f"/chats/{chat['id']}/settings"
+    account.client.patch(settings, json={"chronicle_enabled": True}).raise_for_status()
+    portal.call(teller.script, reply("The king is dead."), *[reply("no JSON")] * 4)
+    account.turn(chat["id"], text="What is it?")
+    page.goto("/#/activity")
+    told = "its model can't answer in JSON. Choose another one for “Is it worth keeping?”"
+    expect(page.get_by_text(told)).to_be_visible()
+    account.client.patch(settings, json={"chronicle_enabled": False}).raise_for_status()
+
+
 def test_an_account_names_its_embedding_model_and_memory_tells_when_it_is_gone(
     page: Page,
     account: Account,

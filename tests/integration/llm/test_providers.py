@@ -136,6 +136,31 @@ async def test_a_change_counts_at_once_and_what_is_absent_stays(
     assert set(await models(ada)) == {"demo"}
 
 
+async def test_secrets_go_to_no_other_server_than_they_were_given_for(
+    ada: Account, model: OpenAIServer
+) -> None:
+    made = await add(ada, model, extra_headers={"X-Team": "night-watch"})
+    path = f"{PROVIDERS}/{made['id']}"
+    async with OpenAIServer() as other:
+        for change in (
+            {"base_url": other.url},
+            {"base_url": other.url, "extra_headers": {"X-Team": None}},
+            {"base_url": other.url, "api_key": API_KEY},
+            {"base_url": model.url.replace("http://", "https://")},
+        ):
+            refused = await ada.client.patch(path, json=change)
+            assert "Enter" in problem(refused, 422, "validation-failed")["detail"]
+        assert ok(await ada.client.get(path))["base_url"] == model.url
+        ok(await ada.client.patch(path, json={"base_url": f"{model.url}/more"}))
+        again = {"base_url": other.url, "api_key": API_KEY, "extra_headers": {"X-Team": "day"}}
+        ok(await ada.client.patch(path, json=again))
+        other.script(Answer(body={"data": [{"id": MODEL}]}), reply("Yes."))
+        assert ok(await ada.client.post(f"{path}/test", json={}))["ok"]
+    bare = ok(await ada.client.post(PROVIDERS, json={"preset": "ollama"}), 201)
+    moved = {"base_url": model.url}
+    ok(await ada.client.patch(f"{PROVIDERS}/{bare['id']}", json=moved))
+
+
 async def test_a_preset_needs_a_key_alone_and_slugs_do_not_collide(ada: Account) -> None:
     presets = ok(await ada.client.get("/api/v1/provider-presets"))["items"]
     assert {"google-ai-studio", "ollama", "other"} <= {each["name"] for each in presets}
