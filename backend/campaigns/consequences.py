@@ -17,6 +17,7 @@ from backend.campaigns.models import CampaignChange, CampaignItem, ChangeSource
 from backend.campaigns.name_cache import Names
 from backend.chats.models import Message
 from backend.database.base import table_of
+from backend.database.types import Id
 from backend.memory.sources import Recalled
 from backend.vault.sealing import Sealer
 
@@ -30,11 +31,15 @@ MAX_STEPS = 8
 """How often a fact may have been superseded."""
 
 _LINES: BindParameter[Any] = bindparam("lines", expanding=True)
-_OWNER: BindParameter[Any] = bindparam("owner")
+_OWNER = bindparam("owner", type_=Id())
 
 
-def _changed() -> Select[UUID, UUID, bool]:
-    """What lines, or the replies to them, changed: (line, item, whether the item still counts)."""
+def _changed() -> Select[UUID, UUID, UUID, bool]:
+    """What lines, or the replies to them, changed.
+
+    As rows of the line, the message that changed it, the item, and whether that still counts. What
+    a reply changed which is among the lines itself stands there twice.
+    """
     sources, messages, owner = table_of(ChangeSource), table_of(Message), _OWNER
     changes, items = table_of(CampaignChange), table_of(CampaignItem)
     message, change, item = messages.c, changes.c, items.c
@@ -44,14 +49,13 @@ def _changed() -> Select[UUID, UUID, bool]:
         ),
         select(message.parent_id, message.id).where(
             message.parent_id.in_(_LINES),
-            message.id.not_in(_LINES),
             message.user_id == owner,
             message.is_active,
             message.role == "assistant",
         ),
     ).subquery()
     return (
-        select(told.c.line, change.item_id, item.is_live)
+        select(told.c.line, told.c.told_by, change.item_id, item.is_live)
         .join(sources, sources.c.message_id == told.c.told_by)
         .join(changes, change.id == sources.c.change_id)
         .join(items, item.id == change.item_id)
@@ -101,7 +105,12 @@ async def find_consequences(
     asked = {"lines": message_ids, "owner": sealer.user_id}
     rows = (await session.execute(_CHANGED, asked)).all()
     place = {message_id: number for number, message_id in enumerate(message_ids)}
-    rows = sorted((row for row in rows if row.item_id not in besides), key=lambda x: place[x.line])
+    rows = [
+        row
+        for row in rows
+        if row.item_id not in besides and (row.line == row.told_by or row.told_by not in place)
+    ]
+    rows.sort(key=lambda row: place[row.line])
     wanted = set(list(dict.fromkeys(row.item_id for row in rows))[:MAX_READ])
     rows = [row for row in rows if row.item_id in wanted]
     if not rows:

@@ -18,7 +18,6 @@ from backend.campaigns.chapters import narrowed_chapters
 from backend.campaigns.errors import (
     CampaignItemNotFoundError,
     CampaignNotFoundError,
-    StaleCampaignError,
 )
 from backend.campaigns.item_rows import read_state
 from backend.campaigns.items import (
@@ -108,14 +107,6 @@ async def get_campaign(
     campaign = await find_campaign(session, identity.sealer, campaign_id, lock=lock)
     if campaign is None:
         raise CampaignNotFoundError
-    return campaign
-
-
-async def folded_campaign(session: AsyncSession, identity: Identity, campaign_id: UUID) -> Campaign:
-    """As `get_campaign`. Raises `StaleCampaignError` too."""
-    campaign = await get_campaign(session, identity, campaign_id)
-    if campaign.is_stale:
-        raise StaleCampaignError(campaign_id)
     return campaign
 
 

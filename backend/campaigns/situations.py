@@ -172,7 +172,7 @@ class SituationService:
         Args:
             session: Where to read.
             identity: The chat's owner.
-            campaign: The chat's, folded: see `folded_campaign`.
+            campaign: The chat's, none of its items stale.
             chat: The chat.
             leaf: The last message before the user's line.
             line: What the user says.

@@ -91,7 +91,7 @@ class Database:
         if self.is_sqlite:
             if self.url.database and self.url.database != ":memory:":
                 Path(self.url.database).parent.mkdir(parents=True, exist_ok=True)
-            self._reader = _sqlite_engine(url, begin="BEGIN", pool_size=pool_size)
+            self._reader = _sqlite_engine(url, begin=sqlite_connection.READING, pool_size=pool_size)
             self._writer = _sqlite_engine(url, begin="BEGIN IMMEDIATE", pool_size=1)
         else:
             self._writer = _postgres_engine(url, pool_size=pool_size)

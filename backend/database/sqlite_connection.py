@@ -13,6 +13,9 @@ from typing import Any, Self
 
 import aiosqlite
 
+READING = "BEGIN"
+"""How a transaction begins that only reads."""
+
 FIRST_ROWS = 200
 """Rows that come with a statement's own trip; a larger result takes another."""
 
@@ -25,10 +28,11 @@ class SqliteConnection(aiosqlite.Connection):
         self._thread.daemon = True  # a connection that nobody closed must not keep the process
         self._opening: str | None = None
         self._has_begun = False
+        self._is_writing = False
 
     def begin(self, statement: str) -> None:
         """Begin a transaction when its first statement comes, in the same trip."""
-        self._opening = statement
+        self._opening, self._is_writing = statement, statement != READING
 
     async def commit(self) -> None:
         """End the transaction, if it has begun."""
@@ -40,9 +44,14 @@ class SqliteConnection(aiosqlite.Connection):
     async def rollback(self) -> None:
         """Take the transaction back, if it has begun. SQLAlchemy's pool asks for it every time."""
         self._opening = None
-        if self._has_begun:
+        if not self._has_begun:
+            return
+        self._has_begun = False
+        if self._is_writing:
             await super().rollback()
-            self._has_begun = False
+        else:
+            # Nothing is taken back, and what comes next on this connection comes after it.
+            self._tx.put_nowait((None, self._conn.rollback))
 
     def cursor(self) -> SqliteCursor:  # type: ignore[override]
         """Without a trip."""

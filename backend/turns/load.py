@@ -7,17 +7,18 @@ from dataclasses import replace
 from uuid import UUID
 
 import msgspec
-from sqlalchemy import bindparam, select
+from sqlalchemy import and_, bindparam, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from backend.accounts.identity import Identity
 from backend.accounts.models import USER_VARIABLES, User
 from backend.accounts.settings import first_set
 from backend.audience import PUBLIC, Viewpoint
+from backend.campaigns.errors import StaleCampaignError
 from backend.campaigns.marks import count_unread_rounds, first_unread
 from backend.campaigns.models import Campaign
 from backend.campaigns.play.store import read_table
-from backend.campaigns.records import folded_campaign, open_campaign
+from backend.campaigns.records import open_campaign
 from backend.campaigns.situations import RECENT_LINES, SituationService
 from backend.characters import repository as characters
 from backend.chats import repository as chats
@@ -54,9 +55,10 @@ RECENT_MACROS = ("last", "idle")
 """In the names of macros that quote the last lines, or ask how old they are."""
 
 _CHAT = (
-    select(Chat, Message, User.sealed_variables, User.sealed_scripts.is_not(None))
+    select(Chat, Message, Campaign, User.sealed_variables, User.sealed_scripts.is_not(None))
     .join(User, User.id == Chat.user_id)
     .outerjoin(Message, Message.id == Chat.leaf_id)
+    .outerjoin(Campaign, and_(Campaign.id == Chat.campaign_id, Campaign.user_id == Chat.user_id))
     .where(Chat.id == bindparam("chat_id"), Chat.user_id == bindparam("owner_id"))
 )
 
@@ -92,10 +94,10 @@ class ChatLoader:
         """Read the chat, its cast and the place in its tree.
 
         Raises `ChatNotFoundError`, `MessageNotFoundError`, `CharacterNotFoundError`,
-        `NothingToAnswerError`, `NotContinuableError`, `ValidationError`.
+        `NothingToAnswerError`, `NotContinuableError`, `ValidationError`, `StaleCampaignError`.
         """
         owner_id, sealer = self._identity.user_id, self._identity.sealer
-        chat, leaf, sealed_globals, has_scripts = await self._chat(chat_id)
+        chat, leaf, self._campaign, sealed_globals, has_scripts = await self._chat(chat_id)
         settings = read_settings(sealer, chat)
         target = await find_target(self._session, chat, leaf, request, is_preview=self._is_preview)
         audience = await find_audience(self._session, chat, request, target)
@@ -197,11 +199,11 @@ class ChatLoader:
 
     async def _with_rounds(self, loaded: LoadedChat) -> LoadedChat:
         """The same with how far its campaign's story is told, and read, where it has one."""
-        campaign_id = loaded.chat.campaign_id
-        if self._situations is None or campaign_id is None:
+        campaign = self._campaign
+        if campaign is None:
             return loaded
-        campaign = await folded_campaign(self._session, self._identity, campaign_id)
-        self._campaign = campaign
+        if campaign.is_stale:
+            raise StaleCampaignError(campaign.id)
         fields, leaf = open_campaign(self._identity.sealer, campaign), loaded.target.leaf
         loaded = replace(loaded, campaign_fields=fields)
         if leaf is None:
@@ -286,13 +288,16 @@ class ChatLoader:
             viewpoint=loaded.viewpoint,
         )
 
-    async def _chat(self, chat_id: UUID) -> tuple[Chat, Message | None, bytes | None, bool]:
-        """A chat, its leaf, the user's sealed variables, whether scripts are there: one query."""
+    async def _chat(
+        self, chat_id: UUID
+    ) -> tuple[Chat, Message | None, Campaign | None, bytes | None, bool]:
+        """A chat, its leaf and campaign, the user's sealed variables, whether scripts are there."""
         values = {"chat_id": chat_id, "owner_id": self._identity.user_id}
         row = (await self._session.execute(_CHAT, values)).one_or_none()
         if row is None:
             raise ChatNotFoundError
-        return row[0], row[1], row[2], row[3]
+        chat, leaf, campaign, sealed_globals, has_scripts = row
+        return chat, leaf, campaign if self._situations else None, sealed_globals, has_scripts
 
     def _variables(self, chat: Chat, sealed_globals: bytes | None) -> Variables:
         sealer, user_id = self._identity.sealer, self._identity.user_id

@@ -89,7 +89,8 @@ class EngineProcess:
         except TimeoutError:
             log.warning("index.engine_killed")
             self._process.kill()
-        await self._process.wait()
+        if code := await self._process.wait():
+            log.warning("index.engine_ended", code=code)
 
     async def _read(self) -> None:
         try:
