@@ -78,7 +78,7 @@ export async function adding(done, signal) {
     address.input.required = somewhere;
     address.write(somewhere ? preset.base_url : "");
     name.element.hidden = preset.name !== OTHER;
-    fill(link, port ? h("p.soft", {}, m("taken_port", { port, next: port + 1 })) : keyLink(preset));
+    fill(link, port ? h("p.soft", {}, m("taken_port", { port: String(port), next: String(port + 1) })) : keyLink(preset));
     fill(report);
   };
   service.input.addEventListener("change", suit);
