@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import datetime, timedelta
+from typing import Any
 from uuid import UUID
 
 import msgspec
@@ -36,6 +37,27 @@ class RunBudget:
         self.calls = 0
         self.prompt_tokens = 0
         self.completion_tokens = 0
+        self._triage = ("", 0, 0)
+
+    def note_triage(self, model_id: str) -> None:
+        """Note that what was taken so far was a model's that only says whether to go on."""
+        self._triage = (model_id, self.prompt_tokens, self.completion_tokens)
+
+    def columns(self, model_id: str) -> dict[str, Any]:
+        """What was taken, as columns of the run of a model."""
+        taken: dict[str, Any] = {
+            "calls": self.calls,
+            "prompt_tokens": self.prompt_tokens,
+            "completion_tokens": self.completion_tokens,
+        }
+        small, read, written = self._triage
+        if self.calls and small not in {"", model_id}:
+            taken |= {
+                "triage_model": small,
+                "triage_prompt_tokens": read,
+                "triage_completion_tokens": written,
+            }
+        return taken
 
     def affords(self, prompt: Prompt) -> bool:
         """Whether a prompt goes into what is left. The first call always does."""

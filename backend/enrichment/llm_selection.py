@@ -17,14 +17,13 @@ from backend.chats.service import read_settings
 from backend.generation.model import ChatModel, ModelSpec, ModelWritesNoJsonError
 from backend.generation.registry import ModelRegistry, UnknownModelError
 from backend.generation.sampling import HarmCategory, SafetyThreshold, Sampling
+from backend.llm.task_models import usual_task_model
 from backend.llm.user_models import UserModels
 from backend.settings import Settings
 from backend.vault.sealing import Sealer
 
 ModelTask = Literal["triage", "agent", "summary", "suggestions", "compaction"]
 """Work that may have a model of its own: the members of `TaskModels`."""
-
-_SMALL = "lite"
 
 STRETCH_TOKENS = 12_000
 """Most tokens of new lines in one run, in the chat's unit; one line is always read."""
@@ -111,27 +110,16 @@ def choose_model(
 ) -> str:
     """The model for a task of one chat, by its id: the chat's, the account's, the server's.
 
-    What `task_models` names comes before `enrichment.model`. Where none of them says, it is the
-    smallest of Gemini's, and where there is none, `default_id`, the model that the chat itself is
-    played with; which also writes suggestions. Nothing checks that it is there: `ModelRegistry.get`
-    does, so that no other model reads a story because one was deleted.
+    What `task_models` names comes before `enrichment.model`, and that before `usual_task_model`.
+    `default_id` is the model that the chat itself is played with, which also writes suggestions.
+    Nothing checks that it is there: `ModelRegistry.get` does, so that no other model reads a story
+    because one was deleted.
     """
     named: str | None = first_set((chat.task_models, account.task_models), task, None)
     if named or task == "suggestions":
         return named or default_id
-    chosen = chat.enrichment.model or account.enrichment.model or settings.enrichment_model
-    if chosen:
-        return chosen
-    home = models.providers.get(default_id.partition("/")[0])
-    # Who plays with a provider of their own may not want others to read the story.
-    asked = [home] if home is not None and home.is_own else models.providers.values()
-    small = (
-        f"{provider.slug}/{name}"
-        for provider in asked
-        for name in provider.model_names
-        if name.startswith("gemini") and _SMALL in name
-    )
-    return next(small, default_id)
+    chosen = chat.enrichment.model or account.enrichment.model
+    return chosen or usual_task_model(models, settings, default_id)
 
 
 def safe_sampling(

@@ -50,7 +50,8 @@ class EnrichmentRun(Base):
     It read the path from `from_position` to `to_position`. Tokens are as the provider reported
     them. `delay_ms` is from what caused its job, a reply mostly, to the end of the run.
     `campaign_id` is the campaign that the chat was a session of. `error` is the slug of what went
-    wrong. A run that failed has written nothing.
+    wrong. A run that failed has written nothing. Of its tokens those of `triage_` are another
+    model's, `triage_model`; null where one model did it all.
     """
 
     __tablename__ = "enrichment_runs"
@@ -78,6 +79,9 @@ class EnrichmentRun(Base):
     calls: Mapped[int] = mapped_column(default=0)
     prompt_tokens: Mapped[int] = mapped_column(default=0)
     completion_tokens: Mapped[int] = mapped_column(default=0)
+    triage_model: Mapped[str | None]
+    triage_prompt_tokens: Mapped[int] = mapped_column(default=0, server_default="0")
+    triage_completion_tokens: Mapped[int] = mapped_column(default=0, server_default="0")
     duration_ms: Mapped[int] = mapped_column(default=0)
     delay_ms: Mapped[int | None]
     error: Mapped[str | None]

@@ -317,9 +317,7 @@ class Task(ABC, Generic[W, P]):
             model=work.reader.model_id,
             from_position=work.from_position,
             to_position=work.to_position,
-            calls=work.budget.calls,
-            prompt_tokens=work.budget.prompt_tokens,
-            completion_tokens=work.budget.completion_tokens,
+            **work.budget.columns(work.reader.model_id),
             duration_ms=round((time.monotonic() - work.begun) * 1000),
             delay_ms=min(delay_ms, MAX_INTEGER),  # a job may wait for its key for months
             error=slug if error else None,

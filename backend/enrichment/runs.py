@@ -112,6 +112,9 @@ async def note_failed(session: AsyncSession, sealer: Sealer, run: EnrichmentRun)
     before.calls += run.calls
     before.prompt_tokens += run.prompt_tokens
     before.completion_tokens += run.completion_tokens
+    before.triage_model = before.triage_model or run.triage_model
+    before.triage_prompt_tokens += run.triage_prompt_tokens or 0
+    before.triage_completion_tokens += run.triage_completion_tokens or 0
     before.sealed_detail = sealed_detail(sealer, before.id, open_detail(sealer, run))
     # What it took counts as of today.
     before.created_at = now()

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import zlib
 from collections.abc import AsyncIterator, Iterable, Iterator
+from contextvars import ContextVar
 from typing import cast
 
 import httpcore2
@@ -39,6 +40,8 @@ _BLANK_LINES = (b"\n\n", b"\r\n\r\n", b"\r\r")
 _BEFORE_LAST_ADDRESS = 2.0
 """Seconds for a connection to an address, if there is another one to try."""
 
+_is_plain: ContextVar[bool] = ContextVar("is_plain", default=True)
+
 
 class Transport(httpx2.AsyncHTTPTransport):
     """The transport of one provider's client. Heads of answers are capped by httpcore, at 100 KiB.
@@ -69,7 +72,12 @@ class Transport(httpx2.AsyncHTTPTransport):
         """Send it. Raises `AddressRefusedError` where it may not go there."""
         if self._network is not None:
             self._network.check_url(str(request.url))
-        response = await super().handle_async_request(request)
+        # A connection is opened by the first request that needs it, in that request's task.
+        opening = _is_plain.set(request.url.scheme == "http")
+        try:
+            response = await super().handle_async_request(request)
+        finally:
+            _is_plain.reset(opening)
         try:
             response.stream = _BoundedBody(response, max_bytes=self._max_bytes)
         except ModelMalformedAnswerError:
@@ -100,7 +108,7 @@ class _CheckedNetwork(httpcore2.AsyncNetworkBackend):
         """See `AsyncNetworkBackend`. Raises `AddressRefusedError`, `ModelUnavailableError`."""
         try:
             async with asyncio.timeout(timeout):
-                *others, last = await self._policy.addresses(host, port)
+                *others, last = await self._policy.addresses(host, port, is_plain=_is_plain.get())
                 for address in others:
                     try:
                         return await self._network.connect_tcp(

@@ -28,6 +28,7 @@ from backend.generation._demo_agent import (
     triage,
 )
 from backend.generation._demo_play import play
+from backend.generation.figures import Price
 from backend.generation.model import (
     Finish,
     FinishReason,
@@ -57,6 +58,7 @@ DEMO_SPEC = ModelSpec(
     max_output_tokens=1_000_000,
     tokenizer="o200k_base",
     accepts=frozenset(SAMPLING_FIELDS),
+    price=Price(input=0, output=0),
 )
 
 _COMMAND = re.compile(

@@ -109,7 +109,7 @@ class NetworkPolicy:
         self, allowed: Iterable[str] = (), *, own_port: int = 0, resolve: Resolver | None = None
     ) -> None:
         self._allowed = [each for entry in allowed for each in _entry(entry)]
-        self._own_port = own_port
+        self.own_port = own_port
         self._lookups = CapacityLimiter(_LOOKUPS_AT_ONCE)
         self._resolve = resolve or self._look_up
 
@@ -121,18 +121,18 @@ class NetworkPolicy:
             allowed = ("loopback",)
         return cls(allowed, own_port=settings.port)
 
-    def allows(self, address: Address, port: int) -> bool:
-        """Whether a connection may go to this address and port."""
+    def allows(self, address: Address, port: int, *, is_plain: bool = False) -> bool:
+        """Whether a connection may go to this address and port; `is_plain` is one without TLS."""
         if isinstance(address, IPv6Address):
             if address.scope_id is not None:
                 return False
             inner = _inside(address)
-            if inner is not None and not self.allows(inner, port):
+            if inner is not None and not self.allows(inner, port, is_plain=is_plain):
                 return False
-        if port == self._own_port and (address.is_loopback or address.is_unspecified):
+        if port == self.own_port and (address.is_loopback or address.is_unspecified):
             return False
         usual = port in _WEB_PORTS or port >= _FIRST_FREE_PORT
-        return (usual and _is_public(address)) or any(
+        return (usual and not is_plain and _is_public(address)) or any(
             only == port or (only is None and usual)
             for network, only in self._allowed
             if address in network and (address not in _METADATA or network.num_addresses == 1)
@@ -153,11 +153,14 @@ class NetworkPolicy:
         if "@" in parts.netloc:
             raise AddressRefusedError("A provider's URL holds no user name and no password.")
         address = _literal(parts.hostname)
-        if address is not None and not self.allows(address, port):
+        is_plain = parts.scheme == "http"
+        if address is not None and not self.allows(address, port, is_plain=is_plain):
             raise _refused()
 
-    async def addresses(self, host: str, port: int) -> list[str]:
+    async def addresses(self, host: str, port: int, *, is_plain: bool = False) -> list[str]:
         """Those addresses of a host that a connection may go to: at least one, at most 4.
+
+        `is_plain` is a connection without TLS, over which a key could be read on its way.
 
         Addresses that are refused are left out, and do not spoil the others: a name of a home
         server may have an inner address beside its public one.
@@ -180,7 +183,9 @@ class NetworkPolicy:
                 found = []
             except ValueError:  # no name can be like that
                 found = []
-        allowed = [str(each) for each in dict.fromkeys(found) if self.allows(each, port)]
+        allowed = [
+            str(each) for each in dict.fromkeys(found) if self.allows(each, port, is_plain=is_plain)
+        ]
         if not allowed:
             raise _refused()
         return allowed[:MOST_TRIED]
@@ -257,7 +262,8 @@ def _is_loopback(name: str) -> bool:
 
 def _refused() -> AddressRefusedError:
     return AddressRefusedError(
-        "The provider's name has no address on the public internet with a port that is 80, 443 or "
-        "at least 1024. An administrator may allow addresses of this machine or of an inner "
-        "network with TALEKEEPER_PROVIDER_NETWORKS, but not Talekeeper's own port on this machine."
+        "The provider's name has no address on the public internet, with https:// and a port that "
+        "is 80, 443 or at least 1024. An administrator may allow addresses of this machine or of "
+        "an inner network with TALEKEEPER_PROVIDER_NETWORKS, but not Talekeeper's own port on this "
+        "machine."
     )

@@ -17,7 +17,9 @@ from backend.generation.registry import UnknownModelError
 from backend.generation.tokens import best_tokenizer, get_tokenizer
 from backend.generation.tool_streams import tool_support
 from backend.llm.ratios import ratio_of
+from backend.llm.task_models import usual_task_model
 from backend.llm.user_models import UserModels
+from backend.settings import Settings
 from backend.wire import EXAMPLE, PREVIEWS, RAISES, Page
 
 MAX_TEXTS = 100
@@ -52,7 +54,8 @@ class ModelView(msgspec.Struct, kw_only=True):
 
     `provider` is its provider's slug. `refused` are settings that its server was found not to take.
     `figures_from` says who told its window: the user, the provider's list, the table that ships
-    with Talekeeper, or nobody.
+    with Talekeeper, or nobody. `task_model` is the id of the model that does the work beside its
+    replies where nothing is chosen for that.
     """
 
     id: str
@@ -68,6 +71,7 @@ class ModelView(msgspec.Struct, kw_only=True):
     refused: list[str]
     tool_support: ToolSupport
     is_default: bool
+    task_model: str
 
 
 class ModelController(Controller):
@@ -82,6 +86,7 @@ class ModelController(Controller):
         identity: NamedDependency[Identity],
         database: NamedDependency[Database],
         user_models: NamedDependency[UserModels],
+        settings: NamedDependency[Settings],
     ) -> Page[ModelView]:
         """What can be asked, in the order in which to offer it; `is_default` is the account's."""
         async with database.read() as session:
@@ -103,6 +108,7 @@ class ModelController(Controller):
                     refused=sorted(spec.refused),
                     tool_support=tool_support(models.get(spec.id)),
                     is_default=spec.id == default,
+                    task_model=usual_task_model(models, settings, spec.id),
                 )
                 for spec in models.specs()
             ]

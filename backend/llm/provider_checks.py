@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
+from typing import Any
 from urllib.parse import urlsplit
 
 import msgspec
@@ -59,6 +61,35 @@ def checked(row: Provider | InstallationProvider, config: ProviderConfig) -> Pro
     if len(msgspec.json.encode(own)) > MAX_BYTES:
         raise ValidationError(f"A provider may have {MAX_BYTES:,} bytes of JSON.")
     return replace(config, name=config.name or row.slug, api_key=key, base_url=url)
+
+
+def check_origin(before: ProviderConfig, after: ProviderConfig, given: Mapping[str, Any]) -> None:
+    """Raise `ValidationError` where secrets would go to another server than they were given for.
+
+    Whoever is at a session that was left open could have them sent to a server of theirs. `given`
+    is the patch between the two: what it holds was entered for the new address.
+    """
+    if _origin(before.base_url) == _origin(after.base_url):
+        return
+    if after.api_key is not None and "api_key" not in given:
+        raise ValidationError(
+            "api_key: the address is another server's, and the key was not given for that. Enter "
+            "the key again, or take it away."
+        )
+    kept = after.extra_headers.keys() - (given.get("extra_headers") or {}).keys()
+    if kept:
+        raise ValidationError(
+            f"extra_headers: the address is another server's, and {min(kept)} was not given for "
+            "that. Enter it again, or take it away."
+        )
+
+
+def _origin(url: str | None) -> tuple[str, str | None, int | None] | None:
+    if not url:
+        return None
+    parts = urlsplit(url.strip())
+    usual = {"http": 80, "https": 443}.get(parts.scheme)
+    return parts.scheme, parts.hostname, parts.port or usual
 
 
 def hint(secret: str | None) -> str | None:

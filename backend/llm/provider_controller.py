@@ -12,7 +12,12 @@ from backend.accounts.middleware import NEEDS
 from backend.errors import ForbiddenError, PreconditionFailedError
 from backend.generation.network import AddressRefusedError
 from backend.llm.models import ProviderFields
-from backend.llm.provider_schemas import PRESETS, NewProvider, ProviderPreset, ProviderView
+from backend.llm.provider_schemas import (
+    NewProvider,
+    ProviderPreset,
+    ProviderView,
+    presets_beside,
+)
 from backend.llm.provider_service import (
     ProviderNotFoundError,
     ProviderService,
@@ -25,6 +30,7 @@ from backend.llm.provider_tests import (
     ProviderTested,
     ProviderTests,
 )
+from backend.llm.user_models import UserModels
 from backend.wire import EXAMPLE, PATCHES, RAISES, STORES, Page, etag
 
 MAX_BODY_BYTES = 256 * 1024
@@ -39,9 +45,11 @@ class ProviderPresetController(Controller):
     tags = ("Providers",)
 
     @get(summary="List services")
-    async def list_provider_presets(self) -> Page[ProviderPreset]:
+    async def list_provider_presets(
+        self, user_models: NamedDependency[UserModels]
+    ) -> Page[ProviderPreset]:
         """Services and programs by name, with their addresses, and where to get a key."""
-        return Page(items=list(PRESETS))
+        return Page(items=list(presets_beside(user_models.network.own_port).values()))
 
 
 class ProviderController(Controller):

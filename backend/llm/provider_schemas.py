@@ -2,6 +2,7 @@
 
 from datetime import datetime
 from typing import Annotated, Literal
+from urllib.parse import urlsplit
 from uuid import UUID
 
 import msgspec
@@ -18,6 +19,8 @@ class ProviderPreset(msgspec.Struct, frozen=True, kw_only=True):
     """A service or a program that a provider can be made for.
 
     `key` says whether it wants one, `key_url` where to get it. `is_local`: it runs on this machine.
+    `taken_port` is the program's usual port where Talekeeper itself listens on that; `base_url` has
+    the next one then.
     """
 
     name: str
@@ -27,6 +30,7 @@ class ProviderPreset(msgspec.Struct, frozen=True, kw_only=True):
     key: Literal["required", "optional", "none"] = "required"
     key_url: str | None = None
     is_local: bool = False
+    taken_port: int | None = None
 
 
 def _local(name: str, title: str, port: int, *, path: str = "/v1") -> ProviderPreset:
@@ -80,11 +84,22 @@ PRESETS: tuple[ProviderPreset, ...] = (
     ProviderPreset(name="other", title="Another OpenAI-compatible server", key="optional"),
 )
 
-BY_NAME = {preset.name: preset for preset in PRESETS}
+
+def presets_beside(own_port: int) -> dict[str, ProviderPreset]:
+    """All of them by name, as they are on a machine where Talekeeper has a port for itself."""
+    return {preset.name: _moved(preset, own_port) for preset in PRESETS}
+
+
+def _moved(preset: ProviderPreset, own_port: int) -> ProviderPreset:
+    url = preset.base_url
+    if not preset.is_local or url is None or urlsplit(url).port != own_port:
+        return preset
+    moved = url.replace(f":{own_port}", f":{own_port + 1}")
+    return msgspec.structs.replace(preset, base_url=moved, taken_port=own_port)
 
 
 class NewProvider(ProviderFields, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A provider to make. What is absent, its preset says.
+    """A provider to make. What is absent, its preset says; of `other` its host is the name.
 
     `slug` begins the ids of its models, which stand in turns unencrypted; it can't be changed. The
     scope `installation` is for everybody, and administrators alone may make such a provider.

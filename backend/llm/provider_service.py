@@ -30,8 +30,8 @@ from backend.llm.models import (
     seal_provider,
     wrap_shared,
 )
-from backend.llm.provider_checks import checked, hint
-from backend.llm.provider_schemas import BY_NAME, NewProvider, ProviderView
+from backend.llm.provider_checks import check_origin, checked, hint
+from backend.llm.provider_schemas import NewProvider, ProviderView, presets_beside
 from backend.llm.user_models import UserModels, kind_of
 from backend.logs import get_logger
 from backend.vault.root import RootKeyError, RootKeys
@@ -42,6 +42,8 @@ log = get_logger(__name__)
 
 MOST_PROVIDERS = 20
 """Of one user, and of the installation."""
+
+MOST_OF_NAME = 100
 
 Row = Provider | InstallationProvider
 
@@ -110,7 +112,7 @@ class ProviderService:
         """
         if new.scope == "installation" and not identity.user.is_administrator:
             raise ForbiddenError("Only an administrator may add a provider for everybody.")
-        kind, config = _by_preset(new)
+        kind, config = _by_preset(new, self._user_models.network.own_port)
         row: Row = Provider(user_id=identity.user_id)
         if new.scope == "installation":
             row = InstallationProvider()
@@ -123,7 +125,7 @@ class ProviderService:
                 raise TooManyProvidersError(f"There may be {MOST_PROVIDERS}. Delete one first.")
             if new.slug in own:
                 raise SlugTakenError(f"{new.slug!r} begins the models of another provider.")
-            usual = new.preset if new.preset and new.preset != "other" else kind
+            usual = "server" if new.preset == "other" else new.preset or kind
             row.slug = new.slug or _free_slug(usual, {*own, *self._user_models.shared.providers})
             await self.seal(session, identity, row, checked(row, config))
             session.add(row)
@@ -145,7 +147,9 @@ class ProviderService:
             check_revision(if_match, row.revision)
             before = self.open(identity, row)
             config = merge_patch(before, patch)
-            await self.seal(session, identity, row, checked(row, config))
+            config = checked(row, config)
+            check_origin(before, config, patch)
+            await self.seal(session, identity, row, config)
             if (before.base_url, before.extra_body) != (config.base_url, config.extra_body):
                 row.abilities = None
             row.revision += 1
@@ -213,11 +217,12 @@ class ProviderService:
             return _view(ProviderConfig(name=row.slug), row)
 
 
-def _by_preset(new: NewProvider) -> tuple[ProviderKind, ProviderConfig]:
+def _by_preset(new: NewProvider, own_port: int) -> tuple[ProviderKind, ProviderConfig]:
     """What a provider is, with what its preset says where the request does not."""
-    preset = BY_NAME.get(new.preset) if new.preset is not None else None
+    presets = presets_beside(own_port)
+    preset = presets.get(new.preset) if new.preset is not None else None
     if new.preset is not None and preset is None:
-        raise ValidationError(f"preset: there are {', '.join(BY_NAME)}.")
+        raise ValidationError(f"preset: there are {', '.join(presets)}.")
     kind = new.kind or (preset.kind if preset else None)
     if kind is None:
         raise ValidationError("kind: it is needed where no preset is named.")
@@ -232,10 +237,17 @@ def _by_preset(new: NewProvider) -> tuple[ProviderKind, ProviderConfig]:
             raise ValidationError(f"api_key: {preset.title} needs one: {preset.key_url}.")
         config = replace(
             config,
-            name=config.name or preset.title,
+            name=config.name or (_host(new) if preset.name == "other" else preset.title),
             base_url=config.base_url or preset.base_url,
         )
     return kind, config
+
+
+def _host(new: NewProvider) -> str:
+    """Where a server is that has no name; nothing for everybody's, whose users see no address."""
+    if new.scope == "installation" or not new.base_url:
+        return ""
+    return new.base_url.partition("//")[2].partition("/")[0][:MOST_OF_NAME]
 
 
 def _view(config: ProviderConfig, row: Row) -> ProviderView:

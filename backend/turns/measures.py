@@ -20,6 +20,7 @@ from backend.campaigns.records import get_campaign
 from backend.chats.models import Chat
 from backend.database.engine import Database
 from backend.enrichment.models import EnrichmentRun, RunKind
+from backend.enrichment.shares import run_shares
 from backend.generation.registry import ModelRegistry
 from backend.jobs.models import Job
 from backend.jobs.schemas import JobView
@@ -44,7 +45,22 @@ _BY_KIND = (
     .group_by(_RUN.kind)
     .order_by(_RUN.kind)
 )
-_BY_MODEL = select(_RUN.model, *_SPENT).where(*_OF_RUNS).group_by(_RUN.model).order_by(_RUN.model)
+_SHARES = run_shares().c
+_BY_MODEL = (
+    select(
+        _SHARES.model,
+        *(
+            func.sum(_SHARES[name]).label(name)
+            for name in ("calls", "prompt_tokens", "completion_tokens")
+        ),
+    )
+    .where(
+        _SHARES.campaign_id == bindparam("campaign"),
+        _SHARES.user_id == bindparam("owner"),
+    )
+    .group_by(_SHARES.model)
+    .order_by(_SHARES.model)
+)
 
 _RANKED = (
     select(

@@ -11,6 +11,7 @@ from backend.accounts.identity import Identity
 from backend.chats.repository import get_chat
 from backend.database.base import new_id
 from backend.database.engine import Database
+from backend.enrichment.budgets import CHARACTERS_A_TOKEN
 from backend.enrichment.llm_selection import naming_setting
 from backend.enrichment.models import EnrichmentRun
 from backend.generation.model import ModelEmptyReplyError, ModelWritesNoJsonError, TokenUsage
@@ -62,17 +63,19 @@ class SuggestionService:
             except ModelWritesNoJsonError as error:
                 raise naming_setting(error, "suggestions") from error
         seconds = time.monotonic() - began
-        spent, usage = built.assembled.tokens, answer.usage
-        if usage is not None:
-            spent = usage.prompt_tokens + usage.completion_tokens
+        usage = answer.usage or TokenUsage(
+            prompt_tokens=built.assembled.tokens,
+            completion_tokens=len(str(answer.value)) // CHARACTERS_A_TOKEN + 1,
+        )
         async with self._database.write() as session:
-            await add_tokens(session, identity.user_id, spent)
-            if usage is not None:
-                # It may have been deleted meanwhile.
-                chat = await get_chat(session, chat_id, owner_id=identity.user_id)
-                run = _run(identity.user_id, chat_id, window.spec.id, usage, seconds)
-                run.campaign_id = chat.campaign_id
-                session.add(run)
+            await add_tokens(
+                session, identity.user_id, usage.prompt_tokens + usage.completion_tokens
+            )
+            # It may have been deleted meanwhile.
+            chat = await get_chat(session, chat_id, owner_id=identity.user_id)
+            run = _run(identity.user_id, chat_id, window.spec.id, usage, seconds)
+            run.campaign_id = chat.campaign_id
+            session.add(run)
         try:
             lines = msgspec.convert(answer.value, _Suggested).lines
         except msgspec.ValidationError:

@@ -13,6 +13,7 @@ from sqlalchemy import (
     ColumnElement,
     Select,
     bindparam,
+    case,
     cast,
     func,
     literal,
@@ -25,13 +26,14 @@ from backend.accounts.identity import Identity
 from backend.chats.errors import ChatNotFoundError
 from backend.chats.repository import get_chat
 from backend.database.engine import Database
-from backend.enrichment.models import EnrichmentRun
+from backend.enrichment.shares import run_shares
 from backend.generation.registry import ModelRegistry
 from backend.llm.user_models import UserModels
 from backend.turns.models import Turn
 from backend.wire import RAISES
 
 _REPORTED = ("prompt_tokens", "cached_tokens", "completion_tokens", "thinking_tokens")
+_COUNTED = ("turns", "runs", "unreported", *_REPORTED)
 
 
 class Money(msgspec.Struct, kw_only=True, frozen=True):
@@ -45,13 +47,16 @@ class ModelUsage(msgspec.Struct, kw_only=True, frozen=True):
     """What one model was asked, in tokens as its provider reported them.
 
     `completion_tokens` includes `thinking_tokens`, `prompt_tokens` includes `cached_tokens`. `runs`
-    are those of the work after replies and of suggestions, which report no cached tokens. `cost` is
-    null where nobody knows the model's price.
+    are those of the work after replies and of suggestions, which report no cached tokens; what
+    another model said first of whether there is anything to do, is that one's tokens. `unreported`
+    are turns that wrote something of which the provider told no tokens. `cost` is null where nobody
+    knows the model's price.
     """
 
     model: str
     turns: int
     runs: int
+    unreported: int
     prompt_tokens: int
     cached_tokens: int
     completion_tokens: int
@@ -63,12 +68,13 @@ class ChatUsage(msgspec.Struct, kw_only=True, frozen=True):
     """What a chat took: its turns on all branches, the work after its replies, and suggestions.
 
     `cost` adds up that of the models with a known price; null where none has one. `by_model` is in
-    the order of the models' ids. Turns count with what their providers reported; without a report
-    they count as nothing.
+    the order of the models' ids. Turns count with what their providers reported; those without a
+    report are `unreported`, and in no other figure. What embedding cost is not in it.
     """
 
     turns: int
     runs: int
+    unreported: int
     prompt_tokens: int
     cached_tokens: int
     completion_tokens: int
@@ -84,31 +90,29 @@ def _by_model(dialect: str, *, of_reply: bool) -> Select[Any]:
     report = cast(Turn.usage, JSON) if dialect == "postgresql" else type_coerce(Turn.usage, JSON)
     asked = select(
         Turn.model,
-        literal(1).label("turns"),
+        case((Turn.usage.is_not(None), 1), else_=0).label("turns"),
         literal(0).label("runs"),
-        *(report[name].as_integer().label(name) for name in _REPORTED),
+        case((Turn.usage.is_(None), 1), else_=0).label("unreported"),
+        *(func.coalesce(report[name].as_integer(), 0).label(name) for name in _REPORTED),
     ).where(
         Turn.chat_id == bindparam("chat"),
         Turn.user_id == bindparam("owner"),
-        Turn.usage.is_not(None),
+        Turn.usage.is_not(None) | Turn.state.in_(("completed", "stopped", "interrupted")),
     )
     if of_reply:
         found = asked.where(Turn.reply_id == bindparam("reply")).subquery()
     else:
-        run = EnrichmentRun
-        read = {"prompt_tokens": run.prompt_tokens, "completion_tokens": run.completion_tokens}
+        run = run_shares().c
         after = select(
             run.model,
-            literal(0),
-            literal(1),
-            *(read.get(name, literal(0)) for name in _REPORTED),
-        ).where(run.chat_id == bindparam("chat"), run.user_id == bindparam("owner"), run.calls > 0)
+            *(run[name] if name in run else literal(0) for name in _COUNTED),
+        ).where(run.chat_id == bindparam("chat"), run.user_id == bindparam("owner"))
         found = union_all(asked, after).subquery()
     return select(found.c.model, *_sums(found.c)).group_by(found.c.model).order_by(found.c.model)
 
 
 def _sums(columns: Any) -> list[ColumnElement[Any]]:
-    return [func.sum(columns[name]).label(name) for name in ("turns", "runs", *_REPORTED)]
+    return [func.sum(columns[name]).label(name) for name in _COUNTED]
 
 
 class ChatUsageService:
@@ -134,10 +138,7 @@ class ChatUsageService:
         models = [self._priced(registry, ModelUsage(**row)) for row in rows]
         costs = [each.cost.amount for each in models if each.cost is not None]
         return ChatUsage(
-            **{
-                name: sum(getattr(each, name) for each in models)
-                for name in ("turns", "runs", *_REPORTED)
-            },
+            **{name: sum(getattr(each, name) for each in models) for name in _COUNTED},
             cost=Money(amount=sum(costs)) if costs else None,
             by_model=models,
         )

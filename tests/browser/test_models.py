@@ -9,7 +9,16 @@ import pytest
 from anyio.from_thread import BlockingPortal, start_blocking_portal
 from playwright.sync_api import Page, expect
 
-from tests.fakes.openai_server import API_KEY, OpenAIServer, error, reply, usage
+from tests.fakes.openai_server import (
+    API_KEY,
+    DONE,
+    OpenAIServer,
+    chunk,
+    error,
+    reply,
+    stream,
+    usage,
+)
 from tests.support.browser import Account, Watch, phone
 from tests.support.process import Served, serving
 
@@ -92,6 +101,31 @@ def test_a_model_is_found_among_hundreds_by_keyboard_and_a_reply_has_its_cost(
     expect(page.get_by_text(spent)).to_be_visible()
     page.get_by_role("link", name="See the next prompt").click()
     expect(page.get_by_text("Sending it costs $")).to_be_visible()
+
+
+def test_what_is_not_known_of_a_cost_is_told_and_not_taken_for_nothing(
+    page: Page, account: Account, teller: OpenAIServer, portal: BlockingPortal
+) -> None:
+    chat = account.new_chat(character_ids=[account.import_card()["id"]])["id"]
+
+    def shown(text: str) -> None:
+        page.goto(f"/#/chats/{chat}?panel=context")
+        page.reload()
+        expect(page.get_by_text(text)).to_be_visible()
+
+    portal.call(teller.script, stream(chunk(content="Hm."), chunk("stop"), DONE))
+    account.turn(chat, text="Is it so?")
+    shown("reply not counted by its provider · chat not counted by its provider")
+    portal.call(teller.script, reply("Yes.", used=usage(100, 10)))
+    account.turn(chat, text="Is it?")
+    shown("chat 110 tokens, 1 reply not counted by its provider, price unknown")
+    settings = f"/chats/{chat}/settings"
+    account.client.patch(settings, json={"model": "openai/teller-7"}).raise_for_status()
+    portal.call(teller.script, reply("Yes.", used=usage(1000, 100)))
+    account.turn(chat, text="Indeed?")
+    shown("reply $0.0028, 1,100 tokens · chat at least $0.0028, 1,210 tokens, 1 reply not counted")
+    page.get_by_role("button", name="Why this reply?").nth(-2).click()
+    expect(page.get_by_text("This reply: 110 tokens, price unknown (0 from")).to_be_visible()
 
 
 def test_a_zero_is_a_value_and_json_is_checked_as_it_is_typed(
@@ -188,8 +222,9 @@ def test_each_task_has_its_model_in_the_account_and_in_a_chat(
 
     page.goto("/#/account")
     page.get_by_text("Models for work beside the reply").click()
-    usual = page.get_by_role("button", name="Suggested lines: As the reply: teller-0")
-    expect(usual).to_be_visible()
+    for task in ("All of this", "Suggested lines"):
+        usual = page.get_by_role("button", name=f"{task}: As the reply: teller-0")
+        expect(usual).to_be_visible()
     choose("Chronicle", "teller-99")
     assert account.get("/me/settings")["task_models"] == {"agent": "openai/teller-99"}
 
@@ -208,6 +243,20 @@ def test_each_task_has_its_model_in_the_account_and_in_a_chat(
     settings = account.get(f"/chats/{chat['id']}/settings")
     assert settings["task_models"] == {"triage": "openai/teller-97"}
     assert settings["enrichment"] == {"model": "openai/teller-98"}
+
+
+def test_work_that_its_model_cannot_do_says_which_setting_to_change(
+    page: Page, account: Account, teller: OpenAIServer, portal: BlockingPortal
+) -> None:
+    chat = account.new_chat(character_ids=[account.import_card()["id"]])
+    settings = f"/chats/{chat['id']}/settings"
+    account.client.patch(settings, json={"chronicle_enabled": True}).raise_for_status()
+    portal.call(teller.script, reply("The king is dead."), *[reply("no JSON")] * 4)
+    account.turn(chat["id"], text="What is it?")
+    page.goto("/#/activity")
+    told = "its model can't answer in JSON. Choose another one for “Is it worth keeping?”"
+    expect(page.get_by_text(told)).to_be_visible()
+    account.client.patch(settings, json={"chronicle_enabled": False}).raise_for_status()
 
 
 def test_an_account_names_its_embedding_model_and_memory_tells_when_it_is_gone(

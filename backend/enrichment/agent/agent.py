@@ -94,7 +94,10 @@ class Agent:
         """
         model, small = reader.model, reader.triage_model
         notes = [DEMO_NOTE] if model.spec.provider == "demo" else []
-        triage = await self._triage(small, stretch, budget, reader.sampling_of(small))
+        try:
+            triage = await self._triage(small, stretch, budget, reader.sampling_of(small))
+        finally:
+            budget.note_triage(small.spec.id)
         executor = references = None
         if triage.significant:
             lookup = KnowledgeLookup(self.database, self.search, reader.sealer, stretch, self.pool)

@@ -7,8 +7,16 @@ import { kept } from "./core/store.js";
 import { ago, dateTime, has, t } from "./core/words.js";
 
 /** A text where there is one, and else the name itself, as words. */
-const said = (name) =>
-  has(`activity.${name}`) ? t(`activity.${name}`) : name.split(".").at(-1).replaceAll("-", " ");
+const said = (name, values) =>
+  has(`activity.${name}`) ? t(`activity.${name}`, values) : name.split(".").at(-1).replaceAll("-", " ");
+
+/** The task, as the settings call it, whose model a kind of job asks; and which one it asks for JSON. */
+const TASKS = { summary: "summary", scene: "summary", chapter: "summary", compaction: "compaction" };
+const JSON_TASKS = { turn: "triage", rebuild: "triage" };
+function task(kind, error) {
+  const name = (error === "model-writes-no-json" && JSON_TASKS[kind]) || TASKS[kind] || "agent";
+  return t(`models.tasks.${name}`).split(" | ")[0];
+}
 
 /** A job in a list, with what can be done about it; `read()` hears that something was. */
 export function row(job, read) {
@@ -23,7 +31,7 @@ export function row(job, read) {
     return h("button", { "aria-label": `${label}: ${name}`, onclick }, label);
   };
   const how = { queued: error && "delayed", done: error && "ended" }[state] || state;
-  const words = t(`activity.${how}`, { reason: error && said(error), when: dateTime(job.run_after) });
+  const words = t(`activity.${how}`, { reason: error && said(error, { task: task(kind, error) }), when: dateTime(job.run_after) });
   return h("li", {},
     h("div.grow", {}, name,
       h("small", { class: state === "dead" ? "fault" : "help" }, `${words} · ${ago(job.created_at)}`),

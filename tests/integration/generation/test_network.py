@@ -13,6 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
+import httpcore2
 import httpx2
 import pytest
 
@@ -148,6 +149,29 @@ async def test_a_name_that_moves_to_a_refused_address_is_not_followed(listener: 
 
     assert names.asked == [NAME, NAME]
     assert listener.reached == [GOOD]
+
+
+async def test_a_name_of_the_public_internet_is_connected_to_with_tls_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    tried: list[str] = []
+
+    async def connect(_: Any, host: str, *__: Any, **___: Any) -> None:
+        tried.append(host)
+        raise httpcore2.ConnectError
+
+    async def resolve(_: str, __: int) -> list[str]:
+        return ["1.1.1.1"]
+
+    monkeypatch.setattr(httpcore2.AnyIOBackend, "connect_tcp", connect)
+    network = NetworkPolicy(resolve=resolve)
+    async with make_http_client(connect_timeout=5, headers={}, network=network) as client:
+        with pytest.raises(AddressRefusedError):
+            await client.get(f"http://{NAME}/v1/models")
+        assert tried == []
+        with pytest.raises(httpx2.ConnectError):
+            await client.get(f"https://{NAME}/v1/models")
+    assert tried == ["1.1.1.1"]
 
 
 async def test_a_connection_that_is_kept_stays_with_what_was_checked(listener: Listener) -> None:

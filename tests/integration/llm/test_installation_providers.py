@@ -23,7 +23,7 @@ from backend.settings import Settings
 from backend.vault.root import RootKeyError, load_root_keys
 from tests.fakes.openai_server import API_KEY, MODEL, OpenAIServer, reply
 from tests.fakes.scripted_server import Answer, Gate
-from tests.support.models import held_back
+from tests.support.models import asking, held_back
 from tests.support.server import ROOT, Account, Running, ok, problem, running, text_of
 
 pytestmark = pytest.mark.anyio
@@ -108,6 +108,32 @@ async def test_only_administrators_make_and_change_them(
     for method, end in (("GET", ""), ("PATCH", ""), ("DELETE", ""), ("POST", "/test")):
         problem(await ben.client.request(method, path + end, json={}), 404, "provider-not-found")
     assert not model.requests
+
+
+async def test_one_without_a_name_does_not_tell_its_address_by_it(
+    ada: Account, ben: Account, model: OpenAIServer
+) -> None:
+    body = {"preset": "other", "base_url": model.url, "scope": "installation"}
+    made = ok(await ada.client.post(PROVIDERS, json=body), 201)
+    (seen,) = ok(await ben.client.get(PROVIDERS))["items"]
+    assert seen["name"] == "server"
+    ok(await ada.client.delete(f"{PROVIDERS}/{made['id']}"), 204)
+
+
+async def test_the_environments_can_be_seen_and_not_changed(
+    sqlite_url: str, tmp_path: Path, model: OpenAIServer
+) -> None:
+    async with (
+        running(sqlite_url, tmp_path, **asking(model), openai_api_key=API_KEY) as server,
+        server.account("Ada") as ada,
+        server.account("Ben") as ben,
+    ):
+        (seen,) = ok(await ada.client.get(PROVIDERS))["items"]
+        assert (seen["scope"], seen["id"], seen["is_editable"]) == ("environment", None, False)
+        assert (seen["base_url"], seen["key_hint"]) == (model.url, API_KEY[-4:])
+        (seen,) = ok(await ben.client.get(PROVIDERS))["items"]
+        told = {name: value for name, value in seen.items() if value}
+        assert set(told) == {"scope", "slug", "kind", "name", "models"}
 
 
 async def test_a_users_own_of_the_same_slug_comes_first(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator
 from itertools import count
 from typing import Any
+from urllib.parse import urlsplit
 from uuid import UUID, uuid4
 
 import pytest
@@ -135,6 +136,31 @@ async def test_a_change_counts_at_once_and_what_is_absent_stays(
     assert set(await models(ada)) == {"demo"}
 
 
+async def test_secrets_go_to_no_other_server_than_they_were_given_for(
+    ada: Account, model: OpenAIServer
+) -> None:
+    made = await add(ada, model, extra_headers={"X-Team": "night-watch"})
+    path = f"{PROVIDERS}/{made['id']}"
+    async with OpenAIServer() as other:
+        for change in (
+            {"base_url": other.url},
+            {"base_url": other.url, "extra_headers": {"X-Team": None}},
+            {"base_url": other.url, "api_key": API_KEY},
+            {"base_url": model.url.replace("http://", "https://")},
+        ):
+            refused = await ada.client.patch(path, json=change)
+            assert "Enter" in problem(refused, 422, "validation-failed")["detail"]
+        assert ok(await ada.client.get(path))["base_url"] == model.url
+        ok(await ada.client.patch(path, json={"base_url": f"{model.url}/more"}))
+        again = {"base_url": other.url, "api_key": API_KEY, "extra_headers": {"X-Team": "day"}}
+        ok(await ada.client.patch(path, json=again))
+        other.script(Answer(body={"data": [{"id": MODEL}]}), reply("Yes."))
+        assert ok(await ada.client.post(f"{path}/test", json={}))["ok"]
+    bare = ok(await ada.client.post(PROVIDERS, json={"preset": "ollama"}), 201)
+    moved = {"base_url": model.url}
+    ok(await ada.client.patch(f"{PROVIDERS}/{bare['id']}", json=moved))
+
+
 async def test_a_preset_needs_a_key_alone_and_slugs_do_not_collide(ada: Account) -> None:
     presets = ok(await ada.client.get("/api/v1/provider-presets"))["items"]
     assert {"google-ai-studio", "ollama", "other"} <= {each["name"] for each in presets}
@@ -144,6 +170,25 @@ async def test_a_preset_needs_a_key_alone_and_slugs_do_not_collide(ada: Account)
     assert (first["name"], first["base_url"]) == ("OpenRouter", "https://openrouter.ai/api/v1")
     taken = await ada.client.post(PROVIDERS, json={**body, "slug": "openrouter"})
     problem(taken, 409, "slug-taken")
+
+
+async def test_a_server_that_nobody_knows_is_called_by_its_host(
+    ada: Account, model: OpenAIServer
+) -> None:
+    body = {"preset": "other", "base_url": model.url}
+    made = ok(await ada.client.post(PROVIDERS, json=body), 201)
+    assert (made["slug"], made["name"]) == ("server", urlsplit(model.url).netloc)
+    named = ok(await ada.client.post(PROVIDERS, json={**body, "name": "The box"}), 201)
+    assert (named["slug"], named["name"]) == ("server-2", "The box")
+
+
+async def test_a_program_whose_port_is_talekeepers_is_looked_for_at_the_next(ada: Account) -> None:
+    presets = ok(await ada.client.get("/api/v1/provider-presets"))["items"]
+    (vllm,) = [each for each in presets if each["name"] == "vllm"]
+    assert (vllm["taken_port"], vllm["base_url"]) == (8000, "http://127.0.0.1:8001/v1")
+    assert {each["taken_port"] for each in presets if each is not vllm} == {None}
+    made = ok(await ada.client.post(PROVIDERS, json={"preset": "vllm"}), 201)
+    assert made["base_url"] == vllm["base_url"]
 
 
 @pytest.mark.parametrize(

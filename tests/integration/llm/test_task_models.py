@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from backend.generation.gemini import GeminiConfig
+from backend.generation.registry import ModelRegistry
 from tests.fakes.openai_server import MODEL, OpenAIServer, reply
 from tests.integration.llm.test_providers import OWN, PROVIDERS, add
 from tests.support.server import Account, Running, ok, problem, running
@@ -57,6 +59,32 @@ async def test_an_unknown_model_of_a_task_is_refused_by_name_and_changes_nothing
         refused = await ada.client.patch(path, json={"task_models": wanted})
         assert "theirs/large" in problem(refused, 422, "unknown-model")["detail"]
         assert ok(await ada.client.get(path)) == before
+
+
+async def test_a_model_says_which_one_works_beside_it_where_nothing_is_chosen(
+    sqlite_url: str, tmp_path: Path, model: OpenAIServer
+) -> None:
+    async def beside(account: Account) -> dict[str, str]:
+        items = ok(await account.client.get("/api/v1/models"))["items"]
+        return {each["id"]: each["task_model"] for each in items}
+
+    google = GeminiConfig(api_key="AIza", models=("gemini-2.5-pro", "gemini-2.5-flash-lite"))
+    registry = ModelRegistry(demo_tokens_per_second=0, gemini=google)
+    small = "gemini/gemini-2.5-flash-lite"
+    async with (
+        running(sqlite_url, tmp_path, registry=registry) as server,
+        server.account("Ada") as ada,
+    ):
+        await add(ada, model)
+        shown = await beside(ada)
+        # Who plays at home has nothing sent elsewhere.
+        assert shown == {OWN: OWN, "gemini/gemini-2.5-pro": small, small: small, "demo": small}
+    async with (
+        running(sqlite_url, tmp_path, enrichment_model="demo") as server,
+        server.account("Ben") as ben,
+    ):
+        await add(ben, model)
+        assert set((await beside(ben)).values()) == {"demo"}
 
 
 async def test_suggestions_come_from_their_own_model_the_chats_before_the_accounts(
@@ -138,4 +166,11 @@ async def test_triage_and_the_agent_may_have_different_models(
         agent.script(agent.says("Nothing to write."))
         await study.try_again()
         assert len(agent.server.requests) == 1
-        assert (await study.runs())[-1][0].state == "done"
+        run = (await study.runs())[-1][0]
+        assert (run.state, run.calls, run.triage_model) == ("done", 2, OWN)
+        # Each is paid for what it took itself.
+        took = ok(await study.account.client.get(f"/api/v1/chats/{study.chat_id}/usage"))
+        asked = {each["model"]: each["prompt_tokens"] for each in took["by_model"] if each["runs"]}
+        small = {each["model"]: each["prompt_tokens"] for each in took["by_model"]}[OWN]
+        assert small >= run.triage_prompt_tokens > 0
+        assert asked[run.model] > 0

@@ -253,7 +253,7 @@ async def test_vectors_of_another_server_are_never_compared_though_its_model_has
 
         usual.common = 0.5  # whose vectors are others
         usual.refusal = error(500)
-        ok(await ada.client.patch(path, json={"base_url": usual.url}))
+        ok(await ada.client.patch(path, json={"base_url": usual.url, "api_key": API_KEY}))
         gone = "looked up by words alone: the account's embedding model is not there"
         assert await notes(ada) == [gone]
         assert queries(usual) == 0

@@ -13,7 +13,15 @@ from backend.database.base import new_id
 from backend.enrichment.models import EnrichmentRun
 from backend.generation.figures import ListedModel, Price
 from backend.generation.registry import ModelRegistry
-from tests.fakes.openai_server import MODEL_ID, OpenAIServer, reply, usage
+from tests.fakes.openai_server import (
+    DONE,
+    MODEL_ID,
+    OpenAIServer,
+    chunk,
+    reply,
+    stream,
+    usage,
+)
 from tests.support.server import Account, Running, ok, problem, running
 
 pytestmark = [pytest.mark.anyio, pytest.mark.every_database]
@@ -48,7 +56,7 @@ async def test_cached_tokens_have_their_own_price_and_models_are_added_up(
     chat = str((await ada.new_chat())["id"])
     assert await usage_of(ada, chat) == {
         **dict.fromkeys(("turns", "runs", "prompt_tokens", "cached_tokens"), 0),
-        **dict.fromkeys(("completion_tokens", "thinking_tokens"), 0),
+        **dict.fromkeys(("unreported", "completion_tokens", "thinking_tokens"), 0),
         "cost": None,
         "by_model": [],
     }
@@ -65,26 +73,46 @@ async def test_cached_tokens_have_their_own_price_and_models_are_added_up(
             model="gone/long-ago",
             from_position=0,
             to_position=1,
-            calls=1,
-            prompt_tokens=70,
-            completion_tokens=7,
+            calls=2,
+            prompt_tokens=90,
+            completion_tokens=9,
+            triage_model="gone/small",
+            triage_prompt_tokens=20,
+            triage_completion_tokens=2,
         )
         session.add(run)
 
     seen = await usage_of(ada, chat)
 
-    gone, known = seen["by_model"]
+    gone, small, known = seen["by_model"]
     assert (gone["model"], gone["runs"], gone["turns"]) == ("gone/long-ago", 1, 0)
-    assert gone["cost"] is None
+    assert (gone["prompt_tokens"], gone["completion_tokens"]) == (70, 7)
+    assert (small["model"], small["runs"], small["prompt_tokens"]) == ("gone/small", 0, 20)
+    assert (gone["cost"], small["cost"]) == (None, None)
     assert (known["model"], known["runs"], known["turns"]) == (MODEL_ID, 0, 2)
     cost = (2 * (400 + 1200) + 0.5 * 600 + 8 * 150) / 1e6
     assert known["cost"] == {"amount": pytest.approx(cost), "currency": "USD"}
     assert seen["cost"] == known["cost"]
-    assert (seen["prompt_tokens"], seen["cached_tokens"]) == (2270, 600)
-    assert (seen["completion_tokens"], seen["thinking_tokens"]) == (157, 40)
+    assert (seen["prompt_tokens"], seen["cached_tokens"]) == (2290, 600)
+    assert (seen["completion_tokens"], seen["thinking_tokens"]) == (159, 40)
     one = await usage_of(ada, chat, reply_id=first)
     assert (one["turns"], one["runs"], one["prompt_tokens"]) == (1, 0, 1000)
     assert one["cost"]["amount"] == pytest.approx((2 * 400 + 0.5 * 600 + 8 * 100) / 1e6)
+
+
+async def test_a_reply_that_nobody_counted_is_told_as_that_and_not_as_nothing(
+    ada: Account, model: OpenAIServer
+) -> None:
+    chat = str((await ada.new_chat())["id"])
+    model.script(stream(chunk(content="Yes."), chunk("stop"), DONE))
+    reply_id = (await ada.turn(chat, text="Is it so?"))[0].data["reply_id"]
+    for query in ({}, {"reply_id": reply_id}):
+        seen = await usage_of(ada, chat, **query)
+        assert (seen["turns"], seen["unreported"], seen["prompt_tokens"]) == (0, 1, 0)
+    model.script(reply("No.", used=usage(100, 10)))
+    await ada.turn(chat, regenerate_of=reply_id)
+    seen = await usage_of(ada, chat)
+    assert (seen["turns"], seen["unreported"], seen["prompt_tokens"]) == (1, 1, 100)
 
 
 async def test_nobody_else_sees_it(server: Running, ada: Account) -> None:

@@ -176,7 +176,8 @@ def test_an_address_in_an_odd_spelling_is_refused_even_where_it_is_allowed(url: 
         *("ftp://a.example", "file:///etc/passwd", "unix:/run/x", "//a.example", "a.example", ""),
         *("http://me@a.example", "http://me:secret@a.example", "http://@a.example", "http://"),
         *("http://a.example:99999", "http://[::1", "gopher://1.1.1.1", "http+unix://%2Frun"),
-        *("http://127.0.0.1", "https://[::1]:8080/v1", "http://1.1.1.1:25", "http://[::]"),
+        *("http://127.0.0.1", "https://[::1]:8080/v1", "https://1.1.1.1:25", "http://[::]"),
+        *("http://1.1.1.1", "http://[2606:4700::1111]:8080/v1"),  # a key could be read on its way
     ],
 )
 def test_a_url_is_of_the_web_without_secrets_and_at_no_refused_address(url: str) -> None:
@@ -241,3 +242,13 @@ async def test_names_are_looked_up_by_the_system() -> None:
     with pytest.raises(AddressRefusedError):
         await NetworkPolicy().addresses("a" * 64 + ".example", 8080)  # no name can be like that
     assert "127.0.0.1" in await NetworkPolicy(["loopback"]).addresses("localhost", 8080)
+
+
+def test_a_key_goes_in_the_clear_through_named_networks_alone() -> None:
+    policy = NetworkPolicy(["10.0.0.0/8", "8.8.8.8:8080"])
+    plain = [
+        policy.allows(ip_address(address), port, is_plain=True)
+        for address, port in (("10.0.0.1", 80), ("8.8.8.8", 8080), ("8.8.8.8", 80), ("1.1.1.1", 80))
+    ]
+    assert plain == [True, True, False, False]
+    assert policy.allows(ip_address("1.1.1.1"), 443)

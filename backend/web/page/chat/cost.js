@@ -3,11 +3,23 @@ import { api } from "../core/api.js";
 import { fill, h } from "../core/dom.js";
 import { money, t } from "../core/words.js";
 
-/** What a usage comes to in words: money where a price is known, tokens in any case. */
-export function costs({ cost, prompt_tokens: read, completion_tokens: written }) {
+/**
+ * What a usage comes to in words: tokens in any case, and money where a price is known. Of several
+ * models one may have no price, and of several replies some may not have been counted. `brief` leaves
+ * out that there is no price.
+ */
+export function costs(usage, { brief = false } = {}) {
+  const { cost, prompt_tokens: read, completion_tokens: written, unreported, by_model: models = [usage] } = usage;
+  const missing = unreported > 0 && t("chat.cost_unreported", { count: unreported });
+  if (!(usage.turns + usage.runs) && missing) return t("chat.cost_uncounted");
   const tokens = t("common.tokens", { count: read + written });
-  return cost ? `${money(cost.amount)}, ${tokens}` : tokens;
+  const amount = cost && money(cost.amount);
+  const some = cost && (missing || models.some((each) => !each.cost));
+  const parts = cost ? [some ? t("chat.cost_least", { amount }) : amount, tokens] : [tokens, !brief && t("chat.cost_unknown")];
+  return [...parts, missing].filter(Boolean).join(", ");
 }
+
+const told = (usage) => usage && usage.turns + usage.runs + usage.unreported > 0;
 
 /** The figures of a room, read again after each turn. Without any there is nothing. */
 export function costing(room) {
@@ -18,10 +30,12 @@ export function costing(room) {
     const of = (query) => api.get(path, { query, signal: room.signal });
     const [chat, reply] = await Promise.all([of(), role === "assistant" && of({ reply_id: id })]);
     const words = [
-      reply?.turns > 0 && t("chat.cost_reply", { cost: costs(reply) }),
-      chat.turns + chat.runs > 0 && t("chat.cost_chat", { cost: costs(chat) }),
+      told(reply) && t("chat.cost_reply", { cost: costs(reply, { brief: true }) }),
+      told(chat) && t("chat.cost_chat", { cost: costs(chat, { brief: true }) }),
     ];
-    fill(element, words.filter(Boolean).join(" · "));
+    // Where there is little room the inspector alone says so.
+    const unknown = chat.turns + chat.runs > 0 && !chat.cost && h("span.roomy", {}, `, ${t("chat.cost_unknown")}`);
+    fill(element, words.filter(Boolean).join(" · "), unknown);
     element.title = chat.by_model.map((each) => `${each.model}: ${costs(each)}`).join("\n");
   };
   // A figure is a help: without it the chat works as well.

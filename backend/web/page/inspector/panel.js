@@ -36,7 +36,7 @@ export default async function panel(room, { options: { message }, signal }) {
   const element = h(
     "div.inspector",
     { "aria-busy": "true" },
-    h("div.top", {}, which, sum, bar, reuse, price),
+    h("div.top", {}, which, sum, bar, reuse, " ", price),
     trouble,
     groups.map((each) => each.element),
     world.element,
@@ -80,8 +80,9 @@ export default async function panel(room, { options: { message }, signal }) {
   async function showPrice(model, tokens) {
     if (message) {
       const used = await api.get(`${chat}/usage`, { query: { reply_id: message }, signal });
-      const { cached_tokens: cached, thinking_tokens: thinking } = used;
-      price.textContent = used.turns ? t("context.cost", { cost: costs(used), cached, thinking }) : "";
+      const { cached_tokens: cached, thinking_tokens: thinking, unreported: count } = used;
+      const uncounted = count ? `${t("chat.cost_unreported", { count })}.` : "";
+      price.textContent = used.turns ? t("context.cost", { cost: costs(used), cached, thinking }) : uncounted;
     } else {
       models ??= api.all("/models", { signal });
       const { price: rate } = (await models).find((each) => each.id === model) ?? {};

@@ -1,15 +1,18 @@
 /** What the views of providers share: the form that adds one, and what a test of one says. */
 import { api } from "../core/api.js";
-import { explain } from "../core/dialogs.js";
+import { explain, toast } from "../core/dialogs.js";
 import { fill, h, icon } from "../core/dom.js";
 import { sendform } from "../core/form.js";
 import { session } from "../core/store.js";
-import { number } from "../core/words.js";
+import { number, t } from "../core/words.js";
 import { m } from "./picker.js";
 
 export const PATH = "/providers";
+/** The preset for a server that Talekeeper does not know by name. */
+const OTHER = "other";
 export const KEY = { name: "api_key", type: "password", label: m("key"), most: 4000 };
-export const ADDRESS = { name: "base_url", type: "url", label: m("address"), most: 500 };
+export const ADDRESS = { name: "base_url", type: "url", label: m("address"), placeholder: "http://127.0.0.1:8080/v1", most: 500 };
+const NAMED = { name: "name", label: t("common.name"), help: m("name_help"), most: 100 };
 export const MODELS = { name: "models", kind: "words", label: m("models"), help: m("models_help") };
 
 const keyLink = ({ key_url: href }) =>
@@ -44,7 +47,7 @@ export async function adding(done, signal) {
   const report = h("div.stack");
   const options = presets.map(({ name, title, is_local: local }) => [name, local ? m("local", { title }) : title]);
   let made = null;
-  const send = async ({ preset, api_key: key, base_url: url, models, shared }) => {
+  const send = async ({ preset, api_key: key, base_url: url, name, models, shared }) => {
     fill(report);
     if (made) await api.delete(`${PATH}/${made.id}`);
     made = null;
@@ -52,24 +55,30 @@ export async function adding(done, signal) {
       preset,
       api_key: key || undefined,
       base_url: url || undefined,
+      name: (preset === OTHER && name) || undefined,
       models: models.map((name) => ({ name })),
       scope: shared ? "installation" : undefined,
     });
-    if (await test(made, report)) done();
+    if (!(await test(made, report))) return;
+    toast(m("added", { name: made.name }));
+    done();
   };
-  const fields = [{ name: "preset", kind: "select", label: m("service"), options }, KEY, ADDRESS, MODELS];
+  const fields = [{ name: "preset", kind: "select", label: m("service"), options }, KEY, ADDRESS, NAMED, MODELS];
   if (session.user.is_administrator) fields.push({ name: "shared", kind: "check", label: m("shared"), help: m("shared_help") });
   const { element, controls } = sendform({ fields, submit: m("add"), send, extra: h("div.stack", {}, link, report) });
-  const [service, key, address] = ["preset", "api_key", "base_url"].map((name) => controls.get(name));
+  const [service, key, address, name] = ["preset", "api_key", "base_url", "name"].map((each) => controls.get(each));
   const suit = () => {
     const preset = presets.find(({ name }) => name === service.read());
-    const own = preset.is_local || preset.name === "other";
+    const somewhere = preset.is_local || preset.name === OTHER;
+    const { taken_port: port } = preset;
     key.element.hidden = preset.key === "none";
     key.input.required = preset.key === "required";
-    address.element.hidden = !own;
-    address.input.required = own;
-    address.write(own ? preset.base_url : "");
-    fill(link, keyLink(preset));
+    key.input.placeholder = preset.key === "optional" ? m("key_optional") : "";
+    address.element.hidden = !somewhere;
+    address.input.required = somewhere;
+    address.write(somewhere ? preset.base_url : "");
+    name.element.hidden = preset.name !== OTHER;
+    fill(link, port ? h("p.soft", {}, m("taken_port", { port: String(port), next: String(port + 1) })) : keyLink(preset));
     fill(report);
   };
   service.input.addEventListener("change", suit);

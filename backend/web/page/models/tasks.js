@@ -25,7 +25,8 @@ export function embedding(providers, models) {
 
 /**
  * Fields for `autoform`, and `suit(chain, reply)`, which says what counts where nothing is chosen:
- * `chain` are the settings that are looked up, the nearest first, `reply` is the reply's model.
+ * `chain` are the settings that are looked up, the nearest first, `reply` is the id of the model
+ * that replies.
  */
 export function tasks(models) {
   const made = new Map();
@@ -36,11 +37,12 @@ export function tasks(models) {
   };
   const field = (task, path) => {
     const [label, help] = m(`tasks.${task}`).split(" | ");
-    const options = [[null, m("as.small")], ...models.map(({ id, title }) => [id, title])];
+    const options = [[null, ""], ...models.map(({ id, title }) => [id, title])];
     return { name: path, label, help, options, models, wide: true, control: make };
   };
   const fields = [field("all", "enrichment.model"), ...TASKS.map((task) => field(task, name(task)))];
-  const title = (id) => models.find((each) => each.id === id)?.title ?? id;
+  const known = (id) => models.find((each) => each.id === id);
+  const title = (id) => known(id)?.title ?? id;
   const suit = (chain, reply) => {
     const first = (read, from = chain.slice(1)) => from.map(read).find(Boolean);
     const say = (path, how, id) => {
@@ -49,13 +51,18 @@ export function tasks(models) {
       write(read());
     };
     const above = first((each) => each.enrichment?.model);
-    say("enrichment.model", above ? "account" : "small", above);
+    // Without any choice the server has a model for it, or the reply's does it as well.
+    const usual = known(reply)?.task_model ?? reply;
+    const plain = usual === reply ? "reply" : "server_does";
+    if (above) say("enrichment.model", "account", above);
+    else say("enrichment.model", plain, usual);
     const all = first((each) => each.enrichment?.model, chain);
     for (const task of TASKS) {
       const named = first((each) => each.task_models?.[task]);
       if (named) say(name(task), "account", named);
       else if (task === "suggestions") say(name(task), "reply", reply);
-      else say(name(task), all ? "all" : "small", all);
+      else if (all) say(name(task), "all", all);
+      else say(name(task), plain, usual);
     }
   };
   return { fields, suit };
