@@ -237,6 +237,7 @@ async def _sweep(parts: Services) -> None:
             await parts.memory.prepare()
             parts.memory.blinders.sweep()
             parts.lore.sweep()
+            parts.histories.sweep()
             parts.user_models.sweep()
         except Exception as error:  # the next round tries again
             log.warning("server.sweep_failed", exc_info=error)

@@ -89,6 +89,7 @@ from backend.turns.builder import PromptBuilder
 from backend.turns.contexts import ContextService
 from backend.turns.counting import CountCache
 from backend.turns.downtime import DowntimeService
+from backend.turns.kept_history import HistoryCache
 from backend.turns.lore import LoreReader
 from backend.turns.measures import MeasureService
 from backend.turns.recovery import TurnRecovery
@@ -195,6 +196,7 @@ class Services:
         self.campaign_history = HistoryService(database)
         self.campaign_proposals = ProposalService(database)
         names = NameCache()
+        self.histories = HistoryCache()
         self.situations = SituationService(database, names)
         self.downtime = DowntimeService(database, names)
         self.measures = MeasureService(database, user_models)
@@ -213,6 +215,7 @@ class Services:
             names,
             memory,
             self.lore,
+            self.histories,
             user_models,
             counts,
         )
@@ -256,6 +259,7 @@ class Services:
             engine,
             pool,
             rephraser=Rephraser(database, memory.search, settings, prompts),
+            histories=self.histories,
             situations=self.situations,
             enrichment=enrichment_outbox,
             user_models=user_models,

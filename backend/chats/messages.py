@@ -206,11 +206,11 @@ class MessageService:
     async def hide(self, identity: Identity, message_id: UUID, *, hidden: bool) -> MessageView:
         """Leave a message out of prompts, or take it in again. Raises `MessageNotFoundError`."""
         async with self._database.write() as session:
-            message, _ = await repository.locked_message(
+            message, chat = await repository.locked_message(
                 session, message_id, owner_id=identity.user_id
             )
             was_hidden = message.hidden
-            await tree.set_hidden(session, message, hidden=hidden)
+            await tree.set_hidden(session, chat, message, hidden=hidden)
             if was_hidden and not hidden:
                 for part in self._participants.of(MessageShown):
                     await part.message_shown(session, identity, message)

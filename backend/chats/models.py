@@ -47,6 +47,7 @@ class Chat(Base):
     leaf_id: Mapped[UUID | None]
     count_unit: Mapped[str]
     revision: Mapped[int] = mapped_column(default=1)
+    hidden_changes: Mapped[int] = mapped_column(default=0, server_default="0")
     created_at: Mapped[CreatedAt]
     updated_at: Mapped[UpdatedAt]
 

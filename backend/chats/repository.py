@@ -276,7 +276,9 @@ async def is_streaming_below(session: AsyncSession, message: Message) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class SealedHistory:
-    """What the prompt builder needs of a stretch of messages, still sealed: columns of one length.
+    """What the prompt builder needs of a stretch of messages: columns of one length.
+
+    What the first ones say may be `opened` already: `sealed_contents` are those of the others.
 
     Columns and raw ids, because a full window holds thousands of rows: making an object of each,
     with a UUID in it, took three times as long as reading them.
@@ -288,6 +290,7 @@ class SealedHistory:
     tokens: Sequence[int] = ()
     sealed_contents: Sequence[bytes] = ()
     sealed_authors: Sequence[bytes] = ()
+    opened: Sequence[str] = ()
 
 
 _BEHIND = and_(

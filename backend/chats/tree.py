@@ -114,11 +114,12 @@ async def last_path_below(session: AsyncSession, message_id: UUID) -> UUID:
     return found
 
 
-async def set_hidden(session: AsyncSession, message: Message, *, hidden: bool) -> None:
+async def set_hidden(session: AsyncSession, chat: Chat, message: Message, *, hidden: bool) -> None:
     """Leave a message out of prompts, or take it in again: sums below it follow."""
     if message.hidden == hidden:
         return
     message.hidden = hidden
+    chat.hidden_changes += 1
     await session.flush()
     change = -message.tokens if hidden else message.tokens
     await _add_to_sums(session, message.id, change)

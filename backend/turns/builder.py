@@ -46,7 +46,8 @@ from backend.settings import Settings
 from backend.turns.assemble import PromptAssembler
 from backend.turns.built import Built
 from backend.turns.counting import CountCache
-from backend.turns.history import open_history, read_from
+from backend.turns.history import open_history
+from backend.turns.kept_history import HistoryCache
 from backend.turns.load import ChatLoader
 from backend.turns.lore import LoreReader
 from backend.turns.prompt_context import LoadedChat, PromptContext, PromptWindow
@@ -80,6 +81,7 @@ class PromptBuilder:
         pool: CpuPool,
         *,
         rephraser: Rephraser,
+        histories: HistoryCache,
         situations: SituationService,
         enrichment: EnrichmentOutbox,
         user_models: UserModels,
@@ -92,6 +94,7 @@ class PromptBuilder:
         self._pool = pool
         self._scripts = scripts
         self._lore = lore
+        self._histories = histories
         self._situations = situations
         self._enrichment = enrichment
         self._search = search
@@ -216,11 +219,7 @@ class PromptBuilder:
             if scripts is None:
                 search.begin(asked(loaded))
             loaded = await loader.with_campaign(loaded)
-            lines = await loader.history(
-                loaded,
-                begin=read_from(loaded, window),
-                authors=window.unit.names or window.is_estimated,
-            )
+            lines = await self._histories.read(session, loaded, window)
             chain = loaded.settings, identity.settings
             most = first_set(chain, "reasoning_sent", default=0)
             thoughts = await last_thoughts(session, loaded, most)
@@ -244,11 +243,13 @@ class PromptBuilder:
         # Counts stored in another unit chose the lines; they are made anew for them.
         recount = context.window.is_estimated
         sealed = sum(map(len, context.lines.sealed_contents))
+        opened = sum(map(len, context.lines.opened))
         context.history = await self._pool.run(
             identity.user_id,
             partial(open_history, identity, context),
-            size=sealed if recount or context.loaded.scripts else sealed // SEALED_FACTOR,
+            size=sealed + opened if recount or context.loaded.scripts else sealed // SEALED_FACTOR,
         )
+        self._histories.keep(context)
         # An embedding model far away takes its time: no connection waits for it.
         found = await search.result()
         if not is_preview:

@@ -42,13 +42,13 @@ def read_from(loaded: LoadedChat, window: PromptWindow) -> int:
 def open_history(identity: Identity, context: PromptContext) -> History:
     """The lines unsealed, as they are sent, with their tokens. CPU-bound."""
     lines, unit, scripts = context.lines, context.window.unit, context.loaded.scripts
-    stored = identity.sealer.open_many(
-        MESSAGE_CONTENT, zip(lines.ids, lines.sealed_contents, strict=True)
-    )
+    sealed = zip(lines.ids[len(lines.opened) :], lines.sealed_contents, strict=True)
+    stored = [*lines.opened, *identity.sealer.open_many(MESSAGE_CONTENT, sealed)]
+    context.texts = stored
     tokens = list(lines.tokens)
     texts = sent_texts(scripts, lines.roles, stored, has_line=context.loaded.said is not None)
     changed = [at for at, text in enumerate(texts) if text != stored[at]]
-    if unit.names or context.window.is_estimated:
+    if context.window.needs_authors:
         authors = identity.sealer.open_many(
             MESSAGE_AUTHOR, zip(lines.ids, lines.sealed_authors, strict=True)
         )

@@ -24,7 +24,6 @@ from backend.characters import repository as characters
 from backend.chats import repository as chats
 from backend.chats.errors import ChatNotFoundError
 from backend.chats.models import CHAT_VARIABLES, MESSAGE_AUTHOR, MESSAGE_CONTENT, Chat, Message
-from backend.chats.repository import SealedHistory
 from backend.chats.schemas import AuthorsNote
 from backend.chats.service import read_settings
 from backend.chronicles.events import MAX_PINNED
@@ -278,20 +277,6 @@ class ChatLoader:
             return None
         first = await chats.first_behind(self._session, loaded.chat.id, from_sum=begin)
         return leaf.position + 1 if first is None else first
-
-    async def history(self, loaded: LoadedChat, *, begin: int, authors: bool) -> SealedHistory:
-        """The lines after `begin` stored tokens from the root, down to the leaf."""
-        leaf = loaded.target.leaf
-        if leaf is None:
-            return SealedHistory()
-        return await chats.active_lines(
-            self._session,
-            loaded.chat.id,
-            from_sum=begin,
-            to_position=leaf.position,
-            authors=authors,
-            viewpoint=loaded.viewpoint,
-        )
 
     def _variables(self, chat: Chat, sealed_globals: bytes | None) -> Variables:
         sealer, user_id = self._identity.sealer, self._identity.user_id

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -21,7 +20,6 @@ from backend.chats.models import Chat, Message
 from backend.cpu_pool import SMALL, CpuPool
 from backend.database.base import upsert
 from backend.errors import ConflictError
-from backend.lorebooks.activation.cache import BookCache
 from backend.lorebooks.activation.compiled import CompiledBook
 from backend.lorebooks.activation.outcome import Outcome, Scan
 from backend.lorebooks.activation.places import PlaceFinder
@@ -36,6 +34,7 @@ from backend.lorebooks.chat_books import (
 )
 from backend.lorebooks.entries import LinkSource, LoreSettings
 from backend.lorebooks.models import LORE_STATE, LoreState
+from backend.plain_cache import PlainCache
 from backend.regex.process import RegexProcess
 from backend.vault.sealing import Sealer
 
@@ -43,6 +42,12 @@ T = TypeVar("T")
 
 ATTEMPTS = 20
 """How often a turn is begun again because a book of it was changed while it was compiled."""
+
+MOST_ENTRIES = 50_000
+"""Entries of all compiled books that are kept together; a book without any counts as one."""
+
+SECONDS = 600.0
+"""How long a compiled book is kept that nobody plays with."""
 
 DEEPEST_SCAN = 1_000
 """Messages that a scan looks back at most, whatever entries ask for."""
@@ -83,7 +88,7 @@ class LoreReader(UserSignedOut):
         self._pool = pool
         self._compiling: dict[tuple[UUID, int], asyncio.Task[CompiledBook]] = {}
         self._ready: dict[tuple[UUID, int], CompiledBook] = {}
-        self._cache = BookCache(clock=time.monotonic)
+        self._cache: PlainCache[CompiledBook] = PlainCache(most=MOST_ENTRIES, seconds=SECONDS)
         self._regexes = regexes
 
     async def read(
@@ -173,19 +178,22 @@ class LoreReader(UserSignedOut):
         missing: list[tuple[ChatBook, SealedBook]] = []
         for ref in refs:
             book = self._ready.get((ref.id, ref.revision)) or self._cache.get(
-                identity.user_id, ref.id, ref.revision
+                identity.user_id, ref.id
             )
-            if book is None:
+            if book is None or book.revision != ref.revision:
                 sealed = await load_book(session, ref.id, owner_id=identity.user_id)
                 if sealed.size > SMALL:
                     missing.append((ref, sealed))
                     continue
                 book = _compiled(identity, ref, sealed)
-                self._cache.put(identity.user_id, book)
+                self._keep(identity, book)
             found.append(book)
         if missing:
             raise _NotCompiledError(missing)
         return found
+
+    def _keep(self, identity: Identity, book: CompiledBook) -> None:
+        self._cache.put(identity.user_id, book.book_id, book, size=len(book.entries))
 
     async def _shared(self, identity: Identity, ref: ChatBook, sealed: SealedBook) -> CompiledBook:
         """A compiled book, compiled once however many turns wait for it."""
@@ -193,7 +201,7 @@ class LoreReader(UserSignedOut):
         async def compiled() -> CompiledBook:
             compiling = partial(_compiled, identity, ref, sealed)
             book = await self._pool.run(identity.user_id, compiling)
-            self._cache.put(identity.user_id, book)
+            self._keep(identity, book)
             return book
 
         key = ref.id, ref.revision

@@ -228,6 +228,11 @@ class PromptWindow:
         return self.unit != self.stored_unit
 
     @property
+    def needs_authors(self) -> bool:
+        """Whether who speaks counts, or is sent with the text."""
+        return self.unit.names or self.is_estimated
+
+    @property
     def scale(self) -> float:
         """Makes stored tokens counted ones."""
         return starting_ratio(self.unit.tokenizer, counted_with=self.stored_unit.tokenizer)
@@ -253,6 +258,7 @@ class PromptContext:
     Attributes:
         loaded: The chat, its cast, its books, its place in the tree.
         lines: The history as it is stored, oldest first, down to the leaf.
+        texts: What they say, as it is stored: filled with `history`.
         thoughts: Of replies in it, still sealed: the message's id and its thoughts, by position.
         history: The same as the model gets it: unsealed, after regex scripts, with its tokens.
         memories: What was found and counts, best first.
@@ -265,6 +271,7 @@ class PromptContext:
     loaded: LoadedChat
     window: PromptWindow
     lines: SealedHistory
+    texts: Sequence[str] = ()
     thoughts: Mapping[int, tuple[UUID, bytes]] = field(
         default_factory=dict[int, tuple[UUID, bytes]]
     )
