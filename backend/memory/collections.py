@@ -285,7 +285,7 @@ class Collections:
                 await reindex_later(session, user_id, name)
         self._searched.clear()
         if lost:
-            log.warning("memory.collection_lost", collection=name, users=len(lost))
+            log.warning("memory.collection_lost", collection=name, count=len(lost))
 
     def go_over(self, index: VectorIndex) -> None:
         """Have a collection that is open be the current one: another model is in use from now on.

@@ -90,7 +90,7 @@ class EngineProcess:
             log.warning("index.engine_killed")
             self._process.kill()
         if code := await self._process.wait():
-            log.warning("index.engine_ended", code=code)
+            log.warning("index.engine_ended", exit_code=code)
 
     async def _read(self) -> None:
         try:

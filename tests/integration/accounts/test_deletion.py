@@ -24,7 +24,7 @@ from backend.memory.models import Embedding
 from tests.fakes.openai_server import OpenAIServer
 from tests.fakes.scripted_server import Gate
 from tests.support.chronicling import last_run, new_event, opt_in, sum_up
-from tests.support.memory import settled
+from tests.support.memory import forgotten, settled
 from tests.support.models import asking, held_back
 from tests.support.server import PASSWORD, Account, Running, ok, problem, running
 
@@ -185,6 +185,7 @@ async def test_nothing_of_the_account_is_left_in_any_table(either: Running) -> N
             assert dict(cleo.client.cookies) == {}
             problem(await other.client.get(ME), 401, "unauthenticated")
         await settled(either)
+        await forgotten(either)
         assert await rows(either) == before
         ok(await ben.client.get(ME))
         async with either.account("cleo"):
@@ -241,4 +242,5 @@ async def test_a_turn_that_was_running_leaves_nothing_behind(
                 await asyncio.sleep(0.01)
             await stream
         await settled(server)
+        await forgotten(server)
         assert await rows(server) == before

@@ -12,7 +12,7 @@ import pytest
 
 from backend.memory.outbox import INDEX
 from tests.fakes.holding_server import HoldingServer
-from tests.fakes.openai_server import OpenAIServer
+from tests.fakes.openai_server import API_KEY, OpenAIServer
 from tests.fakes.qdrant_engine import QdrantEngine
 from tests.fakes.scripted_server import Request
 from tests.integration.memory.test_failures import Moody
@@ -200,7 +200,7 @@ async def test_vectors_of_the_model_before_that_come_late_are_made_again(
         async with mine.thinking() as is_asked:
             await tell(server, ada, chat, ["A gannet dives."], indexed=False)
             await is_asked.wait()
-            ok(await ada.client.patch(path, json={"base_url": other.url}))
+            ok(await ada.client.patch(path, json={"base_url": other.url, "api_key": API_KEY}))
             await until(lambda: has_arrived(server, ada))
         await settled(server)
         index, ids = await own_index(server), await lines(server, UUID(ada.user["id"]))

@@ -9,15 +9,15 @@ from pathlib import Path
 from uuid import UUID
 
 import pytest
-from sqlalchemy import select, update
+from sqlalchemy import select
 
-from backend.database.base import now
 from backend.jobs.models import Job
 from backend.memory.index.protocol import Point, Sparse, SparseName
-from backend.memory.outbox import FORGET, REINDEX
+from backend.memory.outbox import REINDEX
 from backend.memory.runtime import index_folder
 from tests.support.memory import (
     API,
+    forgotten,
     link,
     new_book,
     points_of,
@@ -159,9 +159,7 @@ async def test_points_that_work_under_way_puts_back_after_a_deletion_go_as_well(
         await settled(server)
         may_go_on.set()
         await until(index.owners)
-        async with server.parts.database.write() as session:
-            await session.execute(update(Job).where(Job.kind == FORGET).values(run_after=now()))
-        await settled(server)
+        await forgotten(server)
         assert await index.count(gone) == 0
 
 
