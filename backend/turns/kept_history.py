@@ -31,19 +31,21 @@ SECONDS = 300.0
 
 @dataclass(frozen=True, slots=True)
 class KeptHistory:
-    """The lines of a chat from `begin` stored tokens after the root on, as columns; not the last.
+    """The lines of a chat that stand wholly after `begin` stored tokens from the root.
 
-    They end at a line that something follows. `mark` says how lines are counted and what is hidden.
+    The first of them begins at `start`; the last is one that something follows. `mark` says how
+    lines are counted and what is hidden.
     """
 
     mark: tuple[str, int]
     begin: int
+    start: int
     lines: SealedHistory
 
     @property
     def end(self) -> int:
         """Stored tokens from the root to where the last line begins."""
-        return self.begin + sum(self.lines.tokens[:-1])
+        return self.start + sum(self.lines.tokens[:-1])
 
     def continued(
         self, later: SealedHistory, *, begin: int, path_tokens: int
@@ -66,7 +68,7 @@ class KeptHistory:
             or end + sum(later.tokens) != path_tokens
         ):
             return None
-        first, start, last = 0, self.begin, len(kept.ids) - 1
+        first, start, last = 0, self.start, len(kept.ids) - 1
         while first < last and (start < begin or start + kept.tokens[first] <= begin):
             start += kept.tokens[first]
             first += 1
@@ -120,7 +122,7 @@ class HistoryCache(UserSignedOut):
         loaded, lines, texts = context.loaded, context.lines, context.texts
         if len(texts) <= 1 or not _may_be_kept(loaded, context.window):
             return
-        chat, begin = loaded.chat, loaded.path_tokens - sum(lines.tokens)
+        chat = loaded.chat
         kept = SealedHistory(
             lines.ids[:-1],
             lines.positions[:-1],
@@ -128,8 +130,13 @@ class HistoryCache(UserSignedOut):
             lines.tokens[:-1],
             opened=texts[:-1],
         )
-        size = sum(map(len, texts))
-        self._kept.put(chat.user_id, chat.id, KeptHistory(_mark(chat), begin, kept), size=size)
+        history = KeptHistory(
+            _mark(chat),
+            begin=read_from(loaded, context.window),
+            start=loaded.path_tokens - sum(lines.tokens),
+            lines=kept,
+        )
+        self._kept.put(chat.user_id, chat.id, history, size=sum(map(len, texts)))
 
     def user_signed_out(self, user_id: UUID) -> None:
         """Drop what a user's chats say."""
