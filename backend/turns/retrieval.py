@@ -18,6 +18,7 @@ from backend.generation.tokens import MESSAGE_OVERHEAD
 from backend.lorebooks.activation.outcome import SemanticHit
 from backend.memory.index.protocol import Kind, ScopePart
 from backend.memory.search import Memory, SearchRequest
+from backend.memory.sources import Recalled
 from backend.reasons import Reason
 from backend.turns.prompt_context import LoadedChat, PromptContext
 
@@ -142,7 +143,7 @@ def memory_items(
     for memory in memories:
         source = memory.recalled
         if source.kind != "lore" and source.source_id not in elsewhere:
-            items.append(sized(_found(memory), count))
+            items.append(sized(_found(source, memory.reason, memory.rank), count))
             times.append((source.said_at or _UNDATED, source.position, source.source_id))
     order = {time: number for number, time in enumerate(sorted(times))}
     return [replace(item, order=order[time]) for item, time in zip(items, times, strict=True)]
@@ -179,8 +180,7 @@ def consequence_items(context: PromptContext, *, count: Callable[[str], int]) ->
             if became.source_id not in known and len(items) < MAX_CONSEQUENCES:
                 known.add(became.source_id)
                 reason = Reason("followed", count=memory.recalled.position + 1)
-                found = _found(replace(memory, recalled=became))
-                items.append(sized(replace(found, reasons=[reason]), count))
+                items.append(sized(_found(became, reason, memory.rank), count))
     return items
 
 
@@ -264,8 +264,7 @@ def sized(item: Item, count: Callable[[str], int]) -> Item:
     return replace(item, tokens=(item.tokens or count(item.text)) + MESSAGE_OVERHEAD)
 
 
-def _found(memory: Memory) -> Item:
-    source = memory.recalled
+def _found(source: Recalled, reason: Reason, rank: int) -> Item:
     text = f"{source.title}: {source.text}" if source.title else source.text
     if source.kind == "message":
         kind, title = "memory", f"message {source.position + 1}"
@@ -276,9 +275,9 @@ def _found(memory: Memory) -> Item:
         title=title,
         text=_dated(source.said_at, text),
         place="memory",
-        reasons=[memory.reason],
+        reasons=[reason],
         source_id=source.source_id,
-        rank=memory.rank,
+        rank=rank,
     )
 
 

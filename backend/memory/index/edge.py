@@ -96,10 +96,10 @@ class EdgeIndex:
         asked = [query for query in queries if not query.is_empty]
         if not asked:
             return [[] for _ in queries]
-        answers = [
-            (_numbers(ids), memoryview(scores).cast("d"))
-            for ids, scores in await self._call("search", asked)
-        ]
+        writes = self._payloads.writes
+        found_hits, new = await self._call("search", asked)
+        self._payloads.add(_decoded(new), writes=writes)
+        answers = [(_numbers(ids), memoryview(scores).cast("d")) for ids, scores in found_hits]
         known = await self._known(number for numbers, _ in answers for number in numbers)
         found = iter(
             [
@@ -141,7 +141,7 @@ class EdgeIndex:
         while True:
             page, offset = await self._call("page", owner_id, container_id, offset)
             if page:
-                yield [(point_id, Payload.decoded(payload)) for point_id, payload in page]
+                yield _decoded(page)
             if offset is None:
                 return
 
@@ -168,13 +168,10 @@ class EdgeIndex:
     async def _known(self, numbers: Iterable[int]) -> dict[int, Known]:
         """Points with their payloads, by the numbers of their ids."""
         wanted = set(numbers)
-        known, writes = self._payloads.get(wanted)
+        known, writes = self._payloads.get(wanted), self._payloads.writes
         missing = [UUID(int=number) for number in wanted - known.keys()]
         if missing:
-            read = [
-                (point_id, Payload.decoded(payload))
-                for point_id, payload in await self._call("payloads", missing)
-            ]
+            read = _decoded(await self._call("payloads", missing))
             self._payloads.add(read, writes=writes)
             known |= {each[0].int: each for each in read}
         return known
@@ -240,6 +237,10 @@ class EdgeIndex:
             f"The index {self.name} in the data folder failed. Look whether the disk is full; "
             "otherwise restart, and rebuild it with `talekeeper reindex`."
         )
+
+
+def _decoded(points: Iterable[tuple[UUID, Any]]) -> list[Known]:
+    return [(point_id, Payload.decoded(payload)) for point_id, payload in points]
 
 
 def _numbers(ids: bytes) -> list[int]:

@@ -41,6 +41,7 @@ from uuid import UUID
 import qdrant_edge as engine  # noqa: TID251  this is its adapter
 
 from backend.memory.index import edge_mapping as mapping
+from backend.memory.index.payload_cache import MOST
 from backend.memory.index.protocol import (
     CONTAINER,
     OWNER,
@@ -79,6 +80,7 @@ class Engine:
         self._path = Path()
         self._shard: Any = None
         self._unflushed = 0
+        self._told: set[int] = set()
 
     def open(
         self, folder: Path, name: str, dimension: int | None, *, may_make: bool
@@ -168,16 +170,30 @@ class Engine:
         self._shard.update(engine.UpdateOperation.delete_points_by_filter(which))
         self.sync()
 
-    def search(self, queries: Sequence[Query]) -> list[tuple[bytes, bytes]]:
-        """Of each query its hits, best first: 16 bytes of ids each, and scores as doubles."""
+    def search(
+        self, queries: Sequence[Query]
+    ) -> tuple[list[tuple[bytes, bytes]], list[tuple[UUID, Any]]]:
+        """What is nearest to each of some queries.
+
+        Returns:
+            Of each query its hits, best first: 16 bytes of ids each, and scores as doubles. And the
+            payloads of those that were in no answer lately: whoever asks keeps them.
+        """
         batch = engine.QueryBatchRequest([mapping.request(query) for query in queries])
-        return [
+        answers = self._shard.query_batch(batch)
+        found = {hit.id.int: hit.id for hits in answers for hit in hits}
+        if len(self._told) > MOST:
+            self._told.clear()
+        new = found.keys() - self._told
+        self._told |= new
+        hits = [
             (
                 b"".join([hit.id.bytes for hit in hits]),
                 array("d", [hit.score for hit in hits]).tobytes(),
             )
-            for hits in self._shard.query_batch(batch)
+            for hits in answers
         ]
+        return hits, self.payloads([found[number] for number in new]) if new else []
 
     def payloads(self, ids: Sequence[UUID]) -> list[tuple[UUID, Any]]:
         """The payloads of points, of those that are there."""

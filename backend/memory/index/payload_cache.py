@@ -28,18 +28,21 @@ class PayloadCache:
 
     Args:
         most: How many are kept, about. Those that were not asked for the longest time go first.
+
+    Attributes:
+        writes: How often something was written.
     """
 
     def __init__(self, most: int = MOST) -> None:
         self._half = max(1, most // 2)
-        self._writes = 0
+        self.writes = 0
         # By the numbers of ids: a UUID computes its hash in Python, ten times as slowly.
         self._young: dict[int, Known] = {}
         self._old: dict[int, Known] = {}
         self._ids: dict[int, UUID] = {}
 
-    def get(self, ids: Iterable[int]) -> tuple[dict[int, Known], int]:
-        """What is kept of these points, and the number of writes so far."""
+    def get(self, ids: Iterable[int]) -> dict[int, Known]:
+        """What is kept of these points."""
         found: dict[int, Known] = {}
         for each in ids:
             known = self._young.get(each)
@@ -47,24 +50,24 @@ class PayloadCache:
                 self._put(known)
             if known is not None:
                 found[each] = known
-        return found, self._writes
+        return found
 
     def add(self, points: Iterable[Known], *, writes: int) -> None:
-        """Keep what was read, unless something was written since `get` said `writes`."""
-        if writes == self._writes:
+        """Keep what was read, unless something was written since there were so many `writes`."""
+        if writes == self.writes:
             for point_id, payload in points:
                 self._put((point_id, self._shared(payload)))
 
     def write(self, points: Iterable[Known]) -> None:
         """Take note of what was written. What was not found lately is not kept for it."""
-        self._writes += 1
+        self.writes += 1
         for point_id, payload in points:
             if point_id.int in self._young or point_id.int in self._old:
                 self._put((point_id, self._shared(payload)))
 
     def forget(self, owner_id: UUID) -> None:
         """Drop all of a user's."""
-        self._writes += 1
+        self.writes += 1
         self._ids.pop(owner_id.int, None)
         for kept in (self._young, self._old):
             for each in [each for each, (_, known) in kept.items() if known.owner_id == owner_id]:

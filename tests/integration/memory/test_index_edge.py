@@ -314,7 +314,7 @@ async def test_nothing_of_a_user_who_is_deleted_stays_in_memory(tmp_path: Path) 
         [hits] = await index.search([query(unit(1), scope(owner, CHAT))])
         assert len(hits) == 3
     await index.delete_owner(OWNER)
-    kept, _ = index._payloads.get([each.id.int for each in (*hers, *his)])
+    kept = index._payloads.get([each.id.int for each in (*hers, *his)])
     assert sorted(kept) == sorted(each.id.int for each in his)
     await index.aclose()
 

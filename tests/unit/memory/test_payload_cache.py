@@ -24,14 +24,13 @@ def stored(owner: UUID = ANN) -> Stored:
 
 
 def found(cache: PayloadCache, *items: Stored) -> list[Payload | None]:
-    kept, _ = cache.get([point_id.int for point_id, _ in items])
+    kept = cache.get([point_id.int for point_id, _ in items])
     return [kept.get(point_id.int, (None, None))[1] for point_id, _ in items]
 
 
 def read(cache: PayloadCache, *items: Stored) -> None:
     """As a search that finds them."""
-    _, writes = cache.get([])
-    cache.add(items, writes=writes)
+    cache.add(items, writes=cache.writes)
 
 
 def test_what_was_found_once_is_known() -> None:
@@ -57,11 +56,11 @@ def test_an_import_does_not_push_out_what_is_found() -> None:
 
 def test_what_was_read_before_a_write_is_not_kept_after_it() -> None:
     cache, item = PayloadCache(), stored()
-    _, writes = cache.get([item[0].int])
+    writes = cache.writes
     cache.write([(item[0], replace(item[1], words=8))])
     cache.add([item], writes=writes)
     assert found(cache, item) == [None]
-    _, writes = cache.get([item[0].int])
+    writes = cache.writes
     cache.forget(ANN)
     cache.add([item], writes=writes)
     assert found(cache, item) == [None]
