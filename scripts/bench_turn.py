@@ -65,6 +65,7 @@ from backend.memory.index.edge import EdgeIndex
 from backend.memory.search import MemorySearch
 from backend.turns.assemble import PromptAssembler
 from backend.turns.builder import PromptBuilder
+from backend.turns.kept_history import HistoryCache
 from backend.turns.load import ChatLoader
 from backend.turns.lore import LoreReader
 from backend.turns.start import TurnStarter
@@ -107,7 +108,7 @@ STAGES: tuple[tuple[tuple[Any, str], str], ...] = (
     ((ChatLoader, "load"), "  chat, cast and books"),
     ((MemorySearch, "find"), "  search, beside history"),
     ((EdgeIndex, "search"), "    in the engine"),
-    ((ChatLoader, "history"), "  history, read"),
+    ((HistoryCache, "read"), "  history, read"),
     ((Sealer, "open_many"), "  history, unsealed"),
     ((MemorySearch, "recall"), "  texts of what was found"),
     ((PromptAssembler, "assemble"), "  assembling"),
