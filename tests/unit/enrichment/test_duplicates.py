@@ -52,14 +52,17 @@ class Model:
         self.model = LocalEmbedder(MODEL_FOLDER)
 
     async def embed_documents(self, sealer: Sealer, texts: Sequence[str]) -> Floats:  # noqa: ARG002  # nothing is sealed
-        wanted = {text for text in texts if text not in self.vectors}
-        if wanted and not self.vectors:
-            wanted |= {each.summary for pair in PAIRS for each in (pair.one, pair.other)}
-        if wanted:
-            order = sorted(wanted)
-            made = await self.model.embed(order, "document")
-            self.vectors.update(zip(order, made, strict=True))
+        # By themselves: vectors of a model in eight bits differ with what goes through it at once.
+        if not self.vectors:
+            await self._embed({each.summary for pair in PAIRS for each in (pair.one, pair.other)})
+        if wanted := {text for text in texts if text not in self.vectors}:
+            await self._embed(wanted)
         return np.stack([self.vectors[text] for text in texts])
+
+    async def _embed(self, texts: set[str]) -> None:
+        order = sorted(texts)
+        made = await self.model.embed(order, "document")
+        self.vectors.update(zip(order, made, strict=True))
 
 
 class Counting:
@@ -133,8 +136,7 @@ async def test_with_meaning_no_news_are_refused_and_most_duplicates_seen(
     same, _, wrong = await shares(minilm, split)
 
     assert wrong == 0
-    # Vectors of a model in eight bits differ a little with what goes through it at once.
-    assert same >= 0.82
+    assert same >= 0.84
 
 
 async def test_meaning_spares_questions_about_news(minilm: DuplicateFinder) -> None:
