@@ -22,12 +22,22 @@ from backend.lorebooks.models import LoreEntryRow
 from backend.memory.index.protocol import Payload, VectorIndex
 from backend.memory.outbox import FORGET, RECONCILE
 from tests.fakes.openai_server import OpenAIServer
+from tests.fakes.scripted_server import Answer, Request
 from tests.integration.turns.seeding import identity_of, seed
 from tests.support.server import ROOT, Account, Running, ok, running
 
 API = "/api/v1"
 DIMENSION = 256
 MODEL_FOLDER = Path(__file__).parents[2].parent / "shared" / "data" / "minilm-l6-v2-int8"
+
+
+class Moody(OpenAIServer):
+    """Answers as long as it likes to; else with `refusal`."""
+
+    refusal: Answer | None = None
+
+    def usual(self, request: Request) -> Answer:
+        return self.refusal or super().usual(request)
 
 
 def embedding(

@@ -7,7 +7,7 @@ from collections.abc import AsyncGenerator
 import pytest
 
 from tests.fakes.openai_server import OpenAIServer
-from tests.support.memory import embedding, remembering
+from tests.support.memory import Moody, embedding, remembering
 from tests.support.models import asking
 from tests.support.server import Running
 from tests.support.shared import ada, chat, shared_url
@@ -39,3 +39,17 @@ async def server(
     folder = tmp_path_factory.mktemp("data")
     async with remembering(shared_url, folder, **asking(model), **embedding(vectors)) as server:
         yield server
+
+
+@pytest.fixture
+async def usual() -> AsyncGenerator[Moody]:
+    """The installation's embedding model, where accounts have their own."""
+    async with Moody() as model:
+        yield model
+
+
+@pytest.fixture
+async def mine() -> AsyncGenerator[Moody]:
+    """An account's own embedding model."""
+    async with Moody() as model:
+        yield model

@@ -9,10 +9,11 @@ from uuid import UUID
 import pytest
 
 from backend.memory.index.protocol import point_id
-from tests.fakes.openai_server import OpenAIServer, error
-from tests.fakes.scripted_server import Answer, Break, Gate, Request
+from tests.fakes.openai_server import error
+from tests.fakes.scripted_server import Answer, Break, Gate
 from tests.support.memory import (
     API,
+    Moody,
     context_of,
     embedding,
     jobs_left,
@@ -34,15 +35,6 @@ pytestmark = [pytest.mark.anyio, pytest.mark.every_database]
 
 FACT = "The captain buried the astrolabe under the chapel bell."
 QUESTION = "Where did the captain bury the astrolabe, under which bell?"
-
-
-class Moody(OpenAIServer):
-    """Answers as long as it likes to; else with `refusal`."""
-
-    refusal: Answer | None = None
-
-    def usual(self, request: Request) -> Answer:
-        return self.refusal or super().usual(request)
 
 
 async def failed_job(server: Running, account: Account) -> dict[str, Any]:

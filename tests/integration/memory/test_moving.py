@@ -8,9 +8,9 @@ from uuid import UUID
 import pytest
 
 from tests.fakes.openai_server import error
-from tests.integration.memory.test_failures import Moody
 from tests.support.memory import (
     API,
+    Moody,
     embedding,
     jobs_left,
     points_of,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import AsyncGenerator
 from pathlib import Path
 from typing import Any
 from uuid import UUID
@@ -12,97 +11,45 @@ import pytest
 from sqlalchemy import select, update
 
 from backend.database.engine import Database
-from backend.doctor import Finding, examine
 from backend.jobs.models import Job
 from backend.maintenance import reindex_user
-from backend.memory.index.protocol import VectorIndex
 from backend.memory.models import IndexState
 from backend.memory.outbox import REINDEX
-from backend.settings import Settings
-from tests.fakes.openai_server import API_KEY, OpenAIServer, error
-from tests.integration.memory.test_failures import Moody
+from tests.fakes.openai_server import API_KEY, error
 from tests.support.memory import (
     API,
+    Moody,
     embedding,
     jobs_left,
-    points_of,
     reconcile,
     remembering,
-    rows_of,
     search,
     settled,
     stored_rows,
     tell,
     until,
 )
-from tests.support.server import PASSWORD, Account, Running, ok, problem
+from tests.support.own_models import (
+    FACT,
+    OWN,
+    choose,
+    chosen,
+    lines,
+    moved,
+    notes,
+    own_index,
+    problems,
+    provide,
+    queries,
+    quietly,
+    retried,
+    rows_in,
+    status,
+    told,
+)
+from tests.support.server import PASSWORD, Account, ok, problem
 
 pytestmark = pytest.mark.anyio
-
-FACT = "The captain buried the astrolabe under the chapel bell."
-QUESTION = "Where is the astrolabe of the captain?"
-OWN = "own-256-v1"
-
-
-@pytest.fixture
-async def usual() -> AsyncGenerator[Moody]:
-    async with Moody() as model:
-        yield model
-
-
-@pytest.fixture
-async def mine() -> AsyncGenerator[Moody]:
-    async with Moody() as model:
-        yield model
-
-
-async def provide(account: Account, model: OpenAIServer, slug: str = "mine") -> str:
-    """The path of a provider of the account's own."""
-    body = {"kind": "openai", "slug": slug, "base_url": model.url, "api_key": API_KEY}
-    made = ok(await account.client.post(f"{API}/providers", json=body), 201)
-    return f"{API}/providers/{made['id']}"
-
-
-async def choose(account: Account, model_id: str | None) -> None:
-    ok(await account.client.patch(f"{API}/me/settings", json=chosen(model_id)))
-
-
-def chosen(model_id: str | None) -> dict[str, Any]:
-    return {"task_models": {"embedding": model_id}}
-
-
-async def status(account: Account) -> dict[str, Any]:
-    found: dict[str, Any] = ok(await account.client.get(f"{API}/memory"))
-    return found
-
-
-async def problems(account: Account) -> list[str]:
-    return [each["kind"] for each in (await status(account))["problems"]]
-
-
-async def notes(account: Account) -> list[str]:
-    answer = ok(await account.client.get(f"{API}/search", params={"q": QUESTION}))
-    assert FACT in str(answer["items"])
-    found: list[str] = answer["notes"]
-    return found
-
-
-async def own_index(server: Running) -> VectorIndex:
-    return await server.parts.memory.collections.open(OWN)
-
-
-async def rows_in(index: VectorIndex, account: Account) -> set[UUID]:
-    return set(rows_of(await points_of(index, UUID(account.user["id"]))))
-
-
-async def retried(server: Running, account: Account) -> None:
-    for job in await jobs_left(server):
-        await account.client.post(f"{API}/jobs/{job.id}/retry")
-    await settled(server)
-
-
-def queries(model: OpenAIServer) -> int:
-    return sum(QUESTION in str(each.body) for each in model.requests)
 
 
 @pytest.mark.every_database
@@ -270,12 +217,6 @@ async def delayed(account: Account) -> bool:
     return "delayed" in await problems(account)
 
 
-async def lines(server: Running, owner_id: UUID) -> list[UUID]:
-    """Points of lines in the collection of own models."""
-    pages = (await own_index(server)).scan(owner_id)
-    return [each async for page in pages for each, payload in page if payload.kind == "message"]
-
-
 async def test_nothing_that_can_t_embed_is_taken_and_a_chat_has_no_such_model(
     database_url: str, tmp_path: Path, mine: Moody
 ) -> None:
@@ -308,11 +249,7 @@ async def test_an_account_s_end_and_a_start_reach_every_collection(
         remembering(database_url, tmp_path, embedder="none") as server,
         server.account("Ada") as ada,
     ):
-        chat = str((await ada.new_chat())["id"])
-        await tell(server, ada, chat, [FACT])
-        await provide(ada, mine)
-        await choose(ada, "mine/words")
-        await settled(server)
+        await moved(server, ada, mine, [FACT])
     async with remembering(database_url, tmp_path, embedder="none") as server:
         async with server.signed_in("Ada") as ada:
             assert await notes(ada) == []
@@ -333,11 +270,7 @@ async def test_where_providers_may_be_holds_for_embeddings(
         remembering(database_url, tmp_path, embedder="none") as server,
         server.account("Ada") as ada,
     ):
-        chat = str((await ada.new_chat())["id"])
-        await tell(server, ada, chat, [FACT])
-        await provide(ada, mine)
-        await choose(ada, "mine/words")
-        await settled(server)
+        await moved(server, ada, mine, [FACT])
     asked = len(mine.requests)
     barred: dict[str, Any] = {"embedder": "none", "provider_networks": ("10.0.0.0/8",)}
     async with (
@@ -398,16 +331,6 @@ async def test_the_doctor_counts_accounts_that_embed_by_themselves(
         ok(await ada.client.delete(path), 204)
         await settled(server)
         assert (await told(settings)).detail.endswith("without its provider by now: 1")
-
-
-async def told(settings: Settings) -> Finding:
-    """What the doctor says of accounts' own models."""
-    (found,) = [each for each in await examine(settings) if each.name == "own embeddings"]
-    return found
-
-
-def quietly(done: int, total: int) -> None:
-    """Report nothing."""
 
 
 async def test_reindexing_outside_of_the_server_follows_the_account_s_choice(

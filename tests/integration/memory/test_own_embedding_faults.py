@@ -11,17 +11,6 @@ import pytest
 
 from tests.fakes.openai_server import API_KEY, OWN_DIMENSION, OpenAIServer, embedded, error
 from tests.fakes.scripted_server import Answer, Break, Gate, Request
-from tests.integration.memory.test_own_embedding import (
-    FACT,
-    choose,
-    lines,
-    notes,
-    own_index,
-    problems,
-    provide,
-    retried,
-    status,
-)
 from tests.support.memory import (
     API,
     context_of,
@@ -32,6 +21,16 @@ from tests.support.memory import (
     take_turn,
     tell,
     until,
+)
+from tests.support.own_models import (
+    FACT,
+    lines,
+    moved,
+    notes,
+    own_index,
+    problems,
+    retried,
+    status,
 )
 from tests.support.server import Account, Running, ok
 
@@ -63,14 +62,11 @@ async def mine() -> AsyncGenerator[Changeable]:
         yield model
 
 
-async def moved(server: Running, account: Account, model: OpenAIServer) -> tuple[str, str]:
-    """A chat whose texts are in the collection of an own model; its id, and the provider's path."""
-    chat = str((await account.new_chat())["id"])
+async def long_chat(server: Running, account: Account, model: OpenAIServer) -> tuple[str, str]:
+    """A chat whose first line no history holds; its id, and the path of the model's provider."""
+    rain = [f"It rains on roof {n}." for n in range(30)]
+    chat, path = await moved(server, account, model, [FACT, *rain])
     await set_chat(account, chat, budgets={"history": 100})
-    await tell(server, account, chat, [FACT, *(f"It rains on roof {n}." for n in range(30))])
-    path = await provide(account, model)
-    await choose(account, "mine/words")
-    await settled(server)
     assert await notes(account) == []
     return chat, path
 
@@ -102,7 +98,7 @@ async def test_a_turn_streams_while_the_key_is_refused_or_nothing_is_answered_un
         remembering(database_url, tmp_path, **settings) as server,
         server.account("Ada") as ada,
     ):
-        (chat, path), silence = await moved(server, ada, mine), Gate()
+        (chat, path), silence = await long_chat(server, ada, mine), Gate()
         asked = len(mine.requests)
         if fault == "silent":
             mine.silence = silence
@@ -136,7 +132,7 @@ async def test_a_turn_asks_for_one_vector_and_a_model_is_measured_once(
         remembering(database_url, tmp_path, embedder="none") as server,
         server.account("Ada") as ada,
     ):
-        chat, _ = await moved(server, ada, mine)
+        chat, _ = await long_chat(server, ada, mine)
         asked = len(mine.requests)
         line = "Where is the astrolabe, under which bell?"
         await take_turn(ada, chat, text=line)
@@ -161,7 +157,7 @@ async def test_vectors_of_another_length_are_never_compared_and_a_rebuild_takes_
         remembering(database_url, tmp_path, embedder="none") as server,
         server.account("Ada") as ada,
     ):
-        chat, _ = await moved(server, ada, mine)
+        chat, _ = await long_chat(server, ada, mine)
     mine.length = after
     async with (
         remembering(database_url, tmp_path, embedder="none") as server,

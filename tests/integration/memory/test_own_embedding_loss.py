@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import shutil
-from collections.abc import AsyncGenerator
 from pathlib import Path
 from uuid import UUID
 
@@ -13,11 +12,21 @@ import pytest
 from backend.database.engine import Database
 from backend.maintenance import reindex_everybody, reindex_user
 from tests.fakes.openai_server import error
-from tests.integration.memory.test_failures import Moody
-from tests.integration.memory.test_own_embedding import (
+from tests.support.memory import (
+    API,
+    Moody,
+    reconcile,
+    remembering,
+    search,
+    settled,
+    stored_rows,
+    tell,
+)
+from tests.support.own_models import (
     FACT,
     OWN,
     choose,
+    moved,
     notes,
     own_index,
     problems,
@@ -27,16 +36,9 @@ from tests.integration.memory.test_own_embedding import (
     status,
     told,
 )
-from tests.support.memory import API, reconcile, remembering, search, settled, stored_rows, tell
 from tests.support.server import PASSWORD, ok
 
 pytestmark = pytest.mark.anyio
-
-
-@pytest.fixture
-async def mine() -> AsyncGenerator[Moody]:
-    async with Moody() as model:
-        yield model
 
 
 def folder(data: Path) -> Path:
@@ -88,11 +90,7 @@ async def test_what_was_lost_is_filled_again_though_the_model_does_not_answer(
         remembering(database_url, tmp_path, embedder="none") as server,
         server.account("Ada") as ada,
     ):
-        chat = str((await ada.new_chat())["id"])
-        await tell(server, ada, chat, [FACT, "I see."])
-        await provide(ada, mine)
-        await choose(ada, "mine/words")
-        await settled(server)
+        await moved(server, ada, mine, [FACT, "I see."])
         stored = await stored_rows(server, UUID(ada.user["id"]))
     shutil.rmtree(folder(tmp_path))
     mine.refusal = error(500)
@@ -115,11 +113,7 @@ async def test_what_an_older_copy_of_it_lacks_is_indexed_after_the_night_s_compa
         remembering(database_url, tmp_path, embedder="none") as server,
         server.account("Ada") as ada,
     ):
-        chat = str((await ada.new_chat())["id"])
-        await tell(server, ada, chat, [FACT, "I see."])
-        await provide(ada, mine)
-        await choose(ada, "mine/words")
-        await settled(server)
+        chat, _ = await moved(server, ada, mine, [FACT, "I see."])
     shutil.copytree(folder(tmp_path), tmp_path / "copy")
     async with (
         remembering(database_url, tmp_path, embedder="none") as server,
@@ -150,11 +144,7 @@ async def test_reindexing_outside_of_the_server_fills_what_was_lost(
         server.account("Ada") as ada,
     ):
         ok(await ada.client.patch(f"{API}/me", json={"key_mode": "managed"}))
-        chat = str((await ada.new_chat())["id"])
-        await tell(server, ada, chat, [FACT])
-        await provide(ada, mine)
-        await choose(ada, "mine/words")
-        await settled(server)
+        await moved(server, ada, mine, [FACT])
     settings = server.parts.settings
     settings.resolved_root_key_file.write_bytes(base64.b64encode(b"r" * 32))  # as `ROOT`
     shutil.rmtree(folder(tmp_path))

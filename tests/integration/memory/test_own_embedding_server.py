@@ -15,8 +15,20 @@ from tests.fakes.holding_server import HoldingServer
 from tests.fakes.openai_server import API_KEY, OpenAIServer
 from tests.fakes.qdrant_engine import QdrantEngine
 from tests.fakes.scripted_server import Request
-from tests.integration.memory.test_failures import Moody
-from tests.integration.memory.test_own_embedding import (
+from tests.support.memory import (
+    API,
+    Moody,
+    embedding,
+    jobs_left,
+    reconcile,
+    remembering,
+    search,
+    settled,
+    stored_rows,
+    tell,
+    until,
+)
+from tests.support.own_models import (
     FACT,
     OWN,
     choose,
@@ -29,18 +41,6 @@ from tests.integration.memory.test_own_embedding import (
     status,
     told,
 )
-from tests.support.memory import (
-    API,
-    embedding,
-    jobs_left,
-    reconcile,
-    remembering,
-    search,
-    settled,
-    stored_rows,
-    tell,
-    until,
-)
 from tests.support.server import PASSWORD, Account, Running, ok
 
 pytestmark = pytest.mark.anyio
@@ -52,12 +52,6 @@ PREFIX = "talekeeper-"
 async def qdrant() -> AsyncGenerator[QdrantEngine]:
     async with QdrantEngine() as running:
         yield running
-
-
-@pytest.fixture
-async def mine() -> AsyncGenerator[Moody]:
-    async with Moody() as model:
-        yield model
 
 
 @contextlib.asynccontextmanager

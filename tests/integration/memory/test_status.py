@@ -13,9 +13,9 @@ from backend.jobs.models import Job
 from backend.memory.index.protocol import Point
 from backend.memory.outbox import INDEX
 from tests.fakes.openai_server import error
-from tests.integration.memory.test_failures import Moody
 from tests.support.memory import (
     API,
+    Moody,
     embedding,
     jobs_left,
     new_book,
