@@ -248,7 +248,7 @@ async def _own_embeddings(settings: Settings) -> Finding:
     moving = sum(row.state == "due" for row in rows)
     gone = sum(row.model == GONE for row in rows if row.state == "ready")
     detail = f"accounts with a model of their own: {len(rows):,}"
-    more = {"moving to it": moving, "without its provider by now": gone}
+    more = {"moving to it": moving, "whose provider is gone": gone}
     told = [detail, *(f"{what}: {count:,}" for what, count in more.items() if count)]
     lost = {row.collection for row in rows} - await collections_of(settings)
     if lost:

@@ -1,4 +1,4 @@
-"""Texts of users in the clear, kept for as long as somebody works with them."""
+"""Users' texts in the clear, kept in memory while they are used."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ class _Kept(NamedTuple, Generic[V]):
 
 
 class PlainCache(Generic[V]):
-    """What was used most recently, by id. Thread-safe.
+    """The most recently used values, by id. Thread-safe.
 
-    It goes when it was not used for a while, when the user signs out (`forget`), and when something
-    else takes its place.
+    A value is dropped when it was not used for `seconds`, when its user signs out (`forget`), and
+    when there is no room.
 
     Args:
-        most: Size of all that is kept together. What is larger by itself is not kept.
-        seconds: After how long without use it goes.
+        most: Size of all values together. A larger value is not kept.
+        seconds: How long a value stays without use.
         clock: Seconds, monotonic.
 
     Attributes:
-        size: Of what is kept.
+        size: Size of all kept values.
     """
 
     def __init__(
@@ -43,7 +43,7 @@ class PlainCache(Generic[V]):
         self.size = 0
 
     def get(self, user_id: UUID, key: UUID) -> V | None:
-        """What is kept by that id, if it is the user's."""
+        """The value of that id, if it is the user's."""
         with self._lock:
             self._sweep()
             kept = self._kept.get(key)
@@ -54,7 +54,7 @@ class PlainCache(Generic[V]):
             return kept.value
 
     def put(self, user_id: UUID, key: UUID, value: V, *, size: int) -> None:
-        """Keep something, in place of what is kept by that id. It counts as 1 at least."""
+        """Keep a value, in place of the one of that id. Its size counts as 1 at least."""
         with self._lock:
             self._drop(key)
             if size > self._most:
@@ -66,13 +66,13 @@ class PlainCache(Generic[V]):
                 self._drop(next(iter(self._kept)))
 
     def forget(self, user_id: UUID) -> None:
-        """Drop all that is the user's."""
+        """Drop all values of a user."""
         with self._lock:
             for key in [key for key, kept in self._kept.items() if kept.user_id == user_id]:
                 self._drop(key)
 
     def sweep(self) -> None:
-        """Drop what was not used for a while, as `get` and `put` do: for a server that is quiet."""
+        """Drop what was not used for `seconds`, as `get` and `put` do: for a quiet server."""
         with self._lock:
             self._sweep()
 

@@ -18,7 +18,7 @@ from uuid import UUID
 
 import uvloop
 
-from backend.memory.index.edge import EdgeIndex, open_edge
+from backend.memory.index.edge import EdgeIndex, folders_in, open_edge
 from backend.memory.index.protocol import (
     Floats,
     Hit,
@@ -49,6 +49,11 @@ class RemoteIndex:
         self.is_new = False
         self._port = port
         self._dimension = dimension
+
+    async def collections(self) -> set[str]:
+        """The names of all collections that are there. Raises `IndexUnavailableError`."""
+        found: set[str] = await self._ask("collections")
+        return found
 
     async def open(self) -> None:
         """Have it opened over there. Raises `IndexUnavailableError`."""
@@ -144,6 +149,8 @@ class _Shelf:
             writer.close()
 
     async def _done(self, name: str, dimension: int | None, method: str, given: Any) -> Any:
+        if method == "collections":
+            return folders_in(self._folder)
         async with self._opening:
             is_new = name not in self._open
             if is_new:

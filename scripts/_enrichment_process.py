@@ -41,6 +41,14 @@ def hurry() -> None:
     defaults["lease"] = LEASE
 
 
+def share_index() -> None:
+    """Have the index of `_enrichment_index.py` stand in for a Qdrant server."""
+    for name, instead in (("open_server", open_remote), ("server_collections", remote_collections)):
+        if not hasattr(server, name):
+            raise SystemExit(f"{server.__name__} has no {name} any more: change this script.")
+        setattr(server, name, instead)
+
+
 async def open_remote(settings: Settings, name: str, dimension: int | None) -> RemoteIndex:
     """What stands in for the adapter to a Qdrant server."""
     index = RemoteIndex(urlsplit(settings.qdrant_url).port or 0, name, dimension)
@@ -48,7 +56,12 @@ async def open_remote(settings: Settings, name: str, dimension: int | None) -> R
     return index
 
 
+async def remote_collections(settings: Settings) -> set[str]:
+    """The names of the collections in that index."""
+    return await RemoteIndex(urlsplit(settings.qdrant_url).port or 0, "", None).collections()
+
+
 if __name__ == "__main__":
     hurry()
-    setattr(server, "open_server", open_remote)  # noqa: B010  # as above: checkers would refuse it
+    share_index()
     sys.exit(main(sys.argv[1:]))

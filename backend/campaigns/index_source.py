@@ -101,7 +101,7 @@ _ORIGINS = (
 
 
 class CampaignSource:
-    """What is found of a user's campaigns; a fact while nothing supersedes it.
+    """A user's campaigns, as search finds them. A fact counts until another one supersedes it.
 
     Entities and facts are taken from what is `kept` of a campaign, as they were at that version, so
     that a prompt tells of one version of it; from the database where they are not.

@@ -23,7 +23,7 @@ CHARACTERS_A_TOKEN = 4
 
 _TOKENS = EnrichmentRun.prompt_tokens + EnrichmentRun.completion_tokens
 _COUNTS = EnrichmentRun.kind != "suggestions"
-"""The user asks for those: they are of the tokens of turns, not of the work behind replies."""
+"""The user asks for those: they count with turns, not with background work."""
 
 
 class RunBudget:

@@ -130,8 +130,8 @@ class OfferedProvider:
     def model_names(self) -> Iterable[str]:
         """The models on offer, in the order in which to offer them.
 
-        Of those that a server listed, the ones last that by their names write no text: the first
-        one replies where nobody chose.
+        Of those that a server listed, models that by their names write no text come last: the
+        first model is the default.
         """
         return self.chosen or sorted(self.listed, key=_writes_no_text)
 

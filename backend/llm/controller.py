@@ -54,8 +54,8 @@ class ModelView(msgspec.Struct, kw_only=True):
 
     `provider` is its provider's slug. `refused` are settings that its server was found not to take.
     `figures_from` says who told its window: the user, the provider's list, the table that ships
-    with Talekeeper, or nobody. `task_model` is the id of the model that does the work beside its
-    replies where nothing is chosen for that.
+    with Talekeeper, or nobody. `task_model` is the id of the model that does the background tasks
+    of its chats if none is chosen for them.
     """
 
     id: str

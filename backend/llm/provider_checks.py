@@ -1,4 +1,4 @@
-"""What a provider may be set to, beside what its fields' types say."""
+"""What a provider may be set to, besides what its fields' types say."""
 
 from __future__ import annotations
 
@@ -66,8 +66,8 @@ def checked(row: Provider | InstallationProvider, config: ProviderConfig) -> Pro
 def check_origin(before: ProviderConfig, after: ProviderConfig, given: Mapping[str, Any]) -> None:
     """Raise `ValidationError` where secrets would go to another server than they were given for.
 
-    Whoever is at a session that was left open could have them sent to a server of theirs. `given`
-    is the patch between the two: what it holds was entered for the new address.
+    Otherwise somebody who finds a session open could send them to their own server. `given` is the
+    patch between the two: what it holds was entered for the new address.
     """
     if _origin(before.base_url) == _origin(after.base_url):
         return

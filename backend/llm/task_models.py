@@ -1,4 +1,4 @@
-"""Which model does the work beside replies where nobody chose one for it."""
+"""Which model does a chat's background tasks if none is chosen for them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ _SMALL = "lite"
 
 
 def usual_task_model(models: ModelRegistry, settings: Settings, reply_id: str) -> str:
-    """The model for work beside the replies of another, by its id.
+    """The model for background tasks of chats in which another replies, by its id.
 
     It is the server's own choice, else the smallest of Gemini's, else the one that replies. Who
     plays with a provider of their own may not want others to read the story: there the smallest is

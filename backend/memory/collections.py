@@ -1,6 +1,6 @@
 """Which collection of the index is whose: another embedding model has another one.
 
-A user's texts move to the collection of the configured model behind the scenes, or to that of the
+A user's texts move in the background to the collection of the configured model, or to that of the
 model that their account names. Until they are all there, search goes on in the one that they were
 in, and what is written goes to both.
 """

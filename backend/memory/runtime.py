@@ -30,7 +30,7 @@ from backend.memory.embedding.registry import (
     may_be_shared,
     with_cache,
 )
-from backend.memory.index.edge import open_edge
+from backend.memory.index.edge import folders_in, open_edge
 from backend.memory.index.protocol import IndexUnavailableError
 from backend.memory.indexer import Indexer
 from backend.memory.models import IndexState
@@ -271,7 +271,7 @@ async def _index(settings: Settings, database: Database) -> tuple[Opener, set[st
         async with database.read() as session:
             known = set(await session.scalars(select(IndexState.collection).distinct()))
         return partial(open_server, settings), known
-    return partial(open_edge, index_folder(settings)), _folders(settings)
+    return partial(open_edge, index_folder(settings)), folders_in(index_folder(settings))
 
 
 async def collections_of(settings: Settings) -> set[str]:
@@ -280,13 +280,7 @@ async def collections_of(settings: Settings) -> set[str]:
         from backend.memory.index.server import server_collections  # noqa: PLC0415  # seldom needed
 
         return await server_collections(settings)
-    return _folders(settings)
-
-
-def _folders(settings: Settings) -> set[str]:
-    """The collections of Qdrant Edge: a folder each, named after it and the folder's format."""
-    folders = index_folder(settings).glob("*.[0-9]*")
-    return {path.stem for path in folders if path.is_dir()}
+    return folders_in(index_folder(settings))
 
 
 def index_folder(settings: Settings) -> Path:

@@ -1,8 +1,9 @@
-"""Histories that were unsealed lately: a turn's is the one before it and some lines more.
+"""Unsealed histories, kept between turns: the history of a turn is that of the last one, and more.
 
-Reading and unsealing a full window takes longer than all else that a turn reads. What a message
-says, and what stands above it, never changes once something follows it. What else decides which
-lines are sent is compared: whether they are hidden, what they cost, where they end.
+Reading and unsealing a full window takes longer than everything else that a turn reads. Once a
+message has a reply, neither its text nor the messages above it change. Everything else that decides
+which lines are sent is compared with the database: the end of the path, the token counts, and
+whether lines were hidden.
 """
 
 from __future__ import annotations
@@ -26,15 +27,18 @@ MOST = 20_000_000
 """Characters that are kept of all chats together."""
 
 SECONDS = 300.0
-"""As long as a user's keys stay after the last request."""
+"""As long as a user's keys stay in memory after the last request."""
 
 
 @dataclass(frozen=True, slots=True)
 class KeptHistory:
-    """The lines of a chat that stand wholly after `begin` stored tokens from the root.
+    """The lines of a chat that lie wholly after `begin` stored tokens from the root.
 
-    The first of them begins at `start`; the last is one that something follows. `mark` says how
-    lines are counted and what is hidden.
+    Attributes:
+        mark: How lines are counted, and how often lines were hidden or shown.
+        begin: As it was asked for.
+        start: Stored tokens from the root to the first line.
+        lines: Without the last line of the path.
     """
 
     mark: tuple[str, int]
@@ -50,15 +54,15 @@ class KeptHistory:
     def continued(
         self, later: SealedHistory, *, begin: int, path_tokens: int
     ) -> SealedHistory | None:
-        """The lines that stand wholly after `begin`, with those that came since.
+        """The lines that lie wholly after `begin`, with new ones at the end.
 
         Args:
-            later: What stands wholly after `end`.
+            later: The lines that lie wholly after `end`.
             begin: Stored tokens from the root.
-            path_tokens: Those of the whole path.
+            path_tokens: Stored tokens of the whole path.
 
         Returns:
-            None where the path runs elsewhere, or not all is kept.
+            None if the path has changed, or if not all of them are kept.
         """
         kept, end = self.lines, self.end
         if (
@@ -85,7 +89,7 @@ class KeptHistory:
 
 
 class HistoryCache(UserSignedOut):
-    """The last histories of chats, for their owners: what the game master may know."""
+    """The last history of each chat, as the game master may know it."""
 
     def __init__(self) -> None:
         self._kept: PlainCache[KeptHistory] = PlainCache(most=MOST, seconds=SECONDS)
@@ -93,7 +97,7 @@ class HistoryCache(UserSignedOut):
     async def read(
         self, session: AsyncSession, loaded: LoadedChat, window: PromptWindow
     ) -> SealedHistory:
-        """The lines that history may take, down to the leaf. What is kept is not read again."""
+        """The lines that history may take, down to the leaf. Kept lines are not read again."""
         leaf, chat, begin = loaded.target.leaf, loaded.chat, read_from(loaded, window)
         if leaf is None:
             return SealedHistory()
@@ -115,9 +119,9 @@ class HistoryCache(UserSignedOut):
         return await read(from_sum=begin)
 
     def keep(self, context: PromptContext) -> None:
-        """Keep the lines of a prompt, with what they say, but for the last one.
+        """Keep the lines of a prompt with their texts, except for the last one.
 
-        While nothing follows that one, it may be continued.
+        A reply without a line after it can be continued, which changes its text.
         """
         loaded, lines, texts = context.loaded, context.lines, context.texts
         if len(texts) <= 1 or not _may_be_kept(loaded, context.window):
@@ -139,11 +143,11 @@ class HistoryCache(UserSignedOut):
         self._kept.put(chat.user_id, chat.id, history, size=sum(map(len, texts)))
 
     def user_signed_out(self, user_id: UUID) -> None:
-        """Drop what a user's chats say."""
+        """Drop the histories of a user's chats."""
         self._kept.forget(user_id)
 
     def sweep(self) -> None:
-        """Drop what nobody used for a while."""
+        """Drop histories that were not used for some minutes."""
         self._kept.sweep()
 
 

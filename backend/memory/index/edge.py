@@ -41,8 +41,8 @@ _ID = 16
 async def open_edge(folder: Path, name: str, dimension: int | None) -> EdgeIndex:
     """Open the collection `name` below `folder`, or make it.
 
-    What is damaged, or of another format or dimension, is thrown away and made anew: everything in
-    it can be made again from the database (`is_new` says so).
+    A damaged collection, or one of another format or dimension, is deleted and made again, empty:
+    `is_new` says so, and everything in it can be indexed again from the database.
 
     Args:
         folder: Where collections live, each in a folder of its name.
@@ -55,6 +55,11 @@ async def open_edge(folder: Path, name: str, dimension: int | None) -> EdgeIndex
     index = EdgeIndex(folder, name, dimension)
     await index.open()
     return index
+
+
+def folders_in(folder: Path) -> set[str]:
+    """The names of the collections in a folder."""
+    return {path.stem for path in folder.glob("*.[0-9]*") if path.is_dir()}
 
 
 class EdgeIndex:

@@ -1,19 +1,17 @@
 """Qdrant Edge, in a process that does nothing else.
 
-The engine holds Python's lock from the beginning of a call to its end: five milliseconds for a
-turn's queries, in which an event loop beside it would stand still. So it works in a process of its
-own, which `edge_process` starts, and which imports no more of Talekeeper than it needs to.
+The engine holds Python's lock from the beginning of a call to its end. A turn's queries take five
+milliseconds, and an event loop in the same process stops for all of them. So the engine has its own
+process: `edge_process` starts it, and it imports only what it needs of Talekeeper.
 
-Each call is one message on stdin and one on stdout: its length, and a pickle of it. What writes has
-a thread of its own, because waiting for the disk lets go of the lock. The process ends when stdin
-does, whatever became of the one that started it.
+Each call is one message on stdin and one on stdout: its length, then a pickle. Writes have their
+own thread, because waiting for the disk releases the lock. The process ends when stdin does.
 
 A search is one call for ids and scores (1 ms a query where a user has 10,000 points of 384
 numbers), writes go in small batches. Putting segments in order takes seconds for 100,000 points and
-can't be cut up, so it is done when a collection is opened, before anybody is served. There is no
-graph (HNSW): within one user's points a look at every vector, at a copy of eight bits a number and
-then at the best of them as they are, misses next to nothing, is fast enough, and costs little to
-keep up.
+can't be split, so it is done when a collection is opened, before the server answers. There is no
+graph (HNSW): every vector of one user is compared, first as a copy of eight bits a number, then the
+best ones as they are. That misses next to nothing, is fast enough, and costs little to maintain.
 
 A write is in the engine's write-ahead log when `update` returns, and outlives the process. The
 engine leaves it to the system when the log gets to the disk; `sync` does not.
@@ -57,13 +55,13 @@ HEAD = 8
 WRITES = frozenset({"upsert", "sync", "delete"})
 
 Outcome = Literal["done", "unavailable", "failed"]
-"""What became of a call: its value, words for whoever runs the server, or what went wrong."""
+"""How a call ended: with a value, with a message for the administrator, or with an error."""
 
 FORMAT = 1
-"""Raised when what is kept in a folder changes: folders of other formats are made anew."""
+"""Raised when what a folder holds changes. Folders of other formats are deleted and made again."""
 
 _PATIENCE = 2.0
-"""Seconds that a process which is just ending gets to let go."""
+"""Seconds to wait for a process that is ending to release the lock."""
 
 _PAGE = 500
 _MOST_OWNERS = 1_000_000
@@ -91,11 +89,11 @@ class Engine:
             folder: Where collections live, each in a folder of its name.
             name: Letters, digits, `_` and `-`.
             dimension: Of the dense vectors; None for a collection without any.
-            may_make: Whether what is missing, damaged, or of another format or dimension is made
-                anew.
+            may_make: Whether to make the collection if it is missing, damaged, or of another format
+                or dimension.
 
         Returns:
-            Whether it is new, and whether it is in place of one that was damaged.
+            Whether it is new, and whether it replaces a damaged one.
 
         Raises:
             IndexUnavailableError: When another process has it open, or it may not be made.
@@ -121,7 +119,7 @@ class Engine:
             if not may_make:
                 raise IndexUnavailableError(
                     f"The index {name} in the data folder is damaged. Restart Talekeeper: it makes "
-                    "the index anew."
+                    "the index again."
                 )
             shutil.rmtree(self._path, ignore_errors=True)
             self._path.mkdir(mode=0o700)
@@ -177,7 +175,7 @@ class Engine:
 
         Returns:
             Of each query its hits, best first: 16 bytes of ids each, and scores as doubles. And the
-            payloads of those that were in no answer lately: whoever asks keeps them.
+            payloads of hits that no answer had before: the caller keeps them.
         """
         batch = engine.QueryBatchRequest([mapping.request(query) for query in queries])
         answers = self._shard.query_batch(batch)

@@ -1,4 +1,4 @@
-"""The process that Qdrant Edge works in, as it looks from the one that is served."""
+"""The process of Qdrant Edge, seen from the server's process."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ log = get_logger(__name__)
 
 _PROGRAM = "backend.memory.index.edge_engine"
 _END_SECONDS = 30.0
-"""What it gets to write everything out, before it is killed."""
+"""How long it may take to write everything out before it is killed."""
 
 _LIMIT = 1 << 20
 
@@ -39,11 +39,11 @@ class EngineProcess:
 
     @classmethod
     async def start(cls) -> Self:
-        """Start one. It gets nothing of the environment: no key, no password."""
+        """Start one, with an empty environment: no key and no password gets there."""
         return cls(
             await asyncio.create_subprocess_exec(
                 sys.executable,
-                "-I",
+                "-P",
                 "-m",
                 _PROGRAM,
                 stdin=asyncio.subprocess.PIPE,
@@ -81,7 +81,7 @@ class EngineProcess:
         return value
 
     async def end(self) -> None:
-        """Have it finish what it does, write everything out, and end."""
+        """Let it finish its calls, write everything out, and end."""
         self._in.close()
         try:
             async with asyncio.timeout(_END_SECONDS):

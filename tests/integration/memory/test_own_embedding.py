@@ -330,7 +330,7 @@ async def test_the_doctor_counts_accounts_that_embed_by_themselves(
         assert (await told(settings)).detail == "accounts with a model of their own: 1"
         ok(await ada.client.delete(path), 204)
         await settled(server)
-        assert (await told(settings)).detail.endswith("without its provider by now: 1")
+        assert (await told(settings)).detail.endswith("whose provider is gone: 1")
 
 
 async def test_reindexing_outside_of_the_server_follows_the_account_s_choice(
