@@ -71,14 +71,7 @@ async def end_with(worker: Worker, *, embedding: bool | None) -> list[str]:
     With `embedding` the account's texts get a model of its own at last; with False the
     installation's. None leaves them what they have.
     """
-    found: list[str] = []
-    for place, member in list(worker.ledger.choices):
-        chat = worker.ledger.chat_of(place.split("/")[2]) if place.startswith("/chats/") else None
-        is_there = place == SETTINGS or (chat is not None and chat.is_usable)
-        if is_there and (member == "model" or member.removeprefix("task_models.") in NO_TASKS):
-            answer = await worker.choose(place, member, None)
-            if answer.outcome != "ok":
-                found.append(f"settings: {member} can't be taken back ({answer.body})")
+    found = await _take_back(worker)
     model_id = None
     if embedding:
         thing = await OwnModels(worker).add(is_live=True)
@@ -89,6 +82,27 @@ async def end_with(worker: Worker, *, embedding: bool | None) -> list[str]:
         answer = await worker.choose(SETTINGS, "task_models.embedding", model_id)
         if answer.outcome != "ok":
             found.append(f"settings: no embedding model can be chosen ({answer.body})")
+    return found
+
+
+async def _take_back(worker: Worker) -> list[str]:
+    """Name no model any more: in the account, in its chats, and in copies of chats."""
+    found: list[str] = []
+    for place, member in list(worker.ledger.choices):
+        chat = worker.ledger.chat_of(place.split("/")[2]) if place.startswith("/chats/") else None
+        is_there = place == SETTINGS or (chat is not None and chat.is_usable)
+        if is_there and (member == "model" or member.removeprefix("task_models.") in NO_TASKS):
+            answer = await worker.choose(place, member, None)
+            if answer.outcome != "ok":
+                found.append(f"settings: {member} can't be taken back ({answer.body})")
+    for chat in worker.ledger.usable("chat"):
+        if chat.id in worker.ledger.copies:  # with what its original named
+            body = {"model": None, "task_models": NO_TASKS}
+            answer = await worker.ask(
+                "settings of a copy", "PATCH", f"/chats/{chat.id}/settings", json=body
+            )
+            if answer.outcome != "ok":
+                found.append(f"settings: a copy's models can't be taken back ({answer.body})")
     return found
 
 
