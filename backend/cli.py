@@ -7,7 +7,6 @@ import asyncio
 import contextlib
 import fcntl
 import gc
-import getpass
 import os
 import platform
 import signal
@@ -23,6 +22,7 @@ import backend
 from backend.errors import AppError
 from backend.logs import configure_logging, get_logger
 from backend.settings import Settings
+from backend.terminal import ask_password, show_progress
 
 log = get_logger(__name__)
 
@@ -144,7 +144,8 @@ async def _serve(settings: Settings, _: argparse.Namespace) -> int:
 
 
 async def _work(settings: Settings, _: argparse.Namespace) -> int:
-    from backend.container import build_services, build_worker
+    from backend.container import build_services
+    from backend.jobs.building import build_worker
     from backend.jobs.keys import JobKeys
 
     if settings.embedded:
@@ -226,7 +227,7 @@ async def _model(settings: Settings, options: argparse.Namespace) -> int:
         return 0
 
     async def report(done: int, total: int) -> None:
-        _progress(done, total)
+        show_progress(done, total)
 
     model = find_offered(options.name)
     if model is None:
@@ -241,14 +242,14 @@ async def _model(settings: Settings, options: argparse.Namespace) -> int:
 async def _reindex(settings: Settings, options: argparse.Namespace) -> int:
     from backend import maintenance
 
-    password = _ask_password() if options.user else ""
+    password = ask_password() if options.user else ""
     async with _locked_database(settings) as database:
         if options.user:
             message = await maintenance.reindex_user(
-                database, settings, name=options.user, password=password, report=_progress
+                database, settings, name=options.user, password=password, report=show_progress
             )
         else:
-            message = await maintenance.reindex_everybody(database, settings, _progress)
+            message = await maintenance.reindex_everybody(database, settings, show_progress)
     print(message)
     return 0
 
@@ -260,10 +261,10 @@ async def _rotate(settings: Settings, options: argparse.Namespace) -> int:
         raise UsageError("rotate-keys data needs either --user NAME or --all.")
     if options.what == "user" and not options.user:
         raise UsageError("rotate-keys user needs --user NAME.")
-    password = _ask_password() if options.user else ""
+    password = ask_password() if options.user else ""
     async with _locked_database(settings) as database:
         if options.what == "root":
-            message = await maintenance.rotate_root_keys(database, settings, _progress)
+            message = await maintenance.rotate_root_keys(database, settings, show_progress)
         elif options.what == "user":
             message = await maintenance.rotate_user_key(
                 database, settings, name=options.user, password=password
@@ -272,7 +273,7 @@ async def _rotate(settings: Settings, options: argparse.Namespace) -> int:
             message = await maintenance.make_data_keys_due(database)
         else:
             message = await maintenance.rotate_user_data_key(
-                database, settings, name=options.user, password=password, report=_progress
+                database, settings, name=options.user, password=password, report=show_progress
             )
     print(message)
     return 0
@@ -337,15 +338,3 @@ def _listen(settings: Settings) -> Generator[socket.socket]:
         ) from None
     with listener:
         yield listener
-
-
-def _ask_password() -> str:
-    is_asked = sys.stdin.isatty()
-    return getpass.getpass("Password: ") if is_asked else sys.stdin.readline().rstrip("\n")
-
-
-def _progress(done: int, total: int) -> None:
-    if sys.stderr.isatty() and total:
-        bar = "#" * (30 * done // total)
-        end = "\n" if done >= total else ""
-        print(f"\r[{bar:<30}] {done:,}/{total:,}", end=end, file=sys.stderr, flush=True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
 from functools import partial
 
 from backend.accounts.activity import ActivityLog
@@ -53,11 +52,11 @@ from backend.events import Participants
 from backend.generation.environment import build_registry
 from backend.generation.registry import ModelRegistry
 from backend.http import RequestCaches
+from backend.jobs.building import build_worker
 from backend.jobs.keys import JobKeys
 from backend.jobs.queue import JobQueue
-from backend.jobs.running import JobKind, stoppable_kinds
+from backend.jobs.running import stoppable_kinds
 from backend.jobs.service import JobService
-from backend.jobs.worker import Worker
 from backend.llm.provider_service import ProviderService
 from backend.llm.provider_tests import ProviderTests
 from backend.llm.user_models import UserModels
@@ -328,27 +327,4 @@ async def build_services(
     memory = await open_memory(settings, database, queue, outbox, SOURCES, pool, user_models)
     return Services(
         settings, root, database, memory, queue, pool, instance, registry, user_models, kdf
-    )
-
-
-def build_worker(
-    settings: Settings,
-    queue: JobQueue,
-    keys: JobKeys,
-    kinds: Mapping[str, JobKind],
-    *,
-    takes_queued: bool,
-) -> Worker:
-    """What works on jobs in this process.
-
-    On SQLite that is everything. On PostgreSQL `talekeeper work` does most of it, and a server what
-    waits for a key that only it has, its user being signed in.
-    """
-    return Worker(
-        queue,
-        kinds,
-        keys,
-        concurrency=settings.job_workers,
-        takes_queued=takes_queued,
-        poll=3.0 if settings.embedded else 1.0,
     )

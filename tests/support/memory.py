@@ -14,8 +14,9 @@ from sqlalchemy import select, update
 
 from backend.accounts.identity import Identity
 from backend.chats.models import Chat, Message
-from backend.container import Services, build_worker
+from backend.container import Services
 from backend.database.base import now
+from backend.jobs.building import build_worker
 from backend.jobs.keys import JobKeys
 from backend.jobs.models import Job
 from backend.lorebooks.models import LoreEntryRow

@@ -1,0 +1,21 @@
+"""What commands ask and show in a terminal."""
+
+from __future__ import annotations
+
+import getpass
+import sys
+
+
+def ask_password() -> str:
+    """A password: asked for without showing it, or a line of what is piped in."""
+    is_asked = sys.stdin.isatty()
+    return getpass.getpass("Password: ") if is_asked else sys.stdin.readline().rstrip("\n")
+
+
+def show_progress(done: int, total: int) -> None:
+    """Draw a progress bar; nothing where nobody would see it move."""
+    if sys.stderr.isatty() and total:
+        bar = "#" * (30 * done // total)
+        end = "\n" if done >= total else ""
+        sys.stderr.write(f"\r[{bar:<30}] {done:,}/{total:,}{end}")
+        sys.stderr.flush()
