@@ -10,7 +10,7 @@ from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import event, make_url, text
+from sqlalchemy import Connection, create_engine, event, make_url, text
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 from sqlalchemy.ext.asyncio import (
@@ -27,6 +27,9 @@ from backend.logs import get_logger
 log = get_logger(__name__)
 
 BUSY_TIMEOUT_MS = 30_000
+MIGRATING_SECONDS = 3600.0
+"""How long a process waits for its turn while another changes the tables of the same SQLite file;
+PostgreSQL's lock has no end. A process that is killed lets go of either at once."""
 POSTGRES_PORT = 5432
 TRY_AGAIN = "Try again in a moment."
 EMPTIED_EVERY = 5.0
@@ -61,6 +64,8 @@ EFFECT_NOTE: ContextVar[EffectNote | None] = ContextVar("effect_note", default=N
 
 
 _AFTER_COMMIT = "after_commit"
+_LOCK = 7_241_905_113
+"""PostgreSQL's advisory lock of whoever changes the tables."""
 
 
 def after_commit(session: AsyncSession, call: Callable[[], None]) -> None:
@@ -105,7 +110,7 @@ class Database:
 
     @property
     def engine(self) -> AsyncEngine:
-        """The engine that may write: for migrations and for tools."""
+        """The engine that may write: for tools."""
         return self._writer
 
     @property
@@ -138,6 +143,36 @@ class Database:
         # Closing ends the transaction: there is nothing to commit.
         async with translated(), self._read_sessions() as session:
             yield session
+
+    async def change_tables(self, work: Callable[[Connection], None]) -> None:
+        """Do `work` in one transaction, after that of any other process that does the same.
+
+        In a thread on SQLite: some hundred statements, and no trip for each.
+        """
+        if self.is_sqlite:
+            await asyncio.to_thread(self._change_tables, work)
+            return
+        async with self._writer.begin() as connection:
+            await connection.execute(text("SELECT pg_advisory_xact_lock(:lock)"), {"lock": _LOCK})
+            await connection.run_sync(work)
+
+    def _change_tables(self, work: Callable[[Connection], None]) -> None:
+        engine = create_engine(
+            self.url.set(drivername="sqlite"),
+            hide_parameters=True,
+            connect_args={"isolation_level": None, "timeout": MIGRATING_SECONDS},
+        )
+        event.listen(engine, "connect", _configure)
+
+        @event.listens_for(engine, "begin")
+        def _begin(connection: Connection) -> None:
+            connection.exec_driver_sql("BEGIN IMMEDIATE")
+
+        try:
+            with engine.begin() as connection:
+                work(connection)
+        finally:
+            engine.dispose()
 
     async def optimize(self) -> None:
         """Have SQLite look at what is in its tables, a few ms; PostgreSQL does so by itself.
@@ -299,23 +334,24 @@ def _sqlite_engine(url: str, *, begin: str, pool_size: int) -> AsyncEngine:
         },
     )
 
-    @event.listens_for(engine.sync_engine, "connect")
-    def _configure(connection: Any, _record: Any) -> None:
-        cursor: sqlite3.Cursor = connection.cursor()
-        for pragma in (
-            f"busy_timeout={BUSY_TIMEOUT_MS}",
-            "journal_mode=WAL",
-            "synchronous=FULL",
-            "foreign_keys=ON",
-            "secure_delete=ON",
-            "temp_store=MEMORY",
-            "cache_size=-32768",
-        ):
-            cursor.execute(f"PRAGMA {pragma}")
-        cursor.close()
+    event.listen(engine.sync_engine, "connect", _configure)
 
     @event.listens_for(engine.sync_engine, "begin")
     def _begin(connection: Any) -> None:
         connection.connection.driver_connection.begin(begin)
 
     return engine
+
+
+def _configure(connection: Any, _record: Any) -> None:
+    cursor: sqlite3.Cursor = connection.cursor()
+    for pragma in (
+        "journal_mode=WAL",
+        "synchronous=FULL",
+        "foreign_keys=ON",
+        "secure_delete=ON",
+        "temp_store=MEMORY",
+        "cache_size=-32768",
+    ):
+        cursor.execute(f"PRAGMA {pragma}")
+    cursor.close()

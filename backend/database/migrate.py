@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sqlalchemy import Connection, inspect, text
-from sqlalchemy.ext.asyncio import AsyncConnection
 
 from backend.database.engine import Database, DatabaseUnavailableError, translated
 from backend.errors import AppError
@@ -19,8 +18,6 @@ if TYPE_CHECKING:
 MIGRATIONS = Path(__file__).parent / "migrations"
 HEAD = "2026_11_14"
 """Newest revision: known here so that a start needs no Alembic when nothing is to be done."""
-
-_LOCK = 7_241_905_113
 
 
 class SchemaError(AppError):
@@ -41,8 +38,8 @@ async def current_revision(database: Database) -> str | None:
         found = connection.scalar(text("SELECT version_num FROM alembic_version"))
         return None if found is None else str(found)
 
-    async with _connected(database) as connection:
-        return await connection.run_sync(read)
+    async with _naming(database), database.read() as session:
+        return await (await session.connection()).run_sync(read)
 
 
 async def upgrade(database: Database, target: str = "head") -> bool:
@@ -67,15 +64,13 @@ async def _run(database: Database, target: str, *, down: bool) -> None:
     from alembic.util import CommandError  # noqa: PLC0415  # as above
 
     def run(connection: Connection) -> None:
-        if not database.is_sqlite:
-            connection.execute(text("SELECT pg_advisory_xact_lock(:lock)"), {"lock": _LOCK})
         config = alembic_config()
         config.attributes["connection"] = connection
         (command.downgrade if down else command.upgrade)(config, target)
 
     try:
-        async with _connected(database) as connection:
-            await connection.run_sync(run)
+        async with _naming(database), translated():
+            await database.change_tables(run)
     except CommandError as error:
         raise SchemaError(
             f"Its tables are at a revision that this version does not know ({HEAD} is its newest). "
@@ -84,11 +79,10 @@ async def _run(database: Database, target: str, *, down: bool) -> None:
 
 
 @asynccontextmanager
-async def _connected(database: Database) -> AsyncGenerator[AsyncConnection]:
-    """A connection in a transaction."""
+async def _naming(database: Database) -> AsyncGenerator[None]:
+    """Say where the database is, when it does not answer."""
     try:
-        async with translated(), database.engine.begin() as connection:
-            yield connection
+        yield
     except DatabaseUnavailableError as error:
         raise DatabaseUnavailableError(
             f"The database at {database.place} does not answer."
