@@ -27,6 +27,8 @@ ANSWERED_WITHIN = 40.0
 """Seconds within which a request that is sent again with its key has to be answered."""
 ENDS_WITH = {0: True, 1: False}
 """Which accounts end with an embedding model of their own, and which with the installation's."""
+RETRIES = 5
+"""Rounds in which jobs that gave up are tried again."""
 
 
 async def check_everything(run: Campaign) -> dict[str, Any]:
@@ -105,14 +107,21 @@ async def _retry_dead_jobs(run: Campaign) -> int:
     for account in run.accounts:
         # Jobs whose keys are gone wait until their user is seen.
         await account.client.ask("seen", "look", "GET", "/me")
-    await store_checks.settle(run.database, run.users)
     tried = 0
-    for account in run.accounts:
-        items = await all_items(account.client, run.made.url, "/jobs")
-        for job in (each for each in items if each["state"] == "dead"):
-            path = f"/jobs/{job['id']}/retry"
-            await account.client.ask("retry", "retry job", "POST", path)
-            tried += 1
+    for _ in range(RETRIES):
+        await store_checks.settle(run.database, run.users)
+        dead = [
+            (account.client, job["id"])
+            for account in run.accounts
+            for job in await all_items(account.client, run.made.url, "/jobs")
+            if job["state"] == "dead"
+        ]
+        # Of several that gave up on the same work one at a time can be tried again.
+        for client, job_id in dead:
+            await client.ask("retry", "retry job", "POST", f"/jobs/{job_id}/retry")
+        if not dead:
+            break
+        tried += len(dead)
     return tried
 
 
