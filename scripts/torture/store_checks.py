@@ -106,13 +106,12 @@ async def check_rows(database: Database) -> list[str]:
                 if count := await session.scalar(query):
                     found.append(f"orphans: {count} in {table.name}.{key.parent.name}")
         streaming = (
-            select(Message, Turn)
+            select(Message.id, Turn.id, Turn.kind, Turn.state)
             .outerjoin(Turn, Turn.reply_id == Message.id)
             .where(Message.status == "streaming")
         )
-        for message, turn in await session.execute(streaming):
-            written_by = f"turn {turn.id}, {turn.kind}, {turn.state}" if turn else "no turn"
-            found.append(f"left over: message {message.id} is being written by {written_by}")
+        for message_id, *turn in await session.execute(streaming):
+            found.append(f"left over: message {message_id} is being written, turn {turn}")
         notes = select(func.count()).select_from(IndexChange)
         if count := await session.scalar(notes):
             found.append(f"left over: {count} changes are not indexed, and no job is there for it")

@@ -41,7 +41,6 @@ import qdrant_edge as engine  # noqa: TID251  this is its adapter
 from backend.memory.index import edge_mapping as mapping
 from backend.memory.index.payload_cache import MOST
 from backend.memory.index.protocol import (
-    CONTAINER,
     OWNER,
     SOURCE,
     IndexUnavailableError,
@@ -57,7 +56,7 @@ WRITES = frozenset({"upsert", "sync", "delete"})
 Outcome = Literal["done", "unavailable", "failed"]
 """How a call ended: with a value, with a message for the administrator, or with an error."""
 
-FORMAT = 1
+FORMAT = 2
 """Raised when what a folder holds changes. Folders of other formats are deleted and made again."""
 
 _PATIENCE = 2.0
@@ -159,12 +158,9 @@ class Engine:
         container_id: UUID | None = None,
     ) -> None:
         """Delete all points of a user's, or those of some rows, or of a container."""
-        conditions = []
+        which = mapping.within(owner_id, container_id)
         if sources is not None:
-            conditions.append(mapping.among(SOURCE, sources))
-        if container_id is not None:
-            conditions.append(mapping.equal(CONTAINER, container_id))
-        which = mapping.owned(owner_id, *conditions)
+            which = mapping.owned(owner_id, mapping.among(SOURCE, sources))
         self._shard.update(engine.UpdateOperation.delete_points_by_filter(which))
         self.sync()
 
@@ -196,7 +192,7 @@ class Engine:
     def payloads(self, ids: Sequence[UUID]) -> list[tuple[UUID, Any]]:
         """The payloads of points, of those that are there."""
         found = self._shard.retrieve(list(ids), with_payload=True, with_vector=False)
-        return [(each.id, each.payload) for each in found]
+        return [(each.id, mapping.payload(each.payload)) for each in found]
 
     def vectors(self, ids: Sequence[UUID]) -> list[tuple[UUID, bytes]]:
         """The `dense` vectors of points as floats of 32 bits, of those that have one."""
@@ -213,17 +209,16 @@ class Engine:
         self, owner_id: UUID, container_id: UUID | None, offset: Any
     ) -> tuple[list[tuple[UUID, Any]], Any]:
         """Some points with their payloads, and where the next page begins; None after the last."""
-        within = () if container_id is None else (mapping.equal(CONTAINER, container_id),)
         records, following = self._shard.scroll(
             engine.ScrollRequest(
                 offset=offset,
                 limit=_PAGE,
-                filter=mapping.owned(owner_id, *within),
+                filter=mapping.within(owner_id, container_id),
                 with_payload=True,
                 with_vector=False,
             )
         )
-        return [(each.id, each.payload) for each in records], following
+        return [(each.id, mapping.payload(each.payload)) for each in records], following
 
     def owners(self) -> list[str]:
         """Everybody who has points."""
