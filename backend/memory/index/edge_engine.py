@@ -175,17 +175,19 @@ class Engine:
         """
         batch = engine.QueryBatchRequest([mapping.request(query) for query in queries])
         answers = self._shard.query_batch(batch)
-        found = {hit.id.int: hit.id for hits in answers for hit in hits}
+        # Each look at an `id` makes a UUID of it.
+        ids = [[hit.id for hit in hits] for hits in answers]
+        found = {each.int: each for some in ids for each in some}
         if len(self._told) > MOST:
             self._told.clear()
         new = found.keys() - self._told
         self._told |= new
         hits = [
             (
-                b"".join([hit.id.bytes for hit in hits]),
+                b"".join([each.bytes for each in some]),
                 array("d", [hit.score for hit in hits]).tobytes(),
             )
-            for hits in answers
+            for some, hits in zip(ids, answers, strict=True)
         ]
         return hits, self.payloads([found[number] for number in new]) if new else []
 
