@@ -20,11 +20,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, Collection, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from functools import partial
 from uuid import UUID
+
+from sqlalchemy.ext.asyncio import AsyncSession
 
 from backend.audience import GM, Viewpoint, wanted_keywords
 from backend.cpu_pool import CpuPool
@@ -243,19 +245,23 @@ class MemorySearch:
             points = await self._points(index, user_id)
             least, enough = for_corpus(least, points), for_corpus(enough, points)
         kept = relevant(ranked, least)
-        first = [each.id for each in kept[: request.limit]]
+        first = [each.id for each in kept[: request.limit]] if vector is not None else []
+        asking = asyncio.create_task(index.dense_vectors(first))
+        await asyncio.sleep(0)  # the index is at it while this goes on
+        lines = near(least, ranked=ranked)[: request.most] if request.room else []
+        scale = MatchScale(
+            enough=enough, speakers=speakers, spans=parsed.spans, scenes=scene_strengths(found)
+        )
         return SearchResult(
             request=request,
             candidates=kept,
-            near=near(least, ranked=ranked)[: request.most] if request.room else (),
-            vectors=await index.dense_vectors(first) if vector is not None and first else {},
+            near=lines,
+            vectors=await asking,
             notes=notes,
             by_meaning=vector is not None,
             ranked=ranked,
             least=least,
-            scale=MatchScale(
-                enough=enough, speakers=speakers, spans=parsed.spans, scenes=scene_strengths(found)
-            ),
+            scale=scale,
             breadth=broad,
         )
 
@@ -289,59 +295,74 @@ class MemorySearch:
             return []
         replaced = {each.kind: each for each in instead}
         sources = [replaced.get(each.kind, each) for each in self._sources]
-        recalled = partial(self._recalled, database, sealer, sources=sources, known=known)
-        found, looked_at = await recalled(request, result.candidates)
-        if request.depth == 1 and 2 * len(found) < min(looked_at, request.limit):
-            request = replace(request, depth=DEEPER)
-            result = await self.find(sealer, request)
-            found, _ = await recalled(request, result.candidates)
-        candidates = joined(result.candidates, found, parts=request.parts, kinds=request.kinds)
-        lines = [each for each in candidates if each.joined and each.payload.source_id not in found]
-        if lines:
-            found |= (await recalled(request, lines))[0]
-        active = [each for each in candidates if each.payload.source_id in found]
-        active = diversified(active, result.breadth)
-        chosen = mmr.select(active, result.vectors, count=request.limit)
-        if result.near:
-            unread = [each for each in result.near if each.payload.source_id not in found]
-            wider = replace(request, limit=request.most)
-            found |= (await recalled(wider, unread))[0]
-            near = [each for each in result.near if each.payload.source_id in found]
-            chosen = with_nearest(chosen, near, room=request.room, most=request.most)
-        return [
-            Memory(
-                recalled=found[each.payload.source_id],
-                rank=rank,
-                score=each.score,
-                signals=each.signals,
-                reason=result.scale.reason(each, rank),
-            )
-            for rank, each in enumerate(chosen, start=1)
-        ]
-
-    async def _recalled(
-        self,
-        database: Database,
-        sealer: Sealer,
-        request: SearchRequest,
-        candidates: Sequence[Candidate],
-        *,
-        sources: Sequence[Source],
-        known: Collection[Kind],
-    ) -> tuple[dict[UUID, Recalled], int]:
-        """What counts of the best candidates, by row, and how many were looked at for it."""
-        found: dict[UUID, Recalled] = {}
-        looked_at, limit, viewpoint = 0, request.limit, request.viewpoint
         async with database.read() as session:
-            for part in chunks(candidates[: limit * SPARE * request.depth], limit):
-                if len(found) >= limit:
-                    break
-                looked_at += len(part)
-                for source in sources:
-                    payloads = [each.payload for each in part if each.payload.kind == source.kind]
-                    if source.kind in known:
-                        found |= {each.source_id: Recalled.unread(each) for each in payloads}
-                    elif payloads:
-                        ids = [each.source_id for each in payloads]
-                        found |= await source.recall(session, sealer, ids, viewpoint=viewpoint)
-        return found, looked_at
+            recalled = partial(_recalled, session, sealer, sources=sources, known=known)
+            found, looked_at = await recalled(request, result.candidates)
+            if request.depth > 1 or 2 * len(found) >= min(looked_at, request.limit):
+                return await _brought_up(request, result, found, recalled)
+        result = await self.find(sealer, replace(request, depth=DEEPER))
+        return await self.recall(database, sealer, result, known=known, instead=instead)
+
+
+_Recall = Callable[
+    [SearchRequest, Sequence[Candidate]], Awaitable[tuple[dict[UUID, Recalled], int]]
+]
+
+
+async def _recalled(
+    session: AsyncSession,
+    sealer: Sealer,
+    request: SearchRequest,
+    candidates: Sequence[Candidate],
+    *,
+    sources: Sequence[Source],
+    known: Collection[Kind],
+) -> tuple[dict[UUID, Recalled], int]:
+    """What counts of the best candidates, by row, and how many were looked at for it."""
+    found: dict[UUID, Recalled] = {}
+    looked_at, limit, viewpoint = 0, request.limit, request.viewpoint
+    for part in chunks(candidates[: limit * SPARE * request.depth], limit):
+        if len(found) >= limit:
+            break
+        looked_at += len(part)
+        for source in sources:
+            payloads = [each.payload for each in part if each.payload.kind == source.kind]
+            if source.kind in known:
+                found |= {each.source_id: Recalled.unread(each) for each in payloads}
+            elif payloads:
+                ids = [each.source_id for each in payloads]
+                found |= await source.recall(session, sealer, ids, viewpoint=viewpoint)
+    return found, looked_at
+
+
+async def _brought_up(
+    request: SearchRequest, result: SearchResult, found: dict[UUID, Recalled], recalled: _Recall
+) -> list[Memory]:
+    """The memories of a search whose first candidates are `found`; the rest are `recalled`."""
+    candidates = joined(result.candidates, found, parts=request.parts, kinds=request.kinds)
+    lines = [each for each in candidates if each.joined and each.payload.source_id not in found]
+    if lines:
+        found |= (await recalled(request, lines))[0]
+    active = [each for each in candidates if each.payload.source_id in found]
+    active = diversified(active, result.breadth)
+    chosen = mmr.select(active, result.vectors, count=request.limit)
+    near, wider = result.near, replace(request, limit=request.most)
+    while near:
+        merged = with_nearest(chosen, near, room=request.room, most=request.most)
+        unread = [each for each in merged if each.payload.source_id not in found]
+        if not unread:
+            chosen = merged
+            break
+        found |= (await recalled(wider, unread))[0]
+        gone = {each.id.int for each in unread if each.payload.source_id not in found}
+        near = [each for each in near if each.id.int not in gone]
+    return [
+        Memory(
+            recalled=found[each.payload.source_id],
+            rank=rank,
+            score=each.score,
+            signals=each.signals,
+            reason=result.scale.reason(each, rank),
+        )
+        for rank, each in enumerate(chosen, start=1)
+    ]

@@ -17,6 +17,7 @@ import pytest
 import qdrant_edge as engine  # noqa: TID251  to look at what it keeps
 
 from backend.memory.index.edge import EdgeIndex, open_edge
+from backend.memory.index.edge_engine import FORMAT
 from backend.memory.index.protocol import IndexUnavailableError, Payload, Point, point_id
 from backend.memory.terms import document_terms, sparse_vector
 from backend.vault.blinding import Blinder
@@ -375,7 +376,7 @@ async def test_a_word_that_was_indexed_is_nowhere_in_the_folder(tmp_path: Path) 
 
 async def test_payloads_hold_ids_numbers_booleans_and_the_kind(tmp_path: Path) -> None:
     await (await stored_tale(tmp_path)).aclose()
-    shard = engine.EdgeShard.load(str(tmp_path / "tales.1"))
+    shard = engine.EdgeShard.load(str(tmp_path / f"tales.{FORMAT}"))
     records, following = shard.scroll(engine.ScrollRequest(limit=100, with_payload=True))
     shard.close()
     assert (len(records), following) == (20, None)
@@ -384,6 +385,6 @@ async def test_payloads_hold_ids_numbers_booleans_and_the_kind(tmp_path: Path) -
         fields = dict(record.payload)
         assert fields.pop("k") == "message"
         texts = [value for value in fields.values() if isinstance(value, str)]
-        assert len(texts) == 4
+        assert len(texts) == 5
         assert all(str(UUID(text)) == text for text in texts)
         assert {type(value) for value in fields.values()} <= {str, int, bool}

@@ -121,8 +121,9 @@ async def test_what_an_older_copy_of_it_lacks_is_indexed_after_the_night_s_compa
     ):
         await tell(server, ada, chat, ["A gannet dives."])
         assert (await search(ada, "gannet"))[0]["text"] == "A gannet dives."
-    shutil.rmtree(folder(tmp_path))
-    shutil.copytree(tmp_path / "copy", tmp_path / "index" / f"{OWN}.1")
+    there = folder(tmp_path)
+    shutil.rmtree(there)
+    shutil.copytree(tmp_path / "copy", there)
     async with (
         remembering(database_url, tmp_path, embedder="none") as server,
         server.signed_in("Ada") as ada,
