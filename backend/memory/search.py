@@ -283,12 +283,14 @@ class MemorySearch:
         *,
         known: Collection[Kind] = (),
         instead: Sequence[Source] = (),
+        then: Callable[[AsyncSession, Sequence[Memory]], Awaitable[None]] | None = None,
     ) -> list[Memory]:
         """The texts of what was found and counts at this moment, best first, none twice.
 
         Looks deeper where most of it does not count: of a reply that was regenerated a hundred
         times one is active. Kinds that are `known` to the caller are taken as they were found,
-        without their texts. Sources given `instead` recall the rows of their kinds.
+        without their texts. Sources given `instead` recall the rows of their kinds. What is to be
+        read `then` is, if anything was found, in the same view of the database.
         """
         request = result.request
         if request is None or not (result.candidates or result.near):
@@ -299,9 +301,12 @@ class MemorySearch:
             recalled = partial(_recalled, session, sealer, sources=sources, known=known)
             found, looked_at = await recalled(request, result.candidates)
             if request.depth > 1 or 2 * len(found) >= min(looked_at, request.limit):
-                return await _brought_up(request, result, found, recalled)
+                memories = await _brought_up(request, result, found, recalled)
+                if then is not None:
+                    await then(session, memories)
+                return memories
         result = await self.find(sealer, replace(request, depth=DEEPER))
-        return await self.recall(database, sealer, result, known=known, instead=instead)
+        return await self.recall(database, sealer, result, known=known, instead=instead, then=then)
 
 
 _Recall = Callable[

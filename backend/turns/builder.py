@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from uuid import UUID
@@ -38,8 +38,7 @@ from backend.llm.user_models import UserModels
 from backend.lorebooks.activation.outcome import lore_reserve
 from backend.memory.index.protocol import Kind
 from backend.memory.near_misses import near_misses
-from backend.memory.search import MemorySearch, Searching
-from backend.memory.sources import Recalled
+from backend.memory.search import Memory, MemorySearch, Searching
 from backend.prompts import PromptLibrary
 from backend.regex.scripts import ScriptEngine
 from backend.settings import Settings
@@ -257,32 +256,31 @@ class PromptBuilder:
                 identity, context.loaded, context.window, found
             )
         campaign = context.loaded.campaign
+
+        async def follow(session: AsyncSession, memories: Sequence[Memory]) -> None:
+            """What became of what the lines among them tell."""
+            if campaign is not None:
+                recalled = [each.recalled for each in memories]
+                context.consequences = await find_consequences(
+                    session,
+                    identity.sealer,
+                    [each.source_id for each in recalled if each.kind == "message"],
+                    viewpoint=context.loaded.viewpoint,
+                    besides={each.source_id for each in recalled} | campaign.told,
+                    kept=campaign.names,
+                )
+
         context.memories = await self._search.recall(
             self._database,
             identity.sealer,
             found,
             known=SCANNED,
             instead=[CampaignSource(campaign.names)] if campaign else [],
+            then=follow,
         )
         context.near_misses = near_misses(found, context.memories)
-        if campaign is not None:
-            context.consequences = await self._consequences(identity, context)
         context.by_meaning = found.by_meaning
         context.notes = found.notes
-
-    async def _consequences(
-        self, identity: Identity, context: PromptContext
-    ) -> dict[UUID, list[Recalled]]:
-        found, campaign = [each.recalled for each in context.memories], context.loaded.campaign
-        async with self._database.read() as session:
-            return await find_consequences(
-                session,
-                identity.sealer,
-                [each.source_id for each in found if each.kind == "message"],
-                viewpoint=context.loaded.viewpoint,
-                besides={each.source_id for each in found} | (campaign.told if campaign else set()),
-                kept=campaign.names if campaign else None,
-            )
 
     async def window(
         self,
