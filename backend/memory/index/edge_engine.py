@@ -78,6 +78,7 @@ class Engine:
         self._shard: Any = None
         self._unflushed = 0
         self._told: set[int] = set()
+        self._owners: set[UUID] = set()
 
     def open(
         self, folder: Path, name: str, dimension: int | None, *, may_make: bool
@@ -127,10 +128,12 @@ class Engine:
             self._shard.update(engine.UpdateOperation.create_field_index(field, schema))
         if self._shard.optimize():
             self._shard.flush()
+        self._owners = {UUID(each) for each in self.owners(most=2)}
         return is_new, is_damaged
 
     def upsert(self, points: Sequence[Point]) -> None:
         """Store points, in place of those with their ids."""
+        self._owners |= {each.payload.owner_id for each in points}
         made = [mapping.point(each) for each in points]
         self._shard.update(engine.UpdateOperation.upsert_points(made))
         self._unflushed += len(made)
@@ -173,7 +176,14 @@ class Engine:
             Of each query its hits, best first: 16 bytes of ids each, and scores as doubles. And the
             payloads of hits that no answer had before: the caller keeps them.
         """
-        batch = engine.QueryBatchRequest([mapping.request(query) for query in queries])
+        # Whoever is gone counts until the collection is opened again.
+        sole = next(iter(self._owners)) if len(self._owners) == 1 else None
+        batch = engine.QueryBatchRequest(
+            [
+                mapping.request(query, is_sole_owner=query.scope.owner_id == sole)
+                for query in queries
+            ]
+        )
         answers = self._shard.query_batch(batch)
         # Each look at an `id` makes a UUID of it.
         ids = [[hit.id for hit in hits] for hits in answers]
@@ -222,9 +232,9 @@ class Engine:
         )
         return [(each.id, mapping.payload(each.payload)) for each in records], following
 
-    def owners(self) -> list[str]:
-        """Everybody who has points."""
-        request = engine.FacetRequest(OWNER, limit=_MOST_OWNERS, exact=True)
+    def owners(self, most: int = _MOST_OWNERS) -> list[str]:
+        """Those who have points, so many at most."""
+        request = engine.FacetRequest(OWNER, limit=most, exact=True)
         # Of those who are gone the engine still has the name, with no points.
         return [str(hit.value) for hit in self._shard.facet(request).hits if hit.count]
 

@@ -93,13 +93,19 @@ def payload(stored: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in stored.items() if name != PLACE}
 
 
-def request(query: Query) -> engine.QueryRequest:
-    """A query, with the owner in its filter's places, and the owner's points as its corpus."""
+def request(query: Query, *, is_sole_owner: bool = False) -> engine.QueryRequest:
+    """A query, with the owner in its filter's places, and the owner's points as its corpus.
+
+    Those of a sole owner are the whole collection, and need not be counted, which takes half of a
+    query by terms.
+    """
     near = query.near
     if isinstance(near, Sparse):
         vector: Any = sparse(near)
-        corpus = owned(query.scope.owner_id)
-        params = engine.SearchParams(idf=engine.IdfParams(corpus=corpus))
+        params = None
+        if not is_sole_owner:
+            corpus = owned(query.scope.owner_id)
+            params = engine.SearchParams(idf=engine.IdfParams(corpus=corpus))
     else:
         vector = near.tolist()
         again = engine.QuantizationSearchParams(rescore=True, oversampling=_OVERSAMPLING)
