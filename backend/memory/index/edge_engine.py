@@ -160,9 +160,10 @@ class Engine:
         sources: Sequence[UUID] | None = None,
         container_id: UUID | None = None,
     ) -> None:
-        """Delete all points of a user's, or those of some rows, or of a container."""
-        which = mapping.within(owner_id, container_id)
-        if sources is not None:
+        """Delete all points of a user's, or those of some rows, or those of a container."""
+        if sources is None:
+            which = mapping.within(owner_id, container_id)
+        else:
             which = mapping.owned(owner_id, mapping.among(SOURCE, sources))
         self._shard.update(engine.UpdateOperation.delete_points_by_filter(which))
         self.sync()
