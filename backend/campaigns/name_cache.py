@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
-from collections.abc import Set as AbstractSet
 from heapq import nlargest
 from operator import itemgetter
 from typing import NamedTuple
@@ -112,8 +111,8 @@ class Names:
 
     In view are its world, open threads, shown clocks, the open scene, echoes and players'
     characters; `around` are all its entities, relations and facts in force; None where they are
-    too many to be kept. `tied` are ids of those in `around` by an entity that they name: the people
-    at a place, relations from and to somebody, facts about it. `past` are the kinds of which there
+    too many to be kept. `tied` are those in `around` by an entity that they name: the people at a
+    place, relations from and to somebody, facts about it. `past` are the kinds of which there
     may be one that no turn has in view: chapters, terms, scenes that are over. `size` is what is
     kept, sealed.
     """
@@ -125,7 +124,7 @@ class Names:
         self.index = NameIndex([])
         self.in_view: Mapping[UUID, KeptItem] | None = {}
         self.around: Mapping[UUID, KeptItem] | None = {}
-        self.tied: Mapping[Tie, AbstractSet[UUID]] = {}
+        self.tied: Mapping[Tie, Mapping[UUID, KeptItem]] = {}
         self.past: frozenset[Kind] = frozenset()
         self.around_size = 0
         self.size = 0
@@ -165,12 +164,11 @@ class Names:
         """
         if self.around is None or not all(one in self.around for one in about):
             return None
-        tied = {each for one in about for each in self.tied.get(("fact", one), ())}
         known = (
             (kept.seq, kept.id, kept.item)
-            for each in tied
-            if isinstance((kept := self.around[each]).item, Fact)
-            and is_known_to(viewpoint, kept.audience)
+            for one in dict.fromkeys(about)
+            for kept in self.tied.get(("fact", one), {}).values()
+            if isinstance(kept.item, Fact) and is_known_to(viewpoint, kept.audience)
         )
         latest = nlargest(limit, known, key=itemgetter(0))
         return [(item_id, item) for _, item_id, item in latest]
@@ -233,8 +231,8 @@ class _Around:
         self.tied = names.tied
         self.size = names.around_size
         self._items: dict[UUID, KeptItem] | None = None
-        self._tied: dict[Tie, AbstractSet[UUID]] = {}
-        self._own: dict[Tie, set[UUID]] = {}
+        self._tied: dict[Tie, Mapping[UUID, KeptItem]] = {}
+        self._own: dict[Tie, dict[UUID, KeptItem]] = {}
 
     def drop(self, item_id: UUID) -> None:
         if item_id not in self.items:
@@ -242,13 +240,13 @@ class _Around:
         old = self._changing().pop(item_id)
         self.size -= old.size
         for tie in _ties(old.item):
-            self._tied_by(tie).discard(item_id)
+            self._tied_by(tie).pop(item_id, None)
 
     def put(self, kept: KeptItem) -> None:
         self._changing()[kept.id] = kept
         self.size += kept.size
         for tie in _ties(kept.item):
-            self._tied_by(tie).add(kept.id)
+            self._tied_by(tie)[kept.id] = kept
 
     def _changing(self) -> dict[UUID, KeptItem]:
         if self._items is None:
@@ -256,9 +254,9 @@ class _Around:
             self.tied = self._tied = dict(self.tied)
         return self._items
 
-    def _tied_by(self, tie: Tie) -> set[UUID]:
+    def _tied_by(self, tie: Tie) -> dict[UUID, KeptItem]:
         if tie not in self._own:
-            self._tied[tie] = self._own[tie] = set(self._tied.get(tie, ()))
+            self._tied[tie] = self._own[tie] = dict(self._tied.get(tie, {}))
         return self._own[tie]
 
 

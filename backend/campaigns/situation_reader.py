@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from heapq import nlargest
 from operator import attrgetter
 from types import MappingProxyType
 from typing import Any
@@ -179,9 +180,9 @@ class SituationReader(CampaignReader):
             return [
                 Placed(id=row.id, entity=item) for row, item in rows if isinstance(item, Entity)
             ]
-        tied = names.tied.get(("entity", at), ()) if at else ()
-        people = [each for one in tied if isinstance((each := names.around[one]).item, Entity)]
-        found = {each.id: each for each in sorted(people, key=_seq, reverse=True)[:MAX_HOT]}
+        tied = names.tied.get(("entity", at), {}) if at else {}
+        people = (each for each in tied.values() if isinstance(each.item, Entity))
+        found = {each.id: each for each in nlargest(MAX_HOT, people, key=_seq)}
         found |= {one: names.around[one] for one in ids if one in names.around}
         return [
             Placed(id=each.id, entity=each.item)
@@ -239,14 +240,13 @@ class SituationReader(CampaignReader):
             rows = await self._found(_RELATIONS, {"ids": ids})
             rows.sort(key=lambda each: each[0].id)
             return [item for _, item in rows if isinstance(item, Relation)]
-        tied = frozenset[UUID]().union(*(names.tied.get(("relation", one), ()) for one in ids))
-        found = [
-            each
-            for one in tied
-            if isinstance((each := names.around[one]).item, Relation)
-            and is_known_to(self.viewpoint, each.audience)
-        ]
-        latest = sorted(found, key=_seq, reverse=True)[:MAX_HOT]
+        tied = {
+            each.id: each
+            for one in ids
+            for each in names.tied.get(("relation", one), {}).values()
+            if isinstance(each.item, Relation) and is_known_to(self.viewpoint, each.audience)
+        }
+        latest = nlargest(MAX_HOT, tied.values(), key=_seq)
         latest.sort(key=lambda each: each.id.int)
         return [each.item for each in latest if isinstance(each.item, Relation)]
 
