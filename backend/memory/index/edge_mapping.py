@@ -8,7 +8,8 @@ from uuid import UUID
 
 import qdrant_edge as engine  # noqa: TID251  half of its adapter
 
-from backend.memory.index.protocol import (
+from backend.memory.index.edge_messages import PointMessage, QueryMessage, SparseMessage
+from backend.memory.index.scope import (
     AUDIENCE,
     CONTAINER,
     DENSE,
@@ -17,11 +18,8 @@ from backend.memory.index.protocol import (
     POSITION,
     SOURCE,
     SPARSE,
-    Point,
-    Query,
     Scope,
     ScopePart,
-    Sparse,
 )
 
 _OVERSAMPLING = 2.0
@@ -66,22 +64,22 @@ def payload_indexes() -> dict[str, Any]:
     }
 
 
-def point(given: Point) -> engine.Point:
+def point(given: PointMessage) -> engine.Point:
     """A point with its vectors and its payload."""
-    vectors: dict[str, Any] = {name: vector.tolist() for name, vector in given.dense.items()}
+    vectors: dict[str, Any] = {name: _floats(vector) for name, vector in given.dense.items()}
     vectors |= {name: sparse(vector) for name, vector in given.sparse.items()}
-    return engine.Point(given.id, vectors, given.payload.encoded())
+    return engine.Point(given.id, vectors, given.payload)
 
 
-def request(query: Query) -> engine.QueryRequest:
+def request(query: QueryMessage) -> engine.QueryRequest:
     """A query, with the owner in its filter, and the owner's points as its corpus."""
     near = query.near
-    if isinstance(near, Sparse):
+    if isinstance(near, SparseMessage):
         vector: Any = sparse(near)
         corpus = owned(query.scope.owner_id)
         params = engine.SearchParams(idf=engine.IdfParams(corpus=corpus))
     else:
-        vector = near.tolist()
+        vector = _floats(near)
         again = engine.QuantizationSearchParams(rescore=True, oversampling=_OVERSAMPLING)
         params = engine.SearchParams(quantization=again)
     return engine.QueryRequest(
@@ -93,9 +91,9 @@ def request(query: Query) -> engine.QueryRequest:
     )
 
 
-def sparse(vector: Sparse) -> engine.SparseVector:
+def sparse(vector: SparseMessage) -> engine.SparseVector:
     """Terms and their weights."""
-    return engine.SparseVector(vector.ids.tolist(), vector.weights.tolist())
+    return engine.SparseVector(memoryview(vector.ids).cast("I").tolist(), _floats(vector.weights))
 
 
 def owned(owner_id: UUID, *conditions: Any) -> engine.Filter:
@@ -139,3 +137,7 @@ def _part(part: ScopePart) -> list[Any]:
         return [containers]
     before = engine.RangeFloat(lt=part.before_position)
     return [containers, engine.FieldCondition(key=POSITION, range=before)]
+
+
+def _floats(numbers: bytes) -> list[float]:
+    return memoryview(numbers).cast("f").tolist()
