@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence
 from typing import Any
 from uuid import UUID
@@ -93,7 +94,7 @@ def request(query: QueryMessage) -> engine.QueryRequest:
 
 def sparse(vector: SparseMessage) -> engine.SparseVector:
     """Terms and their weights."""
-    return engine.SparseVector(memoryview(vector.ids).cast("I").tolist(), _floats(vector.weights))
+    return engine.SparseVector(array("I", vector.ids).tolist(), _floats(vector.weights))
 
 
 def owned(owner_id: UUID, *conditions: Any) -> engine.Filter:
@@ -140,4 +141,4 @@ def _part(part: ScopePart) -> list[Any]:
 
 
 def _floats(numbers: bytes) -> list[float]:
-    return memoryview(numbers).cast("f").tolist()
+    return array("f", numbers).tolist()
