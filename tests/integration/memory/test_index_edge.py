@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from uuid import UUID, uuid4
@@ -175,12 +176,11 @@ async def test_a_folder_of_another_dimension_or_format_is_made_anew(tmp_path: Pa
 
 def engines() -> list[int]:
     """Processes below this one that an engine works in."""
-    children = [
-        int(pid)
-        for thread in Path("/proc/self/task").iterdir()
-        for pid in (thread / "children").read_text().split()
-    ]
-    return [pid for pid in children if b"edge_engine" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+    found = list[int]()
+    for thread in Path("/proc/self/task").iterdir():
+        with suppress(FileNotFoundError, ProcessLookupError):  # what ends meanwhile
+            found += map(int, (thread / "children").read_text().split())
+    return [pid for pid in found if b"edge_engine" in Path(f"/proc/{pid}/cmdline").read_bytes()]
 
 
 def files_of(pid: int) -> str:
