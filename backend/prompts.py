@@ -104,8 +104,9 @@ def _load(environment: Environment, name: str, path: Path) -> PromptFile:
             f"prompts/{name}.md needs a header with description and inputs."
         ) from error
     try:
-        used = meta.find_undeclared_variables(environment.parse(body))
-        template = environment.from_string(body)
+        parsed = environment.parse(body)
+        used = meta.find_undeclared_variables(parsed)
+        template = environment.from_string(parsed)
     except TemplateError as error:
         raise PromptFileError(f"prompts/{name}.md is no Jinja template: {error}") from error
     if used != set(head.inputs):

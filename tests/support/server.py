@@ -212,9 +212,10 @@ async def running(
         **settings,
     }
     config = settings_of(data_dir=folder, database_url=database_url, **values)
+    # Each start keeps all that is there by then from the collector (`gc.freeze`).
     if next(_started) % 50 == 0:
-        # Each start keeps all that is there by then from the collector (`gc.freeze`).
         gc.unfreeze()
+    gc.collect()
     parts = await build_services(
         config, ROOT, Database(database_url), kdf=CHEAP_KDF, registry=registry
     )

@@ -19,13 +19,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from http import HTTPStatus
 from pathlib import Path
-from typing import Any, cast
-
-import httpx2
+from typing import TYPE_CHECKING, Any, cast
 
 from backend.errors import ConflictError, UnavailableError
 from backend.memory.embedding.catalogue import OfferedModel, choose_model, is_fetched
 from backend.settings import PUBLIC_HUB
+
+if TYPE_CHECKING:
+    import httpx2
 
 _CHUNK = 1 << 18
 _ATTEMPTS = 5
@@ -121,6 +122,8 @@ async def _fetch_files(
     hub: str,
     wait: Callable[[float], Awaitable[None]],
 ) -> None:
+    import httpx2  # noqa: PLC0415  # seldom needed: not at start-up
+
     files = [await asyncio.to_thread(_look_up, model, path, hub) for path in model.files]
     total, done = sum(file.size for file in files), 0
     if shutil.disk_usage(part).free < total - sum(_bytes_of(part / file.path) for file in files):
@@ -149,6 +152,8 @@ async def _download(
     wait: Callable[[float], Awaitable[None]],
 ) -> None:
     """Fetch what is missing of a file, with new attempts for as long as something comes."""
+    import httpx2  # noqa: PLC0415  # as above
+
     target.parent.mkdir(parents=True, exist_ok=True)
     failures = 0
     while (size := _bytes_of(target)) != file.size:

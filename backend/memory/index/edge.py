@@ -17,6 +17,7 @@ import numpy as np
 
 from backend.database.base import chunks
 from backend.logs import get_logger
+from backend.memory.index.edge_messages import PointMessage, QueryMessage, SparseMessage
 from backend.memory.index.edge_process import EngineError, EngineProcess
 from backend.memory.index.payload_cache import Known, PayloadCache
 from backend.memory.index.protocol import (
@@ -26,6 +27,7 @@ from backend.memory.index.protocol import (
     Payload,
     Point,
     Query,
+    Sparse,
     check_dimensions,
 )
 
@@ -102,7 +104,7 @@ class EdgeIndex:
         if not asked:
             return [[] for _ in queries]
         writes = self._payloads.writes
-        found_hits, new = await self._call("search", asked)
+        found_hits, new = await self._call("search", [_query_message(each) for each in asked])
         self._payloads.add(_decoded(new), writes=writes)
         answers = [(_numbers(ids), memoryview(scores).cast("d")) for ids, scores in found_hits]
         known = await self._known(number for numbers, _ in answers for number in numbers)
@@ -182,7 +184,7 @@ class EdgeIndex:
         return known
 
     async def _write(self, points: Sequence[Point]) -> None:
-        await self._call("upsert", points)
+        await self._call("upsert", [_point_message(each) for each in points])
         self._payloads.write((each.id, each.payload) for each in points)
 
     async def _call(self, method: str, *arguments: object, **options: object) -> Any:
@@ -242,6 +244,29 @@ class EdgeIndex:
             f"The index {self.name} in the data folder failed. Look whether the disk is full; "
             "otherwise restart, and rebuild it with `talekeeper reindex`."
         )
+
+
+def _point_message(point: Point) -> PointMessage:
+    return PointMessage(
+        point.id,
+        point.payload.encoded(),
+        {name: _float_bytes(vector) for name, vector in point.dense.items()},
+        {name: _sparse_message(terms) for name, terms in point.sparse.items()},
+    )
+
+
+def _query_message(query: Query) -> QueryMessage:
+    near = query.near
+    sent = _sparse_message(near) if isinstance(near, Sparse) else _float_bytes(near)
+    return QueryMessage(query.vector, sent, query.scope, query.limit)
+
+
+def _sparse_message(terms: Sparse) -> SparseMessage:
+    return SparseMessage(terms.ids.astype(np.uint32).tobytes(), _float_bytes(terms.weights))
+
+
+def _float_bytes(numbers: Floats) -> bytes:
+    return numbers.astype(np.float32).tobytes()
 
 
 def _decoded(points: Iterable[tuple[UUID, Any]]) -> list[Known]:

@@ -4,8 +4,8 @@ The engine holds Python's lock from the beginning of a call to its end. A turn's
 milliseconds, and an event loop in the same process stops for all of them. So the engine has its own
 process: `edge_process` starts it, and it imports only what it needs of Talekeeper.
 
-Each call is one message on stdin and one on stdout: its length, then a pickle. Writes have their
-own thread, because waiting for the disk releases the lock. The process ends when stdin does.
+Each call is one message on stdin and one on stdout (`edge_messages`). Writes have their own thread,
+because waiting for the disk releases the lock. The process ends when stdin does.
 
 A search is one call for ids and scores (1 ms a query where a user has 10,000 points of 384
 numbers), writes go in small batches. Putting segments in order takes seconds for 100,000 points and
@@ -33,28 +33,23 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
-from typing import Any, BinaryIO, Literal
+from typing import Any, BinaryIO
 from uuid import UUID
 
 import qdrant_edge as engine  # noqa: TID251  this is its adapter
 
 from backend.memory.index import edge_mapping as mapping
-from backend.memory.index.payload_cache import MOST
-from backend.memory.index.protocol import (
-    OWNER,
-    SOURCE,
-    IndexUnavailableError,
-    Point,
-    Query,
+from backend.memory.index.edge_messages import (
+    HEAD,
+    PAYLOADS_KEPT,
+    Outcome,
+    PointMessage,
+    QueryMessage,
+    framed,
 )
-
-HEAD = 8
-"""Bytes before a message: its length."""
+from backend.memory.index.scope import OWNER, SOURCE, IndexUnavailableError
 
 WRITES = frozenset({"upsert", "sync", "delete"})
-
-Outcome = Literal["done", "unavailable", "failed"]
-"""How a call ended: with a value, with a message for the administrator, or with an error."""
 
 FORMAT = 2
 """Raised when what a folder holds changes. Folders of other formats are deleted and made again."""
@@ -131,9 +126,9 @@ class Engine:
         self._owners = {UUID(each) for each in self.owners(most=2)}
         return is_new, is_damaged
 
-    def upsert(self, points: Sequence[Point]) -> None:
+    def upsert(self, points: Sequence[PointMessage]) -> None:
         """Store points, in place of those with their ids."""
-        self._owners |= {each.payload.owner_id for each in points}
+        self._owners |= {UUID(each.payload[OWNER]) for each in points}
         made = [mapping.point(each) for each in points]
         self._shard.update(engine.UpdateOperation.upsert_points(made))
         self._unflushed += len(made)
@@ -169,7 +164,7 @@ class Engine:
         self.sync()
 
     def search(
-        self, queries: Sequence[Query]
+        self, queries: Sequence[QueryMessage]
     ) -> tuple[list[tuple[bytes, bytes]], list[tuple[UUID, Any]]]:
         """What is nearest to each of some queries.
 
@@ -189,7 +184,7 @@ class Engine:
         # Each look at an `id` makes a UUID of it.
         ids = [[hit.id for hit in hits] for hits in answers]
         found = {each.int: each for some in ids for each in some}
-        if len(self._told) > MOST:
+        if len(self._told) > PAYLOADS_KEPT:
             self._told.clear()
         new = found.keys() - self._told
         self._told |= new
@@ -273,12 +268,6 @@ def lock(path: Path) -> None:
                 "one process. For several, start a Qdrant server and set TALEKEEPER_QDRANT_URL."
             ) from error
         return
-
-
-def framed(message: object) -> bytes:
-    """A message as it goes through a pipe."""
-    data = pickle.dumps(message, pickle.HIGHEST_PROTOCOL)
-    return len(data).to_bytes(HEAD) + data
 
 
 def _answer(opened: Engine, out: BinaryIO, out_lock: threading.Lock, call: Any) -> None:

@@ -2,25 +2,26 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Iterator, Sequence
 from typing import Any, get_args
 from uuid import UUID, uuid5
 
 import qdrant_edge as engine  # noqa: TID251  half of its adapter
 
-from backend.memory.index.protocol import (
+from backend.memory.index.edge_messages import PointMessage, QueryMessage, SparseMessage
+from backend.memory.index.scope import (
     AUDIENCE,
+    CONTAINER,
     DENSE,
+    KIND,
     OWNER,
     POSITION,
     SOURCE,
     SPARSE,
     Kind,
-    Point,
-    Query,
     Scope,
     ScopePart,
-    Sparse,
 )
 
 PLACE = "x"
@@ -69,7 +70,7 @@ def payload_indexes() -> dict[str, Any]:
     }
 
 
-def place(owner_id: UUID, container_id: UUID, kind: Kind) -> str:
+def place(owner_id: UUID | str, container_id: UUID | str, kind: Kind) -> str:
     """Whose a point is, of which container and what it stands for, in one id.
 
     A query looks at one condition a point where it looked at three: the engine checks each for
@@ -79,13 +80,13 @@ def place(owner_id: UUID, container_id: UUID, kind: Kind) -> str:
     return str(uuid5(_PLACES, f"{owner_id}/{container_id}/{kind}"))
 
 
-def point(given: Point) -> engine.Point:
+def point(given: PointMessage) -> engine.Point:
     """A point with its vectors and its payload."""
-    vectors: dict[str, Any] = {name: vector.tolist() for name, vector in given.dense.items()}
+    vectors: dict[str, Any] = {name: _floats(vector) for name, vector in given.dense.items()}
     vectors |= {name: sparse(vector) for name, vector in given.sparse.items()}
     payload = given.payload
-    there = place(payload.owner_id, payload.container_id, payload.kind)
-    return engine.Point(given.id, vectors, {PLACE: there, **payload.encoded()})
+    there = place(payload[OWNER], payload[CONTAINER], payload[KIND])
+    return engine.Point(given.id, vectors, {PLACE: there, **payload})
 
 
 def payload(stored: dict[str, Any]) -> dict[str, Any]:
@@ -93,21 +94,21 @@ def payload(stored: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in stored.items() if name != PLACE}
 
 
-def request(query: Query, *, is_sole_owner: bool = False) -> engine.QueryRequest:
+def request(query: QueryMessage, *, is_sole_owner: bool = False) -> engine.QueryRequest:
     """A query, with the owner in its filter's places, and the owner's points as its corpus.
 
     Those of a sole owner are the whole collection, and need not be counted, which takes half of a
     query by terms.
     """
     near = query.near
-    if isinstance(near, Sparse):
+    if isinstance(near, SparseMessage):
         vector: Any = sparse(near)
         params = None
         if not is_sole_owner:
             corpus = owned(query.scope.owner_id)
             params = engine.SearchParams(idf=engine.IdfParams(corpus=corpus))
     else:
-        vector = near.tolist()
+        vector = _floats(near)
         again = engine.QuantizationSearchParams(rescore=True, oversampling=_OVERSAMPLING)
         params = engine.SearchParams(quantization=again)
     return engine.QueryRequest(
@@ -119,9 +120,9 @@ def request(query: Query, *, is_sole_owner: bool = False) -> engine.QueryRequest
     )
 
 
-def sparse(vector: Sparse) -> engine.SparseVector:
+def sparse(vector: SparseMessage) -> engine.SparseVector:
     """Terms and their weights."""
-    return engine.SparseVector(vector.ids.tolist(), vector.weights.tolist())
+    return engine.SparseVector(array("I", vector.ids).tolist(), _floats(vector.weights))
 
 
 def owned(owner_id: UUID, *conditions: Any) -> engine.Filter:
@@ -172,3 +173,7 @@ def _places(scope: Scope, part: ScopePart) -> Iterator[str]:
     for container_id in part.containers:
         for kind in scope.kinds:
             yield place(scope.owner_id, container_id, kind)
+
+
+def _floats(numbers: bytes) -> list[float]:
+    return array("f", numbers).tolist()

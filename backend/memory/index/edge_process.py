@@ -9,8 +9,8 @@ from itertools import count
 from typing import Any, Self
 
 from backend.logs import get_logger
-from backend.memory.index.edge_engine import HEAD, Outcome, framed
-from backend.memory.index.protocol import IndexUnavailableError
+from backend.memory.index.edge_messages import HEAD, Outcome, framed
+from backend.memory.index.scope import IndexUnavailableError
 
 log = get_logger(__name__)
 

@@ -11,10 +11,8 @@ from uuid import UUID
 
 from msgspec.structs import replace
 
+from backend.memory.index.edge_messages import PAYLOADS_KEPT
 from backend.memory.index.protocol import Payload
-
-MOST = 40_000
-"""Payloads that are kept: 25 MB."""
 
 Known = tuple[UUID, Payload]
 """A point's id and its payload."""
@@ -33,7 +31,7 @@ class PayloadCache:
         writes: How often something was written.
     """
 
-    def __init__(self, most: int = MOST) -> None:
+    def __init__(self, most: int = PAYLOADS_KEPT) -> None:
         self._half = max(1, most // 2)
         self.writes = 0
         # By the numbers of ids: a UUID computes its hash in Python, ten times as slowly.

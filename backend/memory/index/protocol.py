@@ -8,35 +8,60 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol
 from uuid import UUID, uuid5
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from backend.errors import UnavailableError
+from backend.memory.index.scope import (
+    AUDIENCE,
+    CONTAINER,
+    DENSE,
+    KIND,
+    OWNER,
+    POSITION,
+    SOURCE,
+    SPARSE,
+    DenseName,
+    IndexUnavailableError,
+    Kind,
+    Scope,
+    ScopePart,
+    SparseName,
+    VectorName,
+)
+
+__all__ = [
+    "AUDIENCE",
+    "CONTAINER",
+    "DENSE",
+    "KIND",
+    "OWNER",
+    "POSITION",
+    "SOURCE",
+    "SPARSE",
+    "DenseName",
+    "Floats",
+    "Hit",
+    "IndexUnavailableError",
+    "Kind",
+    "Payload",
+    "Point",
+    "Query",
+    "Scope",
+    "ScopePart",
+    "Sparse",
+    "SparseName",
+    "VectorIndex",
+    "VectorName",
+    "check_dimensions",
+    "point_id",
+]
 
 Floats = NDArray[np.float32]
-DenseName = Literal["dense", "dense_window"]
-SparseName = Literal["sparse", "sparse_window"]
-VectorName = DenseName | SparseName
-DENSE: tuple[DenseName, ...] = ("dense", "dense_window")
-SPARSE: tuple[SparseName, ...] = ("sparse", "sparse_window")
-Kind = Literal["lore", "message", "scene", "question", "event", "campaign"]
-"""What a point stands for. A scene has a sparse vector alone and is no memory by itself, nor is a
-question: it leads to the message that answers it. `campaign` is an item of one."""
-
-OWNER, KIND, CONTAINER, SOURCE, POSITION, AUDIENCE = "o", "k", "c", "s", "p", "u"
-"""Names of the fields that points are found by, as an engine keeps them: each has an index."""
-
 _POINTS = UUID("0b0c6f5e-56a5-5b3c-9a3e-6f2f0c1f7a11")
-
-
-class IndexUnavailableError(UnavailableError):
-    """The index does not answer. Turns go on without it, and say so."""
-
-    slug, title = "index-unavailable", "The index of memories does not answer"
 
 
 def point_id(kind: Kind, source_id: UUID, chunk: int = 0) -> UUID:
@@ -132,32 +157,6 @@ class Point:
     payload: Payload
     dense: Mapping[DenseName, Floats]
     sparse: Mapping[SparseName, Sparse]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ScopePart:
-    """Points of some containers; `before_position` keeps to those at lower positions.
-
-    `kinds` says what is in them, so that nobody looks there for anything else; none says nothing.
-    """
-
-    containers: Sequence[UUID]
-    before_position: int | None = None
-    kinds: Sequence[Kind] = ()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Scope:
-    """Where a query looks: one owner's points of these kinds, in any of these parts.
-
-    The owner's points are also the corpus over which terms are weighted (IDF). With an `audience`
-    only points that have one of its words are found, and none that has no audience.
-    """
-
-    owner_id: UUID
-    parts: Sequence[ScopePart]
-    kinds: Sequence[Kind]
-    audience: Sequence[str] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from uuid import UUID, uuid4
@@ -176,12 +177,31 @@ async def test_a_folder_of_another_dimension_or_format_is_made_anew(tmp_path: Pa
 
 def engines() -> list[int]:
     """Processes below this one that an engine works in."""
-    children = [
-        int(pid)
-        for thread in Path("/proc/self/task").iterdir()
-        for pid in (thread / "children").read_text().split()
-    ]
-    return [pid for pid in children if b"edge_engine" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+    found = list[int]()
+    for thread in Path("/proc/self/task").iterdir():
+        with suppress(FileNotFoundError, ProcessLookupError):  # what ends meanwhile
+            found += map(int, (thread / "children").read_text().split())
+    return [pid for pid in found if b"edge_engine" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+
+
+def files_of(pid: int) -> str:
+    """What a process has mapped, libraries among it."""
+    return Path(f"/proc/{pid}/maps").read_text()
+
+
+async def test_an_engine_does_without_what_only_the_server_needs(tmp_path: Path) -> None:
+    index = await open_edge(tmp_path, "tales", DIMENSION)
+    try:
+        await index.upsert([point(OWNER, CHAT)])
+        asked = [query(unit(1), scope(OWNER, CHAT)), query(terms({3: 1}), scope(OWNER, CHAT))]
+        await index.search(asked)
+        [engine_process] = engines()
+        mapped = files_of(engine_process)
+    finally:
+        await index.aclose()
+    assert "qdrant_edge" in mapped
+    for library in ("numpy", "msgspec", "sqlalchemy"):
+        assert library not in mapped
 
 
 async def test_an_engine_that_is_killed_is_started_again_and_nothing_is_lost(

@@ -1,0 +1,58 @@
+"""Where a query looks, and the names of what an engine keeps. Standard library alone.
+
+The process of Qdrant Edge imports this, and not `protocol`, which needs numpy: that would be half
+of its start, and 20 MiB.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+from uuid import UUID
+
+from backend.errors import UnavailableError
+
+DenseName = Literal["dense", "dense_window"]
+SparseName = Literal["sparse", "sparse_window"]
+VectorName = DenseName | SparseName
+DENSE: tuple[DenseName, ...] = ("dense", "dense_window")
+SPARSE: tuple[SparseName, ...] = ("sparse", "sparse_window")
+Kind = Literal["lore", "message", "scene", "question", "event", "campaign"]
+"""What a point stands for. A scene has a sparse vector alone and is no memory by itself, nor is a
+question: it leads to the message that answers it. `campaign` is an item of one."""
+
+OWNER, KIND, CONTAINER, SOURCE, POSITION, AUDIENCE = "o", "k", "c", "s", "p", "u"
+"""Names of the fields that points are found by, as an engine keeps them: each has an index."""
+
+
+class IndexUnavailableError(UnavailableError):
+    """The index does not answer. Turns go on without it, and say so."""
+
+    slug, title = "index-unavailable", "The index of memories does not answer"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScopePart:
+    """Points of some containers; `before_position` keeps to those at lower positions.
+
+    `kinds` says what is in them, so that nobody looks there for anything else; none says nothing.
+    """
+
+    containers: Sequence[UUID]
+    before_position: int | None = None
+    kinds: Sequence[Kind] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scope:
+    """Where a query looks: one owner's points of these kinds, in any of these parts.
+
+    The owner's points are also the corpus over which terms are weighted (IDF). With an `audience`
+    only points that have one of its words are found, and none that has no audience.
+    """
+
+    owner_id: UUID
+    parts: Sequence[ScopePart]
+    kinds: Sequence[Kind]
+    audience: Sequence[str] = ()
