@@ -36,6 +36,7 @@ async def check_everything(run: Campaign) -> dict[str, Any]:
     run.progress.tell("checking", always=True)
     await _finish_pending(run)
     await run.pause()
+    await store_checks.settle(run.database, run.users)  # turns that still run may come to wait
     await _give_up_waiting(run)
     found = await _end_choices(run)
     gone = await _send_visitors_away(run)
