@@ -180,8 +180,7 @@ class SituationReader(CampaignReader):
             return [
                 Placed(id=row.id, entity=item) for row, item in rows if isinstance(item, Entity)
             ]
-        tied = names.tied.get(("entity", at), {}) if at else {}
-        people = (each for each in tied.values() if isinstance(each.item, Entity))
+        people = names.tied.get(("entity", at), {}).values() if at else ()
         found = {each.id: each for each in nlargest(MAX_HOT, people, key=_seq)}
         found |= {one: names.around[one] for one in ids if one in names.around}
         return [

@@ -80,6 +80,7 @@ def test_whose_session_ended_comes_back_to_what_they_were_typing(
     page.goto("/#/account")
     text = page.get_by_label("Instructions for the model")
     expect(text).to_be_visible()
+    page.wait_for_load_state("networkidle")  # else what still loads finds out before the line does
     page.context.clear_cookies()
     with page.expect_response(lambda answer: answer.url.endswith("/me/settings")) as refused:
         text.fill("Be brief.")
