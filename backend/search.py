@@ -26,10 +26,11 @@ from backend.database.base import now
 from backend.database.engine import Database
 from backend.errors import ValidationError
 from backend.lorebooks.chat_books import books_for_chat
+from backend.memory.findings import Memory, SearchRequest, SearchResult
 from backend.memory.index.protocol import Kind, ScopePart
 from backend.memory.matches import SharedWords
 from backend.memory.near_misses import NearMiss, RowReader, near_misses
-from backend.memory.search import Memory, MemorySearch, SearchRequest, SearchResult
+from backend.memory.search import MemorySearch
 from backend.memory.sources import Recalled, Source
 from backend.reasons import Match, Reason, told, told_matches
 from backend.wire import RAISES

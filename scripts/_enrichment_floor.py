@@ -15,7 +15,7 @@ import asyncpg  # type: ignore[import-untyped]  # it has no types
 from sqlalchemy import make_url
 
 from backend.database.base import now
-from backend.database.engine import BUSY_TIMEOUT_MS
+from backend.database.sqlite_connection import BUSY_TIMEOUT_MS
 from backend.jobs.queue import NewJob
 from scripts._bench import IDS
 from scripts._bench_table import DatabaseName, Row

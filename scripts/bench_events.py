@@ -35,10 +35,11 @@ from backend.cpu_pool import CpuPool
 from backend.logs import configure_logging
 from backend.memory.documents import Document, event_document
 from backend.memory.embedding.local import LocalEmbedder
+from backend.memory.findings import SearchRequest
 from backend.memory.index.edge import open_edge
 from backend.memory.index.protocol import Kind, ScopePart
 from backend.memory.points import Attempt, Blinders, PointMaker
-from backend.memory.search import MemorySearch, SearchRequest
+from backend.memory.search import MemorySearch
 from backend.memory.sources import Origin, Recalled
 from backend.turns.retrieval import MAX_ITEMS, MAX_SHORT_ITEMS, ROOM
 from backend.vault.sealing import Sealer

@@ -32,10 +32,11 @@ from backend.logs import configure_logging
 from backend.memory import query_words
 from backend.memory.documents import Line
 from backend.memory.embedding.local import LocalEmbedder
+from backend.memory.findings import SearchRequest
 from backend.memory.index.edge import open_edge
 from backend.memory.index.protocol import ScopePart
 from backend.memory.points import Blinders, PointMaker
-from backend.memory.search import MemorySearch, SearchRequest
+from backend.memory.search import MemorySearch
 from backend.vault.sealing import Sealer
 from scripts.bench_locomo import (
     SHARED,

@@ -58,13 +58,14 @@ from backend.memory.documents import (
 from backend.memory.embedding.cosines import ModelCosines, cosines_of, measured_cosines
 from backend.memory.embedding.local import LocalEmbedder
 from backend.memory.embedding.protocol import Embedder, Floats
+from backend.memory.findings import SearchRequest
 from backend.memory.index.edge import open_edge
 from backend.memory.index.protocol import Point, Query, Scope, ScopePart, VectorIndex
 from backend.memory.nearest import deeper, nearest, split, with_nearest
 from backend.memory.placement import Placement
 from backend.memory.points import Attempt, Blinders, PointMaker, speaker_id
 from backend.memory.ranking import Candidate, Found, Weights
-from backend.memory.search import MemorySearch, SearchRequest
+from backend.memory.search import MemorySearch
 from backend.memory.terms import blinded, query_terms
 from backend.memory.thresholds import RankingThresholds, relevant
 from backend.turns.retrieval import MAX_ITEMS, MAX_SHORT_ITEMS, ROOM

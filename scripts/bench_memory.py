@@ -47,10 +47,11 @@ from backend.memory import parsed_query, points
 from backend.memory.embedding.cached import CachedEmbedder
 from backend.memory.embedding.local import LocalEmbedder
 from backend.memory.embedding.protocol import Floats
+from backend.memory.findings import SearchRequest
 from backend.memory.index.edge import EdgeIndex, open_edge
 from backend.memory.index.protocol import Hit, Query, Scope, ScopePart
 from backend.memory.runtime import MemoryRuntime, index_folder
-from backend.memory.search import MemorySearch, SearchRequest
+from backend.memory.search import MemorySearch
 from backend.memory.terms import sparse_vector
 from backend.settings import Settings
 from scripts._bench import (

@@ -36,8 +36,8 @@ from backend.llm.provider_schemas import NewProvider
 from backend.logs import configure_logging
 from backend.memory.collections import EXPECTED_SECONDS
 from backend.memory.embedding.openai_compatible import OpenAICompatibleEmbedder
+from backend.memory.findings import SearchRequest
 from backend.memory.index.protocol import ScopePart
-from backend.memory.search import SearchRequest
 from backend.settings import Settings
 from scripts._bench import (
     SHARED,

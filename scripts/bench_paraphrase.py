@@ -47,12 +47,13 @@ from backend.logs import configure_logging
 from backend.memory import mmr
 from backend.memory.documents import Line
 from backend.memory.embedding.local import LocalEmbedder
+from backend.memory.findings import SearchRequest
 from backend.memory.index.edge import open_edge
 from backend.memory.index.protocol import ScopePart
 from backend.memory.nearest import with_nearest
 from backend.memory.points import Blinders, PointMaker
 from backend.memory.ranking import Candidate
-from backend.memory.search import MemorySearch, SearchRequest
+from backend.memory.search import MemorySearch
 from backend.memory.terms import query_terms
 from backend.turns.retrieval import MAX_ITEMS, MAX_SHORT_ITEMS, ROOM
 from backend.vault.sealing import Sealer

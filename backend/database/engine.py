@@ -21,23 +21,17 @@ from sqlalchemy.ext.asyncio import (
 )
 
 from backend.database import sqlite_connection
+from backend.database.write_ahead_log import WriteAheadLog
 from backend.errors import UnavailableError
 from backend.logs import get_logger
 
 log = get_logger(__name__)
 
-BUSY_TIMEOUT_MS = 30_000
 MIGRATING_SECONDS = 3600.0
 """How long a process waits for its turn while another changes the tables of the same SQLite file;
 PostgreSQL's lock has no end. A process that is killed lets go of either at once."""
 POSTGRES_PORT = 5432
 TRY_AGAIN = "Try again in a moment."
-EMPTIED_EVERY = 5.0
-"""Seconds after which the log is emptied, if something was written."""
-BUSY_MS = 100
-"""How long one try waits for readers, and writers for the try."""
-PAUSES = (0.02, 0.05, 0.1, 0.2, 0.4)
-"""Seconds between the tries of `empty_now`."""
 
 UNAVAILABLE_STATES = ("08", "40", "53", "57P")
 """SQLSTATEs of a PostgreSQL that can't be reached, gave one of two transactions up for the other,
@@ -65,7 +59,7 @@ EFFECT_NOTE: ContextVar[EffectNote | None] = ContextVar("effect_note", default=N
 
 _AFTER_COMMIT = "after_commit"
 _LOCK = 7_241_905_113
-"""PostgreSQL's advisory lock of whoever changes the tables."""
+"""The advisory lock that a process takes on PostgreSQL while it changes the tables."""
 
 
 def after_commit(session: AsyncSession, call: Callable[[], None]) -> None:
@@ -198,80 +192,6 @@ class Database:
             await self._reader.dispose()
 
 
-class WriteAheadLog:
-    """SQLite's write-ahead log, which keeps what was deleted until it is emptied.
-
-    A row that is deleted is overwritten in the database file (`secure_delete`), but the pages that
-    were written before it lie in the log for as long as nothing takes their place, which may be for
-    days. Emptied, its pages go into the database file, and its own file is cut to nothing.
-
-    Args:
-        writer: The engine with the one connection that writes; None on PostgreSQL, where nothing
-            here does anything.
-    """
-
-    def __init__(self, writer: AsyncEngine | None) -> None:
-        self._writer = writer
-        # There may be a log that an earlier process left.
-        self._has_frames = writer is not None
-
-    def written(self) -> None:
-        """Note that a transaction was committed."""
-        self._has_frames = self._writer is not None
-
-    async def empty(self) -> bool:
-        """Empty the log, unless a reader still needs it; whether it is empty.
-
-        It takes the writer's place for some milliseconds, and `BUSY_MS` at most.
-        """
-        if self._writer is None or not self._has_frames:
-            return True
-        async with self._writer.connect() as connection:
-            # Not by way of the connection itself, which would begin a transaction.
-            driver = (await connection.get_raw_connection()).driver_connection
-            if driver is None:
-                return False
-            self._has_frames = False
-            is_busy = True
-            try:
-                await driver.execute(f"PRAGMA busy_timeout={BUSY_MS}")
-                cursor = await driver.execute("PRAGMA wal_checkpoint(TRUNCATE)")
-                is_busy = bool((await cursor.fetchone())[0])
-                await cursor.close()
-            finally:
-                self._has_frames = self._has_frames or is_busy
-                await driver.execute(f"PRAGMA busy_timeout={BUSY_TIMEOUT_MS}")
-        return not is_busy
-
-    async def empty_now(self) -> bool:
-        """Empty the log before going on, with a few tries; whether it is empty.
-
-        Raises nothing: what was to be erased is committed, and `keep_empty` goes on trying.
-        """
-        for pause in (*PAUSES, None):
-            try:
-                if await self.empty():
-                    return True
-            except Exception as error:
-                log.warning("database.log_not_emptied", exc_info=error)
-            if pause is not None:
-                await asyncio.sleep(pause)
-        return False
-
-    async def keep_empty(self) -> None:
-        """Empty the log every few seconds in which something was written, until cancelled.
-
-        Cancelled, it tries once more.
-        """
-        try:
-            while True:
-                await asyncio.sleep(EMPTIED_EVERY)
-                await self.empty_now()
-        finally:
-            with contextlib.suppress(asyncio.CancelledError):
-                await self.empty_now()
-
-
 @contextlib.asynccontextmanager
 async def translated() -> AsyncGenerator[None]:
     """Tell a database that is down (`DatabaseUnavailableError`) from a statement that is wrong."""
@@ -329,7 +249,7 @@ def _sqlite_engine(url: str, *, begin: str, pool_size: int) -> AsyncEngine:
         # The driver's own transaction handling is off: "begin" below is the only one.
         connect_args={
             "isolation_level": None,
-            "timeout": BUSY_TIMEOUT_MS / 1000,
+            "timeout": sqlite_connection.BUSY_TIMEOUT_MS / 1000,
             "async_creator_fn": sqlite_connection.connect,
         },
     )

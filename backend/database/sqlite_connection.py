@@ -13,6 +13,9 @@ from typing import Any, Self
 
 import aiosqlite
 
+BUSY_TIMEOUT_MS = 30_000
+"""How long a writer waits for one of another process."""
+
 READING = "BEGIN"
 """How a transaction begins that only reads."""
 

@@ -12,10 +12,10 @@ import numpy as np
 
 from backend.audience import GM, Viewpoint
 from backend.database.engine import Database
+from backend.memory.findings import Memory, SearchResult
 from backend.memory.index.protocol import Floats, Kind, Payload
 from backend.memory.mmr import SAME
 from backend.memory.ranking import Candidate
-from backend.memory.search import Memory, SearchResult
 from backend.memory.sources import Recalled, Source
 from backend.reasons import Reason
 from backend.vault.sealing import Sealer

@@ -20,15 +20,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from datetime import datetime
+from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Sequence
+from dataclasses import replace
 from functools import partial
 from uuid import UUID
 
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from backend.audience import GM, Viewpoint, wanted_keywords
+from backend.audience import wanted_keywords
 from backend.cpu_pool import CpuPool
 from backend.database.base import chunks
 from backend.database.engine import Database
@@ -38,18 +37,18 @@ from backend.memory import mmr, parsed_query, ranking
 from backend.memory.collections import Collections
 from backend.memory.diversity import breadth, diversified, over_scenes
 from backend.memory.embedding.cosines import MINILM
-from backend.memory.embedding.protocol import Floats, QueryEmbedder
-from backend.memory.index.protocol import Kind, ScopePart, VectorIndex
+from backend.memory.embedding.protocol import QueryEmbedder
+from backend.memory.findings import Memory, SearchRequest, SearchResult
+from backend.memory.index.protocol import Kind, VectorIndex
 from backend.memory.matches import MatchScale, scene_strengths
 from backend.memory.nearest import deeper, nearest, split, with_nearest
 from backend.memory.origins import joined
 from backend.memory.own_models import OwnModels
 from backend.memory.points import Blinders, speaker_id
 from backend.memory.query_vectors import embedded, query_embedder
-from backend.memory.ranking import Candidate, Signal
+from backend.memory.ranking import Candidate
 from backend.memory.sources import Recalled, Source
-from backend.memory.thresholds import MANY, RankingThresholds, for_corpus, relevant, thresholds
-from backend.reasons import Reason
+from backend.memory.thresholds import MANY, for_corpus, relevant, thresholds
 from backend.vault.sealing import Sealer
 
 log = get_logger(__name__)
@@ -59,79 +58,6 @@ SPARE = 3
 
 DEEPER = 8
 """Multiplier for the hits of each signal when most of the usual ones belong to branches left."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SearchRequest:
-    """What is looked for, and where.
-
-    Attributes:
-        text: The user's line, or words to search for.
-        context: What was said just before, which counts for less.
-        names: Who takes part, and names of things: a query that names them means them.
-        parts: Where to look.
-        weights: How much each kind counts against the others; 0 leaves it out.
-        limit: How many memories are wanted.
-        min_relevance: From 0 (all that was found) to 1; None is the default.
-        room: Tokens up to which lines come in that are near by their meaning alone; 0 for none.
-        most: How many memories may come back with these.
-        now: For queries such as "last week".
-        depth: So many times the usual hits are looked at.
-        activates_lore: Lore that is found will stand in a prompt: only what the text is about by
-            its meaning, never what just shares its words.
-        viewpoint: Whose knowledge may be found.
-    """
-
-    text: str
-    context: str = ""
-    names: Sequence[str] = ()
-    parts: Sequence[ScopePart] = ()
-    kinds: Sequence[Kind] = ()
-    weights: Mapping[str, float] = field(default_factory=dict[str, float])
-    limit: int = 40
-    min_relevance: float | None = None
-    room: int = 0
-    most: int = 0
-    now: datetime
-    depth: int = 1
-    activates_lore: bool = False
-    viewpoint: Viewpoint = GM
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SearchResult:
-    """What the index brought back, best first, and what there is to say about it.
-
-    `near` are lines that are near by their meaning alone, the nearest first; `by_meaning` says
-    whether meaning was looked for; `scale` is what the signals are measured by; `breadth`, from 0
-    to 1, how much several things were asked for; `ranked` is all that was found, also what does
-    not reach the thresholds `least`.
-    """
-
-    request: SearchRequest | None = None
-    candidates: Sequence[Candidate] = ()
-    near: Sequence[Candidate] = ()
-    vectors: Mapping[UUID, Floats] = field(default_factory=dict[UUID, Floats])
-    notes: Sequence[str] = ()
-    by_meaning: bool = False
-    scale: MatchScale = field(default_factory=MatchScale)
-    breadth: float = 0.0
-    ranked: Sequence[Candidate] = ()
-    least: RankingThresholds = field(default_factory=RankingThresholds)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Memory:
-    """A memory that was found and counts: its text, its rank from 1, and what each signal said.
-
-    `signals` are scores as they come from the index; `reason` says which of them speak for it.
-    """
-
-    recalled: Recalled
-    rank: int
-    score: float
-    signals: Mapping[Signal, float]
-    reason: Reason
 
 
 class Searching:

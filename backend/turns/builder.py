@@ -36,9 +36,10 @@ from backend.generation.tokens import best_tokenizer
 from backend.llm.ratios import RatioCache
 from backend.llm.user_models import UserModels
 from backend.lorebooks.activation.outcome import lore_reserve
+from backend.memory.findings import Memory
 from backend.memory.index.protocol import Kind
 from backend.memory.near_misses import near_misses
-from backend.memory.search import Memory, MemorySearch, Searching
+from backend.memory.search import MemorySearch, Searching
 from backend.prompts import PromptLibrary
 from backend.regex.scripts import ScriptEngine
 from backend.settings import Settings

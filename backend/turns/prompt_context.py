@@ -33,8 +33,8 @@ from backend.generation.model import ChatModel, ModelSpec
 from backend.generation.registry import ModelRegistry
 from backend.generation.sampling import Sampling
 from backend.generation.tokens import starting_ratio
+from backend.memory.findings import Memory
 from backend.memory.near_misses import NearMiss
-from backend.memory.search import Memory
 from backend.memory.sources import Recalled
 from backend.reasons import ReasonKind
 from backend.regex.scripts import Scripts

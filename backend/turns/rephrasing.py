@@ -27,7 +27,8 @@ from backend.generation.model import ModelMalformedAnswerError, Prompt, PromptMe
 from backend.generation.tool_arguments import plain_schema
 from backend.jobs.errors import RetryLaterError
 from backend.logs import get_logger
-from backend.memory.search import MemorySearch, SearchResult
+from backend.memory.findings import SearchResult
+from backend.memory.search import MemorySearch
 from backend.prompts import PromptLibrary
 from backend.settings import Settings
 from backend.turns.prompt_context import LoadedChat, PromptWindow

@@ -16,8 +16,8 @@ from backend.context.layout import History, Item, LeftOut
 from backend.database.base import now
 from backend.generation.tokens import MESSAGE_OVERHEAD
 from backend.lorebooks.activation.outcome import SemanticHit
+from backend.memory.findings import Memory, SearchRequest
 from backend.memory.index.protocol import Kind, ScopePart
-from backend.memory.search import Memory, SearchRequest
 from backend.memory.sources import Recalled
 from backend.reasons import Reason
 from backend.turns.prompt_context import LoadedChat, PromptContext

@@ -19,7 +19,7 @@ from sqlalchemy.ext.asyncio import create_async_engine
 from sqlalchemy.types import TypeEngine
 
 from backend.accounts.models import Invitation, LoginFailures
-from backend.database import engine, migrate
+from backend.database import migrate
 from backend.database.base import Base, new_id, now
 from backend.database.engine import Database, DatabaseUnavailableError
 from tests.integration.accounts.rotation_account import MODELS
@@ -129,7 +129,7 @@ async def test_sqlite_runs_with_the_pragmas_that_durability_and_secrecy_need(
 async def test_a_lock_that_another_process_does_not_give_back_is_unavailability(
     sqlite_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(engine, "BUSY_TIMEOUT_MS", 20)
+    monkeypatch.setattr("backend.database.sqlite_connection.BUSY_TIMEOUT_MS", 20)
     database = Database(sqlite_url)
     holder = sqlite3.connect(tmp_path / "talekeeper.sqlite3", isolation_level=None)
     holder.execute("BEGIN IMMEDIATE")
@@ -294,7 +294,7 @@ async def test_the_tables_go_down_to_nothing_and_come_back_up(database: Database
 async def test_replicas_that_start_together_take_turns(
     database_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("backend.database.engine.BUSY_TIMEOUT_MS", 1)  # shorter than a migration
+    monkeypatch.setattr("backend.database.sqlite_connection.BUSY_TIMEOUT_MS", 1)
     replicas = [Database(database_url) for _ in range(3)]
     await migrate.downgrade(replicas[0], "base")
     await asyncio.gather(*map(migrate.upgrade, replicas))

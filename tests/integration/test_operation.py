@@ -14,7 +14,6 @@ import pytest
 from sqlalchemy import NullPool, make_url
 from sqlalchemy.ext.asyncio import create_async_engine
 
-from backend.database import engine
 from tests.support.logs import Logged, caught_logs
 from tests.support.server import Account, Running, ok, problem, running
 
@@ -216,7 +215,7 @@ async def test_errors_of_every_kind_are_problems_and_say_what_to_do(
 async def test_while_the_database_is_busy_nothing_is_half_done(
     sqlite_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, logged: Logged
 ) -> None:
-    monkeypatch.setattr(engine, "BUSY_TIMEOUT_MS", 20)
+    monkeypatch.setattr("backend.database.sqlite_connection.BUSY_TIMEOUT_MS", 20)
     async with running(sqlite_url, tmp_path) as server, server.account() as ada:
         other = sqlite3.connect(tmp_path / "talekeeper.sqlite3", isolation_level=None)
         other.execute("BEGIN IMMEDIATE")

@@ -23,8 +23,9 @@ from backend.lorebooks.authoring import inactive_entries
 from backend.lorebooks.entries import LoreEntry
 from backend.lorebooks.models import ENTRY, Lorebook, LoreEntryRow
 from backend.lorebooks.records import LORE_ENTRY
+from backend.memory.findings import SearchRequest
 from backend.memory.index.protocol import Kind, ScopePart
-from backend.memory.search import MemorySearch, SearchRequest
+from backend.memory.search import MemorySearch
 from backend.memory.sources import Recalled
 from backend.vault.sealing import Sealer
 

@@ -155,7 +155,7 @@ class Engine:
         sources: Sequence[UUID] | None = None,
         container_id: UUID | None = None,
     ) -> None:
-        """Delete all points of a user's, or those of some rows, or those of a container."""
+        """Delete points of one user: all, or those of some rows, or those of a container."""
         if sources is None:
             which = mapping.within(owner_id, container_id)
         else:
@@ -172,7 +172,7 @@ class Engine:
             Of each query its hits, best first: 16 bytes of ids each, and scores as doubles. And the
             payloads of hits that no answer had before: the caller keeps them.
         """
-        # Whoever is gone counts until the collection is opened again.
+        # Owners whose points were all deleted count until the collection is opened again.
         sole = next(iter(self._owners)) if len(self._owners) == 1 else None
         batch = engine.QueryBatchRequest(
             [

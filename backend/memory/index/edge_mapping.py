@@ -71,11 +71,10 @@ def payload_indexes() -> dict[str, Any]:
 
 
 def place(owner_id: UUID | str, container_id: UUID | str, kind: Kind) -> str:
-    """Whose a point is, of which container and what it stands for, in one id.
+    """One id for a point's owner, container and kind.
 
-    A query looks at one condition a point where it looked at three: the engine checks each for
-    every point of a user, which took as long as comparing the vectors. Nothing of another user's
-    can have the same one.
+    The engine checks each condition of a query for every point of a user. Three conditions took as
+    long as comparing the vectors; this is one. Points of different users never share a place.
     """
     return str(uuid5(_PLACES, f"{owner_id}/{container_id}/{kind}"))
 

@@ -19,8 +19,8 @@ VectorName = DenseName | SparseName
 DENSE: tuple[DenseName, ...] = ("dense", "dense_window")
 SPARSE: tuple[SparseName, ...] = ("sparse", "sparse_window")
 Kind = Literal["lore", "message", "scene", "question", "event", "campaign"]
-"""What a point stands for. A scene has a sparse vector alone and is no memory by itself, nor is a
-question: it leads to the message that answers it. `campaign` is an item of one."""
+"""What a point stands for. A scene has only a sparse vector. Scenes and questions are not brought
+up themselves: a question leads to the message that answers it. `campaign` is an item of one."""
 
 OWNER, KIND, CONTAINER, SOURCE, POSITION, AUDIENCE = "o", "k", "c", "s", "p", "u"
 """Names of the fields that points are found by, as an engine keeps them: each has an index."""
@@ -36,7 +36,7 @@ class IndexUnavailableError(UnavailableError):
 class ScopePart:
     """Points of some containers; `before_position` keeps to those at lower positions.
 
-    `kinds` says what is in them, so that nobody looks there for anything else; none says nothing.
+    `kinds` are what these containers hold: a query for other kinds leaves them out. Empty: unknown.
     """
 
     containers: Sequence[UUID]

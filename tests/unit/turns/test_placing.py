@@ -13,7 +13,7 @@ from backend.context.layout import History
 from backend.context.macros import MacroBudget, MacroContext, Variables
 from backend.lorebooks.activation.outcome import Activated, Outcome, SkippedEntry
 from backend.lorebooks.activation.timed import TimedState
-from backend.memory.search import Memory
+from backend.memory.findings import Memory
 from backend.memory.sources import Recalled
 from backend.reasons import FoundIn, Reason, told
 from backend.turns.lore_placement import LoreExpander, Outlets, PlacedLore, place

@@ -8,7 +8,7 @@ from uuid import UUID, uuid4
 import pytest
 
 from backend.context.layout import Item
-from backend.memory.search import Memory
+from backend.memory.findings import Memory
 from backend.memory.sources import Recalled
 from backend.prompts import load_prompts
 from backend.reasons import Reason
