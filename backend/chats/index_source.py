@@ -110,16 +110,26 @@ class MessageSource:
         viewpoint: Viewpoint = GM,
     ) -> dict[UUID, Recalled]:
         """Messages of active paths that are not hidden, and that the viewpoint may know."""
+        query = _COUNTING
+        if viewpoint != GM:
+            query = query.where(known_to(viewpoint, _ROW.audience))
         found: dict[UUID, Recalled] = {}
         for ids in chunks(list(source_ids)):
-            query = _COUNTING.where(known_to(viewpoint, Message.audience))
-            for row in await session.execute(query, {"ids": ids, "owner_id": sealer.user_id}):
+            asked = {"ids": ids, "owner_id": sealer.user_id}
+            rows = (await session.execute(query, asked)).all()
+            authors = sealer.open_many(
+                MESSAGE_AUTHOR, ((row.id.bytes, row.sealed_author) for row in rows)
+            )
+            texts = sealer.open_many(
+                MESSAGE_CONTENT, ((row.id.bytes, row.sealed_content) for row in rows)
+            )
+            for row, author, text in zip(rows, authors, texts, strict=True):
                 found[row.id] = Recalled(
                     kind=self.kind,
                     source_id=row.id,
                     container_id=row.chat_id,
-                    title=sealer.open(MESSAGE_AUTHOR, row.id, row.sealed_author),
-                    text=sealer.open(MESSAGE_CONTENT, row.id, row.sealed_content),
+                    title=author,
+                    text=text,
                     said_at=row.created_at,
                     position=row.position,
                     chat_id=row.chat_id,
@@ -177,20 +187,14 @@ _NEAR = (
     .limit(_MOST_NEAR)
 )
 _COUNTING = select(
-    Message.id,
-    Message.chat_id,
-    Message.position,
-    Message.tokens,
-    Message.created_at,
-    Message.sealed_author,
-    Message.sealed_content,
-).where(
-    Message.id.in_(_IDS),
-    _OWNED,
-    Message.is_active,
-    ~Message.hidden,
-    Message.status != "streaming",
-)
+    _ROW.id,
+    _ROW.chat_id,
+    _ROW.position,
+    _ROW.tokens,
+    _ROW.created_at,
+    _ROW.sealed_author,
+    _ROW.sealed_content,
+).where(_ROW.id.in_(_IDS), _OWNED, _ROW.is_active, ~_ROW.hidden, _ROW.status != "streaming")
 """Built once: building them costs more than running them."""
 
 

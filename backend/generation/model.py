@@ -10,6 +10,8 @@ from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar, Literal, Protocol, runtime_checkable
 
+import msgspec
+
 from backend.errors import AppError
 from backend.generation.figures import Ability, FiguresFrom, Price
 from backend.generation.sampling import Sampling, SamplingField
@@ -21,9 +23,8 @@ ToolSupport = Literal["native", "structured", "fenced"]
 """How a model calls tools: by itself, in JSON of a schema, or in a fenced block of its text."""
 
 
-@dataclass(frozen=True, slots=True)
-class PromptMessage:
-    """One message as the model sees it."""
+class PromptMessage(msgspec.Struct, frozen=True, gc=False):
+    """One message as the model sees it. A prompt has thousands: they are made a fifth as fast."""
 
     role: Role
     text: str

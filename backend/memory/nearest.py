@@ -111,7 +111,7 @@ def with_nearest(
     Returns:
         The first `FIRST` of the chosen ones, then by turns a line and the next of the chosen ones.
     """
-    is_chosen = {each.id for each in chosen}
+    is_chosen = {each.id.int for each in chosen}
     merged = list(chosen[:FIRST])
     for line, other in zip_longest(near, chosen[FIRST:]):
         merged += [each for each in (line, other) if each is not None]
@@ -119,7 +119,8 @@ def with_nearest(
     tokens = 0.0
     for each in merged:
         size = each.payload.words * TOKENS_A_WORD + TOKENS_A_LINE
-        if each.id.int not in taken and (each.id in is_chosen or tokens + size <= room):
-            taken[each.id.int] = each
+        number = each.id.int
+        if number not in taken and (number in is_chosen or tokens + size <= room):
+            taken[number] = each
             tokens += size
     return list(taken.values())[:most]

@@ -93,11 +93,11 @@ def relevant(ranked: Sequence[Candidate], least: RankingThresholds) -> list[Cand
     if least.lore is None:
         return _near(ranked, least)
     others = _near([each for each in ranked if each.payload.kind != "lore"], least)
-    kept = {each.id for each in others}
+    kept = {each.id.int for each in others}
     return [
         each
         for each in ranked
-        if each.id in kept
+        if each.id.int in kept
         or (each.payload.kind == "lore" and each.signals.get("dense", 0.0) >= least.lore)
     ]
 

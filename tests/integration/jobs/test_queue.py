@@ -11,6 +11,7 @@ import pytest
 
 from backend.database.base import new_id, now
 from backend.database.engine import Database
+from backend.jobs import slots
 from backend.jobs.queue import JobQueue, NewJob
 from backend.jobs.running import RunningJob
 from tests.integration.jobs.working import (
@@ -172,8 +173,15 @@ async def test_who_has_very_many_jobs_does_not_keep_others_waiting(
 
 
 async def test_jobs_that_a_worker_took_ahead_of_slow_ones_are_done_by_another(
-    queue: JobQueue, workshop: Workshop, ada: Person, ben: Person
+    queue: JobQueue,
+    workshop: Workshop,
+    ada: Person,
+    ben: Person,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    # So that ten are taken ahead also where jobs take ten times as long.
+    monkeypatch.setattr(slots, "AHEAD_SECONDS", 10 * slots.AHEAD_SECONDS)
+
     async def hang(_: RunningJob) -> None:
         await asyncio.Event().wait()
 
