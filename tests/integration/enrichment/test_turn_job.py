@@ -388,20 +388,23 @@ async def test_a_long_past_is_read_stretch_by_stretch(study: Study, model: Vendo
 async def test_lines_that_never_get_an_answer_are_passed_over_in_the_end(
     study: Study, model: Vendor, text: str, finish: str, problem: str
 ) -> None:
+    await study.tell("A door.", "It opens.")
+    model.script(model.decides(significant=False))
+    await study.read()  # from here on it is known how this server is asked for JSON
     await study.tell("Something dreadful.", "Something worse.")
     blocked = model.says(text, used=(50, 0))
     blocked.body["choices"][0]["finish_reason"] = finish
     model.script(blocked, blocked, blocked)
     await study.read()
     for _ in range(2):
-        assert await study.marks() == []
+        assert await study.marks() == [2]
         await study.try_again()
-    assert await study.marks() == [2]
+    assert await study.marks() == [2, 4]
     await study.tell("A walk.", "Fresh air.")
     model.script(model.decides(significant=False))
     await study.try_again()
-    assert await study.marks() == [2, 4]
-    (blocked_run, _), (done, _) = await study.runs()
+    assert await study.marks() == [2, 4, 6]
+    _, (blocked_run, _), (done, _) = await study.runs()
     assert (blocked_run.state, blocked_run.error) == ("failed", problem)
     assert done.state == "done"
 
