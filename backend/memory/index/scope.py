@@ -19,8 +19,8 @@ VectorName = DenseName | SparseName
 DENSE: tuple[DenseName, ...] = ("dense", "dense_window")
 SPARSE: tuple[SparseName, ...] = ("sparse", "sparse_window")
 Kind = Literal["lore", "message", "scene", "question", "event", "campaign"]
-"""What a point stands for. A scene has only a sparse vector. Scenes and questions are not brought
-up themselves: a question leads to the message that answers it. `campaign` is an item of one."""
+"""What kind of row a point belongs to. A scene has only a sparse vector. Scenes and questions are
+never in a prompt themselves: they lead to messages. `campaign` is an item of a campaign."""
 
 OWNER, KIND, CONTAINER, SOURCE, POSITION, AUDIENCE = "o", "k", "c", "s", "p", "u"
 """Names of the fields that points are found by, as an engine keeps them: each has an index."""
