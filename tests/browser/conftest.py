@@ -16,7 +16,6 @@ from playwright.sync_api import Browser, BrowserContext, Page, expect, sync_play
 
 from tests.support.browser import (
     FLAGS,
-    PATIENCE,
     Account,
     Watch,
     find_chromium,
@@ -25,6 +24,7 @@ from tests.support.browser import (
     violations,
 )
 from tests.support.process import Served, serving
+from tests.support.waiting import PATIENCE
 
 _numbers = count(1)
 

@@ -14,9 +14,10 @@ from PIL import Image
 from playwright.sync_api import Browser, BrowserContext, Locator, Page, expect
 from pyotp.totp import TOTP
 
-from tests.support.browser import PATIENCE, Account, Watch, dark
+from tests.support.browser import Account, Watch, dark
 from tests.support.process import Served
 from tests.support.server import PASSWORD
+from tests.support.waiting import PATIENCE
 
 pytestmark = pytest.mark.browser
 

@@ -9,10 +9,11 @@ import pytest
 
 from tests.e2e.test_crash import browser
 from tests.fakes.gemini_server import API_KEY
-from tests.support.memory import API, preview, until
+from tests.support.memory import API, preview
 from tests.support.process import serving
 from tests.support.server import Account, ok
 from tests.support.studying import FINISH, event, vendor
+from tests.support.waiting import until
 
 pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 

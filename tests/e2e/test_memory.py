@@ -39,11 +39,11 @@ from tests.support.memory import (
     search,
     set_chat,
     take_turn,
-    until,
 )
-from tests.support.process import PATIENCE, TALEKEEPER, Served, environment, serving
+from tests.support.process import TALEKEEPER, Served, environment, serving
 from tests.support.server import PASSWORD, Account, ok
 from tests.support.thorough import rounds
+from tests.support.waiting import PATIENCE, until
 
 pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 
@@ -192,9 +192,9 @@ async def test_killed_while_it_imports_and_indexes_nothing_is_missing_or_there_t
         async with browser(served, cookies) as ada:
             # What a crash cut off is indexed with what is said next.
             await ada.turn(chat, text="The last line.")
-            await until(lambda: are_jobs_done(ada), seconds=60)
+            await until(lambda: are_jobs_done(ada))
             await retry_dead_jobs(ada)
-            await until(lambda: are_jobs_done(ada), seconds=60)
+            await until(lambda: are_jobs_done(ada))
         assert served.stop() == 0
 
     stored, points = await both_sides(tmp_path)

@@ -18,10 +18,10 @@ from tests.integration.enrichment.storytelling import (
     previous_in,
     set_chat,
     summaries_in,
-    until,
 )
 from tests.support.process import serving
 from tests.support.server import Account, ok
+from tests.support.waiting import until
 
 pytestmark = [pytest.mark.anyio, pytest.mark.slow, pytest.mark.thorough]
 
@@ -68,7 +68,7 @@ async def test_a_backlog_goes_on_behind_the_last_summary_that_was_stored(tmp_pat
                     context = await preview(ada, chat)
                     return bool(summaries_in(context))
 
-                await until(is_done, seconds=60)
+                await until(is_done)
                 texts = await summaries(ada, chat)
                 assert texts[:2] == ["One.", "Two."]
                 assert len(texts) > 2

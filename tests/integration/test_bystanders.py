@@ -29,8 +29,9 @@ from backend.chats.models import Chat
 from backend.database.base import new_id
 from tests.integration.turns.seeding import identity_of, seed
 from tests.support.heartbeat import PROMISED, Heartbeat, heartbeat
-from tests.support.memory import settled, take_turn, until
+from tests.support.memory import settled, take_turn
 from tests.support.server import Account, Running, ok, running
+from tests.support.waiting import until
 
 API = "/api/v1"
 KB = 1_000
@@ -48,11 +49,10 @@ async def server(sqlite_template: Path, tmp_path: Path) -> AsyncGenerator[Runnin
 @pytest.fixture
 async def ada(server: Running) -> AsyncGenerator[Account]:
     async with server.account("ada") as account:
-        account.client.timeout = 120
         # The vocabularies are loaded beside the first requests.
         ok(await account.client.post(f"{API}/tokens", json={"texts": ["warm"]}))
         await take_turn(account, await opened(account), text="Hello, who is there?")
-        await settled(server, seconds=120)
+        await settled(server)
         yield account
 
 
@@ -94,7 +94,7 @@ async def test_a_message_of_fifty_thousand_short_lines(server: Running, ada: Acc
     chat_id = await opened(ada)
     async with heartbeat() as heart:
         await take_turn(ada, chat_id, text="a\n" * 50_000)
-        await settled(server, seconds=120)
+        await settled(server)
     unnoticed(heart)
 
 
@@ -107,7 +107,7 @@ async def test_a_message_of_stacked_accents(server: Running, ada: Account) -> No
     )
     async with heartbeat() as heart:
         await take_turn(ada, chat_id, text="a" + "\u0301\u0316" * 49_000)
-        await settled(server, seconds=120)
+        await settled(server)
     unnoticed(heart)
 
 
@@ -115,9 +115,9 @@ async def test_a_message_of_many_rare_words(server: Running, ada: Account) -> No
     chat_id = await opened(ada)
     async with heartbeat() as heart:
         await take_turn(ada, chat_id, text=prose(100 * KB))
-        await settled(server, seconds=120)
+        await settled(server)
         await take_turn(ada, chat_id, text=prose(100 * KB, 2))
-        await settled(server, seconds=120)
+        await settled(server)
     unnoticed(heart)
 
 
@@ -129,7 +129,7 @@ async def test_a_card_with_as_many_long_greetings_as_a_chat_opens_with(
     character = await ada.new_character(alternate_greetings=greetings)
     async with heartbeat() as heart:
         chat = await ada.new_chat(character_ids=[character["id"]])
-        await settled(server, seconds=120)
+        await settled(server)
     unnoticed(heart)
     found = ok(await ada.client.get(f"{API}/chats/{chat['id']}/messages"))
     assert found["items"][0]["sibling_count"] == 11
@@ -159,7 +159,7 @@ async def test_indexing_two_hundred_long_rows(server: Running, ada: Account) -> 
     character = await ada.new_character(alternate_greetings=greetings)
     await ada.new_chat(character_ids=[character["id"]])
     async with heartbeat() as heart:
-        await settled(server, seconds=120)
+        await settled(server)
     unnoticed(heart)
 
 
@@ -186,7 +186,7 @@ async def test_importing_a_big_lorebook(server: Running, ada: Account) -> None:
         ok(await ada.client.patch(f"{API}/lorebooks/{book_id}", json={"is_global": True}))
         await take_turn(ada, chat_id, text="What of key77 and other19?")
         await ada.client.get(f"{API}/lorebooks/{book_id}/export")
-        await until(lambda: _indexed_some(server, 1000), seconds=60)
+        await until(lambda: _indexed_some(server, 1000))
     unnoticed(heart)
 
 
@@ -208,7 +208,7 @@ async def test_a_card_of_a_million_values(server: Running, ada: Account) -> None
 async def test_a_search_for_two_thousand_characters(server: Running, ada: Account) -> None:
     greetings = [prose(18 * KB, number) for number in range(20)]
     await opened(ada, alternate_greetings=greetings)
-    await settled(server, seconds=120)
+    await settled(server)
     async with heartbeat() as heart:
         for number in range(3):
             ok(
@@ -232,7 +232,7 @@ async def test_counting_a_long_chat_again(server: Running, ada: Account) -> None
 
     async with heartbeat() as heart:
         await take_turn(ada, chat_id, text="Where were we?")
-        await until(is_counted, seconds=60)
+        await until(is_counted)
     unnoticed(heart)
 
 
@@ -268,7 +268,7 @@ async def test_editing_a_message_into_a_long_one(server: Running, ada: Account) 
                 headers={"content-type": "application/json"},
             )
         )
-        await settled(server, seconds=120)
+        await settled(server)
     unnoticed(heart)
 
 

@@ -16,6 +16,7 @@ from sqlalchemy.ext.asyncio import create_async_engine
 
 from tests.support.logs import Logged, caught_logs
 from tests.support.server import Account, Running, ok, problem, running
+from tests.support.waiting import PATIENCE
 
 pytestmark = [pytest.mark.anyio, pytest.mark.every_database]
 
@@ -131,7 +132,7 @@ async def test_who_hangs_up_in_the_middle_of_an_upload_is_no_crash(
     await writer.drain()
     writer.close()
     await writer.wait_closed()
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(PATIENCE):
         while not logged.lines("request.abandoned"):
             await asyncio.sleep(0.01)
     (line,) = logged.lines("request.abandoned")

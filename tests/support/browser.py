@@ -28,10 +28,9 @@ from playwright.sync_api import (
 )
 
 from tests.support.server import PASSWORD, PLAIN, ok
+from tests.support.waiting import PATIENCE
 
 EXAMPLE_CARD = Path(__file__).parents[2] / "docs" / "example-card.json"
-PATIENCE = 10.0
-"""Seconds after which a test gives a request, or something to appear, up."""
 
 NAMES = ("chromium", "chromium-browser", "google-chrome")
 FLAGS = (
@@ -196,7 +195,7 @@ def _fetch_axe(scratch: Path) -> bytes:
         cwd=scratch,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=PATIENCE,
         check=False,
     )
     tarball = next(scratch.glob("*.tgz"), None)

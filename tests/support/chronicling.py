@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from tests.support.memory import until
 from tests.support.server import Account, ok
+from tests.support.waiting import until
 
 API = "/api/v1"
 

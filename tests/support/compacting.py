@@ -21,6 +21,7 @@ from tests.fakes.scripted_server import Answer, Request
 from tests.integration.campaigns.seagate import Table
 from tests.support.memory import working
 from tests.support.server import Account, Running, ok, running
+from tests.support.waiting import until
 
 API = "/api/v1"
 LINE = re.compile(r"^#(\d+) (.*)$", re.MULTILINE)
@@ -162,13 +163,12 @@ class Evening:
     async def at_rest(self, *, states: frozenset[str] = frozenset({"done", "dead"})) -> None:
         """Wait until no compaction of the chat is to be done."""
         query = select(Job.state).where(Job.kind == COMPACTION, Job.payload.contains(self.chat))
-        async with asyncio.timeout(30):
-            while True:
-                async with self.server.parts.database.read() as session:
-                    found = set(await session.scalars(query))
-                if found <= states:
-                    return
-                await asyncio.sleep(0.02)
+
+        async def is_over() -> bool:
+            async with self.server.parts.database.read() as session:
+                return set(await session.scalars(query)) <= states
+
+        await until(is_over)
 
     async def compact(self, **body: Any) -> dict[str, Any]:
         answer = await self.table.ask("POST", "/compact", json={"chat_id": self.chat, **body})

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 from collections import Counter
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Sequence
+from collections.abc import AsyncGenerator, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 from uuid import UUID
@@ -26,6 +25,7 @@ from tests.fakes.openai_server import OpenAIServer
 from tests.fakes.scripted_server import Answer, Request
 from tests.integration.turns.seeding import identity_of, seed
 from tests.support.server import ROOT, Account, Running, ok, running
+from tests.support.waiting import until
 
 API = "/api/v1"
 DIMENSION = 256
@@ -75,14 +75,6 @@ async def working(parts: Services) -> AsyncGenerator[None]:
         await worker.aclose()
 
 
-async def until(found: Callable[[], Awaitable[Any]], *, seconds: float = 30) -> Any:
-    """Ask again and again until the answer is true."""
-    async with asyncio.timeout(seconds):
-        while not (answer := await found()):  # it is far away: nothing to wait on
-            await asyncio.sleep(0.02)
-    return answer
-
-
 async def jobs_left(server: Running) -> list[Job]:
     """Jobs of the index that are not over, but for the nightly one and a second look for later."""
     is_later = (Job.kind == RECONCILE) | ((Job.kind == FORGET) & (Job.run_after > now()))
@@ -93,14 +85,14 @@ async def jobs_left(server: Running) -> list[Job]:
         return list(await session.scalars(query))
 
 
-async def settled(server: Running, *, seconds: float = 30) -> None:
+async def settled(server: Running) -> None:
     """Wait until the index shows what stands in the database."""
 
     async def are_done() -> bool:
         return not await jobs_left(server)
 
     server.parts.queue.wake()
-    await until(are_done, seconds=seconds)
+    await until(are_done)
 
 
 async def forgotten(server: Running) -> None:

@@ -11,9 +11,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from tests.support.waiting import PATIENCE
+
 TALEKEEPER = Path(sys.executable).with_name("talekeeper")
-PATIENCE = 60.0
-"""Seconds after which a test gives a process up."""
 
 
 @dataclass(frozen=True)

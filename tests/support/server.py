@@ -30,6 +30,7 @@ from backend.server import server_config
 from backend.settings import Settings
 from backend.vault.root import RootKeys
 from backend.vault.slots import PasswordKdf
+from tests.support.waiting import PATIENCE
 
 CHEAP_KDF = PasswordKdf(salt=b"\0" * 16, memory_kib=32, passes=1, lanes=1)
 """Argon2id at costs that only tests may have."""
@@ -107,7 +108,7 @@ class Running:
         async with httpx.AsyncClient(
             base_url=self.url,
             event_hooks={"request": [send_token]},
-            timeout=30,
+            timeout=PATIENCE,
             trust_env=False,
             verify=PLAIN,
         ) as client:
@@ -126,7 +127,7 @@ class Running:
         """A client that sends an API key."""
         headers = {"Authorization": f"Bearer {token}"}
         async with httpx.AsyncClient(
-            base_url=self.url, headers=headers, timeout=30, trust_env=False, verify=PLAIN
+            base_url=self.url, headers=headers, timeout=PATIENCE, trust_env=False, verify=PLAIN
         ) as client:
             yield client
 

@@ -30,8 +30,9 @@ from tests.fakes.gemini_server import GeminiServer
 from tests.fakes.openai_server import OpenAIServer
 from tests.fakes.scripted_server import Answer, Request, ScriptedServer
 from tests.integration.turns.seeding import identity_of, seed
-from tests.support.memory import API, until
+from tests.support.memory import API
 from tests.support.server import ROOT, Account, Running, ok, running
+from tests.support.waiting import PATIENCE, until
 
 Call = tuple[str, dict[str, Any]]
 _numbers = count(1)
@@ -220,7 +221,7 @@ class Study:
         async with self.server.parts.database.read() as session:
             return list(await session.scalars(query))
 
-    async def idle(self, *, seconds: float = 30) -> None:
+    async def idle(self, *, seconds: float = PATIENCE) -> None:
         """Wait until no job of the agent's can be done now."""
 
         async def are_over() -> bool:

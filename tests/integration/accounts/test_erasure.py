@@ -24,6 +24,7 @@ from backend.jobs.models import Job
 from backend.jobs.queue import NewJob
 from backend.quotas.models import StorageLedger
 from tests.support.server import PASSWORD, Account, Running, ok, running
+from tests.support.waiting import PATIENCE
 
 pytestmark = [pytest.mark.anyio, pytest.mark.every_database]
 
@@ -147,7 +148,7 @@ async def test_whatever_else_is_deleted_is_gone_from_the_files_soon(
         blobs = await texts_of(server, ada, "chats", "messages")
         assert len(sightings(tmp_path, blobs)) == len(blobs)
         ok(await ada.client.delete(f"/api/v1/chats/{chat}"), 204)
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(PATIENCE):
             while sightings(tmp_path, blobs):
                 await asyncio.sleep(0.05)
 
@@ -216,7 +217,7 @@ async def test_a_reader_in_the_way_is_waited_for_and_holds_up_neither_answers_no
         await add_slots(database, 3)
     keeping = asyncio.create_task(database.log.keep_empty())
     file = Path(database.place + "-wal")
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(PATIENCE):
         while size_of(file):
             await asyncio.sleep(0.05)
     keeping.cancel()

@@ -16,6 +16,7 @@ from backend.accounts.key_slots import refuse_older_root
 from backend.accounts.models import KeySlot
 from backend.vault.root import RootKeys
 from tests.support.server import PASSWORD, Account, Running, ok, problem
+from tests.support.waiting import PATIENCE
 
 pytestmark = pytest.mark.anyio
 
@@ -58,7 +59,7 @@ async def at_once(*requests: Coroutine[Any, Any, httpx.Response]) -> list[httpx.
     with pytest.MonkeyPatch.context() as patch:
         # The first step of `lock_account`: the transaction has no connection yet.
         patch.setattr(user_keys, "refuse_older_root", held)
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(PATIENCE):
             return await asyncio.gather(*requests)
 
 

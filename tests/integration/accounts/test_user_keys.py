@@ -34,6 +34,7 @@ from tests.fakes.scripted_server import Gate
 from tests.support.memory import settled
 from tests.support.models import asking, held_back
 from tests.support.server import PASSWORD, ROOT, Account, Running, ok, problem, running
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.anyio
 
@@ -346,12 +347,11 @@ class Reader:
 
 
 async def until_no_jobs(server: Running) -> None:
-    async with asyncio.timeout(60):
-        while True:
-            async with server.parts.database.read() as session:
-                if not await session.scalar(select(func.count()).where(Job.kind == "read")):
-                    return
-            await asyncio.sleep(0.05)
+    async def are_gone() -> bool:
+        async with server.parts.database.read() as session:
+            return not await session.scalar(select(func.count()).where(Job.kind == "read"))
+
+    await until(are_gone)
 
 
 async def test_jobs_that_carry_the_old_key_are_done_with_the_new_one(either: Running) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import AsyncGenerator
 from typing import Any
@@ -21,6 +20,7 @@ from tests.fakes.scripted_server import Answer, Request
 from tests.integration.campaigns.seagate import Table
 from tests.support.memory import working
 from tests.support.server import Account, Running, ok, running
+from tests.support.waiting import until
 
 API = "/api/v1"
 USED = usage(100, 10)
@@ -132,13 +132,12 @@ class Play:
         query = select(Job.state).where(
             Job.kind.in_([SCENE, CHAPTER]), Job.payload.contains(self.chat)
         )
-        async with asyncio.timeout(30):
-            while True:
-                async with self.server.parts.database.read() as session:
-                    states = set(await session.scalars(query))
-                if states <= {"done", "dead"}:
-                    return
-                await asyncio.sleep(0.02)
+
+        async def is_over() -> bool:
+            async with self.server.parts.database.read() as session:
+                return set(await session.scalars(query)) <= {"done", "dead"}
+
+        await until(is_over)
 
     async def close(self, **query: Any) -> None:
         path = f"/scenes/{self.scene_id}/close"

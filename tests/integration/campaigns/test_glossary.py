@@ -28,6 +28,7 @@ from tests.integration.campaigns.seagate import Table, seagate
 from tests.integration.turns.seeding import identity_of
 from tests.support.memory import working
 from tests.support.server import Account, Running, ok, problem, running
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.anyio
 
@@ -126,13 +127,12 @@ class Play:
     async def read(self) -> None:
         """Wait until no reply waits to be read."""
         query = select(Job.state).where(Job.kind == GLOSSARY, Job.payload.contains(self.chat))
-        async with asyncio.timeout(30):
-            while True:
-                async with self.server.parts.database.read() as session:
-                    states = set(await session.scalars(query))
-                if states <= {"done", "dead"}:
-                    return
-                await asyncio.sleep(0.02)
+
+        async def is_over() -> bool:
+            async with self.server.parts.database.read() as session:
+                return set(await session.scalars(query)) <= {"done", "dead"}
+
+        await until(is_over)
 
     async def terms(self, **query: Any) -> dict[str, dict[str, Any]]:
         page = await self.table.get("/glossary", **query)

@@ -22,8 +22,9 @@ from backend.turns.models import Turn
 from tests.fakes.openai_server import MODEL_ID, OpenAIServer, error, reply, usage
 from tests.fakes.scripted_server import Answer, Request
 from tests.integration.campaigns.seagate import Table
-from tests.support.memory import until, working
+from tests.support.memory import working
 from tests.support.server import Account, Running, ok, problem, running
+from tests.support.waiting import until
 
 pytestmark = [pytest.mark.anyio, pytest.mark.every_database]
 

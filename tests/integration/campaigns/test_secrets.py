@@ -20,11 +20,11 @@ from tests.fakes.parrot_server import ParrotServer, secret_word, secrets_in
 from tests.integration.campaigns.seagate import Table
 from tests.support.chronicling import opt_in
 from tests.support.memory import API, embedding, preview, remembering, search, set_chat, take_turn
-from tests.support.memory import until as wait_until
 from tests.support.models import asking
 from tests.support.server import Account, Running, ok
 from tests.support.shared import ada, shared_url
 from tests.support.thorough import rounds
+from tests.support.waiting import until as wait_until
 
 __all__ = ["ada", "shared_url"]
 
@@ -108,7 +108,7 @@ class Trial:
                 return not rows
 
         self.server.parts.queue.wake()
-        await wait_until(is_done, seconds=10)
+        await wait_until(is_done)
 
     def new_secret(self, number: int, whose: str) -> str:
         """What is said of a new secret."""

@@ -16,8 +16,8 @@ from sqlalchemy import select, text
 from backend.chats.repository import get_chat
 from backend.chronicles.models import Chronicle
 from tests.integration.chronicles.chroniclers import Chronicler
-from tests.support.memory import until
 from tests.support.server import Running, running
+from tests.support.waiting import until
 
 pytestmark = [pytest.mark.anyio, pytest.mark.postgres]
 

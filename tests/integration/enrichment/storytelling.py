@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import re
 from collections import deque
-from collections.abc import Awaitable, Callable
 from typing import Any
 from uuid import UUID
 
@@ -17,6 +15,7 @@ from backend.jobs.models import Job
 from tests.fakes.openai_server import OpenAIServer, reply, usage
 from tests.fakes.scripted_server import Answer, Request
 from tests.support.server import Account, Running, ok
+from tests.support.waiting import until
 
 API = "/api/v1"
 TASK = "Task: rolling summary"
@@ -104,14 +103,6 @@ async def runs_of(server: Running, chat: str) -> list[EnrichmentRun]:
     query = select(EnrichmentRun).where(EnrichmentRun.chat_id == UUID(chat))
     async with server.parts.database.read() as session:
         return list(await session.scalars(query.order_by(EnrichmentRun.id)))
-
-
-async def until(found: Callable[[], Awaitable[Any]], *, seconds: float = 30) -> Any:
-    """Ask again and again until the answer is true."""
-    async with asyncio.timeout(seconds):
-        while not (answer := await found()):
-            await asyncio.sleep(0.02)
-    return answer
 
 
 async def at_rest(server: Running, chat: str) -> None:

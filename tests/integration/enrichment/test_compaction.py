@@ -28,8 +28,8 @@ from tests.support.compacting import (
     npc,
     server,
 )
-from tests.support.memory import until
 from tests.support.server import Account, Running, ok, problem
+from tests.support.waiting import until
 
 __all__ = ["model", "server", "table"]
 

@@ -18,10 +18,10 @@ from tests.integration.enrichment.storytelling import (
     jobs_of,
     set_chat,
     summary_of,
-    until,
 )
 from tests.integration.turns.seeding import identity_of, seed
 from tests.support.server import Account, Running, running
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.anyio
 

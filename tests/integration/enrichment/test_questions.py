@@ -14,9 +14,10 @@ from backend.chats.models import MessageQuestions
 from backend.enrichment.outbox import QUESTIONS, EnrichmentOutbox
 from backend.jobs.models import Job
 from tests.integration.turns.seeding import identity_of
-from tests.support.memory import API, points_of, settled, until
+from tests.support.memory import API, points_of, settled
 from tests.support.server import Running, ok
 from tests.support.studying import Study, Vendor, reading, studying_on, vendor
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.anyio
 

@@ -22,7 +22,7 @@ from backend.jobs.running import JobKind
 from backend.jobs.worker import Worker
 from tests.fakes.openai_server import MODEL_ID
 from tests.fakes.scripted_server import Answer
-from tests.support.memory import API, settled, until
+from tests.support.memory import API, settled
 from tests.support.server import ROOT, ok, problem
 from tests.support.studying import (
     FINISH,
@@ -36,6 +36,7 @@ from tests.support.studying import (
     studying,
     vendor,
 )
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.anyio
 
@@ -105,7 +106,7 @@ async def over(study: Study) -> dict[str, Any]:
         job = await latest(study)
         return job if job["state"] in {"done", "dead"} else None
 
-    found: dict[str, Any] = await until(ended, seconds=60)
+    found: dict[str, Any] = await until(ended)
     return found
 
 
@@ -118,7 +119,7 @@ async def put_off(study: Study) -> dict[str, Any]:
         is_later = row is not None and row.state == "queued" and row.run_after > now()
         return await latest(study) if is_later else None
 
-    found: dict[str, Any] = await until(waits, seconds=60)
+    found: dict[str, Any] = await until(waits)
     return found
 
 

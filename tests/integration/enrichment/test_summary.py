@@ -33,10 +33,10 @@ from tests.integration.enrichment.storytelling import (
     set_chat,
     summaries_in,
     summary_of,
-    until,
 )
 from tests.integration.turns.seeding import identity_of, seed
 from tests.support.server import Account, Running, ok, running
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.anyio
 
@@ -309,7 +309,7 @@ async def test_a_model_that_is_away_for_a_moment_is_asked_again(
     await begin(server, ada, chat, 40)
     teller.summing_up += (error(500), reply("   "), error(429, headers={"retry-after": "0.1"}))
     await say(ada, chat)
-    summary = await until(lambda: summary_of(ada, chat), seconds=60)
+    summary = await until(lambda: summary_of(ada, chat))
     assert summary["text"].startswith("Told up to")
     assert len(teller.summed_up) == 4
     states = [(run.state, run.error) for run in await runs_of(server, chat)]
@@ -336,7 +336,7 @@ async def test_lines_that_the_filter_never_lets_through_are_passed_over_with_a_n
     await put_summary(ada, chat, "Before.", through_message_id=lines[1]["id"])
     teller.summing_up += [refusal] * 3
     await say(ada, chat)
-    await until(lambda: _is_through(teller, 3), seconds=60)
+    await until(lambda: _is_through(teller, 3))
     await at_rest(server, chat)
     assert len(teller.summed_up) == 3
     count = len(numbers_in(teller.summed_up[0]))

@@ -29,6 +29,7 @@ from backend.generation.model import (
 from backend.generation.sampling import Sampling, SettingNotTakenError
 from tests.fakes.scripted_server import Answer, Break, Gate, Silence
 from tests.integration.generation.conftest import Vendor
+from tests.support.waiting import PATIENCE
 
 pytestmark = pytest.mark.anyio
 
@@ -86,7 +87,7 @@ async def test_closing_the_stream_early_hangs_up_on_the_provider(vendor: Vendor)
     async with aclosing(vendor.connect().stream(PROMPT, PLAIN)) as pieces:
         await anext(pieces)
 
-    await asyncio.wait_for(vendor.server.hung_up.wait(), timeout=10)
+    await asyncio.wait_for(vendor.server.hung_up.wait(), timeout=PATIENCE)
 
 
 async def test_cancelling_whoever_listens_hangs_up_on_the_provider(vendor: Vendor) -> None:
@@ -101,7 +102,7 @@ async def test_cancelling_whoever_listens_hangs_up_on_the_provider(vendor: Vendo
     await heard.wait()
     task.cancel()
 
-    await asyncio.wait_for(vendor.server.hung_up.wait(), timeout=10)
+    await asyncio.wait_for(vendor.server.hung_up.wait(), timeout=PATIENCE)
 
 
 async def test_a_model_that_falls_silent_amid_the_reply_is_given_up(vendor: Vendor) -> None:
@@ -112,7 +113,7 @@ async def test_a_model_that_falls_silent_amid_the_reply_is_given_up(vendor: Vend
         await listen(vendor, heard=heard, chunk_timeout=SHORT)
 
     assert heard == [TextPiece("He")]
-    await asyncio.wait_for(vendor.server.hung_up.wait(), timeout=10)
+    await asyncio.wait_for(vendor.server.hung_up.wait(), timeout=PATIENCE)
 
 
 async def test_a_model_that_never_begins_is_given_up(vendor: Vendor) -> None:

@@ -34,6 +34,7 @@ from tests.fakes import gemini_server, openai_server
 from tests.fakes.openai_server import DONE, chunk, stream, tool_call
 from tests.fakes.scripted_server import Answer, Break, Gate, Silence
 from tests.integration.generation.conftest import Vendor
+from tests.support.waiting import PATIENCE
 
 pytestmark = pytest.mark.anyio
 
@@ -292,7 +293,7 @@ async def test_closing_the_stream_early_hangs_up(vendor: Vendor, support: ToolSu
     async with aclosing(pieces):
         await anext(pieces)
 
-    await asyncio.wait_for(vendor.server.hung_up.wait(), timeout=10)
+    await asyncio.wait_for(vendor.server.hung_up.wait(), timeout=PATIENCE)
 
 
 @pytest.mark.parametrize(

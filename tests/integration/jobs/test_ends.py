@@ -14,7 +14,8 @@ from backend.database.base import now, table_of, upsert
 from backend.jobs.models import Job
 from backend.jobs.queue import JobQueue, NewJob
 from backend.jobs.running import RunningJob
-from tests.integration.jobs.working import Workshop, is_empty, jobs, kind_of, until
+from tests.integration.jobs.working import Workshop, is_empty, jobs, kind_of
+from tests.support.waiting import until
 
 pytestmark = [pytest.mark.anyio, pytest.mark.every_database]
 

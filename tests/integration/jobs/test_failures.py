@@ -29,10 +29,10 @@ from tests.integration.jobs.working import (
     one,
     put,
     state_of,
-    until,
 )
 from tests.support.clock import Clock
 from tests.support.logs import caught_logs
+from tests.support.waiting import until
 
 pytestmark = [pytest.mark.anyio, pytest.mark.every_database]
 

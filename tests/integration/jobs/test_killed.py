@@ -16,8 +16,9 @@ from sqlalchemy import select
 from backend.accounts.models import LoginFailures
 from backend.database.engine import Database
 from backend.jobs.queue import JobQueue, NewJob
-from tests.integration.jobs.working import Person, is_empty, jobs, one, until
+from tests.integration.jobs.working import Person, is_empty, jobs, one
 from tests.support.thorough import rounds
+from tests.support.waiting import until
 
 pytestmark = [pytest.mark.anyio, pytest.mark.slow, pytest.mark.every_database]
 
@@ -54,7 +55,7 @@ async def test_two_workers_one_of_which_is_killed_again_and_again_do_each_job_on
                 await asyncio.sleep(random.uniform(0.02, 0.3))
                 victim.kill()
                 victim.wait()
-        await until(lambda: is_empty(database), seconds=60)
+        await until(lambda: is_empty(database))
     async with database.read() as session:
         rows = list(await session.scalars(select(LoginFailures)))
     assert {row.key for row in rows} == {b"%d" % number for number in range(JOBS)}
@@ -76,5 +77,5 @@ async def test_a_job_that_freezes_its_process_is_given_up_after_three_of_them(
         async def only_it_is_left() -> bool:
             return [(job.id, job.state) for job in await jobs(database)] == [(job_id, "dead")]
 
-        await until(only_it_is_left, seconds=60)
+        await until(only_it_is_left)
     assert (await one(database, job_id)).error == "job-worker-lost"

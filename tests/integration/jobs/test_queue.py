@@ -23,8 +23,8 @@ from tests.integration.jobs.working import (
     one,
     put,
     state_of,
-    until,
 )
+from tests.support.waiting import until
 
 pytestmark = [pytest.mark.anyio, pytest.mark.every_database]
 

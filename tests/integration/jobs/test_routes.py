@@ -21,7 +21,7 @@ from backend.jobs.models import Job
 from backend.jobs.queue import JobKey
 from backend.jobs.running import JobKind, RunningJob
 from backend.jobs.worker import Worker
-from tests.integration.jobs.working import Workshop, kind_of, one, put, state_of, until
+from tests.integration.jobs.working import Workshop, kind_of, one, put, state_of
 from tests.support.clock import Clock
 from tests.support.server import (
     PASSWORD,
@@ -34,6 +34,7 @@ from tests.support.server import (
     read_events,
     running,
 )
+from tests.support.waiting import PATIENCE, until
 
 pytestmark = pytest.mark.anyio
 
@@ -217,7 +218,7 @@ async def test_a_stream_ends_with_the_session_that_opened_it(server: Running, ad
         await until(begun)
         body = {"current_password": PASSWORD, "new_password": "another fine password"}
         assert (await ada.client.post(f"{ME}/password", json=body)).status_code == 204
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(PATIENCE):
             await following
     assert [event.name for event in events] == ["state"]
 

@@ -26,9 +26,9 @@ from tests.integration.jobs.working import (
     kind_of,
     one,
     put,
-    until,
 )
 from tests.support.server import Account, Event, Running, ok, problem, read_events, running
+from tests.support.waiting import until
 
 pytestmark = [pytest.mark.anyio, pytest.mark.every_database]
 

@@ -16,7 +16,7 @@ from backend.jobs.running import JobKind, RunningJob
 from backend.jobs.service import JobService
 from backend.jobs.worker import Worker
 from backend.vault.root import RootKeys
-from tests.support.memory import until
+from tests.support.waiting import until
 
 pytestmark = [pytest.mark.anyio, pytest.mark.every_database]
 

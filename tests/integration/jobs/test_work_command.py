@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.process import PATIENCE, TALEKEEPER, environment, talekeeper
+from tests.support.process import TALEKEEPER, environment, talekeeper
+from tests.support.waiting import PATIENCE
 
 ROOT_KEY = "1:" + "cnJycnJycnJycnJycnJycnJycnJycnJycnJycnJycnI="
 

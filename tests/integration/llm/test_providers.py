@@ -14,8 +14,8 @@ from sqlalchemy import select
 from backend.llm.models import Provider
 from tests.fakes.openai_server import API_KEY, MODEL, OpenAIServer, error, reply
 from tests.fakes.scripted_server import Answer
-from tests.support.memory import until
 from tests.support.server import Account, Running, ok, problem, running, text_of
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.anyio
 

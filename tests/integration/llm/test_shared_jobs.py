@@ -14,8 +14,9 @@ from tests.fakes.openai_server import API_KEY, MODEL, OpenAIServer, reply
 from tests.integration.llm.test_installation_providers import PROVIDERS, SHARED, fields
 from tests.integration.turns.seeding import seed
 from tests.support.chronicling import opt_in
-from tests.support.memory import API, until
+from tests.support.memory import API
 from tests.support.server import Running, ok, running
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.anyio
 

@@ -27,9 +27,9 @@ from tests.support.memory import (
     take_turn,
     tell,
     texts_found,
-    until,
 )
 from tests.support.server import Account, Running, ok
+from tests.support.waiting import until
 
 pytestmark = [pytest.mark.anyio, pytest.mark.every_database]
 

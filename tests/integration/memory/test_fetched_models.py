@@ -11,8 +11,9 @@ import pytest
 from backend.memory.embedding.catalogue import offered_models
 from backend.memory.embedding.fetching import fetch_model
 from tests.fakes.hub_server import HubServer
-from tests.support.memory import API, MODEL_FOLDER, remembering, search, settled, tell, until
+from tests.support.memory import API, MODEL_FOLDER, remembering, search, settled, tell
 from tests.support.server import Account, Running, ok, problem
+from tests.support.waiting import until
 
 pytestmark = [pytest.mark.anyio, pytest.mark.embeddings]
 

@@ -20,9 +20,9 @@ from tests.support.memory import (
     settled,
     stored_rows,
     tell,
-    until,
 )
 from tests.support.server import Account, ok
+from tests.support.waiting import until
 
 pytestmark = [pytest.mark.anyio, pytest.mark.every_database]
 

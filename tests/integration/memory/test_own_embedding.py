@@ -27,7 +27,6 @@ from tests.support.memory import (
     settled,
     stored_rows,
     tell,
-    until,
 )
 from tests.support.own_models import (
     FACT,
@@ -48,6 +47,7 @@ from tests.support.own_models import (
     told,
 )
 from tests.support.server import PASSWORD, Account, ok, problem
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.anyio
 

@@ -20,7 +20,6 @@ from tests.support.memory import (
     settled,
     take_turn,
     tell,
-    until,
 )
 from tests.support.own_models import (
     FACT,
@@ -33,6 +32,7 @@ from tests.support.own_models import (
     status,
 )
 from tests.support.server import Account, Running, ok
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.anyio
 

@@ -26,7 +26,6 @@ from tests.support.memory import (
     settled,
     stored_rows,
     tell,
-    until,
 )
 from tests.support.own_models import (
     FACT,
@@ -42,6 +41,7 @@ from tests.support.own_models import (
     told,
 )
 from tests.support.server import PASSWORD, Account, Running, ok
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.anyio
 

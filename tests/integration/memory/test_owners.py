@@ -32,10 +32,10 @@ from tests.support.memory import (
     stored_rows,
     tell,
     texts_found,
-    until,
 )
 from tests.support.points import point, terms
 from tests.support.server import PASSWORD, Account, Running, ok, problem
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.anyio
 

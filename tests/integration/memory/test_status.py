@@ -23,9 +23,9 @@ from tests.support.memory import (
     settled,
     tell,
     texts_found,
-    until,
 )
 from tests.support.server import Account, ok
+from tests.support.waiting import until
 
 pytestmark = [pytest.mark.anyio, pytest.mark.every_database]
 

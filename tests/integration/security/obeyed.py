@@ -30,8 +30,9 @@ from tests.support.injections import (
     Obedience,
     filled,
 )
-from tests.support.memory import new_book, new_entry, settled, until
+from tests.support.memory import new_book, new_entry, settled
 from tests.support.server import Account, Running, ok
+from tests.support.waiting import until
 
 API = "/api/v1"
 DATABASE = "/.s.PGSQL.5432"

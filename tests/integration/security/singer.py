@@ -24,8 +24,8 @@ from tests.fakes.openai_server import (
 from tests.fakes.scripted_server import Answer, Break, Request
 from tests.support.chronicling import last_run, new_event, opt_in, overview, sum_up
 from tests.support.factors import FACTORS, at_localhost, begin_passkey, finish_passkey, new_passkey
-from tests.support.memory import until
 from tests.support.server import Account, Event, ok, text_of
+from tests.support.waiting import until
 
 WORD = "kanarienvogel7f3a"
 NEEDLES = disguises(WORD)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import Counter
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator
 from typing import Any
 from uuid import UUID
 
@@ -20,14 +20,6 @@ from backend.turns.models import Turn
 from tests.support.server import Account, Event, Running, ok, read_events, text_of
 
 TURN = "/api/v1/turns"
-
-
-async def until(found: Callable[[], Awaitable[Any]], *, seconds: float = 20) -> Any:
-    """Ask again and again until the answer is true."""
-    async with asyncio.timeout(seconds):
-        while not (answer := await found()):  # it is far away: nothing to wait on
-            await asyncio.sleep(0.02)
-    return answer
 
 
 @contextlib.asynccontextmanager

@@ -20,9 +20,10 @@ from tests.fakes.gemini_server import MODEL_ID as GEMINI
 from tests.fakes.gemini_server import GeminiServer
 from tests.fakes.openai_server import MODEL_ID as OPENAI
 from tests.fakes.openai_server import OpenAIServer, reply, usage
-from tests.integration.turns.following import check_tree, until
+from tests.integration.turns.following import check_tree
 from tests.integration.turns.seeding import identity_of, seed, stored_lines
 from tests.support.server import Account, Running, ok, running, text_of
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.anyio
 

@@ -26,9 +26,9 @@ from tests.integration.turns.following import (
     others,
     said,
     turn_under_way,
-    until,
 )
 from tests.support.server import Account, Running, ok, running, text_of
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.anyio
 

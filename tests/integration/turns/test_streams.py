@@ -27,7 +27,6 @@ from tests.integration.turns.following import (
     said,
     take_words,
     turn_under_way,
-    until,
 )
 from tests.integration.turns.seeding import identity_of
 from tests.support.server import (
@@ -41,6 +40,7 @@ from tests.support.server import (
     text_of,
 )
 from tests.support.thorough import rounds
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.anyio
 

@@ -28,7 +28,6 @@ from tests.integration.turns.following import (
     same_browser,
     take_words,
     turn_under_way,
-    until,
 )
 from tests.support.server import (
     Account,
@@ -40,6 +39,7 @@ from tests.support.server import (
     running,
     text_of,
 )
+from tests.support.waiting import until
 
 pytestmark = [pytest.mark.anyio, pytest.mark.postgres]
 

@@ -13,9 +13,10 @@ from sqlalchemy import select
 from backend.generation.registry import ModelRegistry
 from backend.turns.models import Turn
 from tests.fakes.openai_server import MODEL_ID, OpenAIServer, called, error
-from tests.integration.turns.following import TURN, check_tree, follow, is_over, same_browser, until
+from tests.integration.turns.following import TURN, check_tree, follow, is_over, same_browser
 from tests.integration.turns.playing import FINISH, QUESTION, Game, named, names, new_game
 from tests.support.server import Account, Running, ok, problem, running, text_of
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.anyio
 
