@@ -34,15 +34,15 @@ from uuid import UUID
 
 # Where rich is installed structlog imports it, with all of pygments: a tenth of a start and 11 MiB,
 # for tracebacks with variables, which are not to be logged.
-_hides_rich = "rich" not in sys.modules
-if _hides_rich:
-    sys.modules["rich"] = cast("Any", None)
+_rich = sys.modules.get("rich")
+sys.modules["rich"] = cast("Any", None)
 import structlog  # noqa: E402  # not before rich is hidden
 from structlog.contextvars import get_contextvars  # noqa: E402
 from structlog.typing import EventDict, FilteringBoundLogger, Processor  # noqa: E402
 
-if _hides_rich:
-    del sys.modules["rich"]
+del sys.modules["rich"]
+if _rich is not None:
+    sys.modules["rich"] = _rich
 
 FIELDS = frozenset(
     # where a line belongs

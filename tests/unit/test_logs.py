@@ -5,6 +5,7 @@ import asyncio
 import io
 import json
 import logging
+import subprocess
 import sys
 import threading
 import warnings
@@ -153,6 +154,26 @@ def test_an_exception_is_told_by_type_and_place(output: Output) -> None:
     assert rest[-1].startswith("  tests/unit/test_logs.py:")
     assert rest[-1].endswith(":fail_with")
     assert CANARY not in output.text
+
+
+def test_what_is_logged_before_it_is_told_how_shows_no_variables_either() -> None:
+    program = """
+import rich
+from backend.logs import get_logger
+
+def fail(secret):
+    raise ValueError
+
+try:
+    fail(" ".join(["canary"] * 2))
+except ValueError as error:
+    get_logger("backend").warning("turn.failed", exc_info=error)
+"""
+    command = [sys.executable, "-c", program]
+    printed = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+
+    assert "ValueError" in printed
+    assert "canary canary" not in printed
 
 
 def test_every_part_of_an_exception_group_is_told(output: Output) -> None:
