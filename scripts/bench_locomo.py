@@ -429,7 +429,7 @@ def _table(searched: Searched) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
         spans=searched.reading.spans,
     )
     gold = searched.question.gold
-    return table, np.array([line.source_id in gold for line in lines])
+    return ranking.curved(table), np.array([line.source_id in gold for line in lines])
 
 
 def recalls(

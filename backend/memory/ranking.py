@@ -40,6 +40,10 @@ Found = Mapping[Signal, Sequence[Hit]]
 FEW = 10
 """Fewer hits than this are no sample of what a poor score is: the poorest is then 0."""
 
+CURVE = 0.7
+"""Power of `dense`, which is from 0 to 1, before it is weighed: between the best hit and a good one
+there is less than between a good one and a poor one."""
+
 _LONG = 4.0
 """Natural logarithm of the length in words, less one, that counts as long: 54 words."""
 _DAY = 86_400
@@ -50,7 +54,7 @@ class Weights:
     """How much each signal counts. The first six sum to 1; chosen by `scripts/bench_locomo.py`.
 
     Attributes:
-        dense: Cosine with the text itself.
+        dense: Cosine with the text itself, curved.
         sparse: BM25 of the text itself.
         dense_window: Cosine with the text and the lines next to it.
         sparse_window: BM25 of the text and the lines around it.
@@ -66,20 +70,20 @@ class Weights:
         answer: The line before it is a bare question that is near by its meaning.
     """
 
-    dense: float = 0.21
-    sparse: float = 0.13
-    dense_window: float = 0.08
-    sparse_window: float = 0.30
-    scene: float = 0.13
-    speaker: float = 0.15
-    length: float = 0.18
-    question: float = -0.10
-    span: float = 0.3
+    dense: float = 0.22
+    sparse: float = 0.15
+    dense_window: float = 0.10
+    sparse_window: float = 0.27
+    scene: float = 0.12
+    speaker: float = 0.14
+    length: float = 0.16
+    question: float = -0.09
+    span: float = 0.29
     recent: float = 0.3
     dense_question: float = 0.25
     sparse_question: float = 0.10
-    subject: float = 0.14
-    answer: float = 0.19
+    subject: float = 0.13
+    answer: float = 0.18
 
 
 MEANING = Weights(
@@ -157,7 +161,7 @@ def rank(
     lines = [hit.payload for hit in hits]
     rows = {hit.id.int: row for row, hit in enumerate(hits)}
     table = features(found, lines, rows, speakers=speakers, spans=spans)
-    total = table @ _vector(weights)
+    total = curved(table) @ _vector(weights)
     said_at = np.array([line.said_at for line in lines], dtype=np.float64)
     if wants_recent:
         total += weights.recent * _scaled(said_at)
@@ -278,6 +282,13 @@ def features(
         asked = _by_row(hits, scaled.tolist())
         if asked:
             table[:, column] = [asked.get(line.source_id.int, 0.0) for line in lines]
+    return table
+
+
+def curved(table: NDArray[np.float64]) -> NDArray[np.float64]:
+    """`features` as they are weighed: a copy, its column `dense` to the power of `CURVE`."""
+    table = table.copy()
+    table[:, 0] **= CURVE
     return table
 
 

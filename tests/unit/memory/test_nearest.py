@@ -55,7 +55,7 @@ def names(candidates: list[Candidate], *names: str) -> list[str]:
 
 
 def test_lines_that_are_half_near_come_nearest_first_whatever_their_words() -> None:
-    far, half, near = hit("words", 0.10), hit("half", LEAST.dense / 2), hit("near", LEAST.dense)
+    far, half, near = hit("words", 0.02), hit("half", LEAST.dense / 2), hit("near", LEAST.dense)
     assert names(nearest(found(far, half, near), LEAST), "half", "near") == ["near", "half"]
     ranked = rank({"dense": [near, half, far], "sparse": [hit("words", 20)]})
     assert names(relevant(ranked, LEAST), "words", "near") == ["near", "words"]
