@@ -316,7 +316,7 @@ async def search(desk: Desk, question: Question, bench: Bench) -> Searched:
         reading=reading,
         plain=await verbatim(desk, question, where),
         relevant=frozenset(each.id for each in relevant(findings.candidates, RankingThresholds())),
-        vectors=findings.vectors,
+        vectors=await findings.vectors.arrived(),
     )
     if ranked(searched, Weights())[0] != list(findings.candidates):
         raise SystemExit("The search service ranks otherwise than its parts do.")

@@ -237,7 +237,8 @@ async def searched(
 ) -> tuple[Sequence[Candidate], Sequence[Candidate]]:
     """What reaches the thresholds, and all that a turn would take."""
     result = await desk.service.find(desk.sealer, request)
-    strict = mmr.select(result.candidates, result.vectors, count=request.limit)
+    vectors = await result.vectors.arrived()
+    strict = mmr.select(result.candidates, vectors, count=request.limit)
     return strict, with_nearest(strict, result.near, room=request.room, most=request.most)
 
 

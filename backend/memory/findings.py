@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from uuid import UUID
 
 from backend.audience import GM, Viewpoint
-from backend.memory.index.protocol import Floats, Kind, ScopePart
+from backend.errors import AppError
+from backend.logs import get_logger
+from backend.memory.index.protocol import Floats, Kind, ScopePart, VectorIndex
 from backend.memory.matches import MatchScale
 from backend.memory.ranking import Candidate, Signal
 from backend.memory.sources import Recalled
 from backend.memory.thresholds import RankingThresholds
 from backend.reasons import Reason
+
+log = get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,6 +58,37 @@ class SearchRequest:
     viewpoint: Viewpoint = GM
 
 
+class HitVectors:
+    """The `dense` vectors of hits, which are on their way while their texts are read.
+
+    Attributes:
+        there: By point, those that have arrived.
+    """
+
+    def __init__(self) -> None:
+        self.there: Mapping[UUID, Floats] = {}
+        self._asking: asyncio.Task[dict[UUID, Floats]] | None = None
+
+    def ask(self, index: VectorIndex, ids: Sequence[UUID]) -> None:
+        """Have the index look for those of these points."""
+        if ids:
+            self._asking = asyncio.create_task(_asked(index, ids))
+
+    async def arrived(self) -> Mapping[UUID, Floats]:
+        """All that were asked for; none where the index failed."""
+        if self._asking is not None:
+            self.there = await self._asking
+        return self.there
+
+
+async def _asked(index: VectorIndex, ids: Sequence[UUID]) -> dict[UUID, Floats]:
+    try:
+        return await index.dense_vectors(ids)
+    except AppError as error:  # what says the same is told twice then
+        log.warning("memory.no_vectors", problem=error.slug)
+        return {}
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SearchResult:
     """What the index brought back, best first, and what there is to say about it.
@@ -66,7 +102,7 @@ class SearchResult:
     request: SearchRequest | None = None
     candidates: Sequence[Candidate] = ()
     near: Sequence[Candidate] = ()
-    vectors: Mapping[UUID, Floats] = field(default_factory=dict[UUID, Floats])
+    vectors: HitVectors = field(default_factory=HitVectors)
     notes: Sequence[str] = ()
     by_meaning: bool = False
     scale: MatchScale = field(default_factory=MatchScale)

@@ -57,12 +57,13 @@ def near_misses(result: SearchResult, memories: Sequence[Memory]) -> list[NearMi
 
 def _not_brought_up(result: SearchResult, taken: Mapping[int, int]) -> list[NearMiss]:
     """What is near enough and stayed out all the same; `taken` are ranks by the number of a row."""
+    vectors = result.vectors.there
     chosen = [
         each
         for each in result.candidates
-        if each.payload.source_id.int in taken and each.id in result.vectors
+        if each.payload.source_id.int in taken and each.id in vectors
     ]
-    table = np.array([result.vectors[each.id] for each in chosen])
+    table = np.array([vectors[each.id] for each in chosen])
     is_full = result.request is not None and len(taken) >= result.request.limit
     counts = Counter[str]()
     found: list[NearMiss] = []
@@ -71,7 +72,7 @@ def _not_brought_up(result: SearchResult, taken: Mapping[int, int]) -> list[Near
             continue
         if sum(result.scale.enough.shares(each.signals)) < CLOSE:
             continue
-        vector = result.vectors.get(each.id)
+        vector = vectors.get(each.id)
         cosines = table @ vector if vector is not None and chosen else _NONE
         if cosines.max(initial=0.0) >= SAME:
             other = chosen[int(cosines.argmax())]

@@ -38,7 +38,7 @@ from backend.memory.collections import Collections
 from backend.memory.diversity import breadth, diversified, over_scenes
 from backend.memory.embedding.cosines import MINILM
 from backend.memory.embedding.protocol import QueryEmbedder
-from backend.memory.findings import Memory, SearchRequest, SearchResult
+from backend.memory.findings import HitVectors, Memory, SearchRequest, SearchResult
 from backend.memory.index.protocol import Kind, VectorIndex
 from backend.memory.matches import MatchScale, scene_strengths
 from backend.memory.nearest import deeper, nearest, split, with_nearest
@@ -171,9 +171,10 @@ class MemorySearch:
             points = await self._points(index, user_id)
             least, enough = for_corpus(least, points), for_corpus(enough, points)
         kept = relevant(ranked, least)
-        first = [each.id for each in kept[: request.limit]] if vector is not None else []
-        asking = asyncio.create_task(index.dense_vectors(first))
-        await asyncio.sleep(0)  # the index is at it while this goes on
+        vectors = HitVectors()
+        if vector is not None:
+            vectors.ask(index, [each.id for each in kept[: request.limit]])
+            await asyncio.sleep(0)  # the index is at it while this goes on
         lines = near(least, ranked=ranked)[: request.most] if request.room else []
         scale = MatchScale(
             enough=enough, speakers=speakers, spans=parsed.spans, scenes=scene_strengths(found)
@@ -182,7 +183,7 @@ class MemorySearch:
             request=request,
             candidates=kept,
             near=lines,
-            vectors=await asking,
+            vectors=vectors,
             notes=notes,
             by_meaning=vector is not None,
             ranked=ranked,
@@ -276,7 +277,7 @@ async def _brought_up(
         found |= (await recalled(request, lines))[0]
     active = [each for each in candidates if each.payload.source_id in found]
     active = diversified(active, result.breadth)
-    chosen = mmr.select(active, result.vectors, count=request.limit)
+    chosen = mmr.select(active, await result.vectors.arrived(), count=request.limit)
     near, wider = result.near, replace(request, limit=request.most)
     while near:
         merged = with_nearest(chosen, near, room=request.room, most=request.most)

@@ -8,7 +8,9 @@ from uuid import UUID
 
 import pytest
 
-from backend.memory.index.protocol import point_id
+from backend.memory.index.edge import EdgeIndex
+from backend.memory.index.protocol import Floats, point_id
+from backend.memory.index.scope import IndexUnavailableError
 from tests.fakes.openai_server import error
 from tests.fakes.scripted_server import Answer, Break, Gate
 from tests.support.memory import (
@@ -105,6 +107,26 @@ async def test_without_its_embedder_memory_goes_by_words_and_catches_up_later(
         assert 0 not in {point.version for point in points}
         ids = [point_id("message", row.id) for row in rows]
         assert len(await index.dense_vectors(ids)) == len(rows)
+
+
+async def test_where_vectors_of_what_was_found_do_not_come_it_is_told_all_the_same(
+    database_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with (
+        Moody() as vectors,
+        remembering(database_url, tmp_path, **embedding(vectors)) as server,
+        server.account("Ada") as ada,
+    ):
+        chat = str((await ada.new_chat())["id"])
+        await tell(server, ada, chat, [FACT, "I see.", FACT])
+        # What says the same is known by its vector.
+        assert (await texts_found(ada, QUESTION)).count(FACT) == 1
+        monkeypatch.setattr(EdgeIndex, "dense_vectors", unavailable)
+        assert (await texts_found(ada, QUESTION)).count(FACT) == 2
+
+
+async def unavailable(*_: object) -> dict[UUID, Floats]:
+    raise IndexUnavailableError("The engine is gone.")
 
 
 async def test_without_its_index_a_turn_goes_on_and_what_was_said_is_indexed_later(
