@@ -15,7 +15,9 @@ providers' prefix caches keep hitting:
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+
+from msgspec.structs import replace
 
 from backend.context.budget import Budget, ContextOverflowError, Gap, fill, middle_out
 from backend.context.layout import History, Item, LeftOut, layout, messages_of

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Literal
 from uuid import UUID
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from backend.context.budget import Gap
 from backend.generation.model import PromptMessage, Role
@@ -31,8 +34,7 @@ class LeftOut:
     source_id: UUID | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Item:
+class Item(Struct, frozen=True, kw_only=True):
     """One piece of a prompt, and why it is there.
 
     `source_id` is the row it came from. `depth` counts messages from the end, the user's line

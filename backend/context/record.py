@@ -10,10 +10,10 @@ from __future__ import annotations
 import hashlib
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from uuid import UUID
 
 import msgspec
+from msgspec import structs
 
 from backend.context.blocks import ChosenBy
 from backend.context.budget import Gap
@@ -209,7 +209,9 @@ def rebuild(
     items = msgspec.convert(record.items, list[Item], from_attributes=True)
     if record.preset is None:
         # Records of before there were presets have roles here that were not sent.
-        items = [replace(each, role="system") if each.place == "head" else each for each in items]
+        items = [
+            structs.replace(each, role="system") if each.place == "head" else each for each in items
+        ]
     retrieved = msgspec.convert(record.retrieved, list[Item], from_attributes=True)
     gap = _gap(record, history.positions)
     messages, _ = layout(

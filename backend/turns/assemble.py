@@ -204,7 +204,7 @@ class PromptAssembler:
         """Tokens that history leaves to pinned events and lore by key: at most a share."""
         if not asked:
             return 0
-        around = count(render_memory(self._prompts, [replace(asked[0], text="")]))
+        around = count(render_memory(self._prompts, [structs.replace(asked[0], text="")]))
         tokens = sum(each.tokens for each in asked) + around + MESSAGE_OVERHEAD
         return min(tokens, lore_reserve(context.loaded.lore.settings, context.window.budget.prompt))
 
@@ -253,7 +253,7 @@ def _read_outlets(items: Sequence[Item], outlets: Outlets) -> tuple[list[Item], 
     for item in items:
         if item.place == "outlet" and item.outlet not in outlets.read:
             reason = Reason("outlet_unread", name=item.outlet)
-            unread.append(replace(item, tokens=0).left_out(reason))
+            unread.append(structs.replace(item, tokens=0).left_out(reason))
         else:
             kept.append(item)
     return kept, unread

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from msgspec import structs
+
 from backend.audience import GM
 from backend.context.assembly import Assembled
 from backend.context.layout import LeftOut
@@ -77,7 +79,7 @@ class Built:
         assembled, messages = self.assembled, list(self.assembled.messages)
         old = next(item for item in assembled.items if item.kind == "mood")
         tokens = get_tokenizer(self.window.unit.tokenizer).count(text) + MESSAGE_OVERHEAD
-        new = replace(old, text=text, tokens=tokens)
+        new = structs.replace(old, text=text, tokens=tokens)
         place = len(messages) - 1 - messages[::-1].index(PromptMessage(old.role, old.text))
         messages[place] = PromptMessage(new.role, new.text)
         assembled = replace(

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from msgspec import structs
+
 from backend.accounts.identity import Identity
 from backend.chats.counting import line_text
 from backend.chats.models import MESSAGE_AUTHOR, MESSAGE_CONTENT
@@ -107,7 +109,7 @@ def fit(
         kind = "summary_too_old"
     fixed = plan([item for item in items if item is not summary], budget=budget, count=count)
     reasons = [Reason(kind, count=each.count) for each in summary.reasons]
-    left_out = replace(summary, tokens=count(summary.text)).left_out(*reasons)
+    left_out = structs.replace(summary, tokens=count(summary.text)).left_out(*reasons)
     return fixed, _after(context, _begin(context, fixed, reserved)), [left_out]
 
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import replace
 from datetime import UTC, datetime
 from uuid import UUID
+
+from msgspec.structs import replace
 
 from backend.accounts.identity import Identity
 from backend.accounts.settings import MemorySettings, SourceWeights, first_set

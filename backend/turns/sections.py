@@ -6,6 +6,8 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from uuid import UUID
 
+from msgspec import structs
+
 from backend.accounts.identity import Identity
 from backend.chats.counting import line_text
 from backend.context.assembly import Counter
@@ -89,7 +91,7 @@ class SectionBuilder:
             "post_history": self._post_history,
         }
         around = self._note() if self._loses_note else ()
-        items = [replace(item, role="system") for item in around]
+        items = [structs.replace(item, role="system") for item in around]
         place: Place = "head"
         for block in order.sent:
             if block.marker == "history":
@@ -106,7 +108,7 @@ class SectionBuilder:
         order = self._order
         starts = not (order.squashes and block.role == "system")
         return [
-            replace(
+            structs.replace(
                 item,
                 place=place,
                 role=block.role,
@@ -276,7 +278,7 @@ class SectionBuilder:
         )
         around = [*self._slot("note_top"), own, *self._slot("note_bottom")]
         items = [item for item in around if item.text.strip()]
-        return [replace(item, joins=number > 0) for number, item in enumerate(items)]
+        return [structs.replace(item, joins=number > 0) for number, item in enumerate(items)]
 
     def _line(self, suggestions: int) -> Item:
         """What the user says, or is asked of the model in its place.

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 from hypothesis import given, reject
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from backend.context.assembly import Assembled, assemble, plan
 from backend.context.budget import Budget, ContextOverflowError
