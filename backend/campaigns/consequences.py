@@ -17,7 +17,7 @@ from backend.campaigns.items import PRESENT
 from backend.campaigns.models import CampaignChange, CampaignItem, ChangeSource
 from backend.campaigns.name_cache import Names
 from backend.chats.models import Message
-from backend.database.base import table_of
+from backend.database.base import table_of, unindexed
 from backend.database.types import Id
 from backend.memory.sources import Recalled
 from backend.vault.sealing import Sealer
@@ -50,11 +50,11 @@ def _changed() -> Select[Any, Any, Any, bool]:
     )
     told = union_all(
         select(message_id.label("line"), message.id.label("told_by")).where(
-            message_id.in_(_LINES), message.user_id == _OWNER
+            message_id.in_(_LINES), unindexed(message.user_id) == _OWNER
         ),
         select(parent_id, message.id).where(
             parent_id.in_(_LINES),
-            message.user_id == _OWNER,
+            unindexed(message.user_id) == _OWNER,
             message.is_active,
             message.role == "assistant",
         ),
