@@ -17,7 +17,7 @@ from backend.memory.index.protocol import Floats, Kind, Payload
 from backend.memory.mmr import SAME
 from backend.memory.ranking import Candidate
 from backend.memory.sources import Recalled, Source
-from backend.reasons import Reason
+from backend.reasons import Reason, ReasonKind
 from backend.vault.sealing import Sealer
 
 MOST = 10
@@ -65,20 +65,23 @@ def _not_brought_up(result: SearchResult, taken: Mapping[int, int]) -> list[Near
     ]
     table = np.array([vectors[each.id] for each in chosen])
     is_full = result.request is not None and len(taken) >= result.request.limit
+    usual: ReasonKind = "max_items" if is_full else "not_current"
     counts = Counter[str]()
     found: list[NearMiss] = []
     for each in result.candidates:
-        if each.payload.source_id.int in taken or len(found) == MOST:
+        vector = vectors.get(each.id)
+        # Those without a vector have the usual reason: hundreds, of which a few are told.
+        is_told = vector is not None or counts[usual] < MOST_ALIKE
+        if not is_told or each.payload.source_id.int in taken or len(found) == MOST:
             continue
         if sum(result.scale.enough.shares(each.signals)) < CLOSE:
             continue
-        vector = vectors.get(each.id)
         cosines = table @ vector if vector is not None and chosen else _NONE
         if cosines.max(initial=0.0) >= SAME:
             other = chosen[int(cosines.argmax())]
             reason = Reason("repeats", rank=taken[other.payload.source_id.int])
         else:
-            reason = Reason("max_items" if is_full else "not_current")
+            reason = Reason(usual)
         counts[reason.kind] += 1
         if counts[reason.kind] <= MOST_ALIKE:
             found.append(NearMiss(each.payload, reason))
