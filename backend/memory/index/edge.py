@@ -124,7 +124,7 @@ class EdgeIndex:
         if self._dimension is None or not ids:
             return {}
         found = await self._call("vectors", list(ids))
-        return {point_id: np.frombuffer(vector, dtype=np.float32) for point_id, vector in found}
+        return {UUID(bytes=each): np.frombuffer(vector, dtype=np.float32) for each, vector in found}
 
     async def delete_sources(self, owner_id: UUID, source_ids: Sequence[UUID]) -> None:
         """Delete every point of these rows."""
@@ -269,8 +269,8 @@ def _float_bytes(numbers: Floats) -> bytes:
     return numbers.astype(np.float32).tobytes()
 
 
-def _decoded(points: Iterable[tuple[UUID, Any]]) -> list[Known]:
-    return [(point_id, Payload.decoded(payload)) for point_id, payload in points]
+def _decoded(points: Iterable[tuple[bytes, Any]]) -> list[Known]:
+    return [(UUID(bytes=each), Payload.decoded(payload)) for each, payload in points]
 
 
 def _numbers(ids: bytes) -> list[int]:

@@ -165,7 +165,7 @@ class Engine:
 
     def search(
         self, queries: Sequence[QueryMessage]
-    ) -> tuple[list[tuple[bytes, bytes]], list[tuple[UUID, Any]]]:
+    ) -> tuple[list[tuple[bytes, bytes]], list[tuple[bytes, Any]]]:
         """What is nearest to each of some queries.
 
         Returns:
@@ -197,16 +197,18 @@ class Engine:
         ]
         return hits, self.payloads([found[number] for number in new]) if new else []
 
-    def payloads(self, ids: Sequence[UUID]) -> list[tuple[UUID, Any]]:
-        """The payloads of points, of those that are there."""
-        found = self._shard.retrieve(list(ids), with_payload=True, with_vector=False)
-        return [(each.id, mapping.payload(each.payload)) for each in found]
+    def payloads(self, ids: Sequence[UUID]) -> list[tuple[bytes, Any]]:
+        """The payloads of points, of those that are there, by the bytes of their ids."""
+        return _payloads(self._shard.retrieve(list(ids), with_payload=True, with_vector=False))
 
-    def vectors(self, ids: Sequence[UUID]) -> list[tuple[UUID, bytes]]:
-        """The `dense` vectors of points as floats of 32 bits, of those that have one."""
+    def vectors(self, ids: Sequence[UUID]) -> list[tuple[bytes, bytes]]:
+        """The `dense` vectors of points as floats of 32 bits, of those that have one.
+
+        By the bytes of their ids.
+        """
         found = self._shard.retrieve(list(ids), with_payload=False, with_vector=["dense"])
         # Each look at `vector` makes a list of it.
-        vectors = ((each.id, each.vector) for each in found)
+        vectors = ((each.id.bytes, each.vector) for each in found)
         return [
             (point_id, array("f", vector["dense"]).tobytes())
             for point_id, vector in vectors
@@ -215,7 +217,7 @@ class Engine:
 
     def page(
         self, owner_id: UUID, container_id: UUID | None, offset: Any
-    ) -> tuple[list[tuple[UUID, Any]], Any]:
+    ) -> tuple[list[tuple[bytes, Any]], Any]:
         """Some points with their payloads, and where the next page begins; None after the last."""
         records, following = self._shard.scroll(
             engine.ScrollRequest(
@@ -226,7 +228,7 @@ class Engine:
                 with_vector=False,
             )
         )
-        return [(each.id, mapping.payload(each.payload)) for each in records], following
+        return _payloads(records), following
 
     def owners(self, most: int = _MOST_OWNERS) -> list[str]:
         """Those who have points, so many at most."""
@@ -250,6 +252,11 @@ class Engine:
         if shard is not None:
             shard.flush()
             shard.close()
+
+
+def _payloads(records: Sequence[Any]) -> list[tuple[bytes, Any]]:
+    """Records' payloads by the bytes of their ids: a UUID goes through a pipe twice as slowly."""
+    return [(each.id.bytes, mapping.payload(each.payload)) for each in records]
 
 
 def lock(path: Path) -> None:

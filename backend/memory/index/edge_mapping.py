@@ -89,8 +89,9 @@ def point(given: PointMessage) -> engine.Point:
 
 
 def payload(stored: dict[str, Any]) -> dict[str, Any]:
-    """A point's payload as it was given, of what the engine has."""
-    return {name: value for name, value in stored.items() if name != PLACE}
+    """A point's payload as it was given, of what the engine has, which is changed for it."""
+    stored.pop(PLACE, None)
+    return stored
 
 
 def request(query: QueryMessage, *, is_sole_owner: bool = False) -> engine.QueryRequest:
