@@ -244,8 +244,8 @@ class MemoryStatusService:
 
 def _trouble(job: Job) -> ProblemKind | None:
     """What a job has come to, where that is a problem."""
-    if job.state == "queued" and job.error is not None:
-        return "delayed"
+    if job.state in {"queued", "running"} and job.error is not None:
+        return "delayed"  # also while it is tried again: it failed the last time
     if job.state == "dead":
         return "gave_up"
     return "waiting_key" if job.state == "waiting_key" else None
