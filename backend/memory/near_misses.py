@@ -69,10 +69,12 @@ def _not_brought_up(result: SearchResult, taken: Mapping[int, int]) -> list[Near
     counts = Counter[str]()
     found: list[NearMiss] = []
     for each in result.candidates:
+        if len(found) == MOST:
+            break
         vector = vectors.get(each.id)
         # Those without a vector have the usual reason: hundreds, of which a few are told.
         is_told = vector is not None or counts[usual] < MOST_ALIKE
-        if not is_told or each.payload.source_id.int in taken or len(found) == MOST:
+        if not is_told or each.payload.source_id.int in taken:
             continue
         if sum(result.scale.enough.shares(each.signals)) < CLOSE:
             continue
