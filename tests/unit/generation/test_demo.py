@@ -58,6 +58,7 @@ async def test_a_reply_names_the_character_quotes_the_user_and_says_what_it_is()
     assert "Marlena Voss" in reply
     assert "Is the ferryman waiting?" in reply
     assert "demo model" in reply
+    assert "add a provider" in reply
     assert "TALEKEEPER_GEMINI_API_KEY" in reply
 
 
