@@ -85,6 +85,21 @@ async def jobs_left(server: Running) -> list[Job]:
         return list(await session.scalars(query))
 
 
+async def give_up(server: Running, kind: str) -> None:
+    """Have what failed of a kind of job stay so.
+
+    Only between two tries: one that runs goes on writing whatever its row says.
+    """
+    failed = Job.kind == kind, Job.state == "queued", Job.error.is_not(None)
+    query = update(Job).where(*failed).values(state="dead").returning(Job.id)
+
+    async def are_dead() -> bool:
+        async with server.parts.database.write() as session:
+            return bool((await session.scalars(query)).all())
+
+    await until(are_dead)
+
+
 async def settled(server: Running) -> None:
     """Wait until the index shows what stands in the database."""
 

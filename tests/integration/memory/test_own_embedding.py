@@ -8,10 +8,9 @@ from typing import Any
 from uuid import UUID
 
 import pytest
-from sqlalchemy import select, update
+from sqlalchemy import select
 
 from backend.database.engine import Database
-from backend.jobs.models import Job
 from backend.maintenance import reindex_user
 from backend.memory.models import IndexState
 from backend.memory.outbox import REINDEX
@@ -20,6 +19,7 @@ from tests.support.memory import (
     API,
     Moody,
     embedding,
+    give_up,
     jobs_left,
     reconcile,
     remembering,
@@ -168,9 +168,7 @@ async def test_a_move_that_gave_up_is_forgotten_once_the_texts_are_where_they_be
         await provide(ada, mine)
         mine.refusal = error(500)
         await choose(ada, "mine/words")
-        await until(lambda: delayed(ada))
-        async with server.parts.database.write() as session:
-            await session.execute(update(Job).where(Job.kind == REINDEX).values(state="dead"))
+        await give_up(server, REINDEX)
         assert "gave_up" in await problems(ada)
 
         mine.refusal = None

@@ -7,9 +7,7 @@ from typing import Any
 from uuid import UUID
 
 import pytest
-from sqlalchemy import update
 
-from backend.jobs.models import Job
 from backend.memory.index.protocol import Point
 from backend.memory.outbox import INDEX
 from tests.fakes.openai_server import error
@@ -17,6 +15,7 @@ from tests.support.memory import (
     API,
     Moody,
     embedding,
+    give_up,
     jobs_left,
     new_book,
     remembering,
@@ -96,13 +95,7 @@ async def test_a_rebuild_does_again_what_gave_up(database_url: str, tmp_path: Pa
         vectors.refusal = error(500)
         chat = str((await ada.new_chat())["id"])
         await tell(server, ada, chat, [FACT], indexed=False)
-
-        async def has_failed() -> bool:
-            return "delayed" in [each["kind"] for each in (await status(ada))["problems"]]
-
-        await until(has_failed)
-        async with server.parts.database.write() as session:
-            await session.execute(update(Job).where(Job.kind == INDEX).values(state="dead"))
+        await give_up(server, INDEX)
         told = [each["kind"] for each in (await status(ada))["problems"]]
         assert "gave_up" in told
         vectors.refusal = None
