@@ -54,6 +54,8 @@ UNSTORED = 1_000_000
 
 KEEP_ALIVE = b": still here\n\n"
 
+_PLAY_EVENTS = msgspec.json.Decoder(list[PlayEvent])
+
 
 @dataclass(frozen=True, slots=True)
 class TurnEvent:
@@ -173,7 +175,7 @@ def events_of(sealer: Sealer, turn: Turn) -> list[PlayEvent]:
     if turn.sealed_events is None:
         return []
     data = sealer.open_bytes(TURN_EVENTS, turn.id, turn.sealed_events)
-    return msgspec.json.decode(data, type=list[PlayEvent])
+    return _PLAY_EVENTS.decode(data)
 
 
 def awaited(sealer: Sealer, turn: Turn) -> Any:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import subprocess
+import sys
 import threading
 from collections.abc import AsyncGenerator, Callable
 from uuid import uuid4
@@ -205,3 +207,39 @@ def test_there_are_at_least_two_threads(monkeypatch: pytest.MonkeyPatch) -> None
     assert CpuPool()._free == 2
     monkeypatch.setattr("os.cpu_count", lambda: 64)
     assert CpuPool()._free == 4
+
+
+def test_threads_may_be_the_first_to_use_a_struct() -> None:
+    subprocess.run([sys.executable, "-c", FIRST_USES], check=True)
+
+
+FIRST_USES = """
+import sys, threading
+import msgspec
+import backend.container
+from backend.cpu_pool import CpuPool
+
+def below(base):
+    for struct in base.__subclasses__():
+        yield struct
+        yield from below(struct)
+
+def use():
+    for struct in structs:
+        together.wait()
+        try:
+            msgspec.convert(dict.fromkeys(struct.__struct_encode_fields__, "x"), struct)
+        except msgspec.ValidationError:
+            pass
+
+CpuPool()
+structs = [each for each in below(msgspec.Struct) if each.__module__.startswith("backend.")]
+assert len(structs) > 100, structs
+together = threading.Barrier(8)
+sys.setswitchinterval(1e-6)
+threads = [threading.Thread(target=use) for _ in range(8)]
+for each in threads:
+    each.start()
+for each in threads:
+    each.join()
+"""
