@@ -1,12 +1,16 @@
 """SQLite's connection, in a thread of its own: one trip there for a statement and its rows.
 
 aiosqlite alone makes a trip each for the cursor, the statement, the rows and the cursor's end, and
-three for the beginning of a transaction. Waking a thread costs more than most statements do.
+three for the beginning of a transaction. Waking a thread costs more than most statements do, and so
+does coming back by way of the event loop, which has others to see to first: whoever sends a
+statement there waits for it in place, for a moment.
 """
 
 from __future__ import annotations
 
+import asyncio
 import sqlite3
+import threading
 from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any, Self
@@ -21,6 +25,10 @@ READING = "BEGIN"
 
 FIRST_ROWS = 200
 """Rows that come with a statement's own trip; a larger result takes another."""
+
+MOMENT = 0.0005
+"""Seconds that the event loop stands still for a statement, at most. Most of a turn's take a tenth
+of that."""
 
 
 class SqliteConnection(aiosqlite.Connection):
@@ -64,7 +72,57 @@ class SqliteConnection(aiosqlite.Connection):
         """Do some work in the thread, within the transaction."""
         opening, self._opening = self._opening, None
         self._has_begun = self._has_begun or opening is not None
-        return await self._execute(partial(_run, self._conn, opening, work))  # type: ignore[no-untyped-call]  # aiosqlite's
+        if not self._running:
+            raise ValueError("no active connection")  # SQLAlchemy knows it by these words
+        trip = _Trip(partial(_run, self._conn, opening, work))
+        self._tx.put_nowait((None, trip))
+        return await trip.result()
+
+
+class _Trip:
+    """Work on its way to the connection's thread, and what comes back."""
+
+    __slots__ = ("_error", "_has_ended", "_is_there", "_loop", "_result", "_waiter", "_work")
+
+    def __init__(self, work: Callable[[], Any]) -> None:
+        self._work = work
+        self._result: Any = None
+        self._error: BaseException | None = None
+        self._is_there = threading.Lock()
+        self._is_there.acquire()
+        self._has_ended = False
+        self._waiter: asyncio.Future[None] | None = None
+        self._loop = asyncio.get_running_loop()
+
+    def __call__(self) -> None:
+        """Do the work, in the thread."""
+        try:
+            self._result = self._work()
+        except BaseException as error:  # noqa: BLE001  # raised where it is waited for
+            self._error = error
+        # In this order: `result` looks the other way round, so that one of them sees the other.
+        self._has_ended = True
+        self._is_there.release()
+        if self._waiter is not None:
+            self._loop.call_soon_threadsafe(_wake, self._waiter)
+
+    async def result(self) -> Any:
+        """What came back, or raise it."""
+        if not self._is_there.acquire(timeout=MOMENT):
+            self._waiter = self._loop.create_future()
+            if not self._has_ended:
+                await self._waiter
+        if self._error is None:
+            return self._result
+        try:
+            raise self._error
+        finally:
+            self._error = None  # it refers to this frame, and so to itself
+
+
+def _wake(waiter: asyncio.Future[None]) -> None:
+    if not waiter.done():
+        waiter.set_result(None)
 
 
 class SqliteCursor:

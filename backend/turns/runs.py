@@ -27,6 +27,14 @@ STORE_EVERY = 1.0
 CONCLUDE_AGAIN_AFTER = (0.5, 2.0, 5.0, 10.0)
 """Seconds between attempts to store a finished turn while the database does not answer."""
 
+ENDING = 2
+"""Turns that are stored at their end at a time. All words are there by then: were a crowd of ends
+to share the processor, and SQLite's one writer, with turns that begin, each first word would come
+as late as the last end."""
+
+ENDS_ANYWAY_AFTER = 3.0
+"""Seconds after which a turn is stored whatever is before it: what hangs holds up no other."""
+
 
 Store = Callable[[Iterable[TurnRun]], Awaitable[set[UUID]]]
 """Stores what running turns have said; gives back the ids of those that are to stop."""
@@ -44,6 +52,7 @@ class RunRegistry:
         self._runs: dict[UUID, TurnRun] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._keeper: asyncio.Task[None] | None = None
+        self._ending = asyncio.Semaphore(ENDING)
         self._is_closing = False
 
     def __len__(self) -> int:
@@ -96,13 +105,20 @@ class RunRegistry:
     async def _conclude_surely(self, run: TurnRun) -> None:
         for pause in CONCLUDE_AGAIN_AFTER:
             try:
-                await self._conclude(run)
+                await self._conclude_in_order(run)
             except UnavailableError as error:
                 log.warning("turn.not_stored_yet", turn_id=run.turn_id, exc_info=error)
                 await asyncio.sleep(pause)
             else:
                 return
-        await self._conclude(run)
+        await self._conclude_in_order(run)
+
+    async def _conclude_in_order(self, run: TurnRun) -> None:
+        async with contextlib.AsyncExitStack() as place:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(ENDS_ANYWAY_AFTER):
+                    await place.enter_async_context(self._ending)
+            await self._conclude(run)
 
     async def _keep(self) -> None:
         while True:

@@ -9,10 +9,18 @@ from pathlib import Path
 import pytest
 from sqlalchemy import text
 
+from backend.database import sqlite_connection
 from backend.database.engine import Database
-from backend.database.sqlite_connection import FIRST_ROWS, connect
+from backend.database.sqlite_connection import FIRST_ROWS, MOMENT, connect
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("moment")]
+
+
+@pytest.fixture(params=[0.0, 60.0], ids=["by the event loop", "in place"])
+def moment(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Statements are waited for in one way, or in the other."""
+    monkeypatch.setattr(sqlite_connection, "MOMENT", request.param)
+
 
 COUNT = 3 * FIRST_ROWS + 1
 NUMBERS = text(
@@ -111,6 +119,35 @@ async def test_a_transaction_that_could_not_begin_leaves_its_connection_usable(
     other.execute("BEGIN IMMEDIATE")
     other.close()
     await connection.close()
+
+
+async def test_a_statement_that_waits_keeps_nobody_else_waiting(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sqlite_connection, "MOMENT", MOMENT)
+
+    async def write() -> None:
+        async with database.write() as session:
+            await session.execute(text("INSERT INTO numbers VALUES (1)"))
+
+    await write()  # opens the database, for which nobody else may have it
+    other = sqlite3.connect(database.place, isolation_level=None)
+    other.execute("BEGIN IMMEDIATE")
+    task = asyncio.create_task(write())
+    await asyncio.sleep(0.1)
+    assert not task.done()
+    other.execute("ROLLBACK")
+    other.close()
+    await task
+    await database.dispose()
+
+
+async def test_a_closed_connection_says_so(tmp_path: Path) -> None:
+    connection = connect(tmp_path / "closed.sqlite3")
+    await connection
+    await connection.close()
+    with pytest.raises(ValueError, match="no active connection"):
+        await connection.cursor().execute("SELECT 1")
 
 
 async def test_who_stops_waiting_for_a_statement_leaves_no_transaction_behind(

@@ -16,6 +16,7 @@ from backend.chats.models import MESSAGE_CONTENT, Message
 from backend.database.engine import Database
 from backend.turns import runs, streaming
 from backend.turns.models import ContextText, StoredContextRecord, Turn
+from backend.turns.turn_run import TurnRun
 from tests.integration.turns.following import (
     TURN,
     Outage,
@@ -278,6 +279,43 @@ async def test_deleting_a_chat_ends_its_turn_and_leaves_nothing(
         for table in (Message, Turn, StoredContextRecord, ContextText):
             query = select(func.count()).where(table.chat_id == UUID(chat))
             assert await session.scalar(query) == 0
+
+
+async def test_replies_are_stored_a_few_at_a_time_and_past_any_that_hang(
+    ada: Account, server: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    registry = server.parts.turns.runs
+    conclude, may_end = registry._conclude, asyncio.Event()
+    begun = list[UUID]()
+
+    async def hang(run: TurnRun) -> None:
+        begun.append(run.turn_id)
+        await may_end.wait()
+        await conclude(run)
+
+    monkeypatch.setattr(registry, "_conclude", hang)
+    monkeypatch.setattr(runs, "ENDS_ANYWAY_AFTER", 3600)
+    chats = [str((await ada.new_chat())["id"]) for _ in range(2 * runs.ENDING + 1)]
+    turns = [asyncio.create_task(ada.turn(chat, text="/demo long 3")) for chat in chats]
+
+    async def have_been_said() -> bool:
+        under_way = list(registry._runs.values())
+        return len(under_way) == len(chats) and all(
+            run._speaking and run._speaking.done() for run in under_way
+        )
+
+    await until(have_been_said)
+    assert len(begun) == runs.ENDING
+    monkeypatch.setattr(runs, "ENDS_ANYWAY_AFTER", 0)
+    turns.append(asyncio.create_task(ada.turn((await ada.new_chat())["id"], text="/demo long 3")))
+
+    async def has_passed() -> bool:
+        return len(begun) > runs.ENDING
+
+    await until(has_passed)
+    may_end.set()
+    for events in await asyncio.gather(*turns):
+        assert events[-1].name == "turn.completed"
 
 
 @pytest.mark.every_database
