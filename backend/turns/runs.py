@@ -28,12 +28,12 @@ CONCLUDE_AGAIN_AFTER = (0.5, 2.0, 5.0, 10.0)
 """Seconds between attempts to store a finished turn while the database does not answer."""
 
 ENDING = 2
-"""Turns that are stored at their end at a time. All words are there by then: were a crowd of ends
-to share the processor, and SQLite's one writer, with turns that begin, each first word would come
-as late as the last end."""
+"""How many turns that are over are stored at a time. All their words are told by then. A crowd of
+them would share the processor, and SQLite's one writer, with turns that begin, whose first words
+would come as late as the last end."""
 
 ENDS_ANYWAY_AFTER = 3.0
-"""Seconds after which a turn is stored whatever is before it: what hangs holds up no other."""
+"""Seconds after which a turn is stored whatever is before it: one that hangs holds up no other."""
 
 
 Store = Callable[[Iterable[TurnRun]], Awaitable[set[UUID]]]

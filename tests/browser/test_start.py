@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
 from uuid import uuid4
 
 import pytest
-from playwright.sync_api import Page, expect
+from playwright.sync_api import Page, Route, expect
 
 from tests.support.browser import dark, phone
 from tests.support.server import PASSWORD
@@ -68,3 +69,22 @@ def test_an_address_that_leads_nowhere_says_so(page: Page) -> None:
     page.goto("/#/nowhere/at/all")
 
     expect(page.get_by_role("alert")).to_contain_text("nothing at this address")
+
+
+def test_a_place_that_was_left_while_it_loaded_takes_nothing_from_the_next(page: Page) -> None:
+    held = list[Route]()
+    page.route("**/chat/list.js", lambda route: held.append(route))  # noqa: PLW0108  # Playwright takes no builtin
+    page.clock.install()
+    page.clock.pause_at(datetime.now(UTC) + timedelta(minutes=1))
+    page.goto("/")
+    page.get_by_role("link", name="Account", exact=True).first.click()
+    made = page.get_by_text("Account made")
+    expect(made).to_be_visible()
+    page.clock.run_for(400)  # longer than a place may take until it says that it is loading
+    expect(made).to_be_visible()
+    (chats,) = held
+    with page.expect_response("**/chat/list.js"):
+        chats.continue_()
+    page.wait_for_timeout(100)  # nothing is to happen, so there is nothing to wait for
+    expect(made).to_be_visible()
+    assert page.title().startswith("Account")

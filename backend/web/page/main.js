@@ -51,11 +51,12 @@ async function show() {
   const dressed = restyle();
   const first = !frame.main.hasChildNodes();
   const loading = h("p.waiting", { role: "status" }, t("common.loading"));
-  const waiting = setTimeout(fill, 250, frame.main, loading);
+  const waiting = setTimeout(() => signal.aborted || fill(frame.main, loading), 250);
   let element;
   try {
     if (!module) throw new Problem({ title: t("errors.nowhere") });
     const [{ default: view }] = await Promise.all([import(`./${module}.js`), style(sheet)]);
+    if (signal.aborted) return;
     element = await view({
       params: { id: path.split("/")[1] },
       query: new URLSearchParams(query),
