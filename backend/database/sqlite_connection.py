@@ -1,9 +1,9 @@
 """SQLite's connection, in a thread of its own: one trip there for a statement and its rows.
 
 aiosqlite alone makes a trip each for the cursor, the statement, the rows and the cursor's end, and
-three for the beginning of a transaction. Waking a thread costs more than most statements do, and so
-does coming back by way of the event loop, which has others to see to first: whoever sends a
-statement there waits for it in place, for a moment.
+three for the beginning of a transaction. Waking a thread costs more than most statements do. So
+does the way back through the event loop, which runs other tasks first. A statement therefore blocks
+the event loop for a moment, and is awaited only if it takes longer.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ FIRST_ROWS = 200
 """Rows that come with a statement's own trip; a larger result takes another."""
 
 MOMENT = 0.0005
-"""Seconds that the event loop stands still for a statement, at most. Most of a turn's take a tenth
-of that."""
+"""Longest time in seconds that a statement blocks the event loop. Most of a turn's statements take
+a tenth of it."""
 
 
 class SqliteConnection(aiosqlite.Connection):
@@ -82,15 +82,14 @@ class SqliteConnection(aiosqlite.Connection):
 class _Trip:
     """Work on its way to the connection's thread, and what comes back."""
 
-    __slots__ = ("_error", "_has_ended", "_is_there", "_loop", "_result", "_waiter", "_work")
+    __slots__ = ("_error", "_is_under_way", "_loop", "_result", "_waiter", "_work")
 
     def __init__(self, work: Callable[[], Any]) -> None:
         self._work = work
         self._result: Any = None
         self._error: BaseException | None = None
-        self._is_there = threading.Lock()
-        self._is_there.acquire()
-        self._has_ended = False
+        self._is_under_way = threading.Lock()
+        self._is_under_way.acquire()
         self._waiter: asyncio.Future[None] | None = None
         self._loop = asyncio.get_running_loop()
 
@@ -100,17 +99,16 @@ class _Trip:
             self._result = self._work()
         except BaseException as error:  # noqa: BLE001  # raised where it is waited for
             self._error = error
-        # In this order: `result` looks the other way round, so that one of them sees the other.
-        self._has_ended = True
-        self._is_there.release()
+        # First the lock, then the waiter. `result` does the opposite, so one sees the other.
+        self._is_under_way.release()
         if self._waiter is not None:
             self._loop.call_soon_threadsafe(_wake, self._waiter)
 
     async def result(self) -> Any:
         """What came back, or raise it."""
-        if not self._is_there.acquire(timeout=MOMENT):
+        if not self._is_under_way.acquire(timeout=MOMENT):
             self._waiter = self._loop.create_future()
-            if not self._has_ended:
+            if self._is_under_way.locked():
                 await self._waiter
         if self._error is None:
             return self._result

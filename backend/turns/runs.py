@@ -28,12 +28,13 @@ CONCLUDE_AGAIN_AFTER = (0.5, 2.0, 5.0, 10.0)
 """Seconds between attempts to store a finished turn while the database does not answer."""
 
 ENDING = 2
-"""How many turns that are over are stored at a time. All their words are told by then. A crowd of
-them would share the processor, and SQLite's one writer, with turns that begin, whose first words
-would come as late as the last end."""
+"""How many ended turns are stored at a time. Their replies have been streamed by then. If all were
+stored at once, they would share the processor and SQLite's one writer with turns that begin, and
+delay these turns' first tokens."""
 
 ENDS_ANYWAY_AFTER = 3.0
-"""Seconds after which a turn is stored whatever is before it: one that hangs holds up no other."""
+"""Seconds after which an ended turn no longer waits for the others, so that one that hangs does not
+hold them up."""
 
 
 Store = Callable[[Iterable[TurnRun]], Awaitable[set[UUID]]]

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from backend.campaigns.items import Entity, Kind, World
 from backend.campaigns.ledger import State
-from backend.cpu_pool import know_structs
+from backend.cpu_pool import resolve_structs
 from backend.errors import ValidationError
 
 if TYPE_CHECKING:
@@ -96,7 +96,7 @@ def known_rules() -> dict[str, Rules]:
         rules = getattr(import_module(f"{__name__}.{module.name}"), "RULES", None)
         if rules is not None:
             found[module.name] = rules
-    know_structs()
+    resolve_structs()
     return found
 
 
