@@ -302,10 +302,12 @@ _BEHIND = and_(
 
 
 def _lines(*columns: InstrumentedAttribute[Any]) -> Select[*tuple[Any, ...]]:
+    # With `+ 0` no index on the position is used: PostgreSQL read all of the path by it.
+    is_above = Message.position + 0 <= bindparam("to_position")
     # Without a type SQLAlchemy hands on what the driver gives, untouched.
     return (
         select(*(type_coerce(column, NullType()) for column in columns))
-        .where(_BEHIND, Message.position <= bindparam("to_position"), ~Message.hidden)
+        .where(_BEHIND, is_above, ~Message.hidden)
         .order_by(Message.path_tokens)
     )
 

@@ -7,6 +7,7 @@ from typing import Any
 from uuid import UUID
 
 import pytest
+from sqlalchemy import text
 
 from backend.chats import repository
 from tests.integration.turns.seeding import identity_of, seed
@@ -117,6 +118,34 @@ async def test_what_is_kept_is_neither_read_nor_opened_again(
     await story.preview()
     assert read[0] > 30
     assert read[1:] == [2, 2, 4]
+
+
+@pytest.mark.every_database
+async def test_lines_are_found_by_their_tokens_from_the_root(
+    server: Running, ada: Account, chat: str
+) -> None:
+    await seed(server, ada, chat, [f"{n} la" for n in range(300)])
+    database = server.parts.database
+    query = repository._LINES.compile(dialect=database._reader.sync_engine.dialect)
+    given = query.construct_params({"chat_id": UUID(chat), "from_sum": 1_000, "to_position": 299})
+    values = [given[name] for name in query.positiontup or ()]
+    async with database.write() as session:
+        connection = await session.connection()
+        if database.is_sqlite:
+            stored = (each.bytes if isinstance(each, UUID) else each for each in values)
+            plan = await connection.exec_driver_sql(f"EXPLAIN QUERY PLAN {query}", tuple(stored))
+        else:
+            # As the driver runs a statement that it has prepared: without knowing its values.
+            await session.execute(text("ANALYZE messages"))
+            await session.execute(text("SET LOCAL plan_cache_mode = force_generic_plan"))
+            await session.execute(text("SET LOCAL enable_seqscan = off"))  # as if it were longer
+            await connection.exec_driver_sql(f"PREPARE lines AS {query}")
+            quoted = ", ".join(f"'{each}'" for each in values)
+            plan = await connection.exec_driver_sql(f"EXPLAIN EXECUTE lines({quoted})")
+            await session.execute(text("DEALLOCATE lines"))
+        steps = "\n".join(str(step) for step in plan)
+    assert "ix_messages_active_path" in steps
+    assert "ix_messages_active_position" not in steps
 
 
 async def test_two_lines_of_one_length_change_places_unseen_by_the_sums(
