@@ -68,10 +68,11 @@ class Searching:
         self._sealer = sealer
         self._task: asyncio.Task[SearchResult] | None = None
 
-    def begin(self, request: SearchRequest | None) -> None:
+    async def begin(self, request: SearchRequest | None) -> None:
         """Start looking; None looks for nothing."""
         if request is not None:
             self._task = asyncio.create_task(self._search.find(self._sealer, request))
+            await asyncio.sleep(0)  # the index is at it while the caller goes on
 
     async def result(self) -> SearchResult:
         """What came of it."""

@@ -217,7 +217,7 @@ class PromptBuilder:
             )
             asked = partial(ask_for, identity, before=before, budget=window.budget.retrieval)
             if scripts is None:
-                search.begin(asked(loaded))
+                await search.begin(asked(loaded))
             loaded = await loader.with_campaign(loaded)
             lines = await self._histories.read(session, loaded, window)
             chain = loaded.settings, identity.settings
@@ -230,7 +230,7 @@ class PromptBuilder:
                 if not loaded.line.strip():
                     raise EmptyMessageError("Regex scripts of yours leave nothing of it.")
                 self._messages.check_text(loaded.line)
-            search.begin(asked(loaded))
+            await search.begin(asked(loaded))
         return PromptContext(loaded=loaded, window=window, lines=lines, thoughts=thoughts)
 
     async def _retrieve(
