@@ -117,6 +117,10 @@ def _parser() -> argparse.ArgumentParser:
 
 async def _serve(settings: Settings, _: argparse.Namespace) -> int:
     gc.disable()  # until all is imported: a tenth of the start, for nothing that could be freed
+    if not settings.qdrant_url:
+        from backend.memory.index.edge_process import EngineProcess
+
+        await EngineProcess.prepare()
     from backend.app import create_app
     from backend.container import build_services
     from backend.http import Transport, observe

@@ -9,7 +9,6 @@ from litestar.params import FromPath, FromQuery, JSONBody, QueryParameter
 
 from backend.accounts.activity import ActivityLog
 from backend.accounts.identity import Identity
-from backend.characters.avatars import ImageError
 from backend.characters.cards.model import Card
 from backend.characters.cards.writer import ExportSpec
 from backend.characters.errors import (
@@ -17,6 +16,7 @@ from backend.characters.errors import (
     CardError,
     CardLimitError,
     CharacterNotFoundError,
+    ImageError,
     NoCardError,
 )
 from backend.characters.schemas import (

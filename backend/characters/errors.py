@@ -3,6 +3,7 @@
 CardError               broken, or not a card
 ├── NoCardError         a sound picture without a card in it
 └── CardLimitError      over one of the limits of `cards.limits`
+ImageError              a picture that can't be read
 
 A file over the size limit is a `TooLargeError` (413), for any upload.
 """
@@ -53,3 +54,13 @@ class CardLimitError(CardError):
     def __init__(self, detail: str, *, limit: str, allowed: int, found: int) -> None:
         super().__init__(detail, extra={"limit": limit, "allowed": allowed, "found": found})
         self.limit, self.allowed, self.found = limit, allowed, found
+
+
+class ImageError(AppError):
+    """The picture is broken, of another format than those that are read, or too large to decode.
+
+    Where the pixels were too many, the problem has `limit`, `allowed` and, below Pillow's own
+    limit, `found`.
+    """
+
+    status, slug, title = 422, "unreadable-image", "The picture could not be read"

@@ -10,7 +10,6 @@ from urllib.parse import quote
 
 import msgspec
 
-from backend.characters.avatars import as_png, placeholder_png
 from backend.characters.card_books import CardBooks, StoredBook
 from backend.characters.cards.charx import main_icon
 from backend.characters.cards.model import Card
@@ -113,6 +112,8 @@ def exported(
         is_inside = is_imported and file is None
         data = to_charx(card, source, picture=None if is_inside else picture, assets=assets)
         return ExportedFile(data, "application/zip", card.name, "charx")
+    from backend.characters.pictures import placeholder_png  # noqa: PLC0415  # with Pillow
+
     picture = picture or placeholder_png(card.name)
     if file is None:
         data = to_png(card, source, picture)
@@ -126,6 +127,8 @@ def _picture(sealer: Sealer, stored: StoredPicture | None, came: bytes | None) -
     """A picture as a PNG: just as it came, where it came in that format."""
     if stored is None:
         return None
+    from backend.characters.pictures import as_png  # noqa: PLC0415  # with Pillow
+
     if came is None:
         return as_png(sealer.open_bytes(AVATAR_IMAGE, stored.id, stored.sealed))
     return without_texts(came) if came.startswith(SIGNATURE) else as_png(came)

@@ -11,13 +11,14 @@ from uuid import UUID
 
 import msgspec
 
-from backend.characters.avatars import ImageError, sealed_avatar
+from backend.characters.avatars import sealed_avatar
 from backend.characters.card_books import CardBooks, ReadyBook, StoredBook
 from backend.characters.cards.codec import without
 from backend.characters.cards.model import Asset, Card
 from backend.characters.cards.reader import read_card
 from backend.characters.cards.text import parse_json
 from backend.characters.cards.versions import normalise
+from backend.characters.errors import ImageError
 from backend.characters.greetings import check_greetings
 from backend.characters.models import (
     ASSET_DATA,

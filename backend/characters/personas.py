@@ -9,8 +9,8 @@ from litestar.params import FromPath, FromQuery, JSONBody
 
 from backend.accounts.identity import Identity
 from backend.characters import repository
-from backend.characters.avatars import AvatarService, ImageError
-from backend.characters.errors import AvatarNotFoundError, PersonaNotFoundError
+from backend.characters.avatars import AvatarService
+from backend.characters.errors import AvatarNotFoundError, ImageError, PersonaNotFoundError
 from backend.characters.models import Avatar, Persona, open_persona, seal_persona
 from backend.characters.schemas import AvatarSize, PersonaFields, PersonaView
 from backend.characters.uploads import MAX_UPLOAD_BYTES, ImageOperation, picture_answer, read_image

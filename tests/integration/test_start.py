@@ -26,7 +26,7 @@ sys.exit(failed)
 LATER = {
     *("alembic", "anthropic", "google.genai", "openai", "splintr", "tiktoken"),
     *("fastembed", "huggingface_hub", "onnxruntime", "qdrant_client", "qdrant_edge"),
-    *("httpx2", "markdown_it", "minify_html", "pygments", "rich", "segno"),
+    *("PIL", "httpx2", "markdown_it", "minify_html", "pygments", "rich", "segno"),
 }
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from functools import cache
 from typing import Any
 from uuid import UUID
 
@@ -17,7 +18,7 @@ from sqlalchemy import delete, select, update
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from backend.database.base import chunks, new_id, now
+from backend.database.base import chunks, new_id, now, table_of
 from backend.memory.embedding.protocol import EmbedderSpec, Floats, Task
 from backend.memory.models import EMBEDDING_VECTOR, Embedding
 from backend.vault.sealing import SealBrokenError, Sealer, digest
@@ -88,12 +89,17 @@ async def store(session: AsyncSession, sealer: Sealer, vectors: Mapping[bytes, F
     if not vectors:
         return
     rows = [_row(sealer, key, vector) for key, vector in vectors.items()]
-    dialect = postgresql if session.get_bind().dialect.name == "postgresql" else sqlite
-    statement = dialect.insert(Embedding).on_conflict_do_nothing(
-        index_elements=["user_id", "digest"]
-    )
+    statement = _insert(session.get_bind().dialect.name)
     for some in chunks(rows, _CHUNK):
         await session.execute(statement, some)
+
+
+@cache
+def _insert(dialect: str) -> Any:
+    """Vectors, but for those of texts that have one."""
+    insert = (postgresql if dialect == "postgresql" else sqlite).insert
+    statement = insert(table_of(Embedding))
+    return statement.on_conflict_do_nothing(index_elements=["user_id", "digest"])
 
 
 async def tidy(session: AsyncSession, sealer: Sealer, found: CachedVectors) -> None:

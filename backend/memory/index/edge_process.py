@@ -6,7 +6,7 @@ import asyncio
 import pickle
 import sys
 from itertools import count
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 from backend.logs import get_logger
 from backend.memory.index.edge_messages import HEAD, Outcome, framed
@@ -28,6 +28,8 @@ class EngineError(Exception):
 class EngineProcess:
     """One running engine. Calls may be made side by side, all of them from one event loop."""
 
+    _prepared: ClassVar[EngineProcess | None] = None
+
     def __init__(self, process: asyncio.subprocess.Process) -> None:
         if process.stdin is None or process.stdout is None:
             raise RuntimeError("Pipes were asked for.")
@@ -38,8 +40,19 @@ class EngineProcess:
         self._reading = asyncio.create_task(self._read())
 
     @classmethod
-    async def start(cls) -> Self:
-        """Start one, with an empty environment: no key and no password gets there."""
+    async def prepare(cls) -> None:
+        """Start the one that the next `start` gives: it comes up while other things are done."""
+        EngineProcess._prepared = await cls._started()
+
+    @classmethod
+    async def start(cls) -> EngineProcess:
+        """One that runs."""
+        prepared, EngineProcess._prepared = EngineProcess._prepared, None
+        return prepared if prepared and not prepared.is_gone else await cls._started()
+
+    @classmethod
+    async def _started(cls) -> Self:
+        """A new one, with an empty environment: no key and no password gets there."""
         return cls(
             await asyncio.create_subprocess_exec(
                 sys.executable,

@@ -19,12 +19,14 @@ import qdrant_edge as engine  # noqa: TID251  to look at what it keeps
 
 from backend.memory.index.edge import EdgeIndex, open_edge
 from backend.memory.index.edge_engine import FORMAT
+from backend.memory.index.edge_process import EngineProcess
 from backend.memory.index.protocol import IndexUnavailableError, Payload, Point, point_id
 from backend.memory.terms import document_terms, sparse_vector
 from backend.vault.blinding import Blinder
 from backend.vault.sealing import Sealer
 from scripts._canary import disguises, sightings_in
 from tests.support.points import DIMENSION, point, query, scope, terms, unit
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.anyio
 
@@ -202,6 +204,29 @@ async def test_an_engine_does_without_what_only_the_server_needs(tmp_path: Path)
     assert "qdrant_edge" in mapped
     for library in ("numpy", "msgspec", "sqlalchemy"):
         assert library not in mapped
+
+
+async def test_an_index_takes_the_engine_that_was_prepared(tmp_path: Path) -> None:
+    await EngineProcess.prepare()
+    [prepared] = engines()
+    index = await open_edge(tmp_path, "tales", DIMENSION)
+    assert engines() == [prepared]
+    other = await open_edge(tmp_path, "others", DIMENSION)
+    assert len(engines()) == 2
+    await index.aclose()
+    await other.aclose()
+
+    await EngineProcess.prepare()
+    [killed] = engines()
+    os.kill(killed, signal.SIGKILL)
+
+    async def is_gone() -> bool:
+        return EngineProcess._prepared is None or EngineProcess._prepared.is_gone
+
+    await until(is_gone)
+    index = await open_edge(tmp_path, "tales", DIMENSION)
+    await index.ping()
+    await index.aclose()
 
 
 async def test_an_engine_that_is_killed_is_started_again_and_nothing_is_lost(

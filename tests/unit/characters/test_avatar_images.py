@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 from PIL import Image
 
-from backend.characters.avatars import ImageError, as_png, placeholder_png, reencode_avatar
 from backend.characters.cards import png
 from backend.characters.cards.limits import MAX_FILE_BYTES
+from backend.characters.errors import ImageError
+from backend.characters.pictures import as_png, placeholder_png, reencode_avatar
 from backend.errors import TooLargeError
 
 RED, BLUE = (200, 30, 30), (30, 30, 200)

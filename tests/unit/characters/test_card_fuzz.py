@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from backend.characters.avatars import reencode_avatar
 from backend.characters.cards.charx import unpack
 from backend.characters.cards.reader import read_card
 from backend.characters.cards.writer import to_json
+from backend.characters.pictures import reencode_avatar
 from backend.errors import AppError
 
 CARDS = Path(__file__).parents[2] / "fixtures" / "cards"

@@ -12,12 +12,12 @@ import pytest
 from hypothesis import given, reject, settings
 from hypothesis import strategies as st
 
-from backend.characters.avatars import placeholder_png
 from backend.characters.cards import png
 from backend.characters.cards.model import Asset, Card, CardAsset
 from backend.characters.cards.reader import read_card
 from backend.characters.cards.writer import ExportSpec, to_charx, to_json, to_png
 from backend.characters.errors import CardError, CardLimitError
+from backend.characters.pictures import placeholder_png
 
 PICTURE = placeholder_png("Magda")
 
