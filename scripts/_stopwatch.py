@@ -84,15 +84,17 @@ async def time_turns(
     turns: int,
     texts: Sequence[str] = (),
     settle: Callable[[], Awaitable[None]] | None = None,
+    warm_up: int = WARM_UP,
 ) -> Timed:
     """Milliseconds from writing each request to the model's being called.
 
     A plain socket, so that no client's work is measured. What is said are the `texts`, if any.
-    Between two turns there are 20 ms, and whatever `settle` waits for.
+    Between two turns there are 20 ms, and whatever `settle` waits for. The first `warm_up` turns
+    do not count.
     """
     timed = Timed()
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
-    for number in range(turns + WARM_UP):
+    for number in range(turns + warm_up):
         text = texts[number % len(texts)] if texts else f"What do we do now? ({number})"
         body = json.dumps({"text": text}).encode()
         head = (
@@ -106,7 +108,7 @@ async def time_turns(
         answer = await reader.readuntil(b"0\r\n\r\n")
         if b"turn.completed" not in answer:
             raise SystemExit(answer.decode())
-        if number >= WARM_UP:  # the first ones warm caches and connections up
+        if number >= warm_up:  # the first ones warm caches and connections up
             timed.times.append((model.called_at - started) * 1000)
             timed.starts.append(started)
             timed.replies += re.findall(r'"message_id":"([0-9a-f-]+)"', answer.decode())[-1:]

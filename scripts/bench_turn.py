@@ -329,6 +329,7 @@ async def bench_streams(url: str, folder: Path, streams: int, seconds: float) ->
         "TALEKEEPER_DATA_DIR": str(folder),
         "TALEKEEPER_REGISTRATION": "open",
         "TALEKEEPER_MAX_TURNS_PER_USER": "1000",
+        "TALEKEEPER_MAX_STREAMS_PER_USER": "1000",
         "TALEKEEPER_DEMO_TOKENS_PER_SECOND": str(pace),
         "TALEKEEPER_LOG_LEVEL": "error",
     }
