@@ -27,6 +27,9 @@ PIPELINED = 16
 LINGER_SECONDS = 10.0
 """Seconds in which the rest of a body is taken after its request was answered."""
 
+LATE_SECONDS = 0.2
+"""Between two looks for connections that came while the server stopped."""
+
 _TIMED_OUT = b"HTTP/1.1 408 Request Timeout\r\nconnection: close\r\ncontent-length: 0\r\n\r\n"
 _TOO_LARGE = (
     b"HTTP/1.1 431 Request Header Fields Too Large\r\n"
@@ -191,7 +194,21 @@ class Server(uvicorn.Server):
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Stop listening, end every turn, let the answers go out, and close the application."""
         self._jobs.close()
-        await asyncio.gather(super().shutdown(sockets), self._turns.close())
+        closing = asyncio.create_task(self._close_late_connections())
+        try:
+            await asyncio.gather(super().shutdown(sockets), self._turns.close())
+        finally:
+            closing.cancel()
+
+    async def _close_late_connections(self) -> None:
+        """Close, after their answers, connections that were accepted as listening ended.
+
+        Uvicorn tells those that it knows once, and waits for all.
+        """
+        while True:
+            await asyncio.sleep(LATE_SECONDS)
+            for connection in list(self.server_state.connections):
+                connection.shutdown()
 
     @contextlib.contextmanager
     def capture_signals(self) -> Generator[None]:
