@@ -1,4 +1,4 @@
-"""The pictures of characters and of personas: encoded anew, sealed, one each at most.
+"""The pictures of characters and of personas: encoded again, sealed, one each at most.
 
 What is shown was written by `pictures`: no metadata, no trailing bytes, nothing of the file that
 came in but its pixels.
@@ -117,7 +117,7 @@ def sealed_avatar(
 
     Raises `ImageError`, `TooLargeError`.
     """
-    from backend.characters.pictures import reencode_avatar  # noqa: PLC0415  # with Pillow
+    from backend.characters.pictures import reencode_avatar  # noqa: PLC0415  # imports Pillow
 
     picture = reencode_avatar(data)
     avatar_id = new_id()

@@ -112,7 +112,7 @@ def exported(
         is_inside = is_imported and file is None
         data = to_charx(card, source, picture=None if is_inside else picture, assets=assets)
         return ExportedFile(data, "application/zip", card.name, "charx")
-    from backend.characters.pictures import placeholder_png  # noqa: PLC0415  # with Pillow
+    from backend.characters.pictures import placeholder_png  # noqa: PLC0415  # imports Pillow
 
     picture = picture or placeholder_png(card.name)
     if file is None:
@@ -127,7 +127,7 @@ def _picture(sealer: Sealer, stored: StoredPicture | None, came: bytes | None) -
     """A picture as a PNG: just as it came, where it came in that format."""
     if stored is None:
         return None
-    from backend.characters.pictures import as_png  # noqa: PLC0415  # with Pillow
+    from backend.characters.pictures import as_png  # noqa: PLC0415  # imports Pillow
 
     if came is None:
         return as_png(sealer.open_bytes(AVATAR_IMAGE, stored.id, stored.sealed))

@@ -1,4 +1,4 @@
-"""Pictures, encoded anew: nothing is left of a file that came in but its pixels.
+"""Pictures, encoded again: of a file that came in only the pixels are kept.
 
 Imported when there is a picture to work on: Pillow is 10 ms of a start.
 """

@@ -302,12 +302,11 @@ _BEHIND = and_(
 
 
 def _lines(*columns: InstrumentedAttribute[Any]) -> Select[*tuple[Any, ...]]:
-    # With `+ 0` no index on the position is used: PostgreSQL read all of the path by it.
-    is_above = Message.position + 0 <= bindparam("to_position")
+    # `+ 0` keeps PostgreSQL from reading all of the path by the index on positions.
     # Without a type SQLAlchemy hands on what the driver gives, untouched.
     return (
         select(*(type_coerce(column, NullType()) for column in columns))
-        .where(_BEHIND, is_above, ~Message.hidden)
+        .where(_BEHIND, Message.position + 0 <= bindparam("to_position"), ~Message.hidden)
         .order_by(Message.path_tokens)
     )
 

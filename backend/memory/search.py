@@ -72,7 +72,7 @@ class Searching:
         """Start looking; None looks for nothing."""
         if request is not None:
             self._task = asyncio.create_task(self._search.find(self._sealer, request))
-            await asyncio.sleep(0)  # the index is at it while the caller goes on
+            await asyncio.sleep(0)  # it begins now: on SQLite the caller may read on for long
 
     async def result(self) -> SearchResult:
         """What came of it."""
