@@ -45,7 +45,7 @@ from backend.chats.drafts import place_in_scene
 from backend.chats.models import Message
 from backend.cpu_pool import CpuPool
 from backend.logs import configure_logging
-from backend.memory import mmr, parsed_query, ranking
+from backend.memory import features, mmr, parsed_query, ranking, signals
 from backend.memory.collections import Collections
 from backend.memory.diversity import SCENE, breadth, diversified, over_scenes
 from backend.memory.documents import (
@@ -64,8 +64,9 @@ from backend.memory.index.protocol import Point, Query, Scope, ScopePart, Vector
 from backend.memory.nearest import deeper, nearest, split, with_nearest
 from backend.memory.placement import Placement
 from backend.memory.points import Attempt, Blinders, PointMaker, speaker_id
-from backend.memory.ranking import Candidate, Found, Weights
+from backend.memory.ranking import Weights
 from backend.memory.search import MemorySearch
+from backend.memory.signals import Candidate, Found
 from backend.memory.terms import blinded, query_terms
 from backend.memory.thresholds import RankingThresholds, relevant
 from backend.turns.retrieval import MAX_ITEMS, MAX_SHORT_ITEMS, ROOM
@@ -394,7 +395,7 @@ def fit(training: Sequence[Searched], *, steps: int = 400, ridge: float = 1e-3) 
     tables = [each for each in tables if each[1].any()]
     most = max(len(table) for table, _, _ in tables)
     counts = np.array([says for _, _, says in tables])
-    count = len(ranking.FEATURES)
+    count = len(features.FEATURES)
     values = np.zeros((len(tables), most, count))
     is_there = np.zeros((len(tables), most), dtype=bool)
     target = np.zeros((len(tables), most))
@@ -413,23 +414,15 @@ def fit(training: Sequence[Searched], *, steps: int = 400, ridge: float = 1e-3) 
         square = 0.99 * square + 0.01 * gradient**2
         rate = np.sqrt(square / (1 - 0.99**step)) + 1e-8
         weights -= 0.05 * (mean / (1 - 0.9**step)) / rate
-    weights /= weights[: len(ranking.SIGNALS) + 1].sum()
-    chosen = {name: round(float(w), 3) for name, w in zip(ranking.FEATURES, weights, strict=True)}
+    weights /= weights[: len(signals.SIGNALS) + 1].sum()
+    chosen = {name: round(float(w), 3) for name, w in zip(features.FEATURES, weights, strict=True)}
     return replace(Weights(), **chosen)
 
 
 def _table(searched: Searched) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
-    hits = ranking.points(searched.found)
-    lines = [hit.payload for hit in hits]
-    table = ranking.features(
-        searched.found,
-        lines,
-        {hit.id.int: row for row, hit in enumerate(hits)},
-        speakers=searched.speakers,
-        spans=searched.reading.spans,
-    )
+    seen = features.Seen(searched.found, speakers=searched.speakers, spans=searched.reading.spans)
     gold = searched.question.gold
-    return ranking.curved(table), np.array([line.source_id in gold for line in lines])
+    return ranking.curved(seen.table), np.array([line.source_id in gold for line in seen.lines])
 
 
 def recalls(

@@ -52,8 +52,8 @@ from backend.memory.index.edge import open_edge
 from backend.memory.index.protocol import ScopePart
 from backend.memory.nearest import with_nearest
 from backend.memory.points import Blinders, PointMaker
-from backend.memory.ranking import Candidate
 from backend.memory.search import MemorySearch
+from backend.memory.signals import Candidate
 from backend.memory.terms import query_terms
 from backend.turns.retrieval import MAX_ITEMS, MAX_SHORT_ITEMS, ROOM
 from backend.vault.sealing import Sealer

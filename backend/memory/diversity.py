@@ -16,7 +16,7 @@ from uuid import UUID
 
 from msgspec import structs
 
-from backend.memory.ranking import Candidate
+from backend.memory.signals import Candidate
 from backend.memory.terms import query_terms
 
 LONGEST = 200

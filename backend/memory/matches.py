@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from msgspec import structs
 
-from backend.memory.ranking import Candidate, Found, Signal
+from backend.memory.signals import Candidate, Found, Signal
 from backend.memory.spans import Span
 from backend.memory.terms import query_terms, shared_words
 from backend.memory.thresholds import RankingThresholds
@@ -44,7 +44,7 @@ class MatchScale:
 
     def reason(self, candidate: Candidate, rank: int) -> Reason:
         """Why a candidate was found: its meaning is near, or it has the words."""
-        dense, sparse = self.enough.shares(candidate.signals)
+        dense, sparse = self.enough.shares(candidate)
         kind: ReasonKind = "semantic" if dense > 0 and dense >= sparse else "words"
         score = round(candidate.score, 4)
         return Reason(kind, score=score, rank=rank, signals=self._matches(candidate))

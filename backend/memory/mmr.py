@@ -11,7 +11,7 @@ from uuid import UUID
 import numpy as np
 
 from backend.memory.index.protocol import Floats
-from backend.memory.ranking import Candidate
+from backend.memory.signals import Candidate
 
 SAME = 0.95
 """Cosine from which two texts say the same: the lower one is left out."""

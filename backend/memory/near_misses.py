@@ -15,7 +15,7 @@ from backend.database.engine import Database
 from backend.memory.findings import Memory, SearchResult
 from backend.memory.index.protocol import Floats, Kind, Payload
 from backend.memory.mmr import SAME
-from backend.memory.ranking import Candidate
+from backend.memory.signals import Candidate
 from backend.memory.sources import Recalled, Source
 from backend.reasons import Reason, ReasonKind
 from backend.vault.sealing import Sealer
@@ -68,15 +68,18 @@ def _not_brought_up(result: SearchResult, taken: Mapping[int, int]) -> list[Near
     usual: ReasonKind = "max_items" if is_full else "not_current"
     counts = Counter[str]()
     found: list[NearMiss] = []
+    left = len(vectors)
     for each in result.candidates:
-        if len(found) == MOST:
-            break
-        vector = vectors.get(each.id)
         # Those without a vector have the usual reason: hundreds, of which a few are told.
-        is_told = vector is not None or counts[usual] < MOST_ALIKE
-        if not is_told or each.payload.source_id.int in taken:
+        is_enough = counts[usual] >= MOST_ALIKE
+        if len(found) == MOST or (is_enough and not left):
+            break
+        vector = vectors.get(each.id) if left else None
+        if vector is not None:
+            left -= 1
+        if (vector is None and is_enough) or each.payload.source_id.int in taken:
             continue
-        if sum(result.scale.enough.shares(each.signals)) < CLOSE:
+        if sum(result.scale.enough.shares(each)) < CLOSE:
             continue
         cosines = table @ vector if vector is not None and chosen else _NONE
         if cosines.max(initial=0.0) >= SAME:
@@ -117,7 +120,7 @@ def _not_near(candidate: Candidate, result: SearchResult) -> Reason:
     if least.lore is not None and candidate.payload.kind == "lore":
         share = max(0.0, candidate.signals.get("dense", 0.0)) / least.lore
     else:
-        share = sum(least.shares(candidate.signals))
+        share = sum(least.shares(candidate))
         if not result.by_meaning:  # words have to do alone what they do half of otherwise
             share *= 2
         # Enough by itself, where nothing reaches what one at least must.

@@ -11,8 +11,12 @@ from collections.abc import Collection, Sequence
 from dataclasses import replace
 from itertools import zip_longest
 
+import numpy as np
+
+from backend.memory.features import Seen
 from backend.memory.index.protocol import Hit, Query
-from backend.memory.ranking import DENSE_SIGNALS, Candidate, Found, Signal, gather, rank
+from backend.memory.ranking import meanings
+from backend.memory.signals import DENSE_SIGNALS, Candidate, Found, Signal, gather
 from backend.memory.spans import Span
 from backend.memory.thresholds import RankingThresholds
 
@@ -67,6 +71,7 @@ def nearest(
     ranked: Sequence[Candidate] = (),
     speakers: Collection[int] = (),
     spans: Sequence[Span] = (),
+    most: int | None = None,
 ) -> list[Candidate]:
     """Lines that are near by their meaning, whatever their words.
 
@@ -74,8 +79,9 @@ def nearest(
         deep: Hits of lines by their vectors.
         least: What is near enough by itself.
         ranked: Candidates of the whole search: those among them come back as they are there.
-        speakers: As for `rank`.
-        spans: As for `rank`.
+        speakers: As for `Seen`.
+        spans: As for `Seen`.
+        most: How many come back at most; None for all.
 
     Returns:
         Those of `HALF_NEAR` or more, the nearest first. None where no line is near enough by its
@@ -83,16 +89,15 @@ def nearest(
     """
     if least.dense <= least.unrelated:
         return []
-    shares = [
-        (each, least.shares(each.signals)[0])
-        for each in rank(deep, speakers=speakers, spans=spans)
-        if each.payload.kind == "message"
-    ]
-    if max((share for _, share in shares), default=0.0) < 1:
+    seen = Seen(deep, speakers=speakers, spans=spans)
+    shares = (seen.cosines - least.unrelated) / (least.dense - least.unrelated)
+    shares[[line.kind != "message" for line in seen.lines]] = 0.0
+    if shares.max(initial=0.0) < 1:
         return []
-    near = sorted(
-        (each for each, share in shares if share >= HALF_NEAR), key=lambda each: -each.meaning
-    )
+    meant = meanings(seen)
+    order = np.argsort(-meant, kind="stable")
+    order = order[shares[order] >= HALF_NEAR]
+    near = seen.candidates(order.tolist(), meant.tolist(), meant.tolist(), most=most)
     known = {each.payload.source_id.int: each for each in ranked}
     return [known.get(each.payload.source_id.int, each) for each in near]
 

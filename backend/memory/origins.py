@@ -14,7 +14,7 @@ from uuid import UUID
 from msgspec import structs
 
 from backend.memory.index.protocol import Kind, Payload, ScopePart, point_id
-from backend.memory.ranking import Candidate
+from backend.memory.signals import Candidate
 from backend.memory.sources import Origin, Recalled
 
 LIFT = 0.3
@@ -45,27 +45,33 @@ def joined(
 
     O(n log n) time and memory.
     """
+    # Rows by the numbers of their ids: a UUID computes its hash in Python.
+    origins = {
+        row_id.int: [origin for origin in row.origins if _is_in(origin, parts)]
+        for row_id, row in recalled.items()
+        if row.origins
+    }
     best = max((each.score for each in candidates), default=0.0)
-    if best <= 0 or (kinds and "message" not in kinds):
+    if not origins or best <= 0 or (kinds and "message" not in kinds):
         return list(candidates)
     lowest = min(each.score for each in candidates)
-    rows = {each.payload.source_id for each in candidates}
-    shares: dict[UUID, float] = {}
-    lines: dict[UUID, Candidate] = {}
+    rows = {each.payload.source_id.int for each in candidates}
+    shares: dict[int, float] = {}
+    lines: dict[int, Candidate] = {}
     for each in candidates:
-        row = recalled.get(each.payload.source_id)
-        origins = [origin for origin in row.origins if _is_in(origin, parts)] if row else []
-        if len(origins) > MOST:
+        own = origins.get(each.payload.source_id.int, ())
+        if len(own) > MOST:
             continue
         share = max(0.0, each.score / best)
-        for origin in origins:
-            if origin.message_id in rows:
-                shares.setdefault(origin.message_id, share)
+        for origin in own:
+            number = origin.message_id.int
+            if number in rows:
+                shares.setdefault(number, share)
             else:
-                lines.setdefault(origin.message_id, _line(origin, each, lowest, share))
+                lines.setdefault(number, _line(origin, each, lowest, share))
     lifted = [
         structs.replace(each, score=each.score + LIFT * share, joined=share)
-        if (share := shares.get(each.payload.source_id, 0.0))
+        if (share := shares.get(each.payload.source_id.int, 0.0))
         else each
         for each in candidates
     ]

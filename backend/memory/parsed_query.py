@@ -1,7 +1,7 @@
 """What is asked for, read out of the text that asks, and the queries that go to the index.
 
 Pure. What of it helps, and how much: docs/retrieval.md. The sequence of a search stands at the head
-of `ranking`.
+of `search`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from backend.memory.index.protocol import (
     VectorName,
 )
 from backend.memory.query_words import asks_for_new, folded, words_for
-from backend.memory.ranking import Signal
+from backend.memory.signals import Signal
 from backend.memory.spans import Span, spans_in
 from backend.memory.terms import COMMON_WORDS, DEFAULT_LANGUAGE, blinded, languages_of, query_terms
 from backend.vault.blinding import Blinder

@@ -46,7 +46,7 @@ from backend.memory.origins import joined
 from backend.memory.own_models import OwnModels
 from backend.memory.points import Blinders, speaker_id
 from backend.memory.query_vectors import embedded, query_embedder
-from backend.memory.ranking import Candidate
+from backend.memory.signals import Candidate
 from backend.memory.sources import Recalled, Source
 from backend.memory.thresholds import MANY, for_corpus, relevant, thresholds
 from backend.vault.sealing import Sealer
@@ -158,7 +158,6 @@ class MemorySearch:
         asked = deeper(queries) if request.room else [query for _, query in queries]
         found, deep = split(queries, await index.search(asked))
         speakers = {speaker_id(name, blinder): name for name in parsed.names}
-        near = partial(nearest, deep, speakers=speakers, spans=parsed.spans)
         ranked = ranking.rank(
             found, speakers=speakers, spans=parsed.spans, wants_recent=parsed.wants_recent
         )
@@ -176,7 +175,16 @@ class MemorySearch:
         if vector is not None:
             vectors.ask(index, [each.id for each in kept[: request.limit]])
             await asyncio.sleep(0)  # the index is at it while this goes on
-        lines = near(least, ranked=ranked)[: request.most] if request.room else []
+        lines: list[Candidate] = []
+        if request.room:
+            lines = nearest(
+                deep,
+                least,
+                ranked=ranked,
+                speakers=speakers,
+                spans=parsed.spans,
+                most=request.most,
+            )
         scale = MatchScale(
             enough=enough, speakers=speakers, spans=parsed.spans, scenes=scene_strengths(found)
         )
@@ -276,7 +284,8 @@ async def _brought_up(
     lines = [each for each in candidates if each.joined and each.payload.source_id not in found]
     if lines:
         found |= (await recalled(request, lines))[0]
-    active = [each for each in candidates if each.payload.source_id in found]
+    there = {row_id.int for row_id in found}  # a UUID computes its hash in Python
+    active = [each for each in candidates if each.payload.source_id.int in there]
     active = diversified(active, result.breadth)
     chosen = mmr.select(active, await result.vectors.arrived(), count=request.limit)
     near, wider = result.near, replace(request, limit=request.most)

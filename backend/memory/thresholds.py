@@ -7,11 +7,13 @@ whatever was asked. Chosen on data: docs/retrieval.md.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+import numpy as np
+
 from backend.memory.embedding.cosines import MINILM, ModelCosines
-from backend.memory.ranking import DENSE_SIGNALS, SPARSE_SIGNALS, Candidate, Signal
+from backend.memory.signals import Candidate
 
 MOST_TERMS = 30.0
 """BM25 of a text that says everything which is asked for, and little else."""
@@ -43,16 +45,10 @@ class RankingThresholds:
     lore: float | None = None
     unrelated: float = MINILM.unrelated
 
-    def shares(self, signals: Mapping[Signal, float]) -> tuple[float, float]:
+    def shares(self, candidate: Candidate) -> tuple[float, float]:
         """How much of what is enough a memory has, by meaning and by words."""
-        # Asked for each candidate, of which there are hundreds: a generator takes twice the time.
-        dense, sparse = self.unrelated, 0.0
-        for name, score in signals.items():
-            if name in DENSE_SIGNALS:
-                dense = max(dense, score)
-            elif name in SPARSE_SIGNALS:
-                sparse = max(sparse, score)
-        return (dense - self.unrelated) / (self.dense - self.unrelated), sparse / self.sparse
+        near = max(0.0, candidate.cosine - self.unrelated)
+        return near / (self.dense - self.unrelated), candidate.bm25 / self.sparse
 
 
 def thresholds(
@@ -105,13 +101,15 @@ def relevant(ranked: Sequence[Candidate], least: RankingThresholds) -> list[Cand
 def _near(ranked: Sequence[Candidate], least: RankingThresholds) -> list[Candidate]:
     if least.dense <= least.unrelated or least.sparse <= 0:
         return list(ranked)
-    shares = [sum(least.shares(candidate.signals)) for candidate in ranked]
+    cosines = np.array([candidate.cosine for candidate in ranked])
+    shares = np.maximum(0.0, cosines - least.unrelated) / (least.dense - least.unrelated)
+    shares += np.array([candidate.bm25 for candidate in ranked]) / least.sparse
     if not any("dense" in candidate.signals for candidate in ranked):
         # Without an embedder words have to do alone what they do half of otherwise.
-        shares = [2 * share for share in shares]
-    if max(shares, default=0.0) < least.best:
+        shares *= 2
+    if shares.max(initial=0.0) < least.best:
         return []
-    return [each for each, share in zip(ranked, shares, strict=True) if share >= 1]
+    return [each for each, is_near in zip(ranked, (shares >= 1).tolist(), strict=True) if is_near]
 
 
 def _rarest(points: int) -> float:

@@ -21,7 +21,8 @@ from backend.memory.index.protocol import (
     VectorIndex,
     point_id,
 )
-from backend.memory.ranking import SIGNALS, Signal, gather, rank
+from backend.memory.ranking import rank
+from backend.memory.signals import SIGNALS, Signal, gather
 from tests.support.points import DIMENSION, point, query, scope, terms, unit
 
 pytestmark = pytest.mark.anyio

@@ -11,8 +11,8 @@ import pytest
 from backend.memory.diversity import SCENE, breadth, diversified, over_scenes
 from backend.memory.findings import SearchRequest, SearchResult
 from backend.memory.index.protocol import Kind, Payload
-from backend.memory.ranking import Candidate
 from backend.memory.search import MemorySearch
+from backend.memory.signals import Candidate
 from backend.memory.sources import Recalled
 
 CHAT = uuid4()

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from backend.memory import mmr
 from backend.memory.index.protocol import Floats, Payload
-from backend.memory.ranking import Candidate
+from backend.memory.signals import Candidate
 
 
 def candidate(score: float) -> Candidate:

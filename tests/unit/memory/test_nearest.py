@@ -16,7 +16,8 @@ from backend.memory.nearest import (
     split,
     with_nearest,
 )
-from backend.memory.ranking import Candidate, Found, Signal, gather, rank
+from backend.memory.ranking import rank
+from backend.memory.signals import Candidate, Found, Signal, gather
 from backend.memory.thresholds import RankingThresholds, relevant
 from tests.unit.memory.test_ranking import CHAT, OWNER, hit
 
@@ -31,7 +32,13 @@ def candidate(
     )
     signals: dict[Signal, float] = {"dense": cosine, "sparse": terms}
     return Candidate(
-        id=uuid5(OWNER, name), payload=payload, score=terms, signals=signals, meaning=cosine
+        id=uuid5(OWNER, name),
+        payload=payload,
+        score=terms,
+        signals=signals,
+        cosine=cosine,
+        bm25=terms,
+        meaning=cosine,
     )
 
 

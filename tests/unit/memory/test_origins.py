@@ -4,7 +4,7 @@ from uuid import UUID, uuid4
 
 from backend.memory.index.protocol import Kind, Payload, ScopePart, point_id
 from backend.memory.origins import LIFT, MOST, joined
-from backend.memory.ranking import Candidate
+from backend.memory.signals import Candidate
 from backend.memory.sources import Origin, Recalled
 
 OWNER, CHAT = uuid4(), uuid4()

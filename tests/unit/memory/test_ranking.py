@@ -12,19 +12,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from backend.memory.embedding.cosines import MINILM, ModelCosines, cosines_of
+from backend.memory.features import FEATURES, FEW, Seen, points
 from backend.memory.index.protocol import Hit, Kind, Payload, point_id
 from backend.memory.matches import MatchScale, SharedWords, scene_strengths
-from backend.memory.ranking import (
-    FEATURES,
-    FEW,
+from backend.memory.ranking import Weights, rank
+from backend.memory.signals import (
+    DENSE_SIGNALS,
     SIGNALS,
+    SPARSE_SIGNALS,
     Candidate,
     Signal,
-    Weights,
-    features,
     gather,
-    points,
-    rank,
 )
 from backend.memory.thresholds import (
     MANY,
@@ -220,7 +218,14 @@ def test_answers_of_one_signal_come_together() -> None:
 def candidate(name: str, **signals: float) -> Candidate:
     one = hit(name, 0)
     known: dict[Signal, float] = {each: signals[each] for each in SIGNALS if each in signals}
-    return Candidate(id=one.id, payload=one.payload, score=0.5, signals=known)
+    return Candidate(
+        id=one.id,
+        payload=one.payload,
+        score=0.5,
+        signals=known,
+        cosine=max((known[each] for each in DENSE_SIGNALS if each in known), default=-1.0),
+        bm25=max((known[each] for each in SPARSE_SIGNALS if each in known), default=0.0),
+    )
 
 
 LEAST = RankingThresholds(dense=0.4, sparse=10, best=1)
@@ -404,13 +409,7 @@ def test_what_is_weighed_is_what_was_found_hit_by_hit(seed: int) -> None:
         hit(f"s{n}", draw.random(), kind="scene", scene=each) for n, each in enumerate(scenes)
     ]
     lines = points(found)
-    table = features(
-        found,
-        [each.payload for each in lines],
-        {each.id.int: row for row, each in enumerate(lines)},
-        speakers=[2, 1],
-        spans=[(100, 200), (150, 300)],
-    )
+    table = Seen(found, speakers=[2, 1], spans=[(100, 200), (150, 300)]).table
     assert table.shape == (len(lines), len(FEATURES))
     assert table == pytest.approx(np.array(plain_features(found, lines, named=[2, 1])), abs=1e-12)
 
