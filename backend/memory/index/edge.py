@@ -7,6 +7,7 @@ A collection's process ends with it. One that was killed is started again by the
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections.abc import AsyncIterator, Iterable, Sequence
 from pathlib import Path
@@ -38,6 +39,13 @@ _START_AGAIN_AFTER = 1.0
 """Seconds between two tries to start an engine that was killed."""
 
 _ID = 16
+
+_PAGE = 500
+_PAGE_AHEAD = 100
+"""Points whose payloads are read ahead at a time: 2 ms that a search may have to wait."""
+
+_PAUSE_AHEAD = 0.01
+"""Seconds between two of these pages."""
 
 
 async def open_edge(folder: Path, name: str, dimension: int | None) -> EdgeIndex:
@@ -78,6 +86,8 @@ class EdgeIndex:
         self._payloads = PayloadCache()
         self._writes: set[asyncio.Task[None]] = set()
         self._is_closed = False
+        self._searches = 0
+        self._ahead: dict[UUID, asyncio.Task[None]] = {}
 
     async def open(self) -> None:
         """Start the engine. Raises `IndexUnavailableError`."""
@@ -104,8 +114,13 @@ class EdgeIndex:
         if not asked:
             return [[] for _ in queries]
         writes = self._payloads.writes
-        found_hits, new = await self._call("search", [_query_message(each) for each in asked])
+        self._searches += 1
+        try:
+            found_hits, new = await self._call("search", [_query_message(each) for each in asked])
+        finally:
+            self._searches -= 1
         self._payloads.add(_decoded(new), writes=writes)
+        self._read_ahead(asked[0].scope.owner_id)
         answers = [(_numbers(ids), memoryview(scores).cast("d")) for ids, scores in found_hits]
         known = await self._known(number for numbers, _ in answers for number in numbers)
         found = iter(
@@ -139,6 +154,8 @@ class EdgeIndex:
         """Delete every point of a user's."""
         await self._call("delete", owner_id)
         self._payloads.forget(owner_id)
+        if ahead := self._ahead.pop(owner_id, None):
+            ahead.cancel()
 
     async def scan(
         self, owner_id: UUID, *, container_id: UUID | None = None
@@ -146,7 +163,9 @@ class EdgeIndex:
         """Every point of a user's, in pages, without vectors."""
         offset: Any = None
         while True:
-            page, offset = await self._call("page", owner_id, container_id, offset)
+            page, offset = await self._call(
+                "page", owner_id, container_id, offset, most=_PAGE, is_kept=False
+            )
             if page:
                 yield _decoded(page)
             if offset is None:
@@ -168,9 +187,32 @@ class EdgeIndex:
     async def aclose(self) -> None:
         """Write everything out and let go. Twice is as good as once."""
         self._is_closed = True
+        for ahead in self._ahead.values():
+            ahead.cancel()
         process, self._process = self._process, None
         if process is not None:
             await process.end()
+
+    def _read_ahead(self, owner_id: UUID) -> None:
+        """Have the payloads of a user who searches come before they are found."""
+        if owner_id not in self._ahead:
+            self._ahead[owner_id] = asyncio.create_task(self._pages_ahead(owner_id))
+
+    async def _pages_ahead(self, owner_id: UUID) -> None:
+        """Read a user's payloads while nothing is searched for, and while there is room."""
+        payloads, offset = self._payloads, None
+        with contextlib.suppress(IndexUnavailableError):  # they are read when they are found
+            while payloads is self._payloads and payloads.has_room(_PAGE_AHEAD):
+                await asyncio.sleep(_PAUSE_AHEAD)
+                if self._searches:
+                    continue
+                writes = payloads.writes
+                page, offset = await self._call(
+                    "page", owner_id, None, offset, most=_PAGE_AHEAD, is_kept=True
+                )
+                payloads.add(_decoded(page), writes=writes)
+                if offset is None:
+                    return
 
     async def _known(self, numbers: Iterable[int]) -> dict[int, Known]:
         """Points with their payloads, by the numbers of their ids."""
@@ -220,6 +262,7 @@ class EdgeIndex:
         self._next_start = time.monotonic() + _START_AGAIN_AFTER
         # Of what was being written when the last one ended nothing is known.
         self._payloads = PayloadCache()
+        self._ahead.clear()
         if self._process is not None:
             await self._process.end()
         process = await EngineProcess.start()

@@ -57,7 +57,6 @@ FORMAT = 2
 _PATIENCE = 2.0
 """Seconds to wait for a process that is ending to release the lock."""
 
-_PAGE = 500
 _MOST_OWNERS = 1_000_000
 _FLUSH_AFTER = 10_000
 """Points written after which the write-ahead log is emptied: 60 MB or so at 384 numbers."""
@@ -216,18 +215,23 @@ class Engine:
         ]
 
     def page(
-        self, owner_id: UUID, container_id: UUID | None, offset: Any
+        self, owner_id: UUID, container_id: UUID | None, offset: Any, *, most: int, is_kept: bool
     ) -> tuple[list[tuple[bytes, Any]], Any]:
-        """Some points with their payloads, and where the next page begins; None after the last."""
+        """At most so many points with their payloads, and where the next page begins.
+
+        None after the last. What the caller keeps no search tells again.
+        """
         records, following = self._shard.scroll(
             engine.ScrollRequest(
                 offset=offset,
-                limit=_PAGE,
+                limit=most,
                 filter=mapping.within(owner_id, container_id),
                 with_payload=True,
                 with_vector=False,
             )
         )
+        if is_kept:
+            self._told |= {each.id.int for each in records}
         return _payloads(records), following
 
     def owners(self, most: int = _MOST_OWNERS) -> list[str]:

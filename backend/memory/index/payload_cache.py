@@ -39,6 +39,10 @@ class PayloadCache:
         self._old: dict[int, Known] = {}
         self._ids: dict[int, UUID] = {}
 
+    def has_room(self, count: int) -> bool:
+        """Whether so many more can be kept without any of them going that were found lately."""
+        return len(self._young) + count <= self._half
+
     def get(self, ids: Iterable[int]) -> dict[int, Known]:
         """What is kept of these points."""
         found: dict[int, Known] = {}

@@ -352,6 +352,29 @@ async def test_what_is_found_stays_the_same_when_segments_are_put_in_order(
     assert [hit.score for hit in after[0]] == pytest.approx(list(exact), abs=1e-5)
 
 
+async def test_payloads_of_who_searches_are_read_before_they_are_found(tmp_path: Path) -> None:
+    index, other = await open_edge(tmp_path, "tales", DIMENSION), uuid4()
+    hers = [point(OWNER, CHAT, position=number) for number in range(250)]
+    his = [point(other, CHAT) for _ in range(5)]
+    await index.upsert([*hers, *his])
+    await index.search([query(unit(1), scope(OWNER, CHAT), limit=1)])
+    kept = index._payloads
+
+    async def all_hers() -> bool:
+        return len(kept.get(each.id.int for each in hers)) == len(hers)
+
+    await until(all_hers)
+    assert not kept.get(each.id.int for each in his)
+
+    changed = replace(hers[7], payload=msgspec.structs.replace(hers[7].payload, words=999))
+    await index.upsert([changed])
+    [hits] = await index.search([query(unit(1), scope(OWNER, CHAT), limit=250)])
+    assert {hit.id: hit.payload for hit in hits} == {
+        each.id: each.payload for each in (*hers[:7], changed, *hers[8:])
+    }
+    await index.aclose()
+
+
 async def test_nothing_of_a_user_who_is_deleted_stays_in_memory(tmp_path: Path) -> None:
     index, other = await open_edge(tmp_path, "tales", DIMENSION), uuid4()
     hers, his = [[point(owner, CHAT) for _ in range(3)] for owner in (OWNER, other)]

@@ -66,6 +66,15 @@ def test_what_was_read_before_a_write_is_not_kept_after_it() -> None:
     assert found(cache, item) == [None]
 
 
+def test_there_is_room_until_what_was_found_would_go() -> None:
+    cache = PayloadCache(8)
+    assert cache.has_room(4)
+    assert not cache.has_room(5)
+    read(cache, stored(), stored(), stored())
+    assert cache.has_room(1)
+    assert not cache.has_room(2)
+
+
 def test_a_user_is_forgotten_and_nobody_else() -> None:
     cache = PayloadCache(8)
     hers, his = [stored() for _ in range(3)], [stored(BEN) for _ in range(3)]
