@@ -18,7 +18,7 @@ import numpy as np
 
 from backend.database.base import chunks
 from backend.logs import get_logger
-from backend.memory.index.edge_messages import PointMessage, QueryMessage, SparseMessage
+from backend.memory.index.edge_messages import ID, PointMessage, QueryMessage, SparseMessage
 from backend.memory.index.edge_process import EngineError, EngineProcess
 from backend.memory.index.payload_cache import Known, PayloadCache
 from backend.memory.index.protocol import (
@@ -37,8 +37,6 @@ log = get_logger(__name__)
 _BATCH = 32
 _START_AGAIN_AFTER = 1.0
 """Seconds between two tries to start an engine that was killed."""
-
-_ID = 16
 
 _PAGE = 500
 _PAGE_AHEAD = 100
@@ -318,4 +316,4 @@ def _decoded(points: Iterable[tuple[bytes, Any]]) -> list[Known]:
 
 def _numbers(ids: bytes) -> list[int]:
     """The numbers of ids, which stand one behind the other."""
-    return [int.from_bytes(ids[at : at + _ID]) for at in range(0, len(ids), _ID)]
+    return [int.from_bytes(ids[at : at + ID]) for at in range(0, len(ids), ID)]

@@ -41,6 +41,7 @@ import qdrant_edge as engine  # noqa: TID251  this is its adapter
 from backend.memory.index import edge_mapping as mapping
 from backend.memory.index.edge_messages import (
     HEAD,
+    ID,
     PAYLOADS_KEPT,
     Outcome,
     PointMessage,
@@ -181,20 +182,19 @@ class Engine:
         )
         answers = self._shard.query_batch(batch)
         # Each look at an `id` makes a UUID of it.
-        ids = [[hit.id for hit in hits] for hits in answers]
-        found = {each.int: each for some in ids for each in some}
+        ids = [[hit.id.int for hit in hits] for hits in answers]
         if len(self._told) > PAYLOADS_KEPT:
             self._told.clear()
-        new = found.keys() - self._told
+        new = set[int]().union(*ids) - self._told
         self._told |= new
         hits = [
             (
-                b"".join([each.bytes for each in some]),
+                b"".join([number.to_bytes(ID) for number in some]),
                 array("d", [hit.score for hit in hits]).tobytes(),
             )
             for some, hits in zip(ids, answers, strict=True)
         ]
-        return hits, self.payloads([found[number] for number in new]) if new else []
+        return hits, self.payloads([UUID(int=number) for number in new]) if new else []
 
     def payloads(self, ids: Sequence[UUID]) -> list[tuple[bytes, Any]]:
         """The payloads of points, of those that are there, by the bytes of their ids."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterator, Sequence
+from functools import lru_cache
 from typing import Any, get_args
 from uuid import UUID, uuid5
 
@@ -28,6 +29,9 @@ PLACE = "x"
 """The field of a point that only this engine has: its `place`."""
 
 _PLACES = UUID("8d1f0c52-6a0e-5d8b-9a5c-3f6f4e0d7b21")
+
+_PLACES_KEPT = 4096
+"""Places that are kept, 1 MB: a turn's queries name the same ones several times."""
 
 _OVERSAMPLING = 2.0
 """So many times the hits are taken by the copies of eight bits, and scored anew."""
@@ -70,6 +74,7 @@ def payload_indexes() -> dict[str, Any]:
     }
 
 
+@lru_cache(maxsize=_PLACES_KEPT)
 def place(owner_id: UUID | str, container_id: UUID | str, kind: Kind) -> str:
     """One id for a point's owner, container and kind.
 

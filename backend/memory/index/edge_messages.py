@@ -16,6 +16,9 @@ from backend.memory.index.scope import DenseName, Scope, SparseName, VectorName
 HEAD = 8
 """Bytes before a message: its length."""
 
+ID = 16
+"""Bytes of a point's id."""
+
 Outcome = Literal["done", "unavailable", "failed"]
 """How a call ended: with a value, with a message for the administrator, or with an error."""
 
