@@ -216,10 +216,11 @@ class IdentityMiddleware(ASGIMiddleware):
             raise CrossSiteError("It came from a page of another origin.")
 
 
-def guard(connection: Connection, handler: BaseRouteHandler) -> None:
+async def guard(connection: Connection, handler: BaseRouteHandler) -> None:
     """Let in who may come: every route is closed unless it says that it is public.
 
-    Raises `UnauthenticatedError` or `ScopeError`.
+    Awaits nothing: Litestar would send a plain function to a thread, for each request. Raises
+    `UnauthenticatedError` or `ScopeError`.
     """
     if handler.opt.get(PUBLIC):
         return
