@@ -303,7 +303,7 @@ def _found(memory: Memory, words: SharedWords) -> FoundMemory:
         position=recalled.position if recalled.kind == "message" else None,
         rank=memory.rank,
         score=round(memory.score, 4),
-        scores={name: round(value, 4) for name, value in memory.signals.items()},
+        scores={name: round(value, 4) for name, value in memory.signals.by_name().items()},
         signals=signals,
         reason=told_matches(signals),
     )

@@ -92,7 +92,7 @@ def diversified(candidates: Sequence[Candidate], breadth: float) -> list[Candida
 
     O(n log n) time, O(n) memory.
     """
-    windows = [each.signals.get("sparse_window", 0.0) for each in candidates]
+    windows = [each.signals.sparse_window or 0.0 for each in candidates]
     best = max(windows, default=0.0)
     if breadth <= 0 or best <= 0:
         return list(candidates)

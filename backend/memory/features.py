@@ -17,11 +17,14 @@ from backend.memory.signals import (
     SPARSE_SIGNALS,
     Candidate,
     Found,
+    Scores,
     Signal,
 )
 from backend.memory.spans import Span
 
 FEATURES = (*SIGNALS, "speaker", "length", "question", "span", *ASKED, "subject", "answer")
+
+SCORED: Sequence[Signal] = Scores.__struct_fields__  # type: ignore[assignment]  # they are signals
 
 FEW = 10
 """Fewer hits than this are no sample of what a poor score is: the poorest is then 0."""
@@ -93,10 +96,7 @@ class Seen:
             first.setdefault(lines[row].source_id.int, row)
             if len(first) == most:
                 break
-        signals: list[dict[Signal, float]] = [{} for _ in hits]
-        for signal, column in self._columns.items():
-            for row, score in zip(column.rows, column.scores, strict=True):
-                signals[row][signal] = score
+        signals = self._signals()
         cosines, bm25 = self.cosines.tolist(), self._best(SPARSE_SIGNALS, 0.0).tolist()
         scenes: list[float] = self.table[:, SIGNALS.index("scene")].tolist()
         return [
@@ -104,7 +104,7 @@ class Seen:
                 id=hits[row].id,
                 payload=lines[row],
                 score=scores[row],
-                signals=signals[row],
+                signals=Scores(*signals[row]),
                 cosine=cosines[row],
                 bm25=bm25[row],
                 meaning=meanings[row],
@@ -122,6 +122,15 @@ class Seen:
         rows = [row for row, line in enumerate(self.lines) if line.source_id.int in best]
         places = [best[self.lines[row].source_id.int] for row in rows]
         return _Column(rows, [questions[place].score for place in places], scaled[places])
+
+    def _signals(self) -> list[tuple[float | None, ...]]:
+        """What each signal said of each point, in the order of the fields of `Scores`."""
+        columns: list[list[float | None]] = [[None] * len(self.hits) for _ in SCORED]
+        for signal, scores in zip(SCORED, columns, strict=True):
+            if column := self._columns.get(signal):
+                for row, score in zip(column.rows, column.scores, strict=True):
+                    scores[row] = score
+        return list(zip(*columns, strict=True))
 
     def _best(self, signals: Sequence[Signal], least: float) -> NDArray[np.float64]:
         """The best score of each point by some signals, shape (n,); `least` where there is none."""

@@ -13,7 +13,7 @@ from backend.errors import AppError
 from backend.logs import get_logger
 from backend.memory.index.protocol import Floats, Kind, ScopePart, VectorIndex
 from backend.memory.matches import MatchScale
-from backend.memory.signals import Candidate, Signal
+from backend.memory.signals import Candidate, Scores
 from backend.memory.sources import Recalled
 from backend.memory.thresholds import RankingThresholds
 from backend.reasons import Reason
@@ -121,5 +121,5 @@ class Memory:
     recalled: Recalled
     rank: int
     score: float
-    signals: Mapping[Signal, float]
+    signals: Scores
     reason: Reason

@@ -53,9 +53,9 @@ class MatchScale:
         payload, signals, enough = candidate.payload, candidate.signals, self.enough
         found: list[Match] = []
         for signal, kind in _KINDS:
-            if signal not in signals:
+            score: float | None = getattr(signals, signal)
+            if score is None:
                 continue
-            score = signals[signal]
             if signal.startswith("dense"):
                 strength = (score - enough.unrelated) / (enough.dense - enough.unrelated)
             else:

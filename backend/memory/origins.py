@@ -100,6 +100,5 @@ def _line(origin: Origin, event: Candidate, lowest: float, share: float) -> Cand
         id=point_id("message", origin.message_id),
         payload=payload,
         score=min(lowest + LIFT * share, event.score),
-        signals={},
         joined=share,
     )

@@ -7,6 +7,7 @@ from typing import Literal
 from uuid import UUID
 
 import msgspec
+from msgspec import structs
 
 from backend.memory.index.protocol import Hit, Payload
 
@@ -29,6 +30,25 @@ SPARSE_SIGNALS: tuple[Signal, ...] = ("sparse", "sparse_window", "sparse_questio
 Found = Mapping[Signal, Sequence[Hit]]
 
 
+class Scores(msgspec.Struct, frozen=True, gc=False):
+    """What each signal said of a point: scores as they came from the index.
+
+    Null where a signal did not find it. There are hundreds of them a search: the garbage collector
+    has nothing to look at in a struct of numbers, and a dict each costs it a millisecond.
+    """
+
+    dense: float | None = None
+    sparse: float | None = None
+    dense_window: float | None = None
+    sparse_window: float | None = None
+    dense_question: float | None = None
+    sparse_question: float | None = None
+
+    def by_name(self) -> dict[str, float]:
+        """The scores that there are."""
+        return {name: score for name, score in structs.asdict(self).items() if score is not None}
+
+
 class Candidate(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """A point that some signal found, with what each said.
 
@@ -36,7 +56,6 @@ class Candidate(msgspec.Struct, frozen=True, kw_only=True, gc=False):
         score: The fused score, for the order alone.
         meaning: The same without any words (`MEANING`).
         scene: How near its scene is, from 0 to 1.
-        signals: By signal, the score as it came from the index; who did not find it is missing.
         cosine: The best of its cosines; -1 where no vector found it.
         bm25: The best of its sums of weighted terms; 0 where no term found it.
         joined: How near the event is that was made from it, against the best hit.
@@ -45,7 +64,7 @@ class Candidate(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     id: UUID
     payload: Payload
     score: float
-    signals: Mapping[Signal, float]
+    signals: Scores = Scores()
     cosine: float = -1.0
     bm25: float = 0.0
     meaning: float = 0.0

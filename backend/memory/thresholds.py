@@ -94,7 +94,7 @@ def relevant(ranked: Sequence[Candidate], least: RankingThresholds) -> list[Cand
         each
         for each in ranked
         if each.id.int in kept
-        or (each.payload.kind == "lore" and each.signals.get("dense", 0.0) >= least.lore)
+        or (each.payload.kind == "lore" and (each.signals.dense or 0.0) >= least.lore)
     ]
 
 
@@ -104,7 +104,7 @@ def _near(ranked: Sequence[Candidate], least: RankingThresholds) -> list[Candida
     cosines = np.array([candidate.cosine for candidate in ranked])
     shares = np.maximum(0.0, cosines - least.unrelated) / (least.dense - least.unrelated)
     shares += np.array([candidate.bm25 for candidate in ranked]) / least.sparse
-    if not any("dense" in candidate.signals for candidate in ranked):
+    if all(candidate.signals.dense is None for candidate in ranked):
         # Without an embedder words have to do alone what they do half of otherwise.
         shares *= 2
     if shares.max(initial=0.0) < least.best:

@@ -12,7 +12,7 @@ from backend.memory.diversity import SCENE, breadth, diversified, over_scenes
 from backend.memory.findings import SearchRequest, SearchResult
 from backend.memory.index.protocol import Kind, Payload
 from backend.memory.search import MemorySearch
-from backend.memory.signals import Candidate
+from backend.memory.signals import Candidate, Scores
 from backend.memory.sources import Recalled
 
 CHAT = uuid4()
@@ -40,7 +40,7 @@ def line(
         id=uuid4(),
         payload=payload,
         score=score,
-        signals={"sparse_window": window},
+        signals=Scores(sparse_window=window),
         scene=near_scene,
     )
 

@@ -15,7 +15,7 @@ from backend.memory.signals import Candidate
 def candidate(score: float) -> Candidate:
     row = uuid4()
     payload = Payload(owner_id=uuid4(), kind="message", container_id=uuid4(), source_id=row)
-    return Candidate(id=row, payload=payload, score=score, signals={})
+    return Candidate(id=row, payload=payload, score=score)
 
 
 def at(degrees: float) -> Floats:

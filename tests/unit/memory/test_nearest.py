@@ -17,7 +17,7 @@ from backend.memory.nearest import (
     with_nearest,
 )
 from backend.memory.ranking import rank
-from backend.memory.signals import Candidate, Found, Signal, gather
+from backend.memory.signals import Candidate, Found, Scores, Signal, gather
 from backend.memory.thresholds import RankingThresholds, relevant
 from tests.unit.memory.test_ranking import CHAT, OWNER, hit
 
@@ -30,12 +30,11 @@ def candidate(
     payload = Payload(
         owner_id=OWNER, kind=kind, container_id=CHAT, source_id=uuid5(CHAT, name), words=words
     )
-    signals: dict[Signal, float] = {"dense": cosine, "sparse": terms}
     return Candidate(
         id=uuid5(OWNER, name),
         payload=payload,
         score=terms,
-        signals=signals,
+        signals=Scores(dense=cosine, sparse=terms),
         cosine=cosine,
         bm25=terms,
         meaning=cosine,

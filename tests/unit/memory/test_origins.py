@@ -13,7 +13,7 @@ HERE = [ScopePart(containers=[CHAT], before_position=50, kinds=("message", "scen
 
 def found(score: float, kind: Kind = "message") -> Candidate:
     payload = Payload(owner_id=OWNER, kind=kind, container_id=CHAT, source_id=uuid4())
-    return Candidate(id=uuid4(), payload=payload, score=score, signals={})
+    return Candidate(id=uuid4(), payload=payload, score=score)
 
 
 def made_of(event: Candidate, *origins: Origin) -> dict[UUID, Recalled]:

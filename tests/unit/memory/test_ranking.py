@@ -21,6 +21,7 @@ from backend.memory.signals import (
     SIGNALS,
     SPARSE_SIGNALS,
     Candidate,
+    Scores,
     Signal,
     gather,
 )
@@ -101,7 +102,7 @@ def test_how_far_a_score_is_ahead_counts_and_not_its_place_alone() -> None:
 
 def test_each_signal_is_handed_on_as_the_index_scored_it() -> None:
     ranked = rank({"dense": [hit("a", 0.42)], "sparse": [hit("a", 7.5)]}, weights=PLAIN)
-    assert ranked[0].signals == {"dense": 0.42, "sparse": 7.5}
+    assert ranked[0].signals == Scores(dense=0.42, sparse=7.5)
 
 
 def test_a_scene_lifts_its_lines_and_is_no_memory_itself() -> None:
@@ -222,7 +223,7 @@ def candidate(name: str, **signals: float) -> Candidate:
         id=one.id,
         payload=one.payload,
         score=0.5,
-        signals=known,
+        signals=Scores(**known),
         cosine=max((known[each] for each in DENSE_SIGNALS if each in known), default=-1.0),
         bm25=max((known[each] for each in SPARSE_SIGNALS if each in known), default=0.0),
     )
@@ -286,7 +287,7 @@ def test_what_speaks_for_a_line_is_told_by_what_is_enough() -> None:
         scenes=scene_strengths(found),
     )
     one = hit("line", 0, scene=scene, speaker=7, said_at=150)
-    scores: dict[Signal, float] = {"dense": 0.7, "sparse": 2, "sparse_window": 10}
+    scores = Scores(dense=0.7, sparse=2, sparse_window=10)
     line = Candidate(id=one.id, payload=one.payload, score=0.5, signals=scores)
     assert scale.reason(line, 1).signals == (
         Match("meaning", 2.5),
@@ -331,11 +332,11 @@ def test_a_question_lifts_the_line_that_answers_it_or_brings_it_in() -> None:
     ranked = rank({"dense": lines, "dense_question": asked})
     ferry, rope, hound = ranked
     assert rope.payload == line("rope").payload
-    assert (rope.id, rope.signals) == (line("rope").id, {"dense_question": 0.8})
-    assert ferry.signals == {"dense": 0.5, "dense_question": 0.7}
-    assert hound.signals == {"dense": 0.5}
+    assert (rope.id, rope.signals) == (line("rope").id, Scores(dense_question=0.8))
+    assert ferry.signals == Scores(dense=0.5, dense_question=0.7)
+    assert hound.signals == Scores(dense=0.5)
 
-    strengths = {**ferry.signals, "sparse_question": 20.0}
+    strengths = msgspec.structs.replace(ferry.signals, sparse_question=20.0)
     both = msgspec.structs.replace(ferry, signals=strengths)
     kinds = [match.kind for match in MatchScale().reason(both, 1).signals]
     assert kinds == ["meaning", "question"]

@@ -14,6 +14,7 @@ from backend.context.macros import MacroBudget, MacroContext, Variables
 from backend.lorebooks.activation.outcome import Activated, Outcome, SkippedEntry
 from backend.lorebooks.activation.timed import TimedState
 from backend.memory.findings import Memory
+from backend.memory.signals import Scores
 from backend.memory.sources import Recalled
 from backend.reasons import FoundIn, Reason, told
 from backend.turns.lore_placement import LoreExpander, Outlets, PlacedLore, place
@@ -89,7 +90,7 @@ def memory(rank: int, **changes: Any) -> Memory:
         recalled=Recalled(**values),
         rank=rank,
         score=score,
-        signals={"dense": 0.5},
+        signals=Scores(dense=0.5),
         reason=Reason("semantic", score=score, rank=rank),
     )
 

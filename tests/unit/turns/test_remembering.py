@@ -9,6 +9,7 @@ import pytest
 
 from backend.context.layout import Item
 from backend.memory.findings import Memory
+from backend.memory.signals import Scores
 from backend.memory.sources import Recalled
 from backend.prompts import load_prompts
 from backend.reasons import Reason
@@ -55,7 +56,11 @@ def event(text: str, at: datetime, *, place: int, number: int) -> Memory:
         position=place,
     )
     return Memory(
-        recalled=recalled, rank=10 - number, score=number / 10, signals={}, reason=Reason("words")
+        recalled=recalled,
+        rank=10 - number,
+        score=number / 10,
+        signals=Scores(),
+        reason=Reason("words"),
     )
 
 
