@@ -89,6 +89,24 @@ class PromptLibrary:
         return iter(self._prompts.values())
 
 
+class UsedPrompts:
+    """Renders prompts of a library, and notes which ones.
+
+    Attributes:
+        digests: Of those that were rendered, by name.
+    """
+
+    def __init__(self, prompts: PromptLibrary) -> None:
+        self._prompts = prompts
+        self.digests: dict[str, str] = {}
+
+    def render(self, name: str, **values: Any) -> str:
+        """The text. Raises `PromptFileError` as `PromptFile.render` does."""
+        prompt = self._prompts[name]
+        self.digests[name] = prompt.digest
+        return prompt.render(**values)
+
+
 @cache
 def load_prompts() -> PromptLibrary:
     """The prompts that come with Talekeeper, loaded once a process."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Sequence
-from functools import lru_cache, partial
+from functools import partial
 from typing import Any
 from uuid import UUID
 
@@ -211,8 +211,7 @@ class _Stretch:
         self.questions: dict[UUID, StoredQuestions] = {}
         self._has_all_near = False
         self._selected: dict[UUID, UUID] = {}
-        # Rows come in the order of the path: their windows share lines.
-        self._line = lru_cache(_LINES_KEPT)(self._open)
+        self._opened: dict[UUID, Line] = {}
 
     async def load_near(self, session: AsyncSession, ids: Sequence[UUID]) -> None:
         """Read messages with all that their windows, and their neighbours' windows, can reach.
@@ -295,6 +294,15 @@ class _Stretch:
         if scene:
             found.append(scene_document(row.scene_id, [self._line(each) for each in scene]))
         return found
+
+    def _line(self, message_id: UUID) -> Line:
+        """A message, open. Rows come in the order of the path: their windows share lines."""
+        line = self._opened.get(message_id)
+        if line is None:
+            if len(self._opened) >= _LINES_KEPT:
+                del self._opened[next(iter(self._opened))]
+            line = self._opened[message_id] = self._open(message_id)
+        return line
 
     def _open(self, message_id: UUID) -> Line:
         row, asked = self.rows[message_id], self.questions.get(message_id)

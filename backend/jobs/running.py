@@ -79,7 +79,7 @@ class RunningJob:
         self.is_over = False
         self.is_writing = False
         self.is_ending = False
-        self.leave: Callable[[], None] | None = None
+        self.leave: Callable[[RunningJob], None] | None = None
         self._database = database
         self._keep = keep
         self._lasts = lasts
@@ -134,7 +134,7 @@ class RunningJob:
     def _leave(self) -> None:
         self.is_ending = True
         if self.leave is not None:
-            self.leave()
+            self.leave(self)
 
     @asynccontextmanager
     async def _ending_alone(self) -> AsyncGenerator[AsyncSession]:

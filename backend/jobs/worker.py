@@ -9,7 +9,6 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping
 from datetime import datetime, timedelta
-from functools import partial
 from typing import Any
 from uuid import UUID
 
@@ -230,7 +229,7 @@ class Worker:
         )
         if kind.ends_together:
             job.ends = self._ends
-            job.leave = partial(self._leave, job)
+            job.leave = self._leave
         return job
 
     async def _run(self, job: RunningJob) -> None:

@@ -145,7 +145,7 @@ class PromptAssembler:
             *sections.off,
         ]
         variables, unkept = within_limits(loaded.variables, sections.variables)
-        files = dict(sections.used)
+        files = dict(sections.used.digests)
         if unsaid:
             files.pop("sections/summary", None)
         if assembled.retrieved:

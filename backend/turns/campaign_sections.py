@@ -5,14 +5,14 @@ Macros are not expanded in it: a model wrote most of it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from uuid import UUID
 
 from backend.campaigns.chapters import fitting_chapters
 from backend.campaigns.glossary import glossary_lines
 from backend.context.assembly import Counter
 from backend.context.layout import Item
-from backend.prompts import PromptLibrary
+from backend.prompts import PromptLibrary, UsedPrompts
 from backend.reasons import Reason
 from backend.turns.prompt_context import LoadedChat
 
@@ -32,11 +32,9 @@ class CampaignSections:
     `chapter_ids` holds the chapters that are told.
     """
 
-    def __init__(
-        self, prompts: PromptLibrary, render: Callable[..., str], loaded: LoadedChat
-    ) -> None:
+    def __init__(self, prompts: PromptLibrary, used: UsedPrompts, loaded: LoadedChat) -> None:
         self._prompts = prompts
-        self._render = render
+        self._used = used
         self._loaded = loaded
         self._campaign = loaded.campaign
         self.chapter_ids: Collection[UUID] = ()
@@ -47,7 +45,7 @@ class CampaignSections:
         if campaign is None:
             return []
         name, brief = campaign.fields.name, campaign.fields.brief
-        text = self._render(
+        text = self._used.render(
             "sections/campaign",
             campaign=name,
             city=brief.city,
@@ -66,7 +64,7 @@ class CampaignSections:
         lines = glossary_lines(campaign.terms, count=count, budget=budget)
         if not lines:
             return []
-        text = self._render("sections/glossary", terms="\n".join(lines))
+        text = self._used.render("sections/glossary", terms="\n".join(lines))
         is_all = len(lines) == len(campaign.terms)
         reason = Reason(
             "glossary", name=f"{len(lines)}" if is_all else f"the {len(lines)} most used"
@@ -83,7 +81,7 @@ class CampaignSections:
         if not chapters:
             return []
         self.chapter_ids = chapters.keys()
-        text = self._render("sections/chapters", chapters=list(chapters.values()))
+        text = self._used.render("sections/chapters", chapters=list(chapters.values()))
         return [section("chapters", "Chapters", text, Reason("campaign"), campaign.campaign_id)]
 
     def scenes(self) -> list[Item]:
@@ -91,7 +89,7 @@ class CampaignSections:
         campaign = self._campaign
         if campaign is None or not campaign.scenes:
             return []
-        text = self._render("sections/scenes", scenes=list(campaign.scenes.values()))
+        text = self._used.render("sections/scenes", scenes=list(campaign.scenes.values()))
         return [section("scenes", "Last scenes", text, Reason("campaign"), campaign.campaign_id)]
 
     def state(self) -> list[Item]:

@@ -15,7 +15,7 @@ from backend.context.blocks import USUAL_ORDER, Block, Marker
 from backend.context.layout import Item, LeftOut, Place
 from backend.context.macros import MacroBudget, MacroContext, Variables, expand
 from backend.lorebooks.entries import Position
-from backend.prompts import PromptLibrary
+from backend.prompts import PromptLibrary, UsedPrompts
 from backend.reasons import Reason, ReasonKind
 from backend.turns.campaign_sections import CampaignSections, section
 from backend.turns.load import author_of
@@ -49,6 +49,9 @@ class SectionBuilder:
         variables: Variables,
         macro_budget: MacroBudget,
     ) -> None:
+        # Two objects that name each other keep the whole prompt until the garbage collector comes:
+        # in the middle of the next turn, which waits 2 ms for it.
+        self.used = UsedPrompts(prompts)
         self._prompts = prompts
         self._identity = identity
         self._context = context
@@ -58,9 +61,8 @@ class SectionBuilder:
         self._macros = macros
         self._macro_budget = macro_budget
         self.variables = variables
-        self.used: dict[str, str] = {}
         self.off: Sequence[LeftOut] = ()
-        self._campaign = CampaignSections(prompts, self._render, context.loaded)
+        self._campaign = CampaignSections(prompts, self.used, context.loaded)
 
     def build(self, *, count: Counter, suggestions: int) -> list[Item]:
         """The items, in order.
@@ -181,9 +183,9 @@ class SectionBuilder:
         names = {"char": loaded.speaker.name, "user": loaded.user_name}
         default = ""
         if loaded.others and block.content:
-            default = self._render("reply/group", **names, others=", ".join(loaded.others))
+            default = self.used.render("reply/group", **names, others=", ".join(loaded.others))
         elif block.content:
-            default = self._render("reply/system", **names)
+            default = self.used.render("reply/system", **names)
         text, reason = self._replaced(
             default,
             (block.content if block.content != ORIGINAL else "", "systemPrompt", "preset"),
@@ -201,7 +203,7 @@ class SectionBuilder:
         loaded, text = self._loaded, ""
         if loaded.persona:
             persona = self._expand(loaded.persona, "persona")
-            text = self._render("sections/persona", user=loaded.user_name, persona=persona)
+            text = self.used.render("sections/persona", user=loaded.user_name, persona=persona)
         return [section("persona", loaded.user_name, text, Reason("persona"), loaded.persona_id)]
 
     def _character(self, _: Block) -> list[Item]:
@@ -215,14 +217,14 @@ class SectionBuilder:
         if any(texts.values()):
             expanded = {field: self._expand(text, field) for field, text in texts.items()}
             empty = {"description": "", "personality": "", "scenario": ""}
-            text = self._render("sections/character", char=speaker.name, **(empty | expanded))
+            text = self.used.render("sections/character", char=speaker.name, **(empty | expanded))
         return [section("character", speaker.name, text, Reason("card"), speaker.id)]
 
     def _examples(self, _: Block) -> list[Item]:
         speaker, text = self._loaded.speaker, ""
         top, bottom = self._slot("examples_top"), self._slot("examples_bottom")
         if examples := split_examples(self._expand(speaker.card.mes_example, "mesExamples")):
-            text = self._render("sections/examples", char=speaker.name, examples=examples)
+            text = self.used.render("sections/examples", char=speaker.name, examples=examples)
         own = section("examples", "Example dialogue", text, Reason("card"), speaker.id)
         return [*top, own, *bottom]
 
@@ -243,7 +245,7 @@ class SectionBuilder:
         summary = self._loaded.summary
         if summary is None or not summary.text:
             return []
-        text = self._render("sections/summary", summary=summary.text)
+        text = self.used.render("sections/summary", summary=summary.text)
         reason = Reason("summary", count=summary.position + 1)
         return [section("summary", "Previously", text, reason, summary.message_id)]
 
@@ -339,8 +341,3 @@ class SectionBuilder:
         expansion = expand(text, context, self.variables, place=place, budget=self._macro_budget)
         self.variables = expansion.variables
         return expansion.text
-
-    def _render(self, name: str, **values: object) -> str:
-        prompt = self._prompts[name]
-        self.used[name] = prompt.digest
-        return prompt.render(**values)
