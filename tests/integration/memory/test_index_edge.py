@@ -179,11 +179,15 @@ async def test_a_folder_of_another_dimension_or_format_is_made_anew(tmp_path: Pa
 
 def engines() -> list[int]:
     """Processes below this one that an engine works in."""
-    found = list[int]()
+    children, found = list[int](), list[int]()
     for thread in Path("/proc/self/task").iterdir():
         with suppress(FileNotFoundError, ProcessLookupError):  # what ends meanwhile
-            found += map(int, (thread / "children").read_text().split())
-    return [pid for pid in found if b"edge_engine" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+            children += map(int, (thread / "children").read_text().split())
+    for pid in children:
+        with suppress(FileNotFoundError, ProcessLookupError):
+            if b"edge_engine" in Path(f"/proc/{pid}/cmdline").read_bytes():
+                found.append(pid)
+    return found
 
 
 def files_of(pid: int) -> str:
