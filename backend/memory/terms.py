@@ -107,8 +107,14 @@ def document_terms(text: str) -> Counter[str]:
     """How often each term is in a document."""
     tokens = _tokens(text)
     language = _likeliest(tokens)[0]
+    stop_words, stem = STOP_WORDS[language], _stemmer(language)
     counts: Counter[str] = Counter()
     for (token, is_word), often in tokens.items():
+        if is_word and token.isascii():  # `_terms` in place: most words are
+            if token not in stop_words:
+                term = stem(token)
+                counts[term] = counts.get(term, 0) + often
+            continue
         found: list[str] = [*_terms(token, language)] if is_word else _pairs(token)
         if not is_word and len(token) > 1:
             # A word of one character is common in Chinese, and no pair stands for it.
@@ -209,6 +215,8 @@ def _tokens(text: str) -> Counter[tuple[str, bool]]:
         folded = folded.replace(each, "'")
     if not _NOT_LATIN.search(folded):
         found = Counter(_LATIN_WORD.findall(folded))
+        if "'" not in folded and max(map(len, found), default=0) <= LONGEST_TERM:
+            return Counter({(word, True): often for word, often in found.items()})
         words = ((word, True, often) for word, often in found.items())
     else:
         mixed = Counter((each.group(), each.lastgroup) for each in _TOKEN.finditer(folded))
@@ -231,7 +239,7 @@ def _terms(word: str, language: str) -> tuple[str, ...]:
         language = _language_of(word, language)
     if word in STOP_WORDS.get(language, ()):
         return ()
-    return (_stem(word, language),)
+    return (_stemmer(language)(word) if language else word,)
 
 
 def _language_of(word: str, latin: str) -> str:
@@ -245,14 +253,12 @@ def _pairs(run: str) -> list[str]:
     return [run[i : i + 2] for i in range(len(run) - 1)] or [run]
 
 
-def _stem(word: str, language: str) -> str:
-    """Snowball's stem; the word itself in a language that it lacks.
+def _stemmer(language: str) -> Callable[[str], str]:
+    """Snowball's stem of a word in a language.
 
     A stemmer belongs to a thread: it keeps state while it works. It remembers no words: they would
     be a user's, and stay when the user has left.
     """
-    if not language:
-        return word
     stemmers: dict[str, Callable[[str], str]] | None = getattr(_here, "stemmers", None)
     if stemmers is None:
         stemmers = _here.stemmers = {}
@@ -260,4 +266,4 @@ def _stem(word: str, language: str) -> str:
     if stem is None:
         stem = cast("Callable[[str], str]", Stemmer.Stemmer(language, 0).stemWord)
         stemmers[language] = stem
-    return stem(word)
+    return stem
