@@ -53,6 +53,8 @@ class ThinkReader:
 
     def read(self, delta: Delta) -> Delta:
         """A part of a reply, with its thoughts as such."""
+        if self._place == "text" and not self.started:
+            return delta
         kept = [piece for piece in delta.pieces if not isinstance(piece, TextPiece)]
         said = [
             part

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, cast
@@ -11,7 +12,7 @@ import msgspec
 
 from backend.generation._failures import code_words, failure, own_error, wait_seconds
 from backend.generation._http import make_http_client
-from backend.generation._json import mapping
+from backend.generation._json import mapping, parse_json
 from backend.generation._provider import ModelProvider
 from backend.generation.model import ModelBlockedError, ModelError, ToolSupport
 from backend.generation.network import NetworkPolicy
@@ -20,7 +21,7 @@ from backend.setting_types import ServerName
 
 if TYPE_CHECKING:
     import httpx2
-    from openai import APIError, AsyncOpenAI, AsyncStream  # noqa: TID251 - this is the adapter
+    from openai import APIError, APIStatusError, AsyncOpenAI  # noqa: TID251 - this is the adapter
 
 WHO = "The OpenAI-compatible server"
 
@@ -36,6 +37,8 @@ _STATUS_OF_WORD = {
 _REFUSES_TOOLS = ("tools param requires", "Unsupported param: tools")
 """What llama.cpp says with status 500 if it was not started for tools, or is too old for them.
 Source: https://github.com/ggml-org/llama.cpp/issues/10920"""
+
+_JSON = {"accept": "application/json", "content-type": "application/json"}
 
 _FILTERED = frozenset({"content_filter", "content_policy_violation"})
 
@@ -72,10 +75,30 @@ class Connection:
     """The SDK, and what is needed of it."""
 
     client: AsyncOpenAI
-    stream: type[AsyncStream[object]]
     response: type[httpx2.Response]
     http: httpx2.AsyncClient
     api_error: type[APIError]
+    status_error: type[APIStatusError]
+
+    async def post(self, url: str, body: Mapping[str, Any]) -> httpx2.Response:
+        """Ask for an answer, whose body is still to be read.
+
+        With 900 messages it takes 0.8 ms, where the SDK's own way takes 3.5.
+
+        Raises the SDK's `APIStatusError` for an answer that is an error, and the HTTP client's
+        errors where there is none.
+        """
+        content = msgspec.json.encode(body)
+        request = self.http.build_request("POST", url, content=content, headers=_JSON)
+        response = await self.http.send(request, stream=True)
+        if response.is_success:
+            return response
+        answer: Any = (await response.aread()).decode(errors="replace").strip()
+        with suppress(ValueError):  # a proxy's page is none
+            answer = parse_json(answer)
+        fault = mapping(answer).get("error", answer)
+        message = str(mapping(fault).get("message", ""))
+        raise self.status_error(message, response=response, body=fault)
 
 
 class OpenAICompatibleProvider(ModelProvider[Connection]):
@@ -91,7 +114,7 @@ class OpenAICompatibleProvider(ModelProvider[Connection]):
     def _connect(self) -> Connection:
         # Slow: not at start-up.
         import httpx2  # noqa: PLC0415
-        from openai import APIError, AsyncOpenAI, AsyncStream  # noqa: PLC0415, TID251
+        from openai import APIError, APIStatusError, AsyncOpenAI  # noqa: PLC0415, TID251
 
         key = self.config.api_key
         http = make_http_client(
@@ -109,7 +132,7 @@ class OpenAICompatibleProvider(ModelProvider[Connection]):
             max_retries=0,
             http_client=http,
         )
-        return Connection(client, AsyncStream[object], httpx2.Response, http, APIError)
+        return Connection(client, httpx2.Response, http, APIError, APIStatusError)
 
     def learn(self, model: str, **changes: Any) -> None:
         """Remember what the server's answers say of a model: members of `ModelAbilities`."""
