@@ -167,7 +167,7 @@ async def _work(settings: Settings, _: argparse.Namespace) -> int:
     database, root = await _ready_database(settings), _root_keys(settings)
     parts = await build_services(settings, root, database)
     # Nobody signs in here: keys come with the jobs, or from standing slots.
-    keys = JobKeys(database, root)
+    keys = JobKeys(root)
     worker = build_worker(settings, parts.queue, keys, parts.kinds, takes_queued=True)
     stop = asyncio.Event()
     for each in (signal.SIGINT, signal.SIGTERM):

@@ -303,7 +303,7 @@ class Services:
         self.worker = build_worker(
             settings,
             queue,
-            JobKeys(database, root, open_keys),
+            JobKeys(root, open_keys),
             self.kinds,
             # Without a Qdrant server this process alone has the index open.
             takes_queued=settings.embedded or not settings.qdrant_url,

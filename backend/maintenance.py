@@ -86,7 +86,7 @@ async def reindex_everybody(database: Database, settings: Settings, report: Repo
     root = _root_keys(settings)
     queue = JobQueue(database, root)
     async with _memory(database, settings, queue) as memory:
-        worker = Worker(queue, memory.kinds, JobKeys(database, root), concurrency=2)
+        worker = Worker(queue, memory.kinds, JobKeys(root), concurrency=2)
         try:
             await memory.prepare()
             async with database.write() as session:

@@ -35,7 +35,7 @@ async def note(job: RunningJob) -> None:
 def new_worker(queue: JobQueue) -> Worker:
     """A worker for these jobs, as the server makes its own."""
     kinds = {KIND: JobKind(note, needs_key=False, ends_together=True)}
-    return Worker(queue, kinds, JobKeys(queue.database, ROOT), poll=0.2)
+    return Worker(queue, kinds, JobKeys(ROOT), poll=0.2)
 
 
 async def main(url: str) -> None:

@@ -100,7 +100,6 @@ async def candidates(
         "start": start or LAST,
         "open_to": wanted.open_to,
     }
-    is_postgres = session.get_bind().dialect.name == "postgresql"
     waiting: list[Waiting] = ["waiting_key"] if wanted.open_to else []
     found: list[Row[UUID, UUID]] = []
     if wanted.queued:
@@ -109,17 +108,17 @@ async def candidates(
             found += await session.execute(_ABANDONED, values)
             if wanted.suspect:
                 found += await session.execute(_SUSPECT, values)
-    for state in waiting:
-        found += await session.execute(_due(state, is_postgres), values)
+    if not waiting:
+        return []
+    due = _due(tuple(waiting), session.get_bind().dialect.name == "postgresql")
+    found += await session.execute(due, values)
     taken = _in_turn(found, wanted)
     most = min(wanted.count, wanted.per_share)
     if len(taken) < wanted.count and each < most and _has_full_share(found, each):
-        for state in waiting:
-            found += await session.execute(_due(state, is_postgres), {**values, **_of_each(most)})
+        found += await session.execute(due, {**values, **_of_each(most)})
         taken = _in_turn(found, wanted)
     if len(taken) < wanted.count and wanted.thorough:
-        for state in waiting:
-            found += await session.execute(_due(state, is_postgres), {**values, **EVERYTHING})
+        found += await session.execute(due, {**values, **EVERYTHING})
         taken = _in_turn(found, wanted)
     return taken
 
@@ -174,11 +173,19 @@ def _open_shares() -> CTE:
 
 
 @cache
-def _due(state: Waiting, is_postgres: bool) -> Any:  # noqa: FBT001  # a cache's key
-    """The jobs of each share that could run now: (id, share), `each` of each, `limit` of all.
+def _due(states: tuple[Waiting, ...], is_postgres: bool) -> Any:  # noqa: FBT001  # a cache's key
+    """The jobs in these states that could run now: (id, share), those of the first state first.
 
-    Built once: building it costs more than running it. Both databases go through shares and rows as
-    they stand, and no further than to the limit.
+    Built once: building it costs more than running it.
+    """
+    parts = [_due_in(state, is_postgres=is_postgres).subquery() for state in states]
+    return union_all(*(select(part.c.id, part.c.share) for part in parts))
+
+
+def _due_in(state: Waiting, *, is_postgres: bool) -> Any:
+    """The jobs of each share that could run now: `each` of each, `limit` of all.
+
+    Both databases go through shares and rows as they stand, and no further than to the limit.
     """
     limit = bindparam("limit", type_=Integer())
     if state == "waiting_key":

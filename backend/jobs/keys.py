@@ -13,7 +13,6 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from backend.accounts.keyring import check_protection, open_sealer
 from backend.accounts.models import DataKey, KeySlot, User
 from backend.accounts.open_keys import OpenKey, OpenKeys
-from backend.database.engine import Database
 from backend.errors import AppError
 from backend.jobs.claims import Claimed
 from backend.jobs.models import Job
@@ -32,10 +31,7 @@ class JobKeys:
         open_keys: Keys of users who are here; None in a process that lets nobody in.
     """
 
-    def __init__(
-        self, database: Database, root: RootKeys, open_keys: OpenKeys | None = None
-    ) -> None:
-        self._database = database
+    def __init__(self, root: RootKeys, open_keys: OpenKeys | None = None) -> None:
         self._root = root
         self._open = open_keys
 
@@ -43,15 +39,21 @@ class JobKeys:
         """Whose keys are in memory."""
         return self._open.users() if self._open else []
 
-    async def sealers(self, jobs: Sequence[Claimed], *, at: datetime) -> dict[UUID, Sealer]:
-        """The sealers of these jobs, by job, of those whose key is to be had: one transaction."""
+    async def load(
+        self, session: AsyncSession, jobs: Sequence[Claimed], *, at: datetime
+    ) -> People | None:
+        """What `sealers` needs of the users of these jobs; None where no job has one."""
         wanted = [job for job in jobs if job.user_id is not None]
-        if not wanted:
-            return {}
-        async with self._database.read() as session:
-            people = await _People.load(session, wanted, self._open, at=at)
+        return await People.load(session, wanted, self._open, at=at) if wanted else None
+
+    def sealers(
+        self, jobs: Sequence[Claimed], people: People | None, *, at: datetime
+    ) -> dict[UUID, Sealer]:
+        """The sealers of these jobs, by job, of those whose key is to be had."""
         found: dict[UUID, Sealer] = {}
-        for job in wanted:
+        for job in jobs:
+            if job.user_id is None or people is None:
+                continue
             sealer = None
             try:
                 sealer = self._sealer(job, people, at)
@@ -63,14 +65,14 @@ class JobKeys:
                 found[job.id] = sealer
         return found
 
-    def _forget(self, user_id: UUID, people: _People) -> None:
+    def _forget(self, user_id: UUID, people: People) -> None:
         """Drop a key that opened nothing (any more): it is not to call for jobs either."""
         tried = people.in_memory.get(user_id)
         # One that came meanwhile has not been tried.
         if self._open and tried is not None and self._open.get(user_id) is tried:
             self._open.drop(user_id)
 
-    def _sealer(self, job: Claimed, people: _People, at: datetime) -> Sealer | None:
+    def _sealer(self, job: Claimed, people: People, at: datetime) -> Sealer | None:
         user = people.users.get(job.share)
         if user is None or user.is_disabled or not people.data_keys[user.id]:
             return None
@@ -80,7 +82,7 @@ class JobKeys:
         # With the data keys of this moment: one may have been added since the key was lent.
         return open_sealer(user, people.data_keys[user.id], user_key=user_key)
 
-    def _user_key(self, job: Claimed, people: _People, at: datetime) -> bytes | None:
+    def _user_key(self, job: Claimed, people: People, at: datetime) -> bytes | None:
         user = people.users[job.share]
         # First: a turn that ran while the user's key was changed has lent the one from before.
         if (here := people.here.get(user.id)) is not None:
@@ -116,7 +118,7 @@ _SLOTS = select(KeySlot).where(
 )
 
 
-class _People:
+class People:
     """Users with their data keys, and the lent keys and slots that matter here."""
 
     def __init__(self) -> None:
@@ -136,7 +138,7 @@ class _People:
         open_keys: OpenKeys | None,
         *,
         at: datetime,
-    ) -> _People:
+    ) -> People:
         """One query for people, one for slots, and one for lent keys where jobs carry them.
 
         A key in memory counts while the session that it came with is open and the user's key is

@@ -66,7 +66,7 @@ async def working(parts: Services) -> AsyncGenerator[None]:
     if parts.settings.embedded or not parts.settings.job_workers:
         yield
         return
-    keys = JobKeys(parts.database, ROOT)
+    keys = JobKeys(ROOT)
     worker = build_worker(parts.settings, parts.queue, keys, parts.kinds, takes_queued=True)
     worker.start()
     try:

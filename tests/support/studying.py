@@ -352,7 +352,7 @@ def _worker(server: Running) -> Worker:
     own = job_kinds(enrichment(server))
     kinds = {**parts.memory.kinds, **{kind: own[kind] for kind in (TURN, QUESTIONS)}}
     # The longest wait after a failure: no second attempt of itself while a test looks at the first.
-    keys = JobKeys(parts.database, ROOT)
+    keys = JobKeys(ROOT)
     return Worker(parts.queue, kinds, keys, poll=0.05, draw=lambda: 0.999)
 
 

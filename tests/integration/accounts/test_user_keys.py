@@ -396,9 +396,7 @@ async def test_a_job_that_was_given_the_old_key_too_late_waits_for_its_user(
 async def work(server: Running, reader: Reader) -> None:
     """Let a worker without keys in memory take what there is."""
     parts = server.parts
-    worker = Worker(
-        parts.queue, {"read": JobKind(reader)}, JobKeys(parts.database, ROOT), poll=0.05
-    )
+    worker = Worker(parts.queue, {"read": JobKind(reader)}, JobKeys(ROOT), poll=0.05)
     worker.start()
     try:
         await until_no_jobs(server)

@@ -68,7 +68,7 @@ async def rebuilder(study: Study, kind: JobKind | None = None) -> AsyncGenerator
     """A worker for rebuilds."""
     parts = study.server.parts
     kinds = {REBUILD: kind or parts.kinds[REBUILD]}
-    worker = Worker(parts.queue, kinds, JobKeys(parts.database, ROOT), poll=0.05)
+    worker = Worker(parts.queue, kinds, JobKeys(ROOT), poll=0.05)
     worker.start()
     try:
         yield worker

@@ -365,7 +365,7 @@ async def test_a_new_root_key_takes_queued_jobs_and_standing_slots_along(
     assert (job.wrapped_key, job.root_version, job.key_until) == (None, None, None)
     adas, bens = Reader(ada), Reader(ben)
     kinds = {"read": JobKind(adas), "again": JobKind(bens)}
-    worker = Worker(JobQueue(database, after), kinds, JobKeys(database, after), poll=0.05)
+    worker = Worker(JobQueue(database, after), kinds, JobKeys(after), poll=0.05)
     worker.start()
     await until(lambda: waits_for_key(database, damaged))
 

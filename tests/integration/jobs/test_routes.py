@@ -106,7 +106,7 @@ def keyed_worker(server: Running, seen: list[UUID], keys: OpenKeys | None = None
         seen.append(job.id)
 
     queue = server.parts.queue
-    job_keys = JobKeys(queue.database, ROOT, keys)
+    job_keys = JobKeys(ROOT, keys)
     return Worker(queue, {"note": JobKind(handle)}, job_keys, poll=0.05)
 
 

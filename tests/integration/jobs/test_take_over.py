@@ -42,7 +42,7 @@ async def test_a_job_of_a_process_that_is_gone_is_taken_over_at_once(database: D
         )
     await JobService(queue).take_over(at=now())
     kinds = {"work": JobKind(handler, needs_key=False)}
-    worker = Worker(queue, kinds, JobKeys(database, root), poll=0.05)
+    worker = Worker(queue, kinds, JobKeys(root), poll=0.05)
     worker.start()
 
     async def is_over() -> bool:

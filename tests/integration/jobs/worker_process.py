@@ -48,7 +48,7 @@ async def main(url: str) -> None:
         "count": JobKind(count_up, needs_key=False, ends_together=True),
         "freeze": JobKind(freeze, needs_key=False),
     }
-    worker = Worker(queue, kinds, JobKeys(database, ROOT), lease=LEASE, poll=0.1)
+    worker = Worker(queue, kinds, JobKeys(ROOT), lease=LEASE, poll=0.1)
     worker.start()
     print("works", flush=True)  # noqa: T201  # the parent waits for it
     await asyncio.Event().wait()

@@ -91,7 +91,7 @@ class Workshop:
         start: bool = True,
         **options: Any,
     ) -> Worker:
-        keys = JobKeys(self.queue.database, ROOT, open_keys)
+        keys = JobKeys(ROOT, open_keys)
         settings: dict[str, Any] = {"poll": 0.05, **options}
         worker = Worker(self.queue, kinds, keys, **settings)
         self.workers.append(worker)
