@@ -96,17 +96,20 @@ class Indexer:
         source = self._sources[job.payload["kind"]]
         attempt, is_again = Attempt(job.keys), False
         while True:
-            notes, place, indexes = await self._changes(job, container_id)
+            notes, rows, place, indexes = await self._changes(job, source, container_id)
             vectors, has_to_move = await self._moves.vectors(job.keys, place)
             sides = _sides(indexes, vectors)
-            changed = [note.source_id for note in notes if note.source_id is not None]
+            changed = _changed(notes)
             if len(changed) < len(notes):
                 for side in sides:
                     await self._whole(
                         attempt, source, container_id, side, job.progress, anew=is_again
                     )
             # After all of it as well: the rows next to one that went held its words.
-            await self._some(attempt, source, container_id, changed, sides)
+            if rows is None:
+                await self._some(attempt, source, container_id, changed, sides)
+            else:
+                await self._store_rows(attempt, rows, sides, anew=changed)
             _check(attempt)
             is_again = place.is_chosen and await self._moves.is_elsewhere(job.keys, place)
             if is_again:
@@ -129,14 +132,23 @@ class Indexer:
                 await self._collections.mark_ready_if_new(session, job.keys.user_id)
 
     async def _changes(
-        self, job: RunningJob, container_id: UUID
-    ) -> tuple[Sequence[Row[UUID, UUID | None]], Placement, list[VectorIndex]]:
-        """What is noted of a container, oldest first, and where it has to be mended."""
+        self, job: RunningJob, source: Source, container_id: UUID
+    ) -> tuple[
+        Sequence[Row[UUID, UUID | None]], Sequence[SourceRow] | None, Placement, list[VectorIndex]
+    ]:
+        """What is noted of a container, oldest first, and where it has to be mended.
+
+        With the rows that changed, as a turn's are few; None where they are to be read later.
+        """
         owner_id = job.keys.user_id
         values = {"container_id": container_id, "owner_id": owner_id}
         async with self._database.read() as session:
             notes = (await session.execute(_NOTES, values)).all()
-            return notes, *await self._collections.places_to_write(session, owner_id)
+            place, indexes = await self._collections.places_to_write(session, owner_id)
+            changed, rows = _changed(notes), None
+            if notes and len(changed) == len(notes) <= BATCH:
+                rows = await source.rows(session, job.keys, container_id, changed, neighbours=True)
+        return notes, rows, place, indexes
 
     async def reindex(self, job: RunningJob) -> None:
         """Index everything of a user's where it belongs, then search there.
@@ -302,6 +314,11 @@ def _check(attempt: Attempt) -> None:
 
 def _documents(rows: Sequence[SourceRow]) -> list[Document]:
     return [document for row in rows for document in row.documents()]
+
+
+def _changed(notes: Sequence[Row[UUID, UUID | None]]) -> list[UUID]:
+    """The rows that are noted one by one."""
+    return [note.source_id for note in notes if note.source_id is not None]
 
 
 async def _delete_notes(session: AsyncSession, notes: Sequence[Row[UUID, UUID | None]]) -> None:
