@@ -88,13 +88,13 @@ def unindexed(column: InstrumentedAttribute[UUID] | ColumnElement[UUID]) -> Colu
 async def upsert(
     session: AsyncSession,
     table: type[Base],
-    values: dict[str, Any],
+    values: dict[str, Any] | list[dict[str, Any]],
     *,
     key: tuple[str, ...],
     update: tuple[str, ...] = (),
     count_up: tuple[str, ...] = (),
 ) -> None:
-    """Insert a row, or, where its `key` is taken, change the row that has it.
+    """Insert a row, or at least one, or, where its `key` is taken, change the row that has it.
 
     That one gets the new values of the columns `update`, and one more in those of `count_up`.
     Without either it is left alone.

@@ -273,7 +273,10 @@ class Indexer:
             await index.delete_sources(owner_id, list(gone))
         left -= gone
         for some in slices(rows, SLICE_BYTES):
-            documents = await self._pool.run(owner_id, partial(_documents, some), is_job=True)
+            size = sum(row.size for row in some)
+            documents = await self._pool.run(
+                owner_id, partial(_documents, some), size=size, is_job=True
+            )
             here = [row.source_id for row in some if row.source_id in left]
             left.difference_update(here)
             for index, vectors in sides:

@@ -35,6 +35,10 @@ MOST_LEFT_OUT = 200
 """Things left out that a record lists one by one."""
 
 
+FEW_TEXTS = 8
+"""So many texts are sent to the database without asking first which of them it has."""
+
+
 def record_of(built: Built) -> ContextRecord:
     """The record of a built prompt, in the model's tokens. Hashes the whole prompt."""
     loaded, assembled = built.loaded, built.assembled
@@ -184,19 +188,24 @@ async def store_record(session: AsyncSession, run: TurnRun, sealed: SealedRecord
         "sealed_record": sealed.record,
         "created_at": now(),
     }
-    held = {"chat_id": run.chat_id, "digests": list(sealed.texts)}
-    known = set(await session.scalars(_KNOWN, held))
-    for key, (text_id, blob) in sealed.texts.items():
-        if key not in known:
-            row = {
-                "id": text_id,
-                "user_id": run.user_id,
-                "chat_id": run.chat_id,
-                "digest": key,
-                "sealed_text": blob,
-                "created_at": now(),
-            }
-            await upsert(session, ContextText, row, key=("chat_id", "digest"))
+    texts = sealed.texts
+    if len(texts) > FEW_TEXTS:
+        held = {"chat_id": run.chat_id, "digests": list(texts)}
+        known = set(await session.scalars(_KNOWN, held))
+        texts = {key: text for key, text in texts.items() if key not in known}
+    rows = [
+        {
+            "id": text_id,
+            "user_id": run.user_id,
+            "chat_id": run.chat_id,
+            "digest": key,
+            "sealed_text": blob,
+            "created_at": now(),
+        }
+        for key, (text_id, blob) in texts.items()
+    ]
+    if rows:
+        await upsert(session, ContextText, rows, key=("chat_id", "digest"))
     await upsert(
         session, StoredContextRecord, values, key=("id",), update=("sealed_record", "created_at")
     )
