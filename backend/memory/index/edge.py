@@ -16,7 +16,6 @@ from uuid import UUID
 
 import numpy as np
 
-from backend.database.base import chunks
 from backend.logs import get_logger
 from backend.memory.index.edge_messages import ID, PointMessage, QueryMessage, SparseMessage
 from backend.memory.index.edge_process import EngineError, EngineProcess
@@ -98,13 +97,13 @@ class EdgeIndex:
     async def upsert(self, points: Sequence[Point]) -> None:
         """Store points, in place of those with their ids. Durable when it returns."""
         check_dimensions(points, self._dimension)
-        for batch in chunks(points, _BATCH):
+        for start in range(0, len(points), _BATCH):
+            batch, is_last = points[start : start + _BATCH], start + _BATCH >= len(points)
             # Who gives up waiting does not stop the engine: what it writes is taken note of.
-            write = asyncio.create_task(self._write(batch))
+            write = asyncio.create_task(self._write(batch, is_last=is_last))
             self._writes.add(write)
             write.add_done_callback(self._writes.discard)
             await asyncio.shield(write)
-        await self._call("sync")
 
     async def search(self, queries: Sequence[Query]) -> list[list[Hit]]:
         """Answer all queries, each with its hits, best first."""
@@ -223,8 +222,8 @@ class EdgeIndex:
             known |= {each[0].int: each for each in read}
         return known
 
-    async def _write(self, points: Sequence[Point]) -> None:
-        await self._call("upsert", [_point_message(each) for each in points])
+    async def _write(self, points: Sequence[Point], *, is_last: bool) -> None:
+        await self._call("upsert", [_point_message(each) for each in points], syncs=is_last)
         self._payloads.write((each.id, each.payload) for each in points)
 
     async def _call(self, method: str, *arguments: object, **options: object) -> Any:

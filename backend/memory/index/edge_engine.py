@@ -14,7 +14,7 @@ graph (HNSW): every vector of one user is compared, first as a copy of eight bit
 best ones as they are. That misses next to nothing, is fast enough, and costs little to maintain.
 
 A write is in the engine's write-ahead log when `update` returns, and outlives the process. The
-engine leaves it to the system when the log gets to the disk; `sync` does not.
+engine leaves it to the system when the log gets to the disk; `_sync` does not.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ from backend.memory.index.edge_messages import (
 )
 from backend.memory.index.scope import OWNER, SOURCE, IndexUnavailableError
 
-WRITES = frozenset({"upsert", "sync", "delete"})
+WRITES = frozenset({"upsert", "delete"})
 
 FORMAT = 2
 """Raised when what a folder holds changes. Folders of other formats are deleted and made again."""
@@ -126,8 +126,8 @@ class Engine:
         self._owners = {UUID(each) for each in self.owners(most=2)}
         return is_new, is_damaged
 
-    def upsert(self, points: Sequence[PointMessage]) -> None:
-        """Store points, in place of those with their ids."""
+    def upsert(self, points: Sequence[PointMessage], *, syncs: bool) -> None:
+        """Store points, in place of those with their ids; `syncs` waits for the disk."""
         self._owners |= {UUID(each.payload[OWNER]) for each in points}
         made = [mapping.point(each) for each in points]
         self._shard.update(engine.UpdateOperation.upsert_points(made))
@@ -135,8 +135,10 @@ class Engine:
         if self._unflushed >= _FLUSH_AFTER:
             self._unflushed = 0
             self._shard.flush()
+        if syncs:
+            self._sync()
 
-    def sync(self) -> None:
+    def _sync(self) -> None:
         """Wait until what was written is on the disk."""
         for path in (self._path / "wal").iterdir():
             try:
@@ -161,7 +163,7 @@ class Engine:
         else:
             which = mapping.owned(owner_id, mapping.among(SOURCE, sources))
         self._shard.update(engine.UpdateOperation.delete_points_by_filter(which))
-        self.sync()
+        self._sync()
 
     def search(
         self, queries: Sequence[QueryMessage]
