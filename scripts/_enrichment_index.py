@@ -59,8 +59,10 @@ class RemoteIndex:
         """Have it opened over there. Raises `IndexUnavailableError`."""
         self.is_new = await self._ask("open")
 
-    async def upsert(self, points: Sequence[Point]) -> None:
+    async def upsert(self, points: Sequence[Point], *, instead_of: Sequence[UUID] = ()) -> None:
         """See `VectorIndex`, here and below."""
+        if instead_of:
+            await self.delete_sources(points[0].payload.owner_id, instead_of)
         await self._ask("upsert", list(points))
 
     async def search(self, queries: Sequence[Query]) -> list[list[Hit]]:

@@ -282,10 +282,10 @@ class Indexer:
             for index, vectors in sides:
                 points = await self._maker.make(attempt, documents, vectors=vectors)
                 # Only now, with the new points at hand: in between nothing of these rows is found.
-                if here:
-                    await index.delete_sources(owner_id, here)
                 if points:
-                    await index.upsert(points)
+                    await index.upsert(points, instead_of=here)
+                elif here:
+                    await index.delete_sources(owner_id, here)
 
 
 def _sides(indexes: Sequence[VectorIndex], vectors: Vectors) -> list[Side]:

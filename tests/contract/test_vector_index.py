@@ -260,6 +260,22 @@ async def test_deleting_rows_takes_all_their_chunks_and_nothing_of_anybody_elses
     assert await index.count(BEN) == 1
 
 
+async def test_points_come_in_place_of_all_points_of_rows_of_the_same_user(
+    index: VectorIndex,
+) -> None:
+    row, kept = uuid4(), point(ANN, CHAT)
+    chunks = [
+        replace(point(ANN, CHAT, source=row), id=point_id("message", row, chunk))
+        for chunk in range(3)
+    ]
+    theirs = replace(point(BEN, CHAT, source=row), id=uuid4())
+    await index.upsert([*chunks, kept, theirs])
+    many = [point(ANN, CHAT) for _ in range(40)]
+    await index.upsert([*many, chunks[0]], instead_of=[row, uuid4()])
+    assert await index.count(ANN) == len(many) + 2
+    assert await index.count(BEN) == 1
+
+
 async def test_an_audience_finds_what_names_it_and_nothing_without_one(index: VectorIndex) -> None:
     words = [("public",), ("gm",), (str(ANN), str(BEN)), (str(BEN),), ()]
     items = [

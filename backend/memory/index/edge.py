@@ -94,13 +94,14 @@ class EdgeIndex:
             await self.aclose()
             raise
 
-    async def upsert(self, points: Sequence[Point]) -> None:
-        """Store points, in place of those with their ids. Durable when it returns."""
+    async def upsert(self, points: Sequence[Point], *, instead_of: Sequence[UUID] = ()) -> None:
+        """Store points, in place of those with their ids and those of rows; see `VectorIndex`."""
         check_dimensions(points, self._dimension)
         for start in range(0, len(points), _BATCH):
             batch, is_last = points[start : start + _BATCH], start + _BATCH >= len(points)
+            gone = [] if start else list(instead_of)
             # Who gives up waiting does not stop the engine: what it writes is taken note of.
-            write = asyncio.create_task(self._write(batch, is_last=is_last))
+            write = asyncio.create_task(self._write(batch, gone, is_last=is_last))
             self._writes.add(write)
             write.add_done_callback(self._writes.discard)
             await asyncio.shield(write)
@@ -222,8 +223,11 @@ class EdgeIndex:
             known |= {each[0].int: each for each in read}
         return known
 
-    async def _write(self, points: Sequence[Point], *, is_last: bool) -> None:
-        await self._call("upsert", [_point_message(each) for each in points], syncs=is_last)
+    async def _write(
+        self, points: Sequence[Point], instead_of: list[UUID], *, is_last: bool
+    ) -> None:
+        made = [_point_message(each) for each in points]
+        await self._call("upsert", made, instead_of=instead_of, syncs=is_last)
         self._payloads.write((each.id, each.payload) for each in points)
 
     async def _call(self, method: str, *arguments: object, **options: object) -> Any:

@@ -126,10 +126,17 @@ class Engine:
         self._owners = {UUID(each) for each in self.owners(most=2)}
         return is_new, is_damaged
 
-    def upsert(self, points: Sequence[PointMessage], *, syncs: bool) -> None:
-        """Store points, in place of those with their ids; `syncs` waits for the disk."""
+    def upsert(
+        self, points: Sequence[PointMessage], *, instead_of: Sequence[UUID], syncs: bool
+    ) -> None:
+        """Store points, in place of those with their ids and those of rows of the same user.
+
+        `syncs` waits for the disk.
+        """
         self._owners |= {UUID(each.payload[OWNER]) for each in points}
         made = [mapping.point(each) for each in points]
+        if instead_of:
+            self._delete(mapping.owned(points[0].payload[OWNER], mapping.among(SOURCE, instead_of)))
         self._shard.update(engine.UpdateOperation.upsert_points(made))
         self._unflushed += len(made)
         if self._unflushed >= _FLUSH_AFTER:
@@ -162,8 +169,11 @@ class Engine:
             which = mapping.within(owner_id, container_id)
         else:
             which = mapping.owned(owner_id, mapping.among(SOURCE, sources))
-        self._shard.update(engine.UpdateOperation.delete_points_by_filter(which))
+        self._delete(which)
         self._sync()
+
+    def _delete(self, which: engine.Filter) -> None:
+        self._shard.update(engine.UpdateOperation.delete_points_by_filter(which))
 
     def search(
         self, queries: Sequence[QueryMessage]

@@ -130,7 +130,7 @@ def sparse(vector: SparseMessage) -> engine.SparseVector:
     return engine.SparseVector(array("I", vector.ids).tolist(), _floats(vector.weights))
 
 
-def owned(owner_id: UUID, *conditions: Any) -> engine.Filter:
+def owned(owner_id: UUID | str, *conditions: Any) -> engine.Filter:
     """The owner's points that fulfil the conditions."""
     return engine.Filter(must=[among(OWNER, [owner_id]), *conditions])
 

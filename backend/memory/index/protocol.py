@@ -201,8 +201,12 @@ class VectorIndex(Protocol):
         """It was made just now: whatever was in it before is to be indexed again."""
         ...
 
-    async def upsert(self, points: Sequence[Point]) -> None:
-        """Store points, in place of those with their ids. Durable when it returns."""
+    async def upsert(self, points: Sequence[Point], *, instead_of: Sequence[UUID] = ()) -> None:
+        """Store points, in place of those with their ids. Durable when it returns.
+
+        And in place of all points of the rows `instead_of`, which are the user's whose points they
+        are: there is one at least then.
+        """
         ...
 
     async def search(self, queries: Sequence[Query]) -> list[list[Hit]]:

@@ -162,9 +162,11 @@ class ServerIndex:
             if field not in info.payload_schema:
                 await client.create_payload_index(name, field, schema, wait=True)
 
-    async def upsert(self, points: Sequence[Point]) -> None:
-        """Store points, in place of those with their ids. Durable when it returns."""
+    async def upsert(self, points: Sequence[Point], *, instead_of: Sequence[UUID] = ()) -> None:
+        """Store points, in place of those with their ids and those of rows; see `VectorIndex`."""
         check_dimensions(points, self._dimension)
+        if instead_of:
+            await self.delete_sources(points[0].payload.owner_id, instead_of)
         for batch in chunks(points, _BATCH):
             async with self._asked() as (client, mapping):
                 made = [mapping.point(each) for each in batch]

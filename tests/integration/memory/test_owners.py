@@ -145,10 +145,10 @@ async def test_points_that_work_under_way_puts_back_after_a_deletion_go_as_well(
         begun, may_go_on = asyncio.Event(), asyncio.Event()
         store = index.upsert
 
-        async def held(points: Sequence[Point]) -> None:
+        async def held(points: Sequence[Point], *, instead_of: Sequence[UUID] = ()) -> None:
             begun.set()
             await may_go_on.wait()
-            await store(points)
+            await store(points, instead_of=instead_of)
 
         monkeypatch.setattr(index, "upsert", held)
         chat = str((await ben.new_chat())["id"])
