@@ -93,9 +93,9 @@ class Seen:
         hits, lines = self.hits, self.lines
         first: dict[int, int] = {}
         for row in order:
-            first.setdefault(lines[row].source_id.int, row)
-            if len(first) == most:
+            if most is not None and len(first) >= most:
                 break
+            first.setdefault(lines[row].source_id.int, row)
         signals = self._signals()
         cosines, bm25 = self.cosines.tolist(), self._best(SPARSE_SIGNALS, 0.0).tolist()
         scenes: list[float] = self.table[:, SIGNALS.index("scene")].tolist()

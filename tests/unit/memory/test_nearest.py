@@ -67,6 +67,13 @@ def test_lines_that_are_half_near_come_nearest_first_whatever_their_words() -> N
     assert names(relevant(ranked, LEAST), "words", "near") == ["near", "words"]
 
 
+def test_no_more_lines_come_than_are_wanted() -> None:
+    hits = found(*(hit(f"near {number}", LEAST.dense + number / 100) for number in range(9)))
+    every = nearest(hits, LEAST)
+    assert len(every) == 9
+    assert [nearest(hits, LEAST, most=most) for most in (4, 0)] == [every[:4], []]
+
+
 def test_where_no_line_is_near_by_its_meaning_alone_none_comes() -> None:
     assert nearest(found(hit("words", 0.28), hit("half", 0.2)), LEAST) == []
     assert nearest({}, LEAST) == []
