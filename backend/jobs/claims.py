@@ -96,6 +96,12 @@ _TAKE = cast(
 )
 
 
+_IN_ORDER = select(
+    func.set_config("idle_in_transaction_session_timeout", str(STUCK_MS), True),  # noqa: FBT003  # PostgreSQL's own function
+    func.pg_advisory_xact_lock(LOCK),
+)
+
+
 async def claim(
     session: AsyncSession,
     wanted: Wanted,
@@ -109,12 +115,7 @@ async def claim(
     It begins after the share `start`, which was served last, so that the next has its turn.
     """
     if session.get_bind().dialect.name == "postgresql":
-        await session.execute(
-            select(
-                func.set_config("idle_in_transaction_session_timeout", str(STUCK_MS), True),  # noqa: FBT003  # PostgreSQL's own function
-                func.pg_advisory_xact_lock(LOCK),
-            )
-        )
+        await session.execute(_IN_ORDER)
     ids = await candidates(session, wanted, at, start)
     if not ids:
         return []

@@ -14,7 +14,7 @@ from typing import Any
 from uuid import UUID
 
 import numpy as np
-from sqlalchemy import delete, select, update
+from sqlalchemy import bindparam, delete, select, update
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.ext.asyncio import AsyncSession
 
@@ -60,6 +60,13 @@ class CachedVectors:
     broken: Sequence[UUID]
 
 
+_ROW = table_of(Embedding).c
+_STORED_VECTORS = select(_ROW.id, _ROW.digest, _ROW.sealed_vector, _ROW.used_at).where(
+    _ROW.user_id == bindparam("owner_id"), _ROW.digest.in_(bindparam("digests", expanding=True))
+)
+"""Built once: building it costs more than running it."""
+
+
 async def lookup(
     session: AsyncSession, sealer: Sealer, spec: EmbedderSpec, wanted: Sequence[bytes]
 ) -> CachedVectors:
@@ -69,11 +76,8 @@ async def lookup(
     broken: list[UUID] = []
     old = now() - _RENEWED_EVERY
     for some in chunks(wanted, _CHUNK):
-        columns = (Embedding.id, Embedding.digest, Embedding.sealed_vector, Embedding.used_at)
-        statement = select(*columns).where(
-            Embedding.user_id == sealer.user_id, Embedding.digest.in_(some)
-        )
-        for row_id, key, blob, used_at in await session.execute(statement):
+        asked = {"owner_id": sealer.user_id, "digests": some}
+        for row_id, key, blob, used_at in await session.execute(_STORED_VECTORS, asked):
             vector = _open(sealer, row_id, blob)
             if vector is None or len(vector) != spec.dimension:
                 broken.append(row_id)
