@@ -420,9 +420,11 @@ def fit(training: Sequence[Searched], *, steps: int = 400, ridge: float = 1e-3) 
 
 
 def _table(searched: Searched) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
-    seen = features.Seen(searched.found, speakers=searched.speakers, spans=searched.reading.spans)
+    table = features.FeatureTable(
+        searched.found, speakers=searched.speakers, spans=searched.reading.spans
+    )
     gold = searched.question.gold
-    return ranking.curved(seen.table), np.array([line.source_id in gold for line in seen.lines])
+    return ranking.curved(table.values), np.array([line.source_id in gold for line in table.lines])
 
 
 def recalls(

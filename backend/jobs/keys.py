@@ -41,62 +41,62 @@ class JobKeys:
 
     async def load(
         self, session: AsyncSession, jobs: Sequence[Claimed], *, at: datetime
-    ) -> People | None:
+    ) -> KeyHolders | None:
         """What `sealers` needs of the users of these jobs; None where no job has one."""
         wanted = [job for job in jobs if job.user_id is not None]
-        return await People.load(session, wanted, self._open, at=at) if wanted else None
+        return await KeyHolders.load(session, wanted, self._open, at=at) if wanted else None
 
     def sealers(
-        self, jobs: Sequence[Claimed], people: People | None, *, at: datetime
+        self, jobs: Sequence[Claimed], holders: KeyHolders | None, *, at: datetime
     ) -> dict[UUID, Sealer]:
         """The sealers of these jobs, by job, of those whose key is to be had."""
         found: dict[UUID, Sealer] = {}
         for job in jobs:
-            if job.user_id is None or people is None:
+            if job.user_id is None or holders is None:
                 continue
             sealer = None
             try:
-                sealer = self._sealer(job, people, at)
+                sealer = self._sealer(job, holders, at)
             except AppError as error:  # a key that does not open is none
                 log.warning("job.key_refused", job_id=job.id, problem=error.slug)
             if sealer is None:
-                self._forget(job.share, people)
+                self._forget(job.share, holders)
             else:
                 found[job.id] = sealer
         return found
 
-    def _forget(self, user_id: UUID, people: People) -> None:
+    def _forget(self, user_id: UUID, holders: KeyHolders) -> None:
         """Drop a key that opened nothing (any more): it is not to call for jobs either."""
-        tried = people.in_memory.get(user_id)
+        tried = holders.in_memory.get(user_id)
         # One that came meanwhile has not been tried.
         if self._open and tried is not None and self._open.get(user_id) is tried:
             self._open.drop(user_id)
 
-    def _sealer(self, job: Claimed, people: People, at: datetime) -> Sealer | None:
-        user = people.users.get(job.share)
-        if user is None or user.is_disabled or not people.data_keys[user.id]:
+    def _sealer(self, job: Claimed, holders: KeyHolders, at: datetime) -> Sealer | None:
+        user = holders.users.get(job.share)
+        if user is None or user.is_disabled or not holders.data_keys[user.id]:
             return None
-        user_key = self._user_key(job, people, at)
+        user_key = self._user_key(job, holders, at)
         if user_key is None:
             return None
         # With the data keys of this moment: one may have been added since the key was lent.
-        return open_sealer(user, people.data_keys[user.id], user_key=user_key)
+        return open_sealer(user, holders.data_keys[user.id], user_key=user_key)
 
-    def _user_key(self, job: Claimed, people: People, at: datetime) -> bytes | None:
-        user = people.users[job.share]
+    def _user_key(self, job: Claimed, holders: KeyHolders, at: datetime) -> bytes | None:
+        user = holders.users[job.share]
         # First: a turn that ran while the user's key was changed has lent the one from before.
-        if (here := people.here.get(user.id)) is not None:
+        if (here := holders.here.get(user.id)) is not None:
             return here.sealer.user_key
-        if (lent := people.lent.get(job.id)) is not None:
+        if (lent := holders.lent.get(job.id)) is not None:
             return unwrap_lent("job", job.id, user.id, lent, root=self._root)
-        slot = people.standing.get(user.id)
+        slot = holders.standing.get(user.id)
         if slot is None or user.key_mode != "managed":
             return None
         if slot.expires_at is None or slot.expires_at <= at:
             return None
         wrapped = Wrapped(slot.root_version, slot.wrapped)
         user_key = unwrap_lent("standing", slot.id, user.id, wrapped, root=self._root)
-        check_protection(user, user_key, kdf=people.kdf.get(user.id))
+        check_protection(user, user_key, kdf=holders.kdf.get(user.id))
         return user_key
 
 
@@ -118,7 +118,7 @@ _SLOTS = select(KeySlot).where(
 )
 
 
-class People:
+class KeyHolders:
     """Users with their data keys, and the lent keys and slots that matter here."""
 
     def __init__(self) -> None:
@@ -138,26 +138,26 @@ class People:
         open_keys: OpenKeys | None,
         *,
         at: datetime,
-    ) -> People:
-        """One query for people, one for slots, and one for lent keys where jobs carry them.
+    ) -> KeyHolders:
+        """One query for users, one for slots, and one for lent keys where jobs carry them.
 
         A key in memory counts while the session that it came with is open and the user's key is
         the same.
         """
-        people, user_ids = cls(), {job.share for job in jobs}
-        people.in_memory = {
+        holders, user_ids = cls(), {job.share for job in jobs}
+        holders.in_memory = {
             user_id: key
             for user_id in user_ids
             if open_keys and (key := open_keys.get(user_id)) is not None
         }
         for user, data_key in await session.execute(_USERS, {"user_ids": user_ids}):
-            people.users[user.id] = user
-            people.data_keys[user.id].append(data_key)
+            holders.users[user.id] = user
+            holders.data_keys[user.id].append(data_key)
         if carrying := [job.id for job in jobs if job.wrapped_key]:
             lent = await session.execute(_LENT, {"job_ids": carrying, "at": at})
-            people.lent = {row.id: Wrapped(row.root_version, row.wrapped_key) for row in lent}
-        await people._load_slots(session, user_ids)
-        return people
+            holders.lent = {row.id: Wrapped(row.root_version, row.wrapped_key) for row in lent}
+        await holders._load_slots(session, user_ids)
+        return holders
 
     async def _load_slots(self, session: AsyncSession, user_ids: set[UUID]) -> None:
         here = [key.slot_id for user_id, key in self.in_memory.items() if user_id in user_ids]

@@ -23,7 +23,7 @@ from backend.jobs.errors import (
     TakenBackError,
     WorkerLostError,
 )
-from backend.jobs.keys import JobKeys, People
+from backend.jobs.keys import JobKeys, KeyHolders
 from backend.jobs.queue import ANSWER_SECONDS, JobQueue
 from backend.jobs.running import (
     MAX_ATTEMPTS,
@@ -153,7 +153,7 @@ class Worker:
         room = wanted.count if wanted.queued or wanted.open_to else 0
         if not room and not ended:
             return False
-        at, claimed, people = self._clock(), list[Claimed](), None
+        at, claimed, holders = self._clock(), list[Claimed](), None
         if wanted.thorough and room:
             self._thorough_at = time.monotonic() + self._poll
         try:
@@ -164,18 +164,18 @@ class Worker:
                     claimed = await claims.claim(
                         session, wanted, at=at, lease=self._lease, start=self._last_share
                     )
-                    people = await self._keys.load(session, self._needing(claimed), at=at)
+                    holders = await self._keys.load(session, self._needing(claimed), at=at)
         except BaseException:
             self._returned = [*ended, *self._returned]
             raise
         for job in ended:
             self._forget(job)
         if room:
-            await self._take(claimed, people, at, is_full=len(claimed) == room)
+            await self._take(claimed, holders, at, is_full=len(claimed) == room)
         return bool(room) and self._has_more
 
     async def _take(
-        self, claimed: list[Claimed], people: People | None, at: datetime, *, is_full: bool
+        self, claimed: list[Claimed], holders: KeyHolders | None, at: datetime, *, is_full: bool
     ) -> None:
         """Begin with what was claimed; `is_full` where there was no room for more."""
         self._has_more = is_full
@@ -183,7 +183,7 @@ class Worker:
             self._thorough_at = 0.0  # where some were left behind there may be more
         if claimed:
             self._last_share = claimed[-1].share
-            await self._begin(claimed, people, at)
+            await self._begin(claimed, holders, at)
 
     def _wanted(self, ended: list[RunningJob]) -> Wanted:
         running = Counter(job.claimed.share for job in self._jobs.values() if not job.is_ending)
@@ -208,11 +208,13 @@ class Worker:
         """Those that can't run without their user's key."""
         return [each for each in claimed if self._kinds[each.kind].needs_key]
 
-    async def _begin(self, claimed: list[Claimed], people: People | None, at: datetime) -> None:
+    async def _begin(
+        self, claimed: list[Claimed], holders: KeyHolders | None, at: datetime
+    ) -> None:
         jobs = [self._running(each) for each in claimed]
         self._jobs |= {job.id: job for job in jobs}
         try:
-            sealers = self._keys.sealers(self._needing(claimed), people, at=at)
+            sealers = self._keys.sealers(self._needing(claimed), holders, at=at)
         except BaseException:
             await self._let_go(jobs)
             raise

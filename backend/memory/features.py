@@ -41,7 +41,7 @@ class _Column(NamedTuple):
     scaled: NDArray[np.float64]
 
 
-class Seen:
+class FeatureTable:
     """The points that the signals of a search found: n of them, each once.
 
     O(n) time and memory for n hits.
@@ -56,7 +56,7 @@ class Seen:
         hits: One of each point.
         lines: Their payloads.
         cosines: The best cosine of each, shape (n,); -1 where no vector found it.
-        table: What is weighed, shape (n, 13), columns as `FEATURES`. A signal's column is its
+        values: What is weighed, shape (n, 13), columns as `FEATURES`. A signal's column is its
             scores brought to 0 to 1 (`brought_to_one`), and 0 where it found nothing.
     """
 
@@ -72,7 +72,7 @@ class Seen:
             if signal != "scene"
         }
         self.cosines = self._best(DENSE_SIGNALS, -1.0)
-        self.table = self._table(found.get("scene", ()), speakers, spans)
+        self.values = self._values(found.get("scene", ()), speakers, spans)
 
     def candidates(
         self,
@@ -98,7 +98,7 @@ class Seen:
             first.setdefault(lines[row].source_id.int, row)
         signals = self._signals()
         cosines, bm25 = self.cosines.tolist(), self._best(SPARSE_SIGNALS, 0.0).tolist()
-        scenes: list[float] = self.table[:, SIGNALS.index("scene")].tolist()
+        scenes: list[float] = self.values[:, SIGNALS.index("scene")].tolist()
         return [
             Candidate(
                 id=hits[row].id,
@@ -139,10 +139,10 @@ class Seen:
             best[column.rows] = np.maximum(best[column.rows], column.scores)
         return best
 
-    def _table(
+    def _values(
         self, scenes: Sequence[Hit], speakers: Collection[int], spans: Sequence[Span]
     ) -> NDArray[np.float64]:
-        """`table`; `scenes` are the hits of theirs."""
+        """`values`; `scenes` are the hits of theirs."""
         lines = self.lines
         table = np.zeros((len(lines), len(FEATURES)))
         for place, signal in enumerate(SIGNALS):
@@ -158,8 +158,8 @@ class Seen:
             table[:, SIGNALS.index("scene")] = [
                 by_scene.get(line.scene_id.int, 0.0) if line.scene_id else 0.0 for line in lines
             ]
-        # What has no lines around it stands for itself there: else every message would have two
-        # signals more than it.
+        # Only messages have lines around them. For all else its own signals count in their place,
+        # or every message would have two signals more.
         is_line = np.array([line.kind == "message" for line in lines], dtype=bool)
         table[~is_line, 2:4] = table[~is_line, 0:2]
         words = np.array([line.words for line in lines], dtype=np.float64)

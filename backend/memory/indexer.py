@@ -109,7 +109,7 @@ class Indexer:
             if rows is None:
                 await self._some(attempt, source, container_id, changed, sides)
             else:
-                await self._store_rows(attempt, rows, sides, anew=changed)
+                await self._store_rows(attempt, rows, sides, instead_of=changed)
             _check(attempt)
             is_again = place.is_chosen and await self._moves.is_elsewhere(job.keys, place)
             if is_again:
@@ -221,7 +221,7 @@ class Indexer:
                 rows = await source.rows(
                     session, attempt.sealer, container_id, part, neighbours=True
                 )
-            await self._store_rows(attempt, rows, sides, anew=part)
+            await self._store_rows(attempt, rows, sides, instead_of=part)
 
     async def _whole(
         self,
@@ -253,7 +253,7 @@ class Indexer:
             async with self._database.read() as session:
                 rows = await source.rows(session, sealer, container_id, part, neighbours=False)
             await self._store_rows(
-                attempt, rows, [side], anew=[each for each in part if each in stale]
+                attempt, rows, [side], instead_of=[each for each in part if each in stale]
             )
         return len(stored)
 
@@ -263,11 +263,11 @@ class Indexer:
         rows: Sequence[SourceRow],
         sides: Sequence[Side],
         *,
-        anew: Sequence[UUID],
+        instead_of: Sequence[UUID],
     ) -> None:
-        """Store what rows make, in place of all points of the rows `anew`, slice by slice."""
+        """Store what rows make, in place of all points of the rows `instead_of`."""
         owner_id = attempt.sealer.user_id
-        left = set(anew)
+        left = set(instead_of)
         gone = left.difference(row.source_id for row in rows)
         for index, _ in sides if gone else ():
             await index.delete_sources(owner_id, list(gone))

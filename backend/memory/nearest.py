@@ -13,7 +13,7 @@ from itertools import zip_longest
 
 import numpy as np
 
-from backend.memory.features import Seen
+from backend.memory.features import FeatureTable
 from backend.memory.index.protocol import Hit, Query
 from backend.memory.ranking import meanings
 from backend.memory.signals import DENSE_SIGNALS, Candidate, Found, Signal, gather
@@ -79,8 +79,8 @@ def nearest(
         deep: Hits of lines by their vectors.
         least: What is near enough by itself.
         ranked: Candidates of the whole search: those among them come back as they are there.
-        speakers: As for `Seen`.
-        spans: As for `Seen`.
+        speakers: As for `FeatureTable`.
+        spans: As for `FeatureTable`.
         most: How many come back at most; None for all.
 
     Returns:
@@ -89,15 +89,15 @@ def nearest(
     """
     if least.dense <= least.unrelated:
         return []
-    seen = Seen(deep, speakers=speakers, spans=spans)
-    shares = (seen.cosines - least.unrelated) / (least.dense - least.unrelated)
-    shares[[line.kind != "message" for line in seen.lines]] = 0.0
+    table = FeatureTable(deep, speakers=speakers, spans=spans)
+    shares = least.meaning_shares(table.cosines)
+    shares[[line.kind != "message" for line in table.lines]] = 0.0
     if shares.max(initial=0.0) < 1:
         return []
-    meant = meanings(seen)
+    meant = meanings(table)
     order = np.argsort(-meant, kind="stable")
     order = order[shares[order] >= HALF_NEAR]
-    near = seen.candidates(order.tolist(), meant.tolist(), meant.tolist(), most=most)
+    near = table.candidates(order.tolist(), meant.tolist(), meant.tolist(), most=most)
     known = {each.payload.source_id.int: each for each in ranked}
     return [known.get(each.payload.source_id.int, each) for each in near]
 

@@ -13,7 +13,7 @@ import numpy as np
 from msgspec import structs
 from numpy.typing import NDArray
 
-from backend.memory.features import FEATURES, Seen, brought_to_one
+from backend.memory.features import FEATURES, FeatureTable, brought_to_one
 from backend.memory.signals import Candidate, Found
 from backend.memory.spans import Span
 
@@ -87,10 +87,10 @@ def rank(
     """Fuse what the signals found.
 
     Args:
-        found: As for `Seen`.
+        found: As for `FeatureTable`.
         weights: The shipped ones where None.
-        speakers: As for `Seen`.
-        spans: As for `Seen`.
+        speakers: As for `FeatureTable`.
+        spans: As for `FeatureTable`.
         wants_recent: The query asks for what is new. Else age only breaks ties.
 
     Returns:
@@ -99,24 +99,24 @@ def rank(
     O(n) time and memory for n hits, and the sorting.
     """
     weights = weights or Weights()
-    seen = Seen(found, speakers=speakers, spans=spans)
-    if not seen.hits:
+    table = FeatureTable(found, speakers=speakers, spans=spans)
+    if not table.hits:
         return []
-    total = curved(seen.table) @ _vector(weights)
-    said_at = np.array([line.said_at for line in seen.lines], dtype=np.float64)
+    total = curved(table.values) @ _vector(weights)
+    said_at = np.array([line.said_at for line in table.lines], dtype=np.float64)
     if wants_recent:
         total += weights.recent * brought_to_one(said_at)
     order = np.lexsort((-said_at, -total)).tolist()
-    return seen.candidates(order, total.tolist(), meanings(seen).tolist())
+    return table.candidates(order, total.tolist(), meanings(table).tolist())
 
 
-def meanings(seen: Seen) -> NDArray[np.float64]:
+def meanings(table: FeatureTable) -> NDArray[np.float64]:
     """How near each of n points is whatever its words, shape (n,)."""
-    return seen.table @ _vector(MEANING)
+    return table.values @ _vector(MEANING)
 
 
 def curved(table: NDArray[np.float64]) -> NDArray[np.float64]:
-    """A table of `Seen` as it is weighed: a copy, its column `dense` to the power of `CURVE`."""
+    """Features as they are weighed: a copy, its column `dense` to the power of `CURVE`."""
     table = table.copy()
     table[:, 0] **= CURVE
     return table

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
+from numpy.typing import NDArray
 
 from backend.memory.embedding.cosines import MINILM, ModelCosines
 from backend.memory.signals import Candidate
@@ -47,8 +48,12 @@ class RankingThresholds:
 
     def shares(self, candidate: Candidate) -> tuple[float, float]:
         """How much of what is enough a memory has, by meaning and by words."""
-        near = max(0.0, candidate.cosine - self.unrelated)
-        return near / (self.dense - self.unrelated), candidate.bm25 / self.sparse
+        near = float(self.meaning_shares(np.array(candidate.cosine)))
+        return near, candidate.bm25 / self.sparse
+
+    def meaning_shares(self, cosines: NDArray[np.float64]) -> NDArray[np.float64]:
+        """How much of what is enough by meaning memories have, by their best cosines, any shape."""
+        return np.maximum(0.0, cosines - self.unrelated) / (self.dense - self.unrelated)
 
 
 def thresholds(
@@ -101,8 +106,7 @@ def relevant(ranked: Sequence[Candidate], least: RankingThresholds) -> list[Cand
 def _near(ranked: Sequence[Candidate], least: RankingThresholds) -> list[Candidate]:
     if least.dense <= least.unrelated or least.sparse <= 0:
         return list(ranked)
-    cosines = np.array([candidate.cosine for candidate in ranked])
-    shares = np.maximum(0.0, cosines - least.unrelated) / (least.dense - least.unrelated)
+    shares = least.meaning_shares(np.array([candidate.cosine for candidate in ranked]))
     shares += np.array([candidate.bm25 for candidate in ranked]) / least.sparse
     if all(candidate.signals.dense is None for candidate in ranked):
         # Without an embedder words have to do alone what they do half of otherwise.

@@ -244,15 +244,20 @@ async def test_dense_vectors_come_back_for_the_points_that_have_one(index: Vecto
     assert found[with_one.id] == pytest.approx(vector, abs=1e-6)
 
 
+def in_chunks(row: UUID) -> tuple[list[Point], Point]:
+    """The points of a row of Ann's, and one of Ben's that names the same row."""
+    points = [
+        replace(point(ANN, CHAT, source=row), id=point_id("message", row, chunk))
+        for chunk in range(3)
+    ]
+    return points, replace(point(BEN, CHAT, source=row), id=uuid4())
+
+
 async def test_deleting_rows_takes_all_their_chunks_and_nothing_of_anybody_elses(
     index: VectorIndex,
 ) -> None:
     row, kept = uuid4(), point(ANN, CHAT)
-    chunks = [
-        replace(point(ANN, CHAT, source=row), id=point_id("message", row, chunk))
-        for chunk in range(3)
-    ]
-    theirs = replace(point(BEN, CHAT, source=row), id=uuid4())
+    chunks, theirs = in_chunks(row)
     await index.upsert([*chunks, kept, theirs])
     await index.delete_sources(ANN, [row, uuid4()])
     await index.delete_sources(ANN, [])
@@ -264,11 +269,7 @@ async def test_points_come_in_place_of_all_points_of_rows_of_the_same_user(
     index: VectorIndex,
 ) -> None:
     row, kept = uuid4(), point(ANN, CHAT)
-    chunks = [
-        replace(point(ANN, CHAT, source=row), id=point_id("message", row, chunk))
-        for chunk in range(3)
-    ]
-    theirs = replace(point(BEN, CHAT, source=row), id=uuid4())
+    chunks, theirs = in_chunks(row)
     await index.upsert([*chunks, kept, theirs])
     many = [point(ANN, CHAT) for _ in range(40)]
     await index.upsert([*many, chunks[0]], instead_of=[row, uuid4()])

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from backend.memory.embedding.cosines import MINILM, ModelCosines, cosines_of
-from backend.memory.features import FEATURES, FEW, Seen, points
+from backend.memory.features import FEATURES, FEW, FeatureTable, points
 from backend.memory.index.protocol import Hit, Kind, Payload, point_id
 from backend.memory.matches import MatchScale, SharedWords, scene_strengths
 from backend.memory.ranking import Weights, rank
@@ -410,7 +410,7 @@ def test_what_is_weighed_is_what_was_found_hit_by_hit(seed: int) -> None:
         hit(f"s{n}", draw.random(), kind="scene", scene=each) for n, each in enumerate(scenes)
     ]
     lines = points(found)
-    table = Seen(found, speakers=[2, 1], spans=[(100, 200), (150, 300)]).table
+    table = FeatureTable(found, speakers=[2, 1], spans=[(100, 200), (150, 300)]).values
     assert table.shape == (len(lines), len(FEATURES))
     assert table == pytest.approx(np.array(plain_features(found, lines, named=[2, 1])), abs=1e-12)
 
