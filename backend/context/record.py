@@ -19,7 +19,8 @@ from backend.context.blocks import ChosenBy
 from backend.context.budget import Gap
 from backend.context.layout import History, Item, LeftOut, Place, layout
 from backend.errors import AppError
-from backend.generation.model import PromptMessage, Role, ToolSupport
+from backend.generation.figures import ToolSupport
+from backend.generation.model import PromptMessage, Role
 from backend.reasons import Reason
 
 

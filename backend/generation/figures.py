@@ -15,6 +15,17 @@ Ability = Literal["tools", "structured", "thinking"]
 FiguresFrom = Literal["user", "provider", "table", "default"]
 """Who told how large a model's window is: its user, its provider's list, our table, or nobody."""
 
+ToolSupport = Literal["native", "structured", "fenced"]
+"""How a model calls tools: by itself, in JSON of a schema, or in a fenced block of its text."""
+
+MessageShape = Literal["lenient", "system_first", "alternating", "no_system"]
+"""Which messages a model's chat template accepts, each value stricter than the one before.
+
+`lenient` accepts any order. `system_first` accepts one system message, at the beginning.
+`alternating` also wants user and assistant to take turns, the user first. `no_system` accepts the
+same without a system message.
+"""
+
 MIN_WINDOW = 1_024
 MAX_WINDOW = 100_000_000
 
@@ -25,6 +36,16 @@ _FILE = ".gguf"
 """What llama.cpp reads. Its servers call a model by the whole path."""
 
 _DATE = re.compile(r"-(?:\d{8}|\d{4}-\d{2}-\d{2}|latest)$")
+
+
+Tag = Annotated[str, msgspec.Meta(min_length=1, max_length=40)]
+
+
+class ThoughtTags(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A pair of tags between which a model writes its thoughts into the text."""
+
+    opening: Tag
+    closing: Tag
 
 
 class Price(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -45,7 +66,10 @@ class Price(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 class ListedModel(
     msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True
 ):
-    """A model by its name, and what one source tells of it. Windows and replies are in tokens."""
+    """A model by its name, and what one source tells of it. Windows and replies are in tokens.
+
+    `tool_support` and `message_shape` are set by users alone; None leaves them to what is learned.
+    """
 
     name: Name
     title: Annotated[str, msgspec.Meta(max_length=200)] | None = None
@@ -53,6 +77,8 @@ class ListedModel(
     max_output_tokens: Annotated[int, msgspec.Meta(ge=1, le=MAX_WINDOW)] | None = None
     price: Price | None = None
     abilities: tuple[Ability, ...] | None = None
+    tool_support: ToolSupport | None = None
+    message_shape: MessageShape | None = None
 
 
 NOTHING = ListedModel(name="-")

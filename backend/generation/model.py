@@ -13,14 +13,11 @@ from typing import Any, ClassVar, Literal, Protocol, runtime_checkable
 import msgspec
 
 from backend.errors import AppError
-from backend.generation.figures import Ability, FiguresFrom, Price
+from backend.generation.figures import Ability, FiguresFrom, MessageShape, Price, ToolSupport
 from backend.generation.sampling import Sampling, SamplingField
 
 Role = Literal["system", "user", "assistant"]
 FinishReason = Literal["stop", "length", "safety", "tool_calls", "other"]
-
-ToolSupport = Literal["native", "structured", "fenced"]
-"""How a model calls tools: by itself, in JSON of a schema, or in a fenced block of its text."""
 
 
 class PromptMessage(msgspec.Struct, frozen=True, gc=False):
@@ -94,6 +91,23 @@ class ThinkingPiece:
     text: str
 
 
+@dataclass(frozen=True, slots=True)
+class TextReset:
+    """Take back the text that this request has streamed so far: it was something else."""
+
+
+@dataclass(frozen=True, slots=True)
+class SentRequest:
+    """How the request was sent. The first piece of a stream whose server accepted the request.
+
+    `shape` is the message shape that was sent. `left_out` are sampling settings of the user that
+    the model cannot take, or cannot take together with another one.
+    """
+
+    shape: MessageShape = "lenient"
+    left_out: tuple[SamplingField, ...] = ()
+
+
 MAX_REPORTED_TOKENS = 10_000_000
 """Of one request: several times the largest context window."""
 
@@ -124,7 +138,7 @@ class Finish:
     reason: FinishReason
 
 
-Piece = TextPiece | ThinkingPiece | ToolCall | TokenUsage | Finish
+Piece = TextPiece | ThinkingPiece | TextReset | ToolCall | SentRequest | TokenUsage | Finish
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,6 +168,7 @@ class ModelSpec:
     `tokenizer` names the vocabulary in `generation.tokens` that comes closest.
     `accepts` are the sampling settings that it takes; others are refused when they are set.
     `refused` are those that its server was found not to take.
+    `shape` is the message shape that it accepts, by its preset or as it was learned.
     `tool_support` is the best that is expected of it: see `tool_streams`.
     """
 
@@ -167,6 +182,7 @@ class ModelSpec:
     accepts: frozenset[SamplingField] = frozenset()
     refused: frozenset[SamplingField] = frozenset()
     tool_support: ToolSupport = "native"
+    shape: MessageShape = "lenient"
     provider_name: str = ""
     price: Price | None = None
     abilities: frozenset[Ability] = frozenset()
@@ -263,6 +279,29 @@ class ModelRequestError(ModelError):
     """The provider does not take the request (a setting, the model's name, the length)."""
 
     status, slug, title = 502, "model-refused-request", "The model's provider refused the request"
+
+
+class ModelContextOverflowError(ModelRequestError):
+    """The prompt is longer than the model's context window.
+
+    `window` is the model's window and `needed` the length of the prompt with the reply, in the
+    model's tokens; each is None if the server did not report it.
+    """
+
+    status, slug, title = (
+        422,
+        "model-context-overflow",
+        "The prompt is longer than the model's context window",
+    )
+
+    def __init__(
+        self, detail: str = "", *, window: int | None = None, needed: int | None = None
+    ) -> None:
+        reported = {"window": window, "needed": needed}
+        super().__init__(
+            detail, extra={name: size for name, size in reported.items() if size is not None}
+        )
+        self.window, self.needed = window, needed
 
 
 class ModelSettingRefusedError(ModelRequestError):

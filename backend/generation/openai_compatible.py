@@ -14,7 +14,8 @@ from backend.generation._failures import code_words, failure, own_error, wait_se
 from backend.generation._http import make_http_client
 from backend.generation._json import mapping, parse_json
 from backend.generation._provider import ModelProvider
-from backend.generation.model import ModelBlockedError, ModelError, ToolSupport
+from backend.generation.figures import ToolSupport
+from backend.generation.model import ModelBlockedError, ModelError
 from backend.generation.network import NetworkPolicy
 from backend.generation.server_abilities import ServerAbilities
 from backend.setting_types import ServerName

@@ -11,10 +11,10 @@ from backend.errors import ValidationError
 from backend.generation.anthropic import ADAPTER_ACCEPTS as ANTHROPIC_ACCEPTS
 from backend.generation.anthropic import AnthropicConfig, AnthropicModel, AnthropicProvider
 from backend.generation.demo import DemoModel
-from backend.generation.figures import NOTHING, ListedModel, Price, figures_of
+from backend.generation.figures import NOTHING, ListedModel, Price, ToolSupport, figures_of
 from backend.generation.gemini import ADAPTER_ACCEPTS as GEMINI_ACCEPTS
 from backend.generation.gemini import GeminiConfig, GeminiModel, GeminiProvider
-from backend.generation.model import ChatModel, ModelSpec, ToolSupport
+from backend.generation.model import ChatModel, ModelSpec
 from backend.generation.openai_compatible import OpenAICompatibleConfig, OpenAICompatibleProvider
 from backend.generation.openai_model import OpenAICompatibleModel
 from backend.generation.openai_servers import OPENAI_SERVERS

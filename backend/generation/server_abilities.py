@@ -7,7 +7,7 @@ from typing import Literal, get_args
 
 import msgspec
 
-from backend.generation.model import ToolSupport
+from backend.generation.figures import MessageShape, ToolSupport
 from backend.generation.sampling import SamplingField
 
 JsonWay = Literal["json_schema", "json_object", "tool", "fenced"]
@@ -19,11 +19,17 @@ JSON_WAYS: tuple[JsonWay, ...] = get_args(JsonWay)
 
 
 class ModelAbilities(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What is learned of one model.
+    """Abilities that the answers of one model's server have shown.
 
-    `refused` are settings that it does not take; `without` members of a request that Talekeeper
-    adds itself and leaves out from then on; `counts` is the path by which its server counts tokens,
-    "" where it does not.
+    Attributes:
+        refused: Sampling settings that the model does not take.
+        without: Members of a request that Talekeeper adds itself and now leaves out.
+        json: How the model is asked for a JSON value.
+        tools: How the model is asked for tool calls.
+        counts: The path at which its server counts tokens, "" if it does not count.
+        shape: The message shape that its chat template accepts.
+        window: Its context window in tokens, if a refusal or a usage report has shown it.
+        thinks_first: Its replies begin with thoughts that only a closing tag ends.
     """
 
     refused: tuple[SamplingField, ...] = ()
@@ -31,11 +37,15 @@ class ModelAbilities(msgspec.Struct, frozen=True, omit_defaults=True):
     json: JsonWay | None = None
     tools: ToolSupport | None = None
     counts: str | None = None
+    shape: MessageShape | None = None
+    window: int | None = None
+    thinks_first: bool = False
 
 
 class ServerAbilities(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What is learned of a server, by the names of its models."""
+    """Abilities that a server has shown: its number of slots, and those of its models by name."""
 
+    slots: int | None = None
     models: Mapping[str, ModelAbilities] = msgspec.field(default_factory=dict[str, ModelAbilities])
 
     def of(self, model: str) -> ModelAbilities:

@@ -16,6 +16,7 @@ from backend.generation._replies import Delta, finish_of, tool_answer
 from backend.generation._structured_calls import StructuredReader, answer_schema, structured_prompt
 from backend.generation._tool_calls import MAX_CALLS
 from backend.generation._written_calls import CallReader
+from backend.generation.figures import ToolSupport
 from backend.generation.model import (
     ChatModel,
     Finish,
@@ -30,7 +31,6 @@ from backend.generation.model import (
     Tool,
     ToolAnswer,
     ToolCall,
-    ToolSupport,
 )
 from backend.generation.sampling import Sampling
 

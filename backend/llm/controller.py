@@ -11,8 +11,7 @@ from backend.accounts.identity import Identity
 from backend.accounts.middleware import NEEDS
 from backend.cpu_pool import CpuPool
 from backend.database.engine import Database
-from backend.generation.figures import Ability, FiguresFrom, Price
-from backend.generation.model import ToolSupport
+from backend.generation.figures import Ability, FiguresFrom, Price, ToolSupport
 from backend.generation.registry import UnknownModelError
 from backend.generation.tokens import best_tokenizer, get_tokenizer
 from backend.generation.tool_streams import tool_support

@@ -12,13 +12,16 @@ from sqlalchemy.orm import Mapped, mapped_column
 
 from backend.accounts.wrapped_providers import provider_context
 from backend.database.base import Base, CreatedAt, ListedOwnerId, PrimaryId, UpdatedAt
-from backend.generation.figures import ListedModel, Name
+from backend.generation.figures import ListedModel, Name, ThoughtTags
 from backend.generation.registry import ProviderKind
 from backend.vault.root import RootKeys, Wrapped
 from backend.vault.sealing import Column, Sealer
 
 MAX_CHOSEN = 500
 MAX_LISTED = 2_000
+
+MAX_CONCURRENCY = 100
+"""Requests that a provider can be set to serve at the same time."""
 
 HeaderName = Annotated[str, msgspec.Meta(min_length=1, max_length=100)]
 HeaderValue = Annotated[str, msgspec.Meta(max_length=2_000)]
@@ -30,6 +33,9 @@ class ProviderFields(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     Of the models that its server lists those are on offer that `models` names, and all of them
     where it names none. What a model's entry says comes before what the server and our table say.
     `embedding_model` counts where the provider is for everybody: it embeds everybody's texts.
+    `thought_tags` are searched for beside the known ones; `reads_thoughts` switches the search off.
+    `concurrency` is how many requests the server answers at the same time, 0 for any number; None
+    leaves it to the preset and to the server.
     """
 
     name: Annotated[str, msgspec.Meta(max_length=100)] = ""
@@ -39,6 +45,9 @@ class ProviderFields(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     extra_body: dict[str, Any] = {}
     models: Annotated[tuple[ListedModel, ...], msgspec.Meta(max_length=MAX_CHOSEN)] = ()
     embedding_model: Name | None = None
+    thought_tags: Annotated[tuple[ThoughtTags, ...], msgspec.Meta(max_length=10)] = ()
+    reads_thoughts: bool = True
+    concurrency: Annotated[int, msgspec.Meta(ge=0, le=MAX_CONCURRENCY)] | None = None
 
     def __repr__(self) -> str:
         """Without the key, and whatever else is nobody's business."""
@@ -49,13 +58,15 @@ class ProviderConfig(ProviderFields, frozen=True, kw_only=True, omit_defaults=Tr
     """All of a provider that is sealed: what was set, and what its server told.
 
     `preset` is the service it was made for. `listed` is what the server listed at `listed_at`;
-    `is_cut` says that it lists more.
+    `is_cut` says that it lists more. `failed_test` says that the provider was saved although its
+    test had failed.
     """
 
     preset: str | None = None
     listed: tuple[ListedModel, ...] = ()
     listed_at: datetime | None = None
     is_cut: bool = False
+    failed_test: bool = False
 
     __repr__ = ProviderFields.__repr__
 

@@ -16,6 +16,7 @@ import msgspec
 
 from backend.campaigns.play.table import Table
 from backend.campaigns.play.tools import OutcomeKind
+from backend.generation.figures import ToolSupport
 from backend.generation.model import (
     ModelEmptyReplyError,
     ModelError,
@@ -26,7 +27,6 @@ from backend.generation.model import (
     Tool,
     ToolCall,
     ToolRound,
-    ToolSupport,
 )
 from backend.generation.tool_streams import stream_with_tools, tool_support
 from backend.prompts import PromptLibrary

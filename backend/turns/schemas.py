@@ -17,7 +17,7 @@ from backend.context.record import (
     RecordedPreset,
     Totals,
 )
-from backend.generation.model import ToolSupport
+from backend.generation.figures import ToolSupport
 from backend.turns.models import TurnKind, TurnState
 
 

@@ -21,7 +21,6 @@ from backend.generation.model import (
     TextPiece,
     ThinkingPiece,
     TokenUsage,
-    ToolCall,
 )
 from backend.generation.tokens import get_tokenizer
 from backend.logs import get_logger
@@ -242,5 +241,5 @@ class TurnRun:
                 self.usage = piece
             case Finish(reason):
                 self.finish = reason
-            case ToolCall():
+            case _:
                 pass

@@ -100,7 +100,7 @@ async def server(
     shared_url: str, tmp_path_factory: pytest.TempPathFactory, model: Recorder
 ) -> AsyncGenerator[Running]:
     # What a model answers counts as its answer, not as a reason to ask in another way.
-    abilities = ServerAbilities({MODEL: ModelAbilities(json="json_schema")})
+    abilities = ServerAbilities(models={MODEL: ModelAbilities(json="json_schema")})
     config = model.config(abilities=abilities)
     registry = ModelRegistry(demo_tokens_per_second=0, openai=config, default=MODEL_ID)
     folder = tmp_path_factory.mktemp("data")

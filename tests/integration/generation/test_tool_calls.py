@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from backend.generation._tool_calls import MAX_ARGUMENTS, MAX_CALLS, TOO_LONG
+from backend.generation.figures import ToolSupport
 from backend.generation.model import (
     ChatModel,
     Finish,
@@ -26,7 +27,6 @@ from backend.generation.model import (
     Tool,
     ToolCall,
     ToolRound,
-    ToolSupport,
 )
 from backend.generation.sampling import Sampling
 from backend.generation.tool_streams import stream_with_tools, tool_support
