@@ -17,6 +17,9 @@ from backend.generation.figures import Ability, FiguresFrom, MessageShape, Price
 from backend.generation.sampling import Sampling, SamplingField
 
 Role = Literal["system", "user", "assistant"]
+Fixable = Literal["tool_support", "shape"]
+"""Facts of a model that are learned unless its user sets them."""
+
 FinishReason = Literal["stop", "length", "safety", "tool_calls", "other"]
 
 
@@ -168,8 +171,10 @@ class ModelSpec:
     `tokenizer` names the vocabulary in `generation.tokens` that comes closest.
     `accepts` are the sampling settings that it takes; others are refused when they are set.
     `refused` are those that its server was found not to take.
-    `shape` is the message shape that it accepts, by its preset or as it was learned.
-    `tool_support` is the best that is expected of it: see `tool_streams`.
+    `shape` is the message shape that it accepts, and `tool_support` the best way of calling tools
+    that is expected of it: see `tool_streams`. Each is what the user set, else what was learned,
+    else the default of the preset.
+    `fixed` names those of the two that the user set. Nothing that is learned replaces them.
     """
 
     id: str
@@ -183,6 +188,7 @@ class ModelSpec:
     refused: frozenset[SamplingField] = frozenset()
     tool_support: ToolSupport = "native"
     shape: MessageShape = "lenient"
+    fixed: frozenset[Fixable] = frozenset()
     provider_name: str = ""
     price: Price | None = None
     abilities: frozenset[Ability] = frozenset()
