@@ -164,7 +164,7 @@ class StructuredAnswer:
 
 @dataclass(frozen=True, slots=True)
 class ModelSpec:
-    """What is known of a model before it is called.
+    """The facts of a model that are known before it is called.
 
     `id` is `provider/name` (`gemini/gemini-2.5-flash`), or a bare name for the built-in demo.
     `provider` is the provider's slug, `provider_name` what people call it.

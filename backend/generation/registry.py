@@ -180,7 +180,7 @@ class OfferedProvider:
         tool_support: ToolSupport = "native",
         shape: MessageShape = "lenient",
     ) -> ModelSpec:
-        """A model's spec: of each fact the user's word, else what was learned, else the default.
+        """Return a spec with each fact as the user set it, else as learned, else the default.
 
         `tool_support` and `shape` are the defaults of the model's preset.
         """
