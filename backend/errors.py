@@ -10,8 +10,8 @@ AppError
 
 A domain's errors subclass these beside the code that raises them. `status`, `slug` and `title`
 belong to the class; `detail` says what happened and what to do; `extra` holds members that a
-client can act on; `retry_after`, in seconds, is one of them, and the header `Retry-After`. `private`
-holds members for administrators only. The slug is stable: clients may match on `type`.
+client can act on; `retry_after`, in seconds, is one of them, and the header `Retry-After`.
+`private` holds members for administrators only. The slug is stable: clients may match on `type`.
 """
 
 from __future__ import annotations

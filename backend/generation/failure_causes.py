@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any, Literal
+from dataclasses import dataclass
+from typing import Literal
 
+from backend.generation.client import ServerError
 from backend.generation.context_overflow import says_overflow
 from backend.generation.provider_faults import ProviderFault
 
@@ -37,23 +38,6 @@ Cause = Literal[
     "server",
     "foreign",
 ]
-
-
-@dataclass(frozen=True, slots=True)
-class ErrorAnswer:
-    """An answer that is not a reply.
-
-    Attributes:
-        status: The HTTP status; None if it is not known.
-        body: Parsed JSON of any shape, a text, or None.
-        headers: Headers of the answer; names in lower case.
-        in_stream: It came inside a stream of events, whose HTTP status was 200.
-    """
-
-    status: int | None
-    body: Any = None
-    headers: Mapping[str, str] = field(default_factory=dict[str, str])
-    in_stream: bool = False
 
 
 _STATUS_OF_CODE: Mapping[str, int] = {
@@ -118,8 +102,12 @@ _PATH_WORDS = re.compile(
 )
 """Words of servers that have no such path. LM Studio sends them with status 200."""
 
-_PARAMETER_WORDS = re.compile(r"no endpoints found that (?:support|can handle)")
-"""OpenRouter's words if no server of the model takes tools, or another member of the request."""
+_FORM_WORDS = re.compile(
+    r"no endpoints found that (?:support|can handle)|tools param requires"
+    r"|unsupported param: tools|\bjinja\b|chat[ _]template|roles? must alternate"
+)
+"""Words for a form of the request that a server does not take. OpenRouter says so with 404, and
+llama.cpp with 500 (https://github.com/ggml-org/llama.cpp/issues/10920)."""
 
 _QUOTA_WORDS = re.compile(r"exceeded your current quota|check your plan and billing")
 """OpenAI says so if the credit is used up, and Gemini of its rate limits."""
@@ -218,26 +206,26 @@ _RULES = (
 )
 
 
-def find_status(answer: ErrorAnswer, fault: ProviderFault) -> int | None:
+def find_status(error: ServerError, fault: ProviderFault) -> int | None:
     """Return the status of an error: HTTP's, or one in the body if HTTP's is no error."""
-    if answer.status is not None and answer.status >= 300:  # noqa: PLR2004 - HTTP's own classes
-        return answer.status
+    if error.status >= 300:  # noqa: PLR2004 - HTTP's own classes
+        return error.status
     codes = [code.lower() for code in fault.codes]
     named = (_STATUS_OF_CODE[code] for code in codes if code in _STATUS_OF_CODE)
     return fault.status or next(named, None)
 
 
-def find_cause(answer: ErrorAnswer, fault: ProviderFault) -> Cause:
+def find_cause(error: ServerError, fault: ProviderFault) -> Cause:
     """Return the cause that an answer names, else the one that its status stands for."""
-    status = find_status(answer, fault)
+    status = find_status(error, fault)
     if status is not None and status < 400:  # noqa: PLR2004 - as above
         return "redirect"
-    if "ngrok-error-code" in answer.headers:
+    if "ngrok-error-code" in error.headers:
         return "tunnel"
     if fault.is_page:
         is_fault = status is not None and status >= 500  # noqa: PLR2004 - as above
         return _PAGE_BY_STATUS.get(status or 0, "server" if is_fault else "web_page")
-    return _by_words(status, fault) or _by_status(answer, status, fault)
+    return _by_words(status, fault) or _by_status(error, status, fault)
 
 
 def _by_words(status: int | None, fault: ProviderFault) -> Cause | None:
@@ -249,7 +237,7 @@ def _by_words(status: int | None, fault: ProviderFault) -> Cause | None:
         return "credit"
     if fault.reasons:
         return "filter"
-    if _PARAMETER_WORDS.search(text):
+    if _FORM_WORDS.search(text):
         return "request"
     for rule in _RULES:
         is_said = (status is None or status in rule.statuses) and rule.words.search(text)
@@ -258,11 +246,11 @@ def _by_words(status: int | None, fault: ProviderFault) -> Cause | None:
     return None
 
 
-def _by_status(answer: ErrorAnswer, status: int | None, fault: ProviderFault) -> Cause:
+def _by_status(error: ServerError, status: int | None, fault: ProviderFault) -> Cause:
     if status in {None, 400, 404} and _PATH_WORDS.search(fault.text):
         return "address"
     if status is None:
-        return "server" if answer.in_stream else "foreign"
+        return "server" if error.in_stream or fault.is_error else "foreign"
     if status == 404:  # noqa: PLR2004 - as above
         # A server that knows the path says which thing it does not have.
         return "missing_model" if fault.sentences else "address"

@@ -16,8 +16,9 @@ from dataclasses import dataclass, field
 from math import ceil
 from urllib.parse import urlsplit
 
+from backend.generation.client import ServerError
 from backend.generation.context_overflow import read_sizes
-from backend.generation.failure_causes import Cause, ErrorAnswer, find_cause, find_status
+from backend.generation.failure_causes import Cause, find_cause, find_status
 from backend.generation.model import (
     ModelAuthError,
     ModelBlockedError,
@@ -122,7 +123,16 @@ class FailureSource:
         return error
 
 
-def answer_failure(answer: ErrorAnswer, source: FailureSource) -> ModelError:
+def find_failure(error: BaseException, source: FailureSource) -> ModelError:
+    """Return whatever a request to a provider raised as the error that names its cause."""
+    if isinstance(error, ServerError):
+        return answer_failure(error, source)
+    causes = list(_causes(error))
+    own = next((each for each in causes if isinstance(each, ModelError)), None)
+    return own or connection_failure(error, source)
+
+
+def answer_failure(answer: ServerError, source: FailureSource) -> ModelError:
     """Return the error for an answer of a provider that is not a reply."""
     fault = read_fault(answer.body, answer.headers.get("content-type", ""))
     cause = find_cause(answer, fault)
@@ -161,20 +171,20 @@ def connection_failure(error: BaseException, source: FailureSource) -> ModelErro
     who, address = source.who, show_address(source.base_url) or "the provider"
     tls = next((each for each in causes if isinstance(each, ssl.SSLError)), None)
     if any(isinstance(each, socket.gaierror) for each in causes):
-        public = f"The name of {who} has no address."
+        public = f"{who} cannot be found: its name has no address."
         named = f"Cannot find {address}: the name has no address. Check its spelling."
     elif tls is not None:
         hint = _tls_hint(tls)
         public = f"{who} cannot be reached safely: {hint}"
         named = f"Cannot connect to {address} safely: {hint}"
     elif names & {"ConnectTimeout", "PoolTimeout"}:
-        public = f"{who} does not accept the connection in time."
+        public = f"{who} does not answer. Is it running?"
         named = f"Cannot connect to {address}: it does not answer. Is the server running?"
     elif names & {"ReadError", "WriteError", "RemoteProtocolError", "IncompleteRead"}:
         public = f"{who} closed the connection. Try again."
         named = f"{address} closed the connection. Try again; the server's log may say more."
     elif names & {"ConnectError", "OSError", "ConnectionRefusedError"}:
-        public = f"Cannot connect to {who}. Is it running?"
+        public = f"{who} does not accept connections. Is it running?"
         named = f"Cannot connect to {address}. Is the server running?"
     else:
         return ModelUnavailableError(f"{who} gives no answer ({type(error).__name__}).")
@@ -202,7 +212,7 @@ def show_address(url: str) -> str:
     return f"{parts.scheme}://{host}{port}{parts.path}" if host else ""
 
 
-def _facts(answer: ErrorAnswer, fault: ProviderFault, source: FailureSource) -> str:
+def _facts(answer: ServerError, fault: ProviderFault, source: FailureSource) -> str:
     """Status and code words, which every user may see."""
     status = find_status(answer, fault)
     words = code_words(*fault.codes, secrets=source.secrets)[:_MAX_CODES_SHOWN]
@@ -228,7 +238,7 @@ def _wait_advice(wait: float | None) -> str:
     return f"Wait {ceil(wait / 60)} minutes, then try again."
 
 
-def _redirect_host(answer: ErrorAnswer, source: FailureSource) -> str:
+def _redirect_host(answer: ServerError, source: FailureSource) -> str:
     try:
         target = urlsplit(answer.headers.get("location", "")[:2_000])
         own = urlsplit(source.base_url)

@@ -89,6 +89,7 @@ class ProviderFault:
         numbers: `n_ctx` and `n_prompt_tokens` of llama.cpp.
         waits: Waiting times in any notation.
         reasons: Categories of a content filter.
+        is_error: The body calls itself an error.
         is_page: The body is a web page.
     """
 
@@ -98,6 +99,7 @@ class ProviderFault:
     numbers: tuple[tuple[str, int], ...] = ()
     waits: tuple[object, ...] = ()
     reasons: tuple[str, ...] = ()
+    is_error: bool = False
     is_page: bool = False
 
     @property
@@ -190,7 +192,7 @@ class _Collector:
             if isinstance(node, Mapping):
                 waiting.extend(self._read(cast("Mapping[str, Any]", node)))
             elif isinstance(node, list):
-                waiting.extend(cast("list[Any]", node)[:_MAX_NODES])
+                waiting.extend(_list(cast("object", node))[:_MAX_NODES])
             elif isinstance(node, str):
                 waiting.extend(self._read_text(node))
         return ProviderFault(
@@ -200,6 +202,7 @@ class _Collector:
             numbers=tuple(self._numbers.items()),
             waits=tuple(self._waits),
             reasons=tuple(self._reasons),
+            is_error=_is_error(body),
         )
 
     def _read(self, members: Mapping[str, Any]) -> Iterator[object]:
@@ -255,8 +258,16 @@ def _filter_reasons(members: Mapping[str, Any]) -> Iterator[str]:
             yield name
 
 
+def _is_error(body: object) -> bool:
+    first = next(iter(_list(body)), body)
+    if not isinstance(first, Mapping):
+        return False
+    members = cast("Mapping[str, Any]", first)
+    return bool(members.get("error") or members.get("detail") or members.get("object") == "error")
+
+
 def _list(value: object) -> list[Any]:
-    return cast("list[Any]", value) if isinstance(value, list) else []
+    return value if isinstance(value, list) else []
 
 
 def _is_page(text: str) -> bool:

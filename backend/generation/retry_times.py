@@ -44,13 +44,14 @@ def find_wait(
     """Return the seconds to wait, from 0 to a day; None if nothing says so.
 
     Args:
-        headers: Headers of the answer; names in lower case. `Retry-After` comes first. Of the
-            times at which rate limits are reset, those count whose limit is used up.
-        waits: Values in the body, such as Google's `retryDelay`.
-        text: The provider's sentences, such as "Please try again in 20s".
+        headers: Headers of the answer; names in lower case. Of the times at which rate limits are
+            reset, those count whose limit is used up, and only if nothing else says how long.
+        waits: Values in the body, such as Google's `retryDelay`. They come first, because they are
+            the most exact.
+        text: The provider's sentences in lower case, such as "please try again in 20s".
     """
-    exact = [wait_seconds(headers.get(name), name) for name in _RETRY_AFTER]
-    exact += [wait_seconds(value) for value in waits]
+    exact = [wait_seconds(value) for value in waits]
+    exact += [wait_seconds(headers.get(name), name) for name in _RETRY_AFTER]
     exact += map(wait_seconds, (match[1] for match in _IN_WORDS.finditer(text)))
     if (found := next((wait for wait in exact if wait is not None), None)) is not None:
         return found

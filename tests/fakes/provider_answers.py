@@ -37,7 +37,7 @@ class Seen:
     """An answer as it was seen, and the members that its error has."""
 
     name: str
-    status: int | None
+    status: int
     body: Any
     kind: type[ModelError]
     extra: dict[str, Any] = field(default_factory=dict[str, Any])

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from backend.generation.failure_causes import ErrorAnswer
+from backend.generation.client import ServerError
 from backend.generation.failures import (
     FailureSource,
     answer_failure,
@@ -32,7 +32,7 @@ OWN = FailureSource(
 @pytest.mark.parametrize("seen", ANSWERS.values(), ids=ANSWERS)
 def test_an_answer_becomes_the_error_that_names_its_cause(seen: Seen) -> None:
     error = answer_failure(
-        ErrorAnswer(seen.status, seen.body, seen.headers, in_stream=seen.in_stream), OWN
+        ServerError(seen.status, seen.body, seen.headers, in_stream=seen.in_stream), OWN
     )
 
     assert type(error) is seen.kind
@@ -45,12 +45,12 @@ def test_a_body_that_ends_too_early_is_read_as_far_as_it_goes(seen: Seen) -> Non
     text = json.dumps(seen.body)
 
     for end in range(0, len(text), 7):
-        answer = ErrorAnswer(seen.status, text[:end], seen.headers, in_stream=seen.in_stream)
+        answer = ServerError(seen.status, text[:end], seen.headers, in_stream=seen.in_stream)
         assert isinstance(answer_failure(answer, OWN), ModelError)
 
 
-def fail(status: int | None, body: Any, source: FailureSource = OWN, **headers: str) -> ModelError:
-    return answer_failure(ErrorAnswer(status, body, headers), source)
+def fail(status: int, body: Any, source: FailureSource = OWN, **headers: str) -> ModelError:
+    return answer_failure(ServerError(status, body, headers), source)
 
 
 def test_the_detail_says_what_was_answered_and_the_next_step() -> None:
