@@ -52,6 +52,8 @@ _EMPTY_PHRASES = frozenset({"", "error", "provider returned error", "upstream er
 """Sentences that say nothing. A router sends them before the words of the real provider."""
 
 _TITLE = re.compile(r"<(?:title|h1)(?:\s[^>]{0,100})?>([^<]{1,300})", re.IGNORECASE)
+_TAG = re.compile(r"<[^<>]{0,300}>")
+_MAX_SIMPLE_PAGE = 1_000
 _CUT_MESSAGE = re.compile(r'"(?:message|detail|msg)"\s{0,5}:\s{0,5}"((?:[^"\\]|\\.){1,1000})')
 _PAGE_STARTS = ("<!doctype html", "<html", "<head", "<body", "<?xml", "<!--")
 
@@ -121,8 +123,7 @@ def read_fault(body: object, content_type: str = "") -> ProviderFault:
     if isinstance(body, str):
         body = body[:_MAX_BODY_CHARS]
         if content_type.startswith("text/html") or _is_page(body):
-            title = _TITLE.search(body)
-            return ProviderFault(sentences=_cleaned(title[1] if title else ""), is_page=True)
+            return ProviderFault(sentences=_cleaned(_page_title(body)), is_page=True)
         if cut := _CUT_MESSAGE.search(body):
             with suppress(ValueError):  # a broken escape: the text as it is
                 body = {"message": json.loads(f'"{cut[1]}"'), "code": _codes_in(body)}
@@ -272,6 +273,14 @@ def _list(value: object) -> list[Any]:
 
 def _is_page(text: str) -> bool:
     return text.lstrip()[:20].lower().startswith(_PAGE_STARTS)
+
+
+def _page_title(page: str) -> str:
+    """The title of a web page, or its first words if it is too simple to have one."""
+    if title := _TITLE.search(page):
+        return title[1]
+    is_simple = len(page) < _MAX_SIMPLE_PAGE and "<script" not in page and "<style" not in page
+    return _TAG.sub(" ", page) if is_simple else ""
 
 
 def _codes_in(text: str) -> list[str]:

@@ -36,6 +36,8 @@ def quote(body: Any) -> str:
         (b"Overloaded", "Overloaded"),
         ("<html><title>Overloaded</title></html>", "Overloaded"),
         ("<html><body><h1>Overloaded</h1></body></html>", "Overloaded"),
+        ("<html><body><p>Please <b>log in</b></p></body></html>", "Please log in"),
+        ("<html><script>let a = 1</script></html>", ""),
         ('{"error": {"message": "Overloaded \\u00e9", "type": "bus', "Overloaded é"),
         (
             {"error": {"message": "Provider returned error", "metadata": {"raw": "Overloaded"}}},
