@@ -1,6 +1,6 @@
 /** What the views of providers share: the form that adds one, and what a test of one says. */
 import { api } from "../core/api.js";
-import { explain, toast } from "../core/dialogs.js";
+import { explained, told, toast } from "../core/dialogs.js";
 import { fill, h, icon } from "../core/dom.js";
 import { sendform } from "../core/form.js";
 import { session } from "../core/store.js";
@@ -29,10 +29,10 @@ export async function test({ id }, box) {
         h("small.soft", {}, m("milliseconds", { count: number(milliseconds) })));
     fill(box,
       h("ul.list", { "aria-label": m("test") }, steps.map(line)),
-      h("p", { role: ok ? "status" : "alert", class: ok ? "" : "trouble" }, ok ? m("works") : problem?.detail ?? m("fails")));
+      h("div", { role: ok ? "status" : "alert", class: ok ? "" : "trouble" }, ok ? m("works") : problem ? told(problem) : m("fails")));
     return ok;
   } catch (error) {
-    fill(box, h("p.trouble", { role: "alert" }, explain(error)));
+    fill(box, h("div.trouble", { role: "alert" }, explained(error)));
     return false;
   }
 }
