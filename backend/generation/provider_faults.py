@@ -75,7 +75,8 @@ _KEY_LIKE = re.compile(
     """,
     re.IGNORECASE | re.VERBOSE,
 )
-_LONG_RUN = re.compile(r"[A-Za-z0-9+/=_]{16,}")
+_MIN_TOKEN_CHARS = 20
+_LONG_RUN = re.compile(rf"[A-Za-z0-9+/=_]{{{_MIN_TOKEN_CHARS},}}")
 _SHORT_SECRET = 4
 _SECRET_PART = 8
 
@@ -168,7 +169,7 @@ def _secret_forms(secrets: Iterable[str]) -> set[str]:
 def _is_random(run: str) -> bool:
     """True if a run of characters is more likely a token than a name."""
     return any(
-        len(part) >= 16 and re.search(r"[0-9]", part) and re.search(r"[A-Za-z]", part)  # noqa: PLR2004
+        len(part) >= _MIN_TOKEN_CHARS and re.search(r"[0-9]", part) and re.search(r"[A-Za-z]", part)
         for part in re.split(r"[_/]", run)
     )
 

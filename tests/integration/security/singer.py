@@ -402,7 +402,10 @@ class Player:
             events = await self.account.turn(chat, text=sing("line"))
             assert events[-1].name == "turn.failed"
             turn = await self.client.get(f"{API}/turns/{events[0].data['turn_id']}")
-            assert ok(turn)["problem"]
+            problem = ok(turn)["problem"]
+            # Whoever signed up first administers, and reads what the provider said.
+            assert WORD in problem.get("provider_message", WORD)
+            assert ("provider_message" in problem) == (answer.status >= 400)
             self.model._answers.clear()
 
     async def change_messages(self, chat: str) -> None:
