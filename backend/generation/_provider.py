@@ -23,7 +23,7 @@ ConfigT = TypeVar("ConfigT", bound="ServerConfig")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerConfig:
-    """How a server is reached, and what is known of it.
+    """The address, key, limits and known abilities of a server.
 
     Attributes:
         api_key: The key that is sent, if there is one.
@@ -108,7 +108,7 @@ class ModelProvider(ABC, Generic[ConfigT, ConnectionT]):
         )
 
     def failure(self, error: Exception) -> ModelError:
-        """Return whatever a request raised as the `ModelError` that names its cause."""
+        """Return the error of a request as the `ModelError` that names its cause."""
         return find_failure(error, self.source)
 
     def _make_client(self, headers: Mapping[str, str]) -> ModelClient:

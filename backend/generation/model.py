@@ -267,7 +267,7 @@ class ModelUnavailableError(ModelError):
 
 
 class ModelServerError(ModelUnavailableError):
-    """The model's server reports a fault of its own (5xx)."""
+    """The model's server reports an internal fault (5xx)."""
 
     slug, title = "model-server-failed", "The model's server failed"
 

@@ -109,7 +109,7 @@ class ProviderTests:
             try:
                 config = await self._listed(identity, provider_id, offered)
             except ModelError as error:
-                problem = ShownProblem.of(error, for_administrator=True)
+                problem = ShownProblem.from_error(error, for_administrator=True)
             finally:
                 await offered.adapter.aclose()
         # All of them as if they were on offer: an empty choice is all that is listed.
@@ -159,7 +159,7 @@ class ProviderTests:
             try:
                 detail = await work
             except AppError as error:
-                problem = ShownProblem.of(error, for_administrator=True)
+                problem = ShownProblem.from_error(error, for_administrator=True)
                 problems.append(problem)
             spent = round((time.monotonic() - begun) * 1000)
             detail = problem.detail if problem else detail
@@ -180,7 +180,9 @@ class ProviderTests:
                 await tried("reply", _first_word(model))
             elif name is not None or not problems:
                 detail = "It lists no such model." if name else "It lists no models: name one."
-                problems.append(ShownProblem.of(UnknownModelError(detail), for_administrator=True))
+                problems.append(
+                    ShownProblem.from_error(UnknownModelError(detail), for_administrator=True)
+                )
         finally:
             await offered.adapter.aclose()
         is_ok = bool(steps) and steps[-1].step == "reply" and steps[-1].ok
