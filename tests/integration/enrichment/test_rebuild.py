@@ -436,7 +436,7 @@ async def test_a_batch_that_fails_is_tried_again_and_uses_up_no_attempt(small: S
     assert ended["counts"]["events"] == 3
     assert await runs(study) == [
         ("done", ""),
-        ("failed", "model-unavailable"),
+        ("failed", "model-overloaded"),
         ("done", ""),
         ("done", ""),
     ]

@@ -301,7 +301,7 @@ async def test_a_failed_run_loses_nothing_and_the_next_one_catches_up(
     model.script(model.decides(), model.fails(503))
     await study.read()
     ((run, _),) = await study.runs()
-    assert (run.state, run.error) == ("failed", "model-unavailable")
+    assert (run.state, run.error) == ("failed", "model-overloaded")
     assert (run.calls, run.prompt_tokens, run.completion_tokens) == (1, 100, 10)
     assert await study.events() == []
     assert await study.marks() == []
