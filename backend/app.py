@@ -46,6 +46,7 @@ from backend.health import HealthController
 from backend.http import EXCEPTION_HANDLERS
 from backend.jobs.controller import JobController
 from backend.llm.controller import ModelController, TokenController
+from backend.llm.provider_addresses import ProviderAddressController
 from backend.llm.provider_controller import ProviderController, ProviderPresetController
 from backend.logs import get_logger
 from backend.lore_tester.controller import LoreTesterController
@@ -124,6 +125,7 @@ API_CONTROLLERS: Sequence[type[Controller]] = (
     MessageContextController,
     ModelController,
     ProviderPresetController,
+    ProviderAddressController,
     ProviderController,
     TokenController,
     SearchController,

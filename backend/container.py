@@ -57,6 +57,7 @@ from backend.jobs.keys import JobKeys
 from backend.jobs.queue import JobQueue
 from backend.jobs.running import stoppable_kinds
 from backend.jobs.service import JobService
+from backend.llm.provider_addresses import ProviderAddressService
 from backend.llm.provider_service import ProviderService
 from backend.llm.provider_tests import ProviderTests
 from backend.llm.user_models import UserModels
@@ -130,6 +131,7 @@ class Services:
         self.user_models = user_models
         self.index = index = memory.outbox
         self.providers = ProviderService(database, root, user_models, follow=memory.follow_account)
+        self.provider_addresses = ProviderAddressService(database, user_models)
         self.provider_tests = ProviderTests(database, self.providers, user_models)
 
         participants = Participants(RequestCaches())
