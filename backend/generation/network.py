@@ -142,6 +142,9 @@ class AllowedAddress(msgspec.Struct, frozen=True):
     host: str
     port: int
 
+    def __str__(self) -> str:
+        return f"{_bracketed(self.host)}:{self.port}"
+
 
 class NetworkPolicy:
     """Which addresses and ports providers may be at.
@@ -415,9 +418,12 @@ def _can_be_listed(address: Address) -> bool:
     return address not in _METADATA and not any(address in each for each in _NEVER_ON_THE_PAGE)
 
 
+def _bracketed(host: str) -> str:
+    return f"[{host}]" if ":" in host else host
+
+
 def _url(host: str, port: int, *, is_plain: bool) -> str:
-    name = f"[{host}]" if ":" in host else host
-    return f"{'http' if is_plain else 'https'}://{name}:{port}"
+    return f"{'http' if is_plain else 'https'}://{_bracketed(host)}:{port}"
 
 
 def _serves_this_machine_alone(settings: Settings) -> bool:

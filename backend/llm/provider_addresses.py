@@ -135,8 +135,7 @@ class ProviderAddressService:
         self, identity: Identity, address: AllowedAddress, event: str
     ) -> None:
         """Log a change of the installation's, and have it count in this process at once."""
-        where = f"{address.host} {address.port}"
-        log.info(event, address=where, user_id=identity.user_id)
+        log.info(event, address=str(address), user_id=identity.user_id)
         async with self._database.read() as session:
             await self._user_models.read_shared(session)
 
