@@ -115,7 +115,7 @@ class ProviderAddressService:
                 row = ProviderAddress(host=wanted.host, port=wanted.port)
                 session.add(row)
                 await session.flush()
-        await self._count_from_now(identity, wanted, "provider.address_allowed")
+        await self._count_from_now(identity, wanted, "allowed")
         return struct_from(ProviderAddressView, row)
 
     async def refuse(self, identity: Identity, address_id: UUID) -> None:
@@ -129,13 +129,18 @@ class ProviderAddressService:
             deleted = (await session.execute(returned)).one_or_none()
         if deleted is None:
             raise ProviderAddressNotFoundError
-        await self._count_from_now(identity, AllowedAddress(*deleted), "provider.address_refused")
+        await self._count_from_now(identity, AllowedAddress(*deleted), "refused")
 
     async def _count_from_now(
-        self, identity: Identity, address: AllowedAddress, event: str
+        self, identity: Identity, address: AllowedAddress, state: str
     ) -> None:
         """Log a change of the installation's, and have it count in this process at once."""
-        log.info(event, address=str(address), user_id=identity.user_id)
+        log.info(
+            "provider.address_changed",
+            address=str(address),
+            state=state,
+            user_id=identity.user_id,
+        )
         async with self._database.read() as session:
             await self._user_models.read_shared(session)
 
