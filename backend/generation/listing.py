@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -19,13 +19,16 @@ from backend.generation.model import (
     ModelError,
     ModelRequestError,
     ModelTimeoutError,
-    ModelUnavailableError,
 )
 from backend.generation.registry import Adapter
 
 SECONDS = 20.0
 
-NOT_FOUND = 404
+_NO_ROUTE = frozenset({404, 405, 501})
+_TYPE_NAMES = "Most addresses end in /v1. If yours is right, type the names of its models."
+
+_LISTS = ("data", "models", "result", "items")
+"""Members under which servers list their models."""
 
 _WINDOW = ("context_length", "max_model_len", "context_window", "inputTokenLimit")
 _OUTPUT = ("outputTokenLimit", "max_completion_tokens")
@@ -39,10 +42,16 @@ _ABILITIES: Mapping[str, Ability] = {
 }
 
 
+class NoModelListError(ModelRequestError):
+    """The server answers, but has no list of models. Its models have to be named by the user."""
+
+    slug, title = "no-model-list", "The server has no list of models"
+
+
 async def list_models(adapter: Adapter) -> list[ListedModel]:
     """The models that a server lists, each with what it tells of it.
 
-    Raises `ModelError`, without the server's own words.
+    Raises `ModelError`, without the server's own words; `NoModelListError` if there is no list.
     """
     match adapter:
         case GeminiProvider():
@@ -64,27 +73,29 @@ async def list_models(adapter: Adapter) -> list[ListedModel]:
             raise
         except Exception as error:  # noqa: BLE001 - a server may answer anything
             raise adapter.failure(error) from None
-    if response.status_code == NOT_FOUND:
-        raise ModelRequestError(
-            f"{adapter.who} lists no models at this address (404). Most addresses end in /v1; "
-            "where this one is right, name its models."
+    if response.status_code in _NO_ROUTE:
+        raise NoModelListError(
+            f"{adapter.who} has no list of models at {url} ({response.status_code}). {_TYPE_NAMES}"
         )
     if not response.is_success:
         raise failure(adapter.who, status=response.status_code)
     try:
-        return read_listing(parse_json(response.text))
+        return read_listing(parse_json(response.content.decode("utf-8-sig", "replace")))
     except ValueError:
-        raise ModelUnavailableError(f"{adapter.who} answers with something else.") from None
+        raise NoModelListError(
+            f"The answer at {url} has no list of models. {_TYPE_NAMES}"
+        ) from None
 
 
 def read_listing(body: Any) -> list[ListedModel]:
-    """The models of a listing. What can't be understood of one is left out. Raises `ValueError`."""
-    members = mapping(body)
-    if "data" not in members and "models" not in members:
-        raise ValueError("there is no list of models")
+    """The models of a listing: an array, or an object with an array under a usual name.
+
+    An entry is an object or a name. Entries that can't be understood are left out. Raises
+    `ValueError` if there is no list.
+    """
     found: dict[str, ListedModel] = {}
-    for each in sequence(members.get("data", members.get("models"))):
-        entry = mapping(each)
+    for each in _entries(body):
+        entry = {"id": each} if isinstance(each, str) else mapping(each)
         methods = sequence(entry.get("supportedGenerationMethods", ["generateContent"]))
         if "generateContent" in methods:
             model = _model(entry)
@@ -93,8 +104,19 @@ def read_listing(body: Any) -> list[ListedModel]:
     return list(found.values())
 
 
+def _entries(body: Any) -> Sequence[Any]:
+    if isinstance(body, list):
+        return sequence(body)
+    members = mapping(body)
+    named = [members[name] for name in _LISTS if name in members]
+    # Ollama without a model answers `"data": null`.
+    if not any(each is None or isinstance(each, list) for each in named):
+        raise ValueError("there is no list of models")
+    return next((sequence(each) for each in named if isinstance(each, list)), ())
+
+
 def _model(entry: Mapping[str, Any]) -> ListedModel | None:
-    name = entry.get("id") or entry.get("name")
+    name = entry.get("id") or entry.get("name") or entry.get("model")
     if not isinstance(name, str):
         return None
     title = entry.get("display_name") or entry.get("displayName") or entry.get("name")

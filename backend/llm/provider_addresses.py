@@ -106,6 +106,7 @@ class ProviderAddressService:
                     ProviderAddress.host == wanted.host, ProviderAddress.port == wanted.port
                 )
             )
+            is_new = row is None
             if row is None:
                 count = await session.scalar(select(func.count()).select_from(ProviderAddress))
                 if (count or 0) >= MAX_ADDRESSES:
@@ -115,7 +116,8 @@ class ProviderAddressService:
                 row = ProviderAddress(host=wanted.host, port=wanted.port)
                 session.add(row)
                 await session.flush()
-        await self._count_from_now(identity, wanted, "allowed")
+        if is_new:
+            await self._count_from_now(identity, wanted, "allowed")
         return struct_from(ProviderAddressView, row)
 
     async def refuse(self, identity: Identity, address_id: UUID) -> None:
