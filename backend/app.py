@@ -69,6 +69,7 @@ from backend.search import SearchController
 from backend.turns.controller import MessageContextController, RunningTurnController, TurnController
 from backend.turns.downtime import DowntimeController
 from backend.turns.measures import MeasureController
+from backend.turns.models_in_use import ModelsInUseController
 from backend.turns.usage import ChatUsageController
 from backend.web.controller import PageController
 
@@ -124,6 +125,7 @@ API_CONTROLLERS: Sequence[type[Controller]] = (
     RunningTurnController,
     MessageContextController,
     ModelController,
+    ModelsInUseController,
     ProviderPresetController,
     ProviderAddressController,
     ProviderController,

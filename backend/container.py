@@ -92,6 +92,7 @@ from backend.turns.downtime import DowntimeService
 from backend.turns.kept_history import HistoryCache
 from backend.turns.lore import LoreReader
 from backend.turns.measures import MeasureService
+from backend.turns.models_in_use import ModelsInUseService
 from backend.turns.recovery import TurnRecovery
 from backend.turns.rephrasing import Rephraser
 from backend.turns.service import TurnService
@@ -202,6 +203,7 @@ class Services:
         self.downtime = DowntimeService(database, names)
         self.measures = MeasureService(database, user_models)
         self.chat_usage = ChatUsageService(database, user_models)
+        self.models_in_use = ModelsInUseService(database, user_models, settings)
         joining = ChatChronicles(index)
         counts = CountCache()
         # The chronicle first: its book is copied where the copy has a chronicle of its own.
