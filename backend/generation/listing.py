@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable, Mapping, Sequence
+from http import HTTPStatus
 from typing import Any
 
 import msgspec
 
-from backend.generation._failures import failure
-from backend.generation._json import mapping, parse_json, sequence
+from backend.generation._json import mapping, sequence
 from backend.generation.anthropic import DEFAULT_BASE_URL as ANTHROPIC_URL
 from backend.generation.anthropic import AnthropicProvider
+from backend.generation.client import ServerError
 from backend.generation.figures import Ability, ListedModel
 from backend.generation.gemini import DEFAULT_BASE_URL as GEMINI_URL
-from backend.generation.gemini import GeminiProvider
+from backend.generation.gemini import GeminiConnection, GeminiProvider
 from backend.generation.model import (
     ModelError,
     ModelRequestError,
@@ -24,7 +25,14 @@ from backend.generation.registry import Adapter
 
 SECONDS = 20.0
 
-_NO_ROUTE = frozenset({404, 405, 501})
+_WITHOUT_LIST = frozenset(
+    {
+        *(HTTPStatus.OK, HTTPStatus.NOT_FOUND),
+        *(HTTPStatus.METHOD_NOT_ALLOWED, HTTPStatus.NOT_IMPLEMENTED),
+    }
+)
+"""Statuses of answers that are not JSON, or refusals, of servers that may still reply."""
+
 _TYPE_NAMES = "Most addresses end in /v1. If yours is right, type the names of its models."
 
 _LISTS = ("data", "models", "result", "items")
@@ -62,25 +70,26 @@ async def list_models(adapter: Adapter) -> list[ListedModel]:
         case _:
             url = f"{adapter.config.base_url}/models"
     async with adapter.connected() as connection:
+        client = connection.client if isinstance(connection, GeminiConnection) else connection
         try:
             async with asyncio.timeout(SECONDS):
-                response = await connection.http.get(url)
+                listing = await client.get(url)
         except TimeoutError:
             raise ModelTimeoutError(
                 f"{adapter.who} did not list its models in {SECONDS:g} s."
             ) from None
         except ModelError:
             raise
+        except ServerError as error:
+            if error.status in _WITHOUT_LIST:
+                raise NoModelListError(
+                    f"There is no list of models at {url} (status {error.status}). {_TYPE_NAMES}"
+                ) from None
+            raise adapter.failure(error) from None
         except Exception as error:  # noqa: BLE001 - a server may answer anything
             raise adapter.failure(error) from None
-    if response.status_code in _NO_ROUTE:
-        raise NoModelListError(
-            f"{adapter.who} has no list of models at {url} ({response.status_code}). {_TYPE_NAMES}"
-        )
-    if not response.is_success:
-        raise failure(adapter.who, status=response.status_code)
     try:
-        return read_listing(parse_json(response.content.decode("utf-8-sig", "replace")))
+        return read_listing(listing)
     except ValueError:
         raise NoModelListError(
             f"The answer at {url} has no list of models. {_TYPE_NAMES}"
