@@ -5,7 +5,7 @@ import { kept } from "../core/store.js";
 import { t } from "../core/words.js";
 import { tools } from "./actions.js";
 
-/** @returns {{element, text, focus, notice}} `notice(text, again)` says something; bare, nothing more. */
+/** @returns {{element, text, focus, notice}} `notice(text, again, more)` says something; bare, nothing more. */
 export function composer(room) {
   const draft = `draft.${room.chat.id}`;
   const keep = () => {
@@ -29,9 +29,9 @@ export function composer(room) {
   const writing = h("div", {}, h("div.desk", {}, area, button), tools(room));
   const said = h("div.notice", { role: "status" });
 
-  const notice = (text, again) => {
+  const notice = (text, again, more) => {
     const retry = again && h("button.quiet", { type: "button", onclick: again }, t("common.retry"));
-    fill(said, text && h("span", {}, text), retry);
+    fill(said, text && h("span", {}, text), more, retry);
   };
 
   async function submit() {

@@ -3,6 +3,7 @@ import { api, events, Problem, problemOf, send } from "../core/api.js";
 import { complain, explain } from "../core/dialogs.js";
 import { pause, settled } from "../core/dom.js";
 import { t } from "../core/words.js";
+import { windowLink } from "../models/picker.js";
 
 const SILENCE = 40_000; // the server says something every 15 seconds
 const LONGEST_WAIT = 10_000;
@@ -177,7 +178,8 @@ export function turns(room) {
     if (view.state !== "failed" && (view.state !== "interrupted" || view.reply)) return;
     const again = () => take(body).catch(complain);
     const problem = new Problem(view.problem ?? { title: t("chat.cut_off") });
-    room.composer.notice(explain(problem), !view.reply && again);
+    const setting = problem.slug === "model-context-overflow" && windowLink(view.model);
+    room.composer.notice(explain(problem), !view.reply && again, setting);
   }
 
   async function take(body, { ontaken } = {}) {
