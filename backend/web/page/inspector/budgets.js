@@ -128,7 +128,8 @@ export function budgets(room, onchange) {
     async show(view) {
       spec = (await known)?.find((each) => each.id === view.model);
       const { id, title: model, context_window: count, figures_from: from } = spec ?? {};
-      fill(assumed, from === "default" && [m("assumed", { model, count }), " ", windowLink(id)]);
+      assumed.hidden = from !== "default";
+      if (!assumed.hidden) fill(assumed, m("assumed", { model, count }), " ", windowLink(id));
       if (isRefused) moved.fault();
       isRefused = false;
       for (const row of rows) row.show(view.budgets);
