@@ -218,8 +218,10 @@ class ProviderTests:
             return await self._keep(identity, provider_id, partial(_with_list, found=found))
 
         tested = await _ProviderTest(self._user_models, row, config, keep).run(wanted.model)
-        if tested.ok and config.failed_test:
-            await self._keep(identity, provider_id, partial(replace, failed_test=False))
+        # Registries that were opened during the test do not have what was learned in it.
+        await self._user_models.settle()
+        is_marked = config.failed_test and not tested.ok
+        await self._keep(identity, provider_id, partial(replace, failed_test=is_marked))
         return tested
 
     async def test_new(self, identity: Identity, new: NewProviderTest) -> ProviderTested:

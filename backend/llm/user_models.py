@@ -245,6 +245,10 @@ class UserModels(UserSignedOut):
                 return
             self.user_signed_out(user_id)
 
+    async def settle(self) -> None:
+        """Wait until all that was learned of servers so far is stored."""
+        await asyncio.gather(*self._closing)
+
     async def aclose(self) -> None:
         """Close all connections; replies under way break off."""
         for providers in (self._shared_own, *(view.own for view in self._views.values())):

@@ -12,6 +12,7 @@ from sqlalchemy import func, select
 from backend.llm.models import InstallationProvider, Provider
 from tests.fakes.openai_server import API_KEY, MODEL, OpenAIServer, error, reply
 from tests.fakes.scripted_server import Answer
+from tests.fakes.strict_server import StrictServer, gemma_2, mistral, qwen
 from tests.integration.llm.test_providers import PROVIDERS, add, models, provider
 from tests.support.logs import caught_logs
 from tests.support.server import Account, Running, ok, problem, running
@@ -115,6 +116,40 @@ async def test_a_test_says_what_is_known_of_the_model_that_answered(
     entry = {"name": MODEL, "context_window": 9_000, "message_shape": "system_first"}
     answered = (await run_test(ada, model, models=[entry]))["answered"]
     assert (answered["context_window"], answered["figures_from"]) == (9_000, "user")
+
+
+@pytest.mark.parametrize(
+    ("template", "shape"),
+    [(qwen, "system_first"), (mistral, "alternating"), (gemma_2, "no_system")],
+)
+async def test_a_test_learns_which_messages_a_chat_template_accepts(
+    ada: Account, template: Any, shape: str
+) -> None:
+    async with StrictServer(template) as strict:
+        tested = await run_test(ada, strict, models=[{"name": MODEL}])
+        assert (tested["ok"], tested["answered"]["shape"]) == (True, shape)
+        made = await add(ada, strict)
+        path = f"{PROVIDERS}/{made['id']}"
+        assert ok(await ada.client.post(f"{path}/test", json={}))["answered"]["shape"] == shape
+        listed = ok(await ada.client.get(f"{path}/models", params={"refresh": "false"}))["items"]
+        assert [each["message_shape"] for each in listed] == [shape]
+        refusals = strict.refusals
+        ok(await ada.client.patch("/api/v1/me/settings", json={"model": f"mine/{MODEL}"}))
+        character = await ada.new_character()
+        chat = await ada.new_chat(character_ids=[character["id"]])
+        events = await ada.turn(chat["id"], text="Hello.")
+        assert (events[-1].name, strict.refusals) == ("turn.completed", refusals)
+
+
+async def test_what_a_user_says_of_a_model_is_where_its_test_begins(ada: Account) -> None:
+    async with StrictServer(gemma_2) as strict:
+        entry = {"name": MODEL, "message_shape": "no_system", "tool_support": "fenced"}
+        made = await add(ada, strict, models=[entry])
+        path = f"{PROVIDERS}/{made['id']}"
+        tested = ok(await ada.client.post(f"{path}/test", json={}))
+        assert (tested["answered"]["shape"], strict.refusals) == ("no_system", 0)
+        (model,) = [each for each in (await models(ada)).values() if each["id"] != "demo"]
+        assert model["tool_support"] == "fenced"
 
 
 async def test_a_model_that_says_nothing_has_not_passed(ada: Account, model: OpenAIServer) -> None:
