@@ -1,6 +1,6 @@
 /** What the views of providers share: the form that adds one, and what a test of one says. */
 import { api } from "../core/api.js";
-import { attempt, toast } from "../core/dialogs.js";
+import { attempt, explain, toast } from "../core/dialogs.js";
 import { fill, h, icon } from "../core/dom.js";
 import { sendform } from "../core/form.js";
 import { session } from "../core/store.js";
@@ -19,12 +19,19 @@ export const MODELS = { name: "models", kind: "words", label: m("models"), help:
 const keyLink = ({ key_url: href }) =>
   href && h("a", { href, target: "_blank", rel: "noopener noreferrer" }, m("key_link"));
 
+/** Say in `box` that an address was refused, and what can be done about it: see `remedies`. */
+export function refused(error, box, remedy) {
+  fill(box, h("p.trouble", { role: "alert" }, explain(error)), remedies(error.body.address, remedy));
+  box.scrollIntoView({ block: "nearest" });
+}
+
 /**
  * Test a provider, and show in `box` how it went. `ask()` sends the request; `remedy` is that of
- * `remedies`. What the test found.
+ * `remedies`. What the test found; undefined where the address was refused.
  */
 export async function test(ask, box, remedy) {
   fill(box, h("p.soft", { role: "status" }, m("testing")));
+  box.scrollIntoView({ block: "nearest" });
   try {
     const tested = await ask();
     const { ok, steps, models: count, model, answered, problem } = tested;
@@ -41,8 +48,10 @@ export async function test(ask, box, remedy) {
       remedies(problem?.address, remedy));
     return tested;
   } catch (error) {
-    fill(box, remedies(error.body?.address, remedy));
-    throw error;
+    fill(box);
+    if (!error.body?.address) throw error;
+    refused(error, box, remedy);
+    return undefined;
   }
 }
 
@@ -77,6 +86,7 @@ export async function adding(done, signal) {
     };
     const again = () => element.requestSubmit();
     const tested = await test(() => api.post(`${PATH}/test`, provider), report, { url, use, again });
+    if (!tested) return;
     if (tested.ok) return add(provider, tested);
     const anyway = ({ currentTarget: button }) => {
       button.disabled = true;
@@ -84,6 +94,7 @@ export async function adding(done, signal) {
     };
     report.append(h("div.row", {}, h("button", { type: "button", onclick: anyway }, m("save_anyway")),
       h("small.soft.grow", {}, m("save_anyway_help"))));
+    report.scrollIntoView({ block: "nearest" });
   };
   const fields = [{ name: "preset", kind: "select", label: m("service"), options }, KEY, ADDRESS, NAMED, MODELS];
   if (session.user.is_administrator) fields.push({ name: "shared", kind: "check", label: m("shared"), help: m("shared_help") });

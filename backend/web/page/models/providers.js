@@ -7,9 +7,9 @@ import { json, mergePatch } from "../core/json.js";
 import { NAME } from "../library/parts.js";
 import { session } from "../core/store.js";
 import { t } from "../core/words.js";
-import { allowed, remedies } from "./addresses.js";
+import { allowed } from "./addresses.js";
 import { chosen } from "./chosen.js";
-import { ADDRESS, adding, KEY, MODELS, PATH, test } from "./parts.js";
+import { ADDRESS, adding, KEY, MODELS, PATH, refused, test } from "./parts.js";
 import { m } from "./picker.js";
 
 /** A header as it is shown: of its value the last characters, where it has enough others. */
@@ -43,7 +43,7 @@ const edit = (provider) =>
       { name: "extra_body", label: m("body"), help: m("body_help"), control: json, value: Object.keys(body).length ? body : null },
       scope === "installation" && { name: "embedding_model", label: m("embedding"), help: m("embedding_help"), value: embedding, most: 200 },
     ].filter(Boolean);
-    const report = h("div");
+    const report = h("div.stack");
     const send = async ({ api_key: key, base_url: address, models: names, ...patch }) => {
       fill(report);
       // What was said of a model stays with it.
@@ -56,13 +56,13 @@ const edit = (provider) =>
       try {
         await api.patch(`${PATH}/${id}`, patch, { ifMatch: revision });
       } catch (error) {
+        if (!error.body?.address) throw error;
         const again = () => element.requestSubmit();
         const use = (better) => {
           controls.get("base_url").write(better);
           again();
         };
-        fill(report, remedies(error.body?.address, { url: address, use, again }));
-        throw error;
+        return refused(error, report, { url: address, use, again });
       }
       close(true);
     };
