@@ -6,8 +6,8 @@ import re
 from pathlib import Path
 
 HOST_NAME = "host.docker.internal"
-"""The machine of a container. Docker Desktop and Podman know the name; Docker on Linux knows it if
-the container was started with `--add-host=host.docker.internal:host-gateway`.
+"""The machine of a container. Docker Desktop and recent versions of Podman know the name; Docker on
+Linux knows it if the container was started with `--add-host=host.docker.internal:host-gateway`.
 
 Source: https://docs.docker.com/reference/cli/docker/container/run/#add-host
 """
