@@ -1,4 +1,4 @@
-"""Tells whether Talekeeper runs in a container, and the name of the machine that runs it."""
+"""Containers: detection, and the name of the machine that a container runs on."""
 
 from __future__ import annotations
 

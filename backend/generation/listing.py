@@ -57,7 +57,7 @@ class NoModelListError(ModelRequestError):
 
 
 async def list_models(adapter: Adapter) -> list[ListedModel]:
-    """The models that a server lists, each with what it tells of it.
+    """Return the models that a server lists, each with the figures in the list.
 
     Raises `ModelError`, without the server's own words; `NoModelListError` if there is no list.
     """

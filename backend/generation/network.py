@@ -1,4 +1,4 @@
-"""Where providers that users add may be: which addresses the server connects to on their word.
+"""The addresses that the server connects to for providers that users add.
 
 A name is looked up for each connection, every address that it has is checked, and the connection
 goes to one that passed, by its number: a name that changes its address in between gains nothing.
@@ -143,11 +143,11 @@ class AllowedAddress(msgspec.Struct, frozen=True):
     port: int
 
     def __str__(self) -> str:
-        return f"{_bracketed(self.host)}:{self.port}"
+        return f"{_bracket(self.host)}:{self.port}"
 
 
 class NetworkPolicy:
-    """Which addresses and ports providers may be at.
+    """The addresses and ports that providers may be at.
 
     Args:
         allowed: `none`, `loopback`, `private`, addresses and networks (`10.0.0.5`, `fd00::/8`),
@@ -268,7 +268,7 @@ class NetworkPolicy:
             raise self._refusal(parts.hostname, port, is_plain=is_plain, address=address)
 
     async def addresses(self, host: str, port: int, *, is_plain: bool = False) -> list[str]:
-        """Those addresses of a host that a connection may go to: at least one, at most 4.
+        """Return the addresses of a host that a connection may go to: at least one, at most 4.
 
         `is_plain` is a connection without TLS, over which a key could be read on its way.
 
@@ -320,7 +320,7 @@ class NetworkPolicy:
     def _refusal(
         self, host: str, port: int, *, is_plain: bool, address: Address | None
     ) -> AddressRefusedError:
-        """Return the error that says why a host is refused, and what can be done about it."""
+        """Return the error that says why a host is refused, and who can change that."""
         url = _url(host, port, is_plain=is_plain)
         can_be_listed, instead = True, None
         if self._is_own(host, port):
@@ -418,12 +418,12 @@ def _can_be_listed(address: Address) -> bool:
     return address not in _METADATA and not any(address in each for each in _NEVER_ON_THE_PAGE)
 
 
-def _bracketed(host: str) -> str:
+def _bracket(host: str) -> str:
     return f"[{host}]" if ":" in host else host
 
 
 def _url(host: str, port: int, *, is_plain: bool) -> str:
-    return f"{'http' if is_plain else 'https'}://{_bracketed(host)}:{port}"
+    return f"{'http' if is_plain else 'https'}://{_bracket(host)}:{port}"
 
 
 def _serves_this_machine_alone(settings: Settings) -> bool:

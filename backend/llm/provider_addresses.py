@@ -75,7 +75,7 @@ class ProviderAddresses(msgspec.Struct, kw_only=True):
 
 
 class ProviderAddressService:
-    """The addresses that administrators allow beside the public internet."""
+    """The addresses that administrators allow in addition to the public internet."""
 
     def __init__(self, database: Database, user_models: UserModels) -> None:
         self._database = database
@@ -148,7 +148,7 @@ class ProviderAddressService:
 
 
 class ProviderAddressController(Controller):
-    """Where providers may be, beside the public internet."""
+    """Addresses that providers may be at, in addition to the public internet."""
 
     path = "/admin/provider-addresses"
     tags = ("Administration",)
@@ -159,7 +159,7 @@ class ProviderAddressController(Controller):
     async def list_provider_addresses(
         self, provider_addresses: NamedDependency[ProviderAddressService]
     ) -> ProviderAddresses:
-        """All hosts and ports that providers may be at beside the public internet."""
+        """All hosts and ports that providers may be at, in addition to the public internet."""
         return await provider_addresses.list_all()
 
     @post(

@@ -16,7 +16,7 @@ from backend.llm.provider_schemas import (
     NewProvider,
     ProviderPreset,
     ProviderView,
-    presets_from,
+    find_presets,
 )
 from backend.llm.provider_service import (
     ProviderNotFoundError,
@@ -50,7 +50,7 @@ class ProviderPresetController(Controller):
         self, user_models: NamedDependency[UserModels]
     ) -> Page[ProviderPreset]:
         """Services and programs by name, with their addresses, and where to get a key."""
-        return Page(items=list(presets_from(user_models.network).values()))
+        return Page(items=list(find_presets(user_models.network).values()))
 
 
 class ProviderController(Controller):

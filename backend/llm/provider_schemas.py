@@ -86,12 +86,12 @@ PRESETS: tuple[ProviderPreset, ...] = (
 )
 
 
-def presets_from(network: NetworkPolicy) -> dict[str, ProviderPreset]:
-    """All of them by name. Those of local programs have the addresses that reach them from here."""
-    return {preset.name: _moved(preset, network) for preset in PRESETS}
+def find_presets(network: NetworkPolicy) -> dict[str, ProviderPreset]:
+    """Return all presets by name. Local programs have the addresses that reach them from here."""
+    return {preset.name: _adapt(preset, network) for preset in PRESETS}
 
 
-def _moved(preset: ProviderPreset, network: NetworkPolicy) -> ProviderPreset:
+def _adapt(preset: ProviderPreset, network: NetworkPolicy) -> ProviderPreset:
     if not preset.is_local or preset.base_url is None:
         return preset
     url, own_port = urlsplit(preset.base_url), network.own_port
@@ -105,7 +105,7 @@ def _moved(preset: ProviderPreset, network: NetworkPolicy) -> ProviderPreset:
 
 
 class NewProvider(ProviderFields, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A provider to make. What is absent, its preset says; of `other` its host is the name.
+    """A provider to make. Absent members come from its preset; `other` takes its host as its name.
 
     `slug` begins the ids of its models, which stand in turns unencrypted; it can't be changed. The
     scope `installation` is for everybody, and administrators alone may make such a provider.

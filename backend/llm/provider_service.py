@@ -35,7 +35,7 @@ from backend.llm.provider_schemas import (
     NewProvider,
     ProviderPreset,
     ProviderView,
-    presets_from,
+    find_presets,
 )
 from backend.llm.user_models import UserModels, kind_of
 from backend.logs import get_logger
@@ -206,7 +206,7 @@ class ProviderService:
     async def _check_new(self, session: AsyncSession, row: Row, new: NewProvider) -> ProviderConfig:
         """Return the config of a new provider, and give its row a kind and a slug."""
         network = self._user_models.network
-        row.kind, config = _by_preset(new, presets_from(network))
+        row.kind, config = _by_preset(new, find_presets(network))
         own = await _slugs(session, row)
         if len(own) >= MOST_PROVIDERS:
             raise TooManyProvidersError(f"There may be {MOST_PROVIDERS}. Delete one first.")

@@ -1,4 +1,4 @@
-"""Tests of providers: what their servers list, and the beginning of a reply of one model."""
+"""Tests of providers: the list of their models, and the beginning of a reply of one of them."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ class TestStep(msgspec.Struct, kw_only=True):
 
 
 class TestProblem(msgspec.Struct, kw_only=True):
-    """What failed: the slug of a problem, and words. `address` is one that is refused."""
+    """The slug and the words of a problem. `address` is one that is refused."""
 
     slug: str
     detail: str
@@ -90,7 +90,7 @@ class TestProblem(msgspec.Struct, kw_only=True):
 
 
 class TestedModel(msgspec.Struct, kw_only=True):
-    """The model that answered a test, and what is known of it from then on.
+    """The model that answered a test, with the facts that are known since.
 
     `shape` is the message shape in which the test was sent to it. Figures as in `GET /models`.
     """
@@ -102,7 +102,7 @@ class TestedModel(msgspec.Struct, kw_only=True):
 
 
 class ProviderTested(msgspec.Struct, kw_only=True):
-    """How a provider does. `models` counts what its server lists, `model` was asked.
+    """The result of a test. `models` counts the models that the server lists, `model` was asked.
 
     `answered` is that model if it answered.
     """
@@ -170,7 +170,7 @@ class ProviderTests:
                 found = await list_models(offered.adapter)
                 config = await self._keep(identity, provider_id, partial(_with_list, found=found))
             except ModelError as error:
-                problem = problem_of(error)
+                problem = report_problem(error)
             finally:
                 await offered.adapter.aclose()
         # All of them as if they were on offer: an empty choice is all that is listed.
@@ -206,8 +206,8 @@ class ProviderTests:
     ) -> ProviderTested:
         """List the models, keep the list, and have one reply. Raises `ProviderNotFoundError`.
 
-        What was learned of its server is forgotten: it may be another version by now. What fails
-        on the provider's side is told in the answer.
+        Everything learned of its server before is forgotten, because it may be another version by
+        now. The answer reports errors of the provider.
         """
         async with self._database.write() as session:
             row = await find_provider(session, identity, provider_id, lock=True)
@@ -218,7 +218,7 @@ class ProviderTests:
             return await self._keep(identity, provider_id, partial(_with_list, found=found))
 
         tested = await _ProviderTest(self._user_models, row, config, keep).run(wanted.model)
-        # Registries that were opened during the test do not have what was learned in it.
+        # Registries that were opened during the test do not know its results.
         await self._user_models.settle()
         is_marked = config.failed_test and not tested.ok
         await self._keep(identity, provider_id, partial(replace, failed_test=is_marked))
@@ -242,7 +242,7 @@ class ProviderTests:
         provider_id: UUID,
         change: Callable[[ProviderConfig], ProviderConfig],
     ) -> ProviderConfig:
-        """Change what a test finds out about a stored provider. Its revision stays the same."""
+        """Store results of a test. The revision stays the same, because no setting changes."""
         async with self._database.write() as session:
             row = await find_provider(session, identity, provider_id, lock=True)
             config = change(self._providers.open(identity, row))
@@ -254,7 +254,7 @@ class ProviderTests:
 class _ProviderTest:
     """One test of a provider: its server lists its models, and one of them replies.
 
-    `keep` gets what is listed, and returns the config with it.
+    `keep` gets the list, and returns the config with it.
     """
 
     def __init__(
@@ -274,7 +274,7 @@ class _ProviderTest:
     async def run(self, model: str | None) -> ProviderTested:
         """Test it with the model of this name, else with the first on offer.
 
-        A server need not list what it serves: a model that is named is asked in any case.
+        A model that is named is asked in any case, because servers need not list all models.
         """
         offered = self._user_models.offered(self._row, self._config)
         try:
@@ -314,21 +314,21 @@ class _ProviderTest:
             result, detail = await work
         except AppError as error:
             detail = error.detail or error.title
-            self._problem = problem_of(error)
+            self._problem = report_problem(error)
         spent = round((time.monotonic() - begun) * 1000)
         is_ok = result is not None
         self._steps.append(TestStep(step=step, ok=is_ok, milliseconds=spent, detail=detail))
         return result
 
 
-def problem_of(error: AppError) -> TestProblem:
+def report_problem(error: AppError) -> TestProblem:
     """An error of a provider, as the answer to a test reports it."""
     address = error.address if isinstance(error, AddressRefusedError) else None
     return TestProblem(slug=error.slug, detail=error.detail or error.title, address=address)
 
 
 def _with_list(config: ProviderConfig, *, found: Sequence[ListedModel]) -> ProviderConfig:
-    """A config with what its server lists. Of a list that is too long the end is left out."""
+    """Return a config with the list of its server, cut if it is too long."""
     listed = list(found[:MAX_LISTED])
     while len(msgspec.json.encode(listed)) > LISTED_BYTES:
         listed = listed[: len(listed) * 9 // 10]
@@ -348,8 +348,8 @@ _CONVERSATION = Prompt(
         PromptMessage("user", "Say hello in one word."),
     ]
 )
-"""A greeting comes first and a system message in between, as in chats: what chat templates refuse
-is learned in the test."""
+"""A greeting comes first and a system message in between, as in chats. So the test meets all
+refusals of a strict chat template."""
 
 
 async def _ask(model: ChatModel) -> tuple[TestedModel, str]:

@@ -67,7 +67,7 @@ KEPT_SECONDS = 300.0
 """How long they are kept after they were last needed."""
 
 SHARED_SECONDS = 5.0
-"""How long the installation's providers and addresses are kept until they are read again."""
+"""The installation's providers and addresses are read again after this time."""
 
 UNKNOWN_WINDOW, UNKNOWN_OUTPUT = 32_768, 8_192
 """Tokens, of models of a server of which nobody says how large they are."""
@@ -99,10 +99,10 @@ class _View:
 
 @dataclass(frozen=True, slots=True)
 class _Learner:
-    """Stores what is learned of one provider's server.
+    """Stores abilities that one provider's server has shown.
 
     It is compared with the configuration: an adapter of an older revision is not used any longer,
-    because what it learns would not be stored.
+    because nothing that it learns would be stored.
     """
 
     user_models: UserModels
@@ -170,7 +170,7 @@ class UserModels(UserSignedOut):
         return view.registry
 
     async def refresh_shared(self, session: AsyncSession) -> None:
-        """Read what is the installation's again, if the last time was some seconds ago."""
+        """Read the installation's providers and addresses, unless they were read just now."""
         if self._clock() >= self._shared_until:
             await self.read_shared(session)
 
@@ -246,7 +246,7 @@ class UserModels(UserSignedOut):
             self.user_signed_out(user_id)
 
     async def settle(self) -> None:
-        """Wait until all that was learned of servers so far is stored."""
+        """Wait until all abilities learned so far are stored."""
         await asyncio.gather(*self._closing)
 
     async def aclose(self) -> None:
@@ -308,7 +308,7 @@ class UserModels(UserSignedOut):
         revision: int,
         abilities: ServerAbilities,
     ) -> None:
-        """Store what was learned of a server, unless its provider has changed since."""
+        """Store abilities that a server has shown, unless its provider has changed since."""
         if self._database is None:
             return
         task = asyncio.ensure_future(_keep(self._database, table, row_id, revision, abilities))

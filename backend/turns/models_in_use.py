@@ -22,7 +22,7 @@ from backend.turns.models import Turn
 from backend.wire import Page
 
 MAX_CHATS = 50
-"""Chats whose models are looked up: those with the latest turns."""
+"""The chats with the latest turns. Models of older chats are not looked up."""
 
 Use = Literal["reply", "triage", "agent", "summary", "suggestions", "compaction", "embedding"]
 _TASKS: tuple[ModelTask, ...] = get_args(ModelTask)
@@ -43,7 +43,7 @@ _CHATS = (
 
 
 class ModelInUse(msgspec.Struct, kw_only=True):
-    """A model that the account's settings or its latest chats name, and what it does for them.
+    """A model that the account's settings or its latest chats name, with its tasks.
 
     `title` and `provider_name` are null if the model is no longer on offer. `chats` counts those of
     the latest chats that ask it.
