@@ -45,7 +45,7 @@ class ServerConfig:
     extra_headers: Mapping[str, str] = field(default_factory=dict[str, str], repr=False)
     extra_body: Mapping[str, Any] = field(default_factory=dict[str, Any], repr=False)
     abilities: ServerAbilities = field(default=ServerAbilities(), hash=False)
-    on_learned: Callable[[ServerAbilities], None] | None = None
+    on_learned: Callable[[ServerAbilities], None] | None = field(default=None, compare=False)
     chunk_timeout: float = 60
     connect_timeout: float = 10
     answer_timeout: float = 300

@@ -97,23 +97,6 @@ class _View:
     used_at: float
 
 
-@dataclass(frozen=True, slots=True)
-class _Learner:
-    """Stores abilities that one provider's server has shown.
-
-    It is compared with the configuration: an adapter of an older revision is not used any longer,
-    because nothing that it learns would be stored.
-    """
-
-    user_models: UserModels
-    table: type[Provider | InstallationProvider]
-    row_id: UUID
-    revision: int
-
-    def __call__(self, abilities: ServerAbilities) -> None:
-        self.user_models.keep_learned(self.table, self.row_id, self.revision, abilities)
-
-
 class UserModels(UserSignedOut):
     """Registries of models, one for each user who has providers, and one for all others.
 
@@ -281,7 +264,7 @@ class UserModels(UserSignedOut):
             "extra_headers": config.extra_headers,
             "extra_body": config.extra_body,
             "abilities": _abilities(row),
-            "on_learned": _Learner(self, type(row), row.id, row.revision),
+            "on_learned": partial(self._learned, type(row), row.id, row.revision),
             "chunk_timeout": self._silence,
             "network": self.network,
         }
@@ -301,14 +284,14 @@ class UserModels(UserSignedOut):
             case "anthropic":
                 return AnthropicConfig(api_key=key or "", base_url=url, **common)
 
-    def keep_learned(
+    def _learned(
         self,
         table: type[Provider | InstallationProvider],
         row_id: UUID,
         revision: int,
         abilities: ServerAbilities,
     ) -> None:
-        """Store abilities that a server has shown, unless its provider has changed since."""
+        """Keep what was learned of a server, unless the provider was changed meanwhile."""
         if self._database is None:
             return
         task = asyncio.ensure_future(_keep(self._database, table, row_id, revision, abilities))

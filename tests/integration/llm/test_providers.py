@@ -309,24 +309,3 @@ async def test_what_was_learned_of_a_server_is_kept_until_it_is_tried_out_or_cha
     await until(kept)
     ok(await ada.client.post(f"{PROVIDERS}/{made['id']}/test", json={}))
     assert await asks_for_usage()
-
-
-async def test_what_is_learned_after_a_change_is_kept_as_well(
-    ada: Account, server: Running, model: OpenAIServer
-) -> None:
-    made = await add(ada, model)
-    await choose(ada, OWN)
-    chat = await ada.new_chat()
-    await ada.turn(chat["id"], text="Hello.")  # by an adapter that is kept
-    entries = [{"name": MODEL, "context_window": 20_000}]
-    ok(await ada.client.patch(f"{PROVIDERS}/{made['id']}", json={"models": entries}))
-    said = "Unknown parameter: 'stream_options'."
-    model.script(error(400, message=said, code="unknown_parameter"), reply("Well met."))
-    await ada.turn(chat["id"], text="And now?")
-
-    async def kept() -> bool:
-        query = select(Provider.abilities).where(Provider.id == UUID(made["id"]))
-        async with server.parts.database.read() as session:
-            return await session.scalar(query) is not None
-
-    await until(kept)
