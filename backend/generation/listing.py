@@ -114,14 +114,15 @@ def read_listing(body: Any) -> list[ListedModel]:
 
 
 def _entries(body: Any) -> Sequence[Any]:
-    if isinstance(body, list):
-        return sequence(body)
     members = mapping(body)
-    named = [members[name] for name in _LISTS if name in members]
+    places: list[object] = [body, *(members.get(name) for name in _LISTS)]
+    lists = [sequence(each) for each in places if isinstance(each, list)]
+    if lists:
+        return max(lists, key=len)
     # Ollama without a model answers `"data": null`.
-    if not any(each is None or isinstance(each, list) for each in named):
-        raise ValueError("there is no list of models")
-    return next((sequence(each) for each in named if isinstance(each, list)), ())
+    if any(name in members and members[name] is None for name in _LISTS):
+        return ()
+    raise ValueError("there is no list of models")
 
 
 def _model(entry: Mapping[str, Any]) -> ListedModel | None:

@@ -21,7 +21,7 @@ from backend.generation.network import AllowedAddress
 from backend.llm.models import ProviderAddress
 from backend.llm.user_models import UserModels
 from backend.logs import get_logger
-from backend.wire import EXAMPLE, RAISES, struct_from
+from backend.wire import RAISES, struct_from
 
 log = get_logger(__name__)
 
@@ -163,10 +163,7 @@ class ProviderAddressController(Controller):
         return await provider_addresses.list_all()
 
     @post(
-        opt={
-            RAISES: (NetworksAreSetError, TooManyAddressesError),
-            EXAMPLE: {"host": "192.168.1.20", "port": 8080},
-        },
+        opt={RAISES: (NetworksAreSetError, TooManyAddressesError)},
         summary="Allow an address",
     )
     async def allow_provider_address(

@@ -143,19 +143,20 @@ async def test_a_model_that_writes_no_text_does_not_reply_where_nobody_chose(
     assert [each["id"] for each in offered if each["is_default"]] == ["mine/storyteller"]
 
 
-@pytest.mark.parametrize(
-    "body",
-    [
-        [{"id": "a"}, {"id": "b"}],
-        ["a", "b"],
-        {"data": ["a", {"name": "b"}]},
-        {"models": [{"model": "a"}, {"name": "models/b"}]},
-        {"object": "list", "data": None, "models": [{"name": "a"}, {"name": "b"}]},
-        {"success": True, "result": [{"id": "a", "name": "A"}, {"name": "b"}]},
-        {"items": [{"id": "a"}, 3, None, {"id": ""}, [], {"id": "b"}]},
-        b'\xef\xbb\xbf{"data": [{"id": "a"}, {"id": "b"}]}',
-    ],
-)
+LISTS: list[Any] = [
+    [{"id": "a"}, {"id": "b"}],
+    ["a", "b"],
+    {"data": ["a", {"name": "b"}]},
+    {"models": [{"model": "a"}, {"name": "models/b"}]},
+    {"object": "list", "data": None, "models": [{"name": "a"}, {"name": "b"}]},
+    {"success": True, "result": [{"id": "a", "name": "A"}, {"name": "b"}]},
+    {"items": [{"id": "a"}, 3, None, {"id": ""}, [], {"id": "b"}]},
+    b'\xef\xbb\xbf{"data": [{"id": "a"}, {"id": "b"}]}',
+]
+"""Lists of the models a and b."""
+
+
+@pytest.mark.parametrize("body", LISTS)
 async def test_a_list_of_any_usual_form_is_read(
     ada: Account, model: OpenAIServer, body: Any
 ) -> None:

@@ -55,7 +55,7 @@ def listing(*names: str) -> Answer:
 
 
 async def run_test(account: Account, server: OpenAIServer, **fields: Any) -> dict[str, Any]:
-    body = {**provider(server), "models": [], **fields}
+    body: dict[str, Any] = {**provider(server), "models": [], **fields}
     tested: dict[str, Any] = ok(await account.client.post(TEST, json=body))
     return tested
 
