@@ -116,9 +116,8 @@ def read_listing(body: Any) -> list[ListedModel]:
 def _entries(body: Any) -> Sequence[Any]:
     members = mapping(body)
     places: list[object] = [body, *(members.get(name) for name in _LISTS)]
-    lists = [sequence(each) for each in places if isinstance(each, list)]
-    if lists:
-        return max(lists, key=len)
+    if any(isinstance(each, list) for each in places):
+        return max(map(sequence, places), key=len)
     # Ollama without a model answers `"data": null`.
     if any(name in members and members[name] is None for name in _LISTS):
         return ()
