@@ -101,6 +101,9 @@ _NUMBER = re.compile(r"[0-9]+|0[xX][0-9a-fA-F]*")
 _ENTRY_WITH_PORT = re.compile(r"(?P<network>\[[^\[\]]+\]|[^:]+):(?P<port>[0-9]{1,5})")
 
 
+_REFUSED = "Talekeeper does not connect to the provider's address. An administrator can see why."
+
+
 class RefusedAddress(msgspec.Struct, frozen=True, kw_only=True):
     """The host and port of a refused provider.
 
@@ -117,16 +120,16 @@ class AddressRefusedError(ModelError):
     """The provider's URL or address is none that this installation connects to.
 
     A name that does not exist gets the same answer as one in an inner network. `address` is None
-    for a URL that cannot be used at all.
+    for a URL that cannot be used at all. The address is for those who may change the provider.
     """
 
     status, slug, title = 422, "provider-address-refused", "The provider's address is refused"
 
     def __init__(self, detail: str, *, address: RefusedAddress | None = None) -> None:
-        super().__init__(
-            detail, extra={"address": msgspec.to_builtins(address)} if address else None
-        )
+        super().__init__(detail if address is None else _REFUSED)
         self.address = address
+        if address is not None:
+            self.private = {"detail": detail, "address": msgspec.to_builtins(address)}
 
 
 class ProviderNetworksError(ValidationError):
@@ -291,9 +294,7 @@ class NetworkPolicy:
         if allowed:
             return allowed[:MOST_TRIED]
         if not found and not self.decides_alone and AllowedAddress(name, port) in self.listed:
-            raise ModelUnavailableError(
-                f"There is no machine of the name {name}.{self._hint(name)}"
-            )
+            raise self._unreachable(name, "has no address")
         raise self._refusal(host, port, is_plain=is_plain, address=address)
 
     async def _found(self, name: str, port: int) -> list[Address]:
@@ -301,9 +302,7 @@ class NetworkPolicy:
             return list(map(ip_address, await self._resolve(name, port)))
         except socket.gaierror as error:
             if error.errno == socket.EAI_AGAIN:
-                raise ModelUnavailableError(
-                    f"The name {name} can't be looked up at this time.{self._hint(name)}"
-                ) from None
+                raise self._unreachable(name, "can't be looked up at this time") from None
         except ValueError:  # no name can be like that
             pass
         return []
@@ -352,9 +351,12 @@ class NetworkPolicy:
         )
         return AddressRefusedError(why, address=refused)
 
-    def _hint(self, name: str) -> str:
-        """A sentence for a container that does not know the machine that it runs on."""
-        return _ADD_HOST if self._in_container and name == HOST_NAME else ""
+    def _unreachable(self, name: str, why: str) -> ModelUnavailableError:
+        """Return the error for a name without addresses, with advice for the machine's own."""
+        hint = _ADD_HOST if self._in_container and name == HOST_NAME else ""
+        error = ModelUnavailableError(f"The provider's name {why}.")
+        error.private = {"detail": f"The name {name} {why}.{hint}"}
+        return error
 
     async def _look_up(self, host: str, port: int) -> list[str]:
         """Ask the system, in threads of our own: its answer may take longer than we wait."""

@@ -12,7 +12,6 @@ from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
-from http import HTTPStatus
 from typing import Any, Generic, Protocol, TypeVar
 
 from msgspec import structs
@@ -27,8 +26,9 @@ from backend.generation.message_shapes import find_stricter_shape, shape_prompt
 from backend.generation.model import (
     Finish,
     FinishReason,
-    ModelContextOverflowError,
     ModelError,
+    ModelRequestError,
+    ModelServerError,
     ModelSpec,
     Piece,
     Prompt,
@@ -45,17 +45,8 @@ from backend.generation.sampling import Sampling, SamplingField
 
 ProviderT = TypeVar("ProviderT", bound="ModelProvider[Any, Any]")
 
-_NO_REFUSAL = frozenset(
-    {
-        HTTPStatus.UNAUTHORIZED,
-        HTTPStatus.PAYMENT_REQUIRED,
-        HTTPStatus.FORBIDDEN,
-        HTTPStatus.NOT_FOUND,
-        HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
-        HTTPStatus.TOO_MANY_REQUESTS,
-    }
-)
-"""Statuses of errors that another form of the request does not mend."""
+_MENDABLE = (ModelRequestError, ModelServerError)
+"""Errors that another form of the request may mend. Templates of some servers fail with 500."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -328,7 +319,7 @@ class ServerModel(ABC, Generic[ProviderT]):
     def _adapt(self, request: ModelRequest, error: ServerError) -> ModelRequest:
         """Return the request in another form. Raise `ModelError` if no form is left."""
         failure = self._failure(error, request)
-        if error.status in _NO_REFUSAL or isinstance(failure, ModelContextOverflowError):
+        if not isinstance(failure, _MENDABLE):
             raise failure
         shape = find_stricter_shape(error.text, request.prompt, request.shape)
         if shape is not None:

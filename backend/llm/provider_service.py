@@ -19,6 +19,7 @@ from backend.accounts.repository import lock_accounts
 from backend.database.base import new_id, now
 from backend.database.engine import Database
 from backend.errors import ConflictError, ForbiddenError, NotFoundError, ValidationError
+from backend.generation.network import AddressRefusedError
 from backend.generation.registry import OfferedProvider, ProviderKind
 from backend.llm.models import (
     InstallationProvider,
@@ -221,7 +222,11 @@ class ProviderService:
     async def _check_address(self, session: AsyncSession, config: ProviderConfig) -> None:
         if config.base_url is not None:
             await self._user_models.refresh_shared(session)
-            self._user_models.network.check_url(config.base_url)
+            try:
+                self._user_models.network.check_url(config.base_url)
+            except AddressRefusedError as error:
+                error.disclose()  # to the user who has just entered it
+                raise
 
     def _view_or_shell(self, identity: Identity, row: Row) -> ProviderView:
         """A provider; of one that was damaged what is not sealed, so that it can be deleted."""

@@ -51,6 +51,7 @@ from backend.llm.models import (
 from backend.llm.provider_schemas import NewProvider
 from backend.llm.provider_service import ProviderService, find_provider
 from backend.llm.user_models import UserModels
+from backend.wire import ShownProblem
 
 T = TypeVar("T")
 
@@ -81,11 +82,9 @@ class TestStep(msgspec.Struct, kw_only=True):
     detail: str = ""
 
 
-class TestProblem(msgspec.Struct, kw_only=True):
-    """The slug and the words of a problem. `address` is one that is refused."""
+class TestProblem(ShownProblem, kw_only=True, frozen=True):
+    """The cause of a failed test. `address` is one that is refused."""
 
-    slug: str
-    detail: str
     address: RefusedAddress | None = None
 
 
@@ -289,8 +288,8 @@ class _ProviderTest:
         finally:
             await offered.adapter.aclose()
         if asked is None and self._problem is None:
-            self._problem = TestProblem(
-                slug=UnknownModelError.slug, detail="Its server lists no models: name one."
+            self._problem = report_problem(
+                UnknownModelError("Its server lists no models: name one.")
             )
         return ProviderTested(
             ok=answered is not None,
@@ -313,8 +312,8 @@ class _ProviderTest:
         try:
             result, detail = await work
         except AppError as error:
-            detail = error.detail or error.title
             self._problem = report_problem(error)
+            detail = self._problem.detail
         spent = round((time.monotonic() - begun) * 1000)
         is_ok = result is not None
         self._steps.append(TestStep(step=step, ok=is_ok, milliseconds=spent, detail=detail))
@@ -322,9 +321,11 @@ class _ProviderTest:
 
 
 def report_problem(error: AppError) -> TestProblem:
-    """An error of a provider, as the answer to a test reports it."""
-    address = error.address if isinstance(error, AddressRefusedError) else None
-    return TestProblem(slug=error.slug, detail=error.detail or error.title, address=address)
+    """Return the view of an error for those who may change the provider."""
+    problem = TestProblem.from_error(error, for_administrator=True)
+    if isinstance(error, AddressRefusedError):
+        problem = replace(problem, address=error.address)
+    return problem
 
 
 def _with_list(config: ProviderConfig, *, found: Sequence[ListedModel]) -> ProviderConfig:

@@ -7,6 +7,7 @@ import contextlib
 import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
+from typing import Any
 from uuid import UUID
 
 from backend.accounts.models import KeyMode
@@ -53,6 +54,7 @@ class TurnRun:
     reply_id: UUID | None
     sealer: Sealer = field(repr=False)
     key_mode: KeyMode
+    is_administrator: bool
     model: ChatModel = field(repr=False)
     built: Built = field(repr=False)
     progress: Progress
@@ -209,6 +211,11 @@ class TurnRun:
         except Exception as error:  # a fault of ours must end the turn, not hang it
             log.exception("turn.crashed", turn_id=self.turn_id, exc_info=error)
             self.problem = InternalError("The log says more.")
+
+    def show_problem(self, error: AppError) -> dict[str, Any]:
+        """Return the members of an error that the user may see, for `turn.failed`."""
+        problem = error.to_problem(for_administrator=self.is_administrator)
+        return {"turn_id": str(self.turn_id), **problem}
 
     @property
     def outcome(self) -> TurnState:

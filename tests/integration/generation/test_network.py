@@ -128,7 +128,10 @@ async def test_no_sdk_connects_to_a_refused_address_whatever_is_there(vendor: Ve
     }
 
     assert {type(error) for error in errors.values()} == {AddressRefusedError}
-    said = {host: error.detail for host, error in errors.items()}
+    said = {
+        host: error.to_problem(for_administrator=True)["detail"] for host, error in errors.items()
+    }
+    assert len({str(error.to_problem()) for error in errors.values()}) == 1
     assert all(f"http://{host} is refused" in detail for host, detail in said.items())
     # Nothing tells a port where something listens from one where nothing does.
     assert said[f"{GOOD}:{port}"] == said[f"{GOOD}:9"].replace(":9 ", f":{port} ")

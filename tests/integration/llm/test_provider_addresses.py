@@ -113,6 +113,27 @@ async def test_an_administrator_allows_the_address_that_an_error_names(
     assert len(model.requests) == 1
 
 
+async def test_the_address_of_a_provider_for_everybody_is_for_administrators(
+    ada: Account, ben: Account, model: OpenAIServer
+) -> None:
+    allowed = await allow(ada, **place(model))
+    body = fields(model, slug="shared", scope="installation", models=[{"name": MODEL}])
+    made = ok(await ada.client.post(PROVIDERS, json=body), 201)
+    ok(await ada.client.delete(f"{ADDRESSES}/{allowed['id']}"), 204)
+    said: dict[str, str] = {}
+    for account in (ada, ben):
+        chat = await account.new_chat()
+        settings = f"/api/v1/chats/{chat['id']}/settings"
+        ok(await account.client.patch(settings, json={"model": f"shared/{MODEL}"}))
+        (*_, failed) = await account.turn(chat["id"], text="Hello.")
+        assert failed.data["type"].endswith(REFUSED)
+        said[account.name] = str(failed.data)
+    port = str(place(model)["port"])
+    assert f"http://127.0.0.1:{port} is refused" in said[ada.name]
+    assert port not in said[ben.name]
+    ok(await ada.client.delete(f"{PROVIDERS}/{made['id']}"), 204)
+
+
 async def test_another_port_of_an_allowed_address_stays_refused(
     ada: Account, ben: Account, model: OpenAIServer
 ) -> None:

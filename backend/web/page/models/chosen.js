@@ -1,6 +1,6 @@
 /** Which models of a provider are on offer, and what its user says of them. */
 import { api, Problem } from "../core/api.js";
-import { attempt, dialog } from "../core/dialogs.js";
+import { attempt, dialog, told } from "../core/dialogs.js";
 import { act, fill, h } from "../core/dom.js";
 import { control, finder, sendform } from "../core/form.js";
 import { ago, t } from "../core/words.js";
@@ -89,7 +89,7 @@ export function chosen(provider, model) {
       fill(list, find.items.map(([element]) => element));
       find.run();
       fill(report,
-        problem && h("p.trouble", { role: "alert" }, problem.detail),
+        problem && h("div.trouble", { role: "alert" }, told(problem)),
         at && h("small.soft", {}, m("listed", { when: ago(at) })));
     };
     const all = control({ kind: "check", name: "all", label: m("all_listed"), help: m("all_help") });

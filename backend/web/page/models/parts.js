@@ -1,6 +1,6 @@
 /** What the views of providers share: the form that adds one, and what a test of one says. */
 import { api } from "../core/api.js";
-import { attempt, explain, toast } from "../core/dialogs.js";
+import { attempt, explained, toast, told } from "../core/dialogs.js";
 import { fill, h, icon } from "../core/dom.js";
 import { sendform } from "../core/form.js";
 import { session } from "../core/store.js";
@@ -21,7 +21,7 @@ const keyLink = ({ key_url: href }) =>
 
 /** Say in `box` that an address was refused, and what can be done about it: see `remedies`. */
 export function refused(error, box, remedy) {
-  fill(box, h("p.trouble", { role: "alert" }, explain(error)), remedies(error.body.address, remedy));
+  fill(box, h("div.trouble", { role: "alert" }, explained(error)), remedies(error.body.address, remedy));
   box.scrollIntoView({ block: "nearest" });
 }
 
@@ -44,7 +44,7 @@ export async function test(ask, box, remedy) {
     fill(box,
       h("ul.list", { "aria-label": m("test") }, steps.map(line)),
       answered && h("small.soft", {}, m("answered", { window: windowOf(answered), shape: m(`message_shapes.${answered.shape}`) })),
-      h("p", { role: ok ? "status" : "alert", class: ok ? "" : "trouble" }, ok ? m("works") : problem?.detail ?? m("fails")),
+      h("div", { role: ok ? "status" : "alert", class: ok ? "" : "trouble" }, ok ? m("works") : problem ? told(problem) : m("fails")),
       remedies(problem?.address, remedy));
     return tested;
   } catch (error) {

@@ -1,6 +1,6 @@
 /** #/providers: whose models can be asked. */
 import { api, Problem } from "../core/api.js";
-import { attempt, deleting, dialog, explain, more, sure, toast } from "../core/dialogs.js";
+import { attempt, deleting, dialog, explained, more, sure, toast } from "../core/dialogs.js";
 import { act, fill, h, refill } from "../core/dom.js";
 import { sendform } from "../core/form.js";
 import { json, mergePatch } from "../core/json.js";
@@ -75,7 +75,7 @@ const tested = ({ id, name }) =>
   dialog(m("test_named", { name }), () => {
     const box = h("div.stack");
     const run = () => test(() => api.post(`${PATH}/${id}/test`, {}), box, { again: run })
-      .catch((error) => fill(box, h("p.trouble", { role: "alert" }, explain(error))));
+      .catch((error) => fill(box, h("div.trouble", { role: "alert" }, explained(error))));
     run();
     return box;
   });
