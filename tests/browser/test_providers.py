@@ -13,7 +13,7 @@ from playwright.sync_api import BrowserContext, Page, expect
 
 from tests.fakes.openai_server import API_KEY, MODEL, OpenAIServer, reply
 from tests.fakes.scripted_server import Answer
-from tests.support.browser import EXAMPLE_CARD, Account, phone, signing_up
+from tests.support.browser import EXAMPLE_CARD, Account, Watch, phone, signing_up
 from tests.support.process import Served, serving
 from tests.support.server import PASSWORD
 
@@ -268,6 +268,32 @@ def test_a_window_of_others_can_not_be_set_and_the_page_says_whose_it_is(
     expect(page.get_by_role("alert")).to_contain_text("is for everybody here")
     expect(page).to_have_url(re.compile("#/providers$"))
     administrator.client.delete(f"/providers/{made['id']}")
+
+
+def test_a_prompt_that_overflows_leads_to_the_setting_of_the_window(
+    page: Page, account: Account, watch: Watch, portal: BlockingPortal
+) -> None:
+    watch.expected.append("/messages/")  # nothing is left of a turn that failed at once
+    with portal.wrap_async_context_manager(OpenAIServer()) as model:
+        overflow(page, account, model)
+
+
+def overflow(page: Page, account: Account, model: OpenAIServer) -> None:
+    """Send a line to a model whose window is too small for any prompt."""
+    body = {"preset": "other", "base_url": model.url, "slug": "home", "name": "Home"}
+    account.post("/providers", body | {"models": [{"name": MODEL}]})
+    account.client.patch("/me/settings", json={"model": f"home/{MODEL}"})
+    chat = account.new_chat()
+    page.goto(f"/#/chats/{chat['id']}")
+    said = "the request exceeds the available context size, try increasing it"
+    too_long = {"error": {"code": 400, "message": said, "type": "exceed_context_size_error"}}
+    model.script(*[Answer(400, body=too_long)] * 9)
+    page.get_by_role("textbox", name="Your line").fill("Hello.")
+    page.get_by_role("button", name="Send").click()
+    page.get_by_role("link", name="Set the context window").click()
+    expect(
+        page.get_by_role("dialog", name="Models of Home").get_by_label("Context window")
+    ).to_be_focused()
 
 
 def test_activity_lists_the_models_that_the_account_uses(
