@@ -19,7 +19,7 @@ from backend.context.blocks import ChosenBy
 from backend.context.budget import Gap
 from backend.context.layout import History, Item, LeftOut, Place, layout
 from backend.errors import AppError
-from backend.generation.figures import ToolSupport
+from backend.generation.figures import FiguresFrom, ToolSupport
 from backend.generation.model import PromptMessage, Role
 from backend.reasons import Reason
 
@@ -114,6 +114,13 @@ class Totals(msgspec.Struct, kw_only=True):
     messages: int
 
 
+class RecordedWindow(msgspec.Struct, kw_only=True):
+    """The model's context window then, in its tokens, and its source; `default` is assumed."""
+
+    tokens: int
+    source: FiguresFrom
+
+
 class RecordedPreset(msgspec.Struct, kw_only=True):
     """The preset of a prompt: its name and revision then, and what had chosen it."""
 
@@ -128,6 +135,7 @@ class ContextRecord(msgspec.Struct, kw_only=True, omit_defaults=True):
 
     Of a played turn it is the last phase's prompt. `tools` were called in that turn, in order, as
     `tool_support` says the model can. `near_misses` are what a search found and did not bring up.
+    Records of earlier versions have no `window`.
     """
 
     version: int = 1
@@ -146,6 +154,7 @@ class ContextRecord(msgspec.Struct, kw_only=True, omit_defaults=True):
     prompt_files: dict[str, str] = {}
     prompt_hash: str = ""
     preset: RecordedPreset | None = None
+    window: RecordedWindow | None = None
     tools: list[str] = []
     tool_support: ToolSupport | None = None
 

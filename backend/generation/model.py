@@ -60,12 +60,14 @@ class Prompt:
     """Everything that is sent: messages in order, then the rounds of a tool loop so far.
 
     The first `stable` messages are likely to begin the next prompt, too: a provider that keeps what
-    it is told to keeps those.
+    it is told to keeps those. `reply_room` is what the prompt leaves of the window, in the model's
+    tokens; None if nobody has counted it.
     """
 
     messages: Sequence[PromptMessage]
     rounds: Sequence[ToolRound] = ()
     stable: int = 0
+    reply_room: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,6 +171,7 @@ class ModelSpec:
     `accepts` are the sampling settings that it takes; others are refused when they are set.
     `refused` are those that its server was found not to take.
     `shape` is the message shape that it accepts, by its preset or as it was learned.
+    `learned_window` is what its server's answers have shown; the user's setting comes before it.
     `tool_support` is the best that is expected of it: see `tool_streams`.
     """
 
@@ -187,6 +190,12 @@ class ModelSpec:
     price: Price | None = None
     abilities: frozenset[Ability] = frozenset()
     figures_from: FiguresFrom = "default"
+    learned_window: int | None = None
+
+    @property
+    def usable_window(self) -> int:
+        """The window, unless the server is known to have a smaller one than the user has set."""
+        return min(self.context_window, self.learned_window or self.context_window)
 
 
 @runtime_checkable

@@ -278,6 +278,12 @@ class ModelRegistry:
             raise self._unknown(model_id, slug)
         return model
 
+    def learn_window(self, model_id: str, window: int) -> None:
+        """Remember the context window that a model's server has shown, in tokens."""
+        slug, _, name = model_id.partition("/")
+        if (provider := self.providers.get(slug)) is not None:
+            provider.learn_window(name, window)
+
     def embedding_server(self, model_id: str) -> tuple[Config, str]:
         """The server of an embedding model, and the model's name there.
 

@@ -21,6 +21,7 @@ from backend.generation.model import (
     ChatModel,
     Finish,
     FinishReason,
+    ModelContextOverflowError,
     ModelEmptyReplyError,
     ModelRequestError,
     ModelSettingRefusedError,
@@ -36,6 +37,9 @@ from backend.generation.sampling import Sampling
 
 _SUPPORTS: tuple[ToolSupport, ...] = get_args(ToolSupport)
 """The best first."""
+
+_NOT_ABOUT_TOOLS = ModelSettingRefusedError, ModelContextOverflowError
+"""Refusals that another way of asking for calls does not help against."""
 
 _learned: WeakKeyDictionary[ChatModel, ToolSupport] = WeakKeyDictionary()
 """What models take whose servers have refused the better ways, for as long as this process runs."""
@@ -82,7 +86,7 @@ async def stream_with_tools(
                     has_begun = True
                     yield piece
         except ModelRequestError as error:
-            if has_begun or not tools or isinstance(error, ModelSettingRefusedError):
+            if has_begun or not tools or isinstance(error, _NOT_ABOUT_TOOLS):
                 raise
             refusal = refusal or error
         except ModelEmptyReplyError:
@@ -106,7 +110,7 @@ async def answer_with_tools(
     if tool_support(model) == "native":
         try:
             return await model.call_tools(prompt, tools, sampling)
-        except ModelSettingRefusedError:
+        except _NOT_ABOUT_TOOLS:
             raise
         except ModelRequestError:
             refused = True

@@ -6,6 +6,7 @@ Windows, prompts and readings are in the model's tokens unless a name says other
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TypeGuard
 
 from backend.generation.figures import MAX_WINDOW
 from backend.generation.model import TokenUsage
@@ -37,7 +38,7 @@ class PromptCut:
     read: int
 
 
-def is_window(value: object) -> bool:
+def is_window(value: object) -> TypeGuard[int]:
     """True if a value that a server reported can be a context window."""
     return (
         isinstance(value, int)
@@ -59,7 +60,6 @@ def window_after_refusal(window: int | None, *, needed: int, current: int) -> in
         because most servers are started with a power of two.
     """
     if is_window(window):
-        assert window is not None
         return window
     below = max(min(needed, current) - 1, SMALLEST_WINDOW)
     return 1 << (below.bit_length() - 1)

@@ -153,4 +153,4 @@ def _entry(entries: object, model: str, member: str) -> Mapping[str, Any]:
 
 def _window(value: object) -> int | None:
     """Return a reported number of tokens if it can be a window."""
-    return value if isinstance(value, int) and is_window(value) else None
+    return value if is_window(value) else None

@@ -196,6 +196,19 @@ class LoadedChat:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Constraint:
+    """What a prompt has to fit besides its budgets, because the model refused the one before it.
+
+    Attributes:
+        ratio: The model's tokens for one counted, at least.
+        beside: The model's tokens that the request takes beside the prompt.
+    """
+
+    ratio: float = 0.0
+    beside: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PromptWindow:
     """Whom a prompt is for, how it is counted, and what it may take.
 
@@ -206,6 +219,7 @@ class PromptWindow:
         ratio: Makes counted tokens the model's.
         limits: The budgets in the model's tokens.
         budget: The same in counted ones.
+        beside: The model's tokens that the request takes beside the prompt, as far as is known.
     """
 
     models: ModelRegistry
@@ -216,6 +230,7 @@ class PromptWindow:
     ratio: float
     limits: Budget
     budget: Budget
+    beside: int = 0
 
     @property
     def model(self) -> ChatModel:

@@ -1,60 +1,111 @@
-"""Prompts that a model refuses as too long: built again, smaller, and asked again in the same turn.
+"""What a refusal as too long says of a prompt that was built for the window.
 
-The adapter has learned the window from the refusal by then. What it cannot learn is why a prompt
-that was built for a window did not fit: its tokens are worth more than was assumed, or tools and
-rounds of calls took the rest.
+The model's adapter learns the window from a refusal. If the prompt was built for that window, its
+tokens are worth more than was assumed, or tools and rounds of calls took the rest of the window.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
-from contextlib import aclosing
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TypeVar
 
 import msgspec
 
-from backend.generation.model import (
-    ModelContextOverflowError,
-    Piece,
-    TextPiece,
-    ThinkingPiece,
-    Tool,
-    ToolCall,
-    ToolRound,
-)
+from backend.generation.model import ModelContextOverflowError, Tool, ToolRound
 from backend.generation.tokens import get_tokenizer
 from backend.turns.built import Built
+from backend.turns.prompt_context import Constraint
 
 MAX_REBUILDS = 2
-"""Of one request. The first refusal tells the window, or bounds it; the second corrects that."""
+"""Of one request. The first refusal names the window, or bounds it; the second corrects that."""
 
 STEP = 1.25
-"""Factor by which the tokens of a prompt are taken to be worth more, if a refusal tells nothing."""
+"""Factor on the tokens of a prompt after a refusal that explains nothing: it has to get smaller."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Constraint:
-    """What a prompt has to fit, besides its budgets, because the model has refused the last one.
+class RefusedPrompt:
+    """A prompt that was refused as too long.
 
     Attributes:
-        ratio: The model's tokens for one counted, at least.
-        beside: The model's tokens that the request takes beside the prompt.
+        needed: Its length in the model's tokens, reported or estimated.
+        window: The model's window, as the refusal named it or as it was learned from it.
+        counted: Its counted tokens.
+        is_reported: True if the server reported `needed`.
+        beside: The model's tokens that the request took beside the prompt.
     """
 
-    ratio: float = 0.0
-    beside: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class RefusedPrompt:
-    """A prompt's counted tokens, and the model's tokens of the same text as the refusal has them."""
-
+    needed: int
+    window: int
     counted: int
-    reported: int
+    is_reported: bool
+    beside: int
+
+    @property
+    def note(self) -> str:
+        """The sentence that the record of the next prompt has of it."""
+        return (
+            f"The model refused a first prompt of {self.needed:,} tokens: its context window has "
+            f"{self.window:,}. The prompt was built again."
+        )
+
+    def to_error(self) -> ModelContextOverflowError:
+        """Return the error of a turn that ends with this refusal, with both numbers."""
+        return ModelContextOverflowError(
+            f"The prompt needs {self.needed:,} tokens, and the context window of the model has "
+            f"{self.window:,}. Set the window of the model, or lower the budgets of the chat.",
+            window=self.window,
+            needed=self.needed,
+        )
 
 
-Rebuild = Callable[[Constraint], Awaitable[Built]]
-"""Builds a turn's prompt again, from the same chat and the same line."""
+def read_refusal(error: ModelContextOverflowError, built: Built, *, beside: int) -> RefusedPrompt:
+    """Complete a refusal with what is known of the prompt and of its model.
 
-T = TypeVar("T")
+    A server may report the prompt alone, or with the reply that was asked for. The reading that is
+    nearer to the estimate counts.
+
+    Args:
+        error: The refusal.
+        built: The prompt that was refused.
+        beside: The model's tokens of tools and rounds of calls in the request.
+    """
+    spec = built.window.models.spec(built.window.spec.id)
+    estimate = max(1, built.totals.prompt + beside)
+    needed = estimate
+    if error.needed is not None:
+        reply = built.sampling.max_output_tokens or built.reply_room
+        readings = [each for each in (error.needed, error.needed - reply) if each > 0]
+        needed = min(readings, key=lambda each: abs(math.log(each / estimate)))
+    return RefusedPrompt(
+        needed=needed,
+        window=error.window or spec.usable_window,
+        counted=built.assembled.tokens,
+        is_reported=error.needed is not None,
+        beside=beside,
+    )
+
+
+def constraint_after(refused: RefusedPrompt, built: Built) -> Constraint:
+    """Return what the next prompt has to fit. It is smaller than the refused one."""
+    window = built.window
+    ratio = max(window.ratio, (refused.needed - refused.beside) / max(1, refused.counted))
+    is_smaller = window.models.spec(window.spec.id).usable_window < window.limits.total
+    if not is_smaller and ratio == window.ratio and refused.beside <= window.beside:
+        ratio *= STEP
+    return Constraint(ratio=ratio, beside=refused.beside)
+
+
+def count_beside(built: Built, tools: Sequence[Tool], rounds: Sequence[ToolRound]) -> int:
+    """Estimate the model's tokens of tools and rounds of calls. CPU-bound: some milliseconds."""
+    if not tools and not rounds:
+        return 0
+    declared = [(tool.name, tool.description, tool.parameters) for tool in tools]
+    called = [
+        (each.text, [(call.name, call.arguments) for call in each.calls], each.results)
+        for each in rounds
+    ]
+    text = msgspec.json.encode([declared, called]).decode()
+    window = built.window
+    return window.to_model_tokens(get_tokenizer(window.unit.tokenizer).count(text))

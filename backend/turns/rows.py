@@ -13,7 +13,7 @@ from backend.chats import tree
 from backend.chats.counting import CountUnit
 from backend.chats.models import MESSAGE_CONTENT, MESSAGE_THINKING, Chat, Message
 from backend.database.base import now
-from backend.turns.models import TURN_EVENTS
+from backend.turns.models import TURN_EVENTS, Turn
 from backend.turns.play import added
 from backend.turns.recording import SealedRecord, seal_record
 from backend.turns.transcript import PlayEvent
@@ -37,6 +37,13 @@ def segments_of(run: TurnRun, closing: Sequence[PlayEvent] = ()) -> str:
     if closing:
         segments.append(("event", len(closing)))
     return msgspec.json.encode(segments).decode()
+
+
+def replace_totals(run: TurnRun, turn: Turn) -> None:
+    """Put the totals of a prompt that was built again into its turn's row."""
+    turn.totals = msgspec.json.encode(run.built.totals).decode()
+    if turn.path_tokens is not None:
+        turn.path_tokens, turn.sent_tokens = run.built.path_tokens, run.built.sent_tokens
 
 
 def sealed_events(run: TurnRun, closing: Sequence[PlayEvent] = ()) -> bytes | None:

@@ -15,6 +15,7 @@ from backend.context.record import (
     RecordedItem,
     RecordedLeftOut,
     RecordedPreset,
+    RecordedWindow,
     Totals,
 )
 from backend.generation.figures import ToolSupport
@@ -169,6 +170,7 @@ class ContextView(msgspec.Struct, kw_only=True):
     and did not bring up, at most ten, as far as it counts now. `usage` is what the provider
     reported for a stored reply, `layers` are the tokens of a campaign's prompt by layer. `tools`
     were called in a played turn, in order; `tool_support` says how the model was asked for calls.
+    `window` is the model's, with its source; null in records of earlier versions.
     """
 
     model: str
@@ -185,6 +187,7 @@ class ContextView(msgspec.Struct, kw_only=True):
     prompt_files: dict[str, str]
     prompt_hash: str
     preset: RecordedPreset | None = None
+    window: RecordedWindow | None = None
     prompt: list[ShownMessage] | None = None
     difference: Difference | None = None
     containers: dict[UUID, UUID] = {}
