@@ -4,21 +4,30 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from copy import copy
-from dataclasses import dataclass, field
-from typing import Literal
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
 
 from backend.errors import ValidationError
 from backend.generation.anthropic import ADAPTER_ACCEPTS as ANTHROPIC_ACCEPTS
 from backend.generation.anthropic import AnthropicConfig, AnthropicModel, AnthropicProvider
 from backend.generation.demo import DemoModel
-from backend.generation.figures import NOTHING, ListedModel, Price, ToolSupport, figures_of
+from backend.generation.figures import (
+    NOTHING,
+    Figures,
+    ListedModel,
+    MessageShape,
+    Price,
+    ToolSupport,
+    figures_of,
+)
 from backend.generation.gemini import ADAPTER_ACCEPTS as GEMINI_ACCEPTS
 from backend.generation.gemini import GeminiConfig, GeminiModel, GeminiProvider
-from backend.generation.model import ChatModel, ModelSpec
+from backend.generation.model import ChatModel, Fixable, ModelSpec
 from backend.generation.openai_compatible import OpenAICompatibleConfig, OpenAICompatibleProvider
 from backend.generation.openai_model import OpenAICompatibleModel
 from backend.generation.openai_servers import OPENAI_SERVERS
 from backend.generation.sampling import SamplingField
+from backend.generation.server_abilities import NOTHING_LEARNED, ModelAbilities
 
 ProviderKind = Literal["gemini", "openai", "anthropic"]
 """In which wire format a provider is asked."""
@@ -136,53 +145,98 @@ class OfferedProvider:
         return self.chosen or sorted(self.listed, key=_writes_no_text)
 
     def get(self, name: str) -> ChatModel | None:
-        """The model of that name, if it is on offer."""
+        """The model of that name, if it is on offer, with the window that is known by now."""
         if name not in self._made and name in (self.chosen or self.listed):
             self._made[name] = self._make(name)
-        return self._made.get(name)
+        model = self._made.get(name)
+        if model is not None and model.spec.learned_window != self._known(name).window:
+            model.spec = replace(model.spec, **self._sizes(name))
+        return model
+
+    def learn_window(self, name: str, window: int) -> None:
+        """Remember the context window that a model's server has shown, in tokens."""
+        if isinstance(self.adapter, OpenAICompatibleProvider):
+            self.adapter.learn(name, window=window)
+
+    def _known(self, name: str) -> ModelAbilities:
+        if isinstance(self.adapter, OpenAICompatibleProvider):
+            return self.adapter.abilities.of(name)
+        return NOTHING_LEARNED
+
+    def _figures(self, name: str) -> Figures:
+        return figures_of(
+            name,
+            chosen=self.chosen.get(name, NOTHING),
+            learned_window=self._known(name).window,
+            listed=self.listed.get(name, NOTHING),
+            default=_defaults(self.adapter.config),
+        )
+
+    def _sizes(self, name: str) -> dict[str, Any]:
+        """Return the members of a model's spec that depend on its window."""
+        figures = self._figures(name)
+        return {
+            "context_window": figures.context_window,
+            "max_output_tokens": figures.max_output_tokens,
+            "figures_from": figures.figures_from,
+            "learned_window": self._known(name).window,
+        }
 
     def _make(self, name: str) -> ChatModel:
         match self.adapter:
             case GeminiProvider() as google:
                 takes_all = name.startswith(_TAKE_PENALTIES)
                 accepts = GEMINI_ACCEPTS if takes_all else GEMINI_ACCEPTS - _PENALTIES
-                spec = self._spec(name, accepts=accepts, tokenizer="gemma3")
+                spec = self._spec(name, accepts=accepts, known=NOTHING_LEARNED, tokenizer="gemma3")
                 return GeminiModel(spec, google, thinks=name in _THINKS_UNASKED)
             case OpenAICompatibleProvider() as server:
                 accepts = OPENAI_SERVERS[server.config.server].accepts
-                spec = self._spec(name, accepts=accepts, tool_support=server.config.tool_support)
+                spec = self._spec(
+                    name,
+                    accepts=accepts,
+                    known=server.abilities.of(name),
+                    tool_support=server.config.tool_support,
+                )
                 return OpenAICompatibleModel(spec, server)
             case AnthropicProvider() as maker:
-                return AnthropicModel(self._spec(name, accepts=ANTHROPIC_ACCEPTS), maker)
+                return AnthropicModel(
+                    self._spec(name, accepts=ANTHROPIC_ACCEPTS, known=NOTHING_LEARNED), maker
+                )
 
     def _spec(
         self,
         name: str,
         *,
         accepts: frozenset[SamplingField],
+        known: ModelAbilities,
         tokenizer: str = "o200k_base",
         tool_support: ToolSupport = "native",
+        shape: MessageShape = "lenient",
     ) -> ModelSpec:
-        figures = figures_of(
-            name,
-            chosen=self.chosen.get(name, NOTHING),
-            listed=self.listed.get(name, NOTHING),
-            default=_defaults(self.adapter.config),
-        )
+        """Return a spec with each fact as the user set it, else as learned, else the default.
+
+        `tool_support` and `shape` are the defaults of the model's preset.
+        """
+        chosen = self.chosen.get(name, NOTHING)
+        set_by_user: Mapping[Fixable, object] = {
+            "tool_support": chosen.tool_support,
+            "shape": chosen.message_shape,
+        }
+        figures = self._figures(name)
         return ModelSpec(
             id=f"{self.slug}/{name}",
             provider=self.slug,
             name=name,
             title=figures.title,
-            context_window=figures.context_window,
-            max_output_tokens=figures.max_output_tokens,
             tokenizer=tokenizer,
             accepts=accepts,
-            tool_support=tool_support,
+            tool_support=chosen.tool_support or known.tools or tool_support,
+            shape=chosen.message_shape or known.shape or shape,
+            fixed=frozenset(name for name, value in set_by_user.items() if value is not None),
             provider_name=self.name,
             price=figures.price,
             abilities=figures.abilities,
-            figures_from=figures.figures_from,
+            **self._sizes(name),
         )
 
 
