@@ -12,6 +12,7 @@ import msgspec
 from backend.chats import tree
 from backend.chats.counting import CountUnit
 from backend.chats.models import MESSAGE_CONTENT, MESSAGE_THINKING, Chat, Message
+from backend.chats.notices import PromptCutNotice, encode_notices
 from backend.database.base import now
 from backend.turns.models import TURN_EVENTS, Turn
 from backend.turns.play import added
@@ -66,6 +67,9 @@ def write_reply(run: TurnRun, chat: Chat, message: Message, counts: dict[str, in
     """Put what was said so far into the reply's row; `counts` by unit, none of a silent one."""
     for name, value in _sealed_reply(run, message.id).items():
         setattr(message, name, value)
+    if run.cut is not None:
+        notice = PromptCutNotice(run.built.window.spec.id, run.cut.sent, run.cut.read)
+        message.notices = encode_notices([notice])
     if counts:
         message.token_counts = msgspec.json.encode(counts).decode()
         tree.recount(message, counts[chat.count_unit])

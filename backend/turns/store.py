@@ -15,7 +15,6 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from backend.accounts.models import User
 from backend.chats.drafts import opens_scene
 from backend.chats.models import Chat, Message, MessageStatus
-from backend.chats.notices import PromptCutNotice, encode_notices
 from backend.chats.repository import lock_trees
 from backend.chats.service import read_settings
 from backend.database.base import Base, now
@@ -216,9 +215,6 @@ class TurnStore:
             return False
         write_reply(run, chat, message, counts)
         message.status = _status(run)
-        if run.cut is not None:
-            notice = PromptCutNotice(run.built.window.spec.id, run.cut.sent, run.cut.read)
-            message.notices = encode_notices([notice])
         if not run.prefix and opens_scene(run.text):
             message.scene_id, message.scene_place = message.id, 0
         await store_state(
