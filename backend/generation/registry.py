@@ -27,7 +27,6 @@ from backend.generation.openai_compatible import OpenAICompatibleConfig, OpenAIC
 from backend.generation.openai_model import OpenAICompatibleModel
 from backend.generation.openai_servers import OPENAI_SERVERS
 from backend.generation.sampling import SamplingField
-from backend.generation.server_abilities import NOTHING_LEARNED, ModelAbilities
 
 ProviderKind = Literal["gemini", "openai", "anthropic"]
 """In which wire format a provider is asked."""
@@ -148,26 +147,20 @@ class OfferedProvider:
         """The model of that name, if it is on offer, with the window that is known by now."""
         if name not in self._made and name in (self.chosen or self.listed):
             self._made[name] = self._make(name)
-        model = self._made.get(name)
-        if model is not None and model.spec.learned_window != self._known(name).window:
+        model, learned = self._made.get(name), self.adapter.abilities.of(name).window
+        if model is not None and model.spec.learned_window != learned:
             model.spec = replace(model.spec, **self._sizes(name))
         return model
 
     def learn_window(self, name: str, window: int) -> None:
         """Remember the context window that a model's server has shown, in tokens."""
-        if isinstance(self.adapter, OpenAICompatibleProvider):
-            self.adapter.learn(name, window=window)
-
-    def _known(self, name: str) -> ModelAbilities:
-        if isinstance(self.adapter, OpenAICompatibleProvider):
-            return self.adapter.abilities.of(name)
-        return NOTHING_LEARNED
+        self.adapter.learn(name, window=window)
 
     def _figures(self, name: str) -> Figures:
         return figures_of(
             name,
             chosen=self.chosen.get(name, NOTHING),
-            learned_window=self._known(name).window,
+            learned_window=self.adapter.abilities.of(name).window,
             listed=self.listed.get(name, NOTHING),
             default=_defaults(self.adapter.config),
         )
@@ -179,7 +172,7 @@ class OfferedProvider:
             "context_window": figures.context_window,
             "max_output_tokens": figures.max_output_tokens,
             "figures_from": figures.figures_from,
-            "learned_window": self._known(name).window,
+            "learned_window": self.adapter.abilities.of(name).window,
         }
 
     def _make(self, name: str) -> ChatModel:
@@ -187,28 +180,25 @@ class OfferedProvider:
             case GeminiProvider() as google:
                 takes_all = name.startswith(_TAKE_PENALTIES)
                 accepts = GEMINI_ACCEPTS if takes_all else GEMINI_ACCEPTS - _PENALTIES
-                spec = self._spec(name, accepts=accepts, known=NOTHING_LEARNED, tokenizer="gemma3")
+                spec = self._spec(name, accepts=accepts, tokenizer="gemma3")
                 return GeminiModel(spec, google, thinks=name in _THINKS_UNASKED)
             case OpenAICompatibleProvider() as server:
-                accepts = OPENAI_SERVERS[server.config.server].accepts
+                kind = OPENAI_SERVERS[server.config.server]
                 spec = self._spec(
                     name,
-                    accepts=accepts,
-                    known=server.abilities.of(name),
+                    accepts=kind.accepts,
                     tool_support=server.config.tool_support,
+                    shape=kind.shape,
                 )
                 return OpenAICompatibleModel(spec, server)
             case AnthropicProvider() as maker:
-                return AnthropicModel(
-                    self._spec(name, accepts=ANTHROPIC_ACCEPTS, known=NOTHING_LEARNED), maker
-                )
+                return AnthropicModel(self._spec(name, accepts=ANTHROPIC_ACCEPTS), maker)
 
     def _spec(
         self,
         name: str,
         *,
         accepts: frozenset[SamplingField],
-        known: ModelAbilities,
         tokenizer: str = "o200k_base",
         tool_support: ToolSupport = "native",
         shape: MessageShape = "lenient",
@@ -217,7 +207,7 @@ class OfferedProvider:
 
         `tool_support` and `shape` are the defaults of the model's preset.
         """
-        chosen = self.chosen.get(name, NOTHING)
+        chosen, known = self.chosen.get(name, NOTHING), self.adapter.abilities.of(name)
         set_by_user: Mapping[Fixable, object] = {
             "tool_support": chosen.tool_support,
             "shape": chosen.message_shape,
@@ -229,7 +219,8 @@ class OfferedProvider:
             name=name,
             title=figures.title,
             tokenizer=tokenizer,
-            accepts=accepts,
+            accepts=accepts.difference(known.refused),
+            refused=accepts.intersection(known.refused),
             tool_support=chosen.tool_support or known.tools or tool_support,
             shape=chosen.message_shape or known.shape or shape,
             fixed=frozenset(name for name, value in set_by_user.items() if value is not None),

@@ -21,10 +21,8 @@ from backend.generation.model import (
     ChatModel,
     Finish,
     FinishReason,
-    ModelContextOverflowError,
     ModelEmptyReplyError,
     ModelRequestError,
-    ModelSettingRefusedError,
     Piece,
     Prompt,
     TextPiece,
@@ -37,9 +35,6 @@ from backend.generation.sampling import Sampling
 
 _SUPPORTS: tuple[ToolSupport, ...] = get_args(ToolSupport)
 """The best first."""
-
-_NOT_ABOUT_TOOLS = ModelSettingRefusedError, ModelContextOverflowError
-"""Refusals that another way of asking for calls does not help against."""
 
 _learned: WeakKeyDictionary[ChatModel, ToolSupport] = WeakKeyDictionary()
 """What models take whose servers have refused the better ways, for as long as this process runs."""
@@ -86,7 +81,7 @@ async def stream_with_tools(
                     has_begun = True
                     yield piece
         except ModelRequestError as error:
-            if has_begun or not tools or isinstance(error, _NOT_ABOUT_TOOLS):
+            if has_begun or not tools:
                 raise
             refusal = refusal or error
         except ModelEmptyReplyError:
@@ -110,8 +105,6 @@ async def answer_with_tools(
     if tool_support(model) == "native":
         try:
             return await model.call_tools(prompt, tools, sampling)
-        except _NOT_ABOUT_TOOLS:
-            raise
         except ModelRequestError:
             refused = True
     else:

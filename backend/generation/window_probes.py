@@ -1,26 +1,34 @@
 """How large the context windows of a server's models are, by the routes that servers have for it.
 
-`/v1/models` says it for few servers. Most local ones have a route of their own beside `/v1`. A
-window in force is told apart from the largest one that the model was trained for: a server is
-usually started with less, and cuts or refuses the rest.
+The list of models says it for few servers (vLLM, newer ones of llama.cpp). Most local ones have a
+route of their own beside `/v1`. A window in force is told apart from the largest one that the
+model was trained for: a server is usually started with less, and cuts or refuses the rest.
 
 Sources, as of November 2026: llama.cpp's README of its server (`/props`), KoboldCpp's API page
 (`/api/extra/true_max_context_length`), LM Studio's REST API v0 (`/api/v0/models`), Ollama's API
-(`/api/ps`, `/api/show`) and its page on context length, TabbyAPI's (`/v1/model`), vLLM's list of
-models (`max_model_len`).
+(`/api/ps`, `/api/show`) and its page on context length, TabbyAPI's (`/v1/model`).
 """
 
 from __future__ import annotations
 
+import asyncio
 import re
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote
 
 from backend.generation._json import mapping, sequence
+from backend.generation.client import ModelClient
+from backend.generation.openai_servers import route_address
 from backend.generation.window_evidence import is_window
 from backend.setting_types import ServerName
+
+REQUEST_SECONDS = 2.0
+"""For one route: a server that loads a model is slower, and then cannot tell either."""
+
+MOST_MODELS = 32
+"""Models of one server that are asked for at once: Ollama has a request for each."""
 
 Ask = Callable[[str, Mapping[str, Any] | None], Awaitable[Any]]
 """Ask a route of a server: its path and, for a POST, the body. Returns the parsed JSON.
@@ -98,12 +106,6 @@ async def ask_tabbyapi(ask: Ask, model: str) -> WindowReport:
     return WindowReport(window=_window(parameters.get("max_seq_len")))
 
 
-async def ask_list(ask: Ask, model: str) -> WindowReport:
-    """`GET /v1/models`, for models that no list was read of."""
-    listed = mapping(await ask("/v1/models", None)).get("data")
-    return WindowReport(window=listed_window(_entry(listed, model, "id")))
-
-
 def listed_window(entry: Mapping[str, Any]) -> int | None:
     """Return the window that a server's list gives for a model.
 
@@ -121,18 +123,36 @@ _PROBES: Mapping[ServerName, tuple[Probe, ...]] = {
     "lm-studio": (ask_lm_studio,),
     "ollama": (ask_ollama,),
     "tabbyapi": (ask_tabbyapi,),
-    "vllm": (ask_list,),
-    "other": (
-        *(ask_list, ask_llama_cpp, ask_lm_studio, ask_ollama, ask_koboldcpp),
-        ask_tabbyapi,
-    ),
+    "other": (ask_llama_cpp, ask_lm_studio, ask_ollama, ask_koboldcpp, ask_tabbyapi),
 }
-"""Servers that tell. The order for a server of unknown kind begins with what most of them have."""
+"""Servers that tell. One of unknown kind is asked by the routes that no other kind has."""
 
 
 def can_tell(server: ServerName) -> bool:
     """True if a kind of server has a route that tells the windows of its models."""
     return server in _PROBES
+
+
+async def ask_windows(
+    client: ModelClient, base_url: str, server: ServerName, models: Sequence[str]
+) -> Mapping[str, WindowReport]:
+    """Ask a server for the windows of its models, by their names there. Every failure is unknown.
+
+    Args:
+        client: To the server, with its key and its network policy.
+        base_url: Address of its API; the routes stand at the server's root.
+        server: Its kind, which says what routes there may be.
+        models: At most `MOST_MODELS` of them are asked for.
+    """
+    answers: dict[str, Any] = {}
+
+    async def ask(path: str, body: Mapping[str, Any] | None) -> Any:
+        key = f"{path} {body}"
+        if key not in answers:
+            answers[key] = await _answer(client, route_address(base_url, path), body)
+        return answers[key]
+
+    return {name: await find_window(ask, server, name) for name in models[:MOST_MODELS]}
 
 
 async def find_window(ask: Ask, server: ServerName, model: str) -> WindowReport:
@@ -143,6 +163,15 @@ async def find_window(ask: Ask, server: ServerName, model: str) -> WindowReport:
         if found.window:
             break
     return found
+
+
+async def _answer(client: ModelClient, address: str, body: Mapping[str, Any] | None) -> Any:
+    """Return the JSON of a route; None if there is none in time."""
+    try:
+        async with asyncio.timeout(REQUEST_SECONDS):
+            return await (client.get(address) if body is None else client.post(address, body))
+    except Exception:  # noqa: BLE001 - a server may answer anything, and need not have the route
+        return None
 
 
 def _entry(entries: object, model: str, member: str) -> Mapping[str, Any]:

@@ -60,7 +60,9 @@ class RefusedPrompt:
         )
 
 
-def read_refusal(error: ModelContextOverflowError, built: Built, *, beside: int) -> RefusedPrompt:
+def describe_refusal(
+    error: ModelContextOverflowError, built: Built, *, beside: int
+) -> RefusedPrompt:
     """Complete a refusal with what is known of the prompt and of its model.
 
     A server may report the prompt alone, or with the reply that was asked for. The reading that is

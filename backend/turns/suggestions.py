@@ -27,7 +27,7 @@ from backend.quotas.service import Quotas
 from backend.turns.builder import PromptBuilder
 from backend.turns.built import Built
 from backend.turns.prompt_context import Constraint
-from backend.turns.refusals import MAX_REBUILDS, constraint_after, read_refusal
+from backend.turns.refusals import MAX_REBUILDS, constraint_after, describe_refusal
 from backend.turns.schemas import SuggestionRequest, TurnRequest
 
 SCHEMA = {
@@ -104,7 +104,7 @@ class SuggestionService:
                 raise naming_setting(error, "suggestions") from error
             except ModelContextOverflowError as error:
                 refusals += 1
-                refused = read_refusal(error, built, beside=0)
+                refused = describe_refusal(error, built, beside=0)
                 if refusals > MAX_REBUILDS:
                     raise refused.to_error() from error
                 constraint = constraint_after(refused, built)

@@ -33,7 +33,7 @@ from backend.turns.events import CONTEXT_READY, Progress, TurnEvent
 from backend.turns.models import TurnKind, TurnState
 from backend.turns.play import Play
 from backend.turns.prompt_context import Constraint
-from backend.turns.refusals import MAX_REBUILDS, RefusedPrompt, constraint_after, read_refusal
+from backend.turns.refusals import MAX_REBUILDS, RefusedPrompt, constraint_after, describe_refusal
 from backend.turns.transcript import Segment, Spoken
 from backend.vault.sealing import Sealer
 
@@ -266,7 +266,7 @@ class TurnRun:
             except ModelContextOverflowError as error:
                 if has_begun:
                     raise
-                refused = read_refusal(error, self.built, beside=beside)
+                refused = describe_refusal(error, self.built, beside=beside)
                 self.refused.append(refused)
                 if not rebuilds_left:
                     raise refused.to_error() from error
