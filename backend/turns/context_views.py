@@ -58,6 +58,8 @@ def context_view(record: ContextRecord) -> ContextView:
         window=record.window,
         tools=record.tools,
         tool_support=record.tool_support,
+        shape=record.shape,
+        unsent_settings=record.unsent_settings,
         layers=_layers(record),
     )
 

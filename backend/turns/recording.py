@@ -61,6 +61,7 @@ def record_of(built: Built) -> ContextRecord:
         window=RecordedWindow(
             tokens=built.window.spec.context_window, source=built.window.spec.figures_from
         ),
+        shape=assembled.shape,
     )
     record.notes += built.notes
     if built.window.is_estimated:
@@ -168,7 +169,8 @@ class SealedRecord:
 
 def seal_record(run: TurnRun) -> SealedRecord:
     """The record of a running turn. Hashes and seals a whole prompt: call it in a thread."""
-    record = record_of(run.built)
+    record = record_of(run.built.with_shape(run.sent.shape))
+    record.unsent_settings = list(run.sent.left_out)
     if run.play is not None:
         record.tools, record.tool_support = list(run.play.used), run.play.support
     record.notes += [refused.note for refused in run.refused]

@@ -48,10 +48,10 @@ class TurnRun:
     """One running turn.
 
     `prefix` is what a continued reply said before, `status_before` how it had ended. `usage` and
-    `finish` come from the model. `rewritten` are text and thoughts as regex scripts leave them,
-    once the model has ended. `play` is how a played turn goes on. `rebuild` builds the prompt again
-    for the same line; `refused` are the prompts that the model refused as too long. `cut` says that
-    the model's server read only the rest of a prompt.
+    `finish` come from the model, `sent` is the form of its requests. `rewritten` are text and
+    thoughts as regex scripts leave them, once the model has ended. `play` is how a played turn goes
+    on. `rebuild` builds the prompt again for the same line; `refused` are the prompts that the
+    model refused as too long. `cut` says that its server read only the rest of a prompt.
     `stored_length`, `stored_events`, `stored_tokens` and `stored_drops` say how far the rows are.
     `finished` is set when everything is stored.
     """
@@ -76,6 +76,7 @@ class TurnRun:
     finished: asyncio.Event = field(default_factory=asyncio.Event)
     usage: TokenUsage | None = None
     finish: str = ""
+    sent: SentRequest = field(default_factory=SentRequest)
     problem: AppError | None = None
     started_at: float = field(default_factory=time.monotonic)
     stored_length: int = -1
@@ -315,5 +316,8 @@ class TurnRun:
                 self.check_usage(piece)
             case Finish(reason):
                 self.finish = reason
+            case SentRequest(shape, left_out):
+                left_out = tuple(dict.fromkeys((*self.sent.left_out, *left_out)))
+                self.sent = SentRequest(shape, left_out)
             case _:
                 pass
