@@ -15,7 +15,8 @@ const SIGNS = { added: "+", removed: "−", changed: "≠" };
 const HEAVIEST = 6;
 
 /** Sentences about the form in which a prompt was sent, if it is not the usual one. */
-const form = ({ shape, unsent_settings: unsent }) => [
+const form = ({ shape, unsent_settings: unsent, window }) => [
+  window?.source === "default" && t("context.assumed", { count: window.tokens }),
   shape !== "lenient" && t(`context.shapes.${shape}`),
   unsent.length > 0 && t("context.unsent", { names: names(unsent) }),
 ].filter(Boolean);
