@@ -238,7 +238,7 @@ class OfferedProvider:
 class ModelRegistry:
     """The models that somebody may ask: those of providers, and the demo.
 
-    Making one is cheap: the vendors' SDKs are imported when a model of theirs is first spoken to.
+    Making one is cheap: slow libraries are imported when a model is first asked.
     The models of the environment's providers are here from the start; `with_providers` gives a
     registry with others in front of them. `built_in` is there without a provider: the demo.
     `told` is what the settings say of models, by their ids.
