@@ -28,6 +28,7 @@ import msgspec
 from sqlalchemy import update
 from sqlalchemy.ext.asyncio import AsyncSession
 
+from backend.accounts.models import User
 from backend.campaigns.records import find_campaign
 from backend.chats.errors import ChatNotFoundError
 from backend.chats.models import Chat
@@ -67,7 +68,7 @@ from backend.logs import get_logger
 from backend.memory.outbox import IndexOutbox
 from backend.prompts import PromptLibrary
 from backend.settings import Settings
-from backend.wire import MAX_INTEGER
+from backend.wire import MAX_INTEGER, ShownProblem
 
 log = get_logger(__name__)
 
@@ -309,7 +310,11 @@ class Task(ABC, Generic[W, P]):
                 note = recovery.note
                 if isinstance(error, ModelWritesNoJsonError):
                     note = naming_setting(error, self.json_task or self.task).detail or ""
-                detail = RunDetail(message_ids=list(work.message_ids), note=note)
+                detail = RunDetail(
+                    message_ids=list(work.message_ids),
+                    note=note,
+                    problem=await self._shown(session, error),
+                )
                 run = self._row(chat, work, detail, error)
                 self._log(work, await note_failed(session, self.sealer, run), count=0)
         if isinstance(error, ModelRateLimitError) and error.retry_after is not None:
@@ -319,6 +324,13 @@ class Task(ABC, Generic[W, P]):
         if recovery.raises is not None:
             raise recovery.raises from error
         return not recovery.is_over
+
+    async def _shown(self, session: AsyncSession, error: Exception) -> ShownProblem | None:
+        """Return what the user may see of a failure; None for a fault of ours."""
+        if not isinstance(error, AppError):
+            return None
+        user = await session.get_one(User, self.sealer.user_id)
+        return ShownProblem.of(error, for_administrator=user.is_administrator)
 
     async def locked_chat(self, session: AsyncSession) -> Chat | None:
         """The chat, kept as it is for the length of the transaction; None when it is gone."""

@@ -18,9 +18,9 @@ from backend.generation.gemini import DEFAULT_BASE_URL as GEMINI_URL
 from backend.generation.gemini import GeminiConnection, GeminiProvider
 from backend.generation.model import (
     ModelError,
-    ModelRequestError,
+    ModelForeignAnswerError,
     ModelTimeoutError,
-    ModelUnavailableError,
+    ModelWrongAddressError,
 )
 from backend.generation.registry import Adapter
 from backend.generation.window_probes import listed_window
@@ -39,10 +39,7 @@ _ABILITIES: Mapping[str, Ability] = {
 
 
 async def list_models(adapter: Adapter) -> list[ListedModel]:
-    """The models that a server lists, each with what it tells of it.
-
-    Raises `ModelError`, without the server's own words.
-    """
+    """Return the models that a server lists, with the figures that it gives. Raise `ModelError`."""
     match adapter:
         case GeminiProvider():
             url = (adapter.config.base_url or GEMINI_URL).rstrip("/")
@@ -64,7 +61,7 @@ async def list_models(adapter: Adapter) -> list[ListedModel]:
             raise
         except ServerError as error:
             if error.status == HTTPStatus.NOT_FOUND:
-                raise ModelRequestError(
+                raise ModelWrongAddressError(
                     f"{adapter.who} lists no models at this address (404). Most addresses end in "
                     "/v1; if this one is right, name its models."
                 ) from None
@@ -74,7 +71,10 @@ async def list_models(adapter: Adapter) -> list[ListedModel]:
     try:
         return read_listing(listing)
     except ValueError:
-        raise ModelUnavailableError(f"{adapter.who} answers with something else.") from None
+        raise ModelForeignAnswerError(
+            f"{adapter.who} answered with something that is not a list of models. Check the "
+            "address of the provider: most addresses end in /v1."
+        ) from None
 
 
 def read_listing(body: Any) -> list[ListedModel]:

@@ -5,32 +5,15 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
-from http import HTTPStatus
 
-from backend.generation._failures import code_words, failure, own_error, wait_seconds
 from backend.generation._provider import ModelProvider, ServerConfig
-from backend.generation.client import ModelClient, ServerError
+from backend.generation.client import ModelClient
 from backend.generation.figures import ToolSupport
-from backend.generation.model import ModelBlockedError, ModelError
+from backend.generation.model import ModelError
 from backend.generation.window_probes import ask_windows, can_tell
 from backend.setting_types import ServerName
 
 WHO = "The OpenAI-compatible server"
-
-_STATUS_OF_WORD = {
-    **dict.fromkeys(("rate_limit_error", "rate_limit_exceeded", "insufficient_quota"), 429),
-    **dict.fromkeys(("invalid_api_key", "authentication_error"), 401),
-    **dict.fromkeys(("permission_error", "permission_denied"), 403),
-    **dict.fromkeys(("model_not_found", "not_found_error"), 404),
-    **dict.fromkeys(("invalid_request_error", "context_length_exceeded"), 400),
-}
-"""Statuses of errors within a stream, where HTTP's own has already been sent."""
-
-_REFUSES_TOOLS = ("tools param requires", "Unsupported param: tools")
-"""The words of llama.cpp with status 500 if it was not started for tools, or is too old for them.
-Source: https://github.com/ggml-org/llama.cpp/issues/10920"""
-
-_FILTERED = frozenset({"content_filter", "content_policy_violation"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,39 +87,3 @@ class OpenAICompatibleProvider(ModelProvider[OpenAICompatibleConfig, ModelClient
 
     async def _disconnect(self, connection: ModelClient) -> None:
         await connection.aclose()
-
-    def failure(self, error: Exception) -> ModelError:
-        """See `ModelProvider`."""
-        if (own := own_error(error)) is not None:
-            return own
-        if not isinstance(error, ServerError):
-            return failure(WHO, status=None, words=(type(error).__name__,))
-        fault = error.fault
-        codes = [fault.get(name) for name in ("code", "type", "param")]
-        words = code_words(*codes, secret=self.config.api_key)
-        if filtered := _FILTERED.intersection(words):
-            reason = min(filtered)
-            return ModelBlockedError(
-                f"{WHO}'s filter refused the prompt ({reason}).", reason=reason
-            )
-        status: int | None = error.status
-        if status == HTTPStatus.OK:
-            status = _status(fault.get("code"), words)
-        if status == HTTPStatus.INTERNAL_SERVER_ERROR and any(
-            words in error.text for words in _REFUSES_TOOLS
-        ):
-            status = HTTPStatus.BAD_REQUEST
-        return failure(
-            WHO,
-            status=status,
-            words=words or (type(error).__name__,),
-            retry_after=wait_seconds(error.headers.get("retry-after")),
-        )
-
-
-def _status(code: object, words: Sequence[str]) -> int | None:
-    """Return the status of an error within a stream: OpenRouter sends HTTP's, OpenAI a word."""
-    text = str(code)
-    if text.isascii() and text.isdecimal():
-        return int(text)
-    return next((_STATUS_OF_WORD[word] for word in words if word in _STATUS_OF_WORD), None)

@@ -12,7 +12,6 @@ from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
-from http import HTTPStatus
 from typing import Any, Generic, Protocol, TypeVar
 
 from msgspec import structs
@@ -29,6 +28,8 @@ from backend.generation.model import (
     FinishReason,
     ModelContextOverflowError,
     ModelError,
+    ModelRequestError,
+    ModelServerError,
     ModelSpec,
     Piece,
     Prompt,
@@ -46,17 +47,8 @@ from backend.generation.window_evidence import window_after_refusal
 
 ProviderT = TypeVar("ProviderT", bound="ModelProvider[Any, Any]")
 
-_NO_REFUSAL = frozenset(
-    {
-        HTTPStatus.UNAUTHORIZED,
-        HTTPStatus.PAYMENT_REQUIRED,
-        HTTPStatus.FORBIDDEN,
-        HTTPStatus.NOT_FOUND,
-        HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
-        HTTPStatus.TOO_MANY_REQUESTS,
-    }
-)
-"""Statuses of errors that another form of the request does not mend."""
+_MENDABLE = (ModelRequestError, ModelServerError)
+"""Errors that another form of the request may mend. Templates of some servers fail with 500."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -336,8 +328,7 @@ class ServerModel(ABC, Generic[ProviderT]):
         failure = self._failure(error, request)
         if isinstance(failure, ModelContextOverflowError):
             self._learn_window(request.prompt, failure)
-            raise failure
-        if error.status in _NO_REFUSAL:
+        if not isinstance(failure, _MENDABLE):
             raise failure
         shape = find_stricter_shape(error.text, request.prompt, request.shape)
         if shape is not None:

@@ -20,11 +20,12 @@ from backend.errors import AppError
 from backend.generation.figures import Ability, FiguresFrom, ListedModel, Price
 from backend.generation.listing import list_models
 from backend.generation.model import ChatModel, ModelError, ModelTimeoutError, Prompt, PromptMessage
-from backend.generation.registry import OfferedProvider
+from backend.generation.registry import OfferedProvider, UnknownModelError
 from backend.generation.sampling import Sampling
 from backend.llm.models import MAX_LISTED, ProviderConfig, by_name
 from backend.llm.provider_service import ProviderService, find_provider
 from backend.llm.user_models import UserModels
+from backend.wire import ShownProblem
 
 SECONDS = 60.0
 """How long a model gets for its first word: one that runs at home is loaded first."""
@@ -47,13 +48,6 @@ class TestStep(msgspec.Struct, kw_only=True):
     detail: str = ""
 
 
-class TestProblem(msgspec.Struct, kw_only=True):
-    """What failed: the slug of a problem, and words."""
-
-    slug: str
-    detail: str
-
-
 class ProviderTested(msgspec.Struct, kw_only=True):
     """How a provider does. `models` counts what its server lists, `model` was asked."""
 
@@ -61,7 +55,7 @@ class ProviderTested(msgspec.Struct, kw_only=True):
     steps: list[TestStep]
     models: int
     model: str | None
-    problem: TestProblem | None
+    problem: ShownProblem | None
 
 
 class ListedModelView(msgspec.Struct, kw_only=True):
@@ -87,7 +81,7 @@ class ProviderListing(msgspec.Struct, kw_only=True):
     items: list[ListedModelView]
     listed_at: datetime | None
     is_cut: bool
-    problem: TestProblem | None
+    problem: ShownProblem | None
 
 
 class ProviderTests:
@@ -115,7 +109,7 @@ class ProviderTests:
             try:
                 config = await self._listed(identity, provider_id, offered)
             except ModelError as error:
-                problem = TestProblem(slug=error.slug, detail=error.detail or error.title)
+                problem = ShownProblem.of(error, for_administrator=True)
             finally:
                 await offered.adapter.aclose()
         # All of them as if they were on offer: an empty choice is all that is listed.
@@ -158,14 +152,14 @@ class ProviderTests:
         config = self._providers.open(identity, row)
         offered = self._user_models.offered(row, config)
         steps: list[TestStep] = []
-        problems: list[TestProblem] = []
+        problems: list[ShownProblem] = []
 
         async def tried(step: Literal["models", "reply"], work: Awaitable[str]) -> None:
             begun, detail, problem = time.monotonic(), "", None
             try:
                 detail = await work
             except AppError as error:
-                problem = TestProblem(slug=error.slug, detail=error.detail or error.title)
+                problem = ShownProblem.of(error, for_administrator=True)
                 problems.append(problem)
             spent = round((time.monotonic() - begun) * 1000)
             detail = problem.detail if problem else detail
@@ -186,7 +180,7 @@ class ProviderTests:
                 await tried("reply", _first_word(model))
             elif name is not None or not problems:
                 detail = "It lists no such model." if name else "It lists no models: name one."
-                problems.append(TestProblem(slug="unknown-model", detail=detail))
+                problems.append(ShownProblem.of(UnknownModelError(detail), for_administrator=True))
         finally:
             await offered.adapter.aclose()
         is_ok = bool(steps) and steps[-1].step == "reply" and steps[-1].ok

@@ -251,6 +251,7 @@ class UserModels(UserSignedOut):
             "on_learned": partial(self._learned, type(row), row.id, row.revision),
             "chunk_timeout": self._silence,
             "network": self.network,
+            "is_own": isinstance(row, Provider),
         }
         match row.kind:
             case "gemini":

@@ -43,7 +43,7 @@ EVENTS: Mapping[str, tuple[str, ...]] = {
     "usage": ("prompt_tokens", "completion_tokens", "cached_tokens", "thinking_tokens", "model"),
     "message.saved": ("message_id",),
     "turn.completed": ("turn_id", "state", "finish_reason"),
-    "turn.failed": ("turn_id", "type", "title", "status", "detail"),
+    "turn.failed": ("turn_id", "type", "title", "status", "detail", "provider_message"),
 }
 """The members of each event's data."""
 

@@ -50,14 +50,22 @@ class RefusedPrompt:
             f"{self.window:,}. The prompt was built again."
         )
 
-    def to_error(self) -> ModelContextOverflowError:
-        """Return the error of a turn that ends with this refusal, with both numbers."""
-        return ModelContextOverflowError(
-            f"The prompt needs {self.needed:,} tokens, and the context window of the model has "
-            f"{self.window:,}. Set the window of the model, or lower the budgets of the chat.",
+    def complete(self, error: ModelContextOverflowError) -> ModelContextOverflowError:
+        """Return the error of a turn that ends with this refusal: with both numbers.
+
+        Those that the server did not report are estimated.
+        """
+        if error.window is not None and error.needed is not None:
+            return error
+        completed = ModelContextOverflowError(
+            f"The prompt takes about {self.needed:,} tokens. The model's window has about "
+            f"{self.window:,} tokens. Lower the context size, or load the model with a larger "
+            "window.",
             window=self.window,
             needed=self.needed,
         )
+        completed.extra, completed.private = {**error.extra, **completed.extra}, error.private
+        return completed
 
 
 def describe_refusal(

@@ -201,6 +201,7 @@ class TurnStarter:
             reply_id=turn.reply_id,
             sealer=sealer,
             key_mode=identity.key_mode,
+            is_administrator=identity.user.is_administrator,
             model=built.window.model,
             built=built,
             rebuild=rebuild,

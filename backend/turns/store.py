@@ -165,7 +165,7 @@ class TurnStore:
         if saved:
             progress.saved = {"message_id": str(run.reply_id)}
         if problem is not None:
-            progress.failed = {"turn_id": str(run.turn_id), **problem}
+            progress.failed = problem
         else:
             progress.completed = completed_event(run.turn_id, run.outcome, run.finish)
 
@@ -189,7 +189,7 @@ class TurnStore:
                     turn.segments = segments_of(run, closing)
                     turn.sealed_events = sealed_events(run, closing)
             elif turn is not None:
-                problem = cut_off().to_problem()
+                problem = run.show_problem(cut_off())
             await _learn(session, run)
             # A chat that was deleted meanwhile does not make its turn free; a gone account does.
             if turn is not None or await session.get(User, run.user_id) is not None:
@@ -299,9 +299,9 @@ async def _learn(session: AsyncSession, run: TurnRun) -> None:
 
 
 def _problem(run: TurnRun) -> dict[str, Any] | None:
-    """What went wrong, as the turn's last event tells it."""
+    """Return what went wrong, as the turn's last event has it."""
     error = run.problem or (cut_off() if run.outcome == "interrupted" else None)
-    return error.to_problem() if error else None
+    return run.show_problem(error) if error else None
 
 
 def _status(run: TurnRun) -> MessageStatus:

@@ -106,7 +106,7 @@ class SuggestionService:
                 refusals += 1
                 refused = describe_refusal(error, built, beside=0)
                 if refusals > MAX_REBUILDS:
-                    raise refused.to_error() from error
+                    raise refused.complete(error) from error
                 constraint = constraint_after(refused, built)
 
 

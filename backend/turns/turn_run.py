@@ -7,6 +7,7 @@ import contextlib
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
+from typing import Any
 from uuid import UUID
 
 import msgspec
@@ -63,6 +64,7 @@ class TurnRun:
     reply_id: UUID | None
     sealer: Sealer = field(repr=False)
     key_mode: KeyMode
+    is_administrator: bool
     model: ChatModel = field(repr=False)
     built: Built = field(repr=False)
     progress: Progress
@@ -223,6 +225,11 @@ class TurnRun:
             log.exception("turn.crashed", turn_id=self.turn_id, exc_info=error)
             self.problem = InternalError("The log says more.")
 
+    def show_problem(self, error: AppError) -> dict[str, Any]:
+        """Return the members of an error that the user may see, for `turn.failed`."""
+        problem = error.to_problem(for_administrator=self.is_administrator)
+        return {"turn_id": str(self.turn_id), **problem}
+
     @property
     def outcome(self) -> TurnState:
         """How it ended, once the model no longer speaks."""
@@ -270,7 +277,7 @@ class TurnRun:
                 refused = describe_refusal(error, self.built, beside=beside)
                 self.refused.append(refused)
                 if not rebuilds_left:
-                    raise refused.to_error() from error
+                    raise refused.complete(error) from error
                 await self.build_again(constraint_after(refused, self.built))
             else:
                 return

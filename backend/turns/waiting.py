@@ -100,6 +100,7 @@ class WaitingTurns:
             reply_id=reply.id,
             sealer=identity.sealer,
             key_mode=identity.key_mode,
+            is_administrator=identity.user.is_administrator,
             model=built.window.model,
             built=built,
             progress=progress,
