@@ -382,8 +382,9 @@ class ModelRequestError(ModelError):
 class ModelContextOverflowError(ModelError):
     """The prompt is longer than the model's context window.
 
-    `window` is the model's window and `needed` the length of the prompt with the reply, in the
-    model's tokens; each is None if the server did not report it.
+    `window` is the model's window and `needed` the length of the prompt, in the model's tokens;
+    each is None if the server did not report it. Some servers include the reply in `needed`:
+    `reply_limit` is how long a reply the request asked for, if it did.
     """
 
     status, slug, title = (
@@ -400,6 +401,7 @@ class ModelContextOverflowError(ModelError):
             detail, extra={name: size for name, size in reported.items() if size is not None}
         )
         self.window, self.needed = window, needed
+        self.reply_limit: int | None = None
 
 
 class ModelBlockedError(ModelError):

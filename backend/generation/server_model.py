@@ -100,6 +100,10 @@ class ModelRequest:
         return replace(self, start=start)
 
 
+_LIMIT_MEMBERS = ("max_tokens", "max_completion_tokens")
+"""Members of a request that limit the reply, for servers that count it as a part of the window."""
+
+
 class AnswerReader(Protocol):
     """Reads one answer, event by event or as a whole."""
 
@@ -327,6 +331,9 @@ class ServerModel(ABC, Generic[ProviderT]):
         """Return the request in another form. Raise `ModelError` if no form is left."""
         failure = self._failure(error, request)
         if isinstance(failure, ModelContextOverflowError):
+            body = {**self._body(request, stream=True), **self._provider.config.extra_body}
+            limits = (body.get(name) for name in _LIMIT_MEMBERS)
+            failure.reply_limit = next((each for each in limits if isinstance(each, int)), None)
             self._learn_window(request.prompt, failure)
         if not isinstance(failure, _MENDABLE):
             raise failure

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import msgspec
 
 from backend.generation.model import ModelContextOverflowError, Tool, ToolRound
-from backend.generation.tokens import get_tokenizer
+from backend.generation.tokens import RATIO_BOUNDS, get_tokenizer
 from backend.turns.built import Built
 from backend.turns.prompt_context import Constraint
 
@@ -32,7 +32,7 @@ class RefusedPrompt:
         needed: Its length in the model's tokens, reported or estimated.
         window: The model's window, as the refusal named it or as it was learned from it.
         counted: Its counted tokens.
-        is_reported: True if the server reported `needed`.
+        is_reported: True if the server reported `needed`, and a tokenizer can explain it.
         beside: The model's tokens that the request took beside the prompt.
     """
 
@@ -85,14 +85,17 @@ def describe_refusal(
     estimate = max(1, built.totals.prompt + beside)
     needed = estimate
     if error.needed is not None:
-        reply = built.sampling.max_output_tokens or built.reply_room
-        readings = [each for each in (error.needed, error.needed - reply) if each > 0]
+        without_reply = error.needed - (error.reply_limit or 0)
+        readings = [each for each in (error.needed, without_reply) if each > 0]
         needed = min(readings, key=lambda each: abs(math.log(each / estimate)))
+    counted = built.assembled.tokens
+    least, most = RATIO_BOUNDS
+    is_explained = counted * least <= needed - beside <= counted * most
     return RefusedPrompt(
         needed=needed,
         window=error.window or spec.usable_window,
-        counted=built.assembled.tokens,
-        is_reported=error.needed is not None,
+        counted=counted,
+        is_reported=error.needed is not None and is_explained,
         beside=beside,
     )
 
@@ -100,7 +103,8 @@ def describe_refusal(
 def constraint_after(refused: RefusedPrompt, built: Built) -> Constraint:
     """Return what the next prompt has to fit. It is smaller than the refused one."""
     window = built.window
-    ratio = max(window.ratio, (refused.needed - refused.beside) / max(1, refused.counted))
+    ratio = (refused.needed - refused.beside) / max(1, refused.counted)
+    ratio = max(window.ratio, min(ratio, RATIO_BOUNDS[1]))
     is_smaller = window.models.spec(window.spec.id).usable_window < window.limits.total
     if not is_smaller and ratio == window.ratio and refused.beside <= window.beside:
         ratio *= STEP
