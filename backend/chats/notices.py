@@ -1,4 +1,4 @@
-"""Notices about how a reply came about, shown beside it and kept with it: numbers, no text."""
+"""Notices about how a reply was made. They are stored and shown with it: numbers, no text."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ import msgspec
 class PromptCutNotice(msgspec.Struct, frozen=True, tag_field="kind", tag="prompt_cut"):
     """The model's server cut the prompt of the reply and did not say so.
 
-    `sent` and `read` are the model's tokens: about what was sent, and what the server read.
+    `sent` is an estimate of the whole prompt and `read` the part that the server reports, in the
+    model's tokens.
     """
 
     model: str

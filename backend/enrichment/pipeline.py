@@ -232,7 +232,7 @@ class Task(ABC, Generic[W, P]):
                     ) from error
 
     async def reader(self, session: AsyncSession, chat: Chat) -> Reader:
-        """Who reads the chat, and how much at a time: less after the model refused a prompt."""
+        """Return the reader of the chat. It reads less at a time once a prompt was refused."""
         runtime = self.runtime
         reader = await find_reader(
             session, runtime.user_models, runtime.settings, self.sealer, chat, self.task
@@ -242,8 +242,8 @@ class Task(ABC, Generic[W, P]):
     def _reads_less(self, work: W) -> bool:
         """Have the next run read half as much; False if that would be too little.
 
-        The reader knows by then of the window that was learned from the refusal. That alone may not
-        help, because what a model is told beside the lines does not get shorter with the window.
+        The next reader knows the window that was learned from the refusal. That alone may not help,
+        because the instructions do not get shorter with the window.
         """
         self._most_tokens = work.reader.stretch_tokens // 2
         return self._most_tokens >= LEAST_STRETCH_TOKENS

@@ -23,7 +23,7 @@ from backend.generation.model import (
     ModelWrongAddressError,
 )
 from backend.generation.registry import Adapter
-from backend.generation.window_probes import listed_window
+from backend.generation.window_probes import read_listed_window
 
 SECONDS = 20.0
 
@@ -102,7 +102,7 @@ def _model(entry: Mapping[str, Any]) -> ListedModel | None:
     supported = sequence(entry.get("supported_parameters"))
     figures: dict[str, Any] = {
         "title": title if title != name else None,
-        "context_window": listed_window(entry),
+        "context_window": read_listed_window(entry),
         "max_output_tokens": _first(entry, _OUTPUT) or _first(best, _OUTPUT),
         "price": {
             ours: price

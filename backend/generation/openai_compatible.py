@@ -10,7 +10,7 @@ from backend.generation._provider import ModelProvider, ServerConfig
 from backend.generation.client import ModelClient
 from backend.generation.figures import ToolSupport
 from backend.generation.model import ModelError
-from backend.generation.window_probes import ask_windows, can_tell
+from backend.generation.window_probes import ask_windows, can_be_asked
 from backend.setting_types import ServerName
 
 WHO = "The OpenAI-compatible server"
@@ -49,9 +49,9 @@ class OpenAICompatibleProvider(ModelProvider[OpenAICompatibleConfig, ModelClient
         self._asking: set[asyncio.Task[None]] = set()
 
     async def learn_windows(self, models: Sequence[str]) -> None:
-        """Ask the server for the context windows of models, and remember those that it tells.
+        """Ask the server for the context windows of models, and remember those that it reports.
 
-        Takes some seconds at most. A server that tells nothing changes nothing.
+        Takes some seconds at most. Failures change nothing.
         """
         self._asked.update(models)
         config = self.config
@@ -71,7 +71,7 @@ class OpenAICompatibleProvider(ModelProvider[OpenAICompatibleConfig, ModelClient
 
     def learn_window_later(self, model: str) -> None:
         """Ask for a model's window in the background, once for as long as this object lives."""
-        if model in self._asked or not can_tell(self.config.server):
+        if model in self._asked or not can_be_asked(self.config.server):
             return
         task = asyncio.create_task(self.learn_windows([model]))
         self._asking.add(task)

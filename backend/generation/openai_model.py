@@ -146,7 +146,7 @@ class OpenAICompatibleModel(ServerModel[OpenAICompatibleProvider]):
         return super()._failure(error, request)
 
     def _finished(self) -> None:
-        """See `ServerModel`. A window that nobody has set or listed is asked for, once."""
+        """See `ServerModel`. A window that was neither set nor listed is asked for, once."""
         if self.spec.figures_from in {"default", "server"}:
             self._provider.learn_window_later(self.spec.name)
 

@@ -1,8 +1,8 @@
-"""How large the context windows of a server's models are, by the routes that servers have for it.
+"""Requests that ask a server for the context windows of its models.
 
-The list of models says it for few servers (vLLM, newer ones of llama.cpp). Most local ones have a
-route of their own beside `/v1`. A window in force is told apart from the largest one that the
-model was trained for: a server is usually started with less, and cuts or refuses the rest.
+Few servers list them (vLLM, newer versions of llama.cpp). Most local servers have another route for
+it, at their root. The window in force is kept apart from the largest one that the model was trained
+for: a server is usually started with less, and cuts or refuses longer prompts.
 
 Sources, as of November 2026: llama.cpp's README of its server (`/props`), KoboldCpp's API page
 (`/api/extra/true_max_context_length`), LM Studio's REST API v0 (`/api/v0/models`), Ollama's API
@@ -25,7 +25,7 @@ from backend.generation.window_evidence import is_window
 from backend.setting_types import ServerName
 
 REQUEST_SECONDS = 2.0
-"""For one route: a server that loads a model is slower, and then cannot tell either."""
+"""The longest wait for one route. A server that is slower is loading a model."""
 
 MOST_MODELS = 32
 """Models of one server that are asked for at once: Ollama has a request for each."""
@@ -41,13 +41,13 @@ _NUM_CTX = re.compile(r"^num_ctx\s+(\d{1,9})\s*$", re.MULTILINE)
 
 @dataclass(frozen=True, slots=True)
 class WindowReport:
-    """What a server reports of one model: its window in force, and the largest one it can have."""
+    """A server's report about one model: its window in force, and the largest one it can have."""
 
     window: int | None = None
     largest: int | None = None
 
     def over(self, other: WindowReport) -> WindowReport:
-        """Return the same with what only `other` knows."""
+        """Return this report, completed by another one."""
         return WindowReport(self.window or other.window, self.largest or other.largest)
 
 
@@ -106,7 +106,7 @@ async def ask_tabbyapi(ask: Ask, model: str) -> WindowReport:
     return WindowReport(window=_window(parameters.get("max_seq_len")))
 
 
-def listed_window(entry: Mapping[str, Any]) -> int | None:
+def read_listed_window(entry: Mapping[str, Any]) -> int | None:
     """Return the window that a server's list gives for a model.
 
     llama.cpp lists the window in force as `n_ctx` and what the model was trained for as
@@ -125,23 +125,23 @@ _PROBES: Mapping[ServerName, tuple[Probe, ...]] = {
     "tabbyapi": (ask_tabbyapi,),
     "other": (ask_llama_cpp, ask_lm_studio, ask_ollama, ask_koboldcpp, ask_tabbyapi),
 }
-"""Servers that tell. One of unknown kind is asked by the routes that no other kind has."""
+"""Servers that can be asked. One of unknown kind is asked by every route."""
 
 
-def can_tell(server: ServerName) -> bool:
-    """True if a kind of server has a route that tells the windows of its models."""
+def can_be_asked(server: ServerName) -> bool:
+    """True if a kind of server has a route that reports the windows of its models."""
     return server in _PROBES
 
 
 async def ask_windows(
     client: ModelClient, base_url: str, server: ServerName, models: Sequence[str]
 ) -> Mapping[str, WindowReport]:
-    """Ask a server for the windows of its models, by their names there. Every failure is unknown.
+    """Return a server's reports about its models by their names. A failure is an empty report.
 
     Args:
         client: To the server, with its key and its network policy.
-        base_url: Address of its API; the routes stand at the server's root.
-        server: Its kind, which says what routes there may be.
+        base_url: Address of its API; the routes are at the server's root.
+        server: Its kind, which decides about the routes.
         models: At most `MOST_MODELS` of them are asked for.
     """
     answers: dict[str, Any] = {}
@@ -156,7 +156,7 @@ async def ask_windows(
 
 
 async def find_window(ask: Ask, server: ServerName, model: str) -> WindowReport:
-    """Ask a server in each way that its kind has, until one tells the window in force."""
+    """Ask a server by the routes of its kind, until one reports the window in force."""
     found = WindowReport()
     for probe in _PROBES.get(server, ()):
         found = found.over(await probe(ask, model))

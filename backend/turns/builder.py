@@ -124,7 +124,7 @@ class PromptBuilder:
         `tried` makes it a preview, which need not have a line, with budgets that stand before what
         the settings say, and its preset in place of the chosen one. Otherwise, where a campaign's
         history would lose rounds that its summary does not tell, the summary is made first.
-        `constraint` is what it has to fit after a refusal.
+        `constraint` limits it further after a refusal.
 
         Raises what `ChatLoader.load` raises, `EmptyMessageError`, `MessageTooLongError`,
         `ContextOverflowError` and `MacroLimitError`, and `ValidationError` where the budgets tried
@@ -357,10 +357,10 @@ class PromptBuilder:
         has_names = loaded is not None and loaded.member_count > 1
         unit = CountUnit(tokenizer, names=has_names if settings.names is None else settings.names)
         ratio = await self._ratios.get(session, identity.user_id, spec, tokenizer)
-        limits, beside = self._budget(identity, settings, spec, tried), 0
+        limits, extra = self._budget(identity, settings, spec, tried), 0
         if constraint is not None:
-            ratio, beside = max(ratio, constraint.ratio), constraint.beside
-            limits = limits.within(max(1, spec.usable_window - beside))
+            ratio, extra = max(ratio, constraint.ratio), constraint.extra
+            limits = limits.within(max(1, spec.usable_window - extra))
         return PromptWindow(
             models=models,
             spec=spec,
@@ -370,7 +370,7 @@ class PromptBuilder:
             ratio=ratio,
             limits=limits,
             budget=limits.counted(ratio),
-            beside=beside,
+            extra=extra,
         )
 
     def _budget(
@@ -393,7 +393,7 @@ class PromptBuilder:
 async def _first_kept(
     session: AsyncSession, loaded: LoadedChat, window: PromptWindow
 ) -> int | None:
-    """The position of the line from which on memory need not be searched: history has those.
+    """Return the position from which on memory need not be searched, because history has the rest.
 
     What is always sent seldom leaves less than history may take: lines are read for that, while
     memory is searched, and cut once what is always sent is known. Of a small window that may take a

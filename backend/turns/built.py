@@ -50,7 +50,7 @@ class Built:
 
     @property
     def sampling(self) -> Sampling:
-        """The settings that are sent: a longest reply has to fit beside the prompt."""
+        """The settings that are sent. The longest reply is limited to `reply_room`."""
         sampling = self.window.sampling
         if (sampling.max_output_tokens or 0) <= self.reply_room:
             return sampling
@@ -58,10 +58,10 @@ class Built:
 
     @property
     def reply_room(self) -> int:
-        """What the prompt leaves of the model's window, in the model's tokens: at least 1."""
+        """The rest of the model's window after the prompt, in the model's tokens: at least 1."""
         window = self.window
         prompt = window.to_model_tokens(self.assembled.tokens)
-        return max(1, window.spec.usable_window - window.beside - prompt)
+        return max(1, window.spec.usable_window - window.extra - prompt)
 
     @property
     def totals(self) -> Totals:

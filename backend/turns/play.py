@@ -32,7 +32,7 @@ from backend.generation.tool_streams import stream_with_tools, tool_support
 from backend.prompts import PromptLibrary
 from backend.turns.built import Built
 from backend.turns.events import AWAITING, RESET
-from backend.turns.refusals import count_beside
+from backend.turns.refusals import count_extra
 from backend.turns.transcript import PlayEvent
 
 if TYPE_CHECKING:
@@ -126,15 +126,15 @@ class Play:
             prompt = replace(run.built.prompt, rounds=self.rounds)
             return stream_with_tools(run.model, prompt, heard.offered, run.built.sampling)
 
-        beside = count_beside(run.built, heard.offered, self.rounds)
+        extra = count_extra(run.built, heard.offered, self.rounds)
         try:
-            async with contextlib.aclosing(run.hear(ask, beside=beside)) as stream:
+            async with contextlib.aclosing(run.hear(ask, extra=extra)) as stream:
                 async for piece in stream:
                     if heard.decided is not None and _is_said(piece):
                         break  # it talks to nobody: hang up
                     await self._take(run, heard, piece)
                     if isinstance(piece, TokenUsage):
-                        run.check_usage(piece, beside=beside)
+                        run.check_usage(piece, extra=extra)
         except ModelError as error:
             # What was decided holds; and a model that has spoken may have nothing to add.
             has_ended = isinstance(error, ModelEmptyReplyError) and run.has_spoken

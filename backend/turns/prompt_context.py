@@ -197,15 +197,15 @@ class LoadedChat:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Constraint:
-    """What a prompt has to fit besides its budgets, because the model refused the one before it.
+    """Limits of a prompt in addition to its budgets, because the model refused the one before it.
 
     Attributes:
         ratio: The model's tokens for one counted, at least.
-        beside: The model's tokens that the request takes beside the prompt.
+        extra: The model's tokens that the request takes in addition to the prompt.
     """
 
     ratio: float = 0.0
-    beside: int = 0
+    extra: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -219,7 +219,8 @@ class PromptWindow:
         ratio: Makes counted tokens the model's.
         limits: The budgets in the model's tokens.
         budget: The same in counted ones.
-        beside: The model's tokens that the request takes beside the prompt, as far as is known.
+        extra: The model's tokens that the request takes in addition to the prompt, as far as is
+            known.
     """
 
     models: ModelRegistry
@@ -230,7 +231,7 @@ class PromptWindow:
     ratio: float
     limits: Budget
     budget: Budget
-    beside: int = 0
+    extra: int = 0
 
     @property
     def model(self) -> ChatModel:

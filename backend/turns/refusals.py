@@ -1,4 +1,4 @@
-"""What a refusal as too long says of a prompt that was built for the window.
+"""Prompts that a model refused as too long, and the limits of the prompt that is built next.
 
 The model's adapter learns the window from a refusal. If the prompt was built for that window, its
 tokens are worth more than was assumed, or tools and rounds of calls took the rest of the window.
@@ -33,14 +33,14 @@ class RefusedPrompt:
         window: The model's window, as the refusal named it or as it was learned from it.
         counted: Its counted tokens.
         is_reported: True if the server reported `needed`, and a tokenizer can explain it.
-        beside: The model's tokens that the request took beside the prompt.
+        extra: The model's tokens that the request took in addition to the prompt.
     """
 
     needed: int
     window: int
     counted: int
     is_reported: bool
-    beside: int
+    extra: int
 
     @property
     def note(self) -> str:
@@ -69,9 +69,9 @@ class RefusedPrompt:
 
 
 def describe_refusal(
-    error: ModelContextOverflowError, built: Built, *, beside: int
+    error: ModelContextOverflowError, built: Built, *, extra: int
 ) -> RefusedPrompt:
-    """Complete a refusal with what is known of the prompt and of its model.
+    """Complete a refusal with the estimates of the prompt and the learned window.
 
     A server may report the prompt alone, or with the reply that was asked for. The reading that is
     nearer to the estimate counts.
@@ -79,10 +79,10 @@ def describe_refusal(
     Args:
         error: The refusal.
         built: The prompt that was refused.
-        beside: The model's tokens of tools and rounds of calls in the request.
+        extra: The model's tokens of tools and rounds of calls in the request.
     """
     spec = built.window.models.spec(built.window.spec.id)
-    estimate = max(1, built.totals.prompt + beside)
+    estimate = max(1, built.totals.prompt + extra)
     needed = estimate
     if error.needed is not None:
         without_reply = error.needed - (error.reply_limit or 0)
@@ -90,28 +90,28 @@ def describe_refusal(
         needed = min(readings, key=lambda each: abs(math.log(each / estimate)))
     counted = built.assembled.tokens
     least, most = RATIO_BOUNDS
-    is_explained = counted * least <= needed - beside <= counted * most
+    is_explained = counted * least <= needed - extra <= counted * most
     return RefusedPrompt(
         needed=needed,
         window=error.window or spec.usable_window,
         counted=counted,
         is_reported=error.needed is not None and is_explained,
-        beside=beside,
+        extra=extra,
     )
 
 
 def constraint_after(refused: RefusedPrompt, built: Built) -> Constraint:
-    """Return what the next prompt has to fit. It is smaller than the refused one."""
+    """Return the limits of the next prompt. They make it smaller than the refused one."""
     window = built.window
-    ratio = (refused.needed - refused.beside) / max(1, refused.counted)
+    ratio = (refused.needed - refused.extra) / max(1, refused.counted)
     ratio = max(window.ratio, min(ratio, RATIO_BOUNDS[1]))
     is_smaller = window.models.spec(window.spec.id).usable_window < window.limits.total
-    if not is_smaller and ratio == window.ratio and refused.beside <= window.beside:
+    if not is_smaller and ratio == window.ratio and refused.extra <= window.extra:
         ratio *= STEP
-    return Constraint(ratio=ratio, beside=refused.beside)
+    return Constraint(ratio=ratio, extra=refused.extra)
 
 
-def count_beside(built: Built, tools: Sequence[Tool], rounds: Sequence[ToolRound]) -> int:
+def count_extra(built: Built, tools: Sequence[Tool], rounds: Sequence[ToolRound]) -> int:
     """Estimate the model's tokens of tools and rounds of calls. CPU-bound: some milliseconds."""
     if not tools and not rounds:
         return 0

@@ -104,7 +104,7 @@ class SuggestionService:
                 raise naming_setting(error, "suggestions") from error
             except ModelContextOverflowError as error:
                 refusals += 1
-                refused = describe_refusal(error, built, beside=0)
+                refused = describe_refusal(error, built, extra=0)
                 if refusals > MAX_REBUILDS:
                     raise refused.complete(error) from error
                 constraint = constraint_after(refused, built)

@@ -251,13 +251,13 @@ class TurnRun:
             raise ModelEmptyReplyError("Try again, or another model.")
 
     async def hear(
-        self, ask: Callable[[], AsyncGenerator[Piece, None]], *, beside: int = 0
+        self, ask: Callable[[], AsyncGenerator[Piece, None]], *, extra: int = 0
     ) -> AsyncGenerator[Piece, None]:
         """Yield the pieces of one request. A prompt that is refused as too long is built again.
 
         Args:
             ask: Sends the request, with the prompt of `built` as it is then.
-            beside: The model's tokens that the request takes beside that prompt.
+            extra: The model's tokens that the request takes in addition to that prompt.
 
         Raises:
             ModelContextOverflowError: Prompts were refused `MAX_REBUILDS` times, or the model had
@@ -274,7 +274,7 @@ class TurnRun:
             except ModelContextOverflowError as error:
                 if has_begun:
                     raise
-                refused = describe_refusal(error, self.built, beside=beside)
+                refused = describe_refusal(error, self.built, extra=extra)
                 self.refused.append(refused)
                 if not rebuilds_left:
                     raise refused.complete(error) from error
@@ -283,7 +283,7 @@ class TurnRun:
                 return
 
     async def build_again(self, constraint: Constraint) -> None:
-        """Replace the prompt by one of the same line that fits. Clients hear of its totals.
+        """Replace the prompt by one for the same line that fits, and send its totals to clients.
 
         Raises what `PromptBuilder.rebuild` raises.
         """
@@ -294,15 +294,15 @@ class TurnRun:
         self.progress.transcript.append_event(CONTEXT_READY, {"totals": totals})
         self.notify()
 
-    def check_usage(self, usage: TokenUsage, *, beside: int = 0) -> None:
+    def check_usage(self, usage: TokenUsage, *, extra: int = 0) -> None:
         """Learn from the usage of one request that the server cut its prompt.
 
         Args:
             usage: The report.
-            beside: The model's tokens that the request took beside the prompt of `built`.
+            extra: The model's tokens that the request took in addition to the prompt of `built`.
         """
         window = self.built.window
-        counted = self.built.assembled.tokens + round(beside / window.ratio)
+        counted = self.built.assembled.tokens + round(extra / window.ratio)
         cut = find_cut(usage, counted=counted, ratio=window.ratio)
         if cut is not None:
             self.cut = cut

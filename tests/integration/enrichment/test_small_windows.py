@@ -71,9 +71,7 @@ async def talekeeper(
 
 async def window_of_reader(ada: Account) -> int:
     models = ok(await ada.client.get("/api/v1/models"))["items"]
-    return int(
-        next(each["context_window"] for each in models if each["id"] == f"openai/{READER}")
-    )
+    return int(next(each["context_window"] for each in models if each["id"] == f"openai/{READER}"))
 
 
 async def test_a_summary_that_was_refused_is_written_in_smaller_steps(

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from backend.generation.window_probes import WindowReport, find_window, listed_window
+from backend.generation.window_probes import WindowReport, find_window, read_listed_window
 from backend.setting_types import ServerName
 
 MODEL = "llama3.2"
@@ -136,4 +136,4 @@ async def test_answers_of_any_other_shape_tell_nothing(server: ServerName, odd: 
 def test_a_list_tells_the_window_in_force_and_never_the_trained_one(
     entry: Mapping[str, Any], window: int | None
 ) -> None:
-    assert listed_window(entry) == window
+    assert read_listed_window(entry) == window
