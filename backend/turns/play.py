@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass, field, fields, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -126,15 +127,13 @@ class Play:
             prompt = replace(run.built.prompt, rounds=self.rounds)
             return stream_with_tools(run.model, prompt, heard.offered, run.built.sampling)
 
-        extra = count_extra(run.built, heard.offered, self.rounds)
+        count = partial(count_extra, tools=heard.offered, rounds=self.rounds)
         try:
-            async with contextlib.aclosing(run.hear(ask, extra=extra)) as stream:
+            async with contextlib.aclosing(run.hear(ask, count_extra=count)) as stream:
                 async for piece in stream:
                     if heard.decided is not None and _is_said(piece):
                         break  # it talks to nobody: hang up
                     await self._take(run, heard, piece)
-                    if isinstance(piece, TokenUsage):
-                        run.check_usage(piece, extra=extra)
         except ModelError as error:
             # What was decided holds; and a model that has spoken may have nothing to add.
             has_ended = isinstance(error, ModelEmptyReplyError) and run.has_spoken

@@ -111,10 +111,8 @@ def constraint_after(refused: RefusedPrompt, built: Built) -> Constraint:
     return Constraint(ratio=ratio, extra=refused.extra)
 
 
-def count_extra(built: Built, tools: Sequence[Tool], rounds: Sequence[ToolRound]) -> int:
+def count_extra(built: Built, *, tools: Sequence[Tool], rounds: Sequence[ToolRound]) -> int:
     """Estimate the model's tokens of tools and rounds of calls. CPU-bound: some milliseconds."""
-    if not tools and not rounds:
-        return 0
     declared = [(tool.name, tool.description, tool.parameters) for tool in tools]
     called = [
         (each.text, [(call.name, call.arguments) for call in each.calls], each.results)

@@ -251,13 +251,17 @@ class TurnRun:
             raise ModelEmptyReplyError("Try again, or another model.")
 
     async def hear(
-        self, ask: Callable[[], AsyncGenerator[Piece, None]], *, extra: int = 0
+        self,
+        ask: Callable[[], AsyncGenerator[Piece, None]],
+        *,
+        count_extra: Callable[[Built], int] = lambda _: 0,
     ) -> AsyncGenerator[Piece, None]:
         """Yield the pieces of one request. A prompt that is refused as too long is built again.
 
         Args:
             ask: Sends the request, with the prompt of `built` as it is then.
-            extra: The model's tokens that the request takes in addition to that prompt.
+            count_extra: Counts the model's tokens that the request takes in addition to the prompt.
+                It may be CPU-bound.
 
         Raises:
             ModelContextOverflowError: Prompts were refused `MAX_REBUILDS` times, or the model had
@@ -270,10 +274,13 @@ class TurnRun:
                 async with contextlib.aclosing(ask()) as pieces:
                     async for piece in pieces:
                         has_begun = has_begun or not isinstance(piece, SentRequest)
+                        if isinstance(piece, TokenUsage):
+                            self._check_usage(piece)
                         yield piece
             except ModelContextOverflowError as error:
                 if has_begun:
                     raise
+                extra = await asyncio.to_thread(count_extra, self.built)
                 refused = describe_refusal(error, self.built, extra=extra)
                 self.refused.append(refused)
                 if not rebuilds_left:
@@ -289,21 +296,18 @@ class TurnRun:
         """
         built = await self.rebuild(self.built, constraint)
         self.built = self.play.guide(built) if self.play is not None else built
-        self.model, self.progress.totals = built.window.model, built.totals
-        totals = msgspec.to_builtins(built.totals)
+        self.model, self.progress.totals = built.window.model, self.built.totals
+        totals = msgspec.to_builtins(self.built.totals)
         self.progress.transcript.append_event(CONTEXT_READY, {"totals": totals})
         self.notify()
 
-    def check_usage(self, usage: TokenUsage, *, extra: int = 0) -> None:
+    def _check_usage(self, usage: TokenUsage) -> None:
         """Learn from the usage of one request that the server cut its prompt.
 
-        Args:
-            usage: The report.
-            extra: The model's tokens that the request took in addition to the prompt of `built`.
+        Tools and rounds of calls are not counted: with them the prompt was even longer.
         """
         window = self.built.window
-        counted = self.built.assembled.tokens + round(extra / window.ratio)
-        cut = find_cut(usage, counted=counted, ratio=window.ratio)
+        cut = find_cut(usage, counted=self.built.assembled.tokens, ratio=window.ratio)
         if cut is not None:
             self.cut = cut
             learned = window_after_cut(cut, current=window.spec.usable_window)
@@ -320,7 +324,6 @@ class TurnRun:
                 self.notify()
             case TokenUsage():
                 self.usage = piece
-                self.check_usage(piece)
             case Finish(reason):
                 self.finish = reason
             case SentRequest(shape, left_out):
