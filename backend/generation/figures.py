@@ -12,10 +12,10 @@ from typing import Annotated, Any, Literal, get_args
 import msgspec
 
 Ability = Literal["tools", "structured", "thinking"]
-FiguresFrom = Literal["user", "server", "provider", "table", "default"]
+FiguresFrom = Literal["user", "learned", "provider", "table", "default"]
 """The source of a model's window, in the order of precedence.
 
-`user` is a setting. `server` is what the model's server reported when it was asked or refused a
+`user` is a setting. `learned` is what the model's server showed when it was asked or refused a
 prompt. `provider` is the provider's list, `table` the table of known models. `default` is assumed.
 """
 
@@ -118,7 +118,7 @@ def figures_of(
     """
     sources: Mapping[FiguresFrom, ListedModel] = {
         "user": chosen,
-        "server": ListedModel(name=name, context_window=learned_window),
+        "learned": ListedModel(name=name, context_window=learned_window),
         "provider": listed,
         "table": known_model(name),
         "default": default,

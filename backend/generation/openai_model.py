@@ -147,7 +147,7 @@ class OpenAICompatibleModel(ServerModel[OpenAICompatibleProvider]):
 
     def _finished(self) -> None:
         """See `ServerModel`. A window that was neither set nor listed is asked for, once."""
-        if self.spec.figures_from in {"default", "server"}:
+        if self.spec.figures_from in {"default", "learned"}:
             self._provider.learn_window_later(self.spec.name)
 
     async def _count(

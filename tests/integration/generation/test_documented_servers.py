@@ -184,7 +184,7 @@ async def test_each_local_server_tells_the_window_that_it_runs_with(connected: C
     await adapter_of(connected).learn_windows([MODEL])
 
     spec = connected.registries[-1].spec(model.spec.id)
-    known = (WINDOW, "server") if connected.server.windows else (32_768, "default")
+    known = (WINDOW, "learned") if connected.server.windows else (32_768, "default")
     assert (spec.context_window, spec.figures_from) == known
     assert [each.of(MODEL).window for each in connected.learned] == (
         [WINDOW] if connected.server.windows else []

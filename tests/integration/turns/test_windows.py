@@ -77,7 +77,7 @@ async def test_a_refused_prompt_is_built_again_in_the_window_that_the_refusal_na
         assert (events[-1].name, text_of(events)) == ("turn.completed", "Fine.")
         assert vendor.refusals == 1 + (overflow == "empty-stream")
         model = await model_of(ada)
-        assert (model["context_window"], model["figures_from"]) == (WINDOW, "server")
+        assert (model["context_window"], model["figures_from"]) == (WINDOW, "learned")
         # One line, one reply; the totals are those of the prompt that was accepted.
         assert [each["text"] for each in await ada.messages(chat)][-2:] == ["Well?", "Fine."]
         await check_tree(server.parts.database, chat)
@@ -86,7 +86,7 @@ async def test_a_refused_prompt_is_built_again_in_the_window_that_the_refusal_na
         turn = ok(await ada.client.get(f"/api/v1/turns/{events[0].data['turn_id']}"))
         context = await context_of(ada, events)
         assert turn["totals"] == second == context["totals"]
-        assert context["window"] == {"tokens": WINDOW, "source": "server"}
+        assert context["window"] == {"tokens": WINDOW, "source": "learned"}
         assert any(f"has {WINDOW:,}" in note for note in context["notes"])
         # Who comes later hears the same.
         stored = await follow(ada.client, events[0].data["turn_id"])
@@ -320,7 +320,7 @@ async def test_a_window_that_the_user_set_counts_and_a_refusal_does_not_end_the_
         path = f"/api/v1/providers/{made['id']}"
         ok(await ada.client.patch(path, json={"models": [{"name": MODEL}]}))
         model = await model_of(ada, f"mine/{MODEL}")
-        assert (model["context_window"], model["figures_from"]) == (WINDOW, "server")
+        assert (model["context_window"], model["figures_from"]) == (WINDOW, "learned")
         events = await ada.turn(chat, text="And then?")
         assert (text_of(events), vendor.refusals) == ("Fine.", 2)
 
@@ -376,7 +376,7 @@ async def test_a_prompt_that_is_cut_in_silence_is_said_at_the_reply_and_shorter_
         assert (notice["kind"], notice["model"], notice["read"]) == ("prompt_cut", MODEL_ID, 2_050)
         assert notice["sent"] == pytest.approx(ready(events)[0]["prompt"], rel=0.01)
         model = await model_of(ada)
-        assert (model["context_window"], model["figures_from"]) == (WINDOW, "server")
+        assert (model["context_window"], model["figures_from"]) == (WINDOW, "learned")
         events = await ada.turn(chat, text="And then?")
         # The report of the cut prompt taught no ratio.
         context = await context_of(ada, events)
@@ -423,7 +423,7 @@ async def test_a_window_that_is_only_assumed_is_asked_for_once_after_the_first_r
             return bool((await model_of(ada))["context_window"] == 12_288)
 
         await until(learned)
-        assert (await model_of(ada))["figures_from"] == "server"
+        assert (await model_of(ada))["figures_from"] == "learned"
         (probe,) = vendor.probes
         assert (probe.path, probe.query["model"]) == ("/props", MODEL)
         assert probe.headers["authorization"] == f"Bearer {API_KEY}"
