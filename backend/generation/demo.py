@@ -59,6 +59,7 @@ DEMO_SPEC = ModelSpec(
     tokenizer="o200k_base",
     accepts=frozenset(SAMPLING_FIELDS),
     price=Price(input=0, output=0),
+    figures_from="table",
 )
 
 _COMMAND = re.compile(

@@ -157,9 +157,9 @@ class TurnRun:
         if self.usage is not None:
             return self.usage.prompt_tokens + self.usage.completion_tokens
         transcript = self.progress.transcript
-        if self.outcome == "failed" and not transcript.length:
-            return 0  # the provider refused it
         said = transcript.joined("text") + transcript.joined("thinking")
+        if self.outcome == "failed" and not said and not (self.play and self.play.used):
+            return 0  # the provider refused it
         tokenizer = get_tokenizer(self.built.window.unit.tokenizer)
         requests = self.play.requests if self.play else 1
         return requests * self.built.assembled.tokens + tokenizer.count(said)
