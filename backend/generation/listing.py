@@ -22,6 +22,7 @@ from backend.generation.model import (
     ModelTimeoutError,
 )
 from backend.generation.registry import Adapter
+from backend.generation.window_probes import read_listed_window
 
 SECONDS = 20.0
 
@@ -38,7 +39,6 @@ _TYPE_NAMES = "Most addresses end in /v1. If yours is right, type the names of i
 _LISTS = ("data", "models", "result", "items")
 """Members under which servers list their models."""
 
-_WINDOW = ("context_length", "max_model_len", "context_window", "inputTokenLimit")
 _OUTPUT = ("outputTokenLimit", "max_completion_tokens")
 _PRICES = {"input": "prompt", "output": "completion", "cached_input": "input_cache_read"}
 """OpenRouter's words for prices, in dollars for one token."""
@@ -133,7 +133,7 @@ def _model(entry: Mapping[str, Any]) -> ListedModel | None:
     supported = sequence(entry.get("supported_parameters"))
     figures: dict[str, Any] = {
         "title": title if title != name else None,
-        "context_window": _first(entry, _WINDOW),
+        "context_window": read_listed_window(entry),
         "max_output_tokens": _first(entry, _OUTPUT) or _first(best, _OUTPUT),
         "price": {
             ours: price

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from datetime import datetime
 from functools import partial
 from typing import Annotated, Literal, TypeVar
@@ -39,7 +39,8 @@ from backend.generation.model import (
     ThinkingPiece,
 )
 from backend.generation.network import AddressRefusedError, RefusedAddress
-from backend.generation.registry import OfferedProvider, UnknownModelError
+from backend.generation.openai_compatible import OpenAICompatibleProvider
+from backend.generation.registry import Adapter, OfferedProvider, UnknownModelError
 from backend.generation.sampling import Sampling
 from backend.llm.models import (
     MAX_LISTED,
@@ -57,6 +58,9 @@ T = TypeVar("T")
 
 SECONDS = 60.0
 """Time for the beginning of a reply: a local program loads the model first."""
+
+WINDOW_SECONDS = 10.0
+"""Time for all requests after the windows of a server's models."""
 
 LISTED_BYTES = 200_000
 
@@ -160,18 +164,10 @@ class ProviderTests:
 
         Raises `ProviderNotFoundError`. What fails on the provider's side is told in the answer.
         """
+        problem = await self._refresh(identity, provider_id) if refresh else None
         async with self._database.read() as session:
             row = await find_provider(session, identity, provider_id)
-        config, problem = self._providers.open(identity, row), None
-        if refresh:
-            offered = self._user_models.offered(row, config)
-            try:
-                found = await list_models(offered.adapter)
-                config = await self._keep(identity, provider_id, partial(_with_list, found=found))
-            except ModelError as error:
-                problem = report_problem(error)
-            finally:
-                await offered.adapter.aclose()
+        config = self._providers.open(identity, row)
         # All of them as if they were on offer: an empty choice is all that is listed.
         chosen, listed = by_name(config.models), by_name(config.listed)
         names = {**listed, **chosen}
@@ -199,6 +195,22 @@ class ProviderTests:
             is_cut=config.is_cut,
             problem=problem,
         )
+
+    async def _refresh(self, identity: Identity, provider_id: UUID) -> TestProblem | None:
+        """Ask a provider's server for its list and for windows that are not in it; keep both."""
+        async with self._database.read() as session:
+            row = await find_provider(session, identity, provider_id)
+        offered = self._user_models.offered(row, self._providers.open(identity, row))
+        try:
+            found = await list_models(offered.adapter)
+            await _learn_windows(offered.adapter, found)
+        except ModelError as error:
+            return report_problem(error)
+        finally:
+            await offered.adapter.aclose()
+        await self._user_models.settle()
+        await self._keep(identity, provider_id, partial(_with_list, found=found))
+        return None
 
     async def test(
         self, identity: Identity, provider_id: UUID, wanted: ProviderTest
@@ -275,6 +287,7 @@ class _ProviderTest:
 
         A model that is named is asked in any case, because servers need not list all models.
         """
+        answered: TestedModel | None = None
         offered = self._user_models.offered(self._row, self._config)
         try:
             listed = await self._try("models", self._list(offered))
@@ -284,7 +297,11 @@ class _ProviderTest:
             offered = self._user_models.offered(self._row, config, offered)
             name = model or next(iter(offered.model_names), None)
             asked = offered.get(name) if name else None
-            answered = await self._try("reply", _ask(asked)) if asked else None
+            shape = await self._try("reply", _ask(asked)) if asked else None
+            if asked is not None and shape is not None:
+                if asked.spec.figures_from == "default":
+                    await _learn_windows(offered.adapter, [ListedModel(name=asked.spec.name)])
+                answered = _report_model(offered.get(asked.spec.name) or asked, shape)
         finally:
             await offered.adapter.aclose()
         if asked is None and self._problem is None:
@@ -353,8 +370,11 @@ _CONVERSATION = Prompt(
 refusals of a strict chat template."""
 
 
-async def _ask(model: ChatModel) -> tuple[TestedModel, str]:
-    """Have a model begin a reply. Raises `ModelError` if it does not."""
+async def _ask(model: ChatModel) -> tuple[MessageShape, str]:
+    """Have a model begin a reply, and return the shape that was sent.
+
+    Raises `ModelError` if it does not begin.
+    """
     shape = model.spec.shape
     try:
         async with (
@@ -370,11 +390,23 @@ async def _ask(model: ChatModel) -> tuple[TestedModel, str]:
                 raise ModelEmptyReplyError
     except TimeoutError:
         raise ModelTimeoutError(f"Not a word in {SECONDS:g} s.") from None
+    return shape, "It answers."
+
+
+def _report_model(model: ChatModel, shape: MessageShape) -> TestedModel:
     spec = model.spec
-    answered = TestedModel(
+    return TestedModel(
         name=spec.name,
         shape=shape,
         context_window=spec.context_window,
         figures_from=spec.figures_from,
     )
-    return answered, "It answers."
+
+
+async def _learn_windows(adapter: Adapter, models: Sequence[ListedModel]) -> None:
+    """Ask a server for the windows of models that are listed without one, for a short time."""
+    names = [model.name for model in models if model.context_window is None]
+    if isinstance(adapter, OpenAICompatibleProvider) and names:
+        with suppress(TimeoutError):
+            async with asyncio.timeout(WINDOW_SECONDS):
+                await adapter.learn_windows(names)

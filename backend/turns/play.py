@@ -8,8 +8,9 @@ that waits holds no memory: all that it goes on with is in its row, sealed.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass, field, fields, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -30,7 +31,9 @@ from backend.generation.model import (
 )
 from backend.generation.tool_streams import stream_with_tools, tool_support
 from backend.prompts import PromptLibrary
+from backend.turns.built import Built
 from backend.turns.events import AWAITING, RESET
+from backend.turns.refusals import count_extra
 from backend.turns.transcript import PlayEvent
 
 if TYPE_CHECKING:
@@ -118,14 +121,15 @@ class Play:
 
     async def _hear(self, run: TurnRun, heard: _Heard) -> None:
         """Take what the model says, and let its calls happen as they come."""
-        stream = stream_with_tools(
-            run.model,
-            replace(run.built.prompt, rounds=self.rounds),
-            heard.offered,
-            run.built.window.sampling,
-        )
+
+        def ask() -> AsyncGenerator[Piece, None]:
+            heard.begin = run.progress.transcript.length
+            prompt = replace(run.built.prompt, rounds=self.rounds)
+            return stream_with_tools(run.model, prompt, heard.offered, run.built.sampling)
+
+        count = partial(count_extra, tools=heard.offered, rounds=self.rounds)
         try:
-            async with contextlib.aclosing(stream):
+            async with contextlib.aclosing(run.hear(ask, count_extra=count)) as stream:
                 async for piece in stream:
                     if heard.decided is not None and _is_said(piece):
                         break  # it talks to nobody: hang up
@@ -165,10 +169,14 @@ class Play:
             self.rounds.clear()
             transcript.drop_text()
             transcript.append_event(RESET, {})
-            run.built = run.built.with_guidance(self.table.guidance(self.prompts))
+            run.built = self.guide(run.built)
         for name, data in outcome.events:
             transcript.append_event(name, data)
         run.notify()
+
+    def guide(self, built: Built) -> Built:
+        """Return a prompt with the guidance of the mood that the turn is in."""
+        return built.with_guidance(self.table.guidance(self.prompts))
 
     def _begin_paragraph(self, run: TurnRun, text: str) -> None:
         """Set what is said after a tool's answer apart from what was said before it."""

@@ -230,10 +230,10 @@ def test_an_assumed_window_is_marked_and_set_in_one_click(
     account.client.patch("/me/settings", json={"model": "home/unheard/of"})
     chat = account.new_chat()
     page.goto(f"/#/chats/{chat['id']}?panel=context")
-    note = page.get_by_role("note").filter(has_text="32,768 tokens are assumed")
-    expect(note).to_be_visible()
+    link = page.get_by_role("link", name="Set the context window")
+    expect(page.get_by_text("The model's window: 32,768 tokens (assumed).")).to_be_visible()
     assert_accessible(page)
-    note.get_by_role("link", name="Set the context window").click()
+    link.click()
     dialog = page.get_by_role("dialog", name="Models of Home")
     window = dialog.get_by_label("Context window")
     expect(window).to_be_focused()
@@ -255,8 +255,8 @@ def test_an_assumed_window_is_marked_and_set_in_one_click(
     expect(dialog.get_by_text("32,768 tokens (assumed)")).to_be_visible()
     page.keyboard.press("Escape")
     page.goto(f"/#/chats/{chat['id']}?panel=context")
-    expect(page.get_by_text("Room for each part")).to_be_visible()
-    expect(note).to_be_hidden()
+    expect(page.get_by_text("The model's window: 4,096 tokens (set by you).")).to_be_visible()
+    expect(link).to_have_count(0)
 
 
 def test_a_window_of_others_can_not_be_set_and_the_page_says_whose_it_is(

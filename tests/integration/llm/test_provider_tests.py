@@ -152,6 +152,25 @@ async def test_what_a_user_says_of_a_model_is_where_its_test_begins(ada: Account
         assert model["tool_support"] == "fenced"
 
 
+async def test_a_test_asks_the_server_for_the_window_of_its_model(
+    ada: Account, model: OpenAIServer
+) -> None:
+    props = {"default_generation_settings": {"n_ctx": 6_144}}
+    model.aside["/props"] = Answer(body=props)
+    answered = (await run_test(ada, model, models=[{"name": MODEL}]))["answered"]
+    assert (answered["context_window"], answered["figures_from"]) == (6_144, "learned")
+    made = await add(ada, model, models=[{"name": MODEL}])
+    path = f"{PROVIDERS}/{made['id']}"
+    assert (await models(ada))[f"mine/{MODEL}"]["figures_from"] == "default"
+    model.script(listing(MODEL))
+    (listed,) = ok(await ada.client.get(f"{path}/models"))["items"]
+    assert (listed["context_window"], listed["figures_from"]) == (6_144, "learned")
+    assert (await models(ada))[f"mine/{MODEL}"]["context_window"] == 6_144
+    model.aside["/props"] = Answer(404)
+    ok(await ada.client.post(f"{path}/test", json={}))
+    assert (await models(ada))[f"mine/{MODEL}"]["figures_from"] == "default"
+
+
 async def test_a_model_that_says_nothing_has_not_passed(ada: Account, model: OpenAIServer) -> None:
     model.script(listing(MODEL), reply(""))
     tested = await run_test(ada, model)

@@ -1,10 +1,9 @@
 /** How a window is shared out: sliders that try it, and ways to keep what was tried. */
 import { api } from "../core/api.js";
 import { attempt, toast } from "../core/dialogs.js";
-import { fill, h, set } from "../core/dom.js";
+import { h, set } from "../core/dom.js";
 import { control } from "../core/form.js";
 import { t } from "../core/words.js";
-import { m, windowLink } from "../models/picker.js";
 
 /** The first stop of each slider, and the least that may be typed. */
 const BUDGETS = { total: [1024, 1024], history: [256, 0], retrieval: [256, 0], reply_reserve: [64, 1] };
@@ -105,13 +104,11 @@ export function budgets(room, onchange) {
   // What the chat has of its own would stand before it.
   const everywhere = button("keep_all", (these) => [["/me/settings", these], [own, none(these)]]);
   const back = button("reset", () => [[own, none(BUDGETS)]]);
-  const assumed = h("p.help", { role: "note" });
   const element = h(
     "details.group",
     { open: true },
     h("summary", {}, t("context.budgets")),
     h("p.help", {}, t("context.budgets_help")),
-    assumed,
     rows.map((row) => row.element),
     h("div.row", {}, keep, everywhere, back),
   );
@@ -127,9 +124,6 @@ export function budgets(room, onchange) {
     element,
     async show(view) {
       spec = (await known)?.find((each) => each.id === view.model);
-      const { id, title: model, context_window: count, figures_from: from } = spec ?? {};
-      assumed.hidden = from !== "default";
-      if (!assumed.hidden) fill(assumed, m("assumed", { model, count }), " ", windowLink(id));
       if (isRefused) moved.fault();
       isRefused = false;
       for (const row of rows) row.show(view.budgets);
