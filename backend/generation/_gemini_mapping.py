@@ -7,13 +7,15 @@ from __future__ import annotations
 
 import base64
 import json
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import chain, groupby, takewhile
 from typing import TYPE_CHECKING, Any
 
 from backend.generation._json import mapping
 from backend.generation._replies import Delta
-from backend.generation._tool_calls import read_call, unreadable_call
+from backend.generation._tool_calls import read_calls, unreadable_call
 from backend.generation.model import (
     FinishReason,
     Prompt,
@@ -110,9 +112,23 @@ def _contents(messages: Sequence[PromptMessage], rounds: Sequence[ToolRound]) ->
     ]
     if not turns or turns[0]["role"] == "model":
         turns.insert(0, _turn("user", [{"text": _OPENING}]))
-    for tool_round in rounds:
+    for tool_round in _without_shared_ids(rounds):
         turns += _round(tool_round)
     return turns
+
+
+def _without_shared_ids(rounds: Sequence[ToolRound]) -> list[ToolRound]:
+    """Return the rounds without ids that several calls have: results then follow their order."""
+    states = [mapping(call.vendor_state) for each in rounds for call in each.calls]
+    counts = Counter(state["id"] for state in states if "id" in state)
+
+    def alone(call: ToolCall) -> ToolCall:
+        state = dict(mapping(call.vendor_state))
+        if counts[state.get("id")] > 1:
+            del state["id"]
+        return replace(call, vendor_state=state or None)
+
+    return [replace(each, calls=list(map(alone, each.calls))) for each in rounds]
 
 
 def _joined(messages: Iterable[PromptMessage]) -> str:
@@ -233,8 +249,8 @@ def _read_part(part: Part) -> Iterator[TextPiece | ThinkingPiece | ToolCall]:
             state["id"] = call.id
         if part.thought_signature:
             state["thought_signature"] = base64.b64encode(part.thought_signature).decode()
-        yield read_call(
-            call.name or "", call.args or {}, call_id=call.id or "", vendor_state=state or None
+        yield from read_calls(
+            call.name or "", call.args, call_id=call.id or "", vendor_state=state or None
         )
 
 

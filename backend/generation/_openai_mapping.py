@@ -16,6 +16,7 @@ from backend.generation._failures import code_words
 from backend.generation._json import mapping, parse_json, sequence
 from backend.generation._openai_calls import REASONING, CallFragments
 from backend.generation._replies import Delta
+from backend.generation._tool_calls import with_distinct_ids
 from backend.generation.model import (
     FinishReason,
     Prompt,
@@ -55,7 +56,7 @@ def messages(prompt: Prompt, start: str | None, prefix: Mapping[str, Any]) -> li
     said: list[Any] = [
         {"role": message.role, "content": message.text} for message in prompt.messages
     ]
-    for tool_round in prompt.rounds:
+    for tool_round in with_distinct_ids(prompt.rounds):
         said += _round(tool_round)
     return [*said, {"role": "assistant", "content": start, **prefix}] if start else said
 
@@ -79,9 +80,9 @@ def _round(tool_round: ToolRound) -> list[Any]:
 
 
 def _call(call: ToolCall) -> Any:
-    """The call as the server sent it, whatever it holds beside the standard's members."""
+    """Return the call as the server sent it, with members that the standard does not name."""
     if "function" in (sent := mapping(call.vendor_state)):
-        return {name: sent[name] for name in sent if name != REASONING}
+        return {**{name: sent[name] for name in sent if name != REASONING}, "id": call.id}
     return {
         "id": call.id,
         "type": "function",

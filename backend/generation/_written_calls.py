@@ -8,14 +8,25 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Protocol
+from contextlib import suppress
+from typing import Protocol
 
 from backend.generation._json import mapping, parse_json, sequence
-from backend.generation._tool_calls import MAX_ARGUMENTS, MAX_CALLS, read_call, unreadable_call
+from backend.generation._lenient_json import find_values
+from backend.generation._tool_calls import (
+    MAX_ARGUMENTS,
+    MAX_CALLS,
+    name_and_arguments,
+    read_calls,
+    unreadable_call,
+)
 from backend.generation.model import Prompt, PromptMessage, TextPiece, Tool, ToolCall, ToolRound
 
 MAX_WRITTEN = MAX_ARGUMENTS
 """Characters in which the calls of one reply, or of one block of it, are written."""
+
+_LISTS = ("calls", "tool_calls")
+"""Members of an object that contain a list of calls, the one that is asked for first."""
 
 
 class CallReader(Protocol):
@@ -31,24 +42,48 @@ class CallReader(Protocol):
 
 
 def read_written_calls(text: str) -> list[ToolCall]:
-    """The calls in a JSON text: a list, one alone, or the member `calls` of an object."""
+    """Return the calls in a text of JSON, the first `MAX_CALLS` of them.
+
+    It may contain a list of calls, several calls one after the other, or objects that have calls as
+    a member. A text that cannot be read is one call with a problem.
+    """
     if not text.strip():
         return []
     try:
-        value = parse_json(text)
+        values = find_values(text)
     except ValueError as error:
         return [unreadable_call(f"The calls are not JSON: {error}.")]
-    if "calls" in (members := mapping(value)):
-        value = members["calls"]
-    calls = sequence(value) or ([value] if value else [])
-    return [_read_written_call(mapping(call)) for call in calls[:MAX_CALLS]]
+    entries = (entry for value in values for entry in _entries(value))
+    return [call for entry in entries for call in _read_entry(entry)][:MAX_CALLS]
 
 
-def _read_written_call(call: Any) -> ToolCall:
-    name = call.get("tool", call.get("name"))
-    if not isinstance(name, str):
-        return unreadable_call('A call is an object: {"tool": "<name>", "arguments": {}}.')
-    return read_call(name, call.get("arguments") or {})
+def call_names(text: str) -> list[str]:
+    """Return the names of the calls in a text, "" for an entry that is no call.
+
+    The list is empty if the text contains no JSON.
+    """
+    try:
+        values = find_values(text)
+    except ValueError:
+        return []
+    return [name_and_arguments(mapping(e))[0] for value in values for e in _entries(value)]
+
+
+def _entries(value: object) -> Sequence[object]:
+    """Return the entries of a list of calls: itself, a member of an object, or one call alone."""
+    members = mapping(value)
+    value = next((members[name] for name in _LISTS if name in members), value)
+    if isinstance(value, str):  # encoded twice
+        with suppress(ValueError):
+            value = parse_json(value)
+    return sequence(value) or ([value] if value else [])
+
+
+def _read_entry(entry: object) -> list[ToolCall]:
+    name, arguments = name_and_arguments(mapping(entry))
+    if not name:
+        return [unreadable_call('A call is an object: {"tool": "<name>", "arguments": {}}.')]
+    return read_calls(name, arguments)
 
 
 def written(calls: Sequence[ToolCall]) -> str:
