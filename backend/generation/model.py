@@ -17,6 +17,9 @@ from backend.generation.figures import Ability, FiguresFrom, MessageShape, Price
 from backend.generation.sampling import Sampling, SamplingField
 
 Role = Literal["system", "user", "assistant"]
+Fixable = Literal["tool_support", "shape"]
+"""Facts of a model that are learned unless its user sets them."""
+
 FinishReason = Literal["stop", "length", "safety", "tool_calls", "other"]
 
 
@@ -161,15 +164,17 @@ class StructuredAnswer:
 
 @dataclass(frozen=True, slots=True)
 class ModelSpec:
-    """What is known of a model before it is called.
+    """The facts of a model that are known before it is called.
 
     `id` is `provider/name` (`gemini/gemini-2.5-flash`), or a bare name for the built-in demo.
     `provider` is the provider's slug, `provider_name` what people call it.
     `tokenizer` names the vocabulary in `generation.tokens` that comes closest.
     `accepts` are the sampling settings that it takes; others are refused when they are set.
     `refused` are those that its server was found not to take.
-    `shape` is the message shape that it accepts, by its preset or as it was learned.
-    `tool_support` is the best that is expected of it: see `tool_streams`.
+    `shape` is the message shape that it accepts, and `tool_support` the best way of calling tools
+    that is expected of it: see `tool_streams`. Each is what the user set, else what was learned,
+    else the default of the preset.
+    `fixed` names those of the two that the user set. Nothing that is learned replaces them.
     """
 
     id: str
@@ -183,6 +188,7 @@ class ModelSpec:
     refused: frozenset[SamplingField] = frozenset()
     tool_support: ToolSupport = "native"
     shape: MessageShape = "lenient"
+    fixed: frozenset[Fixable] = frozenset()
     provider_name: str = ""
     price: Price | None = None
     abilities: frozenset[Ability] = frozenset()

@@ -71,7 +71,6 @@ class OpenAICompatibleModel:
             spec,
             accepts=spec.accepts.difference(known.refused),
             refused=frozenset(known.refused),
-            tool_support=known.tools or spec.tool_support,
         )
         self._provider = provider
         self._server = OPENAI_SERVERS[provider.config.server]

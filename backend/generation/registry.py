@@ -11,14 +11,22 @@ from backend.errors import ValidationError
 from backend.generation.anthropic import ADAPTER_ACCEPTS as ANTHROPIC_ACCEPTS
 from backend.generation.anthropic import AnthropicConfig, AnthropicModel, AnthropicProvider
 from backend.generation.demo import DemoModel
-from backend.generation.figures import NOTHING, ListedModel, Price, ToolSupport, figures_of
+from backend.generation.figures import (
+    NOTHING,
+    ListedModel,
+    MessageShape,
+    Price,
+    ToolSupport,
+    figures_of,
+)
 from backend.generation.gemini import ADAPTER_ACCEPTS as GEMINI_ACCEPTS
 from backend.generation.gemini import GeminiConfig, GeminiModel, GeminiProvider
-from backend.generation.model import ChatModel, ModelSpec
+from backend.generation.model import ChatModel, Fixable, ModelSpec
 from backend.generation.openai_compatible import OpenAICompatibleConfig, OpenAICompatibleProvider
 from backend.generation.openai_model import OpenAICompatibleModel
 from backend.generation.openai_servers import OPENAI_SERVERS
 from backend.generation.sampling import SamplingField
+from backend.generation.server_abilities import NOTHING_LEARNED, ModelAbilities
 
 ProviderKind = Literal["gemini", "openai", "anthropic"]
 """In which wire format a provider is asked."""
@@ -146,26 +154,44 @@ class OfferedProvider:
             case GeminiProvider() as google:
                 takes_all = name.startswith(_TAKE_PENALTIES)
                 accepts = GEMINI_ACCEPTS if takes_all else GEMINI_ACCEPTS - _PENALTIES
-                spec = self._spec(name, accepts=accepts, tokenizer="gemma3")
+                spec = self._spec(name, accepts=accepts, known=NOTHING_LEARNED, tokenizer="gemma3")
                 return GeminiModel(spec, google, thinks=name in _THINKS_UNASKED)
             case OpenAICompatibleProvider() as server:
                 accepts = OPENAI_SERVERS[server.config.server].accepts
-                spec = self._spec(name, accepts=accepts, tool_support=server.config.tool_support)
+                spec = self._spec(
+                    name,
+                    accepts=accepts,
+                    known=server.abilities.of(name),
+                    tool_support=server.config.tool_support,
+                )
                 return OpenAICompatibleModel(spec, server)
             case AnthropicProvider() as maker:
-                return AnthropicModel(self._spec(name, accepts=ANTHROPIC_ACCEPTS), maker)
+                return AnthropicModel(
+                    self._spec(name, accepts=ANTHROPIC_ACCEPTS, known=NOTHING_LEARNED), maker
+                )
 
     def _spec(
         self,
         name: str,
         *,
         accepts: frozenset[SamplingField],
+        known: ModelAbilities,
         tokenizer: str = "o200k_base",
         tool_support: ToolSupport = "native",
+        shape: MessageShape = "lenient",
     ) -> ModelSpec:
+        """Return a spec with each fact as the user set it, else as learned, else the default.
+
+        `tool_support` and `shape` are the defaults of the model's preset.
+        """
+        chosen = self.chosen.get(name, NOTHING)
+        set_by_user: Mapping[Fixable, object] = {
+            "tool_support": chosen.tool_support,
+            "shape": chosen.message_shape,
+        }
         figures = figures_of(
             name,
-            chosen=self.chosen.get(name, NOTHING),
+            chosen=chosen,
             listed=self.listed.get(name, NOTHING),
             default=_defaults(self.adapter.config),
         )
@@ -178,7 +204,9 @@ class OfferedProvider:
             max_output_tokens=figures.max_output_tokens,
             tokenizer=tokenizer,
             accepts=accepts,
-            tool_support=tool_support,
+            tool_support=chosen.tool_support or known.tools or tool_support,
+            shape=chosen.message_shape or known.shape or shape,
+            fixed=frozenset(name for name, value in set_by_user.items() if value is not None),
             provider_name=self.name,
             price=figures.price,
             abilities=figures.abilities,
