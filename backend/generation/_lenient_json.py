@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from typing import Any, NoReturn
 
-from backend.generation._json import clean, parse_json
+from backend.generation._json import clean
 
 _BRACKET = re.compile(r"[{\[]")
 _MARK = re.compile(r"[\"'\\{}\[\]]")
@@ -36,21 +37,27 @@ def find_values(text: str) -> list[Any]:
     Takes time in proportion to the text.
     """
     try:
-        return [parse_json(text)]
+        return [_parse(_PYTHON_WORDS.get(text.strip(), text))]
     except ValueError as error:
         if found := list(_embedded_values(text)):
             return found
         raise ValueError(str(error)) from None
 
 
+def _parse(text: str) -> Any:
+    """Return the value of a JSON text that may have line breaks in its strings."""
+    try:
+        return clean(json.loads(text, strict=False, parse_constant=_refuse))
+    except RecursionError:
+        raise ValueError("the value is nested too deeply") from None
+
+
 def _embedded_values(text: str) -> Iterator[Any]:
     at = 0
     while found := _BRACKET.search(text, at):
         repaired, at = _repair(text, found.start())
-        try:
-            yield clean(json.loads(repaired, strict=False, parse_constant=_refuse))
-        except (ValueError, RecursionError):
-            continue
+        with suppress(ValueError):
+            yield _parse(repaired)
 
 
 def _repair(text: str, begin: int) -> tuple[str, int]:

@@ -137,7 +137,8 @@ def _ask(
         asked = structured_prompt(prompt, tools)
         pieces = model.stream(asked, sampling, schema=answer_schema(tools))
         return _read(pieces, StructuredReader())
-    return _read(model.stream(fenced_prompt(prompt, tools), sampling), FencedReader())
+    reader = FencedReader(tool.name for tool in tools)
+    return _read(model.stream(fenced_prompt(prompt, tools), sampling), reader)
 
 
 async def _read(
