@@ -26,7 +26,6 @@ from backend.generation.openai_compatible import OpenAICompatibleConfig, OpenAIC
 from backend.generation.openai_model import OpenAICompatibleModel
 from backend.generation.openai_servers import OPENAI_SERVERS
 from backend.generation.sampling import SamplingField
-from backend.generation.server_abilities import NOTHING_LEARNED, ModelAbilities
 
 ProviderKind = Literal["gemini", "openai", "anthropic"]
 """In which wire format a provider is asked."""
@@ -154,28 +153,25 @@ class OfferedProvider:
             case GeminiProvider() as google:
                 takes_all = name.startswith(_TAKE_PENALTIES)
                 accepts = GEMINI_ACCEPTS if takes_all else GEMINI_ACCEPTS - _PENALTIES
-                spec = self._spec(name, accepts=accepts, known=NOTHING_LEARNED, tokenizer="gemma3")
+                spec = self._spec(name, accepts=accepts, tokenizer="gemma3")
                 return GeminiModel(spec, google, thinks=name in _THINKS_UNASKED)
             case OpenAICompatibleProvider() as server:
-                accepts = OPENAI_SERVERS[server.config.server].accepts
+                kind = OPENAI_SERVERS[server.config.server]
                 spec = self._spec(
                     name,
-                    accepts=accepts,
-                    known=server.abilities.of(name),
+                    accepts=kind.accepts,
                     tool_support=server.config.tool_support,
+                    shape=kind.shape,
                 )
                 return OpenAICompatibleModel(spec, server)
             case AnthropicProvider() as maker:
-                return AnthropicModel(
-                    self._spec(name, accepts=ANTHROPIC_ACCEPTS, known=NOTHING_LEARNED), maker
-                )
+                return AnthropicModel(self._spec(name, accepts=ANTHROPIC_ACCEPTS), maker)
 
     def _spec(
         self,
         name: str,
         *,
         accepts: frozenset[SamplingField],
-        known: ModelAbilities,
         tokenizer: str = "o200k_base",
         tool_support: ToolSupport = "native",
         shape: MessageShape = "lenient",
@@ -184,7 +180,7 @@ class OfferedProvider:
 
         `tool_support` and `shape` are the defaults of the model's preset.
         """
-        chosen = self.chosen.get(name, NOTHING)
+        chosen, known = self.chosen.get(name, NOTHING), self.adapter.abilities.of(name)
         set_by_user: Mapping[Fixable, object] = {
             "tool_support": chosen.tool_support,
             "shape": chosen.message_shape,
@@ -203,7 +199,8 @@ class OfferedProvider:
             context_window=figures.context_window,
             max_output_tokens=figures.max_output_tokens,
             tokenizer=tokenizer,
-            accepts=accepts,
+            accepts=accepts.difference(known.refused),
+            refused=accepts.intersection(known.refused),
             tool_support=chosen.tool_support or known.tools or tool_support,
             shape=chosen.message_shape or known.shape or shape,
             fixed=frozenset(name for name, value in set_by_user.items() if value is not None),
