@@ -10,12 +10,12 @@ from backend.generation._tool_calls import TOO_LONG, unreadable_call
 from backend.generation._written_calls import (
     MAX_WRITTEN,
     call_names,
-    described,
     read_written_calls,
-    told,
-    written,
+    render_rounds,
+    write_calls,
 )
 from backend.generation.model import Prompt, TextPiece, Tool, ToolCall, ToolRound
+from backend.generation.tool_arguments import describe_tools
 
 OPENING = "```tools"
 CLOSING = "\n```"
@@ -40,19 +40,25 @@ block, your reply is over. The tools, with the JSON Schemas of their arguments:
 
 """
 
+_NO_MORE_TOOLS = "No tools can be called any more: finish your reply in words."
+_NO_TOOLS = """\
+There are no tools that you can call. Tell the story in words alone, and write no names of tools \
+and no calls."""
+
 
 def fenced_prompt(prompt: Prompt, tools: Sequence[Tool]) -> Prompt:
-    """The prompt for a model that may write calls into a block."""
-    return told(prompt, _INSTRUCTIONS + described(tools), _reply) if tools else plain_prompt(prompt)
+    """Return the prompt for a model that may write calls into a block."""
+    instructions = _INSTRUCTIONS + describe_tools(tools) if tools else _NO_MORE_TOOLS
+    return render_rounds(prompt, instructions, _reply)
 
 
-def plain_prompt(prompt: Prompt) -> Prompt:
-    """The prompt with its rounds as messages, where nothing more can be called."""
-    return told(prompt, "No tools can be called any more: finish your reply in words.", _reply)
+def prompt_without_tools(prompt: Prompt) -> Prompt:
+    """Return the prompt for a model that calls no tools, whatever the other messages want."""
+    return render_rounds(prompt, _NO_TOOLS, _reply)
 
 
 def _reply(tool_round: ToolRound) -> str:
-    block = f"{OPENING}\n{written(tool_round.calls)}{CLOSING}" if tool_round.calls else ""
+    block = f"{OPENING}\n{write_calls(tool_round.calls)}{CLOSING}" if tool_round.calls else ""
     return "\n\n".join(filter(None, (tool_round.text.rstrip(), block)))
 
 
@@ -157,6 +163,17 @@ class FencedReader:
     def _is_of_calls(self, block: str) -> bool:
         names = call_names(block)
         return bool(names) and self._names.issuperset(names)
+
+
+def read_bare_calls(text: str, tools: Sequence[Tool]) -> list[ToolCall]:
+    """Return the calls in a text that has no block around them; none if it contains anything else.
+
+    Words before and after the calls are ignored.
+    """
+    names = call_names(text) if len(text) <= MAX_WRITTEN else []
+    if not names or not {tool.name for tool in tools}.issuperset(names):
+        return []
+    return read_written_calls(text)
 
 
 def held_back(text: str, mark: str) -> int:

@@ -6,7 +6,7 @@ import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Generic, TypeVar
 
 from msgspec import structs
@@ -111,6 +111,10 @@ class ModelProvider(ABC, Generic[ConfigT, ConnectionT]):
         self.abilities = self.abilities.with_model(model, known)
         if self.config.on_learned is not None:
             self.config.on_learned(self.abilities)
+
+    def matches(self, config: ServerConfig) -> bool:
+        """True if this connection is set up as `config` is, and has learned the same."""
+        return replace(self.config, abilities=self.abilities) == config
 
     async def connect(self) -> ConnectionT:
         """Return the client. Raise `ModelUnavailableError` if it cannot be made."""

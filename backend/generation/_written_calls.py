@@ -6,7 +6,6 @@ beside this module take apart again; how to play is said by the prompts.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from typing import Protocol
@@ -20,7 +19,8 @@ from backend.generation._tool_calls import (
     read_calls,
     unreadable_call,
 )
-from backend.generation.model import Prompt, PromptMessage, TextPiece, Tool, ToolCall, ToolRound
+from backend.generation.model import Prompt, PromptMessage, TextPiece, ToolCall, ToolRound
+from backend.generation.tool_arguments import to_json
 
 MAX_WRITTEN = MAX_ARGUMENTS
 """Characters in which the calls of one reply, or of one block of it, are written."""
@@ -86,27 +86,19 @@ def _read_entry(entry: object) -> list[ToolCall]:
     return read_calls(name, arguments)
 
 
-def written(calls: Sequence[ToolCall]) -> str:
-    """The calls as a model would have written them; those of which nothing is known stay out."""
+def write_calls(calls: Sequence[ToolCall]) -> str:
+    """Return the calls as a model would have written them, without those that have no name."""
     known = [call for call in calls if call.name]
     return to_json([{"tool": call.name, "arguments": dict(call.arguments)} for call in known])
 
 
-def described(tools: Sequence[Tool]) -> str:
-    """What there is to call, with its JSON Schemas."""
-    return "\n".join(
-        f"- {tool.name}: {tool.description}\n  arguments: {to_json(dict(tool.parameters))}"
-        for tool in tools
-    )
-
-
-def told(prompt: Prompt, instructions: str, reply: Callable[[ToolRound], str]) -> Prompt:
-    """The prompt without rounds: these are messages, and the user's last line has instructions.
+def render_rounds(prompt: Prompt, instructions: str, reply: Callable[[ToolRound], str]) -> Prompt:
+    """Return the prompt with its rounds as messages, and instructions before the user's last line.
 
     Args:
-        prompt: What is sent.
-        instructions: How to call.
-        reply: A round's text and calls as the model wrote them.
+        prompt: The messages and the rounds of calls so far.
+        instructions: How to call tools.
+        reply: Returns a round's text and calls as the model wrote them.
     """
     messages = list(prompt.messages)
     spoken = [at for at, message in enumerate(messages) if message.role == "user"]
@@ -121,8 +113,3 @@ def told(prompt: Prompt, instructions: str, reply: Callable[[ToolRound], str]) -
             PromptMessage("user", f"Results of the calls: {to_json(results)}"),
         ]
     return Prompt(messages, stable=prompt.stable)
-
-
-def to_json(value: object) -> str:
-    """JSON as a model reads it best: letters of every script as they are."""
-    return json.dumps(value, ensure_ascii=False)

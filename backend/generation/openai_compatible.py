@@ -9,7 +9,6 @@ from http import HTTPStatus
 from backend.generation._failures import code_words, failure, own_error, wait_seconds
 from backend.generation._provider import ModelProvider, ServerConfig
 from backend.generation.client import ModelClient, ServerError
-from backend.generation.figures import ToolSupport
 from backend.generation.model import ModelBlockedError, ModelError
 from backend.setting_types import ServerName
 
@@ -38,14 +37,12 @@ class OpenAICompatibleConfig(ServerConfig):
     Attributes:
         context_window: Tokens of models whose window is not known.
         max_output_tokens: The longest reply of models of which it is not known.
-        tool_support: How its models call tools, until its answers show another way.
         server: Which program or service it is.
     """
 
     base_url: str
     context_window: int = 32_768
     max_output_tokens: int = 8_192
-    tool_support: ToolSupport = "native"
     server: ServerName = "other"
 
 

@@ -42,6 +42,7 @@ from backend.generation.model import (
     ToolCall,
 )
 from backend.generation.sampling import Sampling, SamplingField
+from backend.generation.server_abilities import ModelAbilities
 
 ProviderT = TypeVar("ProviderT", bound="ModelProvider[Any, Any]")
 
@@ -129,6 +130,15 @@ class ServerModel(ABC, Generic[ProviderT]):
     def __init__(self, spec: ModelSpec, provider: ProviderT) -> None:
         self.spec = spec
         self._provider = provider
+
+    @property
+    def learned(self) -> ModelAbilities:
+        """See `ChatModel`."""
+        return self._provider.abilities.of(self.spec.name)
+
+    def learn(self, **changes: Any) -> None:
+        """See `ChatModel`."""
+        self._provider.learn(self.spec.name, **changes)
 
     @abstractmethod
     def _address(self, *, stream: bool) -> str:
