@@ -112,9 +112,15 @@ class ModelProvider(ABC, Generic[ConfigT, ConnectionT]):
         if self.config.on_learned is not None:
             self.config.on_learned(self.abilities)
 
-    def matches(self, config: ServerConfig) -> bool:
-        """True if this connection is set up as `config` is, and has learned the same."""
-        return replace(self.config, abilities=self.abilities) == config
+    def adopt(self, config: ServerConfig) -> bool:
+        """Go on with `config` if it differs in `on_learned` alone.
+
+        Return False if the connection is set up in another way, or has learned something else.
+        """
+        if replace(self.config, abilities=self.abilities) != config:
+            return False
+        self.config = config
+        return True
 
     async def connect(self) -> ConnectionT:
         """Return the client. Raise `ModelUnavailableError` if it cannot be made."""

@@ -363,6 +363,20 @@ async def test_it_is_remembered_over_a_restart_until_the_provider_is_tested(
         assert await support(ada) == "native"
 
 
+async def test_it_is_remembered_of_a_provider_that_was_renamed(
+    sqlite_url: str, tmp_path: Path, vendor: OpenAIServer
+) -> None:
+    async with running(sqlite_url, tmp_path) as server, server.account("Ada") as ada:
+        made = await provide(ada, vendor)
+        game = await fight(ada)
+        path = f"/api/v1/providers/{made['id']}"
+        ok(await ada.client.patch(path, json={"name": "My server"}))
+        vendor.script(reply(TOLD), reply(block(FINISH)))
+        await game.say()
+    async with running(sqlite_url, tmp_path) as server, server.signed_in("Ada") as ada:
+        assert await support(ada) == "fenced"
+
+
 async def test_testing_a_provider_forgets_what_this_process_has_learned(
     ada: Account, vendor: OpenAIServer
 ) -> None:
