@@ -22,7 +22,7 @@ from tests.fakes.openai_server import (
     tool_call,
 )
 from tests.fakes.scripted_server import Answer
-from tests.integration.turns.playing import FINISH, Game, named, names, new_game
+from tests.integration.turns.playing import FINISH, QUESTION, Game, named, names, new_game
 from tests.support.server import Account, Event, ok, running, text_of
 
 pytestmark = pytest.mark.anyio
@@ -47,8 +47,8 @@ async def ada(sqlite_url: str, tmp_path: Path) -> AsyncGenerator[Account]:
 
 async def provide(account: Account, vendor: OpenAIServer, **model: Any) -> dict[str, Any]:
     """A provider of the account's own, with what its user says of the model."""
-    body = {"kind": "openai", "slug": "mine", "base_url": vendor.url, "api_key": API_KEY}
-    body["models"] = [{"name": MODEL, **model}]
+    body: dict[str, Any] = {"kind": "openai", "slug": "mine", "api_key": API_KEY}
+    body |= {"base_url": vendor.url, "models": [{"name": MODEL, **model}]}
     made: dict[str, Any] = ok(await account.client.post("/api/v1/providers", json=body), 201)
     return made
 
@@ -68,7 +68,7 @@ async def game(ada: Account, vendor: OpenAIServer) -> Game:
     return await fight(ada)
 
 
-def block(*calls: tuple[str, dict[str, Any]]) -> str:
+def block(*calls: tuple[str, Any]) -> str:
     written = [{"tool": name, "arguments": arguments} for name, arguments in calls]
     return f"```tools\n{json.dumps(written)}\n```"
 
@@ -182,10 +182,9 @@ async def test_calls_are_found_in_other_forms(
 async def test_a_change_of_mood_leaves_the_text_and_asks_nothing(
     game: Game, vendor: OpenAIServer
 ) -> None:
-    question = ("ask_player", {"prompt": "Which way?", "options": ["Left", "Right"]})
     attack = {"attacker": "Anna", "target": "Anna", "ability": "strength", "damage": "1d4"}
-    calls = [question, ("start_combat", {}), ("attack", attack), FINISH, HIT]
-    vendor.script(reply(TOLD), reply(block(*calls)))
+    calls = [("start_combat", {}), ("attack", attack), FINISH, HIT]
+    vendor.script(reply(TOLD), reply(block(QUESTION, *calls)))
 
     events = await game.say()
 

@@ -10,6 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from backend.generation import _anthropic_mapping as anthropic
+from backend.generation import _gemini_mapping as gemini
+from backend.generation._anthropic_mapping import MessageReader
+from backend.generation._gemini_mapping import ResponseReader
 from backend.generation._lenient_json import ValueProgress, find_values
 from backend.generation._tool_calls import (
     MAX_ARGUMENTS,
@@ -18,7 +22,8 @@ from backend.generation._tool_calls import (
     read_calls,
     with_distinct_ids,
 )
-from backend.generation.model import ToolCall, ToolRound
+from backend.generation.model import Prompt, PromptMessage, ToolCall, ToolRound
+from backend.generation.sampling import Sampling
 
 HIT: dict[str, Any] = {"target": "Anna", "damage": "1d2+2"}
 TEXT = json.dumps(HIT)
@@ -205,3 +210,99 @@ def test_many_calls_with_one_id_take_time_in_proportion() -> None:
     assert len({call.id for call in distinct_ids(calls_with(*["a"] * 20_000))}) == 20_000
 
     assert time.process_time() - begun < 2
+
+
+def anthropic_calls(*events: dict[str, Any]) -> list[tuple[str, Any]]:
+    reader = MessageReader()
+    pieces = [piece for event in events for piece in reader.read_event(event).pieces]
+    pieces += reader.close()
+    return [
+        (piece.name, piece.problem or piece.arguments)
+        for piece in pieces
+        if isinstance(piece, ToolCall)
+    ]
+
+
+def started(call_id: str, index: int | None = 0, given: object = None) -> dict[str, Any]:
+    block = {"type": "tool_use", "id": call_id, "name": "damage", "input": given or {}}
+    return {"type": "content_block_start", "index": index, "content_block": block}
+
+
+def added(part: object, index: int | None = 0) -> dict[str, Any]:
+    delta = {"type": "input_json_delta", "partial_json": part}
+    return {"type": "content_block_delta", "index": index, "delta": delta}
+
+
+STOP = {"type": "content_block_stop", "index": 0}
+END = {"type": "message_delta", "delta": {"stop_reason": "tool_use"}}
+
+
+@pytest.mark.parametrize(
+    "events",
+    [
+        pytest.param(
+            [started("a"), added(TEXT), STOP, started("b"), added(TEXT), STOP, END],
+            id="one index, one after the other",
+        ),
+        pytest.param(
+            [started("a"), added(TEXT), started("b"), added(TEXT), END], id="no end of a block"
+        ),
+        pytest.param(
+            [started("a", None), added(TEXT, None), started("b", None), added(TEXT, None), END],
+            id="no index",
+        ),
+        pytest.param(
+            [started("x", 0), started("x", 1), added(TEXT, 1), added(TEXT, 0), END],
+            id="one id, mixed",
+        ),
+        pytest.param([started("a", 0, HIT), started("b", 1, HIT), END], id="whole at the start"),
+        pytest.param([started("a", 0, TEXT), started("b", 1, TEXT), END], id="text at the start"),
+        pytest.param([started("a"), added(HIT), started("b"), added(HIT), END], id="objects"),
+        pytest.param(
+            [started("a"), added("{}"), added(TEXT), started("b"), added(f"```\n{TEXT}\n```"), END],
+            id="an empty object first, and a code fence",
+        ),
+        pytest.param([started("a"), added(TEXT), started("b"), added(TEXT)], id="no end at all"),
+    ],
+)
+def test_blocks_of_servers_that_imitate_anthropic_are_calls(events: list[dict[str, Any]]) -> None:
+    assert anthropic_calls(*events) == [("damage", HIT)] * 2
+
+
+def test_calls_with_one_id_go_back_to_anthropic_with_ids_of_their_own() -> None:
+    rounds = [ToolRound(calls_with("x", "x"), [1, 2]), ToolRound(calls_with("x"), [3])]
+    prompt = Prompt([PromptMessage("user", "I duck.")], rounds)
+
+    sent = anthropic.body(prompt, Sampling(), start="", max_output_tokens=99, is_adaptive=False)
+
+    blocks = [block for message in sent["messages"][1:] for block in message["content"]]
+    asked = [block["id"] for block in blocks if block["type"] == "tool_use"]
+    answered = {block["tool_use_id"]: block["content"] for block in blocks if "content" in block}
+    assert asked[0] == "x"
+    assert [answered[call_id] for call_id in asked] == ["1", "2", "3"]
+
+
+def gemini_calls(*calls: dict[str, Any]) -> list[ToolCall]:
+    parts = [{"functionCall": call} for call in calls]
+    answer = {"candidates": [{"content": {"parts": parts}, "finishReason": "STOP"}]}
+    pieces = ResponseReader().read_event(answer).pieces
+    return [piece for piece in pieces if isinstance(piece, ToolCall)]
+
+
+@pytest.mark.parametrize("args", [HIT, TEXT, f"```json\n{TEXT}\n```", json.dumps(TEXT), [HIT]])
+def test_arguments_from_gemini_are_read_in_every_form(args: object) -> None:
+    calls = gemini_calls({"name": "damage", "args": args}, {"name": "look", "args": None})
+
+    assert [(call.name, call.arguments) for call in calls] == [("damage", HIT), ("look", {})]
+
+
+def test_an_id_that_several_calls_have_does_not_go_back_to_gemini() -> None:
+    calls = gemini_calls(*({"name": "roll", "args": {}, "id": each} for each in ("x", "x", "y")))
+    prompt = Prompt([PromptMessage("user", "I duck.")], [ToolRound(calls, [1, 2, 3])])
+
+    asked, answered = gemini.body(prompt, Sampling(), thinks=False, show_thoughts=False)[
+        "contents"
+    ][1:]
+
+    for turn, member in ((asked, "functionCall"), (answered, "functionResponse")):
+        assert [part[member].get("id") for part in turn["parts"]] == [None, None, "y"]
