@@ -224,7 +224,7 @@ class Play:
                         self._emit(run, piece, outcome)
         except ModelError as error:
             log.info("turn.calls_not_told", turn_id=run.turn_id, problem=error.slug)
-        self.support = tool_support(run.model)
+        self.support = "fenced"
 
     def _begin_paragraph(self, run: TurnRun, text: str) -> None:
         """Set what is said after a tool's answer apart from what was said before it."""
