@@ -106,10 +106,10 @@ class Settings(BaseSettings):
     openai_server: ServerName = "other"
     """Which server it is: which samplers are offered, and what it calls them. `other` offers all,
     and learns from what is refused."""
-    openai_tool_support: Literal["native", "structured", "fenced"] = "native"
+    openai_tool_support: Literal["", "native", "structured", "fenced", "none"] = ""
     """How its models call tools in a campaign that is played: by themselves, in answers of a JSON
-    Schema, or in a fenced block of their text. A server that refuses one way is asked in the next;
-    one that takes tools and never calls them needs the setting."""
+    Schema, in a fenced block of their text, or not at all. Empty: Talekeeper finds out for each
+    model, and forgets it with the process."""
     anthropic_api_key: Secret = None
     """Key for Anthropic's API."""
     anthropic_models: Names = ("claude-sonnet-5-5", "claude-opus-5-5", "claude-haiku-5-5")

@@ -16,6 +16,7 @@ import msgspec
 from backend.errors import AppError
 from backend.generation.figures import Ability, FiguresFrom, MessageShape, Price, ToolSupport
 from backend.generation.sampling import Sampling, SamplingField, check_taken
+from backend.generation.server_abilities import ModelAbilities
 
 Role = Literal["system", "user", "assistant"]
 Fixable = Literal["tool_support", "shape"]
@@ -221,6 +222,15 @@ class ChatModel(Protocol):
     """A model that continues a chat. Every failure it raises is a `ModelError`."""
 
     spec: ModelSpec
+
+    @property
+    def learned(self) -> ModelAbilities:
+        """The abilities that the model's answers have shown so far."""
+        ...
+
+    def learn(self, **changes: Any) -> None:
+        """Remember what an answer shows: members of `ModelAbilities`."""
+        ...
 
     def stream(
         self,

@@ -198,7 +198,7 @@ class UserModels(UserSignedOut):
     ) -> OfferedProvider:
         """A provider as it is asked; by the adapter of one of `kept` if that is set up the same."""
         wanted = self._connection(row, config)
-        alike = (each.adapter for each in kept if each.adapter.config == wanted)
+        alike = (each.adapter for each in kept if each.adapter.adopt(wanted))
         return OfferedProvider(
             slug=row.slug,
             name=config.name,

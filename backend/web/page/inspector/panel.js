@@ -15,9 +15,10 @@ import { upper } from "./why.js";
 const SIGNS = { added: "+", removed: "−", changed: "≠" };
 const HEAVIEST = 6;
 
-/** Sentences about the form in which a prompt was sent, if it is not the usual one. */
-const form = ({ shape, unsent_settings: unsent }) => [
+/** Sentences about the form in which a prompt was sent, if it is not the usual one, and how tools were called. */
+const form = ({ shape, unsent_settings: unsent, tool_support: support }) => [
   shape !== "lenient" && t(`context.shapes.${shape}`),
+  support && t(`context.tool_supports.${support}`),
   unsent.length > 0 && t("context.unsent", { names: names(unsent) }),
 ].filter(Boolean);
 
