@@ -39,7 +39,20 @@ _ABILITIES: Mapping[str, Ability] = {
 
 
 async def list_models(adapter: Adapter) -> list[ListedModel]:
-    """Return the models that a server lists, with the figures that it gives. Raise `ModelError`."""
+    """Return the models that a server lists, with the figures that it gives. Raise `ModelError`.
+
+    A server that does not list windows is asked for them: the adapter learns those.
+    """
+    models = await _ask_list(adapter)
+    for model in models:
+        # The list is newer than a refusal: the server may have been started with another window.
+        if model.context_window and adapter.abilities.of(model.name).window:
+            adapter.learn(model.name, window=None)
+    await adapter.learn_windows([each.name for each in models if not each.context_window])
+    return models
+
+
+async def _ask_list(adapter: Adapter) -> list[ListedModel]:
     match adapter:
         case GeminiProvider():
             url = (adapter.config.base_url or GEMINI_URL).rstrip("/")

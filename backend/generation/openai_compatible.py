@@ -49,10 +49,7 @@ class OpenAICompatibleProvider(ModelProvider[OpenAICompatibleConfig, ModelClient
         self._asking: set[asyncio.Task[None]] = set()
 
     async def learn_windows(self, models: Sequence[str]) -> None:
-        """Ask the server for the context windows of models, and remember those that it reports.
-
-        Takes some seconds at most. Failures change nothing.
-        """
+        """See `ModelProvider`."""
         self._asked.update(models)
         config = self.config
         try:

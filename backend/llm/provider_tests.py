@@ -104,8 +104,10 @@ class ProviderTests:
         async with self._database.read() as session:
             row = await find_provider(session, identity, provider_id)
         config, problem = self._providers.open(identity, row), None
+        asked: list[OfferedProvider] = []
         if refresh:
             offered = self._user_models.offered(row, config)
+            asked.append(offered)
             try:
                 config = await self._listed(identity, provider_id, offered)
             except ModelError as error:
@@ -116,7 +118,8 @@ class ProviderTests:
         chosen, listed = by_name(config.models), by_name(config.listed)
         names = {**listed, **chosen}
         shown = replace(config, models=tuple(chosen.get(n) or ListedModel(name=n) for n in names))
-        offered = self._user_models.offered(row, shown)
+        # By the same adapter, which has learned windows.
+        offered = self._user_models.offered(row, shown, *asked)
         specs = [model.spec for name in names if (model := offered.get(name)) is not None]
         return ProviderListing(
             items=[
@@ -178,6 +181,8 @@ class ProviderTests:
             model = offered.get(name) if name else None
             if model is not None:
                 await tried("reply", _first_word(model))
+                # Some servers know the window of a model that is loaded alone.
+                await offered.adapter.learn_windows([model.spec.name])
             elif name is not None or not problems:
                 detail = "It lists no such model." if name else "It lists no models: name one."
                 problems.append(ShownProblem.of(UnknownModelError(detail), for_administrator=True))
