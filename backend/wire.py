@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated, Any, Generic, TypeVar, cast
+from typing import Annotated, Any, Generic, Self, TypeVar, cast
 
 import msgspec
 from litestar.handlers import HTTPRouteHandler
@@ -63,7 +63,7 @@ class Page(msgspec.Struct, Generic[T], kw_only=True):
 class ShownProblem(msgspec.Struct, kw_only=True, frozen=True):
     """A problem as part of another answer.
 
-    `slug` is the last part of the `type` that it would have as an answer of its own.
+    `slug` is the last part of the `type` that it would have as an answer.
     `provider_message` quotes the provider's own words, without keys; empty if there are none, or
     if they are for administrators only.
     """
@@ -74,7 +74,7 @@ class ShownProblem(msgspec.Struct, kw_only=True, frozen=True):
     provider_message: str = ""
 
     @classmethod
-    def of(cls, error: AppError, *, for_administrator: bool) -> ShownProblem:
+    def from_error(cls, error: AppError, *, for_administrator: bool) -> Self:
         """Return the view of an error."""
         members = error.to_problem(for_administrator=for_administrator)
         return cls(

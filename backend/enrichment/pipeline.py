@@ -313,7 +313,7 @@ class Task(ABC, Generic[W, P]):
                 detail = RunDetail(
                     message_ids=list(work.message_ids),
                     note=note,
-                    problem=await self._shown(session, error),
+                    problem=await self._show_problem(session, error),
                 )
                 run = self._row(chat, work, detail, error)
                 self._log(work, await note_failed(session, self.sealer, run), count=0)
@@ -325,12 +325,12 @@ class Task(ABC, Generic[W, P]):
             raise recovery.raises from error
         return not recovery.is_over
 
-    async def _shown(self, session: AsyncSession, error: Exception) -> ShownProblem | None:
-        """Return what the user may see of a failure; None for a fault of ours."""
+    async def _show_problem(self, session: AsyncSession, error: Exception) -> ShownProblem | None:
+        """Return the part of a failure that the user may see; None for a fault of ours."""
         if not isinstance(error, AppError):
             return None
         user = await session.get_one(User, self.sealer.user_id)
-        return ShownProblem.of(error, for_administrator=user.is_administrator)
+        return ShownProblem.from_error(error, for_administrator=user.is_administrator)
 
     async def locked_chat(self, session: AsyncSession) -> Chat | None:
         """The chat, kept as it is for the length of the transaction; None when it is gone."""

@@ -57,7 +57,7 @@ class Refused(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class RunDetail(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What a run read, by ids, why it went on or did not, and what it wrote.
+    """The messages that a run read, by ids, the reasons of the model, and the effects.
 
     `why` is the triage's reason. `note` is for people: that a demo wrote this, say. `problem` is
     why the run failed. `kept` are the places among `effects` of those that undoing the run has left

@@ -6,7 +6,7 @@ import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Generic, TypeVar
 
 from msgspec import structs
@@ -23,7 +23,7 @@ ConfigT = TypeVar("ConfigT", bound="ServerConfig")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerConfig:
-    """How a server is reached, and what is known of it.
+    """The address, key, limits and known abilities of a server.
 
     Attributes:
         api_key: The key that is sent, if there is one.
@@ -108,7 +108,7 @@ class ModelProvider(ABC, Generic[ConfigT, ConnectionT]):
         )
 
     def failure(self, error: Exception) -> ModelError:
-        """Return whatever a request raised as the `ModelError` that names its cause."""
+        """Return the error of a request as the `ModelError` that names its cause."""
         return find_failure(error, self.source)
 
     def _make_client(self, headers: Mapping[str, str]) -> ModelClient:
@@ -126,6 +126,16 @@ class ModelProvider(ABC, Generic[ConfigT, ConnectionT]):
         self.abilities = self.abilities.with_model(model, known)
         if self.config.on_learned is not None:
             self.config.on_learned(self.abilities)
+
+    def adopt(self, config: ServerConfig) -> bool:
+        """Go on with `config` if it differs in `on_learned` alone.
+
+        Return False if the connection is set up in another way, or has learned something else.
+        """
+        if replace(self.config, abilities=self.abilities) != config:
+            return False
+        self.config = config
+        return True
 
     async def learn_windows(self, models: Sequence[str]) -> None:
         """Ask the server for the context windows of models, and remember those that it reports.

@@ -11,7 +11,7 @@ from typing import Any
 from backend.generation._json import clean_text, parse_json
 from backend.generation._tool_calls import MAX_CALLS
 from backend.generation.event_reader import CharacterJoiner
-from backend.generation.failures import interrupted
+from backend.generation.failures import find_interruption
 from backend.generation.model import (
     Finish,
     FinishReason,
@@ -152,7 +152,7 @@ def _broken(
 ) -> ModelError:
     if isinstance(error, TimeoutError):
         return _silence(who, chunk_timeout)
-    return interrupted(error, who) if began else error
+    return find_interruption(error, who) if began else error
 
 
 def tool_answer(answer: Delta, *, who: str) -> ToolAnswer:

@@ -97,7 +97,7 @@ def says_overflow(text: str, codes: Collection[str]) -> bool:
 
 
 def read_sizes(text: str, numbers: Mapping[str, int]) -> tuple[int | None, int | None]:
-    """Return the window and the tokens that the request needs; None for what is not said.
+    """Return the window and the tokens that the request needs, each None if it is not reported.
 
     Args:
         text: The provider's words in lower case.

@@ -53,14 +53,14 @@ _STATUS_OF_CODE: Mapping[str, int] = {
     **dict.fromkeys(("timeout_error", "deadline_exceeded"), 504),
     "overloaded_error": 529,
 }
-"""Statuses of errors inside a stream, whose own HTTP status is 200.
+"""Statuses of errors inside a stream, because the HTTP status of a stream is 200.
 
 Sources: https://platform.claude.com/docs/en/api/errors,
 https://ai.google.dev/gemini-api/docs/troubleshooting
 """
 
 _TUNNEL_STATUSES = frozenset({520, 521, 522, 523, 525, 526, 530})
-"""Statuses of Cloudflare: it cannot reach the server behind it, or cannot read its answer.
+"""Statuses of Cloudflare if it cannot reach its origin server, or cannot read the answer.
 
 Source: https://developers.cloudflare.com/support/troubleshooting/http-status-codes/
 """
@@ -216,7 +216,7 @@ def find_status(error: ServerError, fault: ProviderFault) -> int | None:
 
 
 def find_cause(error: ServerError, fault: ProviderFault) -> Cause:
-    """Return the cause that an answer names, else the one that its status stands for."""
+    """Return the cause that an answer names, or else the usual cause of its status."""
     status = find_status(error, fault)
     if status is not None and status < 400:  # noqa: PLR2004 - as above
         return "redirect"
@@ -225,10 +225,10 @@ def find_cause(error: ServerError, fault: ProviderFault) -> Cause:
     if fault.is_page:
         is_fault = status is not None and status >= 500  # noqa: PLR2004 - as above
         return _PAGE_BY_STATUS.get(status or 0, "server" if is_fault else "web_page")
-    return _by_words(status, fault) or _by_status(error, status, fault)
+    return _find_by_words(status, fault) or _find_by_status(error, status, fault)
 
 
-def _by_words(status: int | None, fault: ProviderFault) -> Cause | None:
+def _find_by_words(status: int | None, fault: ProviderFault) -> Cause | None:
     codes, text = frozenset(code.lower() for code in fault.codes), fault.text
     is_limited = status == 429 or not _RATE_CODES.isdisjoint(codes)  # noqa: PLR2004 - as above
     if not is_limited and status not in {401, 402, 403, 404} and says_overflow(text, codes):
@@ -246,7 +246,7 @@ def _by_words(status: int | None, fault: ProviderFault) -> Cause | None:
     return None
 
 
-def _by_status(error: ServerError, status: int | None, fault: ProviderFault) -> Cause:
+def _find_by_status(error: ServerError, status: int | None, fault: ProviderFault) -> Cause:
     if status in {None, 400, 404} and _PATH_WORDS.search(fault.text):
         return "address"
     if status is None:

@@ -124,11 +124,13 @@ class FailureSource:
 
 
 def find_failure(error: BaseException, source: FailureSource) -> ModelError:
-    """Return whatever a request to a provider raised as the error that names its cause."""
+    """Return the error of a request to a provider as the one that names its cause."""
     if isinstance(error, ServerError):
         return answer_failure(error, source)
     causes = list(_causes(error))
     own = next((each for each in causes if isinstance(each, ModelError)), None)
+    if own is not None and source.is_own:
+        own.disclose()
     return own or connection_failure(error, source)
 
 
@@ -165,7 +167,7 @@ def answer_failure(answer: ServerError, source: FailureSource) -> ModelError:
 
 
 def connection_failure(error: BaseException, source: FailureSource) -> ModelError:
-    """Return the error for a request without an answer, or whose answer ended too early."""
+    """Return the error for a request without an answer, or with one that ended too early."""
     causes = list(_causes(error))
     names = {type(each).__name__ for each in causes}
     who, address = source.who, show_address(source.base_url) or "the provider"
@@ -191,7 +193,7 @@ def connection_failure(error: BaseException, source: FailureSource) -> ModelErro
     return source.restrict(ModelUnavailableError(public), detail=named)
 
 
-def interrupted(error: ModelError, who: str) -> ModelError:
+def find_interruption(error: ModelError, who: str) -> ModelError:
     """Return the error for a reply that had begun: a lost connection cut it off.
 
     A cause that the provider named is kept.
@@ -253,7 +255,7 @@ def _redirect_host(answer: ServerError, source: FailureSource) -> str:
 
 
 def _causes(error: BaseException) -> Iterator[BaseException]:
-    """An error and what caused it, members of groups included, each once."""
+    """Yield an error, its causes, and the members of groups among them, each once."""
     waiting, seen = [error], set[int]()
     while waiting:
         each = waiting.pop()

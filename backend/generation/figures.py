@@ -19,8 +19,9 @@ FiguresFrom = Literal["user", "learned", "provider", "table", "default"]
 prompt. `provider` is the provider's list, `table` the table of known models. `default` is assumed.
 """
 
-ToolSupport = Literal["native", "structured", "fenced"]
-"""How a model calls tools: by itself, in JSON of a schema, or in a fenced block of its text."""
+ToolSupport = Literal["native", "structured", "fenced", "none"]
+"""How a model calls tools: by itself, in JSON of a schema, in a fenced block of its text, or not at
+all."""
 
 MessageShape = Literal["lenient", "system_first", "alternating", "no_system"]
 """Which messages a model's chat template accepts, each value stricter than the one before.

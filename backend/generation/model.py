@@ -16,6 +16,7 @@ import msgspec
 from backend.errors import AppError
 from backend.generation.figures import Ability, FiguresFrom, MessageShape, Price, ToolSupport
 from backend.generation.sampling import Sampling, SamplingField, check_taken
+from backend.generation.server_abilities import ModelAbilities
 
 Role = Literal["system", "user", "assistant"]
 Fixable = Literal["tool_support", "shape"]
@@ -222,6 +223,15 @@ class ChatModel(Protocol):
 
     spec: ModelSpec
 
+    @property
+    def learned(self) -> ModelAbilities:
+        """The abilities that the model's answers have shown so far."""
+        ...
+
+    def learn(self, **changes: Any) -> None:
+        """Remember what an answer shows: members of `ModelAbilities`."""
+        ...
+
     def stream(
         self,
         prompt: Prompt,
@@ -276,7 +286,7 @@ class ModelUnavailableError(ModelError):
 
 
 class ModelServerError(ModelUnavailableError):
-    """The model's server reports a fault of its own (5xx)."""
+    """The model's server reports an internal fault (5xx)."""
 
     slug, title = "model-server-failed", "The model's server failed"
 

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 
 from backend.generation._provider import ModelProvider, ServerConfig
 from backend.generation.client import ModelClient
-from backend.generation.figures import ToolSupport
 from backend.generation.model import ModelError
 from backend.generation.window_probes import ask_windows, can_be_asked
 from backend.setting_types import ServerName
@@ -23,14 +22,12 @@ class OpenAICompatibleConfig(ServerConfig):
     Attributes:
         context_window: Tokens of models whose window is not known.
         max_output_tokens: The longest reply of models of which it is not known.
-        tool_support: How its models call tools, until its answers show another way.
         server: Which program or service it is.
     """
 
     base_url: str
     context_window: int = 32_768
     max_output_tokens: int = 8_192
-    tool_support: ToolSupport = "native"
     server: ServerName = "other"
 
 
@@ -50,8 +47,10 @@ class OpenAICompatibleProvider(ModelProvider[OpenAICompatibleConfig, ModelClient
 
     async def learn_windows(self, models: Sequence[str]) -> None:
         """See `ModelProvider`."""
-        self._asked.update(models)
         config = self.config
+        if not models or not can_be_asked(config.server):
+            return
+        self._asked.update(models)
         try:
             async with self.connected() as client:
                 reports = await ask_windows(client, config.base_url, config.server, models)
@@ -68,7 +67,7 @@ class OpenAICompatibleProvider(ModelProvider[OpenAICompatibleConfig, ModelClient
 
     def learn_window_later(self, model: str) -> None:
         """Ask for a model's window in the background, once for as long as this object lives."""
-        if model in self._asked or not can_be_asked(self.config.server):
+        if model in self._asked:
             return
         task = asyncio.create_task(self.learn_windows([model]))
         self._asking.add(task)

@@ -115,8 +115,8 @@ class OpenAICompatibleModel(ServerModel[OpenAICompatibleProvider]):
             body |= {"stream": True, "stream_options": {"include_usage": True}}
         return _without(body, known.without)
 
-    def _reader(self, request: ModelRequest) -> AnswerReader:  # noqa: ARG002 - the same for all
-        return wire.ChunkReader()
+    def _reader(self, request: ModelRequest) -> AnswerReader:
+        return wire.ChunkReader(tool.name for tool in request.tools)
 
     def _setting_names(self, request: ModelRequest) -> Mapping[str, Sequence[SamplingField]]:
         names = wire.setting_names(self._server.names)

@@ -1,4 +1,4 @@
-"""What a provider's error body says: its codes, its sentences and its numbers.
+"""The codes, sentences and numbers in the error body of a provider.
 
 Bodies have any shape. OpenAI nests an object under `error`, Google puts that into a list, FastAPI
 uses `detail`, Ollama writes a bare text, and routers quote the body of another provider as text in
@@ -17,6 +17,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, cast
 from urllib.parse import quote
+
+from backend.generation._json import mapping, sequence
 
 MAX_SENTENCE_CHARS = 2_000
 """Characters of one sentence that are read. The longest known answer has 700."""
@@ -75,14 +77,15 @@ _KEY_LIKE = re.compile(
     """,
     re.IGNORECASE | re.VERBOSE,
 )
-_LONG_RUN = re.compile(r"[A-Za-z0-9+/=_]{16,}")
+_MIN_TOKEN_CHARS = 20
+_LONG_RUN = re.compile(rf"[A-Za-z0-9+/=_]{{{_MIN_TOKEN_CHARS},}}")
 _SHORT_SECRET = 4
 _SECRET_PART = 8
 
 
 @dataclass(frozen=True, slots=True)
 class ProviderFault:
-    """What an error body says.
+    """The members of an error body that are read.
 
     Attributes:
         codes: Code words, such as `insufficient_quota` or the name of a setting, each once.
@@ -123,10 +126,10 @@ def read_fault(body: object, content_type: str = "") -> ProviderFault:
     if isinstance(body, str):
         body = body[:_MAX_BODY_CHARS]
         if content_type.startswith("text/html") or _is_page(body):
-            return ProviderFault(sentences=_cleaned(_page_title(body)), is_page=True)
+            return ProviderFault(sentences=_clean(_page_title(body)), is_page=True)
         if cut := _CUT_MESSAGE.search(body):
             with suppress(ValueError):  # a broken escape: the text as it is
-                body = {"message": json.loads(f'"{cut[1]}"'), "code": _codes_in(body)}
+                body = {"message": json.loads(f'"{cut[1]}"'), "code": _find_codes(body)}
     return _Collector().collect(body)
 
 
@@ -168,7 +171,7 @@ def _secret_forms(secrets: Iterable[str]) -> set[str]:
 def _is_random(run: str) -> bool:
     """True if a run of characters is more likely a token than a name."""
     return any(
-        len(part) >= 16 and re.search(r"[0-9]", part) and re.search(r"[A-Za-z]", part)  # noqa: PLR2004
+        len(part) >= _MIN_TOKEN_CHARS and re.search(r"[0-9]", part) and re.search(r"[A-Za-z]", part)
         for part in re.split(r"[_/]", run)
     )
 
@@ -193,7 +196,7 @@ class _Collector:
             if isinstance(node, Mapping):
                 waiting.extend(self._read(cast("Mapping[str, Any]", node)))
             elif isinstance(node, list):
-                waiting.extend(_list(cast("object", node))[:_MAX_NODES])
+                waiting.extend(sequence(cast("object", node))[:_MAX_NODES])
             elif isinstance(node, str):
                 waiting.extend(self._read_text(node))
         return ProviderFault(
@@ -209,7 +212,9 @@ class _Collector:
     def _read(self, members: Mapping[str, Any]) -> Iterator[object]:
         """Take the known members of an object. Yield those that have members of their own."""
         for name in _CODES:
-            self._read_code(name, members.get(name))
+            value = members.get(name)
+            for each in sequence(value)[:_MAX_CODES] or [value]:
+                self._read_code(name, each)
         for name in _NUMBERS:
             if type(number := members.get(name)) is int:
                 self._numbers.setdefault(name, number)
@@ -228,9 +233,6 @@ class _Collector:
         if isinstance(value, int) and name in {"code", "status"}:
             if _FIRST_ERROR_STATUS <= value <= _LAST_STATUS and self._status is None:
                 self._status = value
-        elif isinstance(value, list):
-            for each in cast("list[object]", value)[:_MAX_CODES]:
-                self._read_code(name, each)
         elif isinstance(value, str) and value != "error" and _CODE_WORD.fullmatch(value):
             self._codes[value] = None
 
@@ -244,31 +246,23 @@ class _Collector:
                 yield json.loads(text[:_MAX_BODY_CHARS])
                 return
         if len(self._sentences) < _MAX_SENTENCES:
-            self._sentences |= dict.fromkeys(_cleaned(text[: 2 * MAX_SENTENCE_CHARS]))
+            self._sentences |= dict.fromkeys(_clean(text[: 2 * MAX_SENTENCE_CHARS]))
 
 
 def _filter_reasons(members: Mapping[str, Any]) -> Iterator[str]:
     """OpenRouter's `reasons`, and the filters that Azure marks."""
     for name in _REASONS:
-        for reason in _list(members.get(name))[:_MAX_CODES]:
+        for reason in sequence(members.get(name))[:_MAX_CODES]:
             if isinstance(reason, str):
                 yield reason[:64]
     for name in _FILTERS:
-        found = members.get(name)
-        if isinstance(found, Mapping) and cast("Mapping[str, Any]", found).get("filtered"):
+        if mapping(members.get(name)).get("filtered"):
             yield name
 
 
 def _is_error(body: object) -> bool:
-    first = next(iter(_list(body)), body)
-    if not isinstance(first, Mapping):
-        return False
-    members = cast("Mapping[str, Any]", first)
+    members = mapping(next(iter(sequence(body)), body))
     return bool(members.get("error") or members.get("detail") or members.get("object") == "error")
-
-
-def _list(value: object) -> list[Any]:
-    return value if isinstance(value, list) else []
 
 
 def _is_page(text: str) -> bool:
@@ -283,12 +277,12 @@ def _page_title(page: str) -> str:
     return _TAG.sub(" ", page) if is_simple else ""
 
 
-def _codes_in(text: str) -> list[str]:
+def _find_codes(text: str) -> list[str]:
     """The code words of a JSON text that ends too early."""
     return re.findall(r'"(?:code|type|status|reason)"\s{0,5}:\s{0,5}"([^"\\]{1,64})"', text)
 
 
-def _cleaned(text: str) -> tuple[str, ...]:
+def _clean(text: str) -> tuple[str, ...]:
     """A text on one line, without control characters, if anything is left of it.
 
     The last word of a text that is cut is left out: it may be half a key, which nothing recognises.

@@ -18,7 +18,6 @@ from backend.generation.figures import (
     ListedModel,
     MessageShape,
     Price,
-    ToolSupport,
     figures_of,
 )
 from backend.generation.gemini import ADAPTER_ACCEPTS as GEMINI_ACCEPTS
@@ -185,12 +184,7 @@ class OfferedProvider:
                 return GeminiModel(spec, google, thinks=name in _THINKS_UNASKED)
             case OpenAICompatibleProvider() as server:
                 kind = OPENAI_SERVERS[server.config.server]
-                spec = self._spec(
-                    name,
-                    accepts=kind.accepts,
-                    tool_support=server.config.tool_support,
-                    shape=kind.shape,
-                )
+                spec = self._spec(name, accepts=kind.accepts, shape=kind.shape)
                 return OpenAICompatibleModel(spec, server)
             case AnthropicProvider() as maker:
                 spec = self._spec(name, accepts=ANTHROPIC_ACCEPTS, excludes=ANTHROPIC_EXCLUDES)
@@ -202,13 +196,12 @@ class OfferedProvider:
         *,
         accepts: frozenset[SamplingField],
         tokenizer: str = "o200k_base",
-        tool_support: ToolSupport = "native",
         shape: MessageShape = "lenient",
         excludes: Mapping[SamplingField, Sequence[SamplingField]] | None = None,
     ) -> ModelSpec:
         """Return a spec with each fact as the user set it, else as learned, else the default.
 
-        `tool_support` and `shape` are the defaults of the model's preset.
+        `shape` is the default of the model's preset.
         """
         chosen, known = self.chosen.get(name, NOTHING), self.adapter.abilities.of(name)
         set_by_user: Mapping[Fixable, object] = {
@@ -224,7 +217,7 @@ class OfferedProvider:
             tokenizer=tokenizer,
             accepts=accepts.difference(known.refused),
             refused=accepts.intersection(known.refused),
-            tool_support=chosen.tool_support or known.tools or tool_support,
+            tool_support=chosen.tool_support or known.tools or "native",
             excludes=excludes or {},
             shape=chosen.message_shape or known.shape or shape,
             fixed=frozenset(name for name, value in set_by_user.items() if value is not None),

@@ -1,4 +1,4 @@
-"""How long a provider asks to wait, in any of the notations that providers use."""
+"""Waiting times that providers ask for, in any of their notations."""
 
 from __future__ import annotations
 
@@ -44,8 +44,8 @@ def find_wait(
     """Return the seconds to wait, from 0 to a day; None if nothing says so.
 
     Args:
-        headers: Headers of the answer; names in lower case. Of the times at which rate limits are
-            reset, those count whose limit is used up, and only if nothing else says how long.
+        headers: Headers of the answer; names in lower case. The reset of a rate limit counts if
+            that limit is used up, and if nothing else says how long to wait.
         waits: Values in the body, such as Google's `retryDelay`. They come first, because they are
             the most exact.
         text: The provider's sentences in lower case, such as "please try again in 20s".

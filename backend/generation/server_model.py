@@ -43,6 +43,7 @@ from backend.generation.model import (
     ToolCall,
 )
 from backend.generation.sampling import Sampling, SamplingField
+from backend.generation.server_abilities import ModelAbilities
 from backend.generation.window_evidence import window_after_refusal
 
 ProviderT = TypeVar("ProviderT", bound="ModelProvider[Any, Any]")
@@ -115,6 +116,10 @@ class AnswerReader(Protocol):
         """Read an answer that was not streamed."""
         ...
 
+    def close(self) -> Sequence[ToolCall]:
+        """Return the calls of which no event has said that they are complete."""
+        ...
+
 
 class ServerModel(ABC, Generic[ProviderT]):
     """A `ChatModel` on a server."""
@@ -122,6 +127,15 @@ class ServerModel(ABC, Generic[ProviderT]):
     def __init__(self, spec: ModelSpec, provider: ProviderT) -> None:
         self.spec = spec
         self._provider = provider
+
+    @property
+    def learned(self) -> ModelAbilities:
+        """See `ChatModel`."""
+        return self._provider.abilities.of(self.spec.name)
+
+    def learn(self, **changes: Any) -> None:
+        """See `ChatModel`."""
+        self._provider.learn(self.spec.name, **changes)
 
     @abstractmethod
     def _address(self, *, stream: bool) -> str:
@@ -318,7 +332,12 @@ class ServerModel(ABC, Generic[ProviderT]):
             body = {**self._body(request, stream=False), **self._provider.config.extra_body}
             answer = await client.post(self._address(stream=False), body)
             yield thoughts.read(reader.read_whole(answer))
-        elif stream.is_done and finish is None:
+            return
+        if finish is None and not stream.is_done:
+            return
+        if calls := tuple(reader.close()):
+            yield Delta(calls)
+        if finish is None:
             yield thoughts.read(Delta(finish="stop", reason="[DONE]"))
 
     def _accepted(self, request: ModelRequest) -> None:

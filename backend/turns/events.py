@@ -25,6 +25,7 @@ from backend.vault.sealing import Sealer
 
 AWAITING, CHOSEN, RESET = "turn.awaiting_choice", "turn.choice_made", "text.reset"
 CHANGED, SUGGESTED = "state.changed", "suggestions"
+CALLS_REQUESTED = "calls.requested"
 CONTEXT_READY = "context.ready"
 """Comes again if the prompt had to be built again: the later totals count."""
 
@@ -36,6 +37,7 @@ EVENTS: Mapping[str, tuple[str, ...]] = {
     RESET: (),
     "mood.changed": ("mood", "variant", "position", "effect"),
     "tool.used": ("name", "summary"),
+    CALLS_REQUESTED: (),
     AWAITING: ("kind", "prompt", "options"),
     CHOSEN: ("option",),
     CHANGED: ("changes", "left_out"),

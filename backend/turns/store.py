@@ -299,7 +299,7 @@ async def _learn(session: AsyncSession, run: TurnRun) -> None:
 
 
 def _problem(run: TurnRun) -> dict[str, Any] | None:
-    """Return what went wrong, as the turn's last event has it."""
+    """Return the problem of a turn, as its last event has it."""
     error = run.problem or (cut_off() if run.outcome == "interrupted" else None)
     return run.show_problem(error) if error else None
 

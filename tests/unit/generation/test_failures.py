@@ -49,7 +49,7 @@ def test_a_body_that_ends_too_early_is_read_as_far_as_it_goes(seen: Seen) -> Non
         assert isinstance(answer_failure(answer, OWN), ModelError)
 
 
-def fail(status: int, body: Any, source: FailureSource = OWN, **headers: str) -> ModelError:
+def fail(status: int, body: Any, /, source: FailureSource = OWN, **headers: str) -> ModelError:
     return answer_failure(ServerError(status, body, headers), source)
 
 
@@ -91,7 +91,7 @@ def test_a_window_that_no_model_has_is_not_reported(number: Any) -> None:
     [("0", "Wait 1 s,"), ("34.2", "Wait 35 s,"), ("600", "Wait 10 minutes,")],
 )
 def test_a_rate_limit_says_how_long_to_wait(wait: str, advice: str) -> None:
-    error = fail(429, None, **{"retry-after": wait})
+    error = answer_failure(ServerError(429, None, {"retry-after": wait}), OWN)
 
     assert advice in error.detail
     assert error.headers["Retry-After"]

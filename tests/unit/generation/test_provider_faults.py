@@ -170,8 +170,12 @@ def test_a_body_that_never_ends_is_read_for_a_while() -> None:
     deep: Any = "end"
     for _ in range(900):
         deep = {"error": deep}
+    listed: Any = "end"
+    for _ in range(900):
+        listed = [listed]
     wide = {"error": [{"message": f"no {number}"} for number in range(100_000)]}
 
     assert read_fault(deep).sentences == ()
+    assert read_fault({"code": listed, "error": listed}).codes == ()
     assert len(read_fault(wide).sentences) < 10
     assert read_fault("[" * 100_000).sentences == ()

@@ -6,7 +6,7 @@ import sqlalchemy as sa
 from alembic import op
 
 revision = "2026_11_17"
-down_revision = "2026_11_14"
+down_revision = "2026_11_16"
 branch_labels = None
 depends_on = None
 
