@@ -47,10 +47,10 @@ class OpenAICompatibleProvider(ModelProvider[OpenAICompatibleConfig, ModelClient
 
     async def learn_windows(self, models: Sequence[str]) -> None:
         """See `ModelProvider`."""
+        self._asked.update(models)
         config = self.config
         if not models or not can_be_asked(config.server):
             return
-        self._asked.update(models)
         try:
             async with self.connected() as client:
                 reports = await ask_windows(client, config.base_url, config.server, models)
