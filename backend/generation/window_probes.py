@@ -185,8 +185,8 @@ async def _answer(client: ModelClient, address: str, body: Mapping[str, Any] | N
 
 def _entry(entries: object, model: str, member: str) -> Mapping[str, Any]:
     """Return the entry of a list that names a model, or an empty one."""
-    found = (each for each in map(mapping, sequence(entries)) if each.get(member) == model)
-    return next(found, {})
+    found = [each for each in map(mapping, sequence(entries)) if each.get(member) == model]
+    return found[0] if found else mapping(None)
 
 
 def _window(value: object) -> int | None:
