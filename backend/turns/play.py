@@ -202,7 +202,7 @@ class Play:
         )
 
     async def _ask_for_calls(self, run: TurnRun) -> None:
-        """Ask the model, in the fenced form, for the calls of what it has told.
+        """Ask the model, in the fenced form, for the calls that belong to its reply.
 
         The text stays. A change of mood counts from the next turn on. If the request fails, the
         turn ends without calls, and the next one may ask again.
