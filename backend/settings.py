@@ -126,7 +126,8 @@ class Settings(BaseSettings):
     """Where, beside the public internet, providers that users add may be: `loopback`, `private`
     (10.0.0.0/8, 172.16.0.0/12, 192.168.0.0/16, fc00::/7), addresses and networks, each with a port
     if that alone is meant, such as `127.0.0.1:11434` or `192.168.1.0/24`; or `none`. Empty:
-    `loopback` if nobody but this machine is served, else `none`."""
+    `loopback` if nobody but this machine is served, else `none`, and in both cases what
+    administrators allow on the page."""
     demo_tokens_per_second: float = Field(50, ge=0)
     """Pace of the demo model; 0 is as fast as it goes."""
 

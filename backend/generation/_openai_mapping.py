@@ -12,7 +12,6 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal, cast
 
-from backend.generation._failures import code_words
 from backend.generation._json import mapping, parse_json, sequence
 from backend.generation._openai_calls import REASONING, CallFragments
 from backend.generation._replies import Delta
@@ -29,6 +28,7 @@ from backend.generation.model import (
     ToolCall,
     ToolRound,
 )
+from backend.generation.provider_faults import code_words
 from backend.generation.sampling import SAMPLING_FIELDS, Sampling, SamplingField
 
 _FINISHES: dict[str, FinishReason] = {
@@ -214,7 +214,7 @@ def _read(body: Any, part: Literal["delta", "message"], calls: CallFragments) ->
         ),
         usage=read_usage(_member(body, "usage")),
         finish=_FINISHES.get(word, "other") if word else None,
-        reason=" ".join(code_words(word, secret=None)) if word else "",
+        reason=" ".join(code_words(word)),
     )
 
 

@@ -61,6 +61,7 @@ DEMO_SPEC = ModelSpec(
     accepts=frozenset(SAMPLING_FIELDS),
     fixed=frozenset({"tool_support"}),
     price=Price(input=0, output=0),
+    figures_from="table",
 )
 
 _COMMAND = re.compile(

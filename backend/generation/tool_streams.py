@@ -30,7 +30,6 @@ from backend.generation.model import (
     ChatModel,
     Finish,
     FinishReason,
-    ModelContextOverflowError,
     ModelEmptyReplyError,
     ModelRequestError,
     Piece,
@@ -160,8 +159,6 @@ async def answer_with_tools(
     if support == "native":
         try:
             answer = await model.call_tools(prompt, tools, sampling)
-        except ModelContextOverflowError:
-            raise
         except ModelRequestError as error:
             support, refusal = "structured", error
         else:
@@ -204,7 +201,7 @@ async def _stream_in_ways(
                     has_begun = True
                     yield piece
         except ModelRequestError as error:
-            if has_begun or not tools or isinstance(error, ModelContextOverflowError):
+            if has_begun or not tools:
                 raise
             refusal = refusal or error
         except ModelEmptyReplyError:

@@ -10,9 +10,11 @@ is asked once more for the calls alone.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
-from collections.abc import Sequence
+from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass, field, fields, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -39,8 +41,10 @@ from backend.generation.tool_streams import (
 )
 from backend.logs import get_logger
 from backend.prompts import PromptLibrary
+from backend.turns.built import Built
 from backend.turns.call_prompt import prompt_for_calls
 from backend.turns.events import AWAITING, CALLS_REQUESTED, RESET
+from backend.turns.refusals import count_extra
 from backend.turns.transcript import PlayEvent
 
 if TYPE_CHECKING:
@@ -132,14 +136,15 @@ class Play:
 
     async def _hear(self, run: TurnRun, heard: _Heard) -> None:
         """Take what the model says, and let its calls happen as they come."""
-        stream = stream_with_tools(
-            run.model,
-            replace(run.built.prompt, rounds=self.rounds),
-            heard.offered,
-            run.built.window.sampling,
-        )
+
+        def ask() -> AsyncGenerator[Piece, None]:
+            heard.begin = run.progress.transcript.length
+            prompt = replace(run.built.prompt, rounds=self.rounds)
+            return stream_with_tools(run.model, prompt, heard.offered, run.built.sampling)
+
+        count = partial(count_extra, tools=heard.offered, rounds=self.rounds)
         try:
-            async with contextlib.aclosing(stream):
+            async with contextlib.aclosing(run.hear(ask, count_extra=count)) as stream:
                 async for piece in stream:
                     if heard.decided is not None and _is_said(piece):
                         break  # it talks to nobody: hang up
@@ -178,7 +183,7 @@ class Play:
             self.rounds.clear()
             transcript.drop_text()
             transcript.append_event(RESET, {})
-            run.built = run.built.with_guidance(self.table.guidance(self.prompts))
+            run.built = self.guide(run.built)
         self._emit(run, call, outcome)
 
     def _emit(self, run: TurnRun, call: ToolCall, outcome: Outcome) -> None:
@@ -186,6 +191,10 @@ class Play:
         for name, data in outcome.events:
             run.progress.transcript.append_event(name, data)
         run.notify()
+
+    def guide(self, built: Built) -> Built:
+        """Return a prompt with the guidance of the mood that the turn is in."""
+        return built.with_guidance(self.table.guidance(self.prompts))
 
     def _lacks_calls(self, run: TurnRun) -> bool:
         """True if the rules need a call, none was made, and it is open whether the model can.
@@ -204,15 +213,17 @@ class Play:
     async def _ask_for_calls(self, run: TurnRun) -> None:
         """Ask the model, in the fenced form, for the calls that belong to its reply.
 
-        The text stays. A change of mood counts from the next turn on. If the request fails, the
-        turn ends without calls, and the next one may ask again.
+        The text stays. A change of mood counts from the next turn on. If the request fails, or has
+        no room in the window, the turn ends without calls, and the next one may ask again.
         """
+        tools = self.table.offered(may_wait=False)
+        request = self.prompts["moods/calls"].render()
+        prompt = await asyncio.to_thread(prompt_for_calls, run.built, run.text, request, tools)
+        if prompt is None:
+            return
         self.requests += 1
         run.progress.transcript.append_event(CALLS_REQUESTED, {})
         run.notify()
-        tools = self.table.offered(may_wait=False)
-        request = self.prompts["moods/calls"].rendered({})
-        prompt = prompt_for_calls(run.built, run.text, request, tools)
         stream = stream_calls(run.model, prompt, tools, run.built.window.sampling)
         try:
             async with contextlib.aclosing(stream):
