@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import takewhile
 
 from backend.generation.model import Prompt, PromptMessage, Tool
@@ -37,13 +38,13 @@ def prompt_for_calls(
 
     end = [PromptMessage("assistant", reply), PromptMessage("user", request)]
     room = window.limits.total - count([reply, request, describe_tools(tools)])
-    messages, tokens = built.prompt.messages, built.totals.prompt
+    prompt, tokens = built.prompt, built.totals.prompt
     if tokens + BLOCK_TOKENS > room:
-        messages = _shorten(messages)
-        tokens = count([message.text for message in messages])
+        prompt = Prompt(_shorten(prompt.messages))
+        tokens = count([message.text for message in prompt.messages])
     if tokens + BLOCK_TOKENS > room:
         return None
-    return Prompt([*messages, *end], reply_room=room - tokens)
+    return replace(prompt, messages=[*prompt.messages, *end], reply_room=room - tokens)
 
 
 def _shorten(messages: Sequence[PromptMessage]) -> list[PromptMessage]:
