@@ -38,7 +38,9 @@ PACKAGES = sorted(
 MADE_AT_RUN_TIME: Mapping[str, Sequence[re.Pattern[str]]] = {
     "backend.memory.parsed_query._pattern": [_pattern("Ann Bo")],
     "backend.generation.failure_causes._rule": [rule.words for rule in _RULES],
-    "backend.generation.provider_faults.remove_keys": [re.compile(r"(?<!\w)sk\-1(?!\w)", re.IGNORECASE)],
+    "backend.generation.provider_faults.remove_keys": [
+        re.compile(r"(?<!\w)sk\-1(?!\w)", re.IGNORECASE)
+    ],
 }
 """Patterns that the source does not show, with examples of each."""
 
