@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated, Any, Generic, TypeVar, cast
+from typing import Annotated, Any, Generic, Self, TypeVar, cast
 
 import msgspec
 from litestar.handlers import HTTPRouteHandler
@@ -74,7 +74,7 @@ class ShownProblem(msgspec.Struct, kw_only=True, frozen=True):
     provider_message: str = ""
 
     @classmethod
-    def from_error(cls, error: AppError, *, for_administrator: bool) -> ShownProblem:
+    def from_error(cls, error: AppError, *, for_administrator: bool) -> Self:
         """Return the view of an error."""
         members = error.to_problem(for_administrator=for_administrator)
         return cls(

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Generic, TypeVar
 
 from msgspec import structs
@@ -126,6 +126,22 @@ class ModelProvider(ABC, Generic[ConfigT, ConnectionT]):
         self.abilities = self.abilities.with_model(model, known)
         if self.config.on_learned is not None:
             self.config.on_learned(self.abilities)
+
+    def adopt(self, config: ServerConfig) -> bool:
+        """Go on with `config` if it differs in `on_learned` alone.
+
+        Return False if the connection is set up in another way, or has learned something else.
+        """
+        if replace(self.config, abilities=self.abilities) != config:
+            return False
+        self.config = config
+        return True
+
+    async def learn_windows(self, models: Sequence[str]) -> None:
+        """Ask the server for the context windows of models, and remember those that it reports.
+
+        Takes some seconds at most. Failures change nothing. Most servers have no route for it.
+        """
 
     async def connect(self) -> ConnectionT:
         """Return the client. Raise `ModelUnavailableError` if it cannot be made."""

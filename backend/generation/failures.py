@@ -130,6 +130,8 @@ def find_failure(error: BaseException, source: FailureSource) -> ModelError:
         return answer_failure(error, source)
     causes = list(_causes(error))
     own = next((each for each in causes if isinstance(each, ModelError)), None)
+    if own is not None and source.is_own:
+        own.disclose()
     return own or connection_failure(error, source)
 
 

@@ -16,6 +16,7 @@ import msgspec
 from backend.errors import AppError
 from backend.generation.figures import Ability, FiguresFrom, MessageShape, Price, ToolSupport
 from backend.generation.sampling import Sampling, SamplingField, check_taken
+from backend.generation.server_abilities import ModelAbilities
 
 Role = Literal["system", "user", "assistant"]
 Fixable = Literal["tool_support", "shape"]
@@ -64,12 +65,14 @@ class Prompt:
     """Everything that is sent: messages in order, then the rounds of a tool loop so far.
 
     The first `stable` messages are likely to begin the next prompt, too: a provider that keeps what
-    it is told to keeps those.
+    it is told to keeps those. `reply_room` is what the prompt leaves of the window, in the model's
+    tokens; None if nobody has counted it.
     """
 
     messages: Sequence[PromptMessage]
     rounds: Sequence[ToolRound] = ()
     stable: int = 0
+    reply_room: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,6 +180,7 @@ class ModelSpec:
     else the default of the preset.
     `excludes` names the settings that may be left out while another one is set.
     `fixed` names those of the two that the user set. Nothing that is learned replaces them.
+    `learned_window` is what its server's answers have shown; the user's setting comes before it.
     """
 
     id: str
@@ -198,6 +202,12 @@ class ModelSpec:
     price: Price | None = None
     abilities: frozenset[Ability] = frozenset()
     figures_from: FiguresFrom = "default"
+    learned_window: int | None = None
+
+    @property
+    def usable_window(self) -> int:
+        """The window, unless the server is known to have a smaller one than the user has set."""
+        return min(self.context_window, self.learned_window or self.context_window)
 
     def check_sampling(self, sampling: Sampling) -> None:
         """Raise `SettingNotTakenError` for a setting that the vendor's API does not have.
@@ -212,6 +222,15 @@ class ChatModel(Protocol):
     """A model that continues a chat. Every failure it raises is a `ModelError`."""
 
     spec: ModelSpec
+
+    @property
+    def learned(self) -> ModelAbilities:
+        """The abilities that the model's answers have shown so far."""
+        ...
+
+    def learn(self, **changes: Any) -> None:
+        """Remember abilities that an answer shows: members of `ModelAbilities`."""
+        ...
 
     def stream(
         self,
@@ -373,8 +392,9 @@ class ModelRequestError(ModelError):
 class ModelContextOverflowError(ModelError):
     """The prompt is longer than the model's context window.
 
-    `window` is the model's window and `needed` the length of the prompt with the reply, in the
-    model's tokens; each is None if the server did not report it.
+    `window` is the model's window and `needed` the length of the prompt, in the model's tokens;
+    each is None if the server did not report it. Some servers include the reply in `needed`:
+    `reply_limit` is how long a reply the request asked for, if it did.
     """
 
     status, slug, title = (
@@ -391,6 +411,7 @@ class ModelContextOverflowError(ModelError):
             detail, extra={name: size for name, size in reported.items() if size is not None}
         )
         self.window, self.needed = window, needed
+        self.reply_limit: int | None = None
 
 
 class ModelBlockedError(ModelError):

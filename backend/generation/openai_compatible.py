@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from backend.generation._provider import ModelProvider, ServerConfig
 from backend.generation.client import ModelClient
-from backend.generation.figures import ToolSupport
+from backend.generation.model import ModelError
+from backend.generation.window_probes import ask_windows, can_be_asked
 from backend.setting_types import ServerName
 
 WHO = "The OpenAI-compatible server"
@@ -19,14 +22,12 @@ class OpenAICompatibleConfig(ServerConfig):
     Attributes:
         context_window: Tokens of models whose window is not known.
         max_output_tokens: The longest reply of models of which it is not known.
-        tool_support: How its models call tools, until its answers show another way.
         server: Which program or service it is.
     """
 
     base_url: str
     context_window: int = 32_768
     max_output_tokens: int = 8_192
-    tool_support: ToolSupport = "native"
     server: ServerName = "other"
 
 
@@ -38,6 +39,47 @@ class OpenAICompatibleProvider(ModelProvider[OpenAICompatibleConfig, ModelClient
     def _connect(self) -> ModelClient:
         key = self.config.api_key
         return self._make_client({"authorization": f"Bearer {key}"} if key else {})
+
+    def __init__(self, config: OpenAICompatibleConfig) -> None:
+        super().__init__(config)
+        self._asked: set[str] = set()
+        self._asking: set[asyncio.Task[None]] = set()
+
+    async def learn_windows(self, models: Sequence[str]) -> None:
+        """See `ModelProvider`."""
+        self._asked.update(models)
+        config = self.config
+        if not models or not can_be_asked(config.server):
+            return
+        try:
+            async with self.connected() as client:
+                reports = await ask_windows(client, config.base_url, config.server, models)
+        except ModelError:  # no client can be made
+            return
+        for name, report in reports.items():
+            window = report.window
+            if window is None and report.largest is not None:
+                # The window in force is unknown, but it is no larger than that.
+                known = self.abilities.of(name).window or config.context_window
+                window = report.largest if report.largest < known else None
+            if window not in (None, self.abilities.of(name).window):
+                self.learn(name, window=window)
+
+    def learn_window_later(self, model: str) -> None:
+        """Ask for a model's window in the background, once for as long as this object lives."""
+        if model in self._asked:
+            return
+        task = asyncio.create_task(self.learn_windows([model]))
+        self._asking.add(task)
+        task.add_done_callback(self._asking.discard)
+
+    async def aclose(self) -> None:
+        """See `ModelProvider`."""
+        asking = list(self._asking)
+        for task in asking:
+            task.cancel()
+        await asyncio.gather(*asking, return_exceptions=True)
+        await super().aclose()
 
     async def _disconnect(self, connection: ModelClient) -> None:
         await connection.aclose()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable
+from functools import partial
 from typing import Any
 from uuid import UUID
 
@@ -34,6 +35,7 @@ from backend.turns.rows import (
     encoded,
     finished,
     progress_row,
+    replace_totals,
     sealed_events,
     segments_of,
     usage_event,
@@ -269,6 +271,9 @@ def _end(
     turn.segments = segments_of(run)
     turn.usage = encoded(usage)
     turn.finish = run.finish or None
+    turn.sealed_events = sealed_events(run)
+    if run.refused:
+        replace_totals(run, turn)
     turn.lease_until = turn.sealed_play = turn.sealed_problem = None
     if problem:
         data = msgspec.json.encode(problem)
@@ -278,17 +283,19 @@ def _end(
 
 
 async def _learn(session: AsyncSession, run: TurnRun) -> None:
-    """Learn of the model's counts. What a played turn asks, round by round, is not its prompt."""
-    if run.usage is None or run.outcome != "completed" or run.play is not None:
+    """Learn of the model's counts. What a played turn asks, round by round, is not its prompt.
+
+    The report of a prompt that was cut is not learned from, because it is that of another prompt.
+    """
+    if run.play is not None:
         return
-    await ratios.learn(
-        session,
-        run.user_id,
-        run.built.window.spec,
-        run.built.window.unit.tokenizer,
-        counted=run.built.assembled.tokens,
-        reported=run.usage.prompt_tokens,
-    )
+    window = run.built.window
+    learn = partial(ratios.learn, session, run.user_id, window.spec, window.unit.tokenizer)
+    for refused in run.refused:
+        if refused.is_reported:
+            await learn(counted=refused.counted, reported=refused.needed)
+    if run.usage is not None and run.outcome == "completed" and run.cut is None:
+        await learn(counted=run.built.assembled.tokens, reported=run.usage.prompt_tokens)
 
 
 def _problem(run: TurnRun) -> dict[str, Any] | None:

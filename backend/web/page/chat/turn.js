@@ -3,6 +3,7 @@ import { api, events, Problem, problemOf, send } from "../core/api.js";
 import { complain, explained, remedy } from "../core/dialogs.js";
 import { pause, settled } from "../core/dom.js";
 import { t } from "../core/words.js";
+import { windowLink } from "../models/picker.js";
 
 const SILENCE = 40_000; // the server says something every 15 seconds
 const LONGEST_WAIT = 10_000;
@@ -180,7 +181,8 @@ export function turns(room) {
     const again = !reply && (() => take(body).catch(complain));
     const passed = (Date.now() - new Date(view.finished_at ?? Date.now())) / 1000;
     const wait = (problem.body.retry_after ?? 0) - passed;
-    room.composer.notice(explained(problem), { again, wait, link: remedy(problem) });
+    const link = problem.slug === "model-context-overflow" ? windowLink(view.model) : remedy(problem);
+    room.composer.notice(explained(problem), { again, wait, link });
   }
 
   async function take(body, { ontaken } = {}) {
