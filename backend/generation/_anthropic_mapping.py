@@ -279,6 +279,7 @@ class MessageReader:
         self._blocks: dict[int, _Block] = {}
         self._thoughts: list[Mapping[str, Any]] = []
         self._usage: dict[str, Any] = {}
+        self._has_ended = False
 
     def read_event(self, event: Any) -> Delta:
         """One event of a stream. What is not known is passed over."""
@@ -298,6 +299,8 @@ class MessageReader:
             case "message_delta", _:
                 self._usage |= mapping(members.get("usage"))
                 return self._end(mapping(members.get("delta")))
+            case "message_stop", _ if not self._has_ended:
+                return Delta(finish="stop", reason="message_stop")
             case _:
                 pass
         return Delta()
@@ -349,6 +352,7 @@ class MessageReader:
 
     def _end(self, members: Mapping[str, Any]) -> Delta:
         word = _text(members, "stop_reason")
+        self._has_ended = self._has_ended or bool(word)
         return Delta(
             usage=read_usage(self._usage),
             finish=_FINISHES.get(word, "other") if word else None,
@@ -358,8 +362,12 @@ class MessageReader:
 
 def _said(block: Mapping[str, Any]) -> tuple[TextPiece | ThinkingPiece, ...]:
     """The text and the thoughts that are in a block, or in a fragment of one."""
-    thought, said = _text(block, "thinking"), _text(block, "text")
-    return (*([ThinkingPiece(thought)] if thought else ()), *([TextPiece(said)] if said else ()))
+    # Halves of characters stay as they are: the other half may be in the next fragment.
+    thought, said = block.get("thinking"), block.get("text")
+    return (
+        *([ThinkingPiece(thought)] if isinstance(thought, str) and thought else ()),
+        *([TextPiece(said)] if isinstance(said, str) and said else ()),
+    )
 
 
 def read_usage(reported: Mapping[str, Any]) -> TokenUsage | None:

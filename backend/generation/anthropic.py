@@ -67,10 +67,6 @@ _SETTING_NAMES: Mapping[str, Sequence[SamplingField]] = {
 }
 
 
-_REFUSES_START = ("prefill", "final `assistant` message")
-"""Words of models that take no beginning of a reply."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AnthropicConfig(ServerConfig):
     """How Anthropic's API is reached."""
@@ -144,13 +140,6 @@ class AnthropicModel(ServerModel[AnthropicProvider]):
         conflicts = wire.find_conflicts(request.sampling)
         fitted = request.without(*conflicts) if conflicts else request
         return fitted.starting_with(fitted.start.rstrip())
-
-    def _adapt(self, request: ModelRequest, error: ServerError) -> ModelRequest:
-        """See `ServerModel`. Models that think refuse the beginning of a reply, and newer ones."""
-        if request.start and any(words in error.text for words in _REFUSES_START):
-            self._remember_refused("start_reply_with")
-            return request.without("start_reply_with")
-        return super()._adapt(request, error)
 
     def _leave_out(
         self,

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping
 from contextlib import aclosing, asynccontextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from backend.generation._json import mapping, sequence
-from backend.generation.event_reader import DONE, EventReader, parse_json_bytes
+from backend.generation.event_reader import (
+    DONE,
+    EventReader,
+    parse_json_bytes,
+    read_json_lines,
+)
 
 if TYPE_CHECKING:
     import httpx2
@@ -147,8 +152,9 @@ class AnswerStream:
     async def events(self) -> AsyncGenerator[Any, None]:
         """Yield the JSON of each event, and None for bytes that complete no event.
 
-        An answer that is one JSON value is read as that, even if its headers call it a stream.
-        Raise `ServerError` for an event that is an error, and for a web page.
+        An answer that is one JSON value is read as that, even if its headers call it a stream, and
+        JSON lines are read as events. Raise `ServerError` for an event that is an error, and for a
+        web page.
         """
         received = self._response.aiter_bytes()
         head = b""
@@ -157,16 +163,18 @@ class AnswerStream:
                 break
             yield None
         if head.startswith((b"{", b"[", b"<")):
-            data = b"".join([head, *[part async for part in received]])
-            value = _checked(self._response, _parsed(self._response, data))
-            self.is_whole, self.is_empty = True, False
-            yield value
+            parts = [head]
+            async for part in received:
+                parts.append(part)
+                yield None
+            for value in self._unframed(b"".join(parts)):
+                yield value
             return
         reader = EventReader()
-        part: bytes | None = head
-        while part is not None:
+        more: bytes | None = head
+        while more is not None:
             has_event = False
-            for value in reader.feed(part):
+            for value in reader.feed(more):
                 if value is DONE:
                     self.is_done = True
                     await _read_rest(received)
@@ -175,13 +183,29 @@ class AnswerStream:
                 yield _checked(self._response, value, in_stream=True)
             if not has_event:
                 yield None
-            part = await anext(aiter(received), None)
+            more = await anext(aiter(received), None)
         for value in reader.close():
             if value is DONE:
                 self.is_done = True
                 return
             self.is_empty = False
             yield _checked(self._response, value, in_stream=True)
+
+    def _unframed(self, data: bytes) -> Iterator[Any]:
+        """Yield the one JSON value of an answer, or the values of its JSON lines."""
+        try:
+            values = [parse_json_bytes(data)]
+            self.is_whole = True
+        except ValueError:
+            values = read_json_lines(data)
+        if not values:
+            raise _refusal(self._response, data)
+        for value in values:
+            if value is DONE:
+                self.is_done = True
+                return
+            self.is_empty = False
+            yield _checked(self._response, value, in_stream=not self.is_whole)
 
 
 def _checked(response: httpx2.Response, value: Any, *, in_stream: bool = False) -> Any:

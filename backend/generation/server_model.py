@@ -57,6 +57,9 @@ _NO_REFUSAL = frozenset(
 )
 """Statuses of errors that another form of the request does not mend."""
 
+_REFUSES_START = ("prefill", "final `assistant` message")
+"""Words of models that take no beginning of a reply: those that think, and Claude since 4.6."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelRequest:
@@ -330,6 +333,9 @@ class ServerModel(ABC, Generic[ProviderT]):
         failure = self._failure(error, request)
         if error.status in _NO_REFUSAL or isinstance(failure, ModelContextOverflowError):
             raise failure
+        if request.start and any(words in error.text for words in _REFUSES_START):
+            self._remember_refused("start_reply_with")
+            return request.without("start_reply_with")
         shape = find_stricter_shape(error.text, request.prompt, request.shape)
         if shape is not None:
             return replace(request, shape=shape)

@@ -79,6 +79,7 @@ class Result:
     learned: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
 
+FRAMED = Wire()
 HELLO = Result(text="Hello there.")
 NODS = Result(text="Mags nods.")
 
@@ -100,6 +101,7 @@ class Oddity:
         answer: The whole answer, if it is not a reply.
         refuse: Refuses some requests.
         sampling: Settings of the user.
+        continues: The prompt ends with a message of the model's.
     """
 
     name: str
@@ -107,13 +109,14 @@ class Oddity:
     parts: Sequence[Part] = ("Hello ", "there.")
     result: Result = HELLO
     formats: Sequence[FormatName] = EVERY
-    wire: Wire = Wire()
+    wire: Wire = FRAMED
     end: Sequence[Part] = (End("stop"),)
     is_closed: bool = True
     is_whole: bool = False
     answer: Answer | None = None
     refuse: Refuse | None = None
     sampling: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    continues: bool = False
 
     def respond(self, request: Request, form: WireFormat) -> Answer:
         """Return the answer to a request for a reply."""

@@ -77,7 +77,8 @@ def refuse_as_claude(asked: Asked) -> Refusal | None:  # noqa: PLR0911 - one ans
             return Refusal("Expected the final message to be of role user if thinking is enabled.")
     if "temperature" in body and "top_p" in body:
         return Refusal(
-            "`temperature` and `top_p` cannot both be specified for this model. Please use only one."
+            "`temperature` and `top_p` cannot both be specified for this model. Please use only "
+            "one."
         )
     return None
 
@@ -306,15 +307,15 @@ SETTINGS = [
         left("top_k", for_good=False),
     ),
     setting(
-        "penalty-not-enabled",
-        "Gemini 2.5",
-        {"seed": 1},
+        "gemini-2.0-flash-lite",
+        "Gemini 2.0 Flash-Lite",
+        {"presence_penalty": 0.5},
         lambda asked: (
-            Refusal("Invalid value at 'generation_config.seed': seed is not supported")
-            if "seed" in asked.settings
+            Refusal("Penalty is not enabled for models/gemini-2.0-flash-lite")
+            if "presencePenalty" in asked.settings
             else None
         ),
-        left("seed"),
+        left("presence_penalty"),
         GEMINI,
     ),
     setting(

@@ -556,8 +556,7 @@ FAULTS = [
         "LM Studio, Groq",
         [
             "Hello ",
-            b'event: error\ndata: {"error":{"message":"Compute error."},"message":"Compute error."}'
-            b"\n\n",
+            b"event: error\n" + frame({"error": {"message": "Compute error."}, "message": "Error"}),
         ],
         FAILED,
         end=(),

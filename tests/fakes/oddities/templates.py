@@ -298,6 +298,20 @@ TEMPLATES = [
         ),
         "no_system",
     ),
+    Oddity(
+        "two-assistant-messages",
+        "llama.cpp b5200, Ollama",
+        refuse=in_words(
+            lambda roles: roles[-2:] != ["assistant", "assistant"],
+            "Cannot have 2 or more assistant messages at the end of the list.",
+        ),
+        result=Result(
+            text="Mags: Hello there.", shape="alternating", learned={"shape": "alternating"}
+        ),
+        formats=OPENAI,
+        sampling={"start_reply_with": "Mags: "},
+        continues=True,
+    ),
     template(
         "messages-gemma-2",
         "Gemma 2 on the Anthropic route of llama.cpp",
