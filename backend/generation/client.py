@@ -162,28 +162,27 @@ class AnswerStream:
             if head := begun.lstrip(_BLANK):
                 break
             yield None
-        if head.startswith((b"{", b"[", b"<")):
-            parts = [head]
-            async for part in received:
-                parts.append(part)
-                yield None
-            for value in self._unframed(b"".join(parts)):
+        is_framed = not head.startswith((b"{", b"[", b"<"))
+        values = self._framed(head, received) if is_framed else self._unframed(head, received)
+        async with aclosing(values):
+            async for value in values:
                 yield value
-            return
+
+    async def _framed(self, head: bytes, rest: AsyncIterator[bytes]) -> AsyncGenerator[Any, None]:
         reader = EventReader()
-        more: bytes | None = head
-        while more is not None:
+        part: bytes | None = head
+        while part is not None:
             has_event = False
-            for value in reader.feed(more):
+            for value in reader.feed(part):
                 if value is DONE:
                     self.is_done = True
-                    await _read_rest(received)
+                    await _read_rest(rest)
                     return
                 has_event, self.is_empty = True, False
                 yield _checked(self._response, value, in_stream=True)
             if not has_event:
                 yield None
-            more = await anext(aiter(received), None)
+            part = await anext(rest, None)
         for value in reader.close():
             if value is DONE:
                 self.is_done = True
@@ -191,8 +190,12 @@ class AnswerStream:
             self.is_empty = False
             yield _checked(self._response, value, in_stream=True)
 
-    def _unframed(self, data: bytes) -> Iterator[Any]:
-        """Yield the one JSON value of an answer, or the values of its JSON lines."""
+    async def _unframed(self, head: bytes, rest: AsyncIterator[bytes]) -> AsyncGenerator[Any, None]:
+        parts = [head]
+        async for part in rest:
+            parts.append(part)
+            yield None
+        data = b"".join(parts)
         try:
             values = [parse_json_bytes(data)]
             self.is_whole = True
