@@ -70,6 +70,9 @@ BYTES = [
     Oddity("as-plain-text", "mistral.rs, Railway", wire=Wire(content_type="text/plain")),
     Oddity("as-json", "Foundry, OpenAI itself", wire=Wire(content_type="application/json")),
     Oddity("as-a-web-page", "PHP proxies", wire=Wire(content_type="text/html; charset=utf-8")),
+]
+
+CHARACTERS = [
     Oddity(
         "halves-of-a-pair",
         "llama.cpp b2900, KoboldCpp",
@@ -627,4 +630,4 @@ FAULTS = [
     ),
 ]
 
-STREAMS = [*BYTES, *EVENTS, *MEMBERS, *USAGE, *ENDS, *FAULTS]
+STREAMS = [*BYTES, *CHARACTERS, *EVENTS, *MEMBERS, *USAGE, *ENDS, *FAULTS]

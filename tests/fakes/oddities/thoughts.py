@@ -32,19 +32,12 @@ TAGS = [
         Oddity(f"tags-{name}", server, [opening, PLAN, closing, REPLY], THOUGHT)
         for name, server, opening, closing in _TAGS
     ),
-    *(
-        Oddity(f"tags-{name}-in-one-piece", server, [f"{opening}{PLAN}{closing}{REPLY}"], THOUGHT)
-        for name, server, opening, closing in _TAGS
-    ),
-    *(
-        Oddity(
-            f"tags-{name}-whole",
-            server,
-            [f"{opening}{PLAN}{closing}{REPLY}"],
-            THOUGHT,
-            is_whole=True,
-        )
-        for name, server, opening, closing in _TAGS
+    Oddity(
+        "tags-whole",
+        "servers without streams",
+        [f"<think>{PLAN}</think>{REPLY}"],
+        THOUGHT,
+        is_whole=True,
     ),
     Oddity(
         "tags-in-letters",

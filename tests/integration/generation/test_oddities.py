@@ -94,14 +94,14 @@ def summed_up(row: Oddity, heard: Sequence[Piece], problem: ModelError | None) -
     words = f"{problem.title}: {problem.detail}" if problem else ""
     sent = next((piece for piece in kept if isinstance(piece, SentRequest)), SentRequest())
     used = [piece for piece in kept if isinstance(piece, TokenUsage)]
-    counted = [(each.prompt_tokens, each.completion_tokens) for each in used]
+    counted = next(((each.prompt_tokens, each.completion_tokens) for each in used), ())
     return Result(
         text="".join(piece.text for piece in kept if isinstance(piece, TextPiece)),
         thinking="".join(piece.text for piece in kept if isinstance(piece, ThinkingPiece)),
         finish=next((piece.reason for piece in kept if isinstance(piece, Finish)), "stop"),
         error=problem.slug if problem else "",
         says=row.result.says if row.result.says in words else words,
-        usage=None if row.result.usage is None else next(iter(counted), ()),
+        usage=None if row.result.usage is None else counted,
         calls=[(each.name, each.arguments) for each in kept if isinstance(each, ToolCall)],
         shape=sent.shape,
         left_out=sent.left_out,

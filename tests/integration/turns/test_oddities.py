@@ -13,7 +13,7 @@ from tests.fakes.oddities.labels import LABELS
 from tests.fakes.oddities.oddity import Oddity, Result
 from tests.fakes.oddities.server import OddServer, serve
 from tests.fakes.oddities.settings import SETTINGS
-from tests.fakes.oddities.streams import STREAMS
+from tests.fakes.oddities.streams import CHARACTERS, ENDS, FAULTS
 from tests.fakes.oddities.templates import TEMPLATES
 from tests.fakes.oddities.thoughts import THOUGHTS
 from tests.fakes.oddities.tool_calls import CALLS, HARDER
@@ -24,7 +24,8 @@ from tests.support.server import Account, Event, Running, ok, running
 
 pytestmark = pytest.mark.anyio
 
-ALL = (*STREAMS, *THOUGHTS, *SETTINGS, *TEMPLATES, *LABELS, *CALLS)
+REPLIES = (*CHARACTERS, *ENDS, *FAULTS, *THOUGHTS, *SETTINGS)
+ALL = (*REPLIES, *TEMPLATES, *LABELS, *CALLS)
 STRICT = [row for row in TEMPLATES if not row.continues]
 
 
@@ -97,7 +98,7 @@ async def check(ada: Account, chat: str, events: list[Event], result: Result) ->
     assert again[-1].data == end.data
 
 
-@rows(STREAMS, THOUGHTS, SETTINGS)
+@rows(REPLIES)
 async def test_a_reply_is_stored_as_it_was_streamed(ada: Account, chat: str, row: Oddity) -> None:
     await choose(ada, chat, row)
 
