@@ -58,7 +58,7 @@ class Result:
         finish: Why it ended; not looked at if it failed.
         error: The slug of its error; empty if it completed.
         says: A part of the error's title and detail.
-        usage: Tokens of the prompt and of the reply, if it is about them; empty if none are reported.
+        usage: Tokens of the prompt and of the reply, if it is about them. Empty if there is none.
         calls: Names and arguments of the tool calls.
         value: The value, if one was asked for.
         shape: The message shape that was sent in the end.
