@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from http import HTTPStatus
+from http.client import responses
 from typing import Any, ClassVar, Self
 from urllib.parse import parse_qsl, urlsplit
 
@@ -169,7 +169,7 @@ async def _read(reader: asyncio.StreamReader) -> Request | None:
 
 
 def _head(status: int, headers: Mapping[str, str]) -> bytes:
-    lines = [f"HTTP/1.1 {status} {HTTPStatus(status).phrase}"]
+    lines = [f"HTTP/1.1 {status} {responses.get(status, '')}"]
     lines += (f"{name}: {value}" for name, value in headers.items())
     return "\r\n".join((*lines, "", "")).encode()
 
