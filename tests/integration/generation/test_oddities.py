@@ -149,10 +149,11 @@ def as_it_was_seen(seen: Seen) -> Oddity:
         formats = ANTHROPIC
     if seen.in_stream:
         return Oddity("seen", seen.name, [seen.body], formats=formats, end=(), is_closed=False)
-    is_json = seen.body is not None and not isinstance(seen.body, str)
-    body = seen.body if is_json else (seen.body or "").encode()
-    headers = {**({} if is_json or seen.body else {"content-type": "text/plain"}), **seen.headers}
-    answer = Answer(status=seen.status, headers=headers, body=body)
+    body, headers = seen.body, {}
+    if body is None or isinstance(body, str):
+        body = (body or "").encode()
+        headers = {"content-type": "text/html" if body.startswith(b"<") else "text/plain"}
+    answer = Answer(status=seen.status, headers={**headers, **seen.headers}, body=body)
     return Oddity("seen", seen.name, formats=formats, answer=answer)
 
 
