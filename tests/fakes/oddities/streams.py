@@ -87,6 +87,12 @@ CHARACTERS = [
         wire=Wire(is_ascii=False),
     ),
     Oddity(
+        "a-lone-half",
+        "small models",
+        ["Fox \udfff", " runs."],
+        Result(text="Fox \N{REPLACEMENT CHARACTER} runs."),
+    ),
+    Oddity(
         "half-a-character-at-the-end",
         "vLLM 0.4 at max_tokens",
         ["Fox \ud83e"],
@@ -192,6 +198,13 @@ MEMBERS = [
             {**chunk(role=None, content="Hello ", tool_calls=None), "usage": None},
             chunk(role="assistant", content="there."),
         ],
+        formats=OPENAI,
+    ),
+    Oddity(
+        "prompt-progress",
+        "llama.cpp b6400",
+        [{**choice(delta={"role": "assistant"}), "prompt_progress": {"total": 237, "cache": 0}}]
+        + [{**chunk(content=each), "timings": {"predicted_n": 1}} for each in ("Hello ", "there.")],
         formats=OPENAI,
     ),
     Oddity(
@@ -327,6 +340,13 @@ USAGE = [
         [said("Hello ", usage=usage(0, 0)), said("there.", usage={"prompt_tokens": None})],
         end=[chunk("stop")],
         result=Result(text="Hello there.", usage=()),
+        formats=OPENAI,
+    ),
+    Oddity(
+        "usage-of-nulls",
+        "Fireworks, older vLLM",
+        end=[{**chunk("stop"), "usage": {"prompt_tokens": 7, "completion_tokens": None}}],
+        result=Result(text="Hello there.", usage=(7, 0)),
         formats=OPENAI,
     ),
     Oddity(
@@ -518,6 +538,15 @@ FAULTS = [
         is_closed=False,
     ),
     Oddity(
+        "overloaded-in-another-form",
+        "LiteLLM's Anthropic route",
+        ["Hello ", {"error": {"message": "Overloaded", "type": "overloaded_error", "code": "529"}}],
+        OVERLOADED,
+        ANTHROPIC,
+        end=(),
+        is_closed=False,
+    ),
+    Oddity(
         "provider-lost",
         "OpenRouter",
         [
@@ -577,7 +606,7 @@ FAULTS = [
     ),
     Oddity(
         "failed-as-a-text",
-        "Ollama, TGI",
+        "Ollama, Featherless, TGI",
         ["Hello ", {"error": "an error was encountered while running the model"}],
         FAILED,
         end=(),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from backend.generation.figures import MessageShape
 from tests.fakes.oddities.oddity import (
@@ -17,51 +18,53 @@ from tests.fakes.oddities.oddity import (
 )
 from tests.fakes.oddities.wire_formats import FormatName
 from tests.fakes.scripted_server import Answer
-
-ALTERNATE = "Conversation roles must alternate user/assistant/user/assistant/..."
-ALTERNATE_AFTER_SYSTEM = (
-    "After the optional system message, conversation roles must alternate user/assistant/user/"
-    "assistant/..."
+from tests.fakes.strict_server import (
+    Check,
+    Template,
+    gemma_2,
+    gemma_3,
+    llama_cpp_mistral,
+    mistral,
+    qwen,
 )
-ONLY_TWO_ROLES = "Only user and assistant roles are supported!"
-
-Check = Callable[[Sequence[str]], bool]
-"""True for roles that a template accepts."""
 
 
-def takes_turns(roles: Sequence[str]) -> bool:
-    return all((role == "user") == (place % 2 == 0) for place, role in enumerate(roles))
+def no_system(roles: Sequence[str]) -> Template:
+    return "No system." if "system" in roles else None
 
 
-def system_first(roles: Sequence[str]) -> bool:
-    return "system" not in roles[1:] and "user" in roles
+def one_at_the_end(roles: Sequence[str]) -> Template:
+    return "Two at the end." if roles[-2:] == ["assistant", "assistant"] else None
 
 
-def alternating(roles: Sequence[str]) -> bool:
-    return takes_turns(roles[1:] if roles[0] == "system" else roles)
-
-
-def no_system(roles: Sequence[str]) -> bool:
-    return "system" not in roles and takes_turns(roles)
-
-
-def in_words(check: Check, message: str, status: int = 400, kind: str = "") -> Refuse:
-    """Refuse in the usual form of an error."""
+def in_words(check: Check, message: str = "{}", status: int = 400, kind: str = "") -> Refuse:
+    """Refuse in the usual form of an error; `{}` are the words of the template."""
 
     def refuse(asked: Asked) -> Refusal | None:
-        usual = kind or "invalid_request_error"
-        return None if check(asked.roles) else Refusal(message, status, usual)
+        words = check(asked.roles)
+        kept = kind or "invalid_request_error"
+        return None if words is None else Refusal(message.replace("{}", words), status, kept)
 
     return refuse
 
 
-def in_form(check: Check, status: int, body: object) -> Refuse:
+def in_form(check: Check, status: int, make_body: Callable[[str], Any]) -> Refuse:
     """Refuse in a form of the server's own."""
 
     def refuse(asked: Asked) -> Answer | None:
-        return None if check(asked.roles) else Answer(status=status, body=body)
+        words = check(asked.roles)
+        return None if words is None else Answer(status=status, body=make_body(words))
 
     return refuse
+
+
+def bare(words: str, kind: str = "BadRequestError", code: int | str = 400) -> Any:
+    """The form of vLLM and Mistral."""
+    return {"object": "error", "message": words, "type": kind, "param": None, "code": code}
+
+
+def openai(message: str, **members: Any) -> Any:
+    return {"error": {"message": message, "type": "invalid_request_error", **members}}
 
 
 def template(
@@ -72,105 +75,61 @@ def template(
     formats: Sequence[FormatName] = OPENAI,
 ) -> Oddity:
     """A model whose template is strict. In the end it nods, and the shape is known."""
-    learned = {"shape": shape}
-    result = Result(text="Mags nods.", shape=shape, learned=learned)
+    result = Result(text="Mags nods.", shape=shape, learned={"shape": shape})
     return Oddity(name, server, ["Mags ", "nods."], result, formats, refuse=refuse)
 
+
+JINJA = "\n------------\nWhile executing CallExpression at line 19, column 27 in source:\n...\n"
 
 TEMPLATES = [
     template(
         "qwen",
         "Qwen 3.5 in llama.cpp b8000",
         in_words(
-            system_first,
-            "Unable to generate parser for this template. Automatic parser generation failed: \n"
-            "------------\nWhile executing CallExpression at line 85, column 32 in source:\n...\n"
-            "Error: Jinja Exception: System message must be at the beginning.",
+            qwen,
+            "Unable to generate parser for this template. Automatic parser generation failed: "
+            f"{JINJA}Error: Jinja Exception: {{}}",
         ),
         "system_first",
     ),
-    template(
-        "qwen-vllm",
-        "Qwen 3.5 in vLLM 0.12",
-        in_form(
-            system_first,
-            400,
-            {
-                "object": "error",
-                "message": "System message must be at the beginning.",
-                "type": "BadRequestError",
-                "param": None,
-                "code": 400,
-            },
-        ),
-        "system_first",
-    ),
+    template("qwen-vllm", "Qwen 3.5 in vLLM 0.12", in_form(qwen, 400, bare), "system_first"),
     template(
         "mistral-service",
         "Mistral's own API",
         in_form(
-            system_first,
+            qwen,
             400,
-            {
-                "object": "error",
-                "message": "Unexpected role 'system' after role 'assistant'",
-                "type": "invalid_request_message_order",
-                "param": None,
-                "code": "3230",
-            },
+            lambda _: bare(
+                "Unexpected role 'system' after role 'assistant'",
+                "invalid_request_message_order",
+                "3230",
+            ),
         ),
         "system_first",
     ),
     template(
         "gemma-2",
-        "Gemma 2 in llama.cpp b5000",
-        in_words(
-            no_system,
-            "\n------------\nWhile executing CallExpression at line 1, column 77 in source:\n...\n"
-            "Error: Jinja Exception: System role not supported",
-            500,
-            "server_error",
-        ),
+        "Gemma 2 in llama.cpp b5000, on both routes",
+        in_words(gemma_2, f"{JINJA}Error: Jinja Exception: {{}}", 500, "server_error"),
         "no_system",
+        LOCAL,
     ),
     template(
         "gemma-3",
         "Gemma 3 in llama.cpp b7950",
-        in_words(
-            alternating,
-            "\n------------\nWhile executing CallExpression at line 19, column 27 in source:\n"
-            '...% 2 == 0) -%}{{ raise_exception("Conversation roles must alternate user...\n'
-            f"Error: Jinja Exception: {ALTERNATE}",
-            500,
-            "server_error",
-        ),
+        in_words(gemma_3, f"{JINJA}Error: Jinja Exception: {{}}", 500, "server_error"),
         "alternating",
     ),
-    template(
-        "gemma-vllm",
-        "Gemma 3 in vLLM",
-        in_form(
-            alternating,
-            400,
-            {
-                "object": "error",
-                "message": ALTERNATE,
-                "type": "BadRequestError",
-                "param": None,
-                "code": 400,
-            },
-        ),
-        "alternating",
-    ),
+    template("gemma-vllm", "Gemma 3 in vLLM", in_form(gemma_3, 400, bare), "alternating"),
     template(
         "gemma-lm-studio",
         "Gemma 3 in LM Studio 0.3",
         in_form(
-            alternating,
+            gemma_3,
             400,
-            {
-                "error": f'Error rendering prompt with jinja template: "Error: {ALTERNATE}". This '
-                "is usually an issue with the model's prompt template."
+            lambda words: {
+                "error": f'Error rendering prompt with jinja template: "Error: {words}". This is '
+                "usually an issue with the model's prompt template."
             },
         ),
         "alternating",
@@ -178,34 +137,24 @@ TEMPLATES = [
     template(
         "gemma-in-the-stream",
         "Gemma 3 in llama.cpp b5630",
-        in_form(
-            alternating,
-            200,
-            {"error": {"code": 500, "message": f"Jinja Exception: {ALTERNATE}", "type": "server"}},
-        ),
+        in_form(gemma_3, 200, lambda words: openai(f"Jinja Exception: {words}", code=500)),
         "alternating",
     ),
     template(
         "gemma-service",
         "Gemma 3 in Gemini's API",
-        in_words(
-            lambda roles: "system" not in roles,
-            "Developer instruction is not enabled for models/gemma-3-27b-it",
-        ),
+        in_words(no_system, "Developer instruction is not enabled for models/gemma-3-27b-it"),
         "no_system",
         GEMINI,
     ),
     template(
-        "mistral-7b",
-        "Mistral 7B Instruct v0.3 in vLLM, SGLang",
-        in_words(alternating, ALTERNATE_AFTER_SYSTEM),
-        "alternating",
+        "mistral-7b", "Mistral 7B Instruct v0.3 in vLLM, SGLang", in_words(mistral), "alternating"
     ),
     template(
         "devstral",
         "Devstral in llama.cpp b7950",
         in_words(
-            alternating,
+            mistral,
             "Error: Jinja Exception: After the optional system message, conversation roles must "
             "alternate user and assistant roles except for tool calls and results.",
             500,
@@ -216,29 +165,29 @@ TEMPLATES = [
     template(
         "mistral-tabbyapi",
         "Mistral Nemo in TabbyAPI",
-        in_form(alternating, 400, {"detail": f"TemplateError: {ALTERNATE_AFTER_SYSTEM}"}),
+        in_form(mistral, 400, lambda words: {"detail": f"TemplateError: {words}"}),
         "alternating",
     ),
     template(
         "mistral-llama-cpp-python",
         "Mistral in llama-cpp-python 0.3",
-        in_words(no_system, ONLY_TWO_ROLES, 500, "internal_server_error"),
+        in_words(llama_cpp_mistral, "{}", 500, "internal_server_error"),
         "no_system",
     ),
     template(
         "mixtral",
         "Mixtral 8x7B Instruct v0.1 in Aphrodite",
-        in_words(no_system, ONLY_TWO_ROLES),
+        in_words(llama_cpp_mistral, "Only user and assistant roles are supported!"),
         "no_system",
     ),
     template(
         "llama-2",
         "Llama 2 Chat in TGI 2",
         in_form(
-            alternating,
+            gemma_3,
             422,
-            {
-                "error": f"Template error: {ALTERNATE} (in <string>:1)",
+            lambda words: {
+                "error": f"Template error: {words} (in <string>:1)",
                 "error_type": "template_error",
             },
         ),
@@ -248,24 +197,20 @@ TEMPLATES = [
         "command-r",
         "Command R in KoboldCpp with --jinja",
         in_form(
-            alternating, 400, {"detail": {"error": f"jinja2.exceptions.TemplateError: {ALTERNATE}"}}
+            gemma_3,
+            400,
+            lambda words: {"detail": {"error": f"jinja2.exceptions.TemplateError: {words}"}},
         ),
         "alternating",
     ),
     template(
         "perplexity",
         "Perplexity",
-        in_form(
-            alternating,
-            400,
-            {
-                "error": {
-                    "message": "After the (optional) system message(s), user and assistant roles "
-                    "should be alternating.",
-                    "type": "invalid_message",
-                    "code": 400,
-                }
-            },
+        in_words(
+            mistral,
+            "After the (optional) system message(s), user and assistant roles should be "
+            "alternating.",
+            kind="invalid_message",
         ),
         "alternating",
     ),
@@ -273,7 +218,7 @@ TEMPLATES = [
         "deepseek-reasoner",
         "DeepSeek",
         in_words(
-            alternating,
+            mistral,
             "deepseek-reasoner does not support successive user or assistant messages (messages[1] "
             "and messages[2] in your input). You should interleave the user/assistant messages in "
             "the message sequence.",
@@ -284,17 +229,13 @@ TEMPLATES = [
         "o1-mini",
         "OpenAI",
         in_form(
-            lambda roles: "system" not in roles,
+            no_system,
             400,
-            {
-                "error": {
-                    "message": "Unsupported value: 'messages[0].role' does not support 'system' "
-                    "with this model.",
-                    "type": "invalid_request_error",
-                    "param": "messages[0].role",
-                    "code": "unsupported_value",
-                }
-            },
+            lambda _: openai(
+                "Unsupported value: 'messages[0].role' does not support 'system' with this model.",
+                param="messages[0].role",
+                code="unsupported_value",
+            ),
         ),
         "no_system",
     ),
@@ -302,8 +243,7 @@ TEMPLATES = [
         "two-assistant-messages",
         "llama.cpp b5200, Ollama",
         refuse=in_words(
-            lambda roles: roles[-2:] != ["assistant", "assistant"],
-            "Cannot have 2 or more assistant messages at the end of the list.",
+            one_at_the_end, "Cannot have 2 or more assistant messages at the end of the list."
         ),
         result=Result(
             text="Mags: Hello there.", shape="alternating", learned={"shape": "alternating"}
@@ -311,12 +251,5 @@ TEMPLATES = [
         formats=OPENAI,
         sampling={"start_reply_with": "Mags: "},
         continues=True,
-    ),
-    template(
-        "messages-gemma-2",
-        "Gemma 2 on the Anthropic route of llama.cpp",
-        in_words(no_system, "Jinja Exception: System role not supported", 500, "api_error"),
-        "no_system",
-        LOCAL,
     ),
 ]

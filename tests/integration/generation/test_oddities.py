@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from tests.fakes.provider_answers import ANSWERS, Seen
 
 from backend.generation._json import mapping, sequence
 from backend.generation.model import (
@@ -39,7 +40,6 @@ from tests.fakes.oddities.thoughts import THOUGHTS
 from tests.fakes.oddities.tool_calls import CALLS
 from tests.fakes.oddities.values import VALUES
 from tests.fakes.oddities.wire_formats import FORMATS, FormatName, WireFormat
-from tests.fakes.provider_answers import ANSWERS, Seen
 from tests.fakes.scripted_server import Answer
 
 pytestmark = pytest.mark.anyio
