@@ -9,9 +9,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from tests.fakes.provider_answers import ANSWERS, Seen
 
-from backend.generation._json import mapping, sequence
 from backend.generation.model import (
     ChatModel,
     Finish,
@@ -31,7 +29,7 @@ from backend.generation.registry import ModelRegistry
 from backend.generation.sampling import Sampling
 from backend.generation.server_abilities import ServerAbilities
 from backend.generation.tool_streams import stream_with_tools
-from tests.fakes.oddities.oddity import ANTHROPIC, GEMINI, OPENAI, Oddity, Result
+from tests.fakes.oddities.oddity import Oddity, Result
 from tests.fakes.oddities.server import serve
 from tests.fakes.oddities.settings import SETTINGS
 from tests.fakes.oddities.streams import STREAMS
@@ -39,8 +37,7 @@ from tests.fakes.oddities.templates import TEMPLATES
 from tests.fakes.oddities.thoughts import THOUGHTS
 from tests.fakes.oddities.tool_calls import CALLS
 from tests.fakes.oddities.values import VALUES
-from tests.fakes.oddities.wire_formats import FORMATS, FormatName, WireFormat
-from tests.fakes.scripted_server import Answer
+from tests.fakes.oddities.wire_formats import FORMATS, WireFormat
 
 pytestmark = pytest.mark.anyio
 
@@ -139,33 +136,6 @@ async def test_a_reply_is_read_as_it_was_meant(row: Oddity, form: WireFormat) ->
 
     found = replace(summed_up(row, heard, problem), learned=known(connected, row))
     assert found == expected(row)
-
-
-def as_it_was_seen(seen: Seen) -> Oddity:
-    """Return an answer that is not a reply as a row."""
-    errors = mapping(mapping(next(iter(sequence(seen.body)), seen.body)).get("error"))
-    formats: Sequence[FormatName] = GEMINI if "status" in errors else OPENAI
-    if mapping(seen.body).get("type") == "error":
-        formats = ANTHROPIC
-    if seen.in_stream:
-        return Oddity("seen", seen.name, [seen.body], formats=formats, end=(), is_closed=False)
-    body, headers = seen.body, {}
-    if body is None or isinstance(body, str):
-        body = (body or "").encode()
-        headers = {"content-type": "text/html" if body.startswith(b"<") else "text/plain"}
-    answer = Answer(status=seen.status, headers={**headers, **seen.headers}, body=body)
-    return Oddity("seen", seen.name, formats=formats, answer=answer)
-
-
-@pytest.mark.parametrize("seen", ANSWERS.values(), ids=ANSWERS)
-async def test_an_answer_that_is_not_a_reply_is_the_error_of_its_cause(seen: Seen) -> None:
-    row = as_it_was_seen(seen)
-    async with connect(row, FORMATS[row.formats[0]]) as connected:
-        with pytest.raises(ModelError) as caught:
-            _ = [piece async for piece in connected.model.stream(Prompt(STORY), Sampling())]
-
-    assert type(caught.value) is seen.kind
-    assert known(connected, row).get("window") == seen.extra.get("window")
 
 
 @rows(CALLS)
