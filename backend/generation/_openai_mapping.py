@@ -224,7 +224,7 @@ def _read(body: Any, part: Literal["delta", "message"], calls: CallFragments) ->
 
 
 def _find_usage(body: Any, choice: Any) -> TokenUsage | None:
-    """Return the usage of a chunk. Moonshot puts it into the choice, Groq into a member of its own.
+    """Return the usage of a chunk, which Moonshot puts into the choice and Groq into `x_groq`.
 
     Sources: https://platform.moonshot.ai/docs/api/chat, https://console.groq.com/docs/api-reference
     """

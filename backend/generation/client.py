@@ -163,12 +163,16 @@ class AnswerStream:
                 break
             yield None
         is_framed = not head.startswith((b"{", b"[", b"<"))
-        values = self._framed(head, received) if is_framed else self._unframed(head, received)
+        values = (
+            self._read_events(head, received) if is_framed else self._read_unframed(head, received)
+        )
         async with aclosing(values):
             async for value in values:
                 yield value
 
-    async def _framed(self, head: bytes, rest: AsyncIterator[bytes]) -> AsyncGenerator[Any, None]:
+    async def _read_events(
+        self, head: bytes, rest: AsyncIterator[bytes]
+    ) -> AsyncGenerator[Any, None]:
         reader = EventReader()
         part: bytes | None = head
         while part is not None:
@@ -190,7 +194,9 @@ class AnswerStream:
             self.is_empty = False
             yield _checked(self._response, value, in_stream=True)
 
-    async def _unframed(self, head: bytes, rest: AsyncIterator[bytes]) -> AsyncGenerator[Any, None]:
+    async def _read_unframed(
+        self, head: bytes, rest: AsyncIterator[bytes]
+    ) -> AsyncGenerator[Any, None]:
         parts = [head]
         async for part in rest:
             parts.append(part)

@@ -96,6 +96,16 @@ def refuse_both(asked: Asked) -> Answer | None:
     return Answer(status=400, body=openai(words, type="None", code="400"))
 
 
+_EXCLUSIVE: Sequence[tuple[Mapping[str, Any], Sequence[SamplingField]]] = (
+    ({"thinking_budget": 200_000, "temperature": 0.7}, ("temperature",)),
+    ({"reasoning_effort": "high", "top_k": 40}, ("top_k",)),
+    ({"thinking_budget": -1, "top_p": 0.9}, ("top_p",)),
+    ({"thinking_budget": 200, "start_reply_with": "So"}, ("start_reply_with",)),
+    ({"temperature": 0.7, "top_p": 0.9}, ("top_p",)),
+    ({"thinking_budget": 200_000, "max_output_tokens": 300}, ()),
+)
+"""Settings that Claude refuses together, and those of them that are left out."""
+
 CLAUDE = [
     setting(
         f"claude-{'-'.join(sampling)}",
@@ -105,14 +115,7 @@ CLAUDE = [
         left(*left_out, for_good=False),
         ANTHROPIC,
     )
-    for sampling, left_out in (
-        ({"thinking_budget": 200_000, "temperature": 0.7}, ("temperature",)),
-        ({"reasoning_effort": "high", "top_k": 40}, ("top_k",)),
-        ({"thinking_budget": -1, "top_p": 0.9}, ("top_p",)),
-        ({"thinking_budget": 200, "start_reply_with": "So"}, ("start_reply_with",)),
-        ({"temperature": 0.7, "top_p": 0.9}, ("top_p",)),
-        ({"thinking_budget": 200_000, "max_output_tokens": 300}, ()),
-    )
+    for sampling, left_out in _EXCLUSIVE
 ]
 
 SETTINGS = [

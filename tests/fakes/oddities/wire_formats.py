@@ -255,7 +255,12 @@ class AnthropicFormat(WireFormat):
             match part:
                 case Call(name, arguments):
                     call_id = f"call-{index}"
-                    begun = {"type": "tool_use", "id": call_id, "name": name, "input": {}}
+                    begun: dict[str, Any] = {
+                        "type": "tool_use",
+                        "id": call_id,
+                        "name": name,
+                        "input": {},
+                    }
                     sent = arguments if isinstance(arguments, str) else json.dumps(arguments)
                     yield from block(index, begun, delta(index, "input_json", partial_json=sent))
                 case End():
@@ -354,8 +359,8 @@ class GeminiFormat(WireFormat):
     def roles(self, body: Mapping[str, Any]) -> list[str]:
         """See `WireFormat`."""
         system = ["system"] if body.get("systemInstruction") else []
-        roles = {"model": "assistant"}
-        return [*system, *(roles.get(each["role"], each["role"]) for each in body["contents"])]
+        roles = (str(each["role"]) for each in body["contents"])
+        return [*system, *("assistant" if role == "model" else role for role in roles)]
 
     def has_results(self, body: Mapping[str, Any]) -> bool:
         """See `WireFormat`."""
