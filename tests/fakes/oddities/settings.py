@@ -96,26 +96,33 @@ def refuse_both(asked: Asked) -> Answer | None:
     return Answer(status=400, body=openai(words, type="None", code="400"))
 
 
-_EXCLUSIVE: Sequence[tuple[Mapping[str, Any], Sequence[SamplingField]]] = (
-    ({"thinking_budget": 200_000, "temperature": 0.7}, ("temperature",)),
-    ({"reasoning_effort": "high", "top_k": 40}, ("top_k",)),
-    ({"thinking_budget": -1, "top_p": 0.9}, ("top_p",)),
-    ({"thinking_budget": 200, "start_reply_with": "So"}, ("start_reply_with",)),
-    ({"temperature": 0.7, "top_p": 0.9}, ("top_p",)),
-    ({"thinking_budget": 200_000, "max_output_tokens": 300}, ()),
-)
-"""Settings that Claude refuses together, and those of them that are left out."""
+_EXCLUSIVE: Mapping[str, tuple[Mapping[str, Any], Sequence[SamplingField]]] = {
+    "temperature": ({"thinking_budget": 200_000, "temperature": 0.7}, ("temperature",)),
+    "temperature-of-one": ({"thinking_budget": 2_000, "temperature": 1.0}, ()),
+    "top-k": ({"reasoning_effort": "high", "top_k": 40}, ("top_k",)),
+    "top-p": ({"thinking_budget": -1, "top_p": 0.9}, ("top_p",)),
+    "high-top-p": ({"thinking_budget": 2_000, "top_p": 0.97}, ()),
+    "high-top-p-beside-temperature": (
+        {"thinking_budget": 2_000, "temperature": 0.7, "top_p": 0.97},
+        ("temperature",),
+    ),
+    "prefill": ({"thinking_budget": 200, "start_reply_with": "So"}, ("start_reply_with",)),
+    "short-reply": ({"thinking_budget": 200_000, "max_output_tokens": 300}, ()),
+    "no-thinking": ({"temperature": 0.7, "top_p": 0.9}, ("top_p",)),
+    "thinking-off": ({"thinking_budget": 0, "temperature": 0.7, "top_k": 40}, ()),
+}
+"""Settings that Claude may refuse together, and those of them that are left out."""
 
 CLAUDE = [
     setting(
-        f"claude-{'-'.join(sampling)}",
+        f"claude-{name}",
         "Anthropic",
         sampling,
         refuse_as_claude,
         left(*left_out, for_good=False),
         ANTHROPIC,
     )
-    for sampling, left_out in _EXCLUSIVE
+    for name, (sampling, left_out) in _EXCLUSIVE.items()
 ]
 
 SETTINGS = [
