@@ -14,11 +14,20 @@ from backend.database.engine import Database
 from backend.enrichment.budgets import CHARACTERS_A_TOKEN
 from backend.enrichment.llm_selection import naming_setting
 from backend.enrichment.models import EnrichmentRun
-from backend.generation.model import ModelEmptyReplyError, ModelWritesNoJsonError, TokenUsage
+from backend.generation.model import (
+    ModelContextOverflowError,
+    ModelEmptyReplyError,
+    ModelWritesNoJsonError,
+    StructuredAnswer,
+    TokenUsage,
+)
 from backend.quotas.definitions import TOKENS_PER_DAY
 from backend.quotas.ledgers import add_tokens
 from backend.quotas.service import Quotas
 from backend.turns.builder import PromptBuilder
+from backend.turns.built import Built
+from backend.turns.prompt_context import Constraint
+from backend.turns.refusals import MAX_REBUILDS, constraint_after, describe_refusal
 from backend.turns.schemas import SuggestionRequest, TurnRequest
 
 SCHEMA = {
@@ -51,17 +60,8 @@ class SuggestionService:
         """
         await self._quotas.check(TOKENS_PER_DAY, identity.user_id)
         with self._quotas.turns.hold(identity.user_id):
-            built = await self._builder.build(
-                identity,
-                chat_id,
-                TurnRequest(impersonate=True, viewpoint=request.viewpoint),
-                suggestions=request.count,
-            )
-            window, began = built.window, time.monotonic()
-            try:
-                answer = await window.model.structured(built.prompt, SCHEMA, window.sampling)
-            except ModelWritesNoJsonError as error:
-                raise naming_setting(error, "suggestions") from error
+            began = time.monotonic()
+            built, answer = await self._ask(identity, chat_id, request)
         seconds = time.monotonic() - began
         usage = answer.usage or TokenUsage(
             prompt_tokens=built.assembled.tokens,
@@ -73,7 +73,7 @@ class SuggestionService:
             )
             # It may have been deleted meanwhile.
             chat = await get_chat(session, chat_id, owner_id=identity.user_id)
-            run = _run(identity.user_id, chat_id, window.spec.id, usage, seconds)
+            run = _run(identity.user_id, chat_id, built.window.spec.id, usage, seconds)
             run.campaign_id = chat.campaign_id
             session.add(run)
         try:
@@ -84,6 +84,30 @@ class SuggestionService:
         if not texts:
             raise ModelEmptyReplyError("It suggested nothing. Try again, or another model.")
         return texts
+
+    async def _ask(
+        self, identity: Identity, chat_id: UUID, request: SuggestionRequest
+    ) -> tuple[Built, StructuredAnswer]:
+        """Ask the model. A prompt that it refuses as too long is built again, smaller."""
+        turn = TurnRequest(impersonate=True, viewpoint=request.viewpoint)
+        constraint: Constraint | None = None
+        refusals = 0
+        while True:
+            built = await self._builder.build(
+                identity, chat_id, turn, suggestions=request.count, constraint=constraint
+            )
+            try:
+                return built, await built.window.model.structured(
+                    built.prompt, SCHEMA, built.sampling
+                )
+            except ModelWritesNoJsonError as error:
+                raise naming_setting(error, "suggestions") from error
+            except ModelContextOverflowError as error:
+                refusals += 1
+                refused = describe_refusal(error, built, extra=0)
+                if refusals > MAX_REBUILDS:
+                    raise refused.complete(error) from error
+                constraint = constraint_after(refused, built)
 
 
 def _run(
