@@ -9,7 +9,7 @@ from typing import Any
 from backend.generation import _anthropic_mapping as wire
 from backend.generation._provider import ModelProvider, ServerConfig
 from backend.generation._refusals import Refusal
-from backend.generation.client import ModelClient, ServerError
+from backend.generation.client import ModelClient
 from backend.generation.sampling import SamplingField
 from backend.generation.server_model import AnswerReader, ModelRequest, ServerModel
 
