@@ -10,12 +10,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
+from http import HTTPStatus
 from typing import Any, Literal, cast
 
 from backend.generation._json import mapping, parse_json, sequence
 from backend.generation._openai_calls import REASONING, CallFragments
 from backend.generation._replies import Delta
 from backend.generation._tool_calls import with_distinct_ids
+from backend.generation.client import ServerError
 from backend.generation.figures import MessageShape
 from backend.generation.message_shapes import SEPARATOR
 from backend.generation.model import (
@@ -47,6 +49,9 @@ _FINISHES: Mapping[str, FinishReason] = {
 
 _UNFINISHED = frozenset({"", "null"})
 """Words of chunks that are not the last. KoboldCpp sends null as a text."""
+
+_FAILED = frozenset({"error", "abort", "aborted", "network_error", "insufficient_system_resource"})
+"""Words for a reply that the server could not finish: OpenRouter's, vLLM's, Z.ai's, DeepSeek's."""
 
 _NAMES: Mapping[SamplingField, str] = {
     # Deprecated by OpenAI in favour of max_completion_tokens, which few others know.
@@ -218,6 +223,8 @@ def _read(body: Any, part: Literal["delta", "message"], calls: CallFragments) ->
     text = _text(said, "content") or _text(said, "refusal") or _parts(_member(said, "content"))
     word = _text(choice, "finish_reason")
     word = "" if word in _UNFINISHED else word
+    if word.lower() in _FAILED:
+        raise ServerError(HTTPStatus.OK, {"error": {"type": word}}, {}, in_stream=True)
     return Delta(
         pieces=(
             *([ThinkingPiece(thinking)] if thinking else ()),

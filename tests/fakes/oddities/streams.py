@@ -449,14 +449,14 @@ ENDS = [
             f"finish-{word}",
             server,
             end=[End(word)],
-            result=Result(text="Hello there.", error="model-interrupted", says=word),
+            result=Result(text="Hello there.", error="model-server-failed", says=says),
             formats=OPENAI,
         )
-        for word, server in (
-            ("error", "OpenRouter, KoboldCpp 1.116"),
-            ("abort", "vLLM, SGLang"),
-            ("network_error", "Z.ai"),
-            ("insufficient_system_resource", "DeepSeek"),
+        for word, server, says in (
+            ("error", "OpenRouter, KoboldCpp 1.116", "server failed"),
+            ("abort", "vLLM, SGLang", "abort"),
+            ("network_error", "Z.ai", "network_error"),
+            ("insufficient_system_resource", "DeepSeek", "insufficient_system_resource"),
         )
     ),
     Oddity(
