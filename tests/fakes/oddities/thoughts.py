@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from tests.fakes.oddities.oddity import NODS, OPENAI, Oddity, Result
+from tests.fakes import gemini_server
+from tests.fakes.gemini_server import text_part, thought_part
+from tests.fakes.oddities.oddity import GEMINI, NODS, OPENAI, Oddity, Result
 from tests.fakes.oddities.wire_formats import End, Thought
 from tests.fakes.openai_server import chunk
 
@@ -116,6 +118,13 @@ MEMBERS = [
         [chunk(reasoning_content=PLAN, content="Mags "), "waves."],
         THOUGHT,
         formats=OPENAI,
+    ),
+    Oddity(
+        "thought-and-text-in-one-chunk",
+        "Gemini 2.5",
+        [gemini_server.chunk(thought_part(PLAN), text_part("Mags ")), "waves."],
+        THOUGHT,
+        formats=GEMINI,
     ),
     Oddity(
         "member-under-both-names",
