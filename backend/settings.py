@@ -107,9 +107,9 @@ class Settings(BaseSettings):
     """Which server it is: which samplers are offered, and what it calls them. `other` offers all,
     and learns from what is refused."""
     openai_tool_support: Literal["", "native", "structured", "fenced", "none"] = ""
-    """How its models call tools in a campaign that is played: by themselves, in answers of a JSON
-    Schema, in a fenced block of their text, or not at all. Empty: Talekeeper finds out for each
-    model, and forgets it with the process."""
+    """The way in which its models call tools in a campaign that is played: natively, in answers of
+    a JSON Schema, in a fenced block of their text, or not at all. If it is empty, Talekeeper learns
+    it for each model, until it is restarted."""
     anthropic_api_key: Secret = None
     """Key for Anthropic's API."""
     anthropic_models: Names = ("claude-sonnet-5-5", "claude-opus-5-5", "claude-haiku-5-5")

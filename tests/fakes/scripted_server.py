@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from http.client import responses
+from http import HTTPStatus
 from typing import Any, ClassVar, Self
 from urllib.parse import parse_qsl, urlsplit
 
@@ -176,7 +176,8 @@ async def _read(reader: asyncio.StreamReader) -> Request | None:
 
 
 def _head(status: int, headers: Mapping[str, str]) -> bytes:
-    lines = [f"HTTP/1.1 {status} {responses.get(status, '')}"]
+    known = status in HTTPStatus.__members__.values()  # Cloudflare has some of its own
+    lines = [f"HTTP/1.1 {status} {HTTPStatus(status).phrase if known else 'Unknown'}"]
     lines += (f"{name}: {value}" for name, value in headers.items())
     return "\r\n".join((*lines, "", "")).encode()
 
