@@ -51,6 +51,9 @@ ProviderT = TypeVar("ProviderT", bound="ModelProvider[Any, Any]")
 _MENDABLE = (ModelRequestError, ModelServerError)
 """Errors that another form of the request may mend. Templates of some servers fail with 500."""
 
+_REFUSES_START = ("prefill", "final `assistant` message")
+"""Words of models that take no beginning of a reply: those that think, and Claude since 4.6."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelRequest:
@@ -356,6 +359,9 @@ class ServerModel(ABC, Generic[ProviderT]):
             self._learn_window(request.prompt, failure)
         if not isinstance(failure, _MENDABLE):
             raise failure
+        if request.start and any(words in error.text for words in _REFUSES_START):
+            self._remember_refused("start_reply_with")
+            return request.without("start_reply_with")
         shape = find_stricter_shape(error.text, request.prompt, request.shape)
         if shape is not None:
             return replace(request, shape=shape)

@@ -43,8 +43,11 @@ class Gate:
     opened: asyncio.Event = field(default_factory=asyncio.Event)
 
 
-Event = Mapping[str, Any] | str | Silence | Break | Gate
-"""A JSON object or a bare text is sent as one server-sent event; the others steer the stream."""
+Event = Mapping[str, Any] | str | bytes | Silence | Break | Gate
+"""A JSON object or a bare text is sent as one server-sent event, and bytes as they are.
+
+The others steer the stream.
+"""
 
 
 @dataclass(frozen=True)
@@ -198,10 +201,14 @@ async def _send_events(answer: Answer, writer: asyncio.StreamWriter) -> bool:
         elif isinstance(event, Gate):
             await event.opened.wait()
         else:
-            text = event if isinstance(event, str) else json.dumps(event)
-            data = f"data: {text}\n\n".encode()
+            data = event if isinstance(event, bytes) else _framed(event)
             writer.write(f"{len(data):x}\r\n".encode() + data + b"\r\n")
         await writer.drain()
     writer.write(b"0\r\n\r\n")
     await writer.drain()
     return True
+
+
+def _framed(event: Mapping[str, Any] | str) -> bytes:
+    text = event if isinstance(event, str) else json.dumps(event)
+    return f"data: {text}\n\n".encode()
