@@ -41,7 +41,7 @@ class Delta:
     `reason` is the provider's word for `finish` (`PROHIBITED_CONTENT`, say).
     """
 
-    pieces: tuple[TextPiece | ThinkingPiece | ToolCall, ...] = ()
+    pieces: tuple[Piece, ...] = ()
     usage: TokenUsage | None = None
     finish: FinishReason | None = None
     reason: str = ""

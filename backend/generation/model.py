@@ -6,7 +6,7 @@ adapter knows a vendor's types, and every failure that leaves an adapter is a `M
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar, Literal, Protocol, runtime_checkable
 
@@ -97,6 +97,11 @@ class TextReset:
 
 
 @dataclass(frozen=True, slots=True)
+class ThinkingReset:
+    """Take back the thoughts that this request has streamed so far: they were the reply."""
+
+
+@dataclass(frozen=True, slots=True)
 class SentRequest:
     """How the request was sent. The first piece of a stream whose server accepted the request.
 
@@ -138,7 +143,30 @@ class Finish:
     reason: FinishReason
 
 
-Piece = TextPiece | ThinkingPiece | TextReset | ToolCall | SentRequest | TokenUsage | Finish
+Piece = (
+    TextPiece
+    | ThinkingPiece
+    | TextReset
+    | ThinkingReset
+    | ToolCall
+    | SentRequest
+    | TokenUsage
+    | Finish
+)
+
+
+def apply_resets(pieces: Iterable[Piece]) -> list[Piece]:
+    """Return the pieces that are left at the end of a stream, without resets."""
+    kept: list[Piece] = []
+    for piece in pieces:
+        match piece:
+            case TextReset():
+                kept = [each for each in kept if not isinstance(each, TextPiece)]
+            case ThinkingReset():
+                kept = [each for each in kept if not isinstance(each, ThinkingPiece)]
+            case _:
+                kept.append(piece)
+    return kept
 
 
 @dataclass(frozen=True, slots=True)
