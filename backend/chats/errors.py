@@ -33,3 +33,9 @@ class MessageBusyError(ConflictError):
     """A reply is being written there right now."""
 
     slug, title = "message-busy", "A reply is being written there"
+
+
+class NotOnlyThoughtsError(ConflictError):
+    """The message has a text of its own, or no thoughts that could become one."""
+
+    slug, title = "not-only-thoughts", "The message is not made of thoughts alone"

@@ -1,4 +1,4 @@
-"""Speaker labels that a model writes before what it says: `Alda: Good day.`
+"""Labels of speakers, as in `Alda: Good day.`, that a model writes before what it says.
 
 Prompts of chats with several speakers put each author's name before the text
 (`counting.line_text`), and models copy that. The speaker's own label does not belong to the reply.
@@ -122,6 +122,12 @@ class SpeakerFilter:
         kept.append(text)
         if text.strip():
             self._is_head = False
+
+
+def without_label(text: str, speaker: str) -> str:
+    """Return a whole text without the speaker's label at its beginning."""
+    speakers = SpeakerFilter(speaker)
+    return speakers.feed(text) + speakers.close()
 
 
 def _compile_label(speaker: str, others: Iterable[str]) -> Any:

@@ -22,6 +22,7 @@ from backend.generation.model import (
     ModelUnavailableError,
     Piece,
     TextPiece,
+    TextReset,
     ThinkingPiece,
     TokenUsage,
     ToolAnswer,
@@ -47,6 +48,38 @@ class Delta:
     reason: str = ""
 
 
+@dataclass(slots=True)
+class _Content:
+    """What a stream has yielded so far."""
+
+    has_begun: bool = False
+    has_text: bool = False
+    has_thoughts: bool = False
+    calls: int = 0
+
+    def add(self, piece: Piece) -> bool:
+        """Take note of a piece; return False for a call beyond `MAX_CALLS`."""
+        self.has_begun = True
+        match piece:
+            case TextPiece(text):
+                self.has_text = self.has_text or not text.isspace()
+            case ThinkingPiece(text):
+                self.has_thoughts = self.has_thoughts or not text.isspace()
+            case TextReset():
+                self.has_text = False
+            case ToolCall():
+                self.calls += 1
+                return self.calls <= MAX_CALLS
+            case _:
+                pass
+        return True
+
+    def is_empty(self, finish: FinishReason) -> bool:
+        """True if there is nothing to keep. What a filter has let through of thoughts is not."""
+        has_content = self.has_text or self.calls or (self.has_thoughts and finish != "safety")
+        return not has_content
+
+
 async def relay(
     deltas: AsyncGenerator[Delta, None], *, who: str, chunk_timeout: float
 ) -> AsyncGenerator[Piece, None]:
@@ -61,12 +94,11 @@ async def relay(
         ModelTimeoutError: Silence.
         ModelInterruptedError: It broke off, or ended without saying that it had finished.
         ModelBlockedError: The provider's filter let nothing through.
-        ModelEmptyReplyError: It finished without a word and without a call.
+        ModelEmptyReplyError: It finished without text, thoughts or calls.
     """
     usage: TokenUsage | None = None
     end: Delta | None = None
-    began = spoke = False
-    calls = 0
+    content = _Content()
     async with aclosing(deltas):
         while True:
             try:
@@ -76,25 +108,22 @@ async def relay(
                     delta = await anext(deltas, None)
             except (TimeoutError, ModelError) as error:
                 if end is None:
-                    raise _broken(error, who, chunk_timeout, began=began) from None
+                    raise _broken(error, who, chunk_timeout, began=content.has_begun) from None
                 break
             if delta is None:
                 break
             for piece in delta.pieces:
-                began = True
-                spoke = spoke or (isinstance(piece, TextPiece) and not piece.text.isspace())
-                calls += isinstance(piece, ToolCall)
-                if calls <= MAX_CALLS or not isinstance(piece, ToolCall):
+                if content.add(piece):
                     yield piece
             usage = delta.usage or usage
             end = delta if delta.finish else end
     if end is None or end.finish is None:
         raise ModelInterruptedError(f"{who} broke off before the model had finished.")
-    if not spoke and not calls:
+    if content.is_empty(end.finish):
         raise _nothing_said(who, end.finish, end.reason)
     if usage is not None:
         yield usage
-    yield Finish(finish_of(end.finish, called=bool(calls)))
+    yield Finish(finish_of(end.finish, called=bool(content.calls)))
 
 
 def finish_of(finish: FinishReason, *, called: bool) -> FinishReason:

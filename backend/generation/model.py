@@ -240,7 +240,7 @@ class ChatModel(Protocol):
             sampling: What the user set.
             tools: What the model may call. A call is one piece, once it is complete; one that
                 can't be read has a `problem` and does not end the reply. Without tools there is at
-                least one piece of text.
+                least one piece of text or of thoughts.
             schema: JSON Schema of the whole text. Not to be combined with tools.
         """
         ...
@@ -349,9 +349,9 @@ class ModelBlockedError(ModelError):
 
 
 class ModelEmptyReplyError(ModelError):
-    """The model finished without a word."""
+    """The model finished without anything that could be used."""
 
-    status, slug, title = 502, "model-empty-reply", "The model said nothing"
+    status, slug, title = 502, "model-empty-reply", "The model returned an empty reply"
     retryable = True
 
 

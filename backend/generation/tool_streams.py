@@ -6,7 +6,7 @@ which the narration streams. `fenced`: it writes calls into a fenced block of it
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Iterable, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from contextlib import aclosing
 from typing import get_args
 from weakref import WeakKeyDictionary
@@ -27,10 +27,13 @@ from backend.generation.model import (
     Piece,
     Prompt,
     TextPiece,
+    TextReset,
+    ThinkingPiece,
     TokenUsage,
     Tool,
     ToolAnswer,
     ToolCall,
+    apply_resets,
 )
 from backend.generation.sampling import Sampling
 
@@ -119,7 +122,7 @@ async def answer_with_tools(
             pieces.append(piece)  # noqa: PERF401 - it is closed whatever happens
     if refused:
         _learned.setdefault(model, way)
-    said = tuple(piece for piece in pieces if isinstance(piece, TextPiece | ToolCall))
+    said = tuple(piece for piece in apply_resets(pieces) if isinstance(piece, TextPiece | ToolCall))
     usage = next((piece for piece in pieces if isinstance(piece, TokenUsage)), None)
     finish: FinishReason | None = next(
         (piece.reason for piece in pieces if isinstance(piece, Finish)), None
@@ -136,29 +139,35 @@ def _ask(
     if way == "structured":
         asked = structured_prompt(prompt, tools)
         pieces = model.stream(asked, sampling, schema=answer_schema(tools))
-        return _read(pieces, StructuredReader())
-    return _read(model.stream(fenced_prompt(prompt, tools), sampling), FencedReader())
+        return _read(pieces, StructuredReader)
+    return _read(model.stream(fenced_prompt(prompt, tools), sampling), FencedReader)
 
 
 async def _read(
-    pieces: AsyncGenerator[Piece, None], reader: CallReader
+    pieces: AsyncGenerator[Piece, None], make_reader: Callable[[], CallReader]
 ) -> AsyncGenerator[Piece, None]:
-    """A reply whose text is taken apart; `ModelEmptyReplyError` where nothing is in it."""
-    has_spoken = False
+    """Yield a reply with its text taken apart. Raise `ModelEmptyReplyError` if it is empty.
+
+    Calls that were written into text that is taken back have happened; the text is read again.
+    """
+    reader = make_reader()
+    has_content = False
     calls = 0
     async with aclosing(pieces):
         async for written in pieces:
+            if isinstance(written, TextReset):
+                reader = make_reader()
             for piece in _taken_apart(written, reader):
                 match piece:
-                    case TextPiece(text):
-                        has_spoken = has_spoken or not text.isspace()
+                    case TextPiece(text) | ThinkingPiece(text):
+                        has_content = has_content or not text.isspace()
                         yield piece
                     case ToolCall():
                         calls += 1
                         if calls <= MAX_CALLS:
                             yield piece
                     case Finish(reason):
-                        if not has_spoken and not calls:
+                        if not has_content and not calls:
                             raise ModelEmptyReplyError("It answered with neither text nor calls.")
                         yield Finish(finish_of(reason, called=bool(calls)))
                     case _:

@@ -22,6 +22,7 @@ from backend.generation.model import (
     ModelError,
     Piece,
     TextPiece,
+    TextReset,
     ThinkingPiece,
     TokenUsage,
     Tool,
@@ -30,7 +31,7 @@ from backend.generation.model import (
 )
 from backend.generation.tool_streams import stream_with_tools, tool_support
 from backend.prompts import PromptLibrary
-from backend.turns.events import AWAITING, RESET
+from backend.turns.events import AWAITING
 from backend.turns.transcript import PlayEvent
 
 if TYPE_CHECKING:
@@ -54,10 +55,10 @@ class SuspendedPlay(msgspec.Struct, kw_only=True):
 
 @dataclass(slots=True, kw_only=True)
 class _Heard:
-    """What one request came to. `begin` is where in the transcript it began."""
+    """What one request came to. `has_begun`: some of its text is in the transcript."""
 
     offered: Sequence[Tool]
-    begin: int
+    has_begun: bool = False
     calls: list[ToolCall] = field(default_factory=list[ToolCall])
     results: list[Any] = field(default_factory=list[Any])
     decided: OutcomeKind | None = None
@@ -102,14 +103,14 @@ class Play:
         """One request to the model; whether another one follows."""
         self.requests += 1
         transcript = run.progress.transcript
-        heard = _Heard(offered=self.table.offered(), begin=transcript.length)
+        heard = _Heard(offered=self.table.offered())
         await self._hear(run, heard)
         self.support = tool_support(run.model)
         if run.finish == "tool_calls":
             run.finish = "stop"
         if heard.decided in {"break", "end"} or not heard.calls:
             return heard.decided == "break"
-        said = transcript.joined("text", since=heard.begin)
+        said = transcript.joined("text", since=run.request_begin)
         self.rounds.append(ToolRound(heard.calls, heard.results, said))
         if heard.decided == "wait":
             transcript.append_event(AWAITING, msgspec.to_builtins(self.table.waiting))
@@ -118,11 +119,13 @@ class Play:
 
     async def _hear(self, run: TurnRun, heard: _Heard) -> None:
         """Take what the model says, and let its calls happen as they come."""
-        stream = stream_with_tools(
-            run.model,
-            replace(run.built.prompt, rounds=self.rounds),
-            heard.offered,
-            run.built.window.sampling,
+        stream = run.listen(
+            stream_with_tools(
+                run.model,
+                replace(run.built.prompt, rounds=self.rounds),
+                heard.offered,
+                run.built.window.sampling,
+            )
         )
         try:
             async with contextlib.aclosing(stream):
@@ -143,8 +146,12 @@ class Play:
                 if heard.offered and heard.decided is None:
                     await self._use(run, heard, piece)
             case TextPiece(text):
-                if run.progress.transcript.length == heard.begin:
+                if not heard.has_begun:
+                    heard.has_begun = True
                     self._begin_paragraph(run, text)
+                run.take(piece)
+            case TextReset():
+                heard.has_begun = False
                 run.take(piece)
             case TokenUsage():
                 run.usage = added(run.usage, piece)
@@ -163,8 +170,7 @@ class Play:
             heard.decided = outcome.kind
         if outcome.kind == "break":
             self.rounds.clear()
-            transcript.drop_text()
-            transcript.append_event(RESET, {})
+            run.take_back("text", since=0)
             run.built = run.built.with_guidance(self.table.guidance(self.prompts))
         for name, data in outcome.events:
             transcript.append_event(name, data)
