@@ -14,9 +14,12 @@ import msgspec
 
 from backend.errors import AppError
 from backend.generation.figures import Ability, FiguresFrom, MessageShape, Price, ToolSupport
-from backend.generation.sampling import Sampling, SamplingField
+from backend.generation.sampling import Sampling, SamplingField, check_taken
 
 Role = Literal["system", "user", "assistant"]
+Fixable = Literal["tool_support", "shape"]
+"""Facts of a model that are learned unless its user sets them."""
+
 FinishReason = Literal["stop", "length", "safety", "tool_calls", "other"]
 
 
@@ -103,7 +106,7 @@ class ThinkingReset:
 
 @dataclass(frozen=True, slots=True)
 class SentRequest:
-    """How the request was sent. The first piece of a stream whose server accepted the request.
+    """A request that was sent in another form than it was asked for: the first piece of a stream.
 
     `shape` is the message shape that was sent. `left_out` are sampling settings of the user that
     the model cannot take, or cannot take together with another one.
@@ -189,15 +192,17 @@ class StructuredAnswer:
 
 @dataclass(frozen=True, slots=True)
 class ModelSpec:
-    """What is known of a model before it is called.
+    """The facts of a model that are known before it is called.
 
     `id` is `provider/name` (`gemini/gemini-2.5-flash`), or a bare name for the built-in demo.
     `provider` is the provider's slug, `provider_name` what people call it.
     `tokenizer` names the vocabulary in `generation.tokens` that comes closest.
     `accepts` are the sampling settings that it takes; others are refused when they are set.
-    `refused` are those that its server was found not to take.
-    `shape` is the message shape that it accepts, by its preset or as it was learned.
-    `tool_support` is the best that is expected of it: see `tool_streams`.
+    `refused` are those that its server was found not to take: they are left out of requests.
+    `shape` is the message shape that it accepts, and `tool_support` the best way of calling tools
+    that is expected of it: see `tool_streams`. Each is what the user set, else what was learned,
+    else the default of the preset.
+    `fixed` names those of the two that the user set. Nothing that is learned replaces them.
     """
 
     id: str
@@ -211,10 +216,18 @@ class ModelSpec:
     refused: frozenset[SamplingField] = frozenset()
     tool_support: ToolSupport = "native"
     shape: MessageShape = "lenient"
+    fixed: frozenset[Fixable] = frozenset()
     provider_name: str = ""
     price: Price | None = None
     abilities: frozenset[Ability] = frozenset()
     figures_from: FiguresFrom = "default"
+
+    def check_sampling(self, sampling: Sampling) -> None:
+        """Raise `SettingNotTakenError` for a setting that the vendor's API does not have.
+
+        A setting that the model's server was found to refuse is left out of requests instead.
+        """
+        check_taken(sampling, accepts=self.accepts | self.refused, model_id=self.id)
 
 
 @runtime_checkable
@@ -330,12 +343,6 @@ class ModelContextOverflowError(ModelRequestError):
             detail, extra={name: size for name, size in reported.items() if size is not None}
         )
         self.window, self.needed = window, needed
-
-
-class ModelSettingRefusedError(ModelRequestError):
-    """The server does not take a sampling setting, or its value; `refused` names it."""
-
-    slug, title = "model-refused-setting", "The model's server refused a setting"
 
 
 class ModelBlockedError(ModelError):

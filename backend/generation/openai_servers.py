@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from backend.generation.figures import MessageShape
 from backend.generation.sampling import SamplingField
 from backend.setting_types import ServerName
 
@@ -44,7 +45,8 @@ class ServerKind:
     `names` are its own names of settings, with a dot where one is a member of another; `prefill`
     goes into the request, and `prefix` into its last message, where a reply is to go on from that.
     `counts` are the routes that it may count tokens by. `needs_limit`: it takes any length, and
-    where none is asked for it writes on until its window is full, or stops early.
+    where none is asked for it writes on until its window is full, or stops early. `shape` is the
+    message shape that its models accept if nothing else is known.
     """
 
     accepts: frozenset[SamplingField]
@@ -53,6 +55,7 @@ class ServerKind:
     prefix: Mapping[str, Any] = field(default_factory=dict[str, Any])
     counts: tuple[CountingRoute, ...] = ()
     needs_limit: bool = False
+    shape: MessageShape = "lenient"
 
 
 _COMMON: frozenset[SamplingField] = frozenset(
@@ -94,6 +97,8 @@ OPENAI_SERVERS: Mapping[ServerName, ServerKind] = {
         accepts=_and(_COMMON, "start_reply_with"),
         names={"seed": "random_seed"},
         prefix={"prefix": True},
+        # "Unexpected role 'system' after role 'assistant'"
+        shape="system_first",
     ),
     "ollama": ServerKind(accepts=_and(_COMMON, "start_reply_with")),
     "llama-cpp": ServerKind(

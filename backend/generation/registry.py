@@ -11,10 +11,17 @@ from backend.errors import ValidationError
 from backend.generation.anthropic import ADAPTER_ACCEPTS as ANTHROPIC_ACCEPTS
 from backend.generation.anthropic import AnthropicConfig, AnthropicModel, AnthropicProvider
 from backend.generation.demo import DemoModel
-from backend.generation.figures import NOTHING, ListedModel, Price, ToolSupport, figures_of
+from backend.generation.figures import (
+    NOTHING,
+    ListedModel,
+    MessageShape,
+    Price,
+    ToolSupport,
+    figures_of,
+)
 from backend.generation.gemini import ADAPTER_ACCEPTS as GEMINI_ACCEPTS
 from backend.generation.gemini import GeminiConfig, GeminiModel, GeminiProvider
-from backend.generation.model import ChatModel, ModelSpec
+from backend.generation.model import ChatModel, Fixable, ModelSpec
 from backend.generation.openai_compatible import OpenAICompatibleConfig, OpenAICompatibleProvider
 from backend.generation.openai_model import OpenAICompatibleModel
 from backend.generation.openai_servers import OPENAI_SERVERS
@@ -149,8 +156,13 @@ class OfferedProvider:
                 spec = self._spec(name, accepts=accepts, tokenizer="gemma3")
                 return GeminiModel(spec, google, thinks=name in _THINKS_UNASKED)
             case OpenAICompatibleProvider() as server:
-                accepts = OPENAI_SERVERS[server.config.server].accepts
-                spec = self._spec(name, accepts=accepts, tool_support=server.config.tool_support)
+                kind = OPENAI_SERVERS[server.config.server]
+                spec = self._spec(
+                    name,
+                    accepts=kind.accepts,
+                    tool_support=server.config.tool_support,
+                    shape=kind.shape,
+                )
                 return OpenAICompatibleModel(spec, server)
             case AnthropicProvider() as maker:
                 return AnthropicModel(self._spec(name, accepts=ANTHROPIC_ACCEPTS), maker)
@@ -162,10 +174,20 @@ class OfferedProvider:
         accepts: frozenset[SamplingField],
         tokenizer: str = "o200k_base",
         tool_support: ToolSupport = "native",
+        shape: MessageShape = "lenient",
     ) -> ModelSpec:
+        """Return a spec with each fact as the user set it, else as learned, else the default.
+
+        `tool_support` and `shape` are the defaults of the model's preset.
+        """
+        chosen, known = self.chosen.get(name, NOTHING), self.adapter.abilities.of(name)
+        set_by_user: Mapping[Fixable, object] = {
+            "tool_support": chosen.tool_support,
+            "shape": chosen.message_shape,
+        }
         figures = figures_of(
             name,
-            chosen=self.chosen.get(name, NOTHING),
+            chosen=chosen,
             listed=self.listed.get(name, NOTHING),
             default=_defaults(self.adapter.config),
         )
@@ -177,8 +199,11 @@ class OfferedProvider:
             context_window=figures.context_window,
             max_output_tokens=figures.max_output_tokens,
             tokenizer=tokenizer,
-            accepts=accepts,
-            tool_support=tool_support,
+            accepts=accepts.difference(known.refused),
+            refused=accepts.intersection(known.refused),
+            tool_support=chosen.tool_support or known.tools or tool_support,
+            shape=chosen.message_shape or known.shape or shape,
+            fixed=frozenset(name for name, value in set_by_user.items() if value is not None),
             provider_name=self.name,
             price=figures.price,
             abilities=figures.abilities,

@@ -42,6 +42,9 @@ class ModelAbilities(msgspec.Struct, frozen=True, omit_defaults=True):
     thinks_first: bool = False
 
 
+NOTHING_LEARNED = ModelAbilities()
+
+
 class ServerAbilities(msgspec.Struct, frozen=True, omit_defaults=True):
     """Abilities that a server has shown: its number of slots, and those of its models by name."""
 
@@ -50,7 +53,7 @@ class ServerAbilities(msgspec.Struct, frozen=True, omit_defaults=True):
 
     def of(self, model: str) -> ModelAbilities:
         """What is known of a model."""
-        return self.models.get(model, ModelAbilities())
+        return self.models.get(model, NOTHING_LEARNED)
 
     def with_model(self, model: str, abilities: ModelAbilities) -> ServerAbilities:
         """The same, with this known of a model."""

@@ -25,10 +25,9 @@ from typing import Annotated, Literal, NamedTuple
 import msgspec
 
 from backend.code_spans import CodeSpans
-from backend.generation._replies import Delta
+from backend.generation._replies import Delta, DeltaPiece
 from backend.generation.model import (
     FinishReason,
-    Piece,
     TextPiece,
     TextReset,
     ThinkingPiece,
@@ -200,7 +199,7 @@ class ThoughtReader:
 
     def read(self, delta: Delta) -> Delta:
         """Return a part of a reply with its thoughts separated; one with a finish is the last."""
-        pieces: list[Piece] = []
+        pieces: list[DeltaPiece] = []
         for piece in delta.pieces:
             match piece:
                 case TextPiece(text):
@@ -218,10 +217,14 @@ class ThoughtReader:
             pieces += self.close(is_cut=delta.finish in _CUT)
         return replace(delta, pieces=tuple(pieces))
 
-    def feed(self, text: str) -> list[Piece]:
+    def break_off(self) -> Delta:
+        """Return the rest of a reply that has no end."""
+        return Delta(tuple(self.close(is_cut=True)))
+
+    def feed(self, text: str) -> list[DeltaPiece]:
         """Return the pieces that the next part of the reply completes."""
         text, self._held = self._held + text, ""
-        pieces: list[Piece] = []
+        pieces: list[DeltaPiece] = []
         at = 0
         while at < len(text):
             match self._place:
@@ -235,14 +238,14 @@ class ThoughtReader:
                     at = self._say(text, at, pieces)
         return pieces
 
-    def close(self, *, is_cut: bool) -> list[Piece]:
+    def close(self, *, is_cut: bool) -> list[DeltaPiece]:
         """Return the rest at the end of the reply, or before a tool call in it.
 
         Args:
             is_cut: The reply may have ended inside its thoughts.
         """
         held, self._held = self._held, ""
-        pieces: list[Piece] = []
+        pieces: list[DeltaPiece] = []
         if self._place != "thoughts":
             self._add(TextPiece(held.lstrip() if self._had_block else held), pieces)
         elif self._end.any.match(held):
@@ -285,7 +288,7 @@ class ThoughtReader:
         self._place = "thoughts" if self._presumes_thoughts else "text"
         return begin if self._had_block or self._presumes_thoughts else at
 
-    def _think(self, text: str, at: int, pieces: list[Piece]) -> int:
+    def _think(self, text: str, at: int, pieces: list[DeltaPiece]) -> int:
         """Read thoughts up to their closing tag."""
         if not self._last and (blanks := _BLANKS.match(text, at)):
             at = blanks.end()
@@ -311,7 +314,7 @@ class ThoughtReader:
         self._held = text[end:]
         return len(text)
 
-    def _answer(self, text: str, at: int, pieces: list[Piece]) -> int:
+    def _answer(self, text: str, at: int, pieces: list[DeltaPiece]) -> int:
         """Read the text of an answer up to its closing tag."""
         found = _ANSWER_END.any.search(text, at)
         end = found.start() if found else _ANSWER_END.settled_end(text, at)
@@ -323,7 +326,7 @@ class ThoughtReader:
         self._held = text[end:]
         return len(text)
 
-    def _say(self, text: str, at: int, pieces: list[Piece]) -> int:
+    def _say(self, text: str, at: int, pieces: list[DeltaPiece]) -> int:
         """Read text up to a closing tag without an opening one."""
         if not self._can_take_back:
             self._add(TextPiece(text[at:]), pieces)
@@ -348,16 +351,16 @@ class ThoughtReader:
         self._held = text[end:]
         return len(text)
 
-    def _take_back(self, more: str) -> list[Piece]:
+    def _take_back(self, more: str) -> list[DeltaPiece]:
         """Return what was streamed as text, and `more`, as thoughts."""
-        pieces: list[Piece] = [TextReset()] if self._streamed else []
+        pieces: list[DeltaPiece] = [TextReset()] if self._streamed else []
         if thoughts := "".join((*self._streamed, more)).lstrip():
             pieces.append(ThinkingPiece(thoughts))
         self.thinks_first = True
         self._end_block()
         return pieces
 
-    def _refute(self) -> list[Piece]:
+    def _refute(self) -> list[DeltaPiece]:
         """Return as text what was presumed to be thoughts."""
         if not self._presumes_thoughts:
             return []
@@ -368,7 +371,7 @@ class ThoughtReader:
         self._keep()
         return [ThinkingReset(), TextPiece(text)] if text else []
 
-    def _add(self, piece: TextPiece | ThinkingPiece, pieces: list[Piece]) -> None:
+    def _add(self, piece: TextPiece | ThinkingPiece, pieces: list[DeltaPiece]) -> None:
         """Add a piece unless it is empty, and keep it while it may have to be taken back."""
         if not piece.text:
             return

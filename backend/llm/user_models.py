@@ -243,44 +243,32 @@ class UserModels(UserSignedOut):
         return opened
 
     def _connection(self, row: Provider | InstallationProvider, config: ProviderConfig) -> Config:
-        silence = self._silence
         key, url = config.api_key, config.base_url
+        common: dict[str, Any] = {
+            "extra_headers": config.extra_headers,
+            "extra_body": config.extra_body,
+            "abilities": _abilities(row),
+            "on_learned": partial(self._learned, type(row), row.id, row.revision),
+            "chunk_timeout": self._silence,
+            "network": self.network,
+            "thought_tags": config.thought_tags,
+            "reads_thoughts": config.reads_thoughts,
+        }
         match row.kind:
             case "gemini":
-                return GeminiConfig(
-                    api_key=key or "",
-                    base_url=url,
-                    extra_headers=config.extra_headers,
-                    extra_body=config.extra_body,
-                    chunk_timeout=silence,
-                    network=self.network,
-                )
+                return GeminiConfig(api_key=key or "", base_url=url, **common)
             case "openai":
                 known = config.preset if config.preset in OPENAI_SERVERS else "other"
                 return OpenAICompatibleConfig(
                     base_url=url or "",
-                    models=(),
+                    api_key=key,
                     context_window=UNKNOWN_WINDOW,
                     max_output_tokens=UNKNOWN_OUTPUT,
-                    api_key=key,
                     server=cast("ServerName", known),
-                    extra_headers=config.extra_headers,
-                    extra_body=config.extra_body,
-                    abilities=_abilities(row),
-                    on_learned=partial(self._learned, type(row), row.id, row.revision),
-                    chunk_timeout=silence,
-                    network=self.network,
+                    **common,
                 )
             case "anthropic":
-                return AnthropicConfig(
-                    api_key=key or "",
-                    models=(),
-                    base_url=url,
-                    extra_headers=config.extra_headers,
-                    extra_body=config.extra_body,
-                    chunk_timeout=silence,
-                    network=self.network,
-                )
+                return AnthropicConfig(api_key=key or "", base_url=url, **common)
 
     def _learned(
         self,

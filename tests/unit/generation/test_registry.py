@@ -5,14 +5,24 @@ from typing import Any
 
 import pytest
 
+from backend.generation.anthropic import AnthropicConfig
 from backend.generation.environment import build_registry
+from backend.generation.figures import ListedModel
 from backend.generation.gemini import ADAPTER_ACCEPTS, GeminiConfig
 from backend.generation.model import ChatModel
 from backend.generation.openai_compatible import OpenAICompatibleConfig
-from backend.generation.registry import ModelRegistry, UnknownModelError
+from backend.generation.registry import (
+    Config,
+    ModelRegistry,
+    OfferedProvider,
+    UnknownModelError,
+    adapter_of,
+)
 from backend.generation.sampling import SAMPLING_FIELDS, Sampling, SettingNotTakenError, check_taken
+from backend.generation.server_abilities import ModelAbilities, ServerAbilities
 from backend.settings import Settings
 
+CLAUDE = AnthropicConfig(api_key="sk-ant-secret", models=())
 GEMINI = GeminiConfig(api_key="AIza-secret", models=("gemini-2.5-flash", "gemini-9-huge"))
 SERVER = OpenAICompatibleConfig(
     base_url="http://127.0.0.1:9/v1",
@@ -110,6 +120,42 @@ def test_how_a_model_calls_tools_is_set_for_its_server() -> None:
     supports = [spec.tool_support for spec in registry.specs()]
 
     assert supports == ["native", "native", "fenced", "native"]
+
+
+@pytest.mark.parametrize(
+    "learned", [ModelAbilities(), ModelAbilities(tools="fenced", shape="no_system")]
+)
+def test_what_a_user_says_of_a_model_counts_before_what_was_learned(
+    learned: ModelAbilities,
+) -> None:
+    server = replace(SERVER, abilities=ServerAbilities().with_model("qwen", learned))
+    said = ListedModel(name="qwen", tool_support="structured", message_shape="system_first")
+    spec = _offered(server, said).spec
+    assert (spec.tool_support, spec.shape) == ("structured", "system_first")
+    assert spec.fixed == {"tool_support", "shape"}
+
+
+def test_what_was_learned_of_a_model_counts_before_its_servers_default() -> None:
+    learned = ModelAbilities(tools="fenced", shape="alternating")
+    server = replace(SERVER, abilities=ServerAbilities().with_model("qwen", learned))
+    spec = _offered(server, ListedModel(name="qwen")).spec
+    assert (spec.tool_support, spec.shape, spec.fixed) == ("fenced", "alternating", frozenset())
+
+
+@pytest.mark.parametrize("config", [GEMINI, SERVER, CLAUDE])
+def test_models_of_every_vendor_do_as_their_user_says(config: Config) -> None:
+    said = ListedModel(name="qwen", tool_support="fenced", message_shape="alternating")
+    spec = _offered(config, said).spec
+    assert (spec.tool_support, spec.shape) == ("fenced", "alternating")
+
+
+def _offered(config: Config, said: ListedModel) -> ChatModel:
+    offered = OfferedProvider(
+        slug="home", name="Home", adapter=adapter_of(config), chosen={said.name: said}
+    )
+    model = offered.get(said.name)
+    assert model is not None
+    return model
 
 
 def test_an_unknown_model_is_answered_with_those_that_there_are() -> None:
