@@ -46,6 +46,7 @@ class SpeakerFilter:
         others: Iterable[str] = (),
         *,
         has_text: bool = False,
+        joins_text: bool = False,
         keeps_others: bool = False,
     ) -> None:
         """Prepare for the text of one request.
@@ -54,12 +55,13 @@ class SpeakerFilter:
             speaker: The name that the prompt uses for the speaker.
             others: The names of everyone else, the user included.
             has_text: The reply has text before this one.
+            joins_text: This text is joined to that one: the space after a label stays.
             keeps_others: Keep lines of other speakers.
         """
         self.is_over = False
         self._label = _compile_label(speaker, () if keeps_others else others)
         self._held = ""
-        self._has_text = has_text
+        self._has_text, self._joins_text = has_text, joins_text
         self._is_head = self._begins_line = True
         self._drops_blanks = False
         self._code = CodeSpans()
@@ -93,7 +95,7 @@ class SpeakerFilter:
                 self._held = blanks + text[begin:]
                 return len(text)
         if label and label["speaker"] and self._is_head:
-            self._drops_blanks = True
+            self._drops_blanks = not self._joins_text
             return int(label.end())
         if label and not label["speaker"] and (self._has_text or not self._is_head):
             self.is_over = True

@@ -9,11 +9,8 @@ from backend.chats.speaker_labels import SpeakerFilter
 from backend.generation.model import (
     Finish,
     Piece,
-    SentRequest,
     TextPiece,
     TextReset,
-    ThinkingPiece,
-    ThinkingReset,
 )
 from backend.turns.prompt_context import LoadedChat
 
@@ -27,7 +24,11 @@ def make_speaker_filter(loaded: LoadedChat, *, has_text: bool) -> SpeakerFilter:
         else [*cast, loaded.user_name]
     )
     return SpeakerFilter(
-        speaker, others, has_text=has_text, keeps_others=loaded.keeps_other_speakers
+        speaker,
+        others,
+        has_text=has_text,
+        joins_text=has_text and loaded.target.kind == "continue",
+        keeps_others=loaded.keeps_other_speakers,
     )
 
 
@@ -51,8 +52,6 @@ async def filter_speakers(
                         return
                 case TextReset():
                     speakers = make_filter()
-                    yield piece
-                case SentRequest() | ThinkingPiece() | ThinkingReset():
                     yield piece
                 case _:
                     if rest := speakers.close():
