@@ -18,6 +18,7 @@ from backend.generation.model import (
     ModelEmptyReplyError,
     ModelError,
     Piece,
+    SentRequest,
     TextPiece,
     TextReset,
     ThinkingPiece,
@@ -43,10 +44,10 @@ class TurnRun:
 
     `prefix` is what a continued reply said before, `status_before` how it had ended.
     `request_begin` is where in the transcript the current request to the model begins. `usage` and
-    `finish` come from the model. `rewritten` are text and thoughts as regex scripts leave them,
-    once the model has ended. `play` is how a played turn goes on. `stored_length`, `stored_events`,
-    `stored_tokens` and `stored_drops` say how far the rows are. `finished` is set when everything
-    is stored.
+    `finish` come from the model, `sent` is the form of its requests. `rewritten` are text and
+    thoughts as regex scripts leave them, once the model has ended. `play` is how a played turn goes
+    on. `stored_length`, `stored_events`, `stored_tokens` and `stored_drops` say how far the rows
+    are. `finished` is set when everything is stored.
     """
 
     turn_id: UUID
@@ -67,6 +68,7 @@ class TurnRun:
     finished: asyncio.Event = field(default_factory=asyncio.Event)
     usage: TokenUsage | None = None
     finish: str = ""
+    sent: SentRequest = field(default_factory=SentRequest)
     problem: AppError | None = None
     started_at: float = field(default_factory=time.monotonic)
     stored_length: int = -1
@@ -290,5 +292,8 @@ class TurnRun:
                 self.usage = piece
             case Finish(reason):
                 self.finish = reason
+            case SentRequest(shape, left_out):
+                left_out = tuple(dict.fromkeys((*self.sent.left_out, *left_out)))
+                self.sent = SentRequest(shape, left_out)
             case _:
                 pass

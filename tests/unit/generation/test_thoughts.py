@@ -128,7 +128,7 @@ def test_text_streams_until_a_closing_tag_takes_it_back() -> None:
 
 def test_a_closing_tag_does_not_count_after_a_tool_call() -> None:
     reader = ThoughtReader()
-    heard = [*reader.read(Delta((TextPiece("I roll."), CALL))).pieces]
+    heard: list[Piece] = [*reader.read(Delta((TextPiece("I roll."), CALL))).pieces]
     heard += read(["Done.</think>"], reader)
 
     assert TextReset() not in heard

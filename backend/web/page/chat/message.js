@@ -4,7 +4,7 @@ import { growing, markdown } from "../core/markdown.js";
 import { ago, dateTime, t } from "../core/words.js";
 import { face } from "../library/faces.js";
 import { changed } from "../play/changes.js";
-import { gestures, toolbar } from "./actions.js";
+import { gestures, promotion, toolbar } from "./actions.js";
 
 /** @returns {{element, update}} `update(message)` shows it in another state. */
 export function drawn(first, room) {
@@ -23,6 +23,8 @@ export function drawn(first, room) {
     if (grows && text && id === message.id) return text.write(message.text);
     // What is being changed here is not drawn away.
     if (id === message.id && element.matches(".edited")) return;
+    const silent = !grows && !waits && !message.text && message.thinking;
+    if (silent && id !== message.id) thoughts.open = true;
     id = message.id;
     element.className = `message ${role} ${hidden ? "left-out" : ""}`;
     element.ariaLabel = author;
@@ -50,6 +52,7 @@ export function drawn(first, room) {
             h("i"), h("i"), h("i"))
         : [
             status !== "complete" && h("p.state", {}, t(`chat.${waits ? "waiting" : status}`)),
+            silent && h("p.state", {}, t("chat.only_thoughts"), promotion(message, room)),
             changed(message, room),
             !waits && toolbar(message, room),
           ],

@@ -53,7 +53,6 @@ export function stage(room) {
   const heard = {
     "mood.changed": tune,
     "tool.used": ({ name, summary }) => fill(doing, icon("spark"), summary || named(name)),
-    "text.reset": () => fill(doing, icon("again"), p("anew")),
   };
   events.addEventListener("played", ({ detail: { event, data } }) => heard[event]?.(data), { signal });
   events.addEventListener("busy", () => room.busy || fill(doing), { signal });
