@@ -9,6 +9,7 @@ import msgspec
 
 from backend.generation.figures import ListedModel, Name
 from backend.generation.registry import ProviderKind
+from backend.generation.thoughts import ThoughtTags
 from backend.llm.models import ProviderFields
 
 ProviderScope = Literal["user", "installation", "environment"]
@@ -131,6 +132,8 @@ class ProviderView(msgspec.Struct, kw_only=True):
     embedding_model: Name | None = None
     extra_headers: dict[str, str | None] = {}
     extra_body: dict[str, object] = {}
+    thought_tags: list[ThoughtTags] = []
+    reads_thoughts: bool = True
     is_editable: bool = False
     listed_at: datetime | None = None
     revision: int | None = None

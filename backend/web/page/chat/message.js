@@ -12,6 +12,7 @@ export function drawn(first, room) {
   const musing = h("div");
   const thoughts = h("details.thoughts", {}, h("summary", {}, t("chat.thoughts")), musing);
   let id = null;
+  let opened = null;
   let text = null;
 
   const update = (message) => {
@@ -24,7 +25,8 @@ export function drawn(first, room) {
     // What is being changed here is not drawn away.
     if (id === message.id && element.matches(".edited")) return;
     const silent = !grows && !waits && !message.text && message.thinking;
-    if (silent && id !== message.id) thoughts.open = true;
+    if (silent && opened !== message.id) thoughts.open = true;
+    opened = silent && message.id;
     id = message.id;
     element.className = `message ${role} ${hidden ? "left-out" : ""}`;
     element.ariaLabel = author;

@@ -136,7 +136,7 @@ export function turns(room) {
     if (view.text) room.composer.text = turn.before + view.text;
     if (view.reply) {
       path.put(view.reply);
-      room.announce(`${view.reply.author}: ${view.reply.text}`);
+      room.announce(`${view.reply.author}: ${view.reply.text || t("chat.only_thoughts")}`);
     } else if (turn.kind !== "impersonate") await path.reload();
     return view;
   }
