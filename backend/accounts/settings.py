@@ -153,8 +153,8 @@ ReasoningSent = Annotated[int, msgspec.Meta(ge=0, le=50)]
 class UserSettings(SettingsStruct, frozen=True, kw_only=True):
     """Defaults of one user's chats. Sampling goes with the model that is named beside it.
 
-    `keep_other_speakers` keeps what a reply says for the user or for another character. By default
-    a reply ends before a line that begins with the name of one of them and a colon.
+    `keep_other_speakers` keeps lines that a reply says for the user or for another character. By
+    default a reply ends before a line that begins with one of their names and a colon.
     """
 
     model: ModelId | None = None

@@ -36,6 +36,6 @@ class MessageBusyError(ConflictError):
 
 
 class NotOnlyThoughtsError(ConflictError):
-    """The message has a text of its own, or no thoughts that could become one."""
+    """The message already has a text, or it has no thoughts."""
 
     slug, title = "not-only-thoughts", "The message is not made of thoughts alone"

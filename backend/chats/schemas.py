@@ -202,7 +202,7 @@ class ChatSettings(
     names: bool | None = None
     """Put each author's name before the text. Absent: only where several characters take part."""
     keep_other_speakers: bool | None = None
-    """Keep what a reply says for the user or for another character; absent: as the account says.
+    """Keep lines that a reply says for the user or another character. Absent: as the account does.
 
-    Without it a reply ends before a line that begins with the name of one of them and a colon.
+    Without it a reply ends before a line that begins with one of their names and a colon.
     """

@@ -1,4 +1,4 @@
-"""Labels of speakers, as in `Alda: Good day.`, that a model writes before what it says.
+"""Labels of speakers, as in `Alda: Good day.`, that a model writes before a line.
 
 Prompts of chats with several speakers put each author's name before the text
 (`counting.line_text`), and models copy that. The speaker's own label does not belong to the reply.
@@ -85,7 +85,7 @@ class SpeakerFilter:
         return "".join(kept)
 
     def _begin_line(self, text: str, at: int, kept: list[str]) -> int:
-        """Look for a label; return the position after what was read."""
+        """Look for a label, and return the position up to which the text is read."""
         begin: int = _BLANKS.match(text, at).end()
         blanks = "" if self._drops_blanks else text[at:begin]
         label: Any = None
@@ -137,7 +137,7 @@ def _compile_label(speaker: str, others: Iterable[str]) -> Any:
     own = speaker.strip()
     names = {each for name in others if (each := name.strip()) and each.lower() != own.lower()}
     groups = [
-        f"(?P<{group}>{_any_of(found)})"
+        f"(?P<{group}>{_join_names(found)})"
         for group, found in (("speaker", [own] if own else []), ("other", sorted(names)))
         if found
     ]
@@ -153,6 +153,6 @@ def _compile_label(speaker: str, others: Iterable[str]) -> Any:
     return regex.compile("|".join(forms), regex.IGNORECASE)
 
 
-def _any_of(names: Sequence[str]) -> str:
+def _join_names(names: Sequence[str]) -> str:
     """A pattern of names, the longest first: one may be the beginning of another."""
     return "|".join(map(regex.escape, sorted(names, key=len, reverse=True)))

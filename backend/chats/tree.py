@@ -126,7 +126,7 @@ async def set_hidden(session: AsyncSession, chat: Chat, message: Message, *, hid
 
 
 async def set_tokens(session: AsyncSession, message: Message, tokens: int) -> None:
-    """Set what a message costs: sums below it follow."""
+    """Set the tokens of a message. The sums below it follow."""
     change = 0 if message.hidden else tokens - message.tokens
     message.tokens = tokens
     await session.flush()

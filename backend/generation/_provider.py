@@ -38,7 +38,7 @@ class ServerConfig:
         connect_timeout: The longest wait for a connection, in seconds.
         answer_timeout: The longest wait for an answer that is not streamed, in seconds.
         network: Where it may connect; None for a server that the operator named.
-        thought_tags: Tags around thoughts in the text, beside the known ones.
+        thought_tags: Tags around thoughts in the text, in addition to the known ones.
         reads_thoughts: Look for thoughts in the text.
     """
 

@@ -54,7 +54,7 @@ class Delta:
 
 @dataclass(slots=True)
 class _Content:
-    """What a stream has yielded so far."""
+    """The content that a stream has yielded so far."""
 
     has_begun: bool = False
     has_text: bool = False
@@ -79,7 +79,7 @@ class _Content:
         return True
 
     def is_empty(self, finish: FinishReason) -> bool:
-        """True if there is nothing to keep. What a filter has let through of thoughts is not."""
+        """True if nothing can be kept. Thoughts alone are not kept if a filter ended the reply."""
         has_content = self.has_text or self.calls or (self.has_thoughts and finish != "safety")
         return not has_content
 

@@ -106,7 +106,7 @@ class _Finder:
         rest = text[at : at + self._length].lower()
         return any(len(rest) < len(tag) and tag.startswith(rest) for tag in self._tags)
 
-    def settled_end(self, text: str, at: int) -> int:
+    def find_settled_end(self, text: str, at: int) -> int:
         """The position at or after `at` from which the text may be the beginning of a tag."""
         place = max(at, len(text) - self._length + 1)
         while first := self._first.search(text, place):
@@ -119,9 +119,13 @@ class _Finder:
 class _Marks(NamedTuple):
     """The tags of a reply, in lower case.
 
-    `head` finds those that count at the beginning of a reply, `text` those that count after it,
-    `closing_of` leads from opening tags to closing ones, `ends` to what finds these. `lone` are
-    the closing tags that count without an opening one, `lone_end` finds them.
+    Attributes:
+        head: Finds the tags that count at the beginning of a reply.
+        text: Finds the tags that are looked at after it.
+        closing_of: The closing tag of each opening one.
+        ends: The finder of the closing tag, by the opening one.
+        lone: The closing tags that count without an opening one.
+        lone_end: Finds these.
     """
 
     head: _Finder
@@ -174,7 +178,7 @@ class ThoughtReader:
         """Prepare for one reply.
 
         Args:
-            tags: Tags beside the known ones.
+            tags: Tags in addition to the known ones.
             start: The text that the reply was made to begin with, which servers do not repeat.
             thinks_first: Take the reply for thoughts until a closing tag. If it ends without one,
                 it was text, and is repeated as text.
@@ -209,7 +213,7 @@ class ThoughtReader:
                     pieces += [*self.close(is_cut=False), piece]
                     self._keep()
                 case _:
-                    # The server separates the thoughts by itself.
+                    # This server separates thoughts.
                     pieces += [*self._refute(), piece]
         if delta.pieces:
             pieces, self._started = [*self._started, *pieces], []
@@ -257,7 +261,7 @@ class ThoughtReader:
         return pieces
 
     def _begin(self, text: str, at: int) -> int:
-        """Look for a tag at the head of the text; return the position after what was read."""
+        """Look for a tag at the head, and return the position up to which the text is read."""
         blanks = _BLANKS.match(text, at)
         begin = blanks.end() if blanks else at
         is_open = begin == len(text) or self._marks.head.may_begin(text, begin)
@@ -306,7 +310,7 @@ class ThoughtReader:
             self._add(ThinkingPiece(text[at : found.start()]), pieces)
             self._held = text[found.start() :]
             return len(text)
-        end = found.start() if found else self._end.settled_end(text, place)
+        end = found.start() if found else self._end.find_settled_end(text, place)
         self._add(ThinkingPiece(text[at:end]), pieces)
         if found:
             self._end_block()
@@ -317,7 +321,7 @@ class ThoughtReader:
     def _answer(self, text: str, at: int, pieces: list[DeltaPiece]) -> int:
         """Read the text of an answer up to its closing tag."""
         found = _ANSWER_END.any.search(text, at)
-        end = found.start() if found else _ANSWER_END.settled_end(text, at)
+        end = found.start() if found else _ANSWER_END.find_settled_end(text, at)
         self._add(TextPiece(text[at:end]), pieces)
         if found:
             self._in_answer = False
@@ -345,14 +349,14 @@ class ThoughtReader:
             else:
                 pieces += self._take_back(text[at : found.start()])
                 return found.end()
-        end = self._marks.text.settled_end(text, place)
+        end = self._marks.text.find_settled_end(text, place)
         self._code.add(text[place:end])
         self._add(TextPiece(text[at:end]), pieces)
         self._held = text[end:]
         return len(text)
 
     def _take_back(self, more: str) -> list[DeltaPiece]:
-        """Return what was streamed as text, and `more`, as thoughts."""
+        """Return the streamed text, and `more`, as thoughts."""
         pieces: list[DeltaPiece] = [TextReset()] if self._streamed else []
         if thoughts := "".join((*self._streamed, more)).lstrip():
             pieces.append(ThinkingPiece(thoughts))
@@ -361,7 +365,7 @@ class ThoughtReader:
         return pieces
 
     def _refute(self) -> list[DeltaPiece]:
-        """Return as text what was presumed to be thoughts."""
+        """Return the streamed thoughts as text, if they were only presumed to be thoughts."""
         if not self._presumes_thoughts:
             return []
         self.thinks_first = False
@@ -388,6 +392,6 @@ class ThoughtReader:
         self._keep()
 
     def _keep(self) -> None:
-        """Settle that nothing of what was streamed is taken back."""
+        """Settle that no streamed piece is taken back any more."""
         self._presumes_thoughts = self._can_take_back = False
         self._streamed.clear()

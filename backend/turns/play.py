@@ -55,7 +55,7 @@ class SuspendedPlay(msgspec.Struct, kw_only=True):
 
 @dataclass(slots=True, kw_only=True)
 class _Heard:
-    """What one request came to. `has_begun`: some of its text is in the transcript."""
+    """The results of one request. `has_begun`: some of its text is in the transcript."""
 
     offered: Sequence[Tool]
     has_begun: bool = False

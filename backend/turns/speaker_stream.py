@@ -1,4 +1,4 @@
-"""What a model says in a turn, without speaker labels and without what it writes for others."""
+"""The pieces of a turn's reply, without speaker labels and without lines of other speakers."""
 
 from __future__ import annotations
 

@@ -260,7 +260,7 @@ class TurnRun:
             )
 
     def listen(self, pieces: AsyncGenerator[Piece, None]) -> AsyncGenerator[Piece, None]:
-        """Begin a request: yield its pieces without what they say for other speakers."""
+        """Begin a request. Yield its pieces without labels and lines of other speakers."""
         self.request_begin = self.progress.transcript.length
         has_text = bool(self.text.strip())
         return filter_speakers(
@@ -268,7 +268,7 @@ class TurnRun:
         )
 
     def take_back(self, kind: Spoken, *, since: int) -> None:
-        """Drop what was said after the first `since` places of the transcript, and tell so."""
+        """Drop text or thoughts after the first `since` places, and add the event of that."""
         transcript = self.progress.transcript
         transcript.drop(kind, since=since)
         left = self.text if kind == "text" else self.thinking

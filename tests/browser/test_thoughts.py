@@ -128,12 +128,12 @@ def test_lines_of_other_speakers_are_kept_where_a_setting_says_so(
 ) -> None:
     page.goto(f"/#/chats/{chat['id']}?panel=settings")
     page.get_by_text("How much the model reads").click()
-    page.get_by_label("Keep what a reply says for others").select_option(label="On")
+    page.get_by_label("Keep lines of other speakers").select_option(label="On")
     expect(page.get_by_text("Saved")).to_be_visible()
     page.goto("/#/account")
     expect(page.get_by_label("Instructions for the model")).to_be_visible()
     page.get_by_text("How much the model reads").click()
-    page.get_by_label("Keep what a reply says for others").check()
+    page.get_by_label("Keep lines of other speakers").check()
     expect(page.get_by_text("Saved").first).to_be_visible()
 
     assert account.get(f"/chats/{chat['id']}/settings")["keep_other_speakers"] is True
@@ -156,7 +156,7 @@ def test_a_provider_has_tags_of_its_own(
     tags = page.get_by_label("More tags around thoughts")
     tags.fill("(muse)")
     page.get_by_role("button", name="Save").click()
-    expect(page.get_by_text("“(muse)” is no pair of tags").first).to_be_visible()
+    expect(page.get_by_text("“(muse)” is not a pair of tags").first).to_be_visible()
     assert_accessible(page)
     tags.fill("(muse) (/muse)")
     page.get_by_role("button", name="Save").click()
