@@ -20,6 +20,7 @@ from backend.enrichment.agent.duplicates import terms_of
 from backend.enrichment.cleaning import paragraphs
 from backend.generation._demo_agent import calls
 from backend.generation.model import Prompt, PromptMessage, Tool
+from backend.generation.thoughts import _make_marks
 from backend.lorebooks.activation.decorators import split_decorators
 from backend.memory.chunks import chunked
 from backend.memory.parsed_query import _pattern, without_names
@@ -34,7 +35,10 @@ PACKAGES = sorted(
     for path in Path(backend.__file__).parent.iterdir()
     if path.suffix == ".py" or (path / "__init__.py").exists()
 )
-MADE_AT_RUN_TIME = {"backend.memory.parsed_query._pattern": _pattern("Ann Bo")}
+MADE_AT_RUN_TIME = {
+    "backend.generation.thoughts.__init__": _make_marks(()).text.any,
+    "backend.memory.parsed_query._pattern": _pattern("Ann Bo"),
+}
 """Patterns that the source does not show, with an example of each."""
 
 ONLY_MATCHED = re.compile(r"backend\.characters\.cards\.text:_CORE_SCHEMA\b.*")
