@@ -86,7 +86,8 @@ class SpeakerFilter:
 
     def _begin_line(self, text: str, at: int, kept: list[str]) -> int:
         """Look for a label, and return the position up to which the text is read."""
-        begin: int = _BLANKS.match(text, at).end()
+        leading = _BLANKS.match(text, at)
+        begin: int = leading.end() if leading else at
         blanks = "" if self._drops_blanks else text[at:begin]
         label: Any = None
         if len(blanks) <= MAX_BLANKS and not self._code.ends_in_fence():

@@ -36,7 +36,7 @@ from backend.generation.model import (
 )
 
 Tag = Annotated[str, msgspec.Meta(min_length=1, max_length=40, pattern=r"^\S(.*\S)?$")]
-"""A tag has no white space at its ends: that may be missing where it is looked for."""
+"""Tags have no white space at their ends, because the reader skips it at the head of a reply."""
 
 MAX_TAKEN_BACK = 200_000
 """Characters of a reply that a closing tag can still turn into thoughts.
