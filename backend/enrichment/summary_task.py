@@ -50,6 +50,7 @@ from backend.generation.model import (
     Prompt,
     PromptMessage,
     TextPiece,
+    TextReset,
     TokenUsage,
 )
 from backend.generation.registry import UnknownModelError
@@ -206,6 +207,8 @@ class SummaryTask(Task[SummaryWork, str]):
             async for piece in pieces:
                 if isinstance(piece, TextPiece):
                     said += piece.text
+                elif isinstance(piece, TextReset):
+                    said = ""
                 elif isinstance(piece, TokenUsage):
                     budget.prompt_tokens = piece.prompt_tokens
                     budget.completion_tokens = piece.completion_tokens

@@ -12,8 +12,9 @@ from sqlalchemy.orm import Mapped, mapped_column
 
 from backend.accounts.wrapped_providers import provider_context
 from backend.database.base import Base, CreatedAt, ListedOwnerId, PrimaryId, UpdatedAt
-from backend.generation.figures import ListedModel, Name, ThoughtTags
+from backend.generation.figures import ListedModel, Name
 from backend.generation.registry import ProviderKind
+from backend.generation.thoughts import ThoughtTags
 from backend.vault.root import RootKeys, Wrapped
 from backend.vault.sealing import Column, Sealer
 

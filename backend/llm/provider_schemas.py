@@ -10,6 +10,7 @@ import msgspec
 from backend.generation.figures import ListedModel, Name
 from backend.generation.network import NetworkPolicy
 from backend.generation.registry import ProviderKind
+from backend.generation.thoughts import ThoughtTags
 from backend.llm.models import ProviderFields
 
 ProviderScope = Literal["user", "installation", "environment"]
@@ -140,6 +141,8 @@ class ProviderView(msgspec.Struct, kw_only=True):
     embedding_model: Name | None = None
     extra_headers: dict[str, str | None] = {}
     extra_body: dict[str, object] = {}
+    thought_tags: list[ThoughtTags] = []
+    reads_thoughts: bool | None = None
     is_editable: bool = False
     failed_test: bool = False
     listed_at: datetime | None = None

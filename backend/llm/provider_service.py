@@ -296,6 +296,8 @@ def _view(config: ProviderConfig, row: Row) -> ProviderView:
         embedding_model=config.embedding_model,
         extra_headers={name: hint(value) for name, value in config.extra_headers.items()},
         extra_body=config.extra_body,
+        thought_tags=list(config.thought_tags),
+        reads_thoughts=config.reads_thoughts,
         is_editable=True,
         failed_test=config.failed_test,
         listed_at=config.listed_at,

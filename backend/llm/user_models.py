@@ -268,6 +268,8 @@ class UserModels(UserSignedOut):
             "chunk_timeout": self._silence,
             "network": self.network,
             "is_own": isinstance(row, Provider),
+            "thought_tags": config.thought_tags,
+            "reads_thoughts": config.reads_thoughts,
         }
         match row.kind:
             case "gemini":

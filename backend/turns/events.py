@@ -2,10 +2,12 @@
 
 Ids count up: 1 is `turn.started`, 2 `context.ready`; a delta's id is 2 plus the characters that the
 model has said up to its end, thinking and text together; the last three follow. What happens in a
-played turn counts as one character each. So an id says what a client has, and the events after it
-follow from what is stored: no log of deltas is kept, and pieces that pile up for a slow client are
-sent as one. A crash loses up to a second of what clients may have: the closing events that then
-follow stand far after, so that they are news to them all.
+played turn counts as one character each, as does a reset. So an id says what a client has, and the
+events after it follow from what is stored: no log of deltas is kept, and pieces that pile up for a
+slow client are sent as one. What a reset takes back is not sent again. A client that has it keeps
+the first `length` characters (code points) of the reply's text, or of its thoughts; for one that
+never had it, that changes nothing. A crash loses up to a second of what clients may have: the
+closing events that then follow stand far after, so that they are news to them all.
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ from backend.turns.models import OPEN, TURN_EVENTS, TURN_OUTPUT, TURN_PROBLEM, T
 from backend.turns.transcript import PlayEvent, Segment, Transcript
 from backend.vault.sealing import Sealer
 
-AWAITING, CHOSEN, RESET = "turn.awaiting_choice", "turn.choice_made", "text.reset"
+AWAITING, CHOSEN = "turn.awaiting_choice", "turn.choice_made"
 CHANGED, SUGGESTED = "state.changed", "suggestions"
 CALLS_REQUESTED = "calls.requested"
 CONTEXT_READY = "context.ready"
@@ -34,7 +36,8 @@ EVENTS: Mapping[str, tuple[str, ...]] = {
     CONTEXT_READY: ("totals",),
     "thinking.delta": ("text",),
     "text.delta": ("text",),
-    RESET: (),
+    "thinking.reset": ("length",),
+    "text.reset": ("length",),
     "mood.changed": ("mood", "variant", "position", "effect"),
     "tool.used": ("name", "summary"),
     CALLS_REQUESTED: (),
@@ -150,7 +153,7 @@ def stored_progress(sealer: Sealer, turn: Turn, reply: Message | None) -> Progre
     if turn.state in OPEN:
         progress.is_waiting = turn.state == "waiting"
         return progress
-    if reply is not None and progress.transcript.joined("text"):
+    if reply is not None and (turn.state == "completed" or progress.transcript.joined("text")):
         progress.saved = {"message_id": str(reply.id)}
     if turn.state in {"completed", "stopped"}:
         progress.completed = completed_event(turn.id, turn.state, turn.finish or "")

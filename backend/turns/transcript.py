@@ -52,11 +52,14 @@ class Transcript:
         self._add("event", "", 1)
         self._events[self.length] = PlayEvent(name, data)
 
-    def drop_text(self) -> None:
-        """Take back the text so far. Thoughts stay. `drops` counts how often it came to that."""
+    def drop(self, kind: Spoken, *, since: int = 0) -> None:
+        """Take back everything of one kind after the first `since` places, and count it in `drops`.
+
+        The places remain, so that no event's id changes.
+        """
         self.drops += 1
-        for index, kind in enumerate(self._kinds):
-            if kind == "text":
+        for index in range(bisect_right(self._ends, since), len(self._ends)):
+            if self._kinds[index] == kind:
                 self._kinds[index], self._texts[index] = "dropped", ""
 
     @property

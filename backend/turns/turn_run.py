@@ -23,7 +23,9 @@ from backend.generation.model import (
     Piece,
     SentRequest,
     TextPiece,
+    TextReset,
     ThinkingPiece,
+    ThinkingReset,
     TokenUsage,
 )
 from backend.generation.tokens import get_tokenizer
@@ -35,6 +37,7 @@ from backend.turns.models import TurnKind, TurnState
 from backend.turns.play import Play
 from backend.turns.prompt_context import Constraint
 from backend.turns.refusals import MAX_REBUILDS, RefusedPrompt, constraint_after, describe_refusal
+from backend.turns.speaker_stream import filter_speakers, make_speaker_filter
 from backend.turns.transcript import Segment, Spoken
 from backend.vault.sealing import Sealer
 
@@ -48,7 +51,8 @@ Rebuild = Callable[[Built, Constraint], Awaitable[Built]]
 class TurnRun:
     """One running turn.
 
-    `prefix` is what a continued reply said before, `status_before` how it had ended. `usage` and
+    `prefix` is what a continued reply said before, `status_before` how it had ended.
+    `request_begin` is where in the transcript the current request to the model begins. `usage` and
     `finish` come from the model, `sent` is the form of its requests. `rewritten` are text and
     thoughts as regex scripts leave them, once the model has ended. `play` is how a played turn goes
     on. `rebuild` builds the prompt again for the same line; `refused` are the prompts that the
@@ -75,6 +79,7 @@ class TurnRun:
     rebuild: Rebuild = field(repr=False)
     refused: list[RefusedPrompt] = field(default_factory=list[RefusedPrompt])
     cut: PromptCut | None = None
+    request_begin: int = 0
     finished: asyncio.Event = field(default_factory=asyncio.Event)
     usage: TokenUsage | None = None
     finish: str = ""
@@ -109,7 +114,7 @@ class TurnRun:
     def apply_scripts(self) -> None:
         """Let regex scripts change what was said, once. CPU-bound.
 
-        A reply of which they would leave nothing stays as it is.
+        A reply of which they would leave nothing stays as it is, as do thoughts without text.
         """
         scripts = self.built.loaded.scripts
         if scripts is None or self.rewritten is not None or self.kind == "impersonate":
@@ -118,7 +123,8 @@ class TurnRun:
         text, thinking = (self.progress.transcript.joined(kind) for kind in ("text", "thinking"))
         new = scripts.run(text, "reply", "stored", depth=0)
         reasoning = scripts.run(thinking, "reasoning", "stored", depth=0) if thinking else ""
-        self.rewritten = (new if new.strip() else text, reasoning)
+        new = new if new.strip() else text
+        self.rewritten = (new, reasoning if new.strip() or reasoning.strip() else thinking)
 
     @property
     def segments(self) -> list[Segment]:
@@ -136,8 +142,27 @@ class TurnRun:
 
     @property
     def has_spoken(self) -> bool:
-        """Whether anything was said beside thoughts."""
-        return bool(self.progress.transcript.joined("text"))
+        """True if the turn has added text to its reply. White space alone is none."""
+        return bool(self.progress.transcript.joined("text").strip())
+
+    @property
+    def has_only_thoughts(self) -> bool:
+        """True if the model has finished a reply that is thoughts without text, which is kept.
+
+        So is such a reply that was to go on, however that ended.
+        """
+        is_kept = self.outcome == "completed" or bool(self.prefix_thinking)
+        return (
+            self.reply_id is not None
+            and is_kept
+            and bool(self.thinking.strip())
+            and not self.text.strip()
+        )
+
+    @property
+    def adds_to_reply(self) -> bool:
+        """True if the reply is not as it was before the turn."""
+        return self.has_spoken or (self.has_only_thoughts and self.outcome == "completed")
 
     @property
     def is_beat(self) -> bool:
@@ -247,8 +272,28 @@ class TurnRun:
             async with contextlib.aclosing(stream):
                 async for piece in stream:
                     self.take(piece)
-        if not self.has_spoken and self.outcome != "waiting":
-            raise ModelEmptyReplyError("Try again, or another model.")
+        if self.outcome != "waiting" and not self.adds_to_reply:
+            raise ModelEmptyReplyError(
+                "It wrote thoughts and nothing else. Try again, or switch its thinking off."
+                if self.progress.transcript.joined("thinking").strip()
+                else "Try again, or choose another model."
+            )
+
+    def _listen(self, pieces: AsyncGenerator[Piece, None]) -> AsyncGenerator[Piece, None]:
+        """Begin a request. Yield its pieces without labels and lines of other speakers."""
+        self.request_begin = self.progress.transcript.length
+        has_text = bool(self.text.strip())
+        return filter_speakers(
+            pieces, lambda: make_speaker_filter(self.built.loaded, has_text=has_text)
+        )
+
+    def take_back(self, kind: Spoken, *, since: int) -> None:
+        """Drop text or thoughts after the first `since` places, and add the event of that."""
+        transcript = self.progress.transcript
+        transcript.drop(kind, since=since)
+        left = self.text if kind == "text" else self.thinking
+        transcript.append_event(f"{kind}.reset", {"length": len(left)})
+        self.notify()
 
     async def hear(
         self,
@@ -271,7 +316,7 @@ class TurnRun:
         for rebuilds_left in reversed(range(MAX_REBUILDS + 1)):
             has_begun = False
             try:
-                async with contextlib.aclosing(ask()) as pieces:
+                async with contextlib.aclosing(self._listen(ask())) as pieces:
                     async for piece in pieces:
                         has_begun = has_begun or not isinstance(piece, SentRequest)
                         if isinstance(piece, TokenUsage):
@@ -316,6 +361,10 @@ class TurnRun:
     def take(self, piece: Piece) -> None:
         """Hear a piece of what the model says."""
         match piece:
+            case TextReset():
+                self.take_back("text", since=self.request_begin)
+            case ThinkingReset():
+                self.take_back("thinking", since=self.request_begin)
             case TextPiece(text):
                 self.progress.transcript.append("text", text)
                 self.notify()

@@ -43,10 +43,12 @@ from backend.enrichment.pipeline import PathChangedError, Task, Work
 from backend.enrichment.runs import Refused, RunDetail
 from backend.generation.model import (
     ChatModel,
+    ModelEmptyReplyError,
     ModelError,
     Prompt,
     PromptMessage,
     TextPiece,
+    TextReset,
     TokenUsage,
     Tool,
     ToolCall,
@@ -300,6 +302,8 @@ async def _asked(
                 match piece:
                     case TextPiece(said):
                         text += said
+                    case TextReset():
+                        text = ""
                     case ToolCall():
                         calls.append(piece)
                     case TokenUsage():
@@ -311,4 +315,6 @@ async def _asked(
         raise
     said = "".join([text, *(str(dict(call.arguments)) for call in calls)])
     work.budget.take(usage, prompt, said)
+    if not (calls or text.strip() or prompt.rounds):
+        raise ModelEmptyReplyError("It wrote thoughts and nothing else.")
     return calls, text

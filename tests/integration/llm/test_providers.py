@@ -206,6 +206,9 @@ async def test_a_program_whose_port_is_talekeepers_is_looked_for_at_the_next(ada
         ({"models": [{"name": "a", "context_window": 3}]}, "context_window"),
         ({"extra_body": {"a": "b" * 40_000}}, "extra_body"),
         ({"slug": "No slug"}, "slug"),
+        ({"thought_tags": [{"opening": "<a>", "closing": " "}]}, "thought_tags"),
+        ({"thought_tags": [{"opening": "<a>", "closing": "b" * 41}]}, "thought_tags"),
+        ({"thought_tags": [{"opening": "<a>", "closing": "</a>"}] * 11}, "thought_tags"),
         ({"preset": "nobody"}, "preset"),
     ],
 )
@@ -275,6 +278,47 @@ async def test_a_test_says_what_failed_and_keeps_what_was_known(
     assert tested["problem"]["provider_message"] == "[removed] is wrong"
     assert API_KEY not in answer.text
     assert OWN in await models(ada)
+
+
+async def test_a_provider_s_own_tags_count_and_the_search_for_thoughts_can_be_off(
+    ada: Account, model: OpenAIServer
+) -> None:
+    tags = [{"opening": "(muse)", "closing": "(/muse)"}]
+    made = await add(ada, model, thought_tags=tags)
+    await choose(ada, OWN)
+    chat = await ada.new_chat()
+    told = "(muse)Who?(/muse)Well met."
+    model.script(reply(told), reply(told))
+
+    assert text_of(await ada.turn(chat["id"], text="Hello.")) == "Well met."
+    assert (made["thought_tags"], made["reads_thoughts"]) == (tags, True)
+
+    path = f"{PROVIDERS}/{made['id']}"
+    changed = ok(await ada.client.patch(path, json={"reads_thoughts": False}))
+    assert (changed["thought_tags"], changed["reads_thoughts"]) == (tags, False)
+    assert text_of(await ada.turn(chat["id"], text="Hello?")) == told
+
+
+async def test_that_a_model_thinks_first_is_kept_with_its_provider(
+    ada: Account, server: Running, model: OpenAIServer
+) -> None:
+    made = await add(ada, model)
+    await choose(ada, OWN)
+    chat = await ada.new_chat()
+    model.script(reply("Who?</think>", "Well met."), reply("Who?</think>", "Well met."))
+    await ada.turn(chat["id"], text="Hello.")
+
+    async def kept() -> bool:
+        query = select(Provider.abilities).where(Provider.id == UUID(made["id"]))
+        async with server.parts.database.read() as session:
+            return "thinks_first" in (await session.scalar(query) or "")
+
+    await until(kept)
+    server.parts.user_models.user_signed_out(UUID(ada.user["id"]))
+    events = await ada.turn(chat["id"], text="Hello?")
+
+    assert "text.reset" not in {event.name for event in events}
+    assert text_of(events) == "Well met."
 
 
 async def test_what_was_learned_of_a_server_is_kept_until_it_is_tried_out_or_changed(
