@@ -58,6 +58,7 @@ class Transcript:
         The places remain, so that no event's id changes.
         """
         self.drops += 1
+        self._split(since)
         for index in range(bisect_right(self._ends, since), len(self._ends)):
             if self._kinds[index] == kind:
                 self._kinds[index], self._texts[index] = "dropped", ""
@@ -127,6 +128,18 @@ class Transcript:
             if missing := length - len(piece):
                 transcript._add("dropped", "", missing)
         return transcript
+
+    def _split(self, place: int) -> None:
+        """Cut the piece in two that lies across a place: a restored piece joins several."""
+        index = bisect_right(self._ends, place)
+        if index == len(self._ends):
+            return
+        kept = place - (self._ends[index] - len(self._texts[index]))
+        if kept > 0:
+            text = self._texts[index]
+            self._texts[index : index + 1] = [text[:kept], text[kept:]]
+            self._kinds.insert(index, self._kinds[index])
+            self._ends.insert(index, place)
 
     def _add(self, kind: SegmentKind, text: str, taken: int) -> None:
         self.length += taken
