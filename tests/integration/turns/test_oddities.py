@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from backend.generation.registry import ModelRegistry
+from tests.fakes.oddities.errors import ERRORS
 from tests.fakes.oddities.labels import LABELS
 from tests.fakes.oddities.oddity import Oddity, Result
 from tests.fakes.oddities.server import OddServer, serve
@@ -24,7 +25,7 @@ from tests.support.server import Account, Event, Running, ok, running
 
 pytestmark = pytest.mark.anyio
 
-REPLIES = (*CHARACTERS, *ENDS, *FAULTS, *THOUGHTS, *SETTINGS)
+REPLIES = (*CHARACTERS, *ENDS, *FAULTS, *ERRORS, *THOUGHTS, *SETTINGS)
 ALL = (*REPLIES, *TEMPLATES, *LABELS, *CALLS)
 STRICT = [row for row in TEMPLATES if not row.continues]
 
