@@ -44,7 +44,9 @@ class ServerKind:
     `names` are its own names of settings, with a dot where one is a member of another; `prefill`
     goes into the request, and `prefix` into its last message, where a reply is to go on from that.
     `counts` are the routes that it may count tokens by. `needs_limit`: it takes any length, and
-    where none is asked for it writes on until its window is full, or stops early.
+    where none is asked for it writes on until its window is full, or stops early. `concurrency` is
+    how many requests it answers at the same time unless it was started otherwise; None for any
+    number.
     """
 
     accepts: frozenset[SamplingField]
@@ -53,6 +55,7 @@ class ServerKind:
     prefix: Mapping[str, Any] = field(default_factory=dict[str, Any])
     counts: tuple[CountingRoute, ...] = ()
     needs_limit: bool = False
+    concurrency: int | None = None
 
 
 _COMMON: frozenset[SamplingField] = frozenset(
@@ -95,20 +98,24 @@ OPENAI_SERVERS: Mapping[ServerName, ServerKind] = {
         names={"seed": "random_seed"},
         prefix={"prefix": True},
     ),
-    "ollama": ServerKind(accepts=_and(_COMMON, "start_reply_with")),
+    "ollama": ServerKind(accepts=_and(_COMMON, "start_reply_with"), concurrency=1),
     "llama-cpp": ServerKind(
         accepts=_and(_LOCAL | _DRY_AND_XTC, "typical_p", "grammar"),
         names={"repetition_penalty": "repeat_penalty"},
         counts=(_LLAMA_CPP, _LLAMA_CPP_PYTHON),
         needs_limit=True,
+        concurrency=1,
     ),
     "koboldcpp": ServerKind(
         accepts=EVERY_SETTING,
         names={"typical_p": "typical"},
         counts=(_KOBOLDCPP,),
         needs_limit=True,
+        concurrency=1,
     ),
-    "lm-studio": ServerKind(accepts=_LOCAL, names={"repetition_penalty": "repeat_penalty"}),
+    "lm-studio": ServerKind(
+        accepts=_LOCAL, names={"repetition_penalty": "repeat_penalty"}, concurrency=1
+    ),
     "vllm": ServerKind(
         accepts=_and(_LOCAL, "grammar"),
         names={"grammar": "structured_outputs.grammar"},
