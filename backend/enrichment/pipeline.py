@@ -5,13 +5,15 @@ of a campaign, one of its scenes, or a chapter of them. It goes on run by run un
 Each run
 
 1. loads what is to be read, in a transaction that only reads;
-2. proposes: the model is asked, and no transaction is open;
+2. proposes: the model is asked, and no transaction is open. Turns come first: at a server that
+   answers few requests at the same time this waits for them, and is cut off where one comes;
 3. applies what was proposed, if the chat is still as it was read, and records itself, in one
    transaction. What asked no model and wrote nothing leaves no record. What one run wrote stays,
    whatever becomes of the next.
 
 A run that fails has written nothing, and is recorded with what it cost; then the task says what
-comes next. `undo` takes back what a run wrote.
+comes next. One that was cut off for a turn is begun again later, and counts as no failure. `undo`
+takes back what a run wrote.
 """
 
 from __future__ import annotations
@@ -37,7 +39,13 @@ from backend.database.engine import Database
 from backend.enrichment.agent.agent import DEMO_NOTE, Agent
 from backend.enrichment.budgets import RunBudget
 from backend.enrichment.errors import ChronicleNotEnabledError, OtherChronicleError
-from backend.enrichment.llm_selection import ModelTask, Reader, find_reader, naming_setting
+from backend.enrichment.llm_selection import (
+    OUTPUT_TOKENS,
+    ModelTask,
+    Reader,
+    find_reader,
+    naming_setting,
+)
 from backend.enrichment.models import EnrichmentRun, RunKind
 from backend.enrichment.outbox import EnrichmentOutbox
 from backend.enrichment.runs import RunDetail, note_done, note_failed, sealed_detail
@@ -55,6 +63,9 @@ from backend.generation.registry import UnknownModelError
 from backend.jobs.errors import RetryLaterError
 from backend.jobs.models import Job
 from backend.jobs.running import UNEXPECTED, RunningJob
+from backend.llm.slot_rules import Rank, SlotUse
+from backend.llm.slot_rules import Work as SlotWork
+from backend.llm.slots import ModelBusyError, ModelSlots, SlotTakenError
 from backend.llm.user_models import UserModels
 from backend.logs import get_logger
 from backend.memory.outbox import IndexOutbox
@@ -73,6 +84,11 @@ BLOCKED_ATTEMPTS = 3
 _DROPPED = 3
 """Times in a row that a path may change while a model works on it, until the job waits."""
 _WAIT_SECONDS = 30.0
+
+_PATIENCE = 2.0
+"""Seconds that a job waits for its model's server. Then others use its place among the workers."""
+_AFTER_TURN = 4.0
+"""Seconds until a job looks again whether the turns are over."""
 
 
 class PathChangedError(AppError):
@@ -122,6 +138,7 @@ class EnrichmentRuntime:
     agent: Agent
     index: IndexOutbox
     outbox: EnrichmentOutbox
+    slots: ModelSlots
     draw: Callable[[], float] = random.random
 
 
@@ -137,6 +154,8 @@ class Task(ABC, Generic[W, P]):
     task: ClassVar[ModelTask] = "agent"
     json_task: ClassVar[ModelTask | None] = None
     """Whose model is asked for JSON, where it is not the task's."""
+    use: ClassVar[SlotUse] = "campaign"
+    """What a turn that waits for the task's model is told of it."""
 
     def __init__(self, runtime: EnrichmentRuntime, job: RunningJob) -> None:
         self.runtime = runtime
@@ -159,6 +178,10 @@ class Task(ABC, Generic[W, P]):
     @abstractmethod
     async def apply(self, session: AsyncSession, chat: Chat, work: W, proposal: P) -> RunDetail:
         """Write what was proposed. `chat` is locked. Raises `PathChangedError`."""
+
+    def output_tokens(self, work: W) -> int:  # noqa: ARG002  # for kinds of work that write more
+        """How many tokens one answer may have, thoughts aside."""
+        return OUTPUT_TOKENS
 
     async def recover(
         self,
@@ -191,12 +214,16 @@ class Task(ABC, Generic[W, P]):
         """Go on until nothing is left. What was written stays when it is broken off.
 
         Raises `RetryLaterError` where the user's tokens for the day are spent, the provider says
-        when to come back, or the chat changes all the time; else what `recover` says.
+        when to come back, turns need the model, or the chat changes all the time; else what
+        `recover` says.
         """
         changes = 0
         while not self.job.is_over and (work := await self._load()) is not None:
             try:
-                proposal = await self.propose(work)
+                proposal = await self._propose_in_turn(work)
+            except (ModelBusyError, SlotTakenError) as error:
+                await self._note_interruption(work, error)
+                raise RetryLaterError(error.title, after=_AFTER_TURN) from error
             except Exception as error:  # noqa: BLE001  # it is recorded; what then, `recover` says
                 if not await self._goes_on(work, error):
                     return
@@ -220,16 +247,15 @@ class Task(ABC, Generic[W, P]):
             session, runtime.user_models, runtime.settings, self.sealer, chat, self.task
         )
 
-    async def ask(
-        self, work: Work, prompt: Prompt, schema: Mapping[str, Any], answer: type[A]
-    ) -> A:
+    async def ask(self, work: W, prompt: Prompt, schema: Mapping[str, Any], answer: type[A]) -> A:
         """What the model answers, as a struct; what that took is noted.
 
         Raises `ModelMalformedAnswerError` where it is none, and other errors of the model's.
         """
         model = work.reader.model
         try:
-            said = await model.structured(prompt, schema, work.reader.sampling)
+            sampling = work.reader.sampling_of(model, self.output_tokens(work))
+            said = await model.structured(prompt, schema, sampling)
         except ModelMalformedAnswerError:
             work.budget.take(None, prompt, "")
             raise
@@ -245,6 +271,27 @@ class Task(ABC, Generic[W, P]):
         """What people are told of who wrote: that it was the demo model."""
         model = work.reader.model
         return DEMO_NOTE if model.spec.provider == "demo" else ""
+
+    async def _propose_in_turn(self, work: W) -> P:
+        asking = SlotWork(
+            use=self.use,
+            rank=Rank.BACKGROUND,
+            user_id=self.sealer.user_id,
+            chat_id=self.chat_id,
+        )
+        limits = work.reader.limits
+        async with self.runtime.slots.hold(limits, asking, patience=_PATIENCE):
+            return await self.propose(work)
+
+    async def _note_interruption(self, work: W, error: AppError) -> None:
+        """Record what a run took that was cut off, if the model had answered anything."""
+        if not work.budget.calls:
+            return
+        async with self.job.step() as session:
+            chat = await self.locked_chat(session)
+            if chat is not None:
+                detail = RunDetail(message_ids=list(work.message_ids))
+                await note_failed(session, self.sealer, self._row(chat, work, detail, error))
 
     async def _load(self) -> W | None:
         try:

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from backend.generation.sampling import SamplingField
+from backend.generation.server_abilities import ServerAbilities
 from backend.setting_types import ServerName
 
 
@@ -130,3 +131,8 @@ OPENAI_SERVERS: Mapping[ServerName, ServerKind] = {
     ),
     "other": ServerKind(accepts=EVERY_SETTING),
 }
+
+
+def usual_concurrency(server: ServerName, abilities: ServerAbilities) -> int | None:
+    """Requests at the same time, as the server said, else as its kind; None for any number."""
+    return abilities.slots or OPENAI_SERVERS[server].concurrency

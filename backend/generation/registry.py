@@ -24,9 +24,10 @@ from backend.generation.gemini import GeminiConfig, GeminiModel, GeminiProvider
 from backend.generation.model import ChatModel, Fixable, ModelSpec
 from backend.generation.openai_compatible import OpenAICompatibleConfig, OpenAICompatibleProvider
 from backend.generation.openai_model import OpenAICompatibleModel
-from backend.generation.openai_servers import OPENAI_SERVERS
+from backend.generation.openai_servers import OPENAI_SERVERS, usual_concurrency
 from backend.generation.sampling import SamplingField
 from backend.generation.server_abilities import NOTHING_LEARNED, ModelAbilities
+from backend.generation.server_limits import ServerLimit, server_of
 
 ProviderKind = Literal["gemini", "openai", "anthropic"]
 """In which wire format a provider is asked."""
@@ -118,6 +119,8 @@ class OfferedProvider:
         listed: What its server listed last.
         is_own: Whether it is the user's own.
         embedding_model: Which of its models embeds, where it has one.
+        concurrency: Requests that its server answers at the same time, as its user says: 0 for any
+            number, None to leave it to the server and to its kind.
     """
 
     slug: str
@@ -127,12 +130,31 @@ class OfferedProvider:
     listed: Mapping[str, ListedModel] = field(default_factory=dict[str, ListedModel])
     is_own: bool = False
     embedding_model: str | None = None
+    concurrency: int | None = None
     _made: dict[str, ChatModel] = field(default_factory=dict[str, ChatModel])
 
     @property
     def can_embed(self) -> bool:
         """Whether its wire format has embeddings."""
         return not isinstance(self.adapter, AnthropicProvider)
+
+    @property
+    def usual_concurrency(self) -> int | None:
+        """Requests at the same time where its user says nothing; None for any number."""
+        if not isinstance(self.adapter, OpenAICompatibleProvider):
+            return None
+        return usual_concurrency(self.adapter.config.server, self.adapter.abilities)
+
+    @property
+    def limit(self) -> ServerLimit | None:
+        """How many requests its server answers at the same time; None for any number."""
+        usual = self.usual_concurrency
+        concurrency = usual if self.concurrency is None else self.concurrency
+        if not concurrency:
+            return None
+        config = self.adapter.config
+        server = server_of(config.base_url, config.api_key, config.extra_headers)
+        return ServerLimit(concurrency, server)
 
     @property
     def model_names(self) -> Iterable[str]:
@@ -220,7 +242,8 @@ class ModelRegistry:
     Making one is cheap: the vendors' SDKs are imported when a model of theirs is first spoken to.
     The models of the environment's providers are here from the start; `with_providers` gives a
     registry with others in front of them. `built_in` is there without a provider: the demo.
-    `told` is what the settings say of models, by their ids.
+    `told` is what the settings say of models, by their ids; `openai_concurrency` is as
+    `OfferedProvider.concurrency`.
     """
 
     def __init__(
@@ -233,6 +256,7 @@ class ModelRegistry:
         default: str = "",
         built_in: ChatModel | None = None,
         told: Mapping[str, ListedModel] | None = None,
+        openai_concurrency: int | None = None,
     ) -> None:
         configured: dict[ProviderKind, Config | None] = {
             "gemini": gemini,
@@ -248,6 +272,7 @@ class ModelRegistry:
                     name: (told or {}).get(f"{kind}/{name}") or ListedModel(name=name)
                     for name in config.models
                 },
+                concurrency=openai_concurrency if kind == "openai" else None,
             )
             for kind, config in configured.items()
             if config is not None
@@ -288,6 +313,11 @@ class ModelRegistry:
     def spec(self, model_id: str) -> ModelSpec:
         """What is known of a model. Raises `UnknownModelError`."""
         return self.get(model_id).spec
+
+    def limit_of(self, model_id: str) -> ServerLimit | None:
+        """How many requests the model's server answers at the same time; None for any number."""
+        provider = self.providers.get(model_id.partition("/")[0])
+        return provider.limit if provider else None
 
     def price(self, model_id: str) -> Price | None:
         """What a model costs; None as well where it is on offer no longer."""

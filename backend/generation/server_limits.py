@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import urlsplit
@@ -24,7 +24,9 @@ class ServerLimit:
 
     concurrency: int
     server: tuple[str, ...] = field(repr=False)
-    refresh: Callable[[], Awaitable[None]] | None = field(default=None, compare=False, repr=False)
+    refresh: Callable[[], Coroutine[Any, Any, None]] | None = field(
+        default=None, compare=False, repr=False
+    )
 
 
 def server_of(

@@ -18,7 +18,7 @@ from backend.accounts.server_held_keys import clear_old_keys
 from backend.database.base import UNSYNCHRONISED, now
 from backend.jobs.claims import ENDED
 from backend.jobs.errors import JobNotFoundError, JobNotRetryableError, JobNotStoppableError
-from backend.jobs.models import Job, JobState
+from backend.jobs.models import STOPPED, Job, JobState
 from backend.jobs.queue import JobQueue
 from backend.jobs.schemas import JobProgress, JobView
 from backend.wire import Page, page_of
@@ -26,8 +26,6 @@ from backend.wire import Page, page_of
 DONE_STAYS = timedelta(days=1)
 DEAD_STAYS = timedelta(days=30)
 CLEAN_EVERY = timedelta(minutes=5)
-STOPPED = "stopped"
-"""`error` of a job that its owner ended."""
 LOOK_SECONDS = 0.5
 """How often a stream looks how far its job is."""
 
@@ -95,7 +93,8 @@ class JobService:
     async def stop(self, owner_id: UUID, job_id: UUID) -> JobView:
         """End a job where it is; its row stays for a day.
 
-        A worker that is at it has lost it: its next transaction changes nothing. Raises
+        A worker that is at it has lost it: its next transaction changes nothing, and it is
+        interrupted after a second or two. Raises
         `JobNotFoundError`, and `JobNotStoppableError` when it is over or of another kind.
         """
         async with self._database.write() as session:

@@ -117,6 +117,8 @@ class ProviderView(msgspec.Struct, kw_only=True):
     `key_hint` and the values of `extra_headers` are the last four characters, where there are
     enough others. Of what is not theirs, users see `slug`, `kind`, `name` and `models` alone.
     Providers of the environment have no `id`: they are set by environment variables.
+    `usual_concurrency` counts where `concurrency` is null: how many requests the server answers at
+    the same time; null for any number.
     """
 
     id: UUID | None = None
@@ -131,6 +133,8 @@ class ProviderView(msgspec.Struct, kw_only=True):
     embedding_model: Name | None = None
     extra_headers: dict[str, str | None] = {}
     extra_body: dict[str, object] = {}
+    concurrency: int | None = None
+    usual_concurrency: int | None = None
     is_editable: bool = False
     listed_at: datetime | None = None
     revision: int | None = None

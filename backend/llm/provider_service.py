@@ -19,6 +19,7 @@ from backend.accounts.repository import lock_accounts
 from backend.database.base import new_id, now
 from backend.database.engine import Database
 from backend.errors import ConflictError, ForbiddenError, NotFoundError, ValidationError
+from backend.generation.openai_servers import usual_concurrency
 from backend.generation.registry import OfferedProvider, ProviderKind
 from backend.llm.models import (
     InstallationProvider,
@@ -32,7 +33,7 @@ from backend.llm.models import (
 )
 from backend.llm.provider_checks import check_origin, checked, hint
 from backend.llm.provider_schemas import NewProvider, ProviderView, presets_beside
-from backend.llm.user_models import UserModels, kind_of
+from backend.llm.user_models import UserModels, abilities_of, kind_of, server_name
 from backend.logs import get_logger
 from backend.vault.root import RootKeyError, RootKeys
 from backend.vault.sealing import SealBrokenError
@@ -264,6 +265,12 @@ def _view(config: ProviderConfig, row: Row) -> ProviderView:
         embedding_model=config.embedding_model,
         extra_headers={name: hint(value) for name, value in config.extra_headers.items()},
         extra_body=config.extra_body,
+        concurrency=config.concurrency,
+        usual_concurrency=(
+            usual_concurrency(server_name(config), abilities_of(row))
+            if row.kind == "openai"
+            else None
+        ),
         is_editable=True,
         listed_at=config.listed_at,
         revision=row.revision,
@@ -282,6 +289,8 @@ def _environment_view(provider: OfferedProvider) -> ProviderView:
         models=list(provider.chosen.values()),
         base_url=config.base_url,
         key_hint=hint(config.api_key),
+        concurrency=provider.concurrency,
+        usual_concurrency=provider.usual_concurrency,
     )
 
 

@@ -61,8 +61,10 @@ class ModelBusyError(UnavailableError):
     slug, title = "model-busy", "The model is busy"
 
 
-class SlotTakenError(ModelBusyError):
+class SlotTakenError(UnavailableError):
     """The work was cut off, because a turn needs the server."""
+
+    slug, title = "interrupted-by-turn", "A turn needed the model"
 
 
 @dataclass(slots=True, eq=False)
@@ -163,7 +165,7 @@ class ModelSlots:
             with contextlib.suppress(asyncio.CancelledError):
                 await self._keeper
         if self._beside:
-            await asyncio.wait(self._beside)
+            await asyncio.wait(list(self._beside))
 
     @contextlib.asynccontextmanager
     async def _place(self, held: _Held, patience: float | None) -> AsyncGenerator[None]:
@@ -180,12 +182,13 @@ class ModelSlots:
             except TimeoutError:
                 raise ModelBusyError("Try again when it is free.") from None
             try:
-                async with asyncio.timeout(None) as held.limit:
+                async with asyncio.timeout(None) as limit:
+                    held.limit = limit
                     if held.is_cut:
                         held.cut()
                     yield
             except TimeoutError:
-                if not held.limit.expired():
+                if held.limit is None or not held.limit.expired():
                     raise
                 raise SlotTakenError("A turn needs the model. Try again when it is over.") from None
         finally:
@@ -274,11 +277,14 @@ class ModelSlots:
                 if is_lost or must_yield(held.claim, others, concurrency=held.concurrency):
                     held.cut()
             elif held.id in self._held:
-                held.report(find_occupation(held.claim, others))
                 if len(others) == len(here):
                     await self._enter(held)
+                    if held.id not in self._held:  # it was given up in between
+                        await self._leave(held)
                 elif may_start(held.claim, others, concurrency=held.concurrency):
                     await self._grant(held)
+                else:
+                    held.report(find_occupation(held.claim, others))
 
     @contextlib.asynccontextmanager
     async def _writing(self) -> AsyncGenerator[AsyncSession]:
@@ -321,8 +327,6 @@ async def _read(
     )
     found: defaultdict[UUID, list[Claim]] = defaultdict(list)
     for row in rows:
-        work = Work(
-            use=row.use, rank=Rank(row.rank), user_id=row.user_id, chat_id=row.chat_id
-        )
+        work = Work(use=row.use, rank=Rank(row.rank), user_id=row.user_id, chat_id=row.chat_id)
         found[row.server_id].append(Claim(row.id, work, row.is_granted))
     return found

@@ -195,6 +195,7 @@ class UserModels(UserSignedOut):
             listed=by_name(config.listed),
             is_own=isinstance(row, Provider),
             embedding_model=config.embedding_model,
+            concurrency=config.concurrency,
         )
 
     def user_signed_out(self, user_id: UUID) -> None:
@@ -256,17 +257,16 @@ class UserModels(UserSignedOut):
                     network=self.network,
                 )
             case "openai":
-                known = config.preset if config.preset in OPENAI_SERVERS else "other"
                 return OpenAICompatibleConfig(
                     base_url=url or "",
                     models=(),
                     context_window=UNKNOWN_WINDOW,
                     max_output_tokens=UNKNOWN_OUTPUT,
                     api_key=key,
-                    server=cast("ServerName", known),
+                    server=server_name(config),
                     extra_headers=config.extra_headers,
                     extra_body=config.extra_body,
-                    abilities=_abilities(row),
+                    abilities=abilities_of(row),
                     on_learned=partial(self._learned, type(row), row.id, row.revision),
                     chunk_timeout=silence,
                     network=self.network,
@@ -303,7 +303,14 @@ class UserModels(UserSignedOut):
             task.add_done_callback(self._closing.discard)
 
 
-def _abilities(row: Provider | InstallationProvider) -> ServerAbilities:
+def server_name(config: ProviderConfig) -> ServerName:
+    """The server that an OpenAI-compatible provider was added as."""
+    known = config.preset if config.preset in OPENAI_SERVERS else "other"
+    return cast("ServerName", known)
+
+
+def abilities_of(row: Provider | InstallationProvider) -> ServerAbilities:
+    """What was learned of a provider's server."""
     if row.abilities is None:
         return ServerAbilities()
     return msgspec.json.decode(row.abilities, type=ServerAbilities)

@@ -18,6 +18,7 @@ from uuid import UUID
 import msgspec
 
 from backend.chats.models import MESSAGE_CONTENT, MESSAGE_THINKING, Message
+from backend.llm.slot_rules import Occupation
 from backend.turns.errors import TurnInterruptedError
 from backend.turns.models import OPEN, TURN_EVENTS, TURN_OUTPUT, TURN_PROBLEM, Turn
 from backend.turns.transcript import PlayEvent, Segment, Transcript
@@ -25,10 +26,14 @@ from backend.vault.sealing import Sealer
 
 AWAITING, CHOSEN, RESET = "turn.awaiting_choice", "turn.choice_made", "text.reset"
 CHANGED, SUGGESTED = "state.changed", "suggestions"
+BUSY = "model.busy"
+"""What the turn waits for before the model is asked; null once it waits no longer. It is no part of
+what was said: it has the id of the event before it, and is not told again."""
 
 EVENTS: Mapping[str, tuple[str, ...]] = {
     "turn.started": ("turn_id", "user_message_id", "reply_id"),
     "context.ready": ("totals",),
+    BUSY: ("work",),
     "thinking.delta": ("text",),
     "text.delta": ("text",),
     RESET: (),
@@ -78,6 +83,7 @@ class TurnEvent:
 class Progress:
     """How far a turn is: what its events are made of, whether it runs here or was stored.
 
+    `waits_for` is what the model's server does before the turn's request can be sent.
     `is_waiting`: it goes on once the player has chosen. `is_cut_off`: the process that it ran in
     died, and what it said last is lost.
     """
@@ -89,6 +95,7 @@ class Progress:
     saved: dict[str, Any] | None = None
     completed: dict[str, Any] | None = None
     failed: dict[str, Any] | None = None
+    waits_for: Occupation | None = None
     is_waiting: bool = False
     is_cut_off: bool = False
 
@@ -126,6 +133,24 @@ class Progress:
                 yield TurnEvent(last + OVER, "turn.failed", self.failed)
 
 
+@dataclass(slots=True)
+class EventCursor:
+    """What a listener has heard: events up to `last_id`, and what the turn waits for."""
+
+    last_id: int
+    waits_for: Occupation | None = None
+
+    def next_events(self, progress: Progress) -> list[TurnEvent]:
+        """Return what is new to the listener."""
+        batch = list(progress.events_after(self.last_id))
+        if batch:
+            self.last_id = batch[-1].id
+        if progress.waits_for != self.waits_for:
+            self.waits_for = progress.waits_for
+            batch.append(TurnEvent(self.last_id, BUSY, {"work": self.waits_for}))
+        return batch
+
+
 def started_event(turn: Turn) -> dict[str, Any]:
     """The `turn.started` event's data."""
     return {
@@ -145,6 +170,7 @@ def stored_progress(sealer: Sealer, turn: Turn, reply: Message | None) -> Progre
     )
     if turn.state in OPEN:
         progress.is_waiting = turn.state == "waiting"
+        progress.waits_for = turn.waits_for
         return progress
     if reply is not None and progress.transcript.joined("text"):
         progress.saved = {"message_id": str(reply.id)}

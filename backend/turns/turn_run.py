@@ -16,16 +16,17 @@ from backend.generation.model import (
     ChatModel,
     Finish,
     ModelEmptyReplyError,
-    ModelError,
     Piece,
     TextPiece,
     ThinkingPiece,
     TokenUsage,
 )
 from backend.generation.tokens import get_tokenizer
+from backend.llm.slot_rules import Occupation, Rank, Work
+from backend.llm.slots import ModelSlots
 from backend.logs import get_logger
 from backend.turns.built import Built
-from backend.turns.events import Progress, TurnEvent
+from backend.turns.events import EventCursor, Progress, TurnEvent
 from backend.turns.models import TurnKind, TurnState
 from backend.turns.play import Play
 from backend.turns.transcript import Segment, Spoken
@@ -39,8 +40,9 @@ class TurnRun:
     """One running turn.
 
     `prefix` is what a continued reply said before, `status_before` how it had ended. `usage` and
-    `finish` come from the model. `rewritten` are text and thoughts as regex scripts leave them,
-    once the model has ended. `play` is how a played turn goes on. `stored_length`, `stored_events`,
+    `finish` come from the model, once `is_asked`. `rewritten` are text and thoughts as regex
+    scripts leave them, once the model has ended. `play` is how a played turn goes on.
+    `stored_length`, `stored_events`,
     `stored_tokens` and `stored_drops` say how far the rows are. `finished` is set when everything
     is stored.
     """
@@ -60,6 +62,7 @@ class TurnRun:
     status_before: MessageStatus = "streaming"
     play: Play | None = None
     finished: asyncio.Event = field(default_factory=asyncio.Event)
+    is_asked: bool = False
     usage: TokenUsage | None = None
     finish: str = ""
     problem: AppError | None = None
@@ -140,8 +143,8 @@ class TurnRun:
         if self.usage is not None:
             return self.usage.prompt_tokens + self.usage.completion_tokens
         transcript = self.progress.transcript
-        if self.outcome == "failed" and not transcript.length:
-            return 0  # the provider refused it
+        if not self.is_asked or (self.outcome == "failed" and not transcript.length):
+            return 0  # it never got its turn, or the provider refused it
         said = transcript.joined("text") + transcript.joined("thinking")
         tokenizer = get_tokenizer(self.built.window.unit.tokenizer)
         requests = self.play.requests if self.play else 1
@@ -169,11 +172,11 @@ class TurnRun:
 
     async def events(self, last_id: int, *, beat: float) -> AsyncIterator[list[TurnEvent]]:
         """Events after `last_id` as they come; an empty list every `beat` seconds of silence."""
+        cursor = EventCursor(last_id)
         while True:
             is_at_rest = self.progress.is_at_rest
-            batch = list(self.progress.events_after(last_id))
+            batch = cursor.next_events(self.progress)
             if batch:
-                last_id = batch[-1].id
                 yield batch
             if is_at_rest:
                 return
@@ -191,9 +194,12 @@ class TurnRun:
             if self._speaking is not None:
                 self._speaking.cancel()
 
-    async def run_model(self) -> None:
-        """Let the model speak to its end. Never raises: what went wrong is in `problem`."""
-        self._speaking = asyncio.create_task(self._listen_to_model())
+    async def run_model(self, slots: ModelSlots) -> None:
+        """Let the model speak to its end, once its server is free.
+
+        Never raises: what went wrong is in `problem`.
+        """
+        self._speaking = asyncio.create_task(self._take_turn(slots))
         if self._stop_as is not None:
             self._speaking.cancel()
         try:
@@ -202,7 +208,7 @@ class TurnRun:
             if self._stop_as is None:
                 # Not asked for here: the process is going down.
                 self._stop_as = "interrupted"
-        except ModelError as error:
+        except AppError as error:
             self.problem = error
         except Exception as error:  # a fault of ours must end the turn, not hang it
             log.exception("turn.crashed", turn_id=self.turn_id, exc_info=error)
@@ -216,6 +222,17 @@ class TurnRun:
         if self._stop_as is None and self.play is not None and self.play.is_waiting:
             return "waiting"
         return self._stop_as or "completed"
+
+    async def _take_turn(self, slots: ModelSlots) -> None:
+        limit = self.built.window.models.limit_of(self.built.window.spec.id)
+        work = Work(use="turn", rank=Rank.TURN, user_id=self.user_id, chat_id=self.chat_id)
+        async with slots.hold([limit], work, on_wait=self._wait_for):
+            self.is_asked = True
+            await self._listen_to_model()
+
+    def _wait_for(self, occupation: Occupation | None) -> None:
+        self.progress.waits_for = occupation
+        self.notify()
 
     async def _listen_to_model(self) -> None:
         if self.play is not None:

@@ -344,6 +344,7 @@ def enrichment(server: Running) -> EnrichmentRuntime:
         parts.memory,
         parts.cpu_pool,
         EnrichmentOutbox(parts.queue),
+        parts.slots,
     )
 
 
