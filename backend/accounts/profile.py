@@ -23,7 +23,6 @@ from backend.database.base import now
 from backend.database.engine import Database
 from backend.errors import ForbiddenError, ValidationError
 from backend.generation.registry import ModelRegistry
-from backend.generation.sampling import check_taken
 from backend.settings import Settings
 from backend.vault.root import RootKeys
 from backend.vault.sealing import Sealer
@@ -157,7 +156,7 @@ def _check_models(models: ModelRegistry, settings: UserSettings, before: UserSet
     # One that is gone keeps nothing else from being set.
     if (settings.model, settings.sampling) != (before.model, before.sampling):
         spec = models.spec(settings.model or models.default_id)
-        check_taken(settings.sampling, accepts=spec.accepts, model_id=spec.id)
+        spec.check_sampling(settings.sampling)
     named = named_models(settings.task_models, settings.enrichment)
     for model_id in sorted(named - named_models(before.task_models, before.enrichment)):
         models.spec(model_id)

@@ -8,7 +8,7 @@ from backend.accounts.identity import Identity
 from backend.chats.schemas import ChatSettings
 from backend.generation.model import ModelSpec
 from backend.generation.registry import ModelRegistry, UnknownModelError
-from backend.generation.sampling import Sampling, check_taken
+from backend.generation.sampling import Sampling
 from backend.wire import merge_patch
 
 
@@ -30,7 +30,7 @@ def effective_model(
     sampling = settings.sampling
     if settings.model is None:
         sampling = merge_patch(account.sampling, msgspec.to_builtins(settings.sampling))
-    check_taken(sampling, accepts=spec.accepts, model_id=spec.id)
+    spec.check_sampling(sampling)
     if beneath is not None:
         names = [name for name in beneath.set_fields() if name in spec.accepts]
         usual = Sampling(**{name: getattr(beneath, name) for name in names})

@@ -25,13 +25,23 @@ from backend.generation.model import (
     ToolCall,
     ToolRound,
 )
-from backend.generation.sampling import Sampling
+from backend.generation.sampling import Sampling, SamplingField
 
 USUAL_TOKENS = 8_192
 """Length of a reply where the user sets none: the API wants one."""
 
 LEAST_THINKING = 1_024
 """The smallest budget for thinking that the API takes, in tokens."""
+
+LEAST_TOP_P = 0.95
+"""The smallest `top_p` that the API takes while the model thinks."""
+
+_NO_THINKING = {"type": "disabled"}
+_ADAPTIVE_THINKING = {"type": "adaptive", "display": "summarized"}
+
+_SCHEMA_MEMBERS = (
+    *("type", "description", "title", "enum", "const", "default", "format", "required", "$ref"),
+)
 
 _OPENING = "[Start]"
 """Stands where the user has not spoken yet: the API wants the first turn to be the user's."""
@@ -54,31 +64,64 @@ _FINISHES: dict[str, FinishReason] = {
 _EFFORTS = {"minimal": "low", "low": "low", "medium": "medium", "high": "high"}
 
 
-def body(prompt: Prompt, sampling: Sampling, *, max_output_tokens: int) -> dict[str, Any]:
-    """The body of a request. Messages without text stay out: the API refuses them.
+def body(
+    prompt: Prompt,
+    sampling: Sampling,
+    *,
+    start: str,
+    max_output_tokens: int,
+    is_adaptive: bool,
+) -> dict[str, Any]:
+    """Return the body of a request. Messages without text stay out: the API refuses them.
 
-    The API is told to keep what is the same in the next turn: what leads, and the last of what is
-    stable. It looks back from there for what it has kept already.
+    The API is asked to keep what is the same in the next turn: the system blocks, and the last of
+    the stable messages. It looks back from there for what it has kept already.
 
     Args:
         prompt: What is sent.
-        sampling: What the user set.
+        sampling: The user's settings, without those that exclude each other.
+        start: The beginning of the reply, without spaces at its end.
         max_output_tokens: The most that the model writes, thinking included.
+        is_adaptive: The model takes no budget for thinking and chooses it itself.
     """
+    messages = [*prompt.messages, *([PromptMessage("assistant", start)] if start else ())]
     spoken = [
         (message, place + 1 == prompt.stable)
-        for place, message in enumerate(prompt.messages)
+        for place, message in enumerate(messages)
         if message.text.strip()
     ]
     leading = list(takewhile(lambda each: each[0].role == "system", spoken))
     members: dict[str, Any] = {
         "messages": _turns(spoken[len(leading) :], prompt.rounds),
-        **_settings(sampling, max_output_tokens),
+        **_settings(sampling, max_output_tokens, is_adaptive=is_adaptive),
     }
     if leading:
         blocks = [_text_block(message.text) for message, _ in leading]
         members["system"] = [*blocks[:-1], blocks[-1] | (_KEPT if prompt.stable else {})]
     return members
+
+
+def find_conflicts(sampling: Sampling) -> list[SamplingField]:
+    """Return the settings that the API refuses beside the others.
+
+    Thinking excludes other temperatures than 1, `top_k`, a `top_p` below 0.95, and the beginning of
+    a reply. Without thinking, recent models refuse `top_p` beside a temperature.
+    Source: https://platform.claude.com/docs/en/build-with-claude/extended-thinking
+    """
+    found: list[SamplingField] = []
+    if (_thinking(sampling) or _NO_THINKING)["type"] != "disabled":
+        if sampling.temperature not in (None, 1):
+            found.append("temperature")
+        if sampling.top_k is not None:
+            found.append("top_k")
+        if sampling.top_p is not None and sampling.top_p < LEAST_TOP_P:
+            found.append("top_p")
+        if sampling.start_reply_with:
+            found.append("start_reply_with")
+    keeps_both = not {"temperature", "top_p"}.intersection(found)
+    if keeps_both and sampling.temperature is not None and sampling.top_p is not None:
+        found.append("top_p")
+    return found
 
 
 def _turns(spoken: Sequence[tuple[PromptMessage, bool]], rounds: Sequence[ToolRound]) -> list[Any]:
@@ -139,14 +182,21 @@ def _result(result: Any) -> str:
     return result if isinstance(result, str) else json.dumps(result, ensure_ascii=False)
 
 
-def _settings(sampling: Sampling, max_output_tokens: int) -> dict[str, Any]:
-    """The settings that are set, under the API's names; thinking has tokens of its own."""
-    tokens = sampling.max_output_tokens or USUAL_TOKENS
-    thinking = _thinking(sampling)
-    tokens += (thinking or {}).get("budget_tokens", 0)
-    effort = _EFFORTS.get(sampling.reasoning_effort or "")
+def _settings(sampling: Sampling, max_output_tokens: int, *, is_adaptive: bool) -> dict[str, Any]:
+    """Return the settings that are set, by the API's names; thinking has tokens of its own."""
+    reply = min(sampling.max_output_tokens or USUAL_TOKENS, max_output_tokens)
+    thinking, effort = _thinking(sampling), _EFFORTS.get(sampling.reasoning_effort or "")
+    if thinking and thinking["type"] == "enabled" and is_adaptive:
+        thinking = _ADAPTIVE_THINKING
+    tokens = reply
+    if thinking and thinking["type"] == "enabled":
+        # The API refuses a budget that is not below the limit. The reply keeps its room, but a long
+        # one leaves half of the limit to a larger budget.
+        most = max(max_output_tokens - reply, max_output_tokens // 2)
+        thinking = thinking | {"budget_tokens": min(thinking["budget_tokens"], most)}
+        tokens = min(reply + thinking["budget_tokens"], max_output_tokens)
     values = {
-        "max_tokens": min(tokens, max_output_tokens),
+        "max_tokens": tokens,
         # The API's scale ends at 1.
         "temperature": None if sampling.temperature is None else min(sampling.temperature, 1.0),
         "top_p": sampling.top_p,
@@ -159,15 +209,40 @@ def _settings(sampling: Sampling, max_output_tokens: int) -> dict[str, Any]:
 
 
 def _thinking(sampling: Sampling) -> dict[str, Any] | None:
-    """None leaves it to the model. A budget of -1 lets the model decide how much."""
+    """Return how the model thinks; None leaves it to the model.
+
+    A budget of -1 lets the model decide how much.
+    """
     budget = sampling.thinking_budget
     if budget == 0 or (budget is None and sampling.reasoning_effort == "none"):
-        return {"type": "disabled"}
+        return _NO_THINKING
     if budget is not None and budget > 0:
         return {"type": "enabled", "budget_tokens": max(budget, LEAST_THINKING)}
     if budget is None and sampling.reasoning_effort is None:
         return None
-    return {"type": "adaptive", "display": "summarized"}
+    return _ADAPTIVE_THINKING
+
+
+def plain_schema(schema: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the part of a JSON Schema that the API takes.
+
+    Each object is closed. Limits of numbers, lists and texts are left out: answers are checked
+    against them by the caller.
+    Source: https://platform.claude.com/docs/en/build-with-claude/structured-outputs
+    """
+    plain: dict[str, Any] = {name: schema[name] for name in _SCHEMA_MEMBERS if name in schema}
+    for name in ("items", "additionalItems"):
+        if isinstance(schema.get(name), Mapping):
+            plain[name] = plain_schema(schema[name])
+    for name in ("properties", "$defs", "definitions"):
+        if name in schema:
+            plain[name] = {key: plain_schema(each) for key, each in schema[name].items()}
+    for name in ("anyOf", "allOf", "oneOf"):
+        if name in schema:
+            plain["anyOf" if name == "oneOf" else name] = list(map(plain_schema, schema[name]))
+    if schema.get("type") == "object":
+        plain["additionalProperties"] = False
+    return plain
 
 
 def declarations(tools: Sequence[Tool]) -> list[Any]:
@@ -193,7 +268,7 @@ class _Block:
     signature: str = ""
 
 
-class AnswerReader:
+class MessageReader:
     """Reads one answer, event by event or as a whole.
 
     Text and thoughts are pieces as they come; a call is one when its block is complete. Thoughts

@@ -5,13 +5,12 @@ Source: https://ai.google.dev/api/generate-content
 
 from __future__ import annotations
 
-import base64
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain, groupby, takewhile
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from backend.generation._json import mapping
+from backend.generation._json import mapping, sequence
 from backend.generation._replies import Delta
 from backend.generation._tool_calls import read_call, unreadable_call
 from backend.generation.model import (
@@ -26,13 +25,6 @@ from backend.generation.model import (
     ToolRound,
 )
 from backend.generation.sampling import HarmCategory, SafetyThreshold, Sampling
-
-if TYPE_CHECKING:
-    from google.genai.types import (  # noqa: TID251 - types of the adapter's other half
-        GenerateContentResponse,
-        GenerateContentResponseUsageMetadata,
-        Part,
-    )
 
 _OPENING = "[Start]"
 """Stands where the user has not spoken yet: Gemini wants the first turn to be the user's."""
@@ -197,55 +189,89 @@ def response_format(schema: Mapping[str, Any]) -> dict[str, Any]:
     return {"responseMimeType": "application/json", "responseJsonSchema": dict(schema)}
 
 
-def read(response: GenerateContentResponse, *, answers_calls: bool = False) -> Delta:
-    """One response, or one chunk of a streamed one.
+class ResponseReader:
+    """Reads the responses of `generateContent` and `streamGenerateContent`.
 
-    Args:
-        response: Of `generateContent` or `streamGenerateContent`.
-        answers_calls: A call that Gemini could not read itself is a call with a problem.
+    `answers_calls`: a call that Gemini could not read itself is a call with a problem.
     """
-    usage = read_usage(response.usage_metadata)
-    feedback = response.prompt_feedback
-    if feedback is not None and feedback.block_reason is not None:
-        return Delta(usage=usage, finish="safety", reason=feedback.block_reason.value)
-    if not response.candidates:
-        return Delta(usage=usage)
-    candidate = response.candidates[0]
-    parts = (candidate.content.parts if candidate.content else None) or ()
-    word = candidate.finish_reason.value if candidate.finish_reason else ""
-    pieces = list(chain.from_iterable(map(_read_part, parts)))
-    if answers_calls and word in _BROKEN:
-        pieces.append(unreadable_call(f"The call could not be read: {word}."))
-    return Delta(
-        pieces=tuple(pieces),
-        usage=usage,
-        finish=_FINISHES.get(word, "other") if word else None,
-        reason=word,
-    )
 
+    def __init__(self, *, answers_calls: bool = False) -> None:
+        self._answers_calls = answers_calls
 
-def _read_part(part: Part) -> Iterator[TextPiece | ThinkingPiece | ToolCall]:
-    if part.text:
-        yield ThinkingPiece(part.text) if part.thought else TextPiece(part.text)
-    if (call := part.function_call) is not None:
-        state: dict[str, str] = {}
-        if call.id:
-            state["id"] = call.id
-        if part.thought_signature:
-            state["thought_signature"] = base64.b64encode(part.thought_signature).decode()
-        yield read_call(
-            call.name or "", call.args or {}, call_id=call.id or "", vendor_state=state or None
+    def read_whole(self, answer: Any) -> Delta:
+        """See `AnswerReader`. Without `alt=sse`, Gemini sends the chunks of a stream in a list."""
+        chunks = [self.read_event(each) for each in sequence(answer) or [answer]]
+        last = next((each for each in reversed(chunks) if each.finish), Delta())
+        return Delta(
+            pieces=tuple(chain.from_iterable(each.pieces for each in chunks)),
+            usage=next((each.usage for each in reversed(chunks) if each.usage), None),
+            finish=last.finish,
+            reason=last.reason,
+        )
+
+    def read_event(self, event: Any) -> Delta:
+        """See `AnswerReader`."""
+        response = mapping(event)
+        usage = read_usage(mapping(response.get("usageMetadata")))
+        if blocked := _word(mapping(response.get("promptFeedback")), "blockReason"):
+            return Delta(usage=usage, finish="safety", reason=blocked)
+        candidate = mapping(next(iter(sequence(response.get("candidates"))), None))
+        parts = sequence(mapping(candidate.get("content")).get("parts"))
+        word = _word(candidate, "finishReason")
+        pieces = list(chain.from_iterable(_read_part(mapping(each)) for each in parts))
+        if self._answers_calls and word in _BROKEN:
+            pieces.append(unreadable_call(f"The call could not be read: {word}."))
+        return Delta(
+            pieces=tuple(pieces),
+            usage=usage,
+            finish=_FINISHES.get(word, "other") if word else None,
+            reason=word,
         )
 
 
-def read_usage(reported: GenerateContentResponseUsageMetadata | None) -> TokenUsage | None:
-    """Gemini counts thoughts beside the reply; `TokenUsage` counts them within it."""
-    if reported is None or reported.prompt_token_count is None:
+def _read_part(part: Mapping[str, Any]) -> Iterator[TextPiece | ThinkingPiece | ToolCall]:
+    if text := _text(part, "text"):
+        yield ThinkingPiece(text) if part.get("thought") is True else TextPiece(text)
+    if call := mapping(part.get("functionCall")):
+        call_id, signature = _text(call, "id"), _text(part, "thoughtSignature")
+        state: dict[str, str] = {}
+        if call_id:
+            state["id"] = call_id
+        if signature:
+            state["thought_signature"] = signature
+        yield read_call(
+            _text(call, "name"),
+            call.get("args") or {},
+            call_id=call_id,
+            vendor_state=state or None,
+        )
+
+
+def read_usage(reported: Mapping[str, Any]) -> TokenUsage | None:
+    """Return the usage. Gemini counts thoughts beside the reply; `TokenUsage` counts them in it."""
+    if "promptTokenCount" not in reported:
         return None
-    thinking = reported.thoughts_token_count or 0
+    thinking = _number(reported, "thoughtsTokenCount")
     return TokenUsage(
-        prompt_tokens=reported.prompt_token_count + (reported.tool_use_prompt_token_count or 0),
-        completion_tokens=(reported.candidates_token_count or 0) + thinking,
-        cached_tokens=reported.cached_content_token_count or 0,
+        prompt_tokens=_number(reported, "promptTokenCount")
+        + _number(reported, "toolUsePromptTokenCount"),
+        completion_tokens=_number(reported, "candidatesTokenCount") + thinking,
+        cached_tokens=_number(reported, "cachedContentTokenCount"),
         thinking_tokens=thinking,
     )
+
+
+def _text(value: Mapping[str, Any], name: str) -> str:
+    member = value.get(name)
+    return member if isinstance(member, str) else ""
+
+
+def _word(value: Mapping[str, Any], name: str) -> str:
+    """Return a value of an enumeration; what is unspecified says nothing."""
+    word = _text(value, name)
+    return "" if word.endswith("_UNSPECIFIED") else word
+
+
+def _number(value: Mapping[str, Any], name: str) -> int:
+    member = value.get(name)
+    return member if isinstance(member, int) else 0

@@ -9,21 +9,19 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from http import HTTPStatus
-from typing import Any
 
 from backend.generation._json import mapping, sequence
+from backend.generation.client import ModelClient, ServerError
 from backend.generation.model import Prompt, TokenUsage
-from backend.generation.openai_compatible import Connection
 from backend.generation.openai_servers import CountingRoute
 from backend.generation.tokens import MESSAGE_OVERHEAD
 
 TIMEOUT = 5.0
 """Seconds for a count: the reply is there already, and its end waits for this."""
 
-_NO_SUCH_ROUTE = {
+NO_SUCH_ROUTE = {
     HTTPStatus.NOT_FOUND,
     HTTPStatus.METHOD_NOT_ALLOWED,
     HTTPStatus.NOT_IMPLEMENTED,
@@ -39,7 +37,8 @@ class ServerCounts:
 
 
 async def count_usage(
-    connection: Connection,
+    client: ModelClient,
+    base_url: str,
     model: str,
     routes: Sequence[CountingRoute],
     prompt: Prompt,
@@ -50,7 +49,8 @@ async def count_usage(
     """Have a server count a prompt and its reply. Raises nothing: no count is an answer, too.
 
     Args:
-        connection: To the server; its routes stand beside the one of its completions.
+        client: Of the server.
+        base_url: Its address; the routes stand beside it, at the server's root.
         model: The model's name there.
         routes: Which to try, the first that is there counts.
         prompt: What was sent, without the rounds of tools.
@@ -59,13 +59,15 @@ async def count_usage(
     """
     asked = "\n".join(message.text for message in prompt.messages)
     for route in routes:
+        address = address_beside(base_url, route.path)
         try:
             async with asyncio.timeout(TIMEOUT):
                 sent, text, thinking = [
-                    await _count(connection, model, route, each) for each in (asked, said, thought)
+                    await _count(client, address, model, route, each)
+                    for each in (asked, said, thought)
                 ]
-        except connection.api_error as error:
-            if getattr(error, "status_code", None) not in _NO_SUCH_ROUTE:
+        except ServerError as error:
+            if error.status not in NO_SUCH_ROUTE:
                 return ServerCounts(None, None)
         except Exception:  # noqa: BLE001 - a server may answer anything, and the reply is there
             return ServerCounts(None, None)
@@ -81,23 +83,19 @@ async def count_usage(
     return ServerCounts(None, "")
 
 
-async def _count(connection: Connection, model: str, route: CountingRoute, text: str) -> int:
-    """Tokens of a text; 0 where the answer says nothing of them."""
+async def _count(
+    client: ModelClient, address: str, model: str, route: CountingRoute, text: str
+) -> int:
+    """Return the tokens of a text; 0 if the answer does not say."""
     if not text:
         return 0
-    response = await connection.client.post(
-        _beside(str(connection.client.base_url), route.path),
-        cast_to=connection.response,
-        body={"model": model, route.member: text},
-    )
-    counted: Any = None
-    with suppress(ValueError):
-        counted = mapping(response.json()).get(route.answer)
+    answer = await client.post(address, {"model": model, route.member: text})
+    counted = mapping(answer).get(route.answer)
     if listed := sequence(counted):
         return len(listed)
     return counted if isinstance(counted, int) and counted > 0 else 0
 
 
-def _beside(base_url: str, path: str) -> str:
+def address_beside(base_url: str, path: str) -> str:
     """The address of a route that stands at the root of a server, whose API is below `/v1`."""
     return base_url.rstrip("/").removesuffix("/v1") + path

@@ -27,8 +27,8 @@ _INSTRUCTIONS = (
 _PLAIN_INSTRUCTIONS = "Answer with one JSON value of this JSON Schema and nothing else:\n\n"
 
 
-def told_schema(prompt: Prompt, schema: Mapping[str, Any], way: JsonWay) -> Prompt:
-    """The prompt, with the schema in it where the request alone may not tell the model."""
+def add_schema(prompt: Prompt, schema: Mapping[str, Any], way: JsonWay) -> Prompt:
+    """Return the prompt with the schema in it if the model may not see that of the request."""
     if way not in ("json_object", "fenced"):
         return prompt
     words = _INSTRUCTIONS if way == "fenced" else _PLAIN_INSTRUCTIONS

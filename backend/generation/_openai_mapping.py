@@ -16,6 +16,8 @@ from backend.generation._failures import code_words
 from backend.generation._json import mapping, parse_json, sequence
 from backend.generation._openai_calls import REASONING, CallFragments
 from backend.generation._replies import Delta
+from backend.generation.figures import MessageShape
+from backend.generation.message_shapes import SEPARATOR
 from backend.generation.model import (
     FinishReason,
     Prompt,
@@ -47,17 +49,42 @@ _NOT_BY_NAME = frozenset({"start_reply_with", "json_schema"})
 """Settings in members of a request that hold other things, too: a refusal may be of those."""
 
 
-def messages(prompt: Prompt, start: str | None, prefix: Mapping[str, Any]) -> list[Any]:
-    """The messages in order, then the rounds of the tool loop, then what the reply starts with.
+def messages(
+    prompt: Prompt, start: str | None, prefix: Mapping[str, Any], *, shape: MessageShape
+) -> list[Any]:
+    """Return the messages in order, then the rounds of tools, then the beginning of the reply.
 
-    `prefix` are members of that last message, where a server wants some.
+    Args:
+        prompt: In the shape that is sent.
+        start: The beginning of the reply, if there is one.
+        prefix: Members of that last message, if the server wants some.
+        shape: In the strict shapes neighbours of one role are joined.
     """
     said: list[Any] = [
         {"role": message.role, "content": message.text} for message in prompt.messages
     ]
     for tool_round in prompt.rounds:
         said += _round(tool_round)
-    return [*said, {"role": "assistant", "content": start, **prefix}] if start else said
+    if start:
+        said.append({"role": "assistant", "content": start, **prefix})
+    return said if shape == "lenient" else _joined(said)
+
+
+def _joined(said: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Join neighbours of one role, for templates that want roles to alternate.
+
+    A message with calls is the last one that is joined: its results follow.
+    """
+    joined: list[dict[str, Any]] = []
+    for message in said:
+        before = joined[-1] if joined else {}
+        is_same = message["role"] == before.get("role") and message["role"] != "tool"
+        if is_same and "tool_calls" not in before:
+            texts = filter(None, (before["content"], message["content"]))
+            joined[-1] = {**message, "content": SEPARATOR.join(texts)}
+        else:
+            joined.append(message)
+    return joined
 
 
 def _round(tool_round: ToolRound) -> list[Any]:
@@ -145,14 +172,19 @@ def response_format(schema: Mapping[str, Any]) -> dict[str, Any]:
     return {"type": "json_schema", "json_schema": {"name": "answer", "schema": dict(schema)}}
 
 
-def read_chunk(chunk: Any, calls: CallFragments) -> Delta:
-    """One chunk of a streamed answer. `calls` keeps those that are not complete yet."""
-    return _read(chunk, "delta", calls)
+class ChunkReader:
+    """Reads one answer of chat completions: its chunks, or all of it."""
 
+    def __init__(self) -> None:
+        self._calls = CallFragments()
 
-def read_answer(completion: Any) -> Delta:
-    """An answer that came as a whole."""
-    return _read(completion, "message", CallFragments())
+    def read_event(self, event: Any) -> Delta:
+        """See `AnswerReader`."""
+        return _read(event, "delta", self._calls)
+
+    def read_whole(self, answer: Any) -> Delta:
+        """See `AnswerReader`."""
+        return _read(answer, "message", self._calls)
 
 
 def _read(body: Any, part: Literal["delta", "message"], calls: CallFragments) -> Delta:

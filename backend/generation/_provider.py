@@ -1,36 +1,92 @@
-"""What the adapters' providers share: a connection that is made late, and closed when it rests."""
+"""The connection to a server of models: shared by its models, made late, closed when unused."""
 
 from __future__ import annotations
 
+import asyncio
 from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, Generic, TypeVar
 
+from msgspec import structs
+
 from backend.generation._failures import failure
-from backend.generation._http import Lazy
+from backend.generation.client import ModelClient, make_http_client
 from backend.generation.model import ModelError
+from backend.generation.network import NetworkPolicy
+from backend.generation.server_abilities import ServerAbilities
 
 ConnectionT = TypeVar("ConnectionT")
+ConfigT = TypeVar("ConfigT", bound="ServerConfig")
 
 
-class ModelProvider(ABC, Generic[ConnectionT]):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerConfig:
+    """How a server is reached, and what is known of it.
+
+    Attributes:
+        api_key: The key that is sent, if there is one.
+        models: The names of its models that are on offer.
+        base_url: Its address; None for the vendor's own.
+        extra_headers: Headers that each request gets.
+        extra_body: Members that each request gets. They replace those of Talekeeper.
+        abilities: What the server's answers have shown so far.
+        on_learned: Is called with all abilities when there is a new one.
+        chunk_timeout: The longest silence in a streamed reply, in seconds.
+        connect_timeout: The longest wait for a connection, in seconds.
+        answer_timeout: The longest wait for an answer that is not streamed, in seconds.
+        network: Where it may connect; None for a server that the operator named.
+    """
+
+    api_key: str | None = field(default=None, repr=False)
+    models: tuple[str, ...] = ()
+    base_url: str | None = None
+    extra_headers: Mapping[str, str] = field(default_factory=dict[str, str], repr=False)
+    extra_body: Mapping[str, Any] = field(default_factory=dict[str, Any], repr=False)
+    abilities: ServerAbilities = field(default=ServerAbilities(), hash=False)
+    on_learned: Callable[[ServerAbilities], None] | None = field(default=None, compare=False)
+    chunk_timeout: float = 60
+    connect_timeout: float = 10
+    answer_timeout: float = 300
+    network: NetworkPolicy | None = None
+
+
+class Lazy(Generic[ConnectionT]):
+    """A connection that `make` makes in a thread, once, when it is first needed."""
+
+    def __init__(self, make: Callable[[], ConnectionT]) -> None:
+        self._make = make
+        self._making = asyncio.Lock()
+        self.made: ConnectionT | None = None
+
+    async def get(self) -> ConnectionT:
+        """Make it, or wait until another task has made it. If `make` raises, try again later."""
+        async with self._making:
+            if self.made is None:
+                self.made = await asyncio.to_thread(self._make)
+            return self.made
+
+
+class ModelProvider(ABC, Generic[ConfigT, ConnectionT]):
     """The connection to one server under one key, shared by its models.
 
-    The SDK is imported at first use. `config` is the adapter's own.
+    HTTP libraries and SDKs are imported at first use, because they take a second. `config` is the
+    adapter's own. `abilities` begin with those of the configuration and grow by `learn`.
     """
 
     who: ClassVar[str]
 
-    def __init__(self, config: Any) -> None:
+    def __init__(self, config: ConfigT) -> None:
         self.config = config
+        self.abilities = config.abilities
         self._connection = Lazy(self._connect)
         self._uses = 0
         self._is_retired = False
 
     @abstractmethod
     def _connect(self) -> ConnectionT:
-        """Make the SDK's client. It runs in a thread."""
+        """Make the client. Runs in a thread."""
 
     @abstractmethod
     async def _disconnect(self, connection: ConnectionT) -> None:
@@ -38,10 +94,29 @@ class ModelProvider(ABC, Generic[ConnectionT]):
 
     @abstractmethod
     def failure(self, error: Exception) -> ModelError:
-        """`error` of the SDK's as a `ModelError`, without its text: that may quote the prompt."""
+        """Return `error` as a `ModelError`, without words that may quote the prompt or the key."""
+
+    def _make_client(self, headers: Mapping[str, str]) -> ModelClient:
+        """Make a client of this configuration that sends `headers` and the user's own."""
+        http = make_http_client(
+            connect_timeout=self.config.connect_timeout,
+            network=self.config.network,
+            headers={**self.config.extra_headers, **headers},
+        )
+        return ModelClient(http)
+
+    def learn(self, model: str, **changes: Any) -> None:
+        """Remember what the server's answers show of a model: members of `ModelAbilities`."""
+        known = structs.replace(self.abilities.of(model), **changes)
+        self._remember(self.abilities.with_model(model, known))
+
+    def _remember(self, abilities: ServerAbilities) -> None:
+        self.abilities = abilities
+        if self.config.on_learned is not None:
+            self.config.on_learned(abilities)
 
     async def connect(self) -> ConnectionT:
-        """The SDK, ready to be called. Raises `ModelUnavailableError` when it can't be set up."""
+        """Return the client. Raise `ModelUnavailableError` if it cannot be made."""
         try:
             return await self._connection.get()
         except Exception as error:  # noqa: BLE001 - whatever a configuration makes the SDK raise
@@ -49,7 +124,7 @@ class ModelProvider(ABC, Generic[ConnectionT]):
 
     @asynccontextmanager
     async def connected(self) -> AsyncGenerator[ConnectionT, None]:
-        """`connect`, for the length of a reply: until then `retire` waits."""
+        """Return the client for the length of a reply; `retire` waits for its end."""
         self._uses += 1
         try:
             yield await self.connect()
@@ -63,7 +138,7 @@ class ModelProvider(ABC, Generic[ConnectionT]):
         await self._close_if_resting()
 
     async def aclose(self) -> None:
-        """Close the connections; replies under way break off."""
+        """Close the connections; replies in progress are interrupted."""
         connection, self._connection.made = self._connection.made, None
         if connection is not None:
             await self._disconnect(connection)

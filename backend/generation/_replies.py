@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Iterable, Iterator
 from contextlib import aclosing
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 from backend.generation._json import clean_text, parse_json
 from backend.generation._tool_calls import MAX_CALLS
+from backend.generation.event_reader import CharacterJoiner
 from backend.generation.model import (
     Finish,
     FinishReason,
@@ -21,17 +22,20 @@ from backend.generation.model import (
     ModelTimeoutError,
     ModelUnavailableError,
     Piece,
+    SentRequest,
     TextPiece,
+    TextReset,
     ThinkingPiece,
     TokenUsage,
     ToolAnswer,
     ToolCall,
 )
 
-T = TypeVar("T")
-
 _TRAILER_TIMEOUT = 5.0
 """Seconds for what may follow the end of a reply (usage): the reply no longer depends on it."""
+
+
+DeltaPiece = TextPiece | ThinkingPiece | TextReset | ToolCall | SentRequest
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +45,7 @@ class Delta:
     `reason` is the provider's word for `finish` (`PROHIBITED_CONTENT`, say).
     """
 
-    pieces: tuple[TextPiece | ThinkingPiece | ToolCall, ...] = ()
+    pieces: tuple[DeltaPiece, ...] = ()
     usage: TokenUsage | None = None
     finish: FinishReason | None = None
     reason: str = ""
@@ -67,6 +71,7 @@ async def relay(
     end: Delta | None = None
     began = spoke = False
     calls = 0
+    joiner = _PieceJoiner()
     async with aclosing(deltas):
         while True:
             try:
@@ -80,21 +85,54 @@ async def relay(
                 break
             if delta is None:
                 break
-            for piece in delta.pieces:
-                began = True
+            for piece in joiner.join(delta.pieces, is_last=delta.finish is not None):
+                began = began or not isinstance(piece, SentRequest)
                 spoke = spoke or (isinstance(piece, TextPiece) and not piece.text.isspace())
                 calls += isinstance(piece, ToolCall)
                 if calls <= MAX_CALLS or not isinstance(piece, ToolCall):
                     yield piece
             usage = delta.usage or usage
             end = delta if delta.finish else end
-    if end is None or end.finish is None:
-        raise ModelInterruptedError(f"{who} broke off before the model had finished.")
-    if not spoke and not calls:
-        raise _nothing_said(who, end.finish, end.reason)
+    finish = _check_end(end, who, began=began, spoke=spoke or bool(calls))
     if usage is not None:
         yield usage
-    yield Finish(finish_of(end.finish, called=bool(calls)))
+    yield Finish(finish_of(finish, called=bool(calls)))
+
+
+def _check_end(end: Delta | None, who: str, *, began: bool, spoke: bool) -> FinishReason:
+    """Return why a reply ended. Raise `ModelError` if it is not a reply, or has no end."""
+    if end is None and not began:
+        raise ModelUnavailableError(f"{who} answered with something that is not a reply.")
+    if end is None or end.finish is None:
+        raise ModelInterruptedError(f"{who} broke off before the model had finished.")
+    if not spoke:
+        raise _nothing_said(who, end.finish, end.reason)
+    return end.finish
+
+
+class _PieceJoiner:
+    """Joins the characters that are cut in two between pieces of text, and of thoughts."""
+
+    def __init__(self) -> None:
+        self._text, self._thinking = CharacterJoiner(), CharacterJoiner()
+
+    def join(self, pieces: Iterable[DeltaPiece], *, is_last: bool) -> Iterator[DeltaPiece]:
+        """Yield pieces of whole characters; a part at the very end becomes U+FFFD."""
+        for piece in pieces:
+            match piece:
+                case TextPiece(text):
+                    if text := self._text.feed(text):
+                        yield TextPiece(text)
+                case ThinkingPiece(text):
+                    if text := self._thinking.feed(text):
+                        yield ThinkingPiece(text)
+                case _:
+                    yield piece
+        if is_last:
+            if text := self._thinking.close():
+                yield ThinkingPiece(text)
+            if text := self._text.close():
+                yield TextPiece(text)
 
 
 def finish_of(finish: FinishReason, *, called: bool) -> FinishReason:
@@ -112,28 +150,6 @@ def _broken(
     return error
 
 
-async def whole(
-    answer: Awaitable[T],
-    *,
-    who: str,
-    answer_timeout: float,
-    failure: Callable[[Exception], ModelError],
-) -> T:
-    """Wait for an answer that is not streamed.
-
-    Raises:
-        ModelTimeoutError: After `answer_timeout` seconds.
-        ModelError: What `failure` makes of whatever the SDK raises.
-    """
-    try:
-        async with asyncio.timeout(answer_timeout):
-            return await answer
-    except TimeoutError:
-        raise _silence(who, answer_timeout) from None
-    except Exception as error:  # noqa: BLE001 - a server may answer anything
-        raise failure(error) from None
-
-
 def tool_answer(answer: Delta, *, who: str) -> ToolAnswer:
     """An answer that came as a whole, with its calls.
 
@@ -143,9 +159,9 @@ def tool_answer(answer: Delta, *, who: str) -> ToolAnswer:
         ModelUnavailableError: There is nothing at all.
     """
     calls = [piece for piece in answer.pieces if isinstance(piece, ToolCall)][:MAX_CALLS]
-    if any(call.problem for call in calls):
+    if problem := next((call.problem for call in calls if call.problem), None):
         raise ModelMalformedAnswerError(
-            f"{who} calls a tool with arguments that are not a JSON object, or too deep a one."
+            f"{who} called a tool in a way that is not valid. {problem}"
         )
     if calls:
         text, finish = _text(answer), finish_of(answer.finish or "other", called=True)

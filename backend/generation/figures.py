@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from functools import cache
 from importlib import resources
 from pathlib import PureWindowsPath
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 import msgspec
 
@@ -25,6 +25,8 @@ MessageShape = Literal["lenient", "system_first", "alternating", "no_system"]
 `alternating` also wants user and assistant to take turns, the user first. `no_system` accepts the
 same without a system message.
 """
+
+MESSAGE_SHAPES: tuple[MessageShape, ...] = get_args(MessageShape)
 
 MIN_WINDOW = 1_024
 MAX_WINDOW = 100_000_000

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable, Mapping
+from http import HTTPStatus
 from typing import Any
 
 import msgspec
 
-from backend.generation._failures import failure
-from backend.generation._json import mapping, parse_json, sequence
+from backend.generation._json import mapping, sequence
 from backend.generation.anthropic import DEFAULT_BASE_URL as ANTHROPIC_URL
 from backend.generation.anthropic import AnthropicProvider
+from backend.generation.client import ServerError
 from backend.generation.figures import Ability, ListedModel
 from backend.generation.gemini import DEFAULT_BASE_URL as GEMINI_URL
-from backend.generation.gemini import GeminiProvider
+from backend.generation.gemini import GeminiConnection, GeminiProvider
 from backend.generation.model import (
     ModelError,
     ModelRequestError,
@@ -24,8 +25,6 @@ from backend.generation.model import (
 from backend.generation.registry import Adapter
 
 SECONDS = 20.0
-
-NOT_FOUND = 404
 
 _WINDOW = ("context_length", "max_model_len", "context_window", "inputTokenLimit")
 _OUTPUT = ("outputTokenLimit", "max_completion_tokens")
@@ -53,26 +52,27 @@ async def list_models(adapter: Adapter) -> list[ListedModel]:
         case _:
             url = f"{adapter.config.base_url}/models"
     async with adapter.connected() as connection:
+        client = connection.client if isinstance(connection, GeminiConnection) else connection
         try:
             async with asyncio.timeout(SECONDS):
-                response = await connection.http.get(url)
+                listing = await client.get(url)
         except TimeoutError:
             raise ModelTimeoutError(
                 f"{adapter.who} did not list its models in {SECONDS:g} s."
             ) from None
         except ModelError:
             raise
+        except ServerError as error:
+            if error.status == HTTPStatus.NOT_FOUND:
+                raise ModelRequestError(
+                    f"{adapter.who} lists no models at this address (404). Most addresses end in "
+                    "/v1; if this one is right, name its models."
+                ) from None
+            raise adapter.failure(error) from None
         except Exception as error:  # noqa: BLE001 - a server may answer anything
             raise adapter.failure(error) from None
-    if response.status_code == NOT_FOUND:
-        raise ModelRequestError(
-            f"{adapter.who} lists no models at this address (404). Most addresses end in /v1; "
-            "where this one is right, name its models."
-        )
-    if not response.is_success:
-        raise failure(adapter.who, status=response.status_code)
     try:
-        return read_listing(parse_json(response.text))
+        return read_listing(listing)
     except ValueError:
         raise ModelUnavailableError(f"{adapter.who} answers with something else.") from None
 

@@ -14,7 +14,7 @@ import msgspec
 
 from backend.errors import AppError
 from backend.generation.figures import Ability, FiguresFrom, MessageShape, Price, ToolSupport
-from backend.generation.sampling import Sampling, SamplingField
+from backend.generation.sampling import Sampling, SamplingField, check_taken
 
 Role = Literal["system", "user", "assistant"]
 Fixable = Literal["tool_support", "shape"]
@@ -101,7 +101,7 @@ class TextReset:
 
 @dataclass(frozen=True, slots=True)
 class SentRequest:
-    """How the request was sent. The first piece of a stream whose server accepted the request.
+    """A request that was sent in another form than it was asked for: the first piece of a stream.
 
     `shape` is the message shape that was sent. `left_out` are sampling settings of the user that
     the model cannot take, or cannot take together with another one.
@@ -170,7 +170,7 @@ class ModelSpec:
     `provider` is the provider's slug, `provider_name` what people call it.
     `tokenizer` names the vocabulary in `generation.tokens` that comes closest.
     `accepts` are the sampling settings that it takes; others are refused when they are set.
-    `refused` are those that its server was found not to take.
+    `refused` are those that its server was found not to take: they are left out of requests.
     `shape` is the message shape that it accepts, and `tool_support` the best way of calling tools
     that is expected of it: see `tool_streams`. Each is what the user set, else what was learned,
     else the default of the preset.
@@ -193,6 +193,13 @@ class ModelSpec:
     price: Price | None = None
     abilities: frozenset[Ability] = frozenset()
     figures_from: FiguresFrom = "default"
+
+    def check_sampling(self, sampling: Sampling) -> None:
+        """Raise `SettingNotTakenError` for a setting that the vendor's API does not have.
+
+        A setting that the model's server was found to refuse is left out of requests instead.
+        """
+        check_taken(sampling, accepts=self.accepts | self.refused, model_id=self.id)
 
 
 @runtime_checkable
@@ -308,12 +315,6 @@ class ModelContextOverflowError(ModelRequestError):
             detail, extra={name: size for name, size in reported.items() if size is not None}
         )
         self.window, self.needed = window, needed
-
-
-class ModelSettingRefusedError(ModelRequestError):
-    """The server does not take a sampling setting, or its value; `refused` names it."""
-
-    slug, title = "model-refused-setting", "The model's server refused a setting"
 
 
 class ModelBlockedError(ModelError):

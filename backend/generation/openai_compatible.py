@@ -1,28 +1,25 @@
-"""Any server that speaks OpenAI's chat completions, through OpenAI's own SDK."""
+"""A server that speaks OpenAI's chat completions: how it is reached, and what it refuses."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import dataclass, field
+import asyncio
+import math
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
 from http import HTTPStatus
-from typing import TYPE_CHECKING, Any, cast
 
-import msgspec
+from msgspec import structs
 
 from backend.generation._failures import code_words, failure, own_error, wait_seconds
-from backend.generation._http import make_http_client
-from backend.generation._json import mapping, parse_json
-from backend.generation._provider import ModelProvider
+from backend.generation._openai_counts import NO_SUCH_ROUTE, TIMEOUT, address_beside
+from backend.generation._provider import ModelProvider, ServerConfig
+from backend.generation.client import ModelClient, ServerError
 from backend.generation.figures import ToolSupport
 from backend.generation.model import ModelBlockedError, ModelError
-from backend.generation.network import NetworkPolicy
-from backend.generation.server_abilities import ServerAbilities
+from backend.generation.openai_servers import OPENAI_SERVERS
+from backend.generation.server_limits import count_slots
 from backend.setting_types import ServerName
-
-if TYPE_CHECKING:
-    import httpx2
-    from openai import APIError, APIStatusError, AsyncOpenAI  # noqa: TID251 - this is the adapter
 
 WHO = "The OpenAI-compatible server"
 
@@ -36,148 +33,104 @@ _STATUS_OF_WORD = {
 """Statuses of errors within a stream, where HTTP's own has already been sent."""
 
 _REFUSES_TOOLS = ("tools param requires", "Unsupported param: tools")
-"""What llama.cpp says with status 500 if it was not started for tools, or is too old for them.
+"""The words of llama.cpp with status 500 if it was not started for tools, or is too old for them.
 Source: https://github.com/ggml-org/llama.cpp/issues/10920"""
 
-_JSON = {"accept": "application/json", "content-type": "application/json"}
+SLOTS_SECONDS = 600.0
+"""How long the number of a server's slots is taken to be as it was."""
 
 _FILTERED = frozenset({"content_filter", "content_policy_violation"})
 
 
-@dataclass(frozen=True, slots=True)
-class OpenAICompatibleConfig:
-    """A server that speaks OpenAI's chat completions. `base_url` usually ends in `/v1`.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpenAICompatibleConfig(ServerConfig):
+    """How such a server is reached. `base_url` usually ends in `/v1`.
 
-    Nothing is known of its models but what is said here. `server` says which one it is;
-    `extra_body` goes into each request, over what Talekeeper says there itself. `abilities` are
-    what was learned of it before; `on_learned` gets them whenever there is more. Times as in
-    `GeminiConfig`.
+    Attributes:
+        context_window: Tokens of models whose window is not known.
+        max_output_tokens: The longest reply of models of which it is not known.
+        tool_support: How its models call tools, until its answers show another way.
+        server: Which program or service it is.
     """
 
     base_url: str
-    models: tuple[str, ...]
-    context_window: int
-    max_output_tokens: int
+    context_window: int = 32_768
+    max_output_tokens: int = 8_192
     tool_support: ToolSupport = "native"
-    api_key: str | None = field(default=None, repr=False)
     server: ServerName = "other"
-    extra_headers: Mapping[str, str] = field(default_factory=dict[str, str], repr=False)
-    extra_body: Mapping[str, Any] = field(default_factory=dict[str, Any], repr=False)
-    abilities: ServerAbilities = ServerAbilities()  # noqa: RUF009 - it is frozen
-    on_learned: Callable[[ServerAbilities], None] | None = field(default=None, compare=False)
-    chunk_timeout: float = 60
-    connect_timeout: float = 10
-    answer_timeout: float = 300
-    network: NetworkPolicy | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Connection:
-    """The SDK, and what is needed of it."""
-
-    client: AsyncOpenAI
-    response: type[httpx2.Response]
-    http: httpx2.AsyncClient
-    api_error: type[APIError]
-    status_error: type[APIStatusError]
-
-    async def post(self, url: str, body: Mapping[str, Any]) -> httpx2.Response:
-        """Ask for an answer, whose body is still to be read.
-
-        With 900 messages it takes 0.8 ms, where the SDK's own way takes 3.5.
-
-        Raises the SDK's `APIStatusError` for an answer that is an error, and the HTTP client's
-        errors where there is none.
-        """
-        content = msgspec.json.encode(body)
-        request = self.http.build_request("POST", url, content=content, headers=_JSON)
-        response = await self.http.send(request, stream=True)
-        if response.is_success:
-            return response
-        answer: Any = (await response.aread()).decode(errors="replace").strip()
-        with suppress(ValueError):  # a proxy's page is none
-            answer = parse_json(answer)
-        fault = mapping(answer).get("error", answer)
-        message = str(mapping(fault).get("message", ""))
-        raise self.status_error(message, response=response, body=fault)
-
-
-class OpenAICompatibleProvider(ModelProvider[Connection]):
+class OpenAICompatibleProvider(ModelProvider[OpenAICompatibleConfig, ModelClient]):
     """The connection to one server, shared by its models."""
 
     who = WHO
-    config: OpenAICompatibleConfig
 
     def __init__(self, config: OpenAICompatibleConfig) -> None:
         super().__init__(config)
-        self.abilities = config.abilities
+        self._slots_asked_at = -math.inf
 
-    def _connect(self) -> Connection:
-        # Slow: not at start-up.
-        import httpx2  # noqa: PLC0415
-        from openai import APIError, APIStatusError, AsyncOpenAI  # noqa: PLC0415, TID251
+    async def refresh_slots(self) -> None:
+        """Learn how many requests the server answers at the same time, if it has a route for that.
 
+        Asks once in ten minutes, since the server may be started again with another number. Never
+        raises.
+        """
+        path = OPENAI_SERVERS[self.config.server].slots
+        if not path or time.monotonic() < self._slots_asked_at + SLOTS_SECONDS:
+            return
+        self._slots_asked_at = time.monotonic()
+        try:
+            async with asyncio.timeout(TIMEOUT), self.connected() as client:
+                answer = await client.get(address_beside(self.config.base_url, path))
+        except ServerError as error:
+            if error.status not in NO_SUCH_ROUTE:
+                return
+            answer = None
+        except Exception:  # noqa: BLE001 - the next time may be better
+            return
+        slots = count_slots(answer)
+        if slots != self.abilities.slots:
+            self._remember(structs.replace(self.abilities, slots=slots))
+
+    def _connect(self) -> ModelClient:
         key = self.config.api_key
-        http = make_http_client(
-            connect_timeout=self.config.connect_timeout,
-            network=self.config.network,
-            headers={
-                **self.config.extra_headers,
-                **({"authorization": f"Bearer {key}"} if key else {}),
-            },
-        )
-        client = AsyncOpenAI(
-            # Without one the SDK looks in the environment. What is sent, the HTTP client decides.
-            api_key=key or "none",
-            base_url=self.config.base_url,
-            max_retries=0,
-            http_client=http,
-        )
-        return Connection(client, httpx2.Response, http, APIError, APIStatusError)
+        return self._make_client({"authorization": f"Bearer {key}"} if key else {})
 
-    def learn(self, model: str, **changes: Any) -> None:
-        """Remember what the server's answers say of a model: members of `ModelAbilities`."""
-        known = msgspec.structs.replace(self.abilities.of(model), **changes)
-        self.abilities = self.abilities.with_model(model, known)
-        if self.config.on_learned is not None:
-            self.config.on_learned(self.abilities)
+    async def _disconnect(self, connection: ModelClient) -> None:
+        await connection.aclose()
 
     def failure(self, error: Exception) -> ModelError:
-        """`error` of the SDK's as a `ModelError`, without its text: that may quote the prompt."""
+        """See `ModelProvider`."""
         if (own := own_error(error)) is not None:
             return own
-        connection = self._connection.made
-        if connection is None or not isinstance(error, connection.api_error):
+        if not isinstance(error, ServerError):
             return failure(WHO, status=None, words=(type(error).__name__,))
-        codes = (error.code, error.type, error.param)
+        fault = error.fault
+        codes = [fault.get(name) for name in ("code", "type", "param")]
         words = code_words(*codes, secret=self.config.api_key)
         if filtered := _FILTERED.intersection(words):
             reason = min(filtered)
             return ModelBlockedError(
                 f"{WHO}'s filter refused the prompt ({reason}).", reason=reason
             )
-        response = cast("httpx2.Response | None", getattr(error, "response", None))
-        headers = mapping(response.headers if response is not None else None)
-        status = response.status_code if response is not None else _status(error.code, words)
-        if status == HTTPStatus.INTERNAL_SERVER_ERROR and _refuses_tools(error):
+        status: int | None = error.status
+        if status == HTTPStatus.OK:
+            status = _status(fault.get("code"), words)
+        if status == HTTPStatus.INTERNAL_SERVER_ERROR and any(
+            words in error.text for words in _REFUSES_TOOLS
+        ):
             status = HTTPStatus.BAD_REQUEST
         return failure(
             WHO,
             status=status,
             words=words or (type(error).__name__,),
-            retry_after=wait_seconds(headers.get("retry-after")),
+            retry_after=wait_seconds(error.headers.get("retry-after")),
         )
 
-    async def _disconnect(self, connection: Connection) -> None:
-        await connection.http.aclose()
 
-
-def _refuses_tools(error: APIError) -> bool:
-    return any(words in error.message for words in _REFUSES_TOOLS)
-
-
-def _status(code: str | None, words: Sequence[str]) -> int | None:
-    """The status of an error within a stream: OpenRouter sends HTTP's, OpenAI a word."""
-    if code is not None and code.isascii() and code.isdecimal():
-        return int(code)
+def _status(code: object, words: Sequence[str]) -> int | None:
+    """Return the status of an error within a stream: OpenRouter sends HTTP's, OpenAI a word."""
+    text = str(code)
+    if text.isascii() and text.isdecimal():
+        return int(text)
     return next((_STATUS_OF_WORD[word] for word in words if word in _STATUS_OF_WORD), None)

@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from backend.generation.figures import MessageShape
 from backend.generation.sampling import SamplingField
 from backend.generation.server_abilities import ServerAbilities
 from backend.setting_types import ServerName
@@ -45,9 +46,10 @@ class ServerKind:
     `names` are its own names of settings, with a dot where one is a member of another; `prefill`
     goes into the request, and `prefix` into its last message, where a reply is to go on from that.
     `counts` are the routes that it may count tokens by. `needs_limit`: it takes any length, and
-    where none is asked for it writes on until its window is full, or stops early. `concurrency` is
-    how many requests it answers at the same time unless it was started otherwise; None for any
-    number.
+    where none is asked for it writes on until its window is full, or stops early. `shape` is the
+    message shape that its models accept if nothing else is known. `concurrency` is how many
+    requests it answers at the same time unless it was started otherwise; None for any number.
+    `slots` is a route that lists what it answers requests with, as llama.cpp's does.
     """
 
     accepts: frozenset[SamplingField]
@@ -56,7 +58,9 @@ class ServerKind:
     prefix: Mapping[str, Any] = field(default_factory=dict[str, Any])
     counts: tuple[CountingRoute, ...] = ()
     needs_limit: bool = False
+    shape: MessageShape = "lenient"
     concurrency: int | None = None
+    slots: str = ""
 
 
 _COMMON: frozenset[SamplingField] = frozenset(
@@ -98,6 +102,8 @@ OPENAI_SERVERS: Mapping[ServerName, ServerKind] = {
         accepts=_and(_COMMON, "start_reply_with"),
         names={"seed": "random_seed"},
         prefix={"prefix": True},
+        # "Unexpected role 'system' after role 'assistant'"
+        shape="system_first",
     ),
     "ollama": ServerKind(accepts=_and(_COMMON, "start_reply_with"), concurrency=1),
     "llama-cpp": ServerKind(
@@ -106,6 +112,7 @@ OPENAI_SERVERS: Mapping[ServerName, ServerKind] = {
         counts=(_LLAMA_CPP, _LLAMA_CPP_PYTHON),
         needs_limit=True,
         concurrency=1,
+        slots="/slots",
     ),
     "koboldcpp": ServerKind(
         accepts=EVERY_SETTING,

@@ -26,7 +26,6 @@ from backend.generation.openai_compatible import OpenAICompatibleConfig, OpenAIC
 from backend.generation.openai_model import OpenAICompatibleModel
 from backend.generation.openai_servers import OPENAI_SERVERS, usual_concurrency
 from backend.generation.sampling import SamplingField
-from backend.generation.server_abilities import NOTHING_LEARNED, ModelAbilities
 from backend.generation.server_limits import ServerLimit, server_of
 
 ProviderKind = Literal["gemini", "openai", "anthropic"]
@@ -152,8 +151,10 @@ class OfferedProvider:
         concurrency = usual if self.concurrency is None else self.concurrency
         if not concurrency:
             return None
-        config = self.adapter.config
+        adapter, config = self.adapter, self.adapter.config
         server = server_of(config.base_url, config.api_key, config.extra_headers)
+        if self.concurrency is None and isinstance(adapter, OpenAICompatibleProvider):
+            return ServerLimit(concurrency, server, refresh=adapter.refresh_slots)
         return ServerLimit(concurrency, server)
 
     @property
@@ -176,28 +177,25 @@ class OfferedProvider:
             case GeminiProvider() as google:
                 takes_all = name.startswith(_TAKE_PENALTIES)
                 accepts = GEMINI_ACCEPTS if takes_all else GEMINI_ACCEPTS - _PENALTIES
-                spec = self._spec(name, accepts=accepts, known=NOTHING_LEARNED, tokenizer="gemma3")
+                spec = self._spec(name, accepts=accepts, tokenizer="gemma3")
                 return GeminiModel(spec, google, thinks=name in _THINKS_UNASKED)
             case OpenAICompatibleProvider() as server:
-                accepts = OPENAI_SERVERS[server.config.server].accepts
+                kind = OPENAI_SERVERS[server.config.server]
                 spec = self._spec(
                     name,
-                    accepts=accepts,
-                    known=server.abilities.of(name),
+                    accepts=kind.accepts,
                     tool_support=server.config.tool_support,
+                    shape=kind.shape,
                 )
                 return OpenAICompatibleModel(spec, server)
             case AnthropicProvider() as maker:
-                return AnthropicModel(
-                    self._spec(name, accepts=ANTHROPIC_ACCEPTS, known=NOTHING_LEARNED), maker
-                )
+                return AnthropicModel(self._spec(name, accepts=ANTHROPIC_ACCEPTS), maker)
 
     def _spec(
         self,
         name: str,
         *,
         accepts: frozenset[SamplingField],
-        known: ModelAbilities,
         tokenizer: str = "o200k_base",
         tool_support: ToolSupport = "native",
         shape: MessageShape = "lenient",
@@ -206,7 +204,7 @@ class OfferedProvider:
 
         `tool_support` and `shape` are the defaults of the model's preset.
         """
-        chosen = self.chosen.get(name, NOTHING)
+        chosen, known = self.chosen.get(name, NOTHING), self.adapter.abilities.of(name)
         set_by_user: Mapping[Fixable, object] = {
             "tool_support": chosen.tool_support,
             "shape": chosen.message_shape,
@@ -225,7 +223,8 @@ class OfferedProvider:
             context_window=figures.context_window,
             max_output_tokens=figures.max_output_tokens,
             tokenizer=tokenizer,
-            accepts=accepts,
+            accepts=accepts.difference(known.refused),
+            refused=accepts.intersection(known.refused),
             tool_support=chosen.tool_support or known.tools or tool_support,
             shape=chosen.message_shape or known.shape or shape,
             fixed=frozenset(name for name, value in set_by_user.items() if value is not None),

@@ -23,7 +23,6 @@ from backend.generation.model import (
     FinishReason,
     ModelEmptyReplyError,
     ModelRequestError,
-    ModelSettingRefusedError,
     Piece,
     Prompt,
     TextPiece,
@@ -82,7 +81,7 @@ async def stream_with_tools(
                     has_begun = True
                     yield piece
         except ModelRequestError as error:
-            if has_begun or not tools or isinstance(error, ModelSettingRefusedError):
+            if has_begun or not tools:
                 raise
             refusal = refusal or error
         except ModelEmptyReplyError:
@@ -106,8 +105,6 @@ async def answer_with_tools(
     if tool_support(model) == "native":
         try:
             return await model.call_tools(prompt, tools, sampling)
-        except ModelSettingRefusedError:
-            raise
         except ModelRequestError:
             refused = True
     else:

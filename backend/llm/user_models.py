@@ -244,43 +244,29 @@ class UserModels(UserSignedOut):
         return opened
 
     def _connection(self, row: Provider | InstallationProvider, config: ProviderConfig) -> Config:
-        silence = self._silence
         key, url = config.api_key, config.base_url
+        common: dict[str, Any] = {
+            "extra_headers": config.extra_headers,
+            "extra_body": config.extra_body,
+            "abilities": abilities_of(row),
+            "on_learned": partial(self._learned, type(row), row.id, row.revision),
+            "chunk_timeout": self._silence,
+            "network": self.network,
+        }
         match row.kind:
             case "gemini":
-                return GeminiConfig(
-                    api_key=key or "",
-                    base_url=url,
-                    extra_headers=config.extra_headers,
-                    extra_body=config.extra_body,
-                    chunk_timeout=silence,
-                    network=self.network,
-                )
+                return GeminiConfig(api_key=key or "", base_url=url, **common)
             case "openai":
                 return OpenAICompatibleConfig(
                     base_url=url or "",
-                    models=(),
+                    api_key=key,
                     context_window=UNKNOWN_WINDOW,
                     max_output_tokens=UNKNOWN_OUTPUT,
-                    api_key=key,
                     server=server_name(config),
-                    extra_headers=config.extra_headers,
-                    extra_body=config.extra_body,
-                    abilities=abilities_of(row),
-                    on_learned=partial(self._learned, type(row), row.id, row.revision),
-                    chunk_timeout=silence,
-                    network=self.network,
+                    **common,
                 )
             case "anthropic":
-                return AnthropicConfig(
-                    api_key=key or "",
-                    models=(),
-                    base_url=url,
-                    extra_headers=config.extra_headers,
-                    extra_body=config.extra_body,
-                    chunk_timeout=silence,
-                    network=self.network,
-                )
+                return AnthropicConfig(api_key=key or "", base_url=url, **common)
 
     def _learned(
         self,

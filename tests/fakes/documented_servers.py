@@ -83,7 +83,10 @@ class DocumentedServer(OpenAIServer):
         form = body.get("response_format", {}).get("type", "text")
         if self.refuses_forms and form not in {*self.forms, "text"}:
             return self.refuse_form()
-        return self.stream(body) if body.get("stream") else self.whole(body, form)
+        if not body.get("stream"):
+            return self.whole(body, form)
+        is_called = self.calls_tools and bool(body.get("tools"))
+        return self.stream_whole(body, form) if is_called or form != "text" else self.stream(body)
 
     def refuse(self, member: str) -> Answer:
         """An unknown member."""
@@ -114,6 +117,15 @@ class DocumentedServer(OpenAIServer):
             calls = [tool_call(name, VALUE, call_id="call-1")]
             return Answer(body=completion(None, calls=calls, finish="tool_calls"))
         return Answer(body=completion(SAID))
+
+    def stream_whole(self, body: Mapping[str, Any], form: str) -> Answer:
+        """A value or a call in one chunk of a stream."""
+        message = self.whole(body, form).body["choices"][0]["message"]
+        calls = [{**call, "index": at} for at, call in enumerate(message.get("tool_calls", ()))]
+        said = {"tool_calls": calls} if calls else {"content": message["content"]}
+        has_usage = self.reports_usage and body.get("stream_options", {}).get("include_usage")
+        ending = self.ending(used=self.used() if has_usage else None)
+        return Answer(events=[chunk(role="assistant", **said), *ending, DONE])
 
     def stream(self, body: Mapping[str, Any]) -> Answer:
         """A streamed reply, with a thought before it unless it was started."""

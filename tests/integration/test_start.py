@@ -24,7 +24,7 @@ sys.exit(failed)
 """
 
 LATER = {
-    *("alembic", "anthropic", "google.genai", "openai", "splintr", "tiktoken"),
+    *("alembic", "google.genai", "splintr", "tiktoken"),
     *("fastembed", "huggingface_hub", "onnxruntime", "qdrant_client", "qdrant_edge"),
     *("PIL", "httpx2", "markdown_it", "minify_html", "pygments", "rich", "segno"),
 }

@@ -61,7 +61,7 @@ class GeminiEmbedder:
         }
         response = await answer(
             self._provider,
-            lambda connection: connection.client.aio.models.embed_content(
+            lambda connection: connection.sdk.aio.models.embed_content(
                 model=self.spec.model, contents=contents, config=config
             ),
             who=WHO,

@@ -65,8 +65,6 @@ class OpenAICompatibleEmbedder:
         return np.concatenate(parts)
 
     async def _ask(self, texts: Sequence[str]) -> Floats:
-        import httpx  # noqa: PLC0415 - the SDK's own; a twentieth of a second at start-up
-
         body: dict[str, Any] = {
             "model": self.model,
             "input": list(texts),
@@ -74,15 +72,14 @@ class OpenAICompatibleEmbedder:
         }
         if self._asked_dimension is not None:
             body["dimensions"] = self._asked_dimension
-        response = await answer(
+        address = self._provider.config.base_url.rstrip("/") + "/embeddings"
+        data = await answer(
             self._provider,
-            # As it came: the SDK would parse all of it first, whatever it is.
-            lambda connection: connection.client.post(
-                "/embeddings", cast_to=httpx.Response, body=body
-            ),
+            # Unparsed: the vectors are read into their own type.
+            lambda connection: connection.post_raw(address, body),
             who=WHO,
         )
-        vectors = _rows(response.content)
+        vectors = _rows(data)
         rows = unit_rows(vectors, who=WHO, count=len(texts), dimension=self._dimension)
         self._dimension = rows.shape[1]
         return rows

@@ -14,11 +14,11 @@ from backend.generation.model import (
     ModelError,
     ModelRateLimitError,
     ModelRequestError,
-    ModelSettingRefusedError,
     ModelUnavailableError,
     Piece,
     Prompt,
     PromptMessage,
+    SentRequest,
     TextPiece,
     ThinkingPiece,
     TokenUsage,
@@ -78,18 +78,69 @@ async def test_a_reply_begins_as_it_was_told_to(anthropic: Vendor) -> None:
     assert (last["role"], last["content"][-1]["text"]) == ("assistant", "Oswin says:")
 
 
-async def test_a_model_that_takes_no_started_reply_is_told_by_the_setting_s_name(
+async def test_a_beginning_that_the_model_refuses_is_left_out_from_then_on(
     anthropic: Vendor,
 ) -> None:
     model = anthropic.connect()
     no = "This model does not support assistant message prefill."
-    anthropic.server.script(error(400, "invalid_request_error", no))
+    anthropic.server.script(error(400, "invalid_request_error", no), reply("Hm."), reply("Hm."))
 
-    with pytest.raises(ModelSettingRefusedError, match="start_reply_with"):
-        _ = [piece async for piece in model.stream(PROMPT, Sampling(start_reply_with="Oswin:"))]
+    for _ in range(2):
+        pieces = [
+            piece async for piece in model.stream(PROMPT, Sampling(start_reply_with="Oswin:"))
+        ]
+        assert pieces[:2] == [SentRequest(left_out=("start_reply_with",)), TextPiece("Hm.")]
 
     assert model.spec.refused == {"start_reply_with"}
     assert "start_reply_with" not in model.spec.accepts
+    assert len(anthropic.server.requests) == 3
+
+
+@pytest.mark.parametrize(
+    ("sampling", "left_out"),
+    [
+        (Sampling(thinking_budget=2000, temperature=0.7), {"temperature"}),
+        (Sampling(thinking_budget=2000, temperature=1.0), set()),
+        (Sampling(reasoning_effort="high", top_k=40), {"top_k"}),
+        (Sampling(thinking_budget=-1, top_p=0.9), {"top_p"}),
+        (Sampling(thinking_budget=2000, top_p=0.97), set()),
+        (Sampling(thinking_budget=2000, start_reply_with="So"), {"start_reply_with"}),
+        (Sampling(temperature=0.7, top_p=0.9), {"top_p"}),
+        (Sampling(thinking_budget=2000, temperature=0.7, top_p=0.97), {"temperature"}),
+        (Sampling(thinking_budget=0, temperature=0.7, top_k=40), set()),
+    ],
+)
+async def test_settings_that_exclude_each_other_are_left_out_and_named(
+    anthropic: Vendor, sampling: Sampling, left_out: set[str]
+) -> None:
+    pieces = await listen(anthropic, sampling=sampling)
+
+    named = [piece.left_out for piece in pieces if isinstance(piece, SentRequest)]
+    assert {each for names in named for each in names} == left_out
+    names = {"start_reply_with": "messages.1"}
+    assert not {names.get(each, each) for each in left_out}.intersection(sent(anthropic))
+    assert isinstance(pieces[-1], Finish)
+
+
+async def test_a_budget_for_thinking_stays_below_the_limit_of_tokens(anthropic: Vendor) -> None:
+    await listen(anthropic, sampling=Sampling(thinking_budget=200_000))
+
+    assert sent(anthropic)["max_tokens"] == 64_000
+    assert sent(anthropic)["thinking"] == {"type": "enabled", "budget_tokens": 64_000 - 8_192}
+
+
+async def test_a_model_that_takes_no_budget_thinks_as_much_as_it_wants(
+    anthropic: Vendor,
+) -> None:
+    no = '"thinking.type.enabled" is not supported for this model. Use "thinking.type.adaptive".'
+    anthropic.server.script(error(400, "invalid_request_error", no))
+    model = anthropic.connect()
+
+    for _ in range(2):
+        _ = [piece async for piece in model.stream(PROMPT, Sampling(thinking_budget=2000))]
+
+    assert sent(anthropic)["thinking"] == {"type": "adaptive", "display": "summarized"}
+    assert len(anthropic.server.requests) == 3
 
 
 async def test_the_prompt_arrives_with_marks_where_it_is_stable(anthropic: Vendor) -> None:

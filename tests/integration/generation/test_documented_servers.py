@@ -10,14 +10,14 @@ import pytest
 
 from backend.generation.model import (
     ChatModel,
+    Finish,
     ModelError,
     ModelRateLimitError,
-    ModelRequestError,
-    ModelSettingRefusedError,
     ModelUnavailableError,
     Piece,
     Prompt,
     PromptMessage,
+    SentRequest,
     TokenUsage,
 )
 from backend.generation.openai_servers import OPENAI_SERVERS
@@ -210,14 +210,13 @@ async def test_a_server_that_cannot_count_is_not_asked_again(
 
 
 @of(LlamaCppPythonServer, LMStudioServer)
-async def test_a_schema_of_the_user_s_that_is_refused_is_named(
+async def test_a_schema_of_the_user_that_is_refused_is_left_out(
     connected: Connected, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(type(connected.server), "forms", frozenset({"json_object"}))
     model = connected.model()
 
-    with pytest.raises(ModelSettingRefusedError, match="json_schema") as caught:
-        await heard(model, Sampling(json_schema='{"type": "object"}'))
+    pieces = await heard(model, Sampling(json_schema='{"type": "object"}'))
 
-    assert caught.value.extra["refused"] == ["json_schema"]
-    assert isinstance(caught.value, ModelRequestError)
+    assert pieces[0] == SentRequest(left_out=("json_schema",))
+    assert isinstance(pieces[-1], Finish)

@@ -123,8 +123,8 @@ def spec(name: str, accepts: frozenset[SamplingField]) -> ModelSpec:
         provider="test",
         name=name,
         title=name,
-        context_window=1000,
-        max_output_tokens=1000,
+        context_window=32_768,
+        max_output_tokens=8_192,
         tokenizer="o200k_base",
         accepts=accepts,
     )

@@ -159,10 +159,20 @@ async def test_a_broken_stream_is_not_asked_for_again(vendor: Vendor) -> None:
     assert len(vendor.server.requests) == 1
 
 
-async def test_a_stream_that_holds_no_json_is_no_answer(vendor: Vendor) -> None:
-    vendor.server.script(Answer(events=["{not json"]))
+async def test_a_stream_without_an_event_is_asked_for_again_as_a_whole(vendor: Vendor) -> None:
+    vendor.server.script(Answer(events=["not json"]), vendor.reply("He is."))
 
-    with pytest.raises(ModelUnavailableError):
+    assert (await listen(vendor))[0] == TextPiece("He is.")
+    assert len(vendor.server.requests) == 2
+    assert not vendor.server.wants_stream(vendor.server.requests[-1])
+
+
+async def test_a_stream_without_an_event_gives_the_error_of_the_whole_answer(
+    vendor: Vendor,
+) -> None:
+    vendor.server.script(Answer(events=[]), vendor.failed(429, "slow down"))
+
+    with pytest.raises(ModelRateLimitError):
         await listen(vendor)
 
 

@@ -10,7 +10,6 @@ from backend.generation.model import (
     Finish,
     ModelAuthError,
     ModelBlockedError,
-    ModelEmptyReplyError,
     ModelInterruptedError,
     ModelMalformedAnswerError,
     ModelRateLimitError,
@@ -295,10 +294,10 @@ async def test_calls_without_an_id_of_gemini_s_get_one_each(gemini: Vendor) -> N
     assert len({call.id for call in answer.calls}) == 2
 
 
-async def test_an_answer_with_neither_text_nor_calls_is_empty(gemini: Vendor) -> None:
+async def test_a_call_that_gemini_cannot_read_itself_is_named(gemini: Vendor) -> None:
     gemini.server.script(Answer(body=chunk(finish="MALFORMED_FUNCTION_CALL")))
 
-    with pytest.raises(ModelEmptyReplyError, match="MALFORMED_FUNCTION_CALL"):
+    with pytest.raises(ModelMalformedAnswerError, match="MALFORMED_FUNCTION_CALL"):
         await ask(gemini)
 
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 import httpx2
 import pytest
 
-from backend.generation._http import make_http_client
+from backend.generation.client import make_http_client
 from tests.fakes.openai_server import OpenAIServer
 
 pytestmark = pytest.mark.anyio

@@ -17,8 +17,8 @@ import httpcore2
 import httpx2
 import pytest
 
-from backend.generation._http import make_http_client
 from backend.generation._transport import MAX_ANSWER_BYTES, MAX_EVENT_BYTES
+from backend.generation.client import make_http_client
 from backend.generation.model import (
     ModelError,
     ModelMalformedAnswerError,

@@ -6,12 +6,12 @@ import pytest
 
 from backend.generation.model import (
     ModelRequestError,
-    ModelSettingRefusedError,
     Prompt,
     PromptMessage,
+    SentRequest,
     TextPiece,
 )
-from backend.generation.sampling import Sampling, SettingNotTakenError
+from backend.generation.sampling import Sampling
 from backend.generation.server_abilities import ModelAbilities, ServerAbilities
 from tests.fakes.openai_server import MODEL, completion, error, reply
 from tests.fakes.scripted_server import Answer
@@ -41,44 +41,43 @@ async def say(openai: Vendor, sampling: Sampling, **changes: object) -> str:
 
 
 @pytest.mark.parametrize("answer", [OPENAI, MISTRAL, BARE])
-async def test_a_refused_setting_is_named_and_no_longer_accepted(
+async def test_a_refused_setting_is_left_out_named_and_no_longer_accepted(
     openai: Vendor, answer: Answer
 ) -> None:
     learned: list[ServerAbilities] = []
     model = openai.connect(on_learned=learned.append)
     openai.server.script(answer)
 
-    with pytest.raises(ModelSettingRefusedError, match=r"does not take top_k for") as refused:
-        _ = [piece async for piece in model.stream(PROMPT, Sampling(top_k=40, seed=1))]
+    for _ in range(2):
+        pieces = [piece async for piece in model.stream(PROMPT, Sampling(top_k=40, seed=1))]
+        assert pieces[0] == SentRequest(left_out=("top_k",))
 
-    assert refused.value.extra["refused"] == ["top_k"]
-    assert "top_k" not in model.spec.accepts
     assert learned == [ServerAbilities(models={MODEL: ModelAbilities(refused=("top_k",))})]
-    with pytest.raises(SettingNotTakenError):
-        _ = [piece async for piece in model.stream(PROMPT, Sampling(top_k=40))]
-    assert "top_k" not in openai.connect(abilities=learned[0]).spec.accepts
+    assert ["top_k" in request.body for request in openai.server.requests] == [True, False, False]
+    assert openai.server.requests[-1].body["seed"] == 1
+    spec = openai.connect(abilities=learned[0]).spec
+    assert "top_k" not in spec.accepts
+    assert spec.refused == {"top_k"}
 
 
-async def test_a_value_that_is_refused_is_named_and_may_be_another_next_time(
-    openai: Vendor,
-) -> None:
+async def test_a_value_that_is_refused_is_left_out_once(openai: Vendor) -> None:
     model = openai.connect()
-    openai.server.script(WRONG_VALUE)
+    openai.server.script(WRONG_VALUE, reply("{}"))
 
-    with pytest.raises(ModelSettingRefusedError, match=r"this value of top_k"):
-        await model.structured(PROMPT, {"type": "object"}, Sampling(top_k=40))
+    await model.structured(PROMPT, {"type": "object"}, Sampling(top_k=40))
 
     assert "top_k" in model.spec.accepts
+    assert "top_k" not in openai.server.requests[-1].body
 
 
 async def test_a_prompt_that_is_too_long_refuses_no_setting(openai: Vendor) -> None:
     said = "the prompt and max_tokens are more than the unsupported length"
     openai.server.script(error(400, message=said, code="context_length_exceeded"))
 
-    with pytest.raises(ModelRequestError, match="too long") as raised:
+    with pytest.raises(ModelRequestError, match="too long"):
         await say(openai, Sampling(max_output_tokens=100))
 
-    assert not isinstance(raised.value, ModelSettingRefusedError)
+    assert len(openai.server.requests) == 1
 
 
 async def test_what_talekeeper_adds_itself_is_left_out_or_renamed(openai: Vendor) -> None:
