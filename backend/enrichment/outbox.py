@@ -17,6 +17,7 @@ from backend.chats.models import Chat, Message
 from backend.chats.questions import read_questions_again
 from backend.chats.schemas import ChatSettings
 from backend.database.base import UNSYNCHRONISED, now
+from backend.enrichment.errors import ChronicleNotEnabledError
 from backend.enrichment.models import EnrichmentMark
 from backend.jobs.models import Job
 from backend.jobs.queue import JobQueue, NewJob
@@ -308,6 +309,7 @@ class EnrichmentOutbox(ConsentWithdrawn):
             lanes=[*map(lane_of, containers), _question_lane(chat.id)],
             kinds=NEED_CONSENT,
             payload={"chat_id": str(chat.id)},
+            error=ChronicleNotEnabledError.slug,
         )
 
     async def continued(self, session: AsyncSession, message_id: UUID) -> None:

@@ -16,9 +16,6 @@ JobState = Literal["queued", "running", "waiting_key", "dead", "done"]
 IS_WAITING = text("state IN ('queued', 'waiting_key')")
 """Of jobs with one dedupe key, at most one is in these states."""
 
-STOPPED = "stopped"
-"""`error` of a job that its owner ended."""
-
 NOBODY = UUID(int=0)
 """Share of the jobs that are done on behalf of nobody."""
 

@@ -20,7 +20,7 @@ from backend.accounts.models import KeyMode
 from backend.database.base import UNSYNCHRONISED, new_id, now, table_of
 from backend.database.engine import Database, after_commit
 from backend.jobs.claims import ENDED
-from backend.jobs.models import IS_WAITING, NOBODY, STOPPED, Job
+from backend.jobs.models import IS_WAITING, NOBODY, Job
 from backend.vault.root import RootKeys
 from backend.vault.sealing import Sealer
 from backend.vault.slots import wrap_lent
@@ -190,6 +190,7 @@ class JobQueue:
         lanes: Sequence[UUID],
         kinds: Sequence[str],
         payload: Mapping[str, Any],
+        error: str,
     ) -> None:
         """End jobs of a user that run, in the caller's transaction: their workers lose them.
 
@@ -202,6 +203,7 @@ class JobQueue:
             lanes: Lanes in which to look.
             kinds: Kinds of the jobs.
             payload: Members that a job's payload has to have.
+            error: The slug of the reason.
         """
         query = select(Job.id, Job.payload).where(
             Job.user_id == user_id,
@@ -213,7 +215,7 @@ class JobQueue:
         found = [
             row.id for row in rows if payload.items() <= msgspec.json.decode(row.payload).items()
         ]
-        ended = {**ENDED, "state": "done", "error": STOPPED, "updated_at": now()}
+        ended = {**ENDED, "state": "done", "error": error, "updated_at": now()}
         await session.execute(
             update(Job).where(Job.id.in_(found)).values(ended),
             execution_options=UNSYNCHRONISED,

@@ -18,7 +18,7 @@ from backend.accounts.server_held_keys import clear_old_keys
 from backend.database.base import UNSYNCHRONISED, now
 from backend.jobs.claims import ENDED
 from backend.jobs.errors import JobNotFoundError, JobNotRetryableError, JobNotStoppableError
-from backend.jobs.models import STOPPED, Job, JobState
+from backend.jobs.models import Job, JobState
 from backend.jobs.queue import JobQueue
 from backend.jobs.schemas import JobProgress, JobView
 from backend.wire import Page, page_of
@@ -26,6 +26,8 @@ from backend.wire import Page, page_of
 DONE_STAYS = timedelta(days=1)
 DEAD_STAYS = timedelta(days=30)
 CLEAN_EVERY = timedelta(minutes=5)
+STOPPED = "stopped"
+"""`error` of a job that its owner ended."""
 LOOK_SECONDS = 0.5
 """How often a stream looks how far its job is."""
 

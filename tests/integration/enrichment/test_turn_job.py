@@ -132,10 +132,12 @@ async def test_consent_withdrawn_while_the_model_reads_leaves_nothing(
     async with model.thinking() as hold:
         await hold.is_reached.wait()
         await study.settings(chronicle_enabled=False)
+        await model.server.hung_up.wait()
     await study.idle()
     assert await study.events() == []
     assert await study.marks() == []
-    assert [run.state for run, _ in await study.runs()] == ["failed"]
+    (job,) = await study.jobs()
+    assert (job.state, job.error) == ("done", "chronicle-not-enabled")
 
 
 async def test_consent_that_is_given_anew_while_the_model_reads_begins_anew(
@@ -148,6 +150,7 @@ async def test_consent_that_is_given_anew_while_the_model_reads_begins_anew(
         await hold.is_reached.wait()
         await study.settings(chronicle_enabled=False)
         await study.settings(chronicle_enabled=True)
+        await model.server.hung_up.wait()
     await study.idle()
     assert await study.events() == []
     assert await study.marks() == []
