@@ -14,6 +14,7 @@ providers' prefix caches keep hitting:
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -21,6 +22,8 @@ from msgspec.structs import replace
 
 from backend.context.budget import Budget, ContextOverflowError, Gap, fill, middle_out
 from backend.context.layout import History, Item, LeftOut, layout, messages_of
+from backend.generation.figures import MessageShape
+from backend.generation.message_shapes import count_shape, limit_shape_tokens
 from backend.generation.model import PromptMessage
 from backend.generation.tokens import MESSAGE_OVERHEAD
 from backend.reasons import Reason
@@ -31,17 +34,25 @@ ABSURD = 8
 QUICK = 500_000
 """So many characters are counted in no time, whatever the budget."""
 
+_RENDERED = 2
+"""System messages that are rendered here: the memory, and the line for omitted messages."""
+
 Counter = Callable[[str], int]
 """Counts the tokens of a text by itself as the model does, as nearly as is known."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """The fixed part of a prompt, counted: what history may take follows from it."""
+    """The fixed part of a prompt, counted: what history may take follows from it.
+
+    `fixed` includes `shape_limit`, the most that the marks of the message shape can take.
+    """
 
     items: Sequence[Item]
     fixed: int
     budget: Budget
+    shape: MessageShape = "lenient"
+    shape_limit: int = 0
 
     @property
     def history_budget(self) -> int:
@@ -55,6 +66,7 @@ class Assembled:
 
     `gap` counts in the history that was handed in. `retrieved` holds what was taken, by rank. The
     first `stable` messages begin the next turn's prompt as well, until history is evicted.
+    `messages` are in no particular shape; `shape_tokens` is what `shape` adds to them.
     """
 
     messages: list[PromptMessage]
@@ -67,6 +79,14 @@ class Assembled:
     fixed_tokens: int
     history_tokens: int
     retrieved_tokens: int
+    shape: MessageShape = "lenient"
+    shape_tokens: int = 0
+
+    def with_shape(self, shape: MessageShape, count: Counter) -> Assembled:
+        """Return the same prompt, counted as it is sent in a shape."""
+        tokens = count_shape(self.messages, shape, count)
+        fixed = self.fixed_tokens - self.shape_tokens + tokens
+        return dataclasses.replace(self, shape=shape, shape_tokens=tokens, fixed_tokens=fixed)
 
     @property
     def tokens(self) -> int:
@@ -74,8 +94,10 @@ class Assembled:
         return self.fixed_tokens + self.history_tokens + self.retrieved_tokens
 
 
-def plan(items: Sequence[Item], *, budget: Budget, count: Counter) -> Plan:
-    """Count what is always sent.
+def plan(
+    items: Sequence[Item], *, budget: Budget, count: Counter, shape: MessageShape = "lenient"
+) -> Plan:
+    """Count what is always sent, in the shape in which it is sent.
 
     Raises:
         ContextOverflowError: It is over the budget by itself; the error itemises it.
@@ -87,11 +109,15 @@ def plan(items: Sequence[Item], *, budget: Budget, count: Counter) -> Plan:
         raise _overflow(characters // 4, budget, sized)
     counted = [_counted(item, count) for item in items]
     fixed = sum(item.tokens for item in counted if item.place not in {"head", "outlet"})
-    for message in messages_of(counted, "head"):
+    head = messages_of(counted, "head")
+    for message in head:
         fixed += count(message.text) + MESSAGE_OVERHEAD
+    system = sum(item.role == "system" and item.place not in {"head", "outlet"} for item in counted)
+    shape_limit = limit_shape_tokens(system + len(head) + _RENDERED, shape, count)
+    fixed += shape_limit
     if fixed > budget.prompt:
         raise _overflow(fixed, budget, counted)
-    return Plan(items=counted, fixed=fixed, budget=budget)
+    return Plan(items=counted, fixed=fixed, budget=budget, shape=shape, shape_limit=shape_limit)
 
 
 def assemble(
@@ -171,7 +197,7 @@ def assemble(
         memory=memory,
         memory_first=memory_first,
     )
-    return Assembled(
+    assembled = Assembled(
         messages=messages,
         stable=stable,
         items=plan.items,
@@ -179,10 +205,11 @@ def assemble(
         history=history,
         gap=gap,
         left_out=left_out,
-        fixed_tokens=plan.fixed,
+        fixed_tokens=plan.fixed - plan.shape_limit,
         history_tokens=history_tokens,
         retrieved_tokens=memory_tokens,
     )
+    return assembled.with_shape(plan.shape, count)
 
 
 def _counted(item: Item, count: Counter) -> Item:

@@ -19,8 +19,10 @@ from backend.context.blocks import ChosenBy
 from backend.context.budget import Gap
 from backend.context.layout import History, Item, LeftOut, Place, layout
 from backend.errors import AppError
-from backend.generation.figures import ToolSupport
+from backend.generation.figures import MessageShape, ToolSupport
+from backend.generation.message_shapes import shape_messages
 from backend.generation.model import PromptMessage, Role
+from backend.generation.sampling import SamplingField
 from backend.reasons import Reason
 
 
@@ -128,6 +130,8 @@ class ContextRecord(msgspec.Struct, kw_only=True, omit_defaults=True):
 
     Of a played turn it is the last phase's prompt. `tools` were called in that turn, in order, as
     `tool_support` says the model can. `near_misses` are what a search found and did not bring up.
+    `shape` is the message shape in which it was sent; `prompt_hash` is of the messages before that.
+    `unsent_settings` are sampling settings that were left out because the model refuses them.
     """
 
     version: int = 1
@@ -148,6 +152,8 @@ class ContextRecord(msgspec.Struct, kw_only=True, omit_defaults=True):
     preset: RecordedPreset | None = None
     tools: list[str] = []
     tool_support: ToolSupport | None = None
+    shape: MessageShape = "lenient"
+    unsent_settings: list[SamplingField] = []
 
 
 def hash_prompt(messages: Sequence[PromptMessage]) -> str:
@@ -225,7 +231,7 @@ def rebuild(
     )
     if hash_prompt(messages) != record.prompt_hash:
         raise RecordError("A message in it has changed since.")
-    return messages
+    return shape_messages(messages, record.shape)
 
 
 def _gap(record: ContextRecord, positions: Sequence[int]) -> Gap | None:

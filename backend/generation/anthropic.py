@@ -29,6 +29,15 @@ ADAPTER_ACCEPTS: frozenset[SamplingField] = frozenset(
 )
 """Settings that the API has a field for. A model may take fewer, and answers with 400."""
 
+EXCLUDES: Mapping[SamplingField, Sequence[SamplingField]] = {
+    **dict.fromkeys(
+        ("thinking_budget", "reasoning_effort"),
+        ("temperature", "top_k", "top_p", "start_reply_with"),
+    ),
+    "temperature": ("top_p",),
+}
+"""Settings that may be left out while another one is set: see `find_conflicts`."""
+
 ADAPTIVE = "adaptive_thinking"
 """Remembered in `ModelAbilities.without` of models that refuse a budget for thinking."""
 

@@ -95,8 +95,12 @@ def shape_prompt(prompt: Prompt, shape: MessageShape) -> Prompt:
         return prompt
     shaped = _shape(prompt.messages, shape)
     stable = sum(each.last < prompt.stable for each in shaped)
-    messages = [PromptMessage(each.role, SEPARATOR.join(each.texts)) for each in shaped]
-    return replace(prompt, messages=messages, stable=stable)
+    return replace(prompt, messages=[each.joined() for each in shaped], stable=stable)
+
+
+def shape_messages(messages: Sequence[PromptMessage], shape: MessageShape) -> list[PromptMessage]:
+    """Return the messages of a prompt as they are sent in a shape."""
+    return list(shape_prompt(Prompt(messages), shape).messages)
 
 
 def count_shape(
@@ -141,6 +145,10 @@ class _ShapedMessage:
     blocks: int
     last: int
 
+    def joined(self) -> PromptMessage:
+        """Return the message that is sent."""
+        return PromptMessage(self.role, SEPARATOR.join(self.texts))
+
 
 def _shape(messages: Sequence[PromptMessage], shape: MessageShape) -> list[_ShapedMessage]:
     shaped: list[_ShapedMessage] = []
@@ -158,8 +166,11 @@ def _shape(messages: Sequence[PromptMessage], shape: MessageShape) -> list[_Shap
         if role == "assistant" and shape != "system_first" and _needs_opening(shaped):
             shaped.append(_ShapedMessage("user", [OPENING], 0, place - 1))
         shaped.append(_ShapedMessage(role, [text], int(is_block), place))
+    if _needs_opening(shaped):
+        shaped.append(_ShapedMessage("user", [OPENING], 0, len(messages) - 1))
     return shaped
 
 
 def _needs_opening(shaped: Sequence[_ShapedMessage]) -> bool:
+    """True if the user has not spoken yet where a conversation should begin."""
     return not shaped or shaped[-1].role == "system"

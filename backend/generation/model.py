@@ -7,7 +7,7 @@ adapter knows a vendor's types, and every failure that leaves an adapter is a `M
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar, Literal, Protocol, runtime_checkable
 
 import msgspec
@@ -174,6 +174,7 @@ class ModelSpec:
     `shape` is the message shape that it accepts, and `tool_support` the best way of calling tools
     that is expected of it: see `tool_streams`. Each is what the user set, else what was learned,
     else the default of the preset.
+    `excludes` names the settings that may be left out while another one is set.
     `fixed` names those of the two that the user set. Nothing that is learned replaces them.
     """
 
@@ -188,6 +189,9 @@ class ModelSpec:
     refused: frozenset[SamplingField] = frozenset()
     tool_support: ToolSupport = "native"
     shape: MessageShape = "lenient"
+    excludes: Mapping[SamplingField, Sequence[SamplingField]] = field(
+        default_factory=dict[SamplingField, Sequence[SamplingField]]
+    )
     fixed: frozenset[Fixable] = frozenset()
     provider_name: str = ""
     price: Price | None = None

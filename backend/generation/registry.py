@@ -9,6 +9,7 @@ from typing import Literal
 
 from backend.errors import ValidationError
 from backend.generation.anthropic import ADAPTER_ACCEPTS as ANTHROPIC_ACCEPTS
+from backend.generation.anthropic import EXCLUDES as ANTHROPIC_EXCLUDES
 from backend.generation.anthropic import AnthropicConfig, AnthropicModel, AnthropicProvider
 from backend.generation.demo import DemoModel
 from backend.generation.figures import (
@@ -189,7 +190,8 @@ class OfferedProvider:
                 )
                 return OpenAICompatibleModel(spec, server)
             case AnthropicProvider() as maker:
-                return AnthropicModel(self._spec(name, accepts=ANTHROPIC_ACCEPTS), maker)
+                spec = self._spec(name, accepts=ANTHROPIC_ACCEPTS, excludes=ANTHROPIC_EXCLUDES)
+                return AnthropicModel(spec, maker)
 
     def _spec(
         self,
@@ -199,6 +201,7 @@ class OfferedProvider:
         tokenizer: str = "o200k_base",
         tool_support: ToolSupport = "native",
         shape: MessageShape = "lenient",
+        excludes: Mapping[SamplingField, Sequence[SamplingField]] | None = None,
     ) -> ModelSpec:
         """Return a spec with each fact as the user set it, else as learned, else the default.
 
@@ -226,6 +229,7 @@ class OfferedProvider:
             accepts=accepts.difference(known.refused),
             refused=accepts.intersection(known.refused),
             tool_support=chosen.tool_support or known.tools or tool_support,
+            excludes=excludes or {},
             shape=chosen.message_shape or known.shape or shape,
             fixed=frozenset(name for name, value in set_by_user.items() if value is not None),
             provider_name=self.name,
@@ -238,7 +242,7 @@ class OfferedProvider:
 class ModelRegistry:
     """The models that somebody may ask: those of providers, and the demo.
 
-    Making one is cheap: the vendors' SDKs are imported when a model of theirs is first spoken to.
+    Making one is cheap: slow libraries are imported when a model is first asked.
     The models of the environment's providers are here from the start; `with_providers` gives a
     registry with others in front of them. `built_in` is there without a provider: the demo.
     `told` is what the settings say of models, by their ids; `openai_concurrency` is as

@@ -51,7 +51,9 @@ class TokenCounts(msgspec.Struct, kw_only=True):
 class ModelView(msgspec.Struct, kw_only=True):
     """A model on offer, with the settings that it takes, and the way in which it calls tools.
 
-    `provider` is its provider's slug. `refused` are settings that its server was found not to take.
+    `provider` is its provider's slug. `refused` are settings that its server was found not to take;
+    they are left out of requests. `excludes` names settings that may be left out while another one
+    is set.
     `figures_from` says who told its window: the user, the provider's list, the table that ships
     with Talekeeper, or nobody. `task_model` is the id of the model that does the background tasks
     of its chats if none is chosen for them.
@@ -68,6 +70,7 @@ class ModelView(msgspec.Struct, kw_only=True):
     abilities: list[Ability]
     accepts: list[str]
     refused: list[str]
+    excludes: dict[str, list[str]]
     tool_support: ToolSupport
     is_default: bool
     task_model: str
@@ -105,6 +108,7 @@ class ModelController(Controller):
                     abilities=sorted(spec.abilities),
                     accepts=sorted(spec.accepts),
                     refused=sorted(spec.refused),
+                    excludes={name: list(others) for name, others in spec.excludes.items()},
                     tool_support=tool_support(models.get(spec.id)),
                     is_default=spec.id == default,
                     task_model=usual_task_model(models, settings, spec.id),

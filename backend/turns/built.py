@@ -12,6 +12,8 @@ from backend.context.assembly import Assembled
 from backend.context.layout import LeftOut
 from backend.context.macros import Variables
 from backend.context.record import Totals
+from backend.generation.figures import MessageShape
+from backend.generation.message_shapes import shape_messages
 from backend.generation.model import Prompt, PromptMessage
 from backend.generation.tokens import MESSAGE_OVERHEAD, get_tokenizer
 from backend.lorebooks.activation.timed import TimedState
@@ -73,6 +75,18 @@ class Built:
         told += [each for each in assembled.retrieved if each.kind != "lore"]
         tokens = assembled.history_tokens + sum(each.tokens for each in told)
         return self.window.to_model_tokens(tokens)
+
+    @property
+    def sent_messages(self) -> list[PromptMessage]:
+        """The messages in the shape in which they are sent."""
+        return shape_messages(self.assembled.messages, self.assembled.shape)
+
+    def with_shape(self, shape: MessageShape) -> Built:
+        """Return the same prompt, counted as it was sent in a shape."""
+        if shape == self.assembled.shape:
+            return self
+        count = get_tokenizer(self.window.unit.tokenizer).count
+        return replace(self, assembled=self.assembled.with_shape(shape, count))
 
     def with_guidance(self, text: str) -> Built:
         """The same prompt, for a mood that has other guidance."""

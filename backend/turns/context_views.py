@@ -57,6 +57,8 @@ def context_view(record: ContextRecord) -> ContextView:
         preset=record.preset,
         tools=record.tools,
         tool_support=record.tool_support,
+        shape=record.shape,
+        unsent_settings=record.unsent_settings,
         layers=_layers(record),
     )
 

@@ -102,7 +102,7 @@ class ContextService:
             TurnRequest(text=text, viewpoint=request.viewpoint),
             tried=request,
         )
-        messages = built.assembled.messages
+        messages = built.sent_messages
         record = await self._explained(identity, record_of(built), messages, built.loaded.viewpoint)
         view = context_view(record)
         if request.prompt:

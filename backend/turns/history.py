@@ -92,13 +92,14 @@ def fit(
         ContextOverflowError: What is always sent is over the budget by itself.
     """
     budget, summarised = context.window.budget, context.loaded.summary
+    shape = context.window.spec.shape
     summary = next((item for item in items if item.kind == SUMMARY), None)
     if summary is None or summarised is None or context.loaded.sums_rounds:
-        fixed = plan(items, budget=budget, count=count)
+        fixed = plan(items, budget=budget, count=count, shape=shape)
         return fixed, _after(context, _begin(context, fixed, reserved)), []
     kind: ReasonKind = "summary_no_room"
     try:
-        fixed = plan(items, budget=budget, count=count)
+        fixed = plan(items, budget=budget, count=count, shape=shape)
     except ContextOverflowError:
         pass
     else:
@@ -107,7 +108,8 @@ def fit(
         if history is not None:
             return fixed, history, []
         kind = "summary_too_old"
-    fixed = plan([item for item in items if item is not summary], budget=budget, count=count)
+    rest = [item for item in items if item is not summary]
+    fixed = plan(rest, budget=budget, count=count, shape=shape)
     reasons = [Reason(kind, count=each.count) for each in summary.reasons]
     left_out = structs.replace(summary, tokens=count(summary.text)).left_out(*reasons)
     return fixed, _after(context, _begin(context, fixed, reserved)), [left_out]

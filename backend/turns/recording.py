@@ -57,6 +57,7 @@ def record_of(built: Built) -> ContextRecord:
         prompt_files=dict(built.prompt_files),
         prompt_hash=hash_prompt(assembled.messages),
         preset=_recorded_preset(loaded.preset),
+        shape=assembled.shape,
     )
     record.notes += built.notes
     if built.window.is_estimated:
@@ -164,7 +165,8 @@ class SealedRecord:
 
 def seal_record(run: TurnRun) -> SealedRecord:
     """The record of a running turn. Hashes and seals a whole prompt: call it in a thread."""
-    record = record_of(run.built)
+    record = record_of(run.built.with_shape(run.sent.shape))
+    record.unsent_settings = list(run.sent.left_out)
     if run.play is not None:
         record.tools, record.tool_support = list(run.play.used), run.play.support
     key = run.sealer.derived("context-texts")

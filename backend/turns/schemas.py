@@ -17,7 +17,8 @@ from backend.context.record import (
     RecordedPreset,
     Totals,
 )
-from backend.generation.figures import ToolSupport
+from backend.generation.figures import MessageShape, ToolSupport
+from backend.generation.sampling import SamplingField
 from backend.llm.slot_rules import Occupation
 from backend.turns.models import TurnKind, TurnState
 
@@ -177,6 +178,8 @@ class ContextView(msgspec.Struct, kw_only=True):
     and did not bring up, at most ten, as far as it counts now. `usage` is what the provider
     reported for a stored reply, `layers` are the tokens of a campaign's prompt by layer. `tools`
     were called in a played turn, in order; `tool_support` says how the model was asked for calls.
+    `shape` is the message shape in which the prompt was sent. `unsent_settings` are sampling
+    settings that were left out because the model refuses them, or refuses them together.
     """
 
     model: str
@@ -200,3 +203,5 @@ class ContextView(msgspec.Struct, kw_only=True):
     layers: Layers | None = None
     tools: list[str] = []
     tool_support: ToolSupport | None = None
+    shape: MessageShape = "lenient"
+    unsent_settings: list[SamplingField] = []

@@ -17,6 +17,7 @@ from backend.generation.model import (
     Finish,
     ModelEmptyReplyError,
     Piece,
+    SentRequest,
     TextPiece,
     ThinkingPiece,
     TokenUsage,
@@ -40,11 +41,10 @@ class TurnRun:
     """One running turn.
 
     `prefix` is what a continued reply said before, `status_before` how it had ended. `usage` and
-    `finish` come from the model, once `is_asked`. `rewritten` are text and thoughts as regex
-    scripts leave them, once the model has ended. `play` is how a played turn goes on.
-    `stored_length`, `stored_events`,
-    `stored_tokens` and `stored_drops` say how far the rows are. `finished` is set when everything
-    is stored.
+    `finish` come from the model, once `is_asked`; `sent` is the form of its requests. `rewritten`
+    are text and thoughts as regex scripts leave them, once the model has ended. `play` is how a
+    played turn goes on. `stored_length`, `stored_events`, `stored_tokens` and `stored_drops` say
+    how far the rows are. `finished` is set when everything is stored.
     """
 
     turn_id: UUID
@@ -65,6 +65,7 @@ class TurnRun:
     is_asked: bool = False
     usage: TokenUsage | None = None
     finish: str = ""
+    sent: SentRequest = field(default_factory=SentRequest)
     problem: AppError | None = None
     started_at: float = field(default_factory=time.monotonic)
     stored_length: int = -1
@@ -258,5 +259,8 @@ class TurnRun:
                 self.usage = piece
             case Finish(reason):
                 self.finish = reason
+            case SentRequest(shape, left_out):
+                left_out = tuple(dict.fromkeys((*self.sent.left_out, *left_out)))
+                self.sent = SentRequest(shape, left_out)
             case _:
                 pass

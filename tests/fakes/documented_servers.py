@@ -83,10 +83,7 @@ class DocumentedServer(OpenAIServer):
         form = body.get("response_format", {}).get("type", "text")
         if self.refuses_forms and form not in {*self.forms, "text"}:
             return self.refuse_form()
-        if not body.get("stream"):
-            return self.whole(body, form)
-        is_called = self.calls_tools and bool(body.get("tools"))
-        return self.stream_whole(body, form) if is_called or form != "text" else self.stream(body)
+        return self.stream(body, form) if body.get("stream") else self.whole(body, form)
 
     def refuse(self, member: str) -> Answer:
         """An unknown member."""
@@ -118,8 +115,13 @@ class DocumentedServer(OpenAIServer):
             return Answer(body=completion(None, calls=calls, finish="tool_calls"))
         return Answer(body=completion(SAID))
 
-    def stream_whole(self, body: Mapping[str, Any], form: str) -> Answer:
-        """A value or a call in one chunk of a stream."""
+    def stream(self, body: Mapping[str, Any], form: str) -> Answer:
+        """A stream: a value or a call if one is asked for, otherwise a reply."""
+        is_reply = form == "text" and not (self.calls_tools and body.get("tools"))
+        return self.stream_reply(body) if is_reply else self.stream_value(body, form)
+
+    def stream_value(self, body: Mapping[str, Any], form: str) -> Answer:
+        """A value or a call in one chunk."""
         message = self.whole(body, form).body["choices"][0]["message"]
         calls = [{**call, "index": at} for at, call in enumerate(message.get("tool_calls", ()))]
         said = {"tool_calls": calls} if calls else {"content": message["content"]}
@@ -127,8 +129,8 @@ class DocumentedServer(OpenAIServer):
         ending = self.ending(used=self.used() if has_usage else None)
         return Answer(events=[chunk(role="assistant", **said), *ending, DONE])
 
-    def stream(self, body: Mapping[str, Any]) -> Answer:
-        """A streamed reply, with a thought before it unless it was started."""
+    def stream_reply(self, body: Mapping[str, Any]) -> Answer:
+        """A reply, with a thought before it unless it was started."""
         is_started = self.started(body["messages"])
         said = SAID if is_started else f"Oswin:{SAID}"
         has_usage = self.reports_usage and body.get("stream_options", {}).get("include_usage")
@@ -357,8 +359,8 @@ class MistralServer(DeepSeekServer):
         detail = {"object": "error", "message": {"detail": [fault]}, "type": "invalid_request"}
         return Answer(status=422, body=detail)
 
-    def stream(self, body: Mapping[str, Any]) -> Answer:
-        return super().stream({**body, "stream_options": {"include_usage": True}})
+    def stream(self, body: Mapping[str, Any], form: str) -> Answer:
+        return super().stream({**body, "stream_options": {"include_usage": True}}, form)
 
     def thoughts(self) -> list[Event]:
         thought = [{"type": "text", "text": THOUGHT}]

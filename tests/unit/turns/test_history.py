@@ -74,7 +74,10 @@ def read(scene: Scene) -> PromptContext:
         return math.floor(count / scene.scale)
 
     widest = to_stored(scene.budget.for_history(0))
-    window: Any = SimpleNamespace(budget=scene.budget, to_stored=to_stored, widest=widest)
+    spec = SimpleNamespace(shape="lenient")
+    window: Any = SimpleNamespace(
+        budget=scene.budget, to_stored=to_stored, widest=widest, spec=spec
+    )
     begin = read_from(loaded, window)
     lines = [line for line in scene.lines if not line.hidden and line.start >= begin]
     positions, counted = [line.position for line in lines], [line.counted for line in lines]

@@ -6,12 +6,19 @@ import { explain } from "../core/dialogs.js";
 import { act, fill, h, set, settled } from "../core/dom.js";
 import { money, number, t } from "../core/words.js";
 import { budgets } from "./budgets.js";
+import { names } from "../models/sampling.js";
 import { layers } from "./layers.js";
 import { grouped, GROUPS, piece, unfolding } from "./pieces.js";
 import { upper } from "./why.js";
 
 const SIGNS = { added: "+", removed: "−", changed: "≠" };
 const HEAVIEST = 6;
+
+/** Sentences about the form in which a prompt was sent, if it is not the usual one. */
+const form = ({ shape, unsent_settings: unsent }) => [
+  shape !== "lenient" && t(`context.shapes.${shape}`),
+  unsent.length > 0 && t("context.unsent", { names: names(unsent) }),
+].filter(Boolean);
 
 /** The panel for one reply (`options.message`), or for the turn that would come now. */
 export default async function panel(room, { options: { message }, signal }) {
@@ -68,7 +75,7 @@ export default async function panel(room, { options: { message }, signal }) {
     change.element.hidden = !difference;
     if (difference) showChanges(difference);
     if (exact.element.open && view.prompt) showPrompt(view.prompt);
-    fill(notes, view.notes.map((note) => h("li", {}, upper(note))));
+    fill(notes, [...view.notes, ...form(view)].map((note) => h("li", {}, upper(note))));
     fill(trouble);
     element.classList.remove("over");
     sliders?.show(view);

@@ -59,13 +59,15 @@ const GROUPS = {
 };
 
 const isSet = (value) => value != null && value !== "" && value.length !== 0;
+/** The name of a setting, for people. */
 const label = (name) => word(name).split(" | ")[0];
-const names = (all) => all.map(label).join(", ");
+export const names = (all) => all.map(label).join(", ");
 const shown = (value) => (typeof value === "object" ? JSON.stringify(value) : value);
 
 /** Settings that are set, and that a model does not take. */
 const untaken = (model, sampling) =>
-  Object.keys(sampling).filter((name) => isSet(sampling[name]) && model && !model.accepts.includes(name));
+  Object.keys(sampling).filter((name) =>
+    isSet(sampling[name]) && model && !model.accepts.includes(name) && !model.refused.includes(name));
 
 /** A patch of the settings that a model does not take. */
 export const dropped = (model, sampling) => Object.fromEntries(untaken(model, sampling).map((name) => [name, null]));
@@ -96,9 +98,18 @@ export function samplers() {
   }));
   const suit = (model, usual = {}) => {
     const accepts = new Set(model?.accepts ?? made.keys());
+    const refused = model?.refused ?? [];
+    const isGiven = (name) => made.has(name) && isSet(made.get(name).read());
+    const excluded = new Map(Object.entries(model?.excludes ?? {}).filter(([name]) => isGiven(name))
+      .flatMap(([name, others]) => others.map((other) => [other, name])));
+    const problem = (name) => {
+      if (refused.includes(name)) return m("left_out", { model: model.title });
+      if (!accepts.has(name)) return m("untaken", { model: model.title });
+      return excluded.has(name) ? m("excluded", { names: names([excluded.get(name)]) }) : "";
+    };
     for (const [name, { element, input, mark, read }] of made) {
       const isTaken = accepts.has(name);
-      const wrong = !isTaken && isSet(read()) ? m("untaken", { model: model.title }) : "";
+      const wrong = isSet(read()) ? problem(name) : "";
       element.hidden = !isTaken && !wrong;
       mark.textContent = wrong;
       if (!input) continue;
@@ -111,7 +122,6 @@ export function samplers() {
       const group = element.closest("details");
       group.hidden = [...group.querySelectorAll(":scope > .fields > .field:not(.help)")].every((each) => each.hidden);
     }
-    const refused = model?.refused ?? [];
     const lacking = [...made.keys()].filter((name) => !accepts.has(name) && !refused.includes(name));
     fill(note, [
       m("empty_is_usual"),
