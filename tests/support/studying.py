@@ -83,10 +83,10 @@ class _Holding(ScriptedServer):
         reader: asyncio.StreamReader,
         writer: asyncio.StreamWriter,
     ) -> bool:
-        if self.hold is not None and tools_of([request]):
-            if not await self.hold.wait(reader):
-                self.hung_up.set()
-                return False
+        hold = self.hold if tools_of([request]) else None
+        if hold is not None and not await hold.wait(reader):
+            self.hung_up.set()
+            return False
         return await super()._answer(request, answer, reader, writer)
 
 
