@@ -65,6 +65,12 @@ export function turns(room) {
     turn.wait = 0;
   }
 
+  /** Say what the model does while a turn waits for it; null once it waits no longer. */
+  function queue(turn, work) {
+    if (work || turn.queued) room.composer.notice(work && t(`chat.waits.${work}`));
+    turn.queued = work;
+  }
+
   /** Throw an error again, unless it is one of the way to the server. */
   function passing(turn, error) {
     if (!error.isOffline && !(error.status >= 500 && (turn.begun || !error.slug))) throw error;
@@ -84,6 +90,9 @@ export function turns(room) {
       const [kind] = event.split(".");
       turn[kind] = turn.partly?.delete(kind) ? joined(turn[kind], data.text) : turn[kind] + data.text;
       turn.frame ||= requestAnimationFrame(() => grow(turn));
+    } else if (event === "model.busy") {
+      queue(turn, data.work);
+      return;
     } else if (event === "text.reset") {
       turn.text = turn.kept;
       grow(turn);
@@ -159,6 +168,7 @@ export function turns(room) {
       }
     } finally {
       calm(turn);
+      queue(turn, null);
       occupy(null);
     }
     ended(view, turn.body);

@@ -31,6 +31,7 @@ const edit = (provider) =>
   dialog(m("edit_named", { name: provider.name }), (close) => {
     const { id, name, base_url: url, key_hint: hint, models, revision, scope } = provider;
     const { extra_headers: headers, extra_body: body, embedding_model: embedding } = provider;
+    const { concurrency, usual_concurrency: usual } = provider;
     const fields = [
       { ...NAME, most: 100, value: name },
       { ...KEY, help: hint ? m("key_kept", { hint }) : m("key_stays") },
@@ -39,6 +40,8 @@ const edit = (provider) =>
       { name: "extra_headers", kind: "lines", label: m("headers"), help: m("headers_help"),
         value: Object.entries(headers).map((each) => shown(...each)) },
       { name: "extra_body", label: m("body"), help: m("body_help"), control: json, value: Object.keys(body).length ? body : null },
+      { name: "concurrency", kind: "number", step: 1, min: 0, max: 100, value: concurrency, label: m("concurrency"),
+        help: `${m("concurrency_help")} ${m(usual ? "concurrency_usual" : "concurrency_any", { count: usual })}` },
       scope === "installation" && { name: "embedding_model", label: m("embedding"), help: m("embedding_help"), value: embedding, most: 200 },
     ].filter(Boolean);
     const send = async ({ api_key: key, base_url: address, models: names, ...patch }) => {
