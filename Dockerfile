@@ -1,5 +1,7 @@
 # Talekeeper in a container: docker build -t talekeeper . && docker run -p 127.0.0.1:8000:8000 \
-#   -v talekeeper:/data talekeeper
+#   -v talekeeper:/data --add-host=host.docker.internal:host-gateway talekeeper
+#
+# The added host is the machine itself, for model servers that run on it.
 #
 # The image runs as user 10001 and writes to /data (and /tmp) alone: it may have a read-only root.
 

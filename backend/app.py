@@ -46,6 +46,7 @@ from backend.health import HealthController
 from backend.http import EXCEPTION_HANDLERS
 from backend.jobs.controller import JobController
 from backend.llm.controller import ModelController, TokenController
+from backend.llm.provider_addresses import ProviderAddressController
 from backend.llm.provider_controller import ProviderController, ProviderPresetController
 from backend.logs import get_logger
 from backend.lore_tester.controller import LoreTesterController
@@ -68,6 +69,7 @@ from backend.search import SearchController
 from backend.turns.controller import MessageContextController, RunningTurnController, TurnController
 from backend.turns.downtime import DowntimeController
 from backend.turns.measures import MeasureController
+from backend.turns.models_in_use import ModelsInUseController
 from backend.turns.usage import ChatUsageController
 from backend.web.controller import PageController
 
@@ -123,7 +125,9 @@ API_CONTROLLERS: Sequence[type[Controller]] = (
     RunningTurnController,
     MessageContextController,
     ModelController,
+    ModelsInUseController,
     ProviderPresetController,
+    ProviderAddressController,
     ProviderController,
     TokenController,
     SearchController,

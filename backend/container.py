@@ -57,6 +57,7 @@ from backend.jobs.keys import JobKeys
 from backend.jobs.queue import JobQueue
 from backend.jobs.running import stoppable_kinds
 from backend.jobs.service import JobService
+from backend.llm.provider_addresses import ProviderAddressService
 from backend.llm.provider_service import ProviderService
 from backend.llm.provider_tests import ProviderTests
 from backend.llm.slots import ModelSlots
@@ -92,6 +93,7 @@ from backend.turns.downtime import DowntimeService
 from backend.turns.kept_history import HistoryCache
 from backend.turns.lore import LoreReader
 from backend.turns.measures import MeasureService
+from backend.turns.models_in_use import ModelsInUseService
 from backend.turns.recovery import TurnRecovery
 from backend.turns.rephrasing import Rephraser
 from backend.turns.service import TurnService
@@ -132,6 +134,7 @@ class Services:
         self.slots = slots = ModelSlots(database, instance)
         self.index = index = memory.outbox
         self.providers = ProviderService(database, root, user_models, follow=memory.follow_account)
+        self.provider_addresses = ProviderAddressService(database, user_models)
         self.provider_tests = ProviderTests(database, self.providers, user_models)
 
         participants = Participants(RequestCaches())
@@ -202,6 +205,7 @@ class Services:
         self.downtime = DowntimeService(database, names)
         self.measures = MeasureService(database, user_models)
         self.chat_usage = ChatUsageService(database, user_models)
+        self.models_in_use = ModelsInUseService(database, user_models, settings)
         joining = ChatChronicles(index)
         counts = CountCache()
         # The chronicle first: its book is copied where the copy has a chronicle of its own.

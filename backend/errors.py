@@ -10,8 +10,8 @@ AppError
 
 A domain's errors subclass these beside the code that raises them. `status`, `slug` and `title`
 belong to the class; `detail` says what happened and what to do; `extra` holds members that a
-client can act on; `retry_after`, in seconds, is one of them, and the header `Retry-After`. The slug
-is stable: clients may match on `type`.
+client can act on; `retry_after`, in seconds, is one of them, and the header `Retry-After`.
+`private` holds members for administrators only. The slug is stable: clients may match on `type`.
 """
 
 from __future__ import annotations
@@ -47,9 +47,16 @@ class AppError(Exception):
         self.detail = detail
         self.extra = extra or {}
         self.headers = headers or {}
+        self.private: dict[str, Any] = {}
 
-    def to_problem(self) -> dict[str, Any]:
-        """The members of the problem+json object."""
+    def disclose(self) -> None:
+        """Show the private members to everyone who sees this error."""
+        private = dict(self.private)
+        self.detail = private.pop("detail", self.detail)
+        self.extra, self.private = {**self.extra, **private}, {}
+
+    def to_problem(self, *, for_administrator: bool = False) -> dict[str, Any]:
+        """The members of the problem+json object, for an administrator with the private ones."""
         problem: dict[str, Any] = {
             "type": TYPE_PREFIX + self.slug,
             "title": self.title,
@@ -57,7 +64,7 @@ class AppError(Exception):
         }
         if self.detail:
             problem["detail"] = self.detail
-        return {**self.extra, **problem}
+        return {**self.extra, **problem, **(self.private if for_administrator else {})}
 
 
 class InternalError(AppError):

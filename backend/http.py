@@ -225,9 +225,14 @@ def _missing(present: Any, *, https: bool) -> list[tuple[bytes, bytes]]:
     return [(name, value) for name, value in wanted if name not in names]
 
 
-def _answer(problem: AppError, headers: Mapping[str, str] | None = None) -> AnyResponse:
+def _answer(
+    problem: AppError,
+    headers: Mapping[str, str] | None = None,
+    *,
+    for_administrator: bool = False,
+) -> AnyResponse:
     return Response(
-        problem.to_problem(),
+        problem.to_problem(for_administrator=for_administrator),
         status_code=problem.status,
         media_type=MEDIA_TYPE,
         headers={**_CHALLENGES.get(problem.status, {}), **problem.headers, **(headers or {})},
@@ -239,7 +244,9 @@ def _known(request: AnyRequest, error: AppError) -> AnyResponse:
         return _unexpected(request, error)
     if error.status > errors.InternalError.status:
         log.warning("request.failed", problem=error.slug, exc_info=error)
-    return _answer(error)
+    identity = request.scope.get("user")
+    is_administrator = identity is not None and identity.user.is_administrator
+    return _answer(error, for_administrator=is_administrator)
 
 
 def _from_litestar(_: AnyRequest, error: HTTPException) -> AnyResponse:

@@ -109,10 +109,10 @@ class Settings(BaseSettings):
     openai_concurrency: int | None = Field(None, ge=0, le=100)
     """Requests that it answers at the same time, 0 for any number. Empty: what the server says,
     else 1 for Ollama, llama.cpp, KoboldCpp and LM Studio, and any number for others."""
-    openai_tool_support: Literal["native", "structured", "fenced"] = "native"
+    openai_tool_support: Literal["", "native", "structured", "fenced", "none"] = ""
     """How its models call tools in a campaign that is played: by themselves, in answers of a JSON
-    Schema, or in a fenced block of their text. A server that refuses one way is asked in the next;
-    one that takes tools and never calls them needs the setting."""
+    Schema, in a fenced block of their text, or not at all. Empty: Talekeeper finds out for each
+    model, and forgets it with the process."""
     anthropic_api_key: Secret = None
     """Key for Anthropic's API."""
     anthropic_models: Names = ("claude-sonnet-5-5", "claude-opus-5-5", "claude-haiku-5-5")
@@ -129,7 +129,8 @@ class Settings(BaseSettings):
     """Where, beside the public internet, providers that users add may be: `loopback`, `private`
     (10.0.0.0/8, 172.16.0.0/12, 192.168.0.0/16, fc00::/7), addresses and networks, each with a port
     if that alone is meant, such as `127.0.0.1:11434` or `192.168.1.0/24`; or `none`. Empty:
-    `loopback` if nobody but this machine is served, else `none`."""
+    `loopback` if nobody but this machine is served, else `none`, and in both cases what
+    administrators allow on the page."""
     demo_tokens_per_second: float = Field(50, ge=0)
     """Pace of the demo model; 0 is as fast as it goes."""
 

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated, Any, Generic, TypeVar, cast
+from typing import Annotated, Any, Generic, Self, TypeVar, cast
 
 import msgspec
 from litestar.handlers import HTTPRouteHandler
 from litestar.params import QueryParameter
 from litestar.types import Scope
 
-from backend.errors import PreconditionFailedError, ValidationError
+from backend.errors import AppError, PreconditionFailedError, ValidationError
 
 T = TypeVar("T")
 StructT = TypeVar("StructT", bound=msgspec.Struct)
@@ -58,6 +58,31 @@ class Page(msgspec.Struct, Generic[T], kw_only=True):
 
     items: list[T]
     next: str | None = None
+
+
+class ShownProblem(msgspec.Struct, kw_only=True, frozen=True):
+    """A problem as part of another answer.
+
+    `slug` is the last part of the `type` that it would have as an answer.
+    `provider_message` quotes the provider's own words, without keys; empty if there are none, or
+    if they are for administrators only.
+    """
+
+    slug: str
+    title: str
+    detail: str
+    provider_message: str = ""
+
+    @classmethod
+    def from_error(cls, error: AppError, *, for_administrator: bool) -> Self:
+        """Return the view of an error."""
+        members = error.to_problem(for_administrator=for_administrator)
+        return cls(
+            slug=error.slug,
+            title=error.title,
+            detail=members.get("detail", error.title),
+            provider_message=members.get("provider_message", ""),
+        )
 
 
 def struct_from(kind: type[StructT], source: object, /, **members: Any) -> StructT:

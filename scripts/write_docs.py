@@ -186,7 +186,7 @@ def _meaning(text: str, field: FieldInfo) -> str:
 
 
 def _choices(field: FieldInfo) -> str:
-    choices: tuple[str, ...] = get_args(field.annotation)
+    choices = filter(None, get_args(field.annotation))
     if get_origin(field.annotation) is not Literal:
         return ""
     return f"One of {', '.join(f'`{choice}`' for choice in choices)}."

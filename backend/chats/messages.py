@@ -26,6 +26,7 @@ from backend.chats.models import (
     Chat,
     Message,
 )
+from backend.chats.notices import decode_notices
 from backend.chats.schemas import Deleted, MessagePage, MessageView
 from backend.cpu_pool import CpuPool
 from backend.database.base import now
@@ -286,6 +287,7 @@ def _view(sealer: Sealer, row: Message, sibling: int, sibling_count: int) -> Mes
         thinking=sealer.open(MESSAGE_THINKING, row.id, thinking) if thinking else None,
         injected_context=_injected_text(sealer, row),
         audience=opened(row.audience),
+        notices=decode_notices(row.notices),
         sibling=sibling,
         sibling_count=sibling_count,
         shown=None,

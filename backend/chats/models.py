@@ -80,7 +80,8 @@ class Message(Base):
     the root to it, of what is not hidden. `token_counts` keeps counts in other units (JSON).
     `scene_id` is the message that opens its scene, and `scene_place` how far into it this one is.
     `audience` says who may know it: `public`, `gm`, or ids of a campaign's entities between blanks.
-    `sealed_injected_context` is what the campaign put into the prompt of this reply.
+    `sealed_injected_context` is what the campaign put into the prompt of this reply. `notices` are
+    notices about how it came about (JSON, in the clear: numbers, and the model's id).
     """
 
     __tablename__ = "messages"
@@ -127,6 +128,7 @@ class Message(Base):
     sealed_thinking: Mapped[bytes | None]
     sealed_injected_context: Mapped[bytes | None]
     audience: Mapped[str] = mapped_column(default="public", server_default="public")
+    notices: Mapped[str | None]
     created_at: Mapped[CreatedAt]
     updated_at: Mapped[UpdatedAt]
 

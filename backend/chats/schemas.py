@@ -18,6 +18,7 @@ from backend.accounts.settings import (
 )
 from backend.audience import Audience, ViewpointText
 from backend.chats.models import MessageStatus
+from backend.chats.notices import PromptCutNotice
 from backend.generation.model import Role
 from backend.generation.sampling import Sampling
 
@@ -61,7 +62,8 @@ class MessageView(msgspec.Struct, kw_only=True):
 
     `shown` and `shown_thinking` are what regex scripts show in the place of `text` and `thinking`;
     null where they change nothing. `injected_context` is what a campaign put into the prompt of
-    the reply. `audience` says who may know the message, in a chat of a campaign.
+    the reply. `audience` says who may know the message, in a chat of a campaign. `notices` say what
+    went wrong while the reply was written, without ending it.
     """
 
     id: UUID
@@ -86,6 +88,7 @@ class MessageView(msgspec.Struct, kw_only=True):
     shown_thinking: str | None = None
     injected_context: str | None = None
     audience: Audience = "public"
+    notices: list[PromptCutNotice] = []
 
 
 class MessagePage(msgspec.Struct, kw_only=True):

@@ -19,7 +19,7 @@ from backend.context.blocks import ChosenBy
 from backend.context.budget import Gap
 from backend.context.layout import History, Item, LeftOut, Place, layout
 from backend.errors import AppError
-from backend.generation.figures import MessageShape, ToolSupport
+from backend.generation.figures import FiguresFrom, MessageShape, ToolSupport
 from backend.generation.message_shapes import shape_messages
 from backend.generation.model import PromptMessage, Role
 from backend.generation.sampling import SamplingField
@@ -116,6 +116,13 @@ class Totals(msgspec.Struct, kw_only=True):
     messages: int
 
 
+class RecordedWindow(msgspec.Struct, kw_only=True):
+    """The model's context window then, in its tokens, and its source; `default` is assumed."""
+
+    tokens: int
+    source: FiguresFrom
+
+
 class RecordedPreset(msgspec.Struct, kw_only=True):
     """The preset of a prompt: its name and revision then, and what had chosen it."""
 
@@ -132,6 +139,7 @@ class ContextRecord(msgspec.Struct, kw_only=True, omit_defaults=True):
     `tool_support` says the model can. `near_misses` are what a search found and did not bring up.
     `shape` is the message shape in which it was sent; `prompt_hash` is of the messages before that.
     `unsent_settings` are sampling settings that were left out because the model refuses them.
+    Records of earlier versions have no `window`.
     """
 
     version: int = 1
@@ -150,6 +158,7 @@ class ContextRecord(msgspec.Struct, kw_only=True, omit_defaults=True):
     prompt_files: dict[str, str] = {}
     prompt_hash: str = ""
     preset: RecordedPreset | None = None
+    window: RecordedWindow | None = None
     tools: list[str] = []
     tool_support: ToolSupport | None = None
     shape: MessageShape = "lenient"

@@ -44,7 +44,7 @@ from backend.characters import repository as characters
 from backend.characters.cards.model import Card
 from backend.chats.models import MESSAGE_AUTHOR, MESSAGE_CONTENT, Chat, Message
 from backend.chats.repository import character_ids
-from backend.enrichment.budgets import open_budget
+from backend.enrichment.budgets import CHARACTERS_A_TOKEN, open_budget
 from backend.enrichment.cleaning import clipped, one_line, without_tags
 from backend.enrichment.errors import ChronicleNotEnabledError
 from backend.enrichment.pipeline import (
@@ -272,7 +272,8 @@ class GlossaryTask(Task[GlossaryWork, GlossaryProposal]):
             Coinage(without_tags(one.term), one_line(one.snippet)) for one in found.coined
         ]
         tags = [Tagged(one.tag, without_tags(one_line(one.snippet))) for one in found.tags]
-        passage = without_tags(clipped(work.text, MAX_PASSAGE)).strip() if found.is_open else ""
+        most = min(MAX_PASSAGE, work.reader.stretch_tokens * CHARACTERS_A_TOKEN)
+        passage = without_tags(clipped(work.text, most)).strip() if found.is_open else ""
         prompt = Prompt(
             [
                 PromptMessage("system", prompts["enrichment/glossary"].render(most=MAX_COINED)),

@@ -156,7 +156,8 @@ def limit_output(sampling: Sampling, spec: ModelSpec, tokens: int = OUTPUT_TOKEN
         return sampling
     if spec.accepts & {"thinking_budget", "reasoning_effort"}:
         tokens += max(THINKING_TOKENS, sampling.thinking_budget or 0)
-    limit = min(spec.max_output_tokens, tokens)
+    # Of small models a quarter of the window is for the answer: what is read takes the rest.
+    limit = min(spec.max_output_tokens, tokens, max(1, spec.usable_window // 4))
     return msgspec.structs.replace(sampling, max_output_tokens=limit)
 
 

@@ -22,7 +22,7 @@ import random
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Generic, TypeVar
 from uuid import UUID
 
@@ -30,6 +30,7 @@ import msgspec
 from sqlalchemy import update
 from sqlalchemy.ext.asyncio import AsyncSession
 
+from backend.accounts.models import User
 from backend.campaigns.records import find_campaign
 from backend.chats.errors import ChatNotFoundError
 from backend.chats.models import Chat
@@ -41,6 +42,7 @@ from backend.enrichment.budgets import RunBudget
 from backend.enrichment.errors import ChronicleNotEnabledError, OtherChronicleError
 from backend.enrichment.llm_selection import (
     OUTPUT_TOKENS,
+    STRETCH_TOKENS,
     ModelTask,
     Reader,
     find_reader,
@@ -52,6 +54,7 @@ from backend.enrichment.runs import RunDetail, note_done, note_failed, sealed_de
 from backend.errors import AppError
 from backend.generation.model import (
     ModelBlockedError,
+    ModelContextOverflowError,
     ModelEmptyReplyError,
     ModelError,
     ModelMalformedAnswerError,
@@ -71,7 +74,7 @@ from backend.logs import get_logger
 from backend.memory.outbox import IndexOutbox
 from backend.prompts import PromptLibrary
 from backend.settings import Settings
-from backend.wire import MAX_INTEGER
+from backend.wire import MAX_INTEGER, ShownProblem
 
 log = get_logger(__name__)
 
@@ -80,6 +83,9 @@ PASSED_OVER = ModelBlockedError, ModelEmptyReplyError, ModelMalformedAnswerError
 
 BLOCKED_ATTEMPTS = 3
 """From this attempt on, lines at which the model fails like that are passed over."""
+
+LEAST_STRETCH_TOKENS = 250
+"""With fewer tokens of lines a prompt that is too long is too long because of its instructions."""
 
 _DROPPED = 3
 """Times in a row that a path may change while a model works on it, until the job waits."""
@@ -162,6 +168,7 @@ class Task(ABC, Generic[W, P]):
         self.job = job
         self.sealer = job.keys
         self.chat_id = UUID(job.payload["chat_id"])
+        self._most_tokens = STRETCH_TOKENS
 
     @abstractmethod
     async def load(self, session: AsyncSession, chat: Chat) -> W | None:
@@ -221,9 +228,12 @@ class Task(ABC, Generic[W, P]):
         while not self.job.is_over and (work := await self._load()) is not None:
             try:
                 proposal = await self._propose_in_turn(work)
-            except (ModelBusyError, SlotTakenError) as error:
-                await self._note_interruption(work, error)
-                raise RetryLaterError(error.title, after=_AFTER_TURN) from error
+            except ModelContextOverflowError as error:
+                if self._reads_less(work):
+                    continue
+                if not await self._goes_on(work, error):
+                    return
+                continue
             except Exception as error:  # noqa: BLE001  # it is recorded; what then, `recover` says
                 if not await self._goes_on(work, error):
                     return
@@ -241,11 +251,21 @@ class Task(ABC, Generic[W, P]):
                     ) from error
 
     async def reader(self, session: AsyncSession, chat: Chat) -> Reader:
-        """Who reads the chat."""
+        """Return the reader of the chat. It reads less at a time once a prompt was refused."""
         runtime = self.runtime
-        return await find_reader(
+        reader = await find_reader(
             session, runtime.user_models, runtime.settings, self.sealer, chat, self.task
         )
+        return replace(reader, stretch_tokens=min(reader.stretch_tokens, self._most_tokens))
+
+    def _reads_less(self, work: W) -> bool:
+        """Have the next run read half as much; False if that would be too little.
+
+        The next reader knows the window that was learned from the refusal. That alone may not help,
+        because the instructions do not get shorter with the window.
+        """
+        self._most_tokens = work.reader.stretch_tokens // 2
+        return self._most_tokens >= LEAST_STRETCH_TOKENS
 
     async def ask(self, work: W, prompt: Prompt, schema: Mapping[str, Any], answer: type[A]) -> A:
         """What the model answers, as a struct; what that took is noted.
@@ -321,7 +341,13 @@ class Task(ABC, Generic[W, P]):
         self._log(work, run, count=len(detail.effects))
 
     async def _goes_on(self, work: W, error: Exception) -> bool:
-        """Record a failure, the same one again in one row. False where the job is over."""
+        """Record a failure, the same one again in one row. False where the job is over.
+
+        Raises `RetryLaterError` where turns need the model: that is no failure.
+        """
+        if isinstance(error, ModelBusyError | SlotTakenError):
+            await self._note_interruption(work, error)
+            raise RetryLaterError(error.title, after=_AFTER_TURN) from error
         async with self.job.step() as session:
             chat = await self.locked_chat(session)
             recovery = await self.recover(session, work, error)
@@ -329,7 +355,11 @@ class Task(ABC, Generic[W, P]):
                 note = recovery.note
                 if isinstance(error, ModelWritesNoJsonError):
                     note = naming_setting(error, self.json_task or self.task).detail or ""
-                detail = RunDetail(message_ids=list(work.message_ids), note=note)
+                detail = RunDetail(
+                    message_ids=list(work.message_ids),
+                    note=note,
+                    problem=await self._show_problem(session, error),
+                )
                 run = self._row(chat, work, detail, error)
                 self._log(work, await note_failed(session, self.sealer, run), count=0)
         if isinstance(error, ModelRateLimitError) and error.retry_after is not None:
@@ -339,6 +369,13 @@ class Task(ABC, Generic[W, P]):
         if recovery.raises is not None:
             raise recovery.raises from error
         return not recovery.is_over
+
+    async def _show_problem(self, session: AsyncSession, error: Exception) -> ShownProblem | None:
+        """Return the part of a failure that the user may see; None for a fault of ours."""
+        if not isinstance(error, AppError):
+            return None
+        user = await session.get_one(User, self.sealer.user_id)
+        return ShownProblem.from_error(error, for_administrator=user.is_administrator)
 
     async def locked_chat(self, session: AsyncSession) -> Chat | None:
         """The chat, kept as it is for the length of the transaction; None when it is gone."""

@@ -14,6 +14,7 @@ from backend.enrichment.errors import RunNotFoundError
 from backend.enrichment.models import RUN_DETAIL, EnrichmentRun
 from backend.quotas.ledgers import add_tokens
 from backend.vault.sealing import Sealer
+from backend.wire import ShownProblem
 
 EffectKind = Literal[
     "event_created",
@@ -56,10 +57,11 @@ class Refused(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class RunDetail(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What a run read, by ids, why it went on or did not, and what it wrote.
+    """The messages that a run read, by ids, the reasons of the model, and the effects.
 
-    `why` is the triage's reason. `note` is for people: that a demo wrote this, say. `kept` are the
-    places among `effects` of those that undoing the run has left alone.
+    `why` is the triage's reason. `note` is for people: that a demo wrote this, say. `problem` is
+    why the run failed. `kept` are the places among `effects` of those that undoing the run has left
+    alone.
     """
 
     why: str = ""
@@ -70,6 +72,7 @@ class RunDetail(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     effects: list[RunEffect] = []
     refused: list[Refused] = []
     note: str = ""
+    problem: ShownProblem | None = None
     kept: list[int] = []
 
 

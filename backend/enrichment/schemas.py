@@ -11,7 +11,7 @@ from backend.enrichment.models import EnrichmentRun, RunKind, RunState
 from backend.enrichment.runs import EffectKind, RunDetail, RunEffect
 from backend.enrichment.summaries import MAX_SUMMARY_CHARS, StoredSummary
 from backend.jobs.schemas import JobView
-from backend.wire import struct_from
+from backend.wire import ShownProblem, struct_from
 
 Position = Annotated[int, msgspec.Meta(ge=0, le=2_000_000_000)]
 
@@ -49,7 +49,7 @@ class RunView(msgspec.Struct, kw_only=True, frozen=True):
     It read the path from `from_position` to `to_position`: `message_ids`; `memory_ids` is what was
     near. `why` is the reason for going on or not; `kinds` are those of events that triage expects,
     or a reply's tags. Tokens are as the provider reported them. `error` is the last part of the
-    `type` that the problem would have as an answer.
+    `type` that the problem would have as an answer; `problem` has its words.
     """
 
     id: UUID
@@ -72,6 +72,7 @@ class RunView(msgspec.Struct, kw_only=True, frozen=True):
     completion_tokens: int
     duration_ms: int
     error: str | None
+    problem: ShownProblem | None
     created_at: datetime
     undone_at: datetime | None
     can_undo: bool
@@ -79,7 +80,7 @@ class RunView(msgspec.Struct, kw_only=True, frozen=True):
     @classmethod
     def of(cls, row: EnrichmentRun, detail: RunDetail) -> "RunView":
         """The view of a row and of what was sealed in it."""
-        shown = ("why", "significant", "kinds", "note", "message_ids", "memory_ids")
+        shown = ("why", "significant", "kinds", "note", "problem", "message_ids", "memory_ids")
         return struct_from(
             cls,
             row,

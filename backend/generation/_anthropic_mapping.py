@@ -7,13 +7,18 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from itertools import takewhile
+from dataclasses import dataclass, field, replace
+from itertools import chain, takewhile
 from typing import Any
 
 from backend.generation._json import clean_text, mapping, sequence
 from backend.generation._replies import Delta
-from backend.generation._tool_calls import MAX_ARGUMENTS, read_call
+from backend.generation._tool_calls import (
+    MAX_ARGUMENTS,
+    arguments_text,
+    read_calls,
+    with_distinct_ids,
+)
 from backend.generation.model import (
     FinishReason,
     Prompt,
@@ -142,7 +147,7 @@ def _turns(spoken: Sequence[tuple[PromptMessage, bool]], rounds: Sequence[ToolRo
         # What the reply is to begin with: the API refuses spaces at its end.
         last = turns[-1]["content"][-1]
         last["text"] = last["text"].rstrip()
-    for tool_round in rounds:
+    for tool_round in with_distinct_ids(rounds):
         turns += _round(tool_round)
     return turns
 
@@ -281,23 +286,29 @@ class MessageReader:
         self._usage: dict[str, Any] = {}
 
     def read_event(self, event: Any) -> Delta:
-        """One event of a stream. What is not known is passed over."""
+        """Read one event of a stream. Unknown ones are ignored.
+
+        A block ends with its own event, with another block of its index, or with the answer: some
+        servers that imitate the API give every block one index, or end none.
+        """
         members = mapping(event)
-        index = members.get("index")
-        match members.get("type"), index:
-            case "message_start", _:
+        index = _number(members, "index")
+        match members.get("type"):
+            case "message_start":
                 self._usage |= mapping(mapping(members.get("message")).get("usage"))
-            case "content_block_start", int():
+            case "content_block_start":
+                calls = self._close(index)
                 self._blocks[index] = _Block(mapping(members.get("content_block")))
-                return Delta(_said(self._blocks[index].begun))
-            case "content_block_delta", int():
+                return Delta((*calls, *_said(self._blocks[index].begun)))
+            case "content_block_delta":
                 block = self._blocks.setdefault(index, _Block({}))
                 return Delta(self._grown(block, mapping(members.get("delta"))))
-            case "content_block_stop", int() if index in self._blocks:
-                return Delta(self._closed(self._blocks.pop(index)))
-            case "message_delta", _:
+            case "content_block_stop":
+                return Delta(self._close(index))
+            case "message_delta":
                 self._usage |= mapping(members.get("usage"))
-                return self._end(mapping(members.get("delta")))
+                end = self._end(mapping(members.get("delta")))
+                return replace(end, pieces=self.close()) if end.finish else end
             case _:
                 pass
         return Delta()
@@ -309,7 +320,7 @@ class MessageReader:
         pieces: list[TextPiece | ThinkingPiece | ToolCall] = []
         for each in sequence(members.get("content")):
             block = mapping(each)
-            pieces += (*_said(block), *self._closed(_Block(block)))
+            pieces += (*_said(block), *self._calls_of(_Block(block)))
         end = self._end(members)
         return Delta(tuple(pieces), end.usage, end.finish, end.reason)
 
@@ -317,13 +328,23 @@ class MessageReader:
         self, block: _Block, delta: Mapping[str, Any]
     ) -> tuple[TextPiece | ThinkingPiece, ...]:
         if block.length <= MAX_ARGUMENTS:
-            block.arguments.append(_text(delta, "partial_json"))
+            block.arguments.append(arguments_text(delta.get("partial_json")))
             block.length += len(block.arguments[-1])
         block.thoughts.append(_text(delta, "thinking"))
         block.signature += _text(delta, "signature")
         return _said(delta)
 
-    def _closed(self, block: _Block) -> tuple[ToolCall, ...]:
+    def close(self) -> tuple[ToolCall, ...]:
+        """See `AnswerReader`."""
+        return tuple(chain.from_iterable(map(self._close, list(self._blocks))))
+
+    def _close(self, index: int) -> tuple[ToolCall, ...]:
+        """End the block of an index, if one is open, and return the calls in it."""
+        block = self._blocks.pop(index, None)
+        return () if block is None else self._calls_of(block)
+
+    def _calls_of(self, block: _Block) -> tuple[ToolCall, ...]:
+        """Return the calls in a block that is complete; keep its thoughts for the next call."""
         begun = block.begun
         match begun.get("type"):
             case "thinking":
@@ -335,13 +356,13 @@ class MessageReader:
             case "tool_use":
                 state = {_THOUGHTS: self._thoughts} if self._thoughts else None
                 self._thoughts = []
-                return (
-                    read_call(
+                return tuple(
+                    read_calls(
                         _text(begun, "name"),
-                        "".join(block.arguments) or begun.get("input") or {},
+                        "".join(block.arguments) or begun.get("input"),
                         call_id=_text(begun, "id"),
                         vendor_state=state,
-                    ),
+                    )
                 )
             case _:
                 pass

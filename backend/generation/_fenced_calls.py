@@ -2,21 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import re
+from collections.abc import Generator, Iterable, Iterator, Sequence
+from typing import Literal
 
 from backend.generation._tool_calls import TOO_LONG, unreadable_call
 from backend.generation._written_calls import (
     MAX_WRITTEN,
-    described,
+    call_names,
     read_written_calls,
-    told,
-    written,
+    render_rounds,
+    write_calls,
 )
 from backend.generation.model import Prompt, TextPiece, Tool, ToolCall, ToolRound
+from backend.generation.tool_arguments import describe_tools
 
 OPENING = "```tools"
 CLOSING = "\n```"
-"""JSON has no line breaks within its texts: these marks can't be a part of them."""
+"""The end of a block. JSON has no line breaks within its texts, so that it cannot contain one."""
+
+_FENCE = "```"
+_RUN = re.compile("`+")
+_HEAD = re.compile(r"[ \t]{0,4}(\w{0,12})")
+_OWN_WORDS = frozenset({"tool", "tools", "tool_call", "tool_calls"})
+"""Words after a fence that begin a block of calls. Models do not always write the one asked for."""
 
 _INSTRUCTIONS = """\
 You can call tools. To call some, end your reply with a block like this, which the player does not \
@@ -31,71 +40,140 @@ block, your reply is over. The tools, with the JSON Schemas of their arguments:
 
 """
 
+_NO_MORE_TOOLS = "No tools can be called any more: finish your reply in words."
+_NO_TOOLS = """\
+There are no tools that you can call. Tell the story in words alone, and write no names of tools \
+and no calls."""
+
 
 def fenced_prompt(prompt: Prompt, tools: Sequence[Tool]) -> Prompt:
-    """The prompt for a model that may write calls into a block."""
-    return told(prompt, _INSTRUCTIONS + described(tools), _reply) if tools else plain_prompt(prompt)
+    """Return the prompt for a model that may write calls into a block."""
+    instructions = _INSTRUCTIONS + describe_tools(tools) if tools else _NO_MORE_TOOLS
+    return render_rounds(prompt, instructions, _reply)
 
 
-def plain_prompt(prompt: Prompt) -> Prompt:
-    """The prompt with its rounds as messages, where nothing more can be called."""
-    return told(prompt, "No tools can be called any more: finish your reply in words.", _reply)
+def prompt_without_tools(prompt: Prompt) -> Prompt:
+    """Return the prompt for a model that calls no tools, whatever the other messages want."""
+    return render_rounds(prompt, _NO_TOOLS, _reply)
 
 
 def _reply(tool_round: ToolRound) -> str:
-    block = f"{OPENING}\n{written(tool_round.calls)}{CLOSING}" if tool_round.calls else ""
+    block = f"{OPENING}\n{write_calls(tool_round.calls)}{CLOSING}" if tool_round.calls else ""
     return "\n\n".join(filter(None, (tool_round.text.rstrip(), block)))
 
 
 class FencedReader:
     """Streams the text around the blocks and reads the calls in them.
 
-    A block that is too long, or not JSON, is one call with a problem.
+    A block of JSON is one of calls, too, if it contains nothing but calls of offered tools. A block
+    that is too long, or not JSON, is one call with a problem.
+
+    Args:
+        names: Names of the offered tools.
     """
 
-    def __init__(self) -> None:
-        self._mark = OPENING
+    def __init__(self, names: Iterable[str] = ()) -> None:
+        self._names = frozenset(names)
+        self._place: Literal["text", "fence", "calls", "json"] = "text"
         self._held = ""
+        self._opening = ""
         self._block: list[str] = []
         self._length = 0
 
     def feed(self, text: str) -> Iterator[TextPiece | ToolCall]:
-        """See `CallReader`. In proportion to the text, however it is cut."""
-        text = self._held + text
-        begin = 0
-        while (found := text.find(self._mark, begin)) >= 0:
-            yield from self._take(text[begin:found])
-            begin = found + len(self._mark)
-            yield from self._turn()
-        end = max(begin, len(text) - held_back(text, self._mark))
-        yield from self._take(text[begin:end])
-        self._held = text[end:]
+        """See `CallReader`. Takes time in proportion to the text, however it is cut."""
+        return self._read(text, is_last=False)
 
     def close(self) -> Iterator[TextPiece | ToolCall]:
         """See `CallReader`. A block that was not closed is read as well."""
-        yield from self._take(self._held)
-        self._held = ""
-        if self._mark == CLOSING:
-            yield from self._turn()
+        yield from self._read("", is_last=True)
+        if self._place in {"calls", "json"}:
+            yield from self._end_block("")
 
-    def _take(self, text: str) -> Iterator[TextPiece]:
-        if self._mark == OPENING:
-            if text:
-                yield TextPiece(text)
-        elif self._length <= MAX_WRITTEN:
+    def _read(self, text: str, *, is_last: bool) -> Iterator[TextPiece | ToolCall]:
+        text, self._held = self._held + text, ""
+        at = 0
+        while at < len(text):
+            if self._place in {"calls", "json"}:
+                found = text.find(CLOSING, at)
+                end = found if found >= 0 else self._hold(text, at, CLOSING, is_last=is_last)
+                self._take(text[at:end])
+                if found >= 0:
+                    yield from self._end_block(CLOSING)
+                    end += len(CLOSING)
+                elif self._place == "json" and self._length > MAX_WRITTEN:
+                    self._place = "fence"
+                    yield TextPiece(self._opening + "".join(self._block))
+            else:
+                found = text.find(_FENCE, at)
+                end = found if found >= 0 else self._hold(text, at, _FENCE, is_last=is_last)
+                if end > at:
+                    yield TextPiece(text[at:end])
+                if found >= 0:
+                    end = yield from self._begin_block(text, found, is_last=is_last)
+            at = end
+            if self._held:
+                return
+
+    def _hold(self, text: str, at: int, mark: str, *, is_last: bool) -> int:
+        """Keep the end of the text back that may begin a mark. Return the place where it begins."""
+        end = len(text) if is_last else max(at, len(text) - held_back(text, mark))
+        self._held = text[end:]
+        return end
+
+    def _begin_block(
+        self, text: str, found: int, *, is_last: bool
+    ) -> Generator[TextPiece, None, int]:
+        """At a fence, find out what it begins or ends. Return the place after it."""
+        run = _RUN.match(text, found)
+        begin = (run.end() if run else len(text)) - len(_FENCE)
+        if begin > found:
+            yield TextPiece(text[found:begin])
+        head = _HEAD.match(text, begin + len(_FENCE))
+        end = head.end() if head else len(text)
+        if end == len(text) and not is_last:
+            self._held = text[begin:]
+            return end
+        word = head[1].lower() if head else ""
+        is_calls = word in _OWN_WORDS
+        if is_calls or (word == "json" and self._place == "text"):
+            self._place = "calls" if is_calls else "json"
+            self._opening, self._block, self._length = text[begin:end], [], 0
+            return end
+        self._place = "text" if self._place == "fence" else "fence"
+        yield TextPiece(_FENCE)
+        return begin + len(_FENCE)
+
+    def _take(self, text: str) -> None:
+        if self._length <= MAX_WRITTEN:
             self._block.append(text)
             self._length += len(text)
 
-    def _turn(self) -> Iterator[ToolCall]:
-        """At a mark: a block begins, or has ended."""
-        if self._mark == OPENING:
-            self._mark, self._block, self._length = CLOSING, [], 0
-            return
-        self._mark = OPENING
-        if self._length > MAX_WRITTEN:
+    def _end_block(self, closing: str) -> Iterator[TextPiece | ToolCall]:
+        block, place = "".join(self._block), self._place
+        self._place = "text"
+        is_too_long = self._length > MAX_WRITTEN
+        if place == "json" and (is_too_long or not self._is_of_calls(block)):
+            yield TextPiece(self._opening + block + closing)
+        elif is_too_long:
             yield unreadable_call(TOO_LONG)
         else:
-            yield from read_written_calls("".join(self._block).strip().removesuffix("```"))
+            yield from read_written_calls(block.strip().removesuffix(_FENCE))
+
+    def _is_of_calls(self, block: str) -> bool:
+        names = call_names(block)
+        return bool(names) and self._names.issuperset(names)
+
+
+def read_bare_calls(text: str, tools: Sequence[Tool]) -> list[ToolCall]:
+    """Return the calls in a text that has no block around them; none if it contains anything else.
+
+    Words before and after the calls are ignored.
+    """
+    names = call_names(text) if len(text) <= MAX_WRITTEN else []
+    if not names or not {tool.name for tool in tools}.issuperset(names):
+        return []
+    return read_written_calls(text)
 
 
 def held_back(text: str, mark: str) -> int:

@@ -6,13 +6,15 @@ Source: https://ai.google.dev/api/generate-content
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import chain, groupby, takewhile
 from typing import Any
 
 from backend.generation._json import mapping, sequence
 from backend.generation._replies import Delta
-from backend.generation._tool_calls import read_call, unreadable_call
+from backend.generation._tool_calls import read_calls, unreadable_call
 from backend.generation.model import (
     FinishReason,
     Prompt,
@@ -102,9 +104,23 @@ def _contents(messages: Sequence[PromptMessage], rounds: Sequence[ToolRound]) ->
     ]
     if not turns or turns[0]["role"] == "model":
         turns.insert(0, _turn("user", [{"text": _OPENING}]))
-    for tool_round in rounds:
+    for tool_round in _without_shared_ids(rounds):
         turns += _round(tool_round)
     return turns
+
+
+def _without_shared_ids(rounds: Sequence[ToolRound]) -> list[ToolRound]:
+    """Return the rounds without ids that several calls have: results then follow their order."""
+    states = [mapping(call.vendor_state) for each in rounds for call in each.calls]
+    counts = Counter(state["id"] for state in states if "id" in state)
+
+    def alone(call: ToolCall) -> ToolCall:
+        state = dict(mapping(call.vendor_state))
+        if counts[state.get("id")] > 1:
+            del state["id"]
+        return replace(call, vendor_state=state or None)
+
+    return [replace(each, calls=list(map(alone, each.calls))) for each in rounds]
 
 
 def _joined(messages: Iterable[PromptMessage]) -> str:
@@ -228,6 +244,10 @@ class ResponseReader:
             reason=word,
         )
 
+    def close(self) -> Sequence[ToolCall]:
+        """See `AnswerReader`. Each call comes whole."""
+        return ()
+
 
 def _read_part(part: Mapping[str, Any]) -> Iterator[TextPiece | ThinkingPiece | ToolCall]:
     if text := _text(part, "text"):
@@ -239,9 +259,9 @@ def _read_part(part: Mapping[str, Any]) -> Iterator[TextPiece | ThinkingPiece | 
             state["id"] = call_id
         if signature:
             state["thought_signature"] = signature
-        yield read_call(
+        yield from read_calls(
             _text(call, "name"),
-            call.get("args") or {},
+            call.get("args"),
             call_id=call_id,
             vendor_state=state or None,
         )

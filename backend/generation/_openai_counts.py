@@ -15,7 +15,7 @@ from http import HTTPStatus
 from backend.generation._json import mapping, sequence
 from backend.generation.client import ModelClient, ServerError
 from backend.generation.model import Prompt, TokenUsage
-from backend.generation.openai_servers import CountingRoute
+from backend.generation.openai_servers import CountingRoute, route_address
 from backend.generation.tokens import MESSAGE_OVERHEAD
 
 TIMEOUT = 5.0
@@ -59,7 +59,7 @@ async def count_usage(
     """
     asked = "\n".join(message.text for message in prompt.messages)
     for route in routes:
-        address = address_beside(base_url, route.path)
+        address = route_address(base_url, route.path)
         try:
             async with asyncio.timeout(TIMEOUT):
                 sent, text, thinking = [
@@ -94,8 +94,3 @@ async def _count(
     if listed := sequence(counted):
         return len(listed)
     return counted if isinstance(counted, int) and counted > 0 else 0
-
-
-def address_beside(base_url: str, path: str) -> str:
-    """The address of a route that stands at the root of a server, whose API is below `/v1`."""
-    return base_url.rstrip("/").removesuffix("/v1") + path

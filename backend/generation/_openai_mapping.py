@@ -9,13 +9,13 @@ JSON of any shape.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal, cast
 
-from backend.generation._failures import code_words
 from backend.generation._json import mapping, parse_json, sequence
 from backend.generation._openai_calls import REASONING, CallFragments
 from backend.generation._replies import Delta
+from backend.generation._tool_calls import with_distinct_ids
 from backend.generation.figures import MessageShape
 from backend.generation.message_shapes import SEPARATOR
 from backend.generation.model import (
@@ -28,6 +28,7 @@ from backend.generation.model import (
     ToolCall,
     ToolRound,
 )
+from backend.generation.provider_faults import code_words
 from backend.generation.sampling import SAMPLING_FIELDS, Sampling, SamplingField
 
 _FINISHES: dict[str, FinishReason] = {
@@ -63,7 +64,7 @@ def messages(
     said: list[Any] = [
         {"role": message.role, "content": message.text} for message in prompt.messages
     ]
-    for tool_round in prompt.rounds:
+    for tool_round in with_distinct_ids(prompt.rounds):
         said += _round(tool_round)
     if start:
         said.append({"role": "assistant", "content": start, **prefix})
@@ -106,9 +107,9 @@ def _round(tool_round: ToolRound) -> list[Any]:
 
 
 def _call(call: ToolCall) -> Any:
-    """The call as the server sent it, whatever it holds beside the standard's members."""
+    """Return the call as the server sent it, with members that the standard does not name."""
     if "function" in (sent := mapping(call.vendor_state)):
-        return {name: sent[name] for name in sent if name != REASONING}
+        return {**{name: sent[name] for name in sent if name != REASONING}, "id": call.id}
     return {
         "id": call.id,
         "type": "function",
@@ -173,10 +174,13 @@ def response_format(schema: Mapping[str, Any]) -> dict[str, Any]:
 
 
 class ChunkReader:
-    """Reads one answer of chat completions: its chunks, or all of it."""
+    """Reads one answer of chat completions: its chunks, or all of it.
 
-    def __init__(self) -> None:
-        self._calls = CallFragments()
+    `tool_names` are the tools that the model was offered.
+    """
+
+    def __init__(self, tool_names: Iterable[str] = ()) -> None:
+        self._calls = CallFragments(tool_names)
 
     def read_event(self, event: Any) -> Delta:
         """See `AnswerReader`."""
@@ -185,6 +189,10 @@ class ChunkReader:
     def read_whole(self, answer: Any) -> Delta:
         """See `AnswerReader`."""
         return _read(answer, "message", self._calls)
+
+    def close(self) -> Sequence[ToolCall]:
+        """See `AnswerReader`. Some servers send no finish reason, or calls after it."""
+        return self._calls.finish()
 
 
 def _read(body: Any, part: Literal["delta", "message"], calls: CallFragments) -> Delta:
@@ -206,7 +214,7 @@ def _read(body: Any, part: Literal["delta", "message"], calls: CallFragments) ->
         ),
         usage=read_usage(_member(body, "usage")),
         finish=_FINISHES.get(word, "other") if word else None,
-        reason=" ".join(code_words(word, secret=None)) if word else "",
+        reason=" ".join(code_words(word)),
     )
 
 

@@ -6,13 +6,13 @@ import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Generic, TypeVar
 
 from msgspec import structs
 
-from backend.generation._failures import failure
 from backend.generation.client import ModelClient, make_http_client
+from backend.generation.failures import FailureSource, find_failure
 from backend.generation.model import ModelError
 from backend.generation.network import NetworkPolicy
 from backend.generation.server_abilities import ServerAbilities
@@ -23,7 +23,7 @@ ConfigT = TypeVar("ConfigT", bound="ServerConfig")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerConfig:
-    """How a server is reached, and what is known of it.
+    """The address, key, limits and known abilities of a server.
 
     Attributes:
         api_key: The key that is sent, if there is one.
@@ -37,6 +37,7 @@ class ServerConfig:
         connect_timeout: The longest wait for a connection, in seconds.
         answer_timeout: The longest wait for an answer that is not streamed, in seconds.
         network: Where it may connect; None for a server that the operator named.
+        is_own: It belongs to the user who asks it, who may see its address and its own words.
     """
 
     api_key: str | None = field(default=None, repr=False)
@@ -50,6 +51,7 @@ class ServerConfig:
     connect_timeout: float = 10
     answer_timeout: float = 300
     network: NetworkPolicy | None = None
+    is_own: bool = False
 
 
 class Lazy(Generic[ConnectionT]):
@@ -73,9 +75,11 @@ class ModelProvider(ABC, Generic[ConfigT, ConnectionT]):
 
     HTTP libraries and SDKs are imported at first use, because they take a second. `config` is the
     adapter's own. `abilities` begin with those of the configuration and grow by `learn`.
+    `who` is its name in error texts, `vendor_url` the vendor's own address.
     """
 
     who: ClassVar[str]
+    vendor_url: ClassVar[str] = ""
 
     def __init__(self, config: ConfigT) -> None:
         self.config = config
@@ -92,9 +96,20 @@ class ModelProvider(ABC, Generic[ConfigT, ConnectionT]):
     async def _disconnect(self, connection: ConnectionT) -> None:
         """Close the client's connections."""
 
-    @abstractmethod
+    @property
+    def source(self) -> FailureSource:
+        """The provider as its errors describe it."""
+        config = self.config
+        return FailureSource(
+            who=self.who,
+            base_url=config.base_url or self.vendor_url,
+            secrets=tuple(filter(None, (config.api_key, *config.extra_headers.values()))),
+            is_own=config.is_own,
+        )
+
     def failure(self, error: Exception) -> ModelError:
-        """Return `error` as a `ModelError`, without words that may quote the prompt or the key."""
+        """Return the error of a request as the `ModelError` that names its cause."""
+        return find_failure(error, self.source)
 
     def _make_client(self, headers: Mapping[str, str]) -> ModelClient:
         """Make a client of this configuration that sends `headers` and the user's own."""
@@ -115,12 +130,22 @@ class ModelProvider(ABC, Generic[ConfigT, ConnectionT]):
         if self.config.on_learned is not None:
             self.config.on_learned(abilities)
 
+    def adopt(self, config: ServerConfig) -> bool:
+        """Go on with `config` if it differs in `on_learned` alone.
+
+        Return False if the connection is set up in another way, or has learned something else.
+        """
+        if replace(self.config, abilities=self.abilities) != config:
+            return False
+        self.config = config
+        return True
+
     async def connect(self) -> ConnectionT:
         """Return the client. Raise `ModelUnavailableError` if it cannot be made."""
         try:
             return await self._connection.get()
         except Exception as error:  # noqa: BLE001 - whatever a configuration makes the SDK raise
-            raise failure(self.who, status=None, words=(type(error).__name__,)) from None
+            raise self.failure(error) from None
 
     @asynccontextmanager
     async def connected(self) -> AsyncGenerator[ConnectionT, None]:

@@ -11,16 +11,18 @@ from typing import Any
 from backend.generation._json import clean_text, parse_json
 from backend.generation._tool_calls import MAX_CALLS
 from backend.generation.event_reader import CharacterJoiner
+from backend.generation.failures import find_interruption
 from backend.generation.model import (
     Finish,
     FinishReason,
     ModelBlockedError,
     ModelEmptyReplyError,
     ModelError,
+    ModelForeignAnswerError,
     ModelInterruptedError,
     ModelMalformedAnswerError,
+    ModelMalformedCallError,
     ModelTimeoutError,
-    ModelUnavailableError,
     Piece,
     SentRequest,
     TextPiece,
@@ -30,6 +32,9 @@ from backend.generation.model import (
     ToolAnswer,
     ToolCall,
 )
+
+_MALFORMED_CALLS = frozenset({"MALFORMED_FUNCTION_CALL", "UNEXPECTED_TOOL_CALL"})
+"""Gemini's words for a reply that ends with a call that it could not read."""
 
 _TRAILER_TIMEOUT = 5.0
 """Seconds for what may follow the end of a reply (usage): the reply no longer depends on it."""
@@ -63,9 +68,11 @@ async def relay(
 
     Raises:
         ModelTimeoutError: Silence.
-        ModelInterruptedError: It broke off, or ended without saying that it had finished.
-        ModelBlockedError: The provider's filter let nothing through.
-        ModelEmptyReplyError: It finished without a word and without a call.
+        ModelInterruptedError: The connection was lost, or the stream ended without a finish.
+        ModelBlockedError: A content filter left nothing.
+        ModelMalformedCallError: The provider could not read a call, and there is nothing else.
+        ModelEmptyReplyError: It finished without text and without a call.
+        ModelError: What `deltas` raises, which keeps its cause after the reply has begun, too.
     """
     usage: TokenUsage | None = None
     end: Delta | None = None
@@ -102,9 +109,9 @@ async def relay(
 def _check_end(end: Delta | None, who: str, *, began: bool, spoke: bool) -> FinishReason:
     """Return why a reply ended. Raise `ModelError` if it is not a reply, or has no end."""
     if end is None and not began:
-        raise ModelUnavailableError(f"{who} answered with something that is not a reply.")
+        raise _foreign_answer(who)
     if end is None or end.finish is None:
-        raise ModelInterruptedError(f"{who} broke off before the model had finished.")
+        raise ModelInterruptedError(f"{who} ended the stream before the model had finished.")
     if not spoke:
         raise _nothing_said(who, end.finish, end.reason)
     return end.finish
@@ -145,9 +152,7 @@ def _broken(
 ) -> ModelError:
     if isinstance(error, TimeoutError):
         return _silence(who, chunk_timeout)
-    if began and isinstance(error, ModelUnavailableError):
-        return ModelInterruptedError(f"{who} broke off before the model had finished.")
-    return error
+    return find_interruption(error, who) if began else error
 
 
 def tool_answer(answer: Delta, *, who: str) -> ToolAnswer:
@@ -156,7 +161,7 @@ def tool_answer(answer: Delta, *, who: str) -> ToolAnswer:
     Raises:
         ModelMalformedAnswerError: There is a call that can't be read.
         ModelBlockedError, ModelEmptyReplyError: There is neither text nor a call.
-        ModelUnavailableError: There is nothing at all.
+        ModelForeignAnswerError: It is not an answer.
     """
     calls = [piece for piece in answer.pieces if isinstance(piece, ToolCall)][:MAX_CALLS]
     if problem := next((call.problem for call in calls if call.problem), None):
@@ -175,13 +180,13 @@ def said(answer: Delta, *, who: str) -> tuple[str, FinishReason]:
 
     Raises:
         ModelBlockedError, ModelEmptyReplyError: There is no text.
-        ModelUnavailableError: There is nothing at all.
+        ModelForeignAnswerError: It is not an answer.
     """
     text = _text(answer)
     if text.strip():
         return text, answer.finish or "other"
     if answer.finish is None:
-        raise ModelUnavailableError(f"{who} answers with something that is no reply.")
+        raise _foreign_answer(who)
     raise _nothing_said(who, answer.finish, answer.reason)
 
 
@@ -191,15 +196,34 @@ def _text(answer: Delta) -> str:
 
 
 def _nothing_said(who: str, finish: FinishReason, reason: str) -> ModelError:
-    """The error for a reply that finished without a word (and, with tools, without a call)."""
+    """Return the error for a reply that finished without text (and, with tools, without a call)."""
     if finish == "safety":
         word = reason or finish
-        return ModelBlockedError(f"{who}'s filter let nothing through ({word}).", reason=word)
+        return ModelBlockedError(
+            f"{who}'s content filter left nothing ({word}). Change the text, or choose another "
+            "model.",
+            reason=word,
+        )
     if finish == "length":
         return ModelEmptyReplyError(
-            f"{who} used up max_output_tokens before the first word; thinking counts towards it."
+            f"{who} reached max_output_tokens before the first word; thinking counts towards it. "
+            "Raise it, or let the model think less."
         )
-    return ModelEmptyReplyError(f"{who} finished without a word ({reason or finish}).")
+    if reason in _MALFORMED_CALLS:
+        return ModelMalformedCallError(
+            f"{who} ended the reply with a malformed function call ({reason}). Try again."
+        )
+    return ModelEmptyReplyError(
+        f"{who} finished without writing anything ({reason or finish}). Try again, or choose "
+        "another model."
+    )
+
+
+def _foreign_answer(who: str) -> ModelForeignAnswerError:
+    return ModelForeignAnswerError(
+        f"{who} answered with something that is not a reply. Check the address of the provider: "
+        "most addresses end in /v1."
+    )
 
 
 def parse_value(text: str, *, who: str, finish: FinishReason) -> Any:
@@ -234,4 +258,7 @@ def _within(text: str) -> str:
 
 
 def _silence(who: str, seconds: float) -> ModelTimeoutError:
-    return ModelTimeoutError(f"{who} has said nothing for {seconds:g} seconds.")
+    return ModelTimeoutError(
+        f"{who} sent nothing for {seconds:g} seconds. Try again. For a slow server, "
+        "TALEKEEPER_MODEL_SILENCE_SECONDS sets a longer limit."
+    )

@@ -13,13 +13,12 @@ from backend.generation._partial_json import StreamedMember
 from backend.generation._tool_calls import TOO_LONG, unreadable_call
 from backend.generation._written_calls import (
     MAX_WRITTEN,
-    described,
     read_written_calls,
-    to_json,
-    told,
-    written,
+    render_rounds,
+    write_calls,
 )
 from backend.generation.model import Prompt, TextPiece, Tool, ToolCall, ToolRound
+from backend.generation.tool_arguments import describe_tools, to_json
 
 _INSTRUCTIONS = """\
 Answer with one JSON object and nothing else: {"narration": "...", "calls": []}. The narration is \
@@ -35,8 +34,8 @@ _LONGEST_HEAD = 100
 
 def structured_prompt(prompt: Prompt, tools: Sequence[Tool]) -> Prompt:
     """The prompt for a model that answers in JSON."""
-    offered = _TOOLS + described(tools) if tools else _NO_TOOLS
-    return told(prompt, _INSTRUCTIONS + offered, _reply)
+    offered = _TOOLS + describe_tools(tools) if tools else _NO_TOOLS
+    return render_rounds(prompt, _INSTRUCTIONS + offered, _reply)
 
 
 def answer_schema(tools: Sequence[Tool]) -> dict[str, Any]:
@@ -59,7 +58,7 @@ def _object(**properties: Any) -> dict[str, Any]:
 
 
 def _reply(tool_round: ToolRound) -> str:
-    return f'{{"narration": {to_json(tool_round.text)}, "calls": {written(tool_round.calls)}}}'
+    return f'{{"narration": {to_json(tool_round.text)}, "calls": {write_calls(tool_round.calls)}}}'
 
 
 class StructuredReader:

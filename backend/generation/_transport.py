@@ -151,7 +151,9 @@ class _BoundedBody(httpx2.AsyncByteStream):
         self._last = b""
         encoding = headers.get("content-encoding", "identity").strip().lower()
         if encoding not in {"", "identity", *_GZIP}:
-            raise ModelMalformedAnswerError("The model's server packs its answer in an odd way.")
+            raise ModelMalformedAnswerError(
+                "The model's server used a compression that it was not offered."
+            )
         self._unpacker = zlib.decompressobj(zlib.MAX_WBITS | 16) if encoding in _GZIP else None
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
@@ -184,4 +186,4 @@ class _BoundedBody(httpx2.AsyncByteStream):
             end = max(map(seen.rfind, _BLANK_LINES))
             self._event = len(seen) - end if end >= 0 else self._event + len(piece)
         if self._whole > self._most or self._event > MAX_EVENT_BYTES:
-            raise ModelMalformedAnswerError("The model's server sent more than an answer can be.")
+            raise ModelMalformedAnswerError("The model's server sent an answer that is too large.")

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from http import HTTPStatus
 from typing import Any
 
 from backend.generation import _anthropic_mapping as wire
-from backend.generation._failures import code_words, failure, own_error, wait_seconds
 from backend.generation._provider import ModelProvider, ServerConfig
 from backend.generation._refusals import Refusal
 from backend.generation.client import ModelClient, ServerError
-from backend.generation.model import ModelError
 from backend.generation.sampling import SamplingField
 from backend.generation.server_model import AnswerReader, ModelRequest, ServerModel
 
@@ -41,20 +38,6 @@ EXCLUDES: Mapping[SamplingField, Sequence[SamplingField]] = {
 ADAPTIVE = "adaptive_thinking"
 """Remembered in `ModelAbilities.without` of models that refuse a budget for thinking."""
 
-_STATUS_OF_TYPE = {
-    "invalid_request_error": HTTPStatus.BAD_REQUEST,
-    "authentication_error": HTTPStatus.UNAUTHORIZED,
-    "billing_error": HTTPStatus.PAYMENT_REQUIRED,
-    "permission_error": HTTPStatus.FORBIDDEN,
-    "not_found_error": HTTPStatus.NOT_FOUND,
-    "request_too_large": HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
-    "rate_limit_error": HTTPStatus.TOO_MANY_REQUESTS,
-}
-"""Statuses of errors within a stream, where HTTP's own has already been sent.
-
-Source: https://platform.claude.com/docs/en/api/errors
-"""
-
 _SETTING_NAMES: Mapping[str, Sequence[SamplingField]] = {
     # The one that Talekeeper prefers to keep comes first: the last one that is named is left out.
     "effort": ("reasoning_effort",),
@@ -81,31 +64,13 @@ class AnthropicConfig(ServerConfig):
 class AnthropicProvider(ModelProvider[AnthropicConfig, ModelClient]):
     """One key's connection to Anthropic, shared by its models."""
 
-    who = WHO
+    who, vendor_url = WHO, DEFAULT_BASE_URL
 
     def _connect(self) -> ModelClient:
         return self._make_client({"x-api-key": self.config.api_key, "anthropic-version": VERSION})
 
     async def _disconnect(self, connection: ModelClient) -> None:
         await connection.aclose()
-
-    def failure(self, error: Exception) -> ModelError:
-        """See `ModelProvider`."""
-        if (own := own_error(error)) is not None:
-            return own
-        if not isinstance(error, ServerError):
-            return failure(WHO, status=None, words=(type(error).__name__,))
-        kind = error.fault.get("type")
-        words = code_words(kind, secret=self.config.api_key)
-        status: int = error.status
-        if status == HTTPStatus.OK:
-            status = _STATUS_OF_TYPE.get(str(kind), HTTPStatus.INTERNAL_SERVER_ERROR)
-        return failure(
-            WHO,
-            status=status,
-            words=words or (type(error).__name__,),
-            retry_after=wait_seconds(error.headers.get("retry-after")),
-        )
 
 
 class AnthropicModel(ServerModel[AnthropicProvider]):

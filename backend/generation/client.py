@@ -196,7 +196,7 @@ def _checked(response: httpx2.Response, value: Any, *, in_stream: bool = False) 
 def _parsed(response: httpx2.Response, data: bytes) -> Any:
     """Return the JSON of an answer. Raise `ServerError` if it is something else."""
     try:
-        return parse_json_bytes(data)
+        return parse_json_bytes(data.lstrip(_BLANK))
     except ValueError:
         raise _refusal(response, data) from None
 

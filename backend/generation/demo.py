@@ -48,6 +48,7 @@ from backend.generation.model import (
     ToolAnswer,
 )
 from backend.generation.sampling import SAMPLING_FIELDS, Sampling
+from backend.generation.server_abilities import NOTHING_LEARNED, ModelAbilities
 
 DEMO_SPEC = ModelSpec(
     id="demo",
@@ -58,7 +59,9 @@ DEMO_SPEC = ModelSpec(
     max_output_tokens=1_000_000,
     tokenizer="o200k_base",
     accepts=frozenset(SAMPLING_FIELDS),
+    fixed=frozenset({"tool_support"}),
     price=Price(input=0, output=0),
+    figures_from="table",
 )
 
 _COMMAND = re.compile(
@@ -87,6 +90,14 @@ class DemoModel:
         self.spec = DEMO_SPEC
         is_paced = tokens_per_second > 0 and math.isfinite(tokens_per_second)
         self._delay = 1 / tokens_per_second if is_paced else 0.0
+
+    @property
+    def learned(self) -> ModelAbilities:
+        """See `ChatModel`. Its spec says all of it."""
+        return NOTHING_LEARNED
+
+    def learn(self, **changes: Any) -> None:
+        """See `ChatModel`. Nothing has to be remembered."""
 
     async def stream(
         self,

@@ -37,7 +37,6 @@ def build_registry(settings: Settings) -> ModelRegistry:
             models=settings.openai_models,
             context_window=settings.openai_context_window,
             max_output_tokens=settings.openai_max_output_tokens,
-            tool_support=settings.openai_tool_support,
             server=settings.openai_server,
             chunk_timeout=settings.model_silence_seconds,
         )
@@ -64,7 +63,7 @@ def build_registry(settings: Settings) -> ModelRegistry:
 
 
 def _told(settings: Settings) -> Mapping[str, ListedModel]:
-    """What the settings say of models, by their ids: sizes count where they were set."""
+    """Return what the settings say of models, by their ids. Sizes count if they were set."""
     sizes: dict[str, Any] = {
         "context_window": settings.openai_context_window,
         "max_output_tokens": settings.openai_max_output_tokens,
@@ -72,6 +71,7 @@ def _told(settings: Settings) -> Mapping[str, ListedModel]:
     told = {
         f"openai/{name}": ListedModel(
             name=name,
+            tool_support=settings.openai_tool_support or None,
             **{
                 size: tokens
                 for size, tokens in sizes.items()

@@ -12,11 +12,16 @@ from typing import Annotated, Any, Literal, get_args
 import msgspec
 
 Ability = Literal["tools", "structured", "thinking"]
-FiguresFrom = Literal["user", "provider", "table", "default"]
-"""Who told how large a model's window is: its user, its provider's list, our table, or nobody."""
+FiguresFrom = Literal["user", "learned", "provider", "table", "default"]
+"""The source of a model's window, in the order of precedence.
 
-ToolSupport = Literal["native", "structured", "fenced"]
-"""How a model calls tools: by itself, in JSON of a schema, or in a fenced block of its text."""
+`user` is a setting. `learned` is what the model's server showed when it was asked or refused a
+prompt. `provider` is the provider's list, `table` the table of known models. `default` is assumed.
+"""
+
+ToolSupport = Literal["native", "structured", "fenced", "none"]
+"""How a model calls tools: by itself, in JSON of a schema, in a fenced block of its text, or not at
+all."""
 
 MessageShape = Literal["lenient", "system_first", "alternating", "no_system"]
 """Which messages a model's chat template accepts, each value stricter than the one before.
@@ -102,15 +107,19 @@ def figures_of(
     name: str,
     *,
     chosen: ListedModel = NOTHING,
+    learned_window: int | None = None,
     listed: ListedModel = NOTHING,
     default: ListedModel = NOTHING,
 ) -> Figures:
-    """What counts of a model: the user's word, the provider's, the table's, else the default.
+    """Take each figure of a model from the first source in `FiguresFrom` that knows it.
 
-    `default` has a window and a longest reply.
+    `default` has a window and a longest reply. A learned window comes before the list and the
+    table, because both tell what a model can have, and the server what it has. It comes after the
+    user's setting, because it can be a guess.
     """
     sources: Mapping[FiguresFrom, ListedModel] = {
         "user": chosen,
+        "learned": ListedModel(name=name, context_window=learned_window),
         "provider": listed,
         "table": known_model(name),
         "default": default,

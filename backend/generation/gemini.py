@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, cast
 
 from backend.generation import _gemini_mapping as wire
-from backend.generation._failures import code_words, failure, own_error, wait_seconds
-from backend.generation._json import mapping, sequence
+from backend.generation._json import mapping
 from backend.generation._provider import ModelProvider, ServerConfig
 from backend.generation.client import ModelClient, ServerError
 from backend.generation.model import ModelError, ModelSpec
@@ -82,7 +81,7 @@ class GeminiConnection:
 class GeminiProvider(ModelProvider[GeminiConfig, GeminiConnection]):
     """One key's connection to Gemini, shared by its models."""
 
-    who = WHO
+    who, vendor_url = WHO, DEFAULT_BASE_URL
 
     def _connect(self) -> GeminiConnection:
         from google import genai  # noqa: PLC0415, TID251 - takes a second: not at start-up
@@ -104,30 +103,12 @@ class GeminiProvider(ModelProvider[GeminiConfig, GeminiConnection]):
         return GeminiConnection(sdk, client, APIError)
 
     def failure(self, error: Exception) -> ModelError:
-        """See `ModelProvider`."""
-        if (own := own_error(error)) is not None:
-            return own
+        """See `ModelProvider`. Embeddings raise errors of the SDK."""
         connection = self._connection.made
-        if isinstance(error, ServerError):
-            status, body, headers = error.status, error.body, error.headers
-            word = error.fault.get("status")
-            if status == HTTPStatus.OK:
-                status = error.fault.get("code", HTTPStatus.INTERNAL_SERVER_ERROR)
-        elif connection is not None and isinstance(error, connection.api_error):
-            status, body, word = error.code, cast("object", error.details), error.status
+        if connection is not None and isinstance(error, connection.api_error):
             headers = mapping(getattr(cast("object", error.response), "headers", None))
-        else:
-            return failure(WHO, status=None, words=(type(error).__name__,))
-        details = _details(body)
-        words = code_words(word, *_words(details), secret=self.config.api_key)
-        waits = [*(detail.get("retryDelay") for detail in details), headers.get("retry-after")]
-        return failure(
-            WHO,
-            # Google answers 400 to a key that it does not know.
-            status=HTTPStatus.UNAUTHORIZED if "API_KEY_INVALID" in words else status,
-            words=words or (type(error).__name__,),
-            retry_after=next(filter(None, map(wait_seconds, waits)), None),
-        )
+            error = ServerError(error.code, cast("object", error.details), headers)
+        return super().failure(error)
 
     async def _disconnect(self, connection: GeminiConnection) -> None:
         connection.sdk.close()
@@ -181,17 +162,3 @@ class GeminiModel(ServerModel[GeminiProvider]):
                     self._remember_refused(*found)
                 return request.without(*found)
         return super()._adapt(request, error)
-
-
-def _details(body: object) -> Sequence[Mapping[str, Any]]:
-    """The `google.rpc` details of an error body, of whatever shape that is."""
-    error = mapping(mapping(body).get("error", body))
-    return [mapping(detail) for detail in sequence(error.get("details"))]
-
-
-def _words(details: Sequence[Mapping[str, Any]]) -> Iterator[object]:
-    """Code words in `google.rpc.ErrorInfo` (reason) and `google.rpc.BadRequest` (field)."""
-    for detail in details:
-        yield detail.get("reason")
-        for violation in sequence(detail.get("fieldViolations")):
-            yield mapping(violation).get("field")

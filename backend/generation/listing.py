@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from http import HTTPStatus
 from typing import Any
 
@@ -20,13 +20,25 @@ from backend.generation.model import (
     ModelError,
     ModelRequestError,
     ModelTimeoutError,
-    ModelUnavailableError,
 )
 from backend.generation.registry import Adapter
+from backend.generation.window_probes import read_listed_window
 
 SECONDS = 20.0
 
-_WINDOW = ("context_length", "max_model_len", "context_window", "inputTokenLimit")
+_WITHOUT_LIST = frozenset(
+    {
+        *(HTTPStatus.OK, HTTPStatus.NOT_FOUND),
+        *(HTTPStatus.METHOD_NOT_ALLOWED, HTTPStatus.NOT_IMPLEMENTED),
+    }
+)
+"""Statuses of answers that are not JSON, or refusals, of servers that may still reply."""
+
+_TYPE_NAMES = "Most addresses end in /v1. If yours is right, type the names of its models."
+
+_LISTS = ("data", "models", "result", "items")
+"""Members under which servers list their models."""
+
 _OUTPUT = ("outputTokenLimit", "max_completion_tokens")
 _PRICES = {"input": "prompt", "output": "completion", "cached_input": "input_cache_read"}
 """OpenRouter's words for prices, in dollars for one token."""
@@ -38,10 +50,16 @@ _ABILITIES: Mapping[str, Ability] = {
 }
 
 
-async def list_models(adapter: Adapter) -> list[ListedModel]:
-    """The models that a server lists, each with what it tells of it.
+class NoModelListError(ModelRequestError):
+    """The server answers, but has no list of models. Its models have to be named by the user."""
 
-    Raises `ModelError`, without the server's own words.
+    slug, title = "no-model-list", "The server has no list of models"
+
+
+async def list_models(adapter: Adapter) -> list[ListedModel]:
+    """Return the models that a server lists, each with the figures in the list.
+
+    Raises `ModelError`, without the server's own words; `NoModelListError` if there is no list.
     """
     match adapter:
         case GeminiProvider():
@@ -63,10 +81,9 @@ async def list_models(adapter: Adapter) -> list[ListedModel]:
         except ModelError:
             raise
         except ServerError as error:
-            if error.status == HTTPStatus.NOT_FOUND:
-                raise ModelRequestError(
-                    f"{adapter.who} lists no models at this address (404). Most addresses end in "
-                    "/v1; if this one is right, name its models."
+            if error.status in _WITHOUT_LIST:
+                raise NoModelListError(
+                    f"There is no list of models at {url} (status {error.status}). {_TYPE_NAMES}"
                 ) from None
             raise adapter.failure(error) from None
         except Exception as error:  # noqa: BLE001 - a server may answer anything
@@ -74,17 +91,20 @@ async def list_models(adapter: Adapter) -> list[ListedModel]:
     try:
         return read_listing(listing)
     except ValueError:
-        raise ModelUnavailableError(f"{adapter.who} answers with something else.") from None
+        raise NoModelListError(
+            f"The answer at {url} has no list of models. {_TYPE_NAMES}"
+        ) from None
 
 
 def read_listing(body: Any) -> list[ListedModel]:
-    """The models of a listing. What can't be understood of one is left out. Raises `ValueError`."""
-    members = mapping(body)
-    if "data" not in members and "models" not in members:
-        raise ValueError("there is no list of models")
+    """The models of a listing: an array, or an object with an array under a usual name.
+
+    An entry is an object or a name. Entries that can't be understood are left out. Raises
+    `ValueError` if there is no list.
+    """
     found: dict[str, ListedModel] = {}
-    for each in sequence(members.get("data", members.get("models"))):
-        entry = mapping(each)
+    for each in _entries(body):
+        entry = {"id": each} if isinstance(each, str) else mapping(each)
         methods = sequence(entry.get("supportedGenerationMethods", ["generateContent"]))
         if "generateContent" in methods:
             model = _model(entry)
@@ -93,8 +113,19 @@ def read_listing(body: Any) -> list[ListedModel]:
     return list(found.values())
 
 
+def _entries(body: Any) -> Sequence[Any]:
+    members = mapping(body)
+    places: list[object] = [body, *(members.get(name) for name in _LISTS)]
+    if any(isinstance(each, list) for each in places):
+        return max(map(sequence, places), key=len)
+    # Ollama without a model answers `"data": null`.
+    if any(name in members and members[name] is None for name in _LISTS):
+        return ()
+    raise ValueError("there is no list of models")
+
+
 def _model(entry: Mapping[str, Any]) -> ListedModel | None:
-    name = entry.get("id") or entry.get("name")
+    name = entry.get("id") or entry.get("name") or entry.get("model")
     if not isinstance(name, str):
         return None
     title = entry.get("display_name") or entry.get("displayName") or entry.get("name")
@@ -102,7 +133,7 @@ def _model(entry: Mapping[str, Any]) -> ListedModel | None:
     supported = sequence(entry.get("supported_parameters"))
     figures: dict[str, Any] = {
         "title": title if title != name else None,
-        "context_window": _first(entry, _WINDOW),
+        "context_window": read_listed_window(entry),
         "max_output_tokens": _first(entry, _OUTPUT) or _first(best, _OUTPUT),
         "price": {
             ours: price

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from math import ceil
 from typing import Any, ClassVar, Literal, Protocol, runtime_checkable
 
 import msgspec
@@ -15,6 +16,7 @@ import msgspec
 from backend.errors import AppError
 from backend.generation.figures import Ability, FiguresFrom, MessageShape, Price, ToolSupport
 from backend.generation.sampling import Sampling, SamplingField, check_taken
+from backend.generation.server_abilities import ModelAbilities
 
 Role = Literal["system", "user", "assistant"]
 Fixable = Literal["tool_support", "shape"]
@@ -63,12 +65,14 @@ class Prompt:
     """Everything that is sent: messages in order, then the rounds of a tool loop so far.
 
     The first `stable` messages are likely to begin the next prompt, too: a provider that keeps what
-    it is told to keeps those.
+    it is told to keeps those. `reply_room` is what the prompt leaves of the window, in the model's
+    tokens; None if nobody has counted it.
     """
 
     messages: Sequence[PromptMessage]
     rounds: Sequence[ToolRound] = ()
     stable: int = 0
+    reply_room: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,6 +180,7 @@ class ModelSpec:
     else the default of the preset.
     `excludes` names the settings that may be left out while another one is set.
     `fixed` names those of the two that the user set. Nothing that is learned replaces them.
+    `learned_window` is what its server's answers have shown; the user's setting comes before it.
     """
 
     id: str
@@ -197,6 +202,12 @@ class ModelSpec:
     price: Price | None = None
     abilities: frozenset[Ability] = frozenset()
     figures_from: FiguresFrom = "default"
+    learned_window: int | None = None
+
+    @property
+    def usable_window(self) -> int:
+        """The window, unless the server is known to have a smaller one than the user has set."""
+        return min(self.context_window, self.learned_window or self.context_window)
 
     def check_sampling(self, sampling: Sampling) -> None:
         """Raise `SettingNotTakenError` for a setting that the vendor's API does not have.
@@ -211,6 +222,15 @@ class ChatModel(Protocol):
     """A model that continues a chat. Every failure it raises is a `ModelError`."""
 
     spec: ModelSpec
+
+    @property
+    def learned(self) -> ModelAbilities:
+        """The abilities that the model's answers have shown so far."""
+        ...
+
+    def learn(self, **changes: Any) -> None:
+        """Remember what an answer shows: members of `ModelAbilities`."""
+        ...
 
     def stream(
         self,
@@ -248,9 +268,10 @@ class ChatModel(Protocol):
 
 
 class ModelError(AppError):
-    """The model could not be reached, refused, or broke off.
+    """The model could not be reached, refused, or stopped before the end.
 
-    `retryable`: the same request may succeed later.
+    `retryable`: the same request may succeed later. The problem's member `provider_message` quotes
+    the provider's own words, if there are any; see `failures`.
     """
 
     status, slug, title = 502, "model-failed", "The model failed"
@@ -258,51 +279,122 @@ class ModelError(AppError):
 
 
 class ModelUnavailableError(ModelError):
-    """Not reachable, a 5xx, or an answer that is no answer."""
+    """There is no connection to the model's server."""
 
     status, slug, title = 502, "model-unavailable", "The model cannot be reached"
     retryable = True
 
 
-class ModelTimeoutError(ModelError):
-    """It fell silent for longer than the settings allow."""
+class ModelServerError(ModelUnavailableError):
+    """The model's server reports an internal fault (5xx)."""
 
-    status, slug, title = 504, "model-timeout", "The model fell silent"
+    slug, title = "model-server-failed", "The model's server failed"
+
+
+class ModelLoadingError(ModelUnavailableError):
+    """The server has not loaded the model yet."""
+
+    status, slug, title = 503, "model-loading", "The model is still loading"
+
+
+class ModelOverloadedError(ModelUnavailableError):
+    """The server is busy with other requests."""
+
+    status, slug, title = 503, "model-overloaded", "The provider is overloaded"
+
+
+class ModelWebPageError(ModelUnavailableError):
+    """A proxy, a login page or a web interface answered instead of the model's API."""
+
+    slug, title = "model-web-page", "The server answered with a web page"
+
+
+class ModelRedirectError(ModelUnavailableError):
+    """The server redirects. Redirects are never followed, because they would take the key along."""
+
+    slug, title = "model-redirect", "The server redirects to another address"
+
+
+class ModelForeignAnswerError(ModelUnavailableError):
+    """The answer is neither a reply nor an error that can be read."""
+
+    slug, title = "model-foreign-answer", "The server's answer is not a reply"
+
+
+class ModelTimeoutError(ModelError):
+    """The model sent nothing for longer than the settings allow, or a proxy stopped waiting."""
+
+    status, slug, title = 504, "model-timeout", "The model stopped responding"
     retryable = True
 
 
 class ModelRateLimitError(ModelError):
-    """The provider's limit was reached; `retry_after` seconds, when the provider said so."""
+    """The provider's rate limit is reached; `retry_after` is in seconds, if it was reported."""
 
-    status, slug, title = 503, "model-rate-limited", "The model's provider asks to slow down"
+    status, slug, title = 503, "model-rate-limited", "The provider's rate limit is reached"
     retryable = True
 
     def __init__(self, detail: str = "", *, retry_after: float | None = None) -> None:
         super().__init__(
             detail,
             extra={} if retry_after is None else {"retry_after": retry_after},
-            headers={} if retry_after is None else {"Retry-After": str(max(1, round(retry_after)))},
+            headers={} if retry_after is None else {"Retry-After": str(max(1, ceil(retry_after)))},
         )
         self.retry_after = retry_after
 
 
-class ModelAuthError(ModelError):
-    """The provider does not take the key."""
+class ModelCreditError(ModelError):
+    """The account or the key has no credit left, or has reached its spending limit."""
 
-    status, slug, title = 502, "model-key-refused", "The model's provider refused the key"
+    status, slug, title = 502, "model-no-credit", "The account has no credit at the provider"
+
+
+class ModelAuthError(ModelError):
+    """The API key is missing, wrong, or has no permission."""
+
+    status, slug, title = 502, "model-key-refused", "The provider refused the API key"
+
+
+class ModelRegionError(ModelError):
+    """The provider does not answer requests from the country of this server."""
+
+    status, slug, title = 502, "model-region-refused", "The provider does not serve this region"
+
+
+class ModelDataPolicyError(ModelError):
+    """A router has no server for the model that the account's privacy settings allow."""
+
+    status, slug, title = (
+        502,
+        "model-data-policy",
+        "The account's privacy settings exclude this model",
+    )
+
+
+class ModelNotFoundError(ModelError):
+    """The provider has no model of this name, or the account may not use it."""
+
+    status, slug, title = 502, "model-not-found", "The provider does not have this model"
+
+
+class ModelWrongAddressError(ModelError):
+    """The server answers, but has no model API at this path."""
+
+    status, slug, title = 502, "model-wrong-address", "The provider's address has no model API"
 
 
 class ModelRequestError(ModelError):
-    """The provider does not take the request (a setting, the model's name, the length)."""
+    """The provider refused the form of the request: a setting, a message role, a tool."""
 
-    status, slug, title = 502, "model-refused-request", "The model's provider refused the request"
+    status, slug, title = 502, "model-refused-request", "The provider refused the request"
 
 
-class ModelContextOverflowError(ModelRequestError):
+class ModelContextOverflowError(ModelError):
     """The prompt is longer than the model's context window.
 
-    `window` is the model's window and `needed` the length of the prompt with the reply, in the
-    model's tokens; each is None if the server did not report it.
+    `window` is the model's window and `needed` the length of the prompt, in the model's tokens;
+    each is None if the server did not report it. Some servers include the reply in `needed`:
+    `reply_limit` is how long a reply the request asked for, if it did.
     """
 
     status, slug, title = (
@@ -319,12 +411,13 @@ class ModelContextOverflowError(ModelRequestError):
             detail, extra={name: size for name, size in reported.items() if size is not None}
         )
         self.window, self.needed = window, needed
+        self.reply_limit: int | None = None
 
 
 class ModelBlockedError(ModelError):
-    """The provider's safety filter let nothing through; `reason` is the provider's word for it."""
+    """A content filter blocked the prompt or the reply; `reason` is the provider's word for it."""
 
-    status, slug, title = 502, "model-blocked", "The model's provider blocked the reply"
+    status, slug, title = 502, "model-blocked", "The provider's content filter blocked the text"
 
     def __init__(self, detail: str = "", *, reason: str = "") -> None:
         super().__init__(detail, extra={"reason": reason} if reason else {})
@@ -332,27 +425,33 @@ class ModelBlockedError(ModelError):
 
 
 class ModelEmptyReplyError(ModelError):
-    """The model finished without a word."""
+    """The model finished without writing any text."""
 
-    status, slug, title = 502, "model-empty-reply", "The model said nothing"
+    status, slug, title = 502, "model-empty-reply", "The model returned an empty reply"
     retryable = True
 
 
 class ModelMalformedAnswerError(ModelError):
-    """An answer came that cannot be read: a call's arguments, or a value, that are no JSON."""
+    """The answer cannot be read: the arguments of a call, or a value, are not JSON."""
 
     status, slug, title = 502, "model-malformed-answer", "The model's answer cannot be read"
     retryable = True
 
 
+class ModelMalformedCallError(ModelMalformedAnswerError):
+    """The model ended its reply with a function call that its provider could not read."""
+
+    slug, title = "model-malformed-call", "The model wrote a malformed function call"
+
+
 class ModelWritesNoJsonError(ModelMalformedAnswerError):
-    """It gave no JSON in any of the ways in which it was asked: another model is needed."""
+    """The model wrote no JSON, however it was asked. Another model is needed."""
 
     slug, title = "model-writes-no-json", "The model can't answer in JSON"
 
 
 class ModelInterruptedError(ModelError):
-    """The stream broke off before the model had finished."""
+    """The stream ended before the model had finished."""
 
-    status, slug, title = 502, "model-interrupted", "The model broke off"
+    status, slug, title = 502, "model-interrupted", "The reply was cut off"
     retryable = True

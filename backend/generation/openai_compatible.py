@@ -7,39 +7,22 @@ import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from http import HTTPStatus
 
 from msgspec import structs
 
-from backend.generation._failures import code_words, failure, own_error, wait_seconds
-from backend.generation._openai_counts import NO_SUCH_ROUTE, TIMEOUT, address_beside
+from backend.generation._openai_counts import NO_SUCH_ROUTE
 from backend.generation._provider import ModelProvider, ServerConfig
 from backend.generation.client import ModelClient, ServerError
-from backend.generation.figures import ToolSupport
-from backend.generation.model import ModelBlockedError, ModelError
-from backend.generation.openai_servers import OPENAI_SERVERS
+from backend.generation.model import ModelError
+from backend.generation.openai_servers import OPENAI_SERVERS, route_address
 from backend.generation.server_limits import count_slots
+from backend.generation.window_probes import REQUEST_SECONDS, ask_windows, can_be_asked
 from backend.setting_types import ServerName
 
 WHO = "The OpenAI-compatible server"
 
-_STATUS_OF_WORD = {
-    **dict.fromkeys(("rate_limit_error", "rate_limit_exceeded", "insufficient_quota"), 429),
-    **dict.fromkeys(("invalid_api_key", "authentication_error"), 401),
-    **dict.fromkeys(("permission_error", "permission_denied"), 403),
-    **dict.fromkeys(("model_not_found", "not_found_error"), 404),
-    **dict.fromkeys(("invalid_request_error", "context_length_exceeded"), 400),
-}
-"""Statuses of errors within a stream, where HTTP's own has already been sent."""
-
-_REFUSES_TOOLS = ("tools param requires", "Unsupported param: tools")
-"""The words of llama.cpp with status 500 if it was not started for tools, or is too old for them.
-Source: https://github.com/ggml-org/llama.cpp/issues/10920"""
-
 SLOTS_SECONDS = 600.0
 """How long the number of a server's slots is taken to be as it was."""
-
-_FILTERED = frozenset({"content_filter", "content_policy_violation"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,14 +32,12 @@ class OpenAICompatibleConfig(ServerConfig):
     Attributes:
         context_window: Tokens of models whose window is not known.
         max_output_tokens: The longest reply of models of which it is not known.
-        tool_support: How its models call tools, until its answers show another way.
         server: Which program or service it is.
     """
 
     base_url: str
     context_window: int = 32_768
     max_output_tokens: int = 8_192
-    tool_support: ToolSupport = "native"
     server: ServerName = "other"
 
 
@@ -65,9 +46,44 @@ class OpenAICompatibleProvider(ModelProvider[OpenAICompatibleConfig, ModelClient
 
     who = WHO
 
+    def _connect(self) -> ModelClient:
+        key = self.config.api_key
+        return self._make_client({"authorization": f"Bearer {key}"} if key else {})
+
     def __init__(self, config: OpenAICompatibleConfig) -> None:
         super().__init__(config)
+        self._asked: set[str] = set()
+        self._asking: set[asyncio.Task[None]] = set()
         self._slots_asked_at = -math.inf
+
+    async def learn_windows(self, models: Sequence[str]) -> None:
+        """Ask the server for the context windows of models, and remember those that it reports.
+
+        Takes some seconds at most. Failures change nothing.
+        """
+        self._asked.update(models)
+        config = self.config
+        try:
+            async with self.connected() as client:
+                reports = await ask_windows(client, config.base_url, config.server, models)
+        except ModelError:  # no client can be made
+            return
+        for name, report in reports.items():
+            window = report.window
+            if window is None and report.largest is not None:
+                # The window in force is unknown, but it is no larger than that.
+                known = self.abilities.of(name).window or config.context_window
+                window = report.largest if report.largest < known else None
+            if window not in (None, self.abilities.of(name).window):
+                self.learn(name, window=window)
+
+    def learn_window_later(self, model: str) -> None:
+        """Ask for a model's window in the background, once for as long as this object lives."""
+        if model in self._asked or not can_be_asked(self.config.server):
+            return
+        task = asyncio.create_task(self.learn_windows([model]))
+        self._asking.add(task)
+        task.add_done_callback(self._asking.discard)
 
     async def refresh_slots(self) -> None:
         """Learn how many requests the server answers at the same time, if it has a route for that.
@@ -80,8 +96,8 @@ class OpenAICompatibleProvider(ModelProvider[OpenAICompatibleConfig, ModelClient
             return
         self._slots_asked_at = time.monotonic()
         try:
-            async with asyncio.timeout(TIMEOUT), self.connected() as client:
-                answer = await client.get(address_beside(self.config.base_url, path))
+            async with asyncio.timeout(REQUEST_SECONDS), self.connected() as client:
+                answer = await client.get(route_address(self.config.base_url, path))
         except ServerError as error:
             if error.status not in NO_SUCH_ROUTE:
                 return
@@ -92,45 +108,13 @@ class OpenAICompatibleProvider(ModelProvider[OpenAICompatibleConfig, ModelClient
         if slots != self.abilities.slots:
             self._remember(structs.replace(self.abilities, slots=slots))
 
-    def _connect(self) -> ModelClient:
-        key = self.config.api_key
-        return self._make_client({"authorization": f"Bearer {key}"} if key else {})
+    async def aclose(self) -> None:
+        """See `ModelProvider`."""
+        asking = list(self._asking)
+        for task in asking:
+            task.cancel()
+        await asyncio.gather(*asking, return_exceptions=True)
+        await super().aclose()
 
     async def _disconnect(self, connection: ModelClient) -> None:
         await connection.aclose()
-
-    def failure(self, error: Exception) -> ModelError:
-        """See `ModelProvider`."""
-        if (own := own_error(error)) is not None:
-            return own
-        if not isinstance(error, ServerError):
-            return failure(WHO, status=None, words=(type(error).__name__,))
-        fault = error.fault
-        codes = [fault.get(name) for name in ("code", "type", "param")]
-        words = code_words(*codes, secret=self.config.api_key)
-        if filtered := _FILTERED.intersection(words):
-            reason = min(filtered)
-            return ModelBlockedError(
-                f"{WHO}'s filter refused the prompt ({reason}).", reason=reason
-            )
-        status: int | None = error.status
-        if status == HTTPStatus.OK:
-            status = _status(fault.get("code"), words)
-        if status == HTTPStatus.INTERNAL_SERVER_ERROR and any(
-            words in error.text for words in _REFUSES_TOOLS
-        ):
-            status = HTTPStatus.BAD_REQUEST
-        return failure(
-            WHO,
-            status=status,
-            words=words or (type(error).__name__,),
-            retry_after=wait_seconds(error.headers.get("retry-after")),
-        )
-
-
-def _status(code: object, words: Sequence[str]) -> int | None:
-    """Return the status of an error within a stream: OpenRouter sends HTTP's, OpenAI a word."""
-    text = str(code)
-    if text.isascii() and text.isdecimal():
-        return int(text)
-    return next((_STATUS_OF_WORD[word] for word in words if word in _STATUS_OF_WORD), None)

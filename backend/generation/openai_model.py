@@ -92,7 +92,9 @@ class OpenAICompatibleModel(ServerModel[OpenAICompatibleProvider]):
     def _body(self, request: ModelRequest, *, stream: bool) -> dict[str, Any]:
         sampling, schema = request.sampling, request.schema
         if self._server.needs_limit and sampling.max_output_tokens is None:
-            sampling = structs.replace(sampling, max_output_tokens=self.spec.max_output_tokens)
+            room = request.prompt.reply_room or max(1, self.spec.context_window // 4)
+            limit = min(self.spec.max_output_tokens, room)
+            sampling = structs.replace(sampling, max_output_tokens=limit)
         start = request.start
         known = self._provider.abilities.of(self.spec.name)
         body: dict[str, Any] = {
@@ -113,8 +115,8 @@ class OpenAICompatibleModel(ServerModel[OpenAICompatibleProvider]):
             body |= {"stream": True, "stream_options": {"include_usage": True}}
         return _without(body, known.without)
 
-    def _reader(self, request: ModelRequest) -> AnswerReader:  # noqa: ARG002 - the same for all
-        return wire.ChunkReader()
+    def _reader(self, request: ModelRequest) -> AnswerReader:
+        return wire.ChunkReader(tool.name for tool in request.tools)
 
     def _setting_names(self, request: ModelRequest) -> Mapping[str, Sequence[SamplingField]]:
         names = wire.setting_names(self._server.names)
@@ -142,6 +144,11 @@ class OpenAICompatibleModel(ServerModel[OpenAICompatibleProvider]):
         if is_trial and error.status == HTTPStatus.INTERNAL_SERVER_ERROR:
             return ModelRequestError(f"{WHO} fails at such a request (500).")
         return super()._failure(error, request)
+
+    def _finished(self) -> None:
+        """See `ServerModel`. A window that was neither set nor listed is asked for, once."""
+        if self.spec.figures_from in {"default", "learned"}:
+            self._provider.learn_window_later(self.spec.name)
 
     async def _count(
         self, client: ModelClient, request: ModelRequest, heard: Sequence[Piece]

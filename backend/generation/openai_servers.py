@@ -32,6 +32,11 @@ class CountingRoute:
     answer: str
 
 
+def route_address(base_url: str, path: str) -> str:
+    """Return the address of a route at the root of a server, whose API is below `/v1`."""
+    return base_url.rstrip("/").removesuffix("/v1") + path
+
+
 _LLAMA_CPP = CountingRoute("/tokenize", "content", "tokens")
 _LLAMA_CPP_PYTHON = CountingRoute("/extras/tokenize/count", "input", "count")
 _KOBOLDCPP = CountingRoute("/api/extra/tokencount", "prompt", "value")

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from copy import copy
-from dataclasses import dataclass, field
-from typing import Literal
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
 
 from backend.errors import ValidationError
 from backend.generation.anthropic import ADAPTER_ACCEPTS as ANTHROPIC_ACCEPTS
@@ -14,10 +14,10 @@ from backend.generation.anthropic import AnthropicConfig, AnthropicModel, Anthro
 from backend.generation.demo import DemoModel
 from backend.generation.figures import (
     NOTHING,
+    Figures,
     ListedModel,
     MessageShape,
     Price,
-    ToolSupport,
     figures_of,
 )
 from backend.generation.gemini import ADAPTER_ACCEPTS as GEMINI_ACCEPTS
@@ -168,10 +168,36 @@ class OfferedProvider:
         return self.chosen or sorted(self.listed, key=_writes_no_text)
 
     def get(self, name: str) -> ChatModel | None:
-        """The model of that name, if it is on offer."""
+        """The model of that name, if it is on offer, with the window that is known by now."""
         if name not in self._made and name in (self.chosen or self.listed):
             self._made[name] = self._make(name)
-        return self._made.get(name)
+        model, learned = self._made.get(name), self.adapter.abilities.of(name).window
+        if model is not None and model.spec.learned_window != learned:
+            model.spec = replace(model.spec, **self._sizes(name))
+        return model
+
+    def learn_window(self, name: str, window: int) -> None:
+        """Remember the context window that a model's server has shown, in tokens."""
+        self.adapter.learn(name, window=window)
+
+    def _figures(self, name: str) -> Figures:
+        return figures_of(
+            name,
+            chosen=self.chosen.get(name, NOTHING),
+            learned_window=self.adapter.abilities.of(name).window,
+            listed=self.listed.get(name, NOTHING),
+            default=_defaults(self.adapter.config),
+        )
+
+    def _sizes(self, name: str) -> dict[str, Any]:
+        """Return the members of a model's spec that depend on its window."""
+        figures = self._figures(name)
+        return {
+            "context_window": figures.context_window,
+            "max_output_tokens": figures.max_output_tokens,
+            "figures_from": figures.figures_from,
+            "learned_window": self.adapter.abilities.of(name).window,
+        }
 
     def _make(self, name: str) -> ChatModel:
         match self.adapter:
@@ -182,12 +208,7 @@ class OfferedProvider:
                 return GeminiModel(spec, google, thinks=name in _THINKS_UNASKED)
             case OpenAICompatibleProvider() as server:
                 kind = OPENAI_SERVERS[server.config.server]
-                spec = self._spec(
-                    name,
-                    accepts=kind.accepts,
-                    tool_support=server.config.tool_support,
-                    shape=kind.shape,
-                )
+                spec = self._spec(name, accepts=kind.accepts, shape=kind.shape)
                 return OpenAICompatibleModel(spec, server)
             case AnthropicProvider() as maker:
                 spec = self._spec(name, accepts=ANTHROPIC_ACCEPTS, excludes=ANTHROPIC_EXCLUDES)
@@ -199,43 +220,35 @@ class OfferedProvider:
         *,
         accepts: frozenset[SamplingField],
         tokenizer: str = "o200k_base",
-        tool_support: ToolSupport = "native",
         shape: MessageShape = "lenient",
         excludes: Mapping[SamplingField, Sequence[SamplingField]] | None = None,
     ) -> ModelSpec:
         """Return a spec with each fact as the user set it, else as learned, else the default.
 
-        `tool_support` and `shape` are the defaults of the model's preset.
+        `shape` is the default of the model's preset.
         """
         chosen, known = self.chosen.get(name, NOTHING), self.adapter.abilities.of(name)
         set_by_user: Mapping[Fixable, object] = {
             "tool_support": chosen.tool_support,
             "shape": chosen.message_shape,
         }
-        figures = figures_of(
-            name,
-            chosen=chosen,
-            listed=self.listed.get(name, NOTHING),
-            default=_defaults(self.adapter.config),
-        )
+        figures = self._figures(name)
         return ModelSpec(
             id=f"{self.slug}/{name}",
             provider=self.slug,
             name=name,
             title=figures.title,
-            context_window=figures.context_window,
-            max_output_tokens=figures.max_output_tokens,
             tokenizer=tokenizer,
             accepts=accepts.difference(known.refused),
             refused=accepts.intersection(known.refused),
-            tool_support=chosen.tool_support or known.tools or tool_support,
+            tool_support=chosen.tool_support or known.tools or "native",
             excludes=excludes or {},
             shape=chosen.message_shape or known.shape or shape,
             fixed=frozenset(name for name, value in set_by_user.items() if value is not None),
             provider_name=self.name,
             price=figures.price,
             abilities=figures.abilities,
-            figures_from=figures.figures_from,
+            **self._sizes(name),
         )
 
 
@@ -338,6 +351,12 @@ class ModelRegistry:
         if provider is None or (model := provider.get(name)) is None:
             raise self._unknown(model_id, slug)
         return model
+
+    def learn_window(self, model_id: str, window: int) -> None:
+        """Remember the context window that a model's server has shown, in tokens."""
+        slug, _, name = model_id.partition("/")
+        if (provider := self.providers.get(slug)) is not None:
+            provider.learn_window(name, window)
 
     def embedding_server(self, model_id: str) -> tuple[Config, str]:
         """The server of an embedding model, and the model's name there.

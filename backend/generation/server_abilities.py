@@ -25,7 +25,8 @@ class ModelAbilities(msgspec.Struct, frozen=True, omit_defaults=True):
         refused: Sampling settings that the model does not take.
         without: Members of a request that Talekeeper adds itself and now leaves out.
         json: How the model is asked for a JSON value.
-        tools: How the model is asked for tool calls.
+        tools: How the model is asked for tool calls; `none` if it wrote no call in any way.
+        calls_tools: It has called a tool when it was asked in this way.
         counts: The path at which its server counts tokens, "" if it does not count.
         shape: The message shape that its chat template accepts.
         window: Its context window in tokens, if a refusal or a usage report has shown it.
@@ -36,6 +37,7 @@ class ModelAbilities(msgspec.Struct, frozen=True, omit_defaults=True):
     without: tuple[str, ...] = ()
     json: JsonWay | None = None
     tools: ToolSupport | None = None
+    calls_tools: bool = False
     counts: str | None = None
     shape: MessageShape | None = None
     window: int | None = None

@@ -12,7 +12,6 @@ from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
-from http import HTTPStatus
 from typing import Any, Generic, Protocol, TypeVar
 
 from msgspec import structs
@@ -29,6 +28,8 @@ from backend.generation.model import (
     FinishReason,
     ModelContextOverflowError,
     ModelError,
+    ModelRequestError,
+    ModelServerError,
     ModelSpec,
     Piece,
     Prompt,
@@ -42,20 +43,13 @@ from backend.generation.model import (
     ToolCall,
 )
 from backend.generation.sampling import Sampling, SamplingField
+from backend.generation.server_abilities import ModelAbilities
+from backend.generation.window_evidence import window_after_refusal
 
 ProviderT = TypeVar("ProviderT", bound="ModelProvider[Any, Any]")
 
-_NO_REFUSAL = frozenset(
-    {
-        HTTPStatus.UNAUTHORIZED,
-        HTTPStatus.PAYMENT_REQUIRED,
-        HTTPStatus.FORBIDDEN,
-        HTTPStatus.NOT_FOUND,
-        HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
-        HTTPStatus.TOO_MANY_REQUESTS,
-    }
-)
-"""Statuses of errors that another form of the request does not mend."""
+_MENDABLE = (ModelRequestError, ModelServerError)
+"""Errors that another form of the request may mend. Templates of some servers fail with 500."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,6 +101,10 @@ class ModelRequest:
         return replace(self, start=start)
 
 
+_LIMIT_MEMBERS = ("max_tokens", "max_completion_tokens")
+"""Members of a request that limit the reply, for servers that count it as a part of the window."""
+
+
 class AnswerReader(Protocol):
     """Reads one answer, event by event or as a whole."""
 
@@ -118,6 +116,10 @@ class AnswerReader(Protocol):
         """Read an answer that was not streamed."""
         ...
 
+    def close(self) -> Sequence[ToolCall]:
+        """Return the calls of which no event has said that they are complete."""
+        ...
+
 
 class ServerModel(ABC, Generic[ProviderT]):
     """A `ChatModel` on a server."""
@@ -125,6 +127,15 @@ class ServerModel(ABC, Generic[ProviderT]):
     def __init__(self, spec: ModelSpec, provider: ProviderT) -> None:
         self.spec = spec
         self._provider = provider
+
+    @property
+    def learned(self) -> ModelAbilities:
+        """See `ChatModel`."""
+        return self._provider.abilities.of(self.spec.name)
+
+    def learn(self, **changes: Any) -> None:
+        """See `ChatModel`."""
+        self._provider.learn(self.spec.name, **changes)
 
     @abstractmethod
     def _address(self, *, stream: bool) -> str:
@@ -159,6 +170,9 @@ class ServerModel(ABC, Generic[ProviderT]):
     ) -> TokenUsage | None:
         """Return the usage of a reply whose server reported none, if the server can count."""
         return None
+
+    def _finished(self) -> None:
+        """Hear that the model has finished a reply: its server has loaded it."""
 
     async def stream(
         self,
@@ -258,6 +272,8 @@ class ServerModel(ABC, Generic[ProviderT]):
             async with aclosing(relay(deltas, who=who, chunk_timeout=silence)) as pieces:
                 async for piece in pieces:
                     heard.append(piece)
+                    if isinstance(piece, Finish):
+                        self._finished()
                     if isinstance(piece, Finish) and request.is_plain:
                         counted = await self._count(client, request, heard)
                         if counted is not None:
@@ -316,7 +332,12 @@ class ServerModel(ABC, Generic[ProviderT]):
             body = {**self._body(request, stream=False), **self._provider.config.extra_body}
             answer = await client.post(self._address(stream=False), body)
             yield thoughts.read(reader.read_whole(answer))
-        elif stream.is_done and finish is None:
+            return
+        if finish is None and not stream.is_done:
+            return
+        if calls := tuple(reader.close()):
+            yield Delta(calls)
+        if finish is None:
             yield thoughts.read(Delta(finish="stop", reason="[DONE]"))
 
     def _accepted(self, request: ModelRequest) -> None:
@@ -328,7 +349,12 @@ class ServerModel(ABC, Generic[ProviderT]):
     def _adapt(self, request: ModelRequest, error: ServerError) -> ModelRequest:
         """Return the request in another form. Raise `ModelError` if no form is left."""
         failure = self._failure(error, request)
-        if error.status in _NO_REFUSAL or isinstance(failure, ModelContextOverflowError):
+        if isinstance(failure, ModelContextOverflowError):
+            body = {**self._body(request, stream=True), **self._provider.config.extra_body}
+            limits = (body.get(name) for name in _LIMIT_MEMBERS)
+            failure.reply_limit = next((each for each in limits if isinstance(each, int)), None)
+            self._learn_window(request.prompt, failure)
+        if not isinstance(failure, _MENDABLE):
             raise failure
         shape = find_stricter_shape(error.text, request.prompt, request.shape)
         if shape is not None:
@@ -339,6 +365,15 @@ class ServerModel(ABC, Generic[ProviderT]):
         if adapted is None:
             raise failure
         return adapted
+
+    def _learn_window(self, prompt: Prompt, refusal: ModelContextOverflowError) -> None:
+        """Remember the window that a refusal names, or a smaller one than the prompt was for."""
+        known = self._provider.abilities.of(self.spec.name).window
+        current = min(self.spec.context_window, known or self.spec.context_window)
+        needed = refusal.needed or current - (prompt.reply_room or 0)
+        window = window_after_refusal(refusal.window, needed=needed, current=current)
+        if window != known:
+            self._provider.learn(self.spec.name, window=window)
 
     def _leave_out(
         self,

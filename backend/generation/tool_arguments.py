@@ -5,6 +5,7 @@ A struct's docstring and its members' descriptions are what the model reads of a
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar, cast
 
@@ -37,6 +38,19 @@ def plain_schema(kind: type[msgspec.Struct]) -> dict[str, Any]:
     """
     schema = msgspec.json.schema(kind)
     return _plain(schema, schema.get("$defs", {}))
+
+
+def describe_tools(tools: Sequence[Tool]) -> str:
+    """Return the tools with their JSON Schemas as a text for the prompt."""
+    return "\n".join(
+        f"- {tool.name}: {tool.description}\n  arguments: {to_json(dict(tool.parameters))}"
+        for tool in tools
+    )
+
+
+def to_json(value: object) -> str:
+    """Return JSON as a model reads it best: with the letters of every script as they are."""
+    return json.dumps(value, ensure_ascii=False)
 
 
 def read_arguments(arguments: Mapping[str, Any], wanted: type[T], schema: Mapping[str, Any]) -> T:

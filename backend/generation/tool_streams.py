@@ -1,17 +1,26 @@
 """A reply with tool calls in it, from models that call tools by themselves and from others.
 
 `native`: the provider's own calls. `structured`: the model answers in JSON of a schema, out of
-which the narration streams. `fenced`: it writes calls into a fenced block of its text.
+which the narration streams. `fenced`: it writes calls into a fenced block of its text. `none`: it
+calls nothing, and is not asked to.
+
+What the answers of a model show is remembered in its `ModelAbilities`, unless its user has set the
+way. A model that has called a tool once is not doubted again.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Iterable, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from contextlib import aclosing
-from typing import get_args
-from weakref import WeakKeyDictionary
 
-from backend.generation._fenced_calls import FencedReader, fenced_prompt
+import msgspec
+
+from backend.generation._fenced_calls import (
+    FencedReader,
+    fenced_prompt,
+    prompt_without_tools,
+    read_bare_calls,
+)
 from backend.generation._replies import Delta, finish_of, tool_answer
 from backend.generation._structured_calls import StructuredReader, answer_schema, structured_prompt
 from backend.generation._tool_calls import MAX_CALLS
@@ -21,11 +30,13 @@ from backend.generation.model import (
     ChatModel,
     Finish,
     FinishReason,
+    ModelContextOverflowError,
     ModelEmptyReplyError,
     ModelRequestError,
     Piece,
     Prompt,
     TextPiece,
+    TextReset,
     TokenUsage,
     Tool,
     ToolAnswer,
@@ -33,16 +44,24 @@ from backend.generation.model import (
 )
 from backend.generation.sampling import Sampling
 
-_SUPPORTS: tuple[ToolSupport, ...] = get_args(ToolSupport)
-"""The best first."""
+_WAYS: tuple[ToolSupport, ...] = ("native", "structured", "fenced")
+"""The ways to ask for calls, the best first."""
 
-_learned: WeakKeyDictionary[ChatModel, ToolSupport] = WeakKeyDictionary()
-"""What models take whose servers have refused the better ways, for as long as this process runs."""
+BLOCK_TOKENS = 1_024
+"""Tokens for a block of calls alone, even if the user wants shorter replies."""
 
 
 def tool_support(model: ChatModel) -> ToolSupport:
-    """How a model is asked for calls: in the way that its server took, else as its spec says."""
-    return _learned.get(model, model.spec.tool_support)
+    """Return how a model is asked for calls: as its user set it, else as its answers have shown."""
+    if "tool_support" in model.spec.fixed:
+        return model.spec.tool_support
+    return model.learned.tools or model.spec.tool_support
+
+
+def may_learn_calls(model: ChatModel) -> bool:
+    """True if nobody has set, and no answer has shown, whether a model calls tools."""
+    is_fixed = "tool_support" in model.spec.fixed
+    return not is_fixed and not model.learned.calls_tools and model.learned.tools != "none"
 
 
 async def stream_with_tools(
@@ -54,34 +73,138 @@ async def stream_with_tools(
 ) -> AsyncGenerator[Piece, None]:
     """Yield a reply piece by piece: text and calls, then usage if known, then `Finish`.
 
-    A model that has called before, and then says no more, has finished. A server that refuses the
-    request before a word is said is asked in the next lower way; the one that it takes is what
-    `tool_support` tells from then on. Close it early to hang up: iterate inside
-    `contextlib.aclosing`.
+    A model that has called before, and then says no more, has finished. If a server refuses the
+    request before the first piece, it is asked in the next way. Close the generator early to hang
+    up: iterate inside `contextlib.aclosing`.
 
     Args:
-        model: Who is asked.
-        prompt: What is sent, with the rounds of calls so far.
-        tools: What may be called now.
-        sampling: What the user set.
-        support: How to ask for calls; `tool_support(model)` by default.
+        model: The model that replies.
+        prompt: The messages, with the rounds of calls so far.
+        tools: The tools that may be called now.
+        sampling: The user's settings.
+        support: The way that is tried first; `tool_support(model)` by default.
 
     Raises:
-        ModelError: As `ChatModel.stream` does. A call that can't be read is not an error: its
+        ModelError: As `ChatModel.stream` does. A call that cannot be read is not an error: its
             piece has a `problem`.
     """
-    refusal: ModelRequestError | None = None
-    for way in _SUPPORTS[_SUPPORTS.index(support or tool_support(model)) :]:
+    first = support or tool_support(model)
+    ways = _WAYS[_WAYS.index(first) :] if first in _WAYS else (first,)
+    async with aclosing(_stream_in_ways(model, prompt, tools, sampling, ways)) as pieces:
+        async for piece in pieces:
+            yield piece
+
+
+async def stream_calls(
+    model: ChatModel, prompt: Prompt, tools: Sequence[Tool], sampling: Sampling
+) -> AsyncGenerator[ToolCall | TokenUsage, None]:
+    """Yield the calls of a model that is asked, in the fenced form, for nothing but calls.
+
+    A model that writes none is remembered as one without tools, unless it was cut off.
+
+    Raises:
+        ModelError: As `ChatModel.stream` does. Nothing is remembered then.
+    """
+    sampling = _with_room_for_calls(sampling, model.spec.max_output_tokens)
+    said: list[str] = []
+    finish: FinishReason = "stop"
+    has_called = False
+    try:
+        async with aclosing(stream_with_tools(model, prompt, tools, sampling, "fenced")) as pieces:
+            async for piece in pieces:
+                if isinstance(piece, TokenUsage | ToolCall):
+                    has_called = has_called or (isinstance(piece, ToolCall) and not piece.problem)
+                    yield piece
+                elif isinstance(piece, Finish):
+                    finish = piece.reason
+                else:
+                    _take_text(said, piece)
+    except ModelEmptyReplyError:
+        pass
+    for call in () if has_called else read_bare_calls("".join(said), tools):
+        has_called = True
+        yield call
+    if has_called:
+        _remember(model, "fenced", calls_tools=True)
+    elif finish != "length":
+        _remember(model, "none", calls_tools=False)
+
+
+def _take_text(said: list[str], piece: Piece) -> None:
+    """Add the text of a piece, or take back what was said."""
+    if isinstance(piece, TextPiece):
+        said.append(piece.text)
+    elif isinstance(piece, TextReset):
+        said.clear()
+
+
+def _with_room_for_calls(sampling: Sampling, max_output_tokens: int) -> Sampling:
+    """Return the settings with a longest reply that leaves room for a block of calls."""
+    most = sampling.max_output_tokens
+    if most is None or most >= BLOCK_TOKENS:
+        return sampling
+    most = max(most, min(BLOCK_TOKENS, max_output_tokens))
+    return msgspec.structs.replace(sampling, max_output_tokens=most)
+
+
+async def answer_with_tools(
+    model: ChatModel, prompt: Prompt, tools: Sequence[Tool], sampling: Sampling
+) -> ToolAnswer:
+    """Return one step of a tool loop, in the best way that the model's server accepts.
+
+    A model that is known to call no tools is asked in the fenced form: it may do better at this.
+
+    Raises `ModelError` as `ChatModel.call_tools` does.
+    """
+    support, refusal = tool_support(model), None
+    if support == "native":
+        try:
+            answer = await model.call_tools(prompt, tools, sampling)
+        except ModelContextOverflowError:
+            raise
+        except ModelRequestError as error:
+            support, refusal = "structured", error
+        else:
+            if answer.calls:
+                _remember(model, "native", calls_tools=True)
+            return answer
+    ways = _WAYS[_WAYS.index("fenced" if support == "none" else support) :]
+    pieces: list[Piece] = []
+    stream = _stream_in_ways(model, prompt, tools, sampling, ways, refusal=refusal)
+    async with aclosing(stream):
+        async for piece in stream:
+            pieces.append(piece)  # noqa: PERF401 - it is closed whatever happens
+    said = tuple(piece for piece in pieces if isinstance(piece, TextPiece | ToolCall))
+    usage = next((piece for piece in pieces if isinstance(piece, TokenUsage)), None)
+    finish: FinishReason | None = next(
+        (piece.reason for piece in pieces if isinstance(piece, Finish)), None
+    )
+    return tool_answer(Delta(pieces=said, usage=usage, finish=finish), who=model.spec.title)
+
+
+async def _stream_in_ways(
+    model: ChatModel,
+    prompt: Prompt,
+    tools: Sequence[Tool],
+    sampling: Sampling,
+    ways: Sequence[ToolSupport],
+    *,
+    refusal: ModelRequestError | None = None,
+) -> AsyncGenerator[Piece, None]:
+    """Yield a reply in the first of several ways that the server accepts, and remember that way.
+
+    `refusal` is the server's answer to a better way.
+    """
+    for way in ways:
         has_begun = False
         try:
             async with aclosing(_ask(model, prompt, tools, sampling, way)) as pieces:
                 async for piece in pieces:
-                    if refusal is not None and not has_begun:
-                        _learned[model] = way
+                    _learn_from(model, piece, way, is_new=bool(refusal) and not has_begun)
                     has_begun = True
                     yield piece
         except ModelRequestError as error:
-            if has_begun or not tools:
+            if has_begun or not tools or isinstance(error, ModelContextOverflowError):
                 raise
             refusal = refusal or error
         except ModelEmptyReplyError:
@@ -95,57 +218,56 @@ async def stream_with_tools(
         raise refusal
 
 
-async def answer_with_tools(
-    model: ChatModel, prompt: Prompt, tools: Sequence[Tool], sampling: Sampling
-) -> ToolAnswer:
-    """One step of a tool loop, in the best way that the model's server takes.
+def _learn_from(model: ChatModel, piece: Piece, way: ToolSupport, *, is_new: bool) -> None:
+    """Remember what a piece shows. `is_new`: the server has refused a better way."""
+    if isinstance(piece, ToolCall) and not piece.problem:
+        _remember(model, way, calls_tools=True)
+    elif is_new:
+        _remember(model, way, calls_tools=False)
 
-    Raises `ModelError` as `ChatModel.call_tools` does.
-    """
-    if tool_support(model) == "native":
-        try:
-            return await model.call_tools(prompt, tools, sampling)
-        except ModelRequestError:
-            refused = True
-    else:
-        refused = False
-    way: ToolSupport = "structured" if refused else tool_support(model)
-    pieces: list[Piece] = []
-    async with aclosing(stream_with_tools(model, prompt, tools, sampling, way)) as stream:
-        async for piece in stream:
-            pieces.append(piece)  # noqa: PERF401 - it is closed whatever happens
-    if refused:
-        _learned.setdefault(model, way)
-    said = tuple(piece for piece in pieces if isinstance(piece, TextPiece | ToolCall))
-    usage = next((piece for piece in pieces if isinstance(piece, TokenUsage)), None)
-    finish: FinishReason | None = next(
-        (piece.reason for piece in pieces if isinstance(piece, Finish)), None
-    )
-    return tool_answer(Delta(pieces=said, usage=usage, finish=finish), who=model.spec.title)
+
+def _remember(model: ChatModel, way: ToolSupport, *, calls_tools: bool) -> None:
+    """Remember how a model is asked, unless its user has set that."""
+    known = model.learned
+    if "tool_support" in model.spec.fixed or (known.tools, known.calls_tools) == (way, calls_tools):
+        return
+    model.learn(tools=way, calls_tools=calls_tools)
 
 
 def _ask(
     model: ChatModel, prompt: Prompt, tools: Sequence[Tool], sampling: Sampling, way: ToolSupport
 ) -> AsyncGenerator[Piece, None]:
-    if way == "native" or not (tools or prompt.rounds):
+    if way == "native":
         return model.stream(prompt, sampling, tools=tools)
+    if way == "none":
+        return model.stream(prompt_without_tools(prompt), sampling)
+    if not (tools or prompt.rounds):
+        return model.stream(prompt, sampling)
     sampling = sampling.without_form()
     if way == "structured":
         asked = structured_prompt(prompt, tools)
         pieces = model.stream(asked, sampling, schema=answer_schema(tools))
-        return _read(pieces, StructuredReader())
-    return _read(model.stream(fenced_prompt(prompt, tools), sampling), FencedReader())
+        return _read(pieces, StructuredReader)
+    names = [tool.name for tool in tools]
+    pieces = model.stream(fenced_prompt(prompt, tools), sampling)
+    return _read(pieces, lambda: FencedReader(names))
 
 
 async def _read(
-    pieces: AsyncGenerator[Piece, None], reader: CallReader
+    pieces: AsyncGenerator[Piece, None], make_reader: Callable[[], CallReader]
 ) -> AsyncGenerator[Piece, None]:
-    """A reply whose text is taken apart; `ModelEmptyReplyError` where nothing is in it."""
+    """Yield a reply with the calls that are written in its text.
+
+    Raise `ModelEmptyReplyError` if it has neither text nor calls.
+    """
+    reader = make_reader()
     has_spoken = False
     calls = 0
     async with aclosing(pieces):
         async for written in pieces:
-            for piece in _taken_apart(written, reader):
+            if isinstance(written, TextReset):
+                reader, has_spoken = make_reader(), False
+            for piece in _find_calls(written, reader):
                 match piece:
                     case TextPiece(text):
                         has_spoken = has_spoken or not text.isspace()
@@ -162,7 +284,7 @@ async def _read(
                         yield piece
 
 
-def _taken_apart(piece: Piece, reader: CallReader) -> Iterable[Piece]:
+def _find_calls(piece: Piece, reader: CallReader) -> Iterable[Piece]:
     match piece:
         case TextPiece(text):
             return reader.feed(text)

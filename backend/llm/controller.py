@@ -54,9 +54,10 @@ class ModelView(msgspec.Struct, kw_only=True):
     `provider` is its provider's slug. `refused` are settings that its server was found not to take;
     they are left out of requests. `excludes` names settings that may be left out while another one
     is set.
-    `figures_from` says who told its window: the user, the provider's list, the table that ships
-    with Talekeeper, or nobody. `task_model` is the id of the model that does the background tasks
-    of its chats if none is chosen for them.
+    `figures_from` is the source of its window: the user, the server's answers (`learned`), the
+    provider's list, the table that ships with Talekeeper, or `default`: it is assumed.
+    `task_model` is the id of the model that does the background tasks of its chats if none is
+    chosen for them.
     """
 
     id: str

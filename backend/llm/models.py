@@ -135,6 +135,18 @@ class SlotClaim(Base):
     lease_until: Mapped[datetime]
 
 
+class ProviderAddress(Base):
+    """A host and port that administrators allow providers to be at, for the whole installation."""
+
+    __tablename__ = "provider_addresses"
+    __table_args__ = (UniqueConstraint("host", "port"),)
+
+    id: Mapped[PrimaryId]
+    host: Mapped[str]
+    port: Mapped[int]
+    created_at: Mapped[CreatedAt]
+
+
 PROVIDER_CONFIG = Column("providers", "sealed_config")
 
 

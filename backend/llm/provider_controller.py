@@ -16,7 +16,7 @@ from backend.llm.provider_schemas import (
     NewProvider,
     ProviderPreset,
     ProviderView,
-    presets_beside,
+    find_presets,
 )
 from backend.llm.provider_service import (
     ProviderNotFoundError,
@@ -25,13 +25,14 @@ from backend.llm.provider_service import (
     TooManyProvidersError,
 )
 from backend.llm.provider_tests import (
+    NewProviderTest,
     ProviderListing,
     ProviderTest,
     ProviderTested,
     ProviderTests,
 )
 from backend.llm.user_models import UserModels
-from backend.wire import EXAMPLE, PATCHES, RAISES, STORES, Page, etag
+from backend.wire import EXAMPLE, PATCHES, PREVIEWS, RAISES, STORES, Page, etag
 
 MAX_BODY_BYTES = 256 * 1024
 
@@ -49,7 +50,7 @@ class ProviderPresetController(Controller):
         self, user_models: NamedDependency[UserModels]
     ) -> Page[ProviderPreset]:
         """Services and programs by name, with their addresses, and where to get a key."""
-        return Page(items=list(presets_beside(user_models.network.own_port).values()))
+        return Page(items=list(find_presets(user_models.network).values()))
 
 
 class ProviderController(Controller):
@@ -85,6 +86,30 @@ class ProviderController(Controller):
     ) -> Response[ProviderView]:
         """Add a provider. Its models can be asked from then on; its server is not asked."""
         return _tagged(await providers.create(identity, data))
+
+    @post(
+        "/test",
+        status_code=200,
+        opt={
+            NEEDS: "manage",
+            STORES: False,
+            PREVIEWS: True,
+            RAISES: (SlugTakenError, TooManyProvidersError, ForbiddenError, AddressRefusedError),
+            EXAMPLE: {"preset": "ollama", "model": "llama3.2"},
+        },
+        summary="Test a new provider",
+    )
+    async def test_new_provider(
+        self,
+        data: JSONBody[NewProviderTest],
+        identity: NamedDependency[Identity],
+        provider_tests: NamedDependency[ProviderTests],
+    ) -> ProviderTested:
+        """Test a provider before it is added: nothing is stored.
+
+        Its server is asked for its models, and one of them for the beginning of a reply.
+        """
+        return await provider_tests.test_new(identity, data)
 
     @get("/{provider_id:uuid}", opt={RAISES: (ProviderNotFoundError,)}, summary="Read a provider")
     async def get_provider(
@@ -158,7 +183,7 @@ class ProviderController(Controller):
     @post(
         "/{provider_id:uuid}/test",
         status_code=200,
-        opt={NEEDS: "manage", RAISES: (ProviderNotFoundError,)},
+        opt={NEEDS: "manage", PREVIEWS: True, RAISES: (ProviderNotFoundError,)},
         summary="Test a provider",
     )
     async def test_provider(
@@ -168,7 +193,7 @@ class ProviderController(Controller):
         identity: NamedDependency[Identity],
         provider_tests: NamedDependency[ProviderTests],
     ) -> ProviderTested:
-        """Ask its server for its models, keep the list, and have one of them say a word."""
+        """Ask its server for its models, keep the list, and have one of them begin a reply."""
         return await provider_tests.test(identity, provider_id, data)
 
 

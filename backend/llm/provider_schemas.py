@@ -8,6 +8,7 @@ from uuid import UUID
 import msgspec
 
 from backend.generation.figures import ListedModel, Name
+from backend.generation.network import NetworkPolicy
 from backend.generation.registry import ProviderKind
 from backend.llm.models import ProviderFields
 
@@ -85,30 +86,37 @@ PRESETS: tuple[ProviderPreset, ...] = (
 )
 
 
-def presets_beside(own_port: int) -> dict[str, ProviderPreset]:
-    """All of them by name, as they are on a machine where Talekeeper has a port for itself."""
-    return {preset.name: _moved(preset, own_port) for preset in PRESETS}
+def find_presets(network: NetworkPolicy) -> dict[str, ProviderPreset]:
+    """Return all presets by name. Local programs have the addresses that reach them from here."""
+    return {preset.name: _adapt(preset, network) for preset in PRESETS}
 
 
-def _moved(preset: ProviderPreset, own_port: int) -> ProviderPreset:
-    url = preset.base_url
-    if not preset.is_local or url is None or urlsplit(url).port != own_port:
+def _adapt(preset: ProviderPreset, network: NetworkPolicy) -> ProviderPreset:
+    if not preset.is_local or preset.base_url is None:
         return preset
-    moved = url.replace(f":{own_port}", f":{own_port + 1}")
-    return msgspec.structs.replace(preset, base_url=moved, taken_port=own_port)
+    url, own_port = urlsplit(preset.base_url), network.own_port
+    is_taken = url.port == own_port
+    port = own_port + 1 if is_taken else url.port
+    return msgspec.structs.replace(
+        preset,
+        base_url=url._replace(netloc=f"{network.machine_host}:{port}").geturl(),
+        taken_port=own_port if is_taken else None,
+    )
 
 
 class NewProvider(ProviderFields, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A provider to make. What is absent, its preset says; of `other` its host is the name.
+    """A provider to make. Absent members come from its preset; `other` takes its host as its name.
 
     `slug` begins the ids of its models, which stand in turns unencrypted; it can't be changed. The
     scope `installation` is for everybody, and administrators alone may make such a provider.
+    `failed_test` marks it until a test of it passes.
     """
 
     kind: ProviderKind | None = None
     preset: str | None = None
     slug: Slug | None = None
     scope: Literal["user", "installation"] = "user"
+    failed_test: bool = False
 
 
 class ProviderView(msgspec.Struct, kw_only=True):
@@ -119,6 +127,7 @@ class ProviderView(msgspec.Struct, kw_only=True):
     Providers of the environment have no `id`: they are set by environment variables.
     `usual_concurrency` counts where `concurrency` is null: how many requests the server answers at
     the same time; null for any number.
+    `failed_test`: it was saved although its test had failed, and none has passed since.
     """
 
     id: UUID | None = None
@@ -136,6 +145,7 @@ class ProviderView(msgspec.Struct, kw_only=True):
     concurrency: int | None = None
     usual_concurrency: int | None = None
     is_editable: bool = False
+    failed_test: bool = False
     listed_at: datetime | None = None
     revision: int | None = None
     created_at: datetime | None = None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import count
 from typing import Any
 from uuid import UUID
@@ -19,6 +19,7 @@ from backend.accounts.repository import lock_accounts
 from backend.database.base import new_id, now
 from backend.database.engine import Database
 from backend.errors import ConflictError, ForbiddenError, NotFoundError, ValidationError
+from backend.generation.network import AddressRefusedError
 from backend.generation.openai_servers import usual_concurrency
 from backend.generation.registry import OfferedProvider, ProviderKind
 from backend.llm.models import (
@@ -32,7 +33,12 @@ from backend.llm.models import (
     wrap_shared,
 )
 from backend.llm.provider_checks import check_origin, checked, hint
-from backend.llm.provider_schemas import NewProvider, ProviderView, presets_beside
+from backend.llm.provider_schemas import (
+    NewProvider,
+    ProviderPreset,
+    ProviderView,
+    find_presets,
+)
 from backend.llm.user_models import UserModels, abilities_of, kind_of, server_name
 from backend.logs import get_logger
 from backend.vault.root import RootKeyError, RootKeys
@@ -111,28 +117,21 @@ class ProviderService:
         Raises `ValidationError`, `SlugTakenError`, `TooManyProvidersError`, `ForbiddenError`,
         `AddressRefusedError`.
         """
-        if new.scope == "installation" and not identity.user.is_administrator:
-            raise ForbiddenError("Only an administrator may add a provider for everybody.")
-        kind, config = _by_preset(new, self._user_models.network.own_port)
-        row: Row = Provider(user_id=identity.user_id)
-        if new.scope == "installation":
-            row = InstallationProvider()
-        row.id, row.kind, row.revision = new_id(), kind, 1
-        row.created_at = row.updated_at = now()
+        row = _new_row(identity, new)
         async with self._database.write() as session:
             await _lock_owner(session, row)
-            own = await _slugs(session, row)
-            if len(own) >= MOST_PROVIDERS:
-                raise TooManyProvidersError(f"There may be {MOST_PROVIDERS}. Delete one first.")
-            if new.slug in own:
-                raise SlugTakenError(f"{new.slug!r} begins the models of another provider.")
-            usual = "server" if new.preset == "other" else new.preset or kind
-            row.slug = new.slug or _free_slug(usual, {*own, *self._user_models.shared.providers})
-            await self.seal(session, identity, row, checked(row, config))
+            config = await self._check_new(session, row, new)
+            await self.seal(session, identity, row, config)
             session.add(row)
             await self._follow_embedding(session, identity, row)
         await self.changed(identity, row)
         return self.view(identity, row)
+
+    async def draft(self, identity: Identity, new: NewProvider) -> tuple[Row, ProviderConfig]:
+        """A provider that is not stored, after the checks of one that is. Raises as `create`."""
+        row = _new_row(identity, new)
+        async with self._database.read() as session:
+            return row, await self._check_new(session, row, new)
 
     async def patch(
         self, identity: Identity, provider_id: UUID, patch: dict[str, Any], *, if_match: str | None
@@ -150,6 +149,7 @@ class ProviderService:
             config = merge_patch(before, patch)
             config = checked(row, config)
             check_origin(before, config, patch)
+            await self._check_address(session, config)
             await self.seal(session, identity, row, config)
             if (before.base_url, before.extra_body) != (config.base_url, config.extra_body):
                 row.abilities = None
@@ -197,18 +197,37 @@ class ProviderService:
     async def seal(
         self, session: AsyncSession, identity: Identity, row: Row, config: ProviderConfig
     ) -> None:
-        """Put a config into its row, in a transaction that holds its owner's lock.
-
-        Raises `AddressRefusedError`.
-        """
-        if config.base_url is not None:
-            self._user_models.network.check_url(config.base_url)
+        """Put a config into its row, in a transaction that holds its owner's lock."""
         if isinstance(row, Provider):
             seal_provider(identity.sealer, row, config)
         else:
             await refuse_older_root(session, self._root)
             wrap_shared(self._root, row, config)
         row.updated_at = now()
+
+    async def _check_new(self, session: AsyncSession, row: Row, new: NewProvider) -> ProviderConfig:
+        """Return the config of a new provider, and give its row a kind and a slug."""
+        network = self._user_models.network
+        row.kind, config = _by_preset(new, find_presets(network))
+        own = await _slugs(session, row)
+        if len(own) >= MOST_PROVIDERS:
+            raise TooManyProvidersError(f"There may be {MOST_PROVIDERS}. Delete one first.")
+        if new.slug in own:
+            raise SlugTakenError(f"{new.slug!r} begins the models of another provider.")
+        usual = "server" if new.preset == "other" else new.preset or row.kind
+        row.slug = new.slug or _free_slug(usual, {*own, *self._user_models.shared.providers})
+        config = checked(row, config)
+        await self._check_address(session, config)
+        return config
+
+    async def _check_address(self, session: AsyncSession, config: ProviderConfig) -> None:
+        if config.base_url is not None:
+            await self._user_models.refresh_shared(session)
+            try:
+                self._user_models.network.check_url(config.base_url)
+            except AddressRefusedError as error:
+                error.disclose()  # to the user who has just entered it
+                raise
 
     def _view_or_shell(self, identity: Identity, row: Row) -> ProviderView:
         """A provider; of one that was damaged what is not sealed, so that it can be deleted."""
@@ -218,9 +237,22 @@ class ProviderService:
             return _view(ProviderConfig(name=row.slug), row)
 
 
-def _by_preset(new: NewProvider, own_port: int) -> tuple[ProviderKind, ProviderConfig]:
+def _new_row(identity: Identity, new: NewProvider) -> Row:
+    """A row without a kind, a slug and a config. Raises `ForbiddenError`."""
+    row: Row = Provider(user_id=identity.user_id)
+    if new.scope == "installation":
+        if not identity.user.is_administrator:
+            raise ForbiddenError("Only an administrator may add a provider for everybody.")
+        row = InstallationProvider()
+    row.id, row.revision = new_id(), 1
+    row.created_at = row.updated_at = now()
+    return row
+
+
+def _by_preset(
+    new: NewProvider, presets: Mapping[str, ProviderPreset]
+) -> tuple[ProviderKind, ProviderConfig]:
     """What a provider is, with what its preset says where the request does not."""
-    presets = presets_beside(own_port)
     preset = presets.get(new.preset) if new.preset is not None else None
     if new.preset is not None and preset is None:
         raise ValidationError(f"preset: there are {', '.join(presets)}.")
@@ -230,7 +262,7 @@ def _by_preset(new: NewProvider, own_port: int) -> tuple[ProviderKind, ProviderC
     if kind != "openai" and not new.api_key:
         raise ValidationError("api_key: this kind of provider needs one.")
     fields = {name: getattr(new, name) for name in ProviderFields.__struct_fields__}
-    config = ProviderConfig(**fields, preset=new.preset)
+    config = ProviderConfig(**fields, preset=new.preset, failed_test=new.failed_test)
     if preset is not None:
         if kind != preset.kind:
             raise ValidationError(f"kind: that of {preset.name} is {preset.kind}.")
@@ -272,6 +304,7 @@ def _view(config: ProviderConfig, row: Row) -> ProviderView:
             else None
         ),
         is_editable=True,
+        failed_test=config.failed_test,
         listed_at=config.listed_at,
         revision=row.revision,
         created_at=row.created_at,

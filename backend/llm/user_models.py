@@ -1,6 +1,7 @@
 """The models that each user may ask: of their own providers, the installation's, the environment's.
 
-The installation's are read again after some seconds, since another process may change them.
+The installation's, and the addresses that its administrators have allowed, are read again after
+some seconds, since another process may change them.
 
 A user's providers are opened when they are first needed, and kept while the user is here. The
 revision on the user's row says whether what is kept still holds; it is 0 where there never were
@@ -28,7 +29,7 @@ from backend.accounts.models import User
 from backend.database.engine import Database
 from backend.generation.anthropic import AnthropicConfig
 from backend.generation.gemini import GeminiConfig
-from backend.generation.network import NetworkPolicy
+from backend.generation.network import AllowedAddress, NetworkPolicy
 from backend.generation.openai_compatible import OpenAICompatibleConfig
 from backend.generation.openai_servers import OPENAI_SERVERS
 from backend.generation.registry import (
@@ -43,6 +44,7 @@ from backend.generation.server_abilities import ServerAbilities
 from backend.llm.models import (
     InstallationProvider,
     Provider,
+    ProviderAddress,
     ProviderConfig,
     by_name,
     open_provider,
@@ -65,13 +67,14 @@ KEPT_SECONDS = 300.0
 """How long they are kept after they were last needed."""
 
 SHARED_SECONDS = 5.0
-"""How long what was read of the installation's providers is taken for what there is."""
+"""The installation's providers and addresses are read again after this time."""
 
 UNKNOWN_WINDOW, UNKNOWN_OUTPUT = 32_768, 8_192
 """Tokens, of models of a server of which nobody says how large they are."""
 
 _OWN = select(Provider).where(Provider.user_id == bindparam("owner_id")).order_by(Provider.id)
 _SHARED = select(InstallationProvider).order_by(InstallationProvider.id)
+_ALLOWED = select(ProviderAddress.host, ProviderAddress.port)
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,8 +132,7 @@ class UserModels(UserSignedOut):
 
     async def of(self, session: AsyncSession, user: User, sealer: Sealer) -> ModelRegistry:
         """The models of a user, whose row says which providers it has."""
-        if self._clock() >= self._shared_until:
-            await self.read_shared(session)
+        await self.refresh_shared(session)
         if not user.providers_revision:
             return self.shared
         view = self._views.get(user.id)
@@ -150,17 +152,27 @@ class UserModels(UserSignedOut):
         self._views.move_to_end(user.id)
         return view.registry
 
+    async def refresh_shared(self, session: AsyncSession) -> None:
+        """Read the installation's providers and addresses, unless they were read just now."""
+        if self._clock() >= self._shared_until:
+            await self.read_shared(session)
+
     async def read_shared(self, session: AsyncSession) -> None:
-        """Read the installation's providers again. Replies of those that are gone go on."""
+        """Read the installation's providers and allowed addresses again.
+
+        Replies of providers that are gone go on.
+        """
         self._reads_begun += 1
         mine = self._reads_begun
         if self._reads_done:  # meanwhile others go on with what there is
             self._shared_until = self._clock() + SHARED_SECONDS
         rows = list(await session.scalars(_SHARED))
+        listed = [AllowedAddress(*each) for each in await session.execute(_ALLOWED)]
         if mine < self._reads_done:  # one that began later was faster
             return
         self._reads_done = mine
         self._shared_until = self._clock() + SHARED_SECONDS
+        self.network.listed = frozenset(listed)
         stamps = [(row.id, row.updated_at) for row in rows]
         if stamps == self._shared_rows:
             return
@@ -186,7 +198,7 @@ class UserModels(UserSignedOut):
     ) -> OfferedProvider:
         """A provider as it is asked; by the adapter of one of `kept` if that is set up the same."""
         wanted = self._connection(row, config)
-        alike = (each.adapter for each in kept if each.adapter.config == wanted)
+        alike = (each.adapter for each in kept if each.adapter.adopt(wanted))
         return OfferedProvider(
             slug=row.slug,
             name=config.name,
@@ -216,6 +228,10 @@ class UserModels(UserSignedOut):
             if view.used_at > until and len(self._views) <= MOST_VIEWS:
                 return
             self.user_signed_out(user_id)
+
+    async def settle(self) -> None:
+        """Wait until all abilities learned so far are stored."""
+        await asyncio.gather(*self._closing)
 
     async def aclose(self) -> None:
         """Close all connections; replies under way break off."""
@@ -252,6 +268,7 @@ class UserModels(UserSignedOut):
             "on_learned": partial(self._learned, type(row), row.id, row.revision),
             "chunk_timeout": self._silence,
             "network": self.network,
+            "is_own": isinstance(row, Provider),
         }
         match row.kind:
             case "gemini":

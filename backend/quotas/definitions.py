@@ -110,7 +110,7 @@ TURNS = Quota(
 PREVIEWS = Quota(
     "previews",
     "at once",
-    "wait until one of your previews, lorebook tests or token counts is over.",
+    "wait until one of your previews, token counts or tests of a lorebook or provider is over.",
     retry_after=1,
 )
 STREAMS = Quota(

@@ -7,6 +7,7 @@ from dataclasses import replace
 from functools import partial
 from uuid import UUID
 
+from sqlalchemy import select
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from backend.accounts.identity import Identity
@@ -25,6 +26,7 @@ from backend.chats.counting import CountUnit
 from backend.chats.errors import EmptyMessageError
 from backend.chats.messages import MessageService
 from backend.chats.model_choice import effective_model
+from backend.chats.models import Message
 from backend.chats.schemas import ChatSettings
 from backend.context.budget import Budget
 from backend.cpu_pool import SEALED_FACTOR, CpuPool
@@ -48,11 +50,12 @@ from backend.settings import Settings
 from backend.turns.assemble import PromptAssembler
 from backend.turns.built import Built
 from backend.turns.counting import CountCache
+from backend.turns.errors import ChatChangedError
 from backend.turns.history import open_history
 from backend.turns.kept_history import HistoryCache
-from backend.turns.load import ChatLoader
+from backend.turns.load import ChatLoader, first_kept
 from backend.turns.lore import LoreReader
-from backend.turns.prompt_context import LoadedChat, PromptContext, PromptWindow
+from backend.turns.prompt_context import Constraint, LoadedChat, PromptContext, PromptWindow
 from backend.turns.rephrasing import Rephraser
 from backend.turns.retrieval import ask_for
 from backend.turns.rewriting import rewritten, scripts_of
@@ -117,6 +120,7 @@ class PromptBuilder:
         check: Check | None = None,
         tried: ContextRequest | None = None,
         suggestions: int = 0,
+        constraint: Constraint | None = None,
     ) -> Built:
         """Read what the turn needs and put its prompt together; nothing is stored.
 
@@ -124,6 +128,7 @@ class PromptBuilder:
         `tried` makes it a preview, which need not have a line, with budgets that stand before what
         the settings say, and its preset in place of the chosen one. Otherwise, where a campaign's
         history would lose rounds that its summary does not tell, the summary is made first.
+        `constraint` limits it further after a refusal.
 
         Raises what `ChatLoader.load` raises, `EmptyMessageError`, `MessageTooLongError`,
         `ContextOverflowError` and `MacroLimitError`, and `ValidationError` where the budgets tried
@@ -144,6 +149,7 @@ class PromptBuilder:
                     check=check,
                     tried=tried,
                     is_quiet=bool(suggestions),
+                    constraint=constraint,
                 )
                 await self._retrieve(
                     identity, context, search, rank=rank if tried is None else None
@@ -156,6 +162,34 @@ class PromptBuilder:
         if built.loses_rounds and tried is None and await self._summarise(identity, built, rank):
             built = await self._fresh(identity, attempt)
         return built
+
+    async def rebuild(
+        self, identity: Identity, request: TurnRequest, built: Built, constraint: Constraint
+    ) -> Built:
+        """Build the prompt of a turn again after its line was stored, as its model takes it now.
+
+        The chat is as it was loaded for `built`: the same line, cast, lore and variables. No model
+        is asked, because the turn may hold the only slot of its server.
+
+        Raises `ChatChangedError` if the path has left the turn, `ContextOverflowError` and
+        `MacroLimitError`.
+        """
+        loaded = built.loaded
+        if loaded.scripts is not None:
+            loaded = replace(loaded, scripts=loaded.scripts.renewed())
+        async with self._search.searching(identity.sealer) as search:
+            async with self._database.read() as session:
+                await _check_path(session, loaded)
+                window = await self.window(
+                    session, identity, loaded.settings, loaded=loaded, constraint=constraint
+                )
+                before = await _first_kept(session, loaded, window)
+                await search.begin(
+                    ask_for(identity, loaded, before=before, budget=window.budget.retrieval)
+                )
+                context = await self._with_history(session, identity, loaded, window)
+            await self._retrieve(identity, context, search, rank=None)
+        return await self._assembler.assemble(identity, context, request, suggestions=0)
 
     async def _fresh(self, identity: Identity, attempt: Callable[[], Awaitable[Built]]) -> Built:
         """What `attempt` gives, begun again once where its campaign has to be folded first."""
@@ -195,6 +229,7 @@ class PromptBuilder:
         check: Check | None,
         tried: ContextRequest | None,
         is_quiet: bool,
+        constraint: Constraint | None,
     ) -> PromptContext:
         """The chat, its budgets and its last lines, in one view of the database.
 
@@ -223,25 +258,18 @@ class PromptBuilder:
                 loaded=loaded,
                 tried=tried.budgets if tried else None,
                 is_quiet=is_quiet,
+                constraint=constraint,
             )
-            # What is always sent seldom leaves less than history may take: lines are read for
-            # that, while memory is searched, and cut once what is always sent is known. Of a small
-            # window that may take a good part: memory is looked through from where history would
-            # begin then. What is kept all the same is left out later.
-            always = min(window.budget.prompt // 2, MOST_ALWAYS)
-            if loaded.lore.books:
-                always += lore_reserve(loaded.lore.settings, window.budget.prompt)
-            before = await loader.first_kept(
-                loaded, budget=window.to_stored(window.budget.for_history(always))
+            asked = partial(
+                ask_for,
+                identity,
+                before=await _first_kept(session, loaded, window),
+                budget=window.budget.retrieval,
             )
-            asked = partial(ask_for, identity, before=before, budget=window.budget.retrieval)
             if scripts is None:
                 await search.begin(asked(loaded))
             loaded = await loader.with_campaign(loaded)
-            lines = await self._histories.read(session, loaded, window)
-            chain = loaded.settings, identity.settings
-            most = first_set(chain, "reasoning_sent", default=0)
-            thoughts = await last_thoughts(session, loaded, most)
+            context = await self._with_history(session, identity, loaded, window)
         if scripts is not None:
             # No transaction waits for a thread; and the search is for what they leave.
             loaded = await self._pool.run(identity.user_id, partial(rewritten, loaded))
@@ -250,7 +278,21 @@ class PromptBuilder:
                     raise EmptyMessageError("Regex scripts of yours leave nothing of it.")
                 self._messages.check_text(loaded.line)
             await search.begin(asked(loaded))
-        return PromptContext(loaded=loaded, window=window, lines=lines, thoughts=thoughts)
+            context.loaded = loaded
+        return context
+
+    async def _with_history(
+        self, session: AsyncSession, identity: Identity, loaded: LoadedChat, window: PromptWindow
+    ) -> PromptContext:
+        """Read the lines that the history may take, still sealed, and the thoughts among them."""
+        chain = loaded.settings, identity.settings
+        most = first_set(chain, "reasoning_sent", default=0)
+        return PromptContext(
+            loaded=loaded,
+            window=window,
+            lines=await self._histories.read(session, loaded, window),
+            thoughts=await last_thoughts(session, loaded, most),
+        )
 
     async def _retrieve(
         self,
@@ -262,8 +304,8 @@ class PromptBuilder:
     ) -> None:
         """Unseal the history, and bring back what the search found.
 
-        `rank` is that of the requests to a model. A preview, which may be looked at with each key
-        that is pressed, has none and asks no model.
+        `rank` is that of the requests to a model; None to ask none. A preview asks none, because
+        the page may ask for one with each key that is pressed.
         """
         # Counts stored in another unit chose the lines; they are made anew for them.
         recount = context.window.is_estimated
@@ -317,10 +359,13 @@ class PromptBuilder:
         loaded: LoadedChat | None = None,
         tried: BudgetSettings | None = None,
         is_quiet: bool = False,
+        constraint: Constraint | None = None,
     ) -> PromptWindow:
         """How prompts of a chat with these settings are counted, and what they may take.
 
-        Of the model that replies; with `is_quiet` of the one that makes suggestions.
+        Of the model that replies; with `is_quiet` of the one that makes suggestions. With a
+        `constraint` the window that the server has shown counts, even if the user has set a larger
+        one: the request would be refused again.
         """
         models = await self._user_models.of(session, identity.user, identity.sealer)
         preset = loaded.preset if loaded else None
@@ -337,7 +382,10 @@ class PromptBuilder:
         has_names = loaded is not None and loaded.member_count > 1
         unit = CountUnit(tokenizer, names=has_names if settings.names is None else settings.names)
         ratio = await self._ratios.get(session, identity.user_id, spec, tokenizer)
-        limits = self._budget(identity, settings, spec, tried)
+        limits, extra = self._budget(identity, settings, spec, tried), 0
+        if constraint is not None:
+            ratio, extra = max(ratio, constraint.ratio), constraint.extra
+            limits = limits.within(max(1, spec.usable_window - extra))
         return PromptWindow(
             models=models,
             spec=spec,
@@ -347,6 +395,7 @@ class PromptBuilder:
             ratio=ratio,
             limits=limits,
             budget=limits.counted(ratio),
+            extra=extra,
         )
 
     def _budget(
@@ -364,3 +413,30 @@ class PromptBuilder:
         budget = effective_budgets(chain, self._settings)
         reply = min(budget.reply_reserve, spec.max_output_tokens)
         return replace(budget, reply_reserve=reply).within(spec.context_window)
+
+
+async def _first_kept(
+    session: AsyncSession, loaded: LoadedChat, window: PromptWindow
+) -> int | None:
+    """Return the position from which on memory need not be searched, because history has the rest.
+
+    What is always sent seldom leaves less than history may take: lines are read for that, while
+    memory is searched, and cut once what is always sent is known. Of a small window that may take a
+    good part: memory is looked through from where history would begin then. What is kept all the
+    same is left out later.
+    """
+    always = min(window.budget.prompt // 2, MOST_ALWAYS)
+    if loaded.lore.books:
+        always += lore_reserve(loaded.lore.settings, window.budget.prompt)
+    budget = window.to_stored(window.budget.for_history(always))
+    return await first_kept(session, loaded, budget=budget)
+
+
+async def _check_path(session: AsyncSession, loaded: LoadedChat) -> None:
+    """Raise `ChatChangedError` unless the active path still leads through the turn's place."""
+    leaf = loaded.target.leaf
+    if leaf is None:
+        return
+    query = select(Message.is_active).where(Message.id == leaf.id, Message.user_id == leaf.user_id)
+    if not await session.scalar(query):
+        raise ChatChangedError("The chat left the turn's branch. Send the line again.")

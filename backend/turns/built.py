@@ -15,6 +15,7 @@ from backend.context.record import Totals
 from backend.generation.figures import MessageShape
 from backend.generation.message_shapes import shape_messages
 from backend.generation.model import Prompt, PromptMessage
+from backend.generation.sampling import Sampling
 from backend.generation.tokens import MESSAGE_OVERHEAD, get_tokenizer
 from backend.lorebooks.activation.timed import TimedState
 from backend.turns.prompt_context import LoadedChat, PromptWindow
@@ -43,7 +44,24 @@ class Built:
     @property
     def prompt(self) -> Prompt:
         """What is sent."""
-        return Prompt(self.assembled.messages, stable=self.assembled.stable)
+        return Prompt(
+            self.assembled.messages, stable=self.assembled.stable, reply_room=self.reply_room
+        )
+
+    @property
+    def sampling(self) -> Sampling:
+        """The settings that are sent. The longest reply is limited to `reply_room`."""
+        sampling = self.window.sampling
+        if (sampling.max_output_tokens or 0) <= self.reply_room:
+            return sampling
+        return structs.replace(sampling, max_output_tokens=self.reply_room)
+
+    @property
+    def reply_room(self) -> int:
+        """The rest of the model's window after the prompt, in the model's tokens: at least 1."""
+        window = self.window
+        prompt = window.to_model_tokens(self.assembled.tokens)
+        return max(1, window.spec.usable_window - window.extra - prompt)
 
     @property
     def totals(self) -> Totals:

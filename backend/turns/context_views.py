@@ -55,6 +55,7 @@ def context_view(record: ContextRecord) -> ContextView:
         prompt_files=record.prompt_files,
         prompt_hash=record.prompt_hash,
         preset=record.preset,
+        window=record.window,
         tools=record.tools,
         tool_support=record.tool_support,
         shape=record.shape,

@@ -29,16 +29,20 @@ CHANGED, SUGGESTED = "state.changed", "suggestions"
 BUSY = "model.busy"
 """What the turn waits for before the model is asked; null once it waits no longer. It is no part of
 what was said: it has the id of the event before it, and is not told again."""
+CALLS_REQUESTED = "calls.requested"
+CONTEXT_READY = "context.ready"
+"""Comes again if the prompt had to be built again: the later totals count."""
 
 EVENTS: Mapping[str, tuple[str, ...]] = {
     "turn.started": ("turn_id", "user_message_id", "reply_id"),
-    "context.ready": ("totals",),
+    CONTEXT_READY: ("totals",),
     BUSY: ("work",),
     "thinking.delta": ("text",),
     "text.delta": ("text",),
     RESET: (),
     "mood.changed": ("mood", "variant", "position", "effect"),
     "tool.used": ("name", "summary"),
+    CALLS_REQUESTED: (),
     AWAITING: ("kind", "prompt", "options"),
     CHOSEN: ("option",),
     CHANGED: ("changes", "left_out"),
@@ -46,7 +50,7 @@ EVENTS: Mapping[str, tuple[str, ...]] = {
     "usage": ("prompt_tokens", "completion_tokens", "cached_tokens", "thinking_tokens", "model"),
     "message.saved": ("message_id",),
     "turn.completed": ("turn_id", "state", "finish_reason"),
-    "turn.failed": ("turn_id", "type", "title", "status", "detail"),
+    "turn.failed": ("turn_id", "type", "title", "status", "detail", "provider_message"),
 }
 """The members of each event's data."""
 
@@ -116,7 +120,7 @@ class Progress:
         if self.totals is None:
             return
         if last_id < READY:
-            yield TurnEvent(READY, "context.ready", {"totals": self.totals})
+            yield TurnEvent(READY, CONTEXT_READY, {"totals": self.totals})
         for name, data, place in self.transcript.since(max(0, last_id - READY)):
             yield TurnEvent(READY + place, name, data)
         if not self.is_over:

@@ -266,18 +266,6 @@ class ChatLoader:
         said = before + (target.line is not None or bool(request.text))
         return bool(said) and said % note.interval == 0
 
-    async def first_kept(self, loaded: LoadedChat, *, budget: int) -> int | None:
-        """The position of the first line of a history that fits `budget` stored tokens.
-
-        None where the whole path does.
-        """
-        leaf = loaded.target.leaf
-        begin = max(eviction_point(loaded.path_tokens, budget), loaded.summed_up)
-        if leaf is None or begin == 0:
-            return None
-        first = await chats.first_behind(self._session, loaded.chat.id, from_sum=begin)
-        return leaf.position + 1 if first is None else first
-
     def _variables(self, chat: Chat, sealed_globals: bytes | None) -> Variables:
         sealer, user_id = self._identity.sealer, self._identity.user_id
         local = chat.sealed_variables
@@ -313,6 +301,19 @@ class ChatLoader:
             )
             for row in rows
         ]
+
+
+async def first_kept(session: AsyncSession, loaded: LoadedChat, *, budget: int) -> int | None:
+    """The position of the first line of a history that fits `budget` stored tokens.
+
+    None where the whole path does.
+    """
+    leaf = loaded.target.leaf
+    begin = max(eviction_point(loaded.path_tokens, budget), loaded.summed_up)
+    if leaf is None or begin == 0:
+        return None
+    first = await chats.first_behind(session, loaded.chat.id, from_sum=begin)
+    return leaf.position + 1 if first is None else first
 
 
 def _may_quote(field: str) -> bool:

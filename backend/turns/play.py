@@ -3,19 +3,23 @@
 A phase is what happens in one mood. A tool may end it (what was said in it is dropped, and the same
 action goes on in another mood), end the turn, or suspend it until the player has chosen. A turn
 that waits holds no memory: all that it goes on with is in its row, sealed.
+
+If a model calls no tool although the mood needs one, and it is not known whether it ever does, it
+is asked once more for the calls alone.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass, field, fields, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from backend.campaigns.play.table import Table
-from backend.campaigns.play.tools import OutcomeKind
+from backend.campaigns.play.tools import Outcome, OutcomeKind
 from backend.generation.figures import ToolSupport
 from backend.generation.model import (
     ModelEmptyReplyError,
@@ -28,13 +32,24 @@ from backend.generation.model import (
     ToolCall,
     ToolRound,
 )
-from backend.generation.tool_streams import stream_with_tools, tool_support
+from backend.generation.tool_streams import (
+    may_learn_calls,
+    stream_calls,
+    stream_with_tools,
+    tool_support,
+)
+from backend.logs import get_logger
 from backend.prompts import PromptLibrary
-from backend.turns.events import AWAITING, RESET
+from backend.turns.built import Built
+from backend.turns.call_prompt import prompt_for_calls
+from backend.turns.events import AWAITING, CALLS_REQUESTED, RESET
+from backend.turns.refusals import count_extra
 from backend.turns.transcript import PlayEvent
 
 if TYPE_CHECKING:
     from backend.turns.turn_run import TurnRun
+
+log = get_logger(__name__)
 
 MAX_REQUESTS = 20
 """To the model in one turn: more than calls and breaks can need."""
@@ -97,6 +112,8 @@ class Play:
         """Ask the model until the turn is over, or waits. Raises `ModelError`."""
         while self.requests < MAX_REQUESTS and await self._ask(run):
             pass
+        if self._lacks_calls(run):
+            await self._ask_for_calls(run)
 
     async def _ask(self, run: TurnRun) -> bool:
         """One request to the model; whether another one follows."""
@@ -118,14 +135,15 @@ class Play:
 
     async def _hear(self, run: TurnRun, heard: _Heard) -> None:
         """Take what the model says, and let its calls happen as they come."""
-        stream = stream_with_tools(
-            run.model,
-            replace(run.built.prompt, rounds=self.rounds),
-            heard.offered,
-            run.built.window.sampling,
-        )
+
+        def ask() -> AsyncGenerator[Piece, None]:
+            heard.begin = run.progress.transcript.length
+            prompt = replace(run.built.prompt, rounds=self.rounds)
+            return stream_with_tools(run.model, prompt, heard.offered, run.built.sampling)
+
+        count = partial(count_extra, tools=heard.offered, rounds=self.rounds)
         try:
-            async with contextlib.aclosing(stream):
+            async with contextlib.aclosing(run.hear(ask, count_extra=count)) as stream:
                 async for piece in stream:
                     if heard.decided is not None and _is_said(piece):
                         break  # it talks to nobody: hang up
@@ -152,10 +170,9 @@ class Play:
                 run.take(piece)
 
     async def _use(self, run: TurnRun, heard: _Heard, call: ToolCall) -> None:
-        """Let a call happen, and tell of it."""
+        """Execute a tool call and emit its events."""
         transcript = run.progress.transcript
         outcome = await self.table.use(call)
-        self.used.append(call.name)
         heard.calls.append(call)
         if outcome.kind == "answer":
             heard.results.append(outcome.result)
@@ -165,10 +182,57 @@ class Play:
             self.rounds.clear()
             transcript.drop_text()
             transcript.append_event(RESET, {})
-            run.built = run.built.with_guidance(self.table.guidance(self.prompts))
+            run.built = self.guide(run.built)
+        self._emit(run, call, outcome)
+
+    def _emit(self, run: TurnRun, call: ToolCall, outcome: Outcome) -> None:
+        self.used.append(call.name)
         for name, data in outcome.events:
-            transcript.append_event(name, data)
+            run.progress.transcript.append_event(name, data)
         run.notify()
+
+    def guide(self, built: Built) -> Built:
+        """Return a prompt with the guidance of the mood that the turn is in."""
+        return built.with_guidance(self.table.guidance(self.prompts))
+
+    def _lacks_calls(self, run: TurnRun) -> bool:
+        """True if the rules need a call, none was made, and it is open whether the model can.
+
+        A reply that was cut off, or that continues another one, shows nothing.
+        """
+        return (
+            self.table.mood.needs_calls
+            and not self.used
+            and run.has_spoken
+            and not run.prefix
+            and run.finish in {"stop", "other"}
+            and may_learn_calls(run.model)
+        )
+
+    async def _ask_for_calls(self, run: TurnRun) -> None:
+        """Ask the model, in the fenced form, for the calls of what it has told.
+
+        The text stays. A change of mood counts from the next turn on. If the request fails, the
+        turn ends without calls, and the next one may ask again.
+        """
+        self.requests += 1
+        run.progress.transcript.append_event(CALLS_REQUESTED, {})
+        run.notify()
+        tools = self.table.offered(may_wait=False)
+        request = self.prompts["moods/calls"].rendered({})
+        prompt = prompt_for_calls(run.built, run.text, request, tools)
+        stream = stream_calls(run.model, prompt, tools, run.built.window.sampling)
+        try:
+            async with contextlib.aclosing(stream):
+                async for piece in stream:
+                    if isinstance(piece, TokenUsage):
+                        run.usage = added(run.usage, piece)
+                    elif not self.table.is_over:
+                        outcome = await self.table.use(piece, may_wait=False)
+                        self._emit(run, piece, outcome)
+        except ModelError as error:
+            log.info("turn.calls_not_told", turn_id=run.turn_id, problem=error.slug)
+        self.support = "fenced"
 
     def _begin_paragraph(self, run: TurnRun, text: str) -> None:
         """Set what is said after a tool's answer apart from what was said before it."""

@@ -28,6 +28,7 @@ from backend.turns.recording import store_record
 from backend.turns.rows import (
     counted,
     encoded,
+    replace_totals,
     sealed_events,
     segments_of,
     usage_event,
@@ -79,6 +80,8 @@ async def suspend(database: Database, run: TurnRun, play: Play) -> bool:
         turn.usage = encoded(usage_event(run))
         turn.sealed_events = sealed_events(run)
         turn.sealed_play = run.sealer.seal_bytes(TURN_PLAY, turn.id, suspended)
+        if run.refused:
+            replace_totals(run, turn)
         write_reply(run, chat, message, counts)
         if record is not None:
             await store_record(session, run, record)
@@ -116,7 +119,7 @@ def resume_play(
         earlier=suspended.earlier,
     )
     play.choose(option)
-    return play, built.with_guidance(table.guidance(prompts))
+    return play, play.guide(built)
 
 
 async def claim(database: Database, identity: Identity, run: TurnRun, *, before: str) -> bool:

@@ -196,6 +196,19 @@ class LoadedChat:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Constraint:
+    """Limits of a prompt in addition to its budgets, because the model refused the one before it.
+
+    Attributes:
+        ratio: The model's tokens for one counted, at least.
+        extra: The model's tokens that the request takes in addition to the prompt.
+    """
+
+    ratio: float = 0.0
+    extra: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PromptWindow:
     """Whom a prompt is for, how it is counted, and what it may take.
 
@@ -206,6 +219,8 @@ class PromptWindow:
         ratio: Makes counted tokens the model's.
         limits: The budgets in the model's tokens.
         budget: The same in counted ones.
+        extra: The model's tokens that the request takes in addition to the prompt, as far as is
+            known.
     """
 
     models: ModelRegistry
@@ -216,6 +231,7 @@ class PromptWindow:
     ratio: float
     limits: Budget
     budget: Budget
+    extra: int = 0
 
     @property
     def model(self) -> ChatModel:

@@ -18,6 +18,7 @@ from backend.context.record import (
     RecordedHistory,
     RecordedLeftOut,
     RecordedPreset,
+    RecordedWindow,
     hash_prompt,
     move_texts,
     recorded_item,
@@ -57,6 +58,9 @@ def record_of(built: Built) -> ContextRecord:
         prompt_files=dict(built.prompt_files),
         prompt_hash=hash_prompt(assembled.messages),
         preset=_recorded_preset(loaded.preset),
+        window=RecordedWindow(
+            tokens=built.window.spec.context_window, source=built.window.spec.figures_from
+        ),
         shape=assembled.shape,
     )
     record.notes += built.notes
@@ -169,6 +173,7 @@ def seal_record(run: TurnRun) -> SealedRecord:
     record.unsent_settings = list(run.sent.left_out)
     if run.play is not None:
         record.tools, record.tool_support = list(run.play.used), run.play.support
+    record.notes += [refused.note for refused in run.refused]
     key = run.sealer.derived("context-texts")
     texts = move_texts(record, lambda text: digest(key, text.encode()).hex())
     sealed: dict[bytes, tuple[UUID, bytes]] = {}

@@ -12,8 +12,9 @@ import msgspec
 from backend.chats import tree
 from backend.chats.counting import CountUnit
 from backend.chats.models import MESSAGE_CONTENT, MESSAGE_THINKING, Chat, Message
+from backend.chats.notices import PromptCutNotice, encode_notices
 from backend.database.base import now
-from backend.turns.models import TURN_EVENTS
+from backend.turns.models import TURN_EVENTS, Turn
 from backend.turns.play import added
 from backend.turns.recording import SealedRecord, seal_record
 from backend.turns.transcript import PlayEvent
@@ -39,6 +40,13 @@ def segments_of(run: TurnRun, closing: Sequence[PlayEvent] = ()) -> str:
     return msgspec.json.encode(segments).decode()
 
 
+def replace_totals(run: TurnRun, turn: Turn) -> None:
+    """Put the totals of a prompt that was built again into its turn's row."""
+    turn.totals = msgspec.json.encode(run.built.totals).decode()
+    if turn.path_tokens is not None:
+        turn.path_tokens, turn.sent_tokens = run.built.path_tokens, run.built.sent_tokens
+
+
 def sealed_events(run: TurnRun, closing: Sequence[PlayEvent] = ()) -> bytes | None:
     """What happened in a played turn, with what is told at its end."""
     events = [*run.progress.transcript.events, *closing]
@@ -59,6 +67,9 @@ def write_reply(run: TurnRun, chat: Chat, message: Message, counts: dict[str, in
     """Put what was said so far into the reply's row; `counts` by unit, none of a silent one."""
     for name, value in _sealed_reply(run, message.id).items():
         setattr(message, name, value)
+    if run.cut is not None:
+        notice = PromptCutNotice(run.built.window.spec.id, run.cut.sent, run.cut.read)
+        message.notices = encode_notices([notice])
     if counts:
         message.token_counts = msgspec.json.encode(counts).decode()
         tree.recount(message, counts[chat.count_unit])

@@ -96,7 +96,7 @@ class RunRegistry:
         except Exception as error:  # nobody awaits this task: say it here
             log.exception("turn.not_stored", turn_id=run.turn_id, exc_info=error)
             problem = error if isinstance(error, AppError) else InternalError("The log says more.")
-            run.progress.failed = {"turn_id": str(run.turn_id), **problem.to_problem()}
+            run.progress.failed = run.show_problem(problem)
         finally:
             _report(run)
             # One that waited may have gone on meanwhile.

@@ -15,6 +15,7 @@ from backend.context.record import (
     RecordedItem,
     RecordedLeftOut,
     RecordedPreset,
+    RecordedWindow,
     Totals,
 )
 from backend.generation.figures import MessageShape, ToolSupport
@@ -180,6 +181,7 @@ class ContextView(msgspec.Struct, kw_only=True):
     were called in a played turn, in order; `tool_support` says how the model was asked for calls.
     `shape` is the message shape in which the prompt was sent. `unsent_settings` are sampling
     settings that were left out because the model refuses them, or refuses them together.
+    `window` is the model's, with its source; null in records of earlier versions.
     """
 
     model: str
@@ -196,6 +198,7 @@ class ContextView(msgspec.Struct, kw_only=True):
     prompt_files: dict[str, str]
     prompt_hash: str
     preset: RecordedPreset | None = None
+    window: RecordedWindow | None = None
     prompt: list[ShownMessage] | None = None
     difference: Difference | None = None
     containers: dict[UUID, UUID] = {}

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator
+from functools import partial
 from uuid import UUID
 
 import msgspec
@@ -159,7 +160,12 @@ class TurnService:
             built = await self._builder.build(identity, chat_id, request, check=look)
             try:
                 run = await self._starter.start(
-                    identity, built, turn_id, fingerprint, viewpoint=request.viewpoint
+                    identity,
+                    built,
+                    turn_id,
+                    fingerprint,
+                    viewpoint=request.viewpoint,
+                    rebuild=partial(self._builder.rebuild, identity, request),
                 )
             except IntegrityError:
                 # A turn that came first has the place of the running one, or this one's id. The

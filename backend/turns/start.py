@@ -37,7 +37,7 @@ from backend.turns.events import Progress, started_event
 from backend.turns.models import LEASE, Turn
 from backend.turns.play import Play
 from backend.turns.prompt_context import version_of
-from backend.turns.turn_run import TurnRun
+from backend.turns.turn_run import Rebuild, TurnRun
 from backend.vault.sealing import Sealer
 
 
@@ -64,6 +64,7 @@ class TurnStarter:
         fingerprint: bytes,
         *,
         viewpoint: str | None,
+        rebuild: Rebuild,
     ) -> TurnRun | None:
         """Transaction 1: the user's line, a row for the reply, the turn.
 
@@ -107,7 +108,8 @@ class TurnStarter:
             reply = await self._reply_row(session, identity, chat, built, line or parent)
             turn.reply_id = reply.id if reply else None
             chat.updated_at = now()
-            run = self._make_run(identity, built, turn, reply if target.continued else None)
+            continued = reply if target.continued else None
+            run = self._make_run(identity, built, turn, continued, rebuild=rebuild)
             if loaded.table is not None:
                 run.play = Play(table=loaded.table, prompts=self._prompts, viewpoint=viewpoint)
             if reply is not None:
@@ -171,7 +173,13 @@ class TurnStarter:
         return reply
 
     def _make_run(
-        self, identity: Identity, built: Built, turn: Turn, continued: Message | None
+        self,
+        identity: Identity,
+        built: Built,
+        turn: Turn,
+        continued: Message | None,
+        *,
+        rebuild: Rebuild,
     ) -> TurnRun:
         sealer = identity.sealer
         prefix = thinking = ""
@@ -193,8 +201,10 @@ class TurnStarter:
             reply_id=turn.reply_id,
             sealer=sealer,
             key_mode=identity.key_mode,
+            is_administrator=identity.user.is_administrator,
             model=built.window.model,
             built=built,
+            rebuild=rebuild,
             progress=progress,
             prefix=prefix,
             prefix_thinking=thinking,

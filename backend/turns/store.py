@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable
+from functools import partial
 from typing import Any
 from uuid import UUID
 
@@ -34,6 +35,7 @@ from backend.turns.rows import (
     encoded,
     finished,
     progress_row,
+    replace_totals,
     sealed_events,
     segments_of,
     usage_event,
@@ -173,7 +175,7 @@ class TurnStore:
         if saved:
             progress.saved = {"message_id": str(run.reply_id)}
         if problem is not None:
-            progress.failed = {"turn_id": str(run.turn_id), **problem}
+            progress.failed = problem
         else:
             progress.completed = completed_event(run.turn_id, run.outcome, run.finish)
 
@@ -197,7 +199,7 @@ class TurnStore:
                     turn.segments = segments_of(run, closing)
                     turn.sealed_events = sealed_events(run, closing)
             elif turn is not None:
-                problem = cut_off().to_problem()
+                problem = run.show_problem(cut_off())
             await _learn(session, run)
             # A chat that was deleted meanwhile does not make its turn free; a gone account does.
             if turn is not None or await session.get(User, run.user_id) is not None:
@@ -279,6 +281,9 @@ def _end(
     turn.segments = segments_of(run)
     turn.usage = encoded(usage)
     turn.finish = run.finish or None
+    turn.sealed_events = sealed_events(run)
+    if run.refused:
+        replace_totals(run, turn)
     turn.lease_until = turn.waits_for = turn.sealed_play = turn.sealed_problem = None
     if problem:
         data = msgspec.json.encode(problem)
@@ -288,23 +293,25 @@ def _end(
 
 
 async def _learn(session: AsyncSession, run: TurnRun) -> None:
-    """Learn of the model's counts. What a played turn asks, round by round, is not its prompt."""
-    if run.usage is None or run.outcome != "completed" or run.play is not None:
+    """Learn of the model's counts. What a played turn asks, round by round, is not its prompt.
+
+    The report of a prompt that was cut is not learned from, because it is that of another prompt.
+    """
+    if run.play is not None:
         return
-    await ratios.learn(
-        session,
-        run.user_id,
-        run.built.window.spec,
-        run.built.window.unit.tokenizer,
-        counted=run.built.assembled.tokens,
-        reported=run.usage.prompt_tokens,
-    )
+    window = run.built.window
+    learn = partial(ratios.learn, session, run.user_id, window.spec, window.unit.tokenizer)
+    for refused in run.refused:
+        if refused.is_reported:
+            await learn(counted=refused.counted, reported=refused.needed)
+    if run.usage is not None and run.outcome == "completed" and run.cut is None:
+        await learn(counted=run.built.assembled.tokens, reported=run.usage.prompt_tokens)
 
 
 def _problem(run: TurnRun) -> dict[str, Any] | None:
-    """What went wrong, as the turn's last event tells it."""
+    """Return the problem of a turn, as its last event has it."""
     error = run.problem or (cut_off() if run.outcome == "interrupted" else None)
-    return error.to_problem() if error else None
+    return run.show_problem(error) if error else None
 
 
 def _status(run: TurnRun) -> MessageStatus:

@@ -15,6 +15,7 @@ from backend.enrichment.budgets import CHARACTERS_A_TOKEN
 from backend.enrichment.llm_selection import NAME_SETTING, limit_output, naming_setting
 from backend.enrichment.models import EnrichmentRun
 from backend.generation.model import (
+    ModelContextOverflowError,
     ModelEmptyReplyError,
     ModelMalformedAnswerError,
     ModelWritesNoJsonError,
@@ -29,7 +30,8 @@ from backend.quotas.service import Quotas
 from backend.turns.builder import PromptBuilder
 from backend.turns.built import Built
 from backend.turns.errors import ChatChangedError
-from backend.turns.prompt_context import version_of
+from backend.turns.prompt_context import Constraint, version_of
+from backend.turns.refusals import MAX_REBUILDS, constraint_after, describe_refusal
 from backend.turns.schemas import SuggestionRequest, Suggestions, TurnRequest
 from backend.turns.suggested_lines import SuggestedLines, read_suggestions
 
@@ -98,22 +100,30 @@ class SuggestionService:
     ) -> tuple[Built, StructuredAnswer, float]:
         """Ask the model, and again after a turn in another chat has cut it off.
 
-        Returns also how many seconds the answer took.
+        A prompt that it refuses as too long is built again, smaller. Returns also how many seconds
+        the answer took.
         """
+        turn = TurnRequest(impersonate=True, viewpoint=request.viewpoint)
         until, version = time.monotonic() + PATIENCE, None
+        constraint: Constraint | None = None
+        refusals = 0
         while True:
             try:
                 built = await self._builder.build(
-                    identity,
-                    chat_id,
-                    TurnRequest(impersonate=True, viewpoint=request.viewpoint),
-                    suggestions=request.count,
+                    identity, chat_id, turn, suggestions=request.count, constraint=constraint
                 )
                 # After a turn in this chat they would answer what was said before it.
                 if version not in {None, version_of(built.loaded.chat)}:
                     raise ChatChangedError("Ask for suggestions again.")
                 version = version_of(built.loaded.chat)
-                return await self._ask_once(identity, built, until - time.monotonic())
+                try:
+                    return await self._ask_once(identity, built, until - time.monotonic())
+                except ModelContextOverflowError as error:
+                    refusals += 1
+                    refused = describe_refusal(error, built, extra=0)
+                    if refusals > MAX_REBUILDS:
+                        raise refused.complete(error) from error
+                    constraint = constraint_after(refused, built)
             except SlotTakenError:
                 if time.monotonic() >= until:
                     raise ModelBusyError("Ask for suggestions again in a while.") from None
@@ -124,7 +134,7 @@ class SuggestionService:
         window, chat_id = built.window, built.loaded.chat.id
         limit = window.models.limit_of(window.spec.id)
         work = Work(use="suggestions", rank=Rank.ASKED, user_id=identity.user_id, chat_id=chat_id)
-        sampling = limit_output(window.sampling, window.spec)
+        sampling = limit_output(built.sampling, window.spec)
         async with self._slots.hold([limit], work, patience=patience):
             began = time.monotonic()
             try:

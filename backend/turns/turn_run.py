@@ -5,9 +5,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
+from typing import Any
 from uuid import UUID
+
+import msgspec
 
 from backend.accounts.models import KeyMode
 from backend.chats.models import MessageStatus
@@ -15,6 +18,7 @@ from backend.errors import AppError, InternalError
 from backend.generation.model import (
     ChatModel,
     Finish,
+    ModelContextOverflowError,
     ModelEmptyReplyError,
     Piece,
     SentRequest,
@@ -23,17 +27,23 @@ from backend.generation.model import (
     TokenUsage,
 )
 from backend.generation.tokens import get_tokenizer
+from backend.generation.window_evidence import PromptCut, find_cut, window_after_cut
 from backend.llm.slot_rules import Occupation, Rank, Work
 from backend.llm.slots import ModelSlots
 from backend.logs import get_logger
 from backend.turns.built import Built
-from backend.turns.events import EventCursor, Progress, TurnEvent
+from backend.turns.events import CONTEXT_READY, EventCursor, Progress, TurnEvent
 from backend.turns.models import TurnKind, TurnState
 from backend.turns.play import Play
+from backend.turns.prompt_context import Constraint
+from backend.turns.refusals import MAX_REBUILDS, RefusedPrompt, constraint_after, describe_refusal
 from backend.turns.transcript import Segment, Spoken
 from backend.vault.sealing import Sealer
 
 log = get_logger(__name__)
+
+Rebuild = Callable[[Built, Constraint], Awaitable[Built]]
+"""Builds the prompt of a turn again; see `PromptBuilder.rebuild`."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -43,8 +53,10 @@ class TurnRun:
     `prefix` is what a continued reply said before, `status_before` how it had ended. `usage` and
     `finish` come from the model, once `is_asked`; `sent` is the form of its requests. `rewritten`
     are text and thoughts as regex scripts leave them, once the model has ended. `play` is how a
-    played turn goes on. `stored_length`, `stored_events`, `stored_tokens` and `stored_drops` say
-    how far the rows are. `finished` is set when everything is stored.
+    played turn goes on. `rebuild` builds the prompt again for the same line; `refused` are the
+    prompts that the model refused as too long. `cut` says that its server read only the rest of a
+    prompt. `stored_length`, `stored_events`, `stored_tokens` and `stored_drops` say how far the
+    rows are. `finished` is set when everything is stored.
     """
 
     turn_id: UUID
@@ -54,6 +66,7 @@ class TurnRun:
     reply_id: UUID | None
     sealer: Sealer = field(repr=False)
     key_mode: KeyMode
+    is_administrator: bool
     model: ChatModel = field(repr=False)
     built: Built = field(repr=False)
     progress: Progress
@@ -61,6 +74,9 @@ class TurnRun:
     prefix_thinking: str = field(default="", repr=False)
     status_before: MessageStatus = "streaming"
     play: Play | None = None
+    rebuild: Rebuild = field(repr=False)
+    refused: list[RefusedPrompt] = field(default_factory=list[RefusedPrompt])
+    cut: PromptCut | None = None
     finished: asyncio.Event = field(default_factory=asyncio.Event)
     is_asked: bool = False
     usage: TokenUsage | None = None
@@ -144,9 +160,11 @@ class TurnRun:
         if self.usage is not None:
             return self.usage.prompt_tokens + self.usage.completion_tokens
         transcript = self.progress.transcript
-        if not self.is_asked or (self.outcome == "failed" and not transcript.length):
-            return 0  # it never got its turn, or the provider refused it
+        if not self.is_asked:
+            return 0
         said = transcript.joined("text") + transcript.joined("thinking")
+        if self.outcome == "failed" and not said and not (self.play and self.play.used):
+            return 0  # the provider refused it
         tokenizer = get_tokenizer(self.built.window.unit.tokenizer)
         requests = self.play.requests if self.play else 1
         return requests * self.built.assembled.tokens + tokenizer.count(said)
@@ -215,6 +233,11 @@ class TurnRun:
             log.exception("turn.crashed", turn_id=self.turn_id, exc_info=error)
             self.problem = InternalError("The log says more.")
 
+    def show_problem(self, error: AppError) -> dict[str, Any]:
+        """Return the members of an error that the user may see, for `turn.failed`."""
+        problem = error.to_problem(for_administrator=self.is_administrator)
+        return {"turn_id": str(self.turn_id), **problem}
+
     @property
     def outcome(self) -> TurnState:
         """How it ended, once the model no longer speaks."""
@@ -239,12 +262,75 @@ class TurnRun:
         if self.play is not None:
             await self.play.run(self)
         else:
-            stream = self.model.stream(self.built.prompt, self.built.window.sampling)
+            stream = self.hear(lambda: self.model.stream(self.built.prompt, self.built.sampling))
             async with contextlib.aclosing(stream):
                 async for piece in stream:
                     self.take(piece)
         if not self.has_spoken and self.outcome != "waiting":
             raise ModelEmptyReplyError("Try again, or another model.")
+
+    async def hear(
+        self,
+        ask: Callable[[], AsyncGenerator[Piece, None]],
+        *,
+        count_extra: Callable[[Built], int] = lambda _: 0,
+    ) -> AsyncGenerator[Piece, None]:
+        """Yield the pieces of one request. A prompt that is refused as too long is built again.
+
+        Args:
+            ask: Sends the request, with the prompt of `built` as it is then.
+            count_extra: Counts the model's tokens that the request takes in addition to the prompt.
+                It may be CPU-bound.
+
+        Raises:
+            ModelContextOverflowError: Prompts were refused `MAX_REBUILDS` times, or the model had
+                begun to answer.
+            AppError: As `PromptBuilder.rebuild` does.
+        """
+        for rebuilds_left in reversed(range(MAX_REBUILDS + 1)):
+            has_begun = False
+            try:
+                async with contextlib.aclosing(ask()) as pieces:
+                    async for piece in pieces:
+                        has_begun = has_begun or not isinstance(piece, SentRequest)
+                        if isinstance(piece, TokenUsage):
+                            self._check_usage(piece)
+                        yield piece
+            except ModelContextOverflowError as error:
+                if has_begun:
+                    raise
+                extra = await asyncio.to_thread(count_extra, self.built)
+                refused = describe_refusal(error, self.built, extra=extra)
+                self.refused.append(refused)
+                if not rebuilds_left:
+                    raise refused.complete(error) from error
+                await self.build_again(constraint_after(refused, self.built))
+            else:
+                return
+
+    async def build_again(self, constraint: Constraint) -> None:
+        """Replace the prompt by one for the same line that fits, and send its totals to clients.
+
+        Raises what `PromptBuilder.rebuild` raises.
+        """
+        built = await self.rebuild(self.built, constraint)
+        self.built = self.play.guide(built) if self.play is not None else built
+        self.model, self.progress.totals = built.window.model, self.built.totals
+        totals = msgspec.to_builtins(self.built.totals)
+        self.progress.transcript.append_event(CONTEXT_READY, {"totals": totals})
+        self.notify()
+
+    def _check_usage(self, usage: TokenUsage) -> None:
+        """Learn from the usage of one request that the server cut its prompt.
+
+        Tools and rounds of calls are not counted: with them the prompt was even longer.
+        """
+        window = self.built.window
+        cut = find_cut(usage, counted=self.built.assembled.tokens, ratio=window.ratio)
+        if cut is not None:
+            self.cut = cut
+            learned = window_after_cut(cut, current=window.spec.usable_window)
+            window.models.learn_window(window.spec.id, learned)
 
     def take(self, piece: Piece) -> None:
         """Hear a piece of what the model says."""

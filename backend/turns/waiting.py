@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from uuid import UUID
 
 from backend.accounts.identity import Identity
@@ -99,10 +100,12 @@ class WaitingTurns:
             reply_id=reply.id,
             sealer=identity.sealer,
             key_mode=identity.key_mode,
+            is_administrator=identity.user.is_administrator,
             model=built.window.model,
             built=built,
             progress=progress,
             play=play,
+            rebuild=partial(self._builder.rebuild, identity, request),
             stored_length=transcript.length,
             stored_events=len(transcript.events),
             stored_tokens=get_tokenizer(built.window.stored_unit.tokenizer).count(said),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Generator
 from urllib.parse import urlsplit
 from uuid import uuid4
@@ -12,7 +13,7 @@ from playwright.sync_api import BrowserContext, Page, expect
 
 from tests.fakes.openai_server import API_KEY, MODEL, OpenAIServer, reply
 from tests.fakes.scripted_server import Answer
-from tests.support.browser import EXAMPLE_CARD, Account, phone, signing_up
+from tests.support.browser import EXAMPLE_CARD, Account, Watch, phone, signing_up
 from tests.support.process import Served, serving
 from tests.support.server import PASSWORD
 
@@ -71,7 +72,7 @@ def test_a_key_is_pasted_into_the_page_and_the_chat_goes_on_with_its_model(
     key.fill(API_KEY)
     model.script(Answer(status=404))
     page.get_by_role("button", name="Add a provider").click()
-    expect(page.get_by_role("alert")).to_contain_text("name its models")
+    expect(page.get_by_role("alert")).to_contain_text("type the names of its models")
     assert_accessible(page)
     page.get_by_label("Models").fill(MODEL)
     model.script(Answer(status=404), reply("Yes."))
@@ -187,6 +188,133 @@ def test_models_are_chosen_and_figures_of_ones_own_come_before_what_is_known(
     assert account.get(f"/providers/{made['id']}")["models"] == [figures]
 
 
+def test_a_provider_that_fails_is_saved_only_on_request_and_marked_until_it_answers(
+    page: Page, account: Account, model: OpenAIServer, assert_accessible: Callable[[Page], None]
+) -> None:
+    page.goto("/#/providers")
+    page.get_by_role("button", name="Add a provider").click()
+    dialog = page.get_by_role("dialog", name="Add a provider")
+    dialog.get_by_label("Service").select_option(label="Another OpenAI-compatible server")
+    dialog.get_by_label("Address").fill(model.url)
+    dialog.get_by_label("Name").fill("Slow box")
+    dialog.get_by_label("Models").fill(MODEL)
+    refused = Answer(401, body={"error": {"message": "no"}})
+    model.script(refused, refused)
+    dialog.get_by_role("button", name="Add a provider").click()
+    expect(dialog.get_by_text(f"{MODEL} does not answer.")).to_be_visible()
+    assert account.get("/providers")["items"] == []
+    assert_accessible(page)
+    dialog.get_by_role("button", name="Save anyway").click()
+    expect(dialog).to_be_hidden()
+
+    providers = page.get_by_role("list", name="Providers of models")
+    expect(providers).to_contain_text("not tested successfully")
+    assert_accessible(page)
+    model.script(Answer(body=[{"id": MODEL}]), reply("Yes."))
+    page.get_by_role("button", name="More about Slow box").click()
+    page.get_by_role("menuitem", name="Test").click()
+    tested = page.get_by_role("dialog", name="Test Slow box")
+    expect(tested.get_by_text("It works.")).to_be_visible()
+    expect(tested.get_by_text("Context window: 32,768 tokens (assumed).")).to_be_visible()
+    page.keyboard.press("Escape")
+    expect(providers).not_to_contain_text("not tested successfully")
+
+
+def test_an_assumed_window_is_marked_and_set_in_one_click(
+    page: Page, account: Account, model: OpenAIServer, assert_accessible: Callable[[Page], None]
+) -> None:
+    body = {"preset": "other", "base_url": model.url, "slug": "home", "name": "Home"}
+    made = account.post("/providers", body)
+    model.script(Answer(body={"data": [{"id": "unheard/of"}, {"id": "second"}]}))
+    account.get(f"/providers/{made['id']}/models")
+    account.client.patch("/me/settings", json={"model": "home/unheard/of"})
+    chat = account.new_chat()
+    page.goto(f"/#/chats/{chat['id']}?panel=context")
+    link = page.get_by_role("link", name="Set the context window")
+    expect(page.get_by_text("The model's window: 32,768 tokens (assumed).")).to_be_visible()
+    assert_accessible(page)
+    link.click()
+    dialog = page.get_by_role("dialog", name="Models of Home")
+    window = dialog.get_by_label("Context window")
+    expect(window).to_be_focused()
+    window.fill("4096")
+    dialog.get_by_label("Tool calls").select_option(label="a block in its text")
+    dialog.get_by_label("Message shape").select_option(label="also user and assistant in turn")
+    assert_accessible(page)
+    dialog.get_by_role("button", name="Save").click()
+    expect(dialog).to_be_hidden()
+    kept = {each["name"]: each for each in account.get(f"/providers/{made['id']}")["models"]}
+    assert set(kept) == {"unheard/of", "second"}
+    assert kept["unheard/of"]["context_window"] == 4096
+    assert kept["unheard/of"]["tool_support"] == "fenced"
+    assert kept["unheard/of"]["message_shape"] == "alternating"
+
+    page.get_by_role("button", name="More about Home").click()
+    page.get_by_role("menuitem", name="Models").click()
+    expect(dialog.get_by_text("4,096 tokens (set by you)")).to_be_visible()
+    expect(dialog.get_by_text("32,768 tokens (assumed)")).to_be_visible()
+    page.keyboard.press("Escape")
+    page.goto(f"/#/chats/{chat['id']}?panel=context")
+    expect(page.get_by_text("The model's window: 4,096 tokens (set by you).")).to_be_visible()
+    expect(link).to_have_count(0)
+
+
+def test_a_window_of_others_can_not_be_set_and_the_page_says_whose_it_is(
+    page: Page, administrator: Account, account: Account, model: OpenAIServer
+) -> None:
+    body = {"preset": "other", "base_url": model.url, "slug": "shared", "scope": "installation"}
+    made = administrator.post("/providers", body | {"models": [{"name": MODEL}]})
+    page.goto(f"/#/providers?model=shared/{MODEL}")
+    expect(page.get_by_role("alert")).to_contain_text("is for everybody here")
+    expect(page).to_have_url(re.compile("#/providers$"))
+    administrator.client.delete(f"/providers/{made['id']}")
+
+
+def test_a_prompt_that_overflows_leads_to_the_setting_of_the_window(
+    page: Page, account: Account, watch: Watch, portal: BlockingPortal
+) -> None:
+    watch.expected.append("/messages/")  # nothing is left of a turn that failed at once
+    with portal.wrap_async_context_manager(OpenAIServer()) as model:
+        overflow(page, account, model)
+
+
+def overflow(page: Page, account: Account, model: OpenAIServer) -> None:
+    """Send a line to a model whose window is too small for any prompt."""
+    body = {"preset": "other", "base_url": model.url, "slug": "home", "name": "Home"}
+    account.post("/providers", body | {"models": [{"name": MODEL}]})
+    account.client.patch("/me/settings", json={"model": f"home/{MODEL}"})
+    chat = account.new_chat()
+    page.goto(f"/#/chats/{chat['id']}")
+    said = "the request exceeds the available context size, try increasing it"
+    too_long = {"error": {"code": 400, "message": said, "type": "exceed_context_size_error"}}
+    model.script(*[Answer(400, body=too_long)] * 9)
+    page.get_by_role("textbox", name="Your line").fill("Hello.")
+    page.get_by_role("button", name="Send").click()
+    page.get_by_role("link", name="Set the context window").click()
+    expect(
+        page.get_by_role("dialog", name="Models of Home").get_by_label("Context window")
+    ).to_be_focused()
+
+
+def test_activity_lists_the_models_that_the_account_uses(
+    page: Page, account: Account, model: OpenAIServer, assert_accessible: Callable[[Page], None]
+) -> None:
+    page.goto("/#/activity")
+    used = page.get_by_role("list", name="Models in use")
+    expect(used).to_contain_text("Demo")
+    expect(used.get_by_role("link", name="Add a provider")).to_be_visible()
+    body = {"preset": "other", "base_url": model.url, "slug": "home", "name": "Home"}
+    made = account.post("/providers", body | {"models": [{"name": MODEL}]})
+    account.client.patch("/me/settings", json={"model": f"home/{MODEL}"})
+    page.reload()
+    expect(used).to_contain_text(f"{MODEL}Home · Replies")
+    expect(used).not_to_contain_text("Demo")
+    assert_accessible(page)
+    account.client.delete(f"/providers/{made['id']}")
+    page.reload()
+    expect(used).to_contain_text("No longer on offer")
+
+
 def test_an_administrator_adds_a_provider_for_everybody(
     context: BrowserContext, administrator: Account, account: Account, model: OpenAIServer
 ) -> None:
@@ -198,7 +326,8 @@ def test_an_administrator_adds_a_provider_for_everybody(
     dialog.get_by_label("Service").select_option(label="Ollama, on this machine")
     dialog.get_by_label("Address").fill(model.url)
     dialog.get_by_label("For everybody here").check()
-    model.script(Answer(body={"data": [{"id": MODEL}]}), reply("Yes."))
+    listed = Answer(body={"data": [{"id": MODEL}]})
+    model.script(listed, reply("Yes."), listed)
     dialog.get_by_role("button", name="Add a provider").click()
 
     more = page.get_by_role("button", name="More about Ollama")

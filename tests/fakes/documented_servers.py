@@ -15,6 +15,7 @@ from typing import Any, ClassVar
 from backend.setting_types import ServerName
 from tests.fakes.openai_server import (
     DONE,
+    MODEL,
     OpenAIServer,
     chunk,
     completion,
@@ -25,6 +26,7 @@ from tests.fakes.openai_server import (
 from tests.fakes.scripted_server import Answer, Event, Request
 
 SAID, THOUGHT = " it rains.", "Rain?"
+WINDOW = 12_288
 VALUE = {"who": "Oswin"}
 
 _STANDARD = frozenset(
@@ -52,7 +54,8 @@ class DocumentedServer(OpenAIServer):
     `takes` are members of a request beside the standard's, `leaves` those of the standard that it
     does not know. `forms` are the types of `response_format` that it follows; `refuses_forms` says
     whether it refuses the others or writes prose. `counts` is its route for counting, with the
-    members for text and tokens.
+    members for text and tokens. `windows` are its routes that tell the window of its model, with
+    their answers.
     """
 
     server: ClassVar[ServerName]
@@ -65,10 +68,15 @@ class DocumentedServer(OpenAIServer):
     comment: ClassVar[str] = ""
     reports_usage: ClassVar[bool] = True
     counts: ClassVar[tuple[str, str, str] | None] = None
+    windows: ClassVar[Mapping[str, Any]] = {}
     trouble: ClassVar[Answer] = Answer(
         status=404, body=_fault("model not found", type="not_found_error", code="model_not_found")
     )
     """What it says of a model that it has not got."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.aside |= {path: Answer(body=body) for path, body in self.windows.items()}
 
     def usual(self, request: Request) -> Answer:
         if self.counts and request.path == self.counts[0]:
@@ -166,6 +174,9 @@ class LlamaCppServer(DocumentedServer):
             type="exceed_context_size_error",
         ),
     )
+    windows: ClassVar[Mapping[str, Any]] = {
+        "/props": {"default_generation_settings": {"n_ctx": WINDOW}, "total_slots": 1}
+    }
 
     def ending(self, used: dict[str, Any] | None) -> list[Event]:
         last = {**chunk("stop"), "timings": {"prompt_n": 12, "predicted_n": 4}}
@@ -204,6 +215,7 @@ class KoboldCppServer(DocumentedServer):
     forms = frozenset()
     reports_usage = False
     counts = "/api/extra/tokencount", "prompt", "value"
+    windows: ClassVar[Mapping[str, Any]] = {"/api/extra/true_max_context_length": {"value": WINDOW}}
     trouble = Answer(
         status=503,
         body={"detail": {"msg": "Server is busy; please try again later.", "type": "busy"}},
@@ -256,6 +268,9 @@ class TabbyAPIServer(VLLMServer):
     }
     forms = frozenset()
     counts = "/v1/token/encode", "text", "length"
+    windows: ClassVar[Mapping[str, Any]] = {
+        "/v1/model": {"id": MODEL, "object": "model", "parameters": {"max_seq_len": WINDOW}}
+    }
     trouble = Answer(status=400, body={"detail": "Could not load the model no-such-model"})
 
     def refuse(self, member: str) -> Answer:
@@ -269,6 +284,10 @@ class TabbyAPIServer(VLLMServer):
 class OllamaServer(DocumentedServer):
     server = "ollama"
     reasoning = "reasoning"
+    windows: ClassVar[Mapping[str, Any]] = {
+        "/api/ps": {"models": [{"name": MODEL, "model": MODEL, "context_length": WINDOW}]},
+        "/api/show": {"parameters": "", "model_info": {"llama.context_length": 131_072}},
+    }
     trouble = Answer(
         status=404,
         body=_fault('model "no-such-model" not found', type="not_found_error", code=None),
@@ -282,6 +301,11 @@ class LMStudioServer(DocumentedServer):
     takes = frozenset({"top_k", "min_p", "repeat_penalty", "logit_bias"})
     forms = frozenset({"json_schema"})
     refuses_forms = True
+    windows: ClassVar[Mapping[str, Any]] = {
+        "/api/v0/models": {
+            "data": [{"id": MODEL, "max_context_length": 131_072, "loaded_context_length": WINDOW}],
+        }
+    }
     trouble = Answer(status=400, body={"error": "No models loaded."})
 
     def refuse(self, member: str) -> Answer:

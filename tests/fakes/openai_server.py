@@ -139,6 +139,11 @@ def error_body(
     return {"error": {"message": message, "type": kind, "param": None, "code": code}}
 
 
+WINDOW_ROUTES = (
+    *("/props", "/api/v0/models", "/api/ps", "/api/show", "/v1/model"),
+    "/api/extra/true_max_context_length",
+)
+
 OWN_DIMENSION = 256
 """Of the vectors where no other one is asked for."""
 
@@ -169,12 +174,17 @@ def embedded(request: Request, *, common: float = 0.0) -> Answer:
 class OpenAIServer(ScriptedServer):
     """Answers `/v1/chat/completions` and `/v1/embeddings`.
 
-    Unscripted, with a short reply, and with vectors made from the texts' words.
+    Unscripted, with a short reply, and with vectors made from the texts' words. Of the routes by
+    which servers tell their windows it has those that a test puts into `aside`.
     """
 
     usual_answer = reply("The rain", " has stopped.")
     common = 0.0
     """What all of its vectors share."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.aside = dict.fromkeys(WINDOW_ROUTES, Answer(404, body={"detail": "Not Found"}))
 
     @property
     def url(self) -> str:

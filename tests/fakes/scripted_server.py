@@ -64,13 +64,16 @@ class ScriptedServer:
     """Answers its scripted answers in order, then the usual one for ever.
 
     `requests` are those that came in; `hung_up` is set when a client has gone before its answer
-    was complete.
+    was complete. Requests to the paths in `aside` are answered from there, at any time: they are
+    not scripted and not among `requests`. `probes` lists them.
     """
 
     usual_answer: ClassVar[Answer]
 
     def __init__(self) -> None:
         self.requests: list[Request] = []
+        self.aside: dict[str, Answer] = {}
+        self.probes: list[Request] = []
         self.hung_up = asyncio.Event()
         self._answers: deque[Answer] = deque()
         self._server: asyncio.Server | None = None
@@ -115,8 +118,12 @@ class ScriptedServer:
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
             while (request := await _read(reader)) is not None:
-                self.requests.append(request)
-                answer = self._answers.popleft() if self._answers else self.usual(request)
+                if request.path in self.aside:
+                    self.probes.append(request)
+                    answer = self.aside[request.path]
+                else:
+                    self.requests.append(request)
+                    answer = self._answers.popleft() if self._answers else self.usual(request)
                 if not await self._answer(request, answer, reader, writer):
                     break
         except ConnectionError:

@@ -164,13 +164,13 @@ class Table:
         """What the model is told of the mood."""
         return guidance.render(self, prompts)
 
-    def offered(self) -> list[Tool]:
-        """The tools that the model has now."""
-        return [tool.offer for tool in self._tools()]
+    def offered(self, *, may_wait: bool = True) -> list[Tool]:
+        """Return the tools that the model has now; unless it `may_wait`, those that ask nothing."""
+        return [tool.offer for tool in self._tools(may_wait=may_wait)]
 
-    async def use(self, call: ToolCall) -> Outcome:
-        """What a call comes to. Whatever is wrong with it is an answer with an `error`."""
-        tools = {tool.name: tool for tool in self._tools()}
+    async def use(self, call: ToolCall, *, may_wait: bool = True) -> Outcome:
+        """Return the outcome of a call. If the call is wrong, it is an answer with an `error`."""
+        tools = {tool.name: tool for tool in self._tools(may_wait=may_wait)}
         if self.waiting is not None:
             return refusal("The turn waits for its player.")
         self.state.calls += 1
@@ -306,13 +306,13 @@ class Table:
         self.state.rolls.append(Roll(sides, dice))
         return dice
 
-    def _tools(self) -> list[PlayTool]:
+    def _tools(self, *, may_wait: bool) -> list[PlayTool]:
         if self.is_over or self.waiting is not None or self.state.calls >= MAX_CALLS:
             return []
         tools = self.rules.tools(self.play.mood)
-        if not self.is_last_phase:
-            return list(tools)
-        return [tool for tool in tools if tool.name == FINISH]
+        if self.is_last_phase:
+            return [tool for tool in tools if tool.name == FINISH]
+        return [tool for tool in tools if may_wait or tool.choose is None]
 
     def _tool(self, name: str) -> PlayTool:
         return next(tool for tool in self.rules.tools(self.play.mood) if tool.name == name)

@@ -31,16 +31,22 @@ AttributeType = Literal["text", "number", "list"]
 
 @dataclass(frozen=True, slots=True)
 class Mood:
-    """A mood of play: what it is called, and the variants that it has.
+    """A mood of play.
 
-    `prompt` says what a model is to do in it, where `prompts/moods/<rules>/<mood>.md` does not.
-    With `is_unsettled` nothing that happens in it is compacted before it is over.
+    Attributes:
+        name: Its name.
+        variants: The variants that it has.
+        prompt: Instructions for the model, if there is no file `prompts/moods/<rules>/<mood>.md`.
+        is_unsettled: Nothing that happens in it is compacted before it is over.
+        needs_calls: The rules need a tool call in each turn that is played in it. A model that
+            makes none is asked for the calls alone, once.
     """
 
     name: str
     variants: Sequence[str] = ()
     prompt: str = ""
     is_unsettled: bool = False
+    needs_calls: bool = False
 
 
 class Rules(Protocol):

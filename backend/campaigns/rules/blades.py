@@ -42,9 +42,11 @@ from backend.errors import ValidationError
 MAX_COIN = 1_000
 
 _MOODS = {
-    "scene": Mood("scene", ("encounter", "opportunity", "discovery")),
-    "action": Mood("action", ("controlled", "risky", "desperate"), is_unsettled=True),
-    "aftermath": Mood("aftermath", ("clean", "costly", "setback", "disaster")),
+    "scene": Mood("scene", ("encounter", "opportunity", "discovery"), needs_calls=True),
+    "action": Mood(
+        "action", ("controlled", "risky", "desperate"), is_unsettled=True, needs_calls=True
+    ),
+    "aftermath": Mood("aftermath", ("clean", "costly", "setback", "disaster"), needs_calls=True),
     "downtime": Mood("downtime", ("recovery", "project", "entanglement")),
 }
 _TOOLS: Mapping[str, Sequence[PlayTool]] = {

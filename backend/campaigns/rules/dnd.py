@@ -258,7 +258,10 @@ SET_CONDITION = PlayTool("set_condition", SetCondition, set_condition)
 START_COMBAT = PlayTool("start_combat", StartCombat, start_combat)
 END_COMBAT = PlayTool("end_combat", EndCombat, end_combat)
 
-_MOODS = {"explore": Mood("explore"), "combat": Mood("combat", is_unsettled=True)}
+_MOODS = {
+    "explore": Mood("explore", needs_calls=True),
+    "combat": Mood("combat", is_unsettled=True, needs_calls=True),
+}
 _DICE = (CHECK, HARM, HEAL, SET_CONDITION)
 _TOOLS: Mapping[str, Sequence[PlayTool]] = {
     "explore": (

@@ -31,6 +31,7 @@ from backend.enrichment.runs import RunDetail
 from backend.enrichment.story import TranscriptSlice
 from backend.generation.model import (
     ChatModel,
+    ModelContextOverflowError,
     ModelEmptyReplyError,
     ModelMalformedAnswerError,
     ModelSpec,
@@ -61,6 +62,7 @@ _MAX_WHY = 500
 EVENT_KIND_NAMES = ", ".join(EVENT_KINDS)
 DEMO_NOTE = "Demo model: simple rules, no language model read this."
 _SPENT = "It ended early: the tokens of one run were spent."
+_TOO_LONG = "It ended early: the prompt had become too long for the model."
 
 
 EmbedderOf = Callable[[Sealer], Awaitable[DocumentEmbedder | None]]
@@ -124,8 +126,7 @@ class Agent:
             # Each event or entry that it writes is a call of about 250 tokens in one answer.
             room = max(OUTPUT_TOKENS, 256 * self.settings.enrichment_max_writes)
             sampling = reader.sampling_of(model, room)
-            if not await self._loop(model, executor, opening, budget, sampling):
-                notes.append(_SPENT)
+            notes += await self._loop(model, executor, opening, budget, sampling)
         return AgentResult(
             detail=RunDetail(
                 why=one_line(triage.why)[:_MAX_WHY],
@@ -171,16 +172,16 @@ class Agent:
         opening: list[PromptMessage],
         budget: RunBudget,
         sampling: Sampling,
-    ) -> bool:
+    ) -> list[str]:
         """Have the model call until it has finished, calls are used up, or one cannot be read.
 
-        False where it could have gone on, and the run's tokens were spent.
+        Returns a note if it could have gone on. What it proposed before is kept.
         """
         rounds: list[ToolRound] = []
         while budget.calls < MOST_CALLS and not executor.is_finished:
             prompt = Prompt(opening, tuple(rounds))
             if not budget.affords(prompt):
-                return False
+                return [_SPENT]
             try:
                 answer = await _asked(model, prompt, budget, sampling)
             except ModelMalformedAnswerError as error:
@@ -188,11 +189,15 @@ class Agent:
                 budget.take(None, prompt, "")
                 executor.refuse_unread(error)
                 break
+            except ModelContextOverflowError:
+                if not rounds:
+                    raise
+                return [_TOO_LONG]
             if not answer.calls:
                 break
             results = await executor.answer(answer.calls)
             rounds.append(ToolRound(answer.calls, results, answer.text))
-        return True
+        return []
 
     def _opening(
         self, stretch: TranscriptSlice, references: References, near: LookupResult

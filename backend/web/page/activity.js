@@ -40,9 +40,21 @@ export function row(job, read) {
     /^enrichment\.|fetch/.test(job.kind) && !/dead|done/.test(state) && act("stop"));
 }
 
+/** A model that the account's settings or latest chats ask, and what for. */
+function inUse({ id, title, provider_name: provider, uses, chats }) {
+  const names = uses.map((each) => t(each === "reply" ? "activity.replies" : `models.tasks.${each}`).split(" | ")[0]);
+  const facts = [provider, ...names, chats > 0 && t("activity.chats", { count: chats })].filter(Boolean).join(" · ");
+  return h("li", { class: title ? "" : "fault" },
+    icon(title ? "check" : "alert"),
+    h("div.grow", {}, title ?? id,
+      h("small.help", {}, title ? facts : [t("activity.gone"), facts].join(" · ")),
+      (!title || id === "demo") && h("small.help", {}, h("a", { href: "#/providers" }, t("activity.add_model")))));
+}
+
 export default async function ({ signal, title }) {
   title(t("shell.activity"));
   const [list, health, place] = [h("ul.list"), h("ul.list"), h("section")];
+  const models = h("ul.list", { "aria-label": t("activity.models") });
   let before;
   const read = async () => {
     const { items } = await api.get("/jobs", { signal });
@@ -65,15 +77,18 @@ export default async function ({ signal, title }) {
     }
   };
   follow();
+  attempt(async () => fill(models, (await api.all("/models/in-use", { signal })).map(inUse)));
   attempt(async () => {
     const { parts } = await (await fetch("/ready", { signal })).json();
-    fill(health, parts.map(({ name, ready, detail }) => h("li", { class: ready ? "" : "fault" },
+    // The models of the settings are not those that this account uses.
+    fill(health, parts.filter(({ name }) => name !== "models").map(({ name, ready, detail }) => h("li", { class: ready ? "" : "fault" },
       icon(ready ? "check" : "alert"),
       h("div.grow", {}, said(`parts.${name}`), h("small.help", {}, detail),
-        /^(none|demo$)/.test(detail) && h("small.help", {}, t(`activity.hints.${name}`))))));
+        detail.startsWith("none") && h("small.help", {}, t(`activity.hints.${name}`))))));
   });
   return h("div.page.narrow", {},
     h("header", {}, h("h1", {}, t("shell.activity"))),
     place,
+    h("section", {}, h("h2", {}, t("activity.models")), models),
     h("section", {}, h("h2", {}, t("activity.health")), health));
 }

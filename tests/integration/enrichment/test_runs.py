@@ -100,7 +100,10 @@ async def test_what_waits_and_what_failed_are_told(study: Study, model: Vendor) 
     )
     [run] = view["items"]
     assert (run["state"], run["can_undo"], run["written"]) == ("failed", False, [])
-    assert run["error"] == "model-unavailable"
+    assert (run["error"], run["problem"]["title"]) == (
+        "model-overloaded",
+        "The provider is overloaded",
+    )
     problem(
         await study.account.client.post(f"{API}/enrichment/runs/{run['id']}/undo"),
         409,

@@ -20,6 +20,7 @@ from backend.generation.model import (
     SentRequest,
     TokenUsage,
 )
+from backend.generation.openai_compatible import OpenAICompatibleProvider
 from backend.generation.openai_servers import OPENAI_SERVERS
 from backend.generation.registry import ModelRegistry
 from backend.generation.sampling import Sampling
@@ -29,17 +30,21 @@ from tests.fakes.documented_servers import (
     SERVERS,
     THOUGHT,
     VALUE,
+    WINDOW,
     DocumentedServer,
     KoboldCppServer,
     LlamaCppPythonServer,
+    LlamaCppServer,
     LMStudioServer,
     MistralServer,
+    OllamaServer,
     OpenAIOwnServer,
     OpenRouterServer,
     TabbyAPIServer,
     VLLMServer,
 )
-from tests.fakes.openai_server import MODEL
+from tests.fakes.openai_server import API_KEY, MODEL
+from tests.fakes.scripted_server import Answer
 from tests.integration.generation.test_every_setting import VALUES
 from tests.integration.generation.test_odd_servers import SCHEMA, joined
 
@@ -163,6 +168,70 @@ async def test_what_the_server_fails_at_is_told_in_our_words(connected: Connecte
 
     assert isinstance(caught.value, kinds.get(type(connected.server), ModelError))
     assert "no-such-model" not in str(caught.value).replace("openai/no-such-model", "")
+
+
+def adapter_of(connected: Connected) -> OpenAICompatibleProvider:
+    adapter = connected.registries[-1].providers["openai"].adapter
+    assert isinstance(adapter, OpenAICompatibleProvider)
+    return adapter
+
+
+@of(*SERVERS)
+async def test_each_local_server_tells_the_window_that_it_runs_with(connected: Connected) -> None:
+    model = connected.model()
+    assert (model.spec.context_window, model.spec.figures_from) == (32_768, "default")
+
+    await adapter_of(connected).learn_windows([MODEL])
+
+    spec = connected.registries[-1].spec(model.spec.id)
+    known = (WINDOW, "learned") if connected.server.windows else (32_768, "default")
+    assert (spec.context_window, spec.figures_from) == known
+    assert [each.of(MODEL).window for each in connected.learned] == (
+        [WINDOW] if connected.server.windows else []
+    )
+    sent = {probe.headers["authorization"] for probe in connected.server.probes}
+    assert sent <= {f"Bearer {API_KEY}"}
+    # No service on the internet is asked by routes that it does not have.
+    local = {"llama-cpp", "koboldcpp", "lm-studio", "ollama", "tabbyapi"}
+    assert bool(connected.server.probes) == (connected.server.server in local)
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        Answer(500, body={"error": "no"}),
+        Answer(302, headers={"location": "http://127.0.0.1:9/props"}, body={}),
+        Answer(body=b"<html>Log in</html>"),
+        Answer(body=[{"default_generation_settings": {"n_ctx": 4_096}}]),
+        Answer(body={"default_generation_settings": {"n_ctx": 10**12}}),
+    ],
+)
+@of(LlamaCppServer)
+async def test_a_route_that_fails_leaves_the_window_unknown(
+    connected: Connected, answer: Answer
+) -> None:
+    connected.server.aside["/props"] = answer
+    connected.model()
+
+    await adapter_of(connected).learn_windows([MODEL])
+
+    assert len(connected.server.probes) == 1
+    assert connected.learned == []
+
+
+@of(OllamaServer)
+async def test_a_model_that_is_not_loaded_has_at_most_the_window_it_was_trained_for(
+    connected: Connected,
+) -> None:
+    shown = {"model_info": {"phi2.context_length": 2_048}}
+    connected.server.aside["/api/ps"] = Answer(body={"models": []})
+    connected.server.aside["/api/show"] = Answer(body=shown)
+    model = connected.model()
+
+    await adapter_of(connected).learn_windows([MODEL])
+
+    spec = connected.registries[-1].spec(model.spec.id)
+    assert (spec.context_window, spec.max_output_tokens) == (2_048, 2_048)
 
 
 @of(KoboldCppServer, LlamaCppPythonServer)

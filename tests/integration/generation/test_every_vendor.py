@@ -11,14 +11,21 @@ import pytest
 from backend.generation.model import (
     Finish,
     ModelAuthError,
+    ModelContextOverflowError,
+    ModelCreditError,
     ModelEmptyReplyError,
     ModelError,
     ModelInterruptedError,
     ModelMalformedAnswerError,
+    ModelNotFoundError,
+    ModelOverloadedError,
     ModelRateLimitError,
+    ModelRedirectError,
     ModelRequestError,
+    ModelServerError,
     ModelTimeoutError,
     ModelUnavailableError,
+    ModelWebPageError,
     Piece,
     Prompt,
     PromptMessage,
@@ -201,17 +208,18 @@ async def test_a_reply_cut_at_the_limit_says_so_at_its_end(vendor: Vendor) -> No
 @pytest.mark.parametrize(
     ("status", "kind"),
     [
-        (302, ModelUnavailableError),
+        (302, ModelRedirectError),
         (400, ModelRequestError),
         (401, ModelAuthError),
+        (402, ModelCreditError),
         (403, ModelAuthError),
-        (404, ModelRequestError),
-        (408, ModelUnavailableError),
-        (413, ModelRequestError),
+        (404, ModelNotFoundError),
+        (408, ModelTimeoutError),
+        (413, ModelContextOverflowError),
         (422, ModelRequestError),
         (429, ModelRateLimitError),
-        (500, ModelUnavailableError),
-        (503, ModelUnavailableError),
+        (500, ModelServerError),
+        (503, ModelOverloadedError),
     ],
 )
 async def test_a_refusal_is_named_by_what_can_be_done_about_it(
@@ -252,6 +260,17 @@ async def test_an_error_shows_neither_the_key_nor_the_prompt(vendor: Vendor, sta
     assert caught.value.__suppress_context__, "a traceback in the log would show the SDK's error"
 
 
+async def test_the_owner_of_a_provider_reads_its_words_without_the_key(vendor: Vendor) -> None:
+    said = f"Bad key {vendor.key}, and header secret-tenant"
+    vendor.server.script(vendor.failed(400, said))
+
+    with pytest.raises(ModelError) as caught:
+        await listen(vendor, is_own=True, extra_headers={"x-tenant": "secret-tenant"})
+
+    words = caught.value.to_problem()["provider_message"]
+    assert words == "Bad key [removed], and header [removed]"
+
+
 async def test_a_pause_that_the_header_asks_for_is_handed_on(vendor: Vendor) -> None:
     refusal = vendor.failed(429, "slow down")
     vendor.server.script(Answer(status=429, headers={"retry-after": "17"}, body=refusal.body))
@@ -263,16 +282,52 @@ async def test_a_pause_that_the_header_asks_for_is_handed_on(vendor: Vendor) -> 
     assert caught.value.headers == {"Retry-After": "17"}
 
 
-async def test_a_server_that_is_not_there_is_unavailable(vendor: Vendor) -> None:
-    with pytest.raises(ModelUnavailableError):
-        await listen(vendor, base_url="http://127.0.0.1:9/v1")
+@pytest.mark.parametrize(
+    ("url", "detail"),
+    [
+        ("http://127.0.0.1:9/v1", "Cannot connect to http://127.0.0.1:9/v1. Is the server running"),
+        ("http://nowhere.invalid/v1", "Cannot find http://nowhere.invalid/v1: the name has no"),
+    ],
+)
+async def test_a_server_that_is_not_there_is_named_to_its_owner(
+    vendor: Vendor, url: str, detail: str
+) -> None:
+    with pytest.raises(ModelUnavailableError) as own:
+        await listen(vendor, base_url=url, is_own=True)
+    with pytest.raises(ModelUnavailableError) as shared:
+        await listen(vendor, base_url=url)
+
+    assert own.value.detail.startswith(detail)
+    assert "://" not in str(shared.value.to_problem())
 
 
-async def test_a_page_in_place_of_an_answer_is_no_answer(vendor: Vendor) -> None:
+async def test_a_server_without_tls_is_said_to_have_none(vendor: Vendor) -> None:
+    async def answer(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+        writer.close()
+        await writer.wait_closed()
+
+    async with await asyncio.start_server(answer, "127.0.0.1", 0) as server:
+        url = f"https://127.0.0.1:{server.sockets[0].getsockname()[1]}/v1"
+        with pytest.raises(ModelUnavailableError, match="it speaks no TLS on this port"):
+            await listen(vendor, base_url=url, is_own=True)
+
+
+async def test_a_page_of_a_proxy_is_no_answer(vendor: Vendor) -> None:
     vendor.server.script(Answer(status=502, body=b"<html>Bad gateway</html>"))
 
-    with pytest.raises(ModelUnavailableError):
+    with pytest.raises(ModelUnavailableError, match="the server behind it did not"):
         await listen(vendor)
+
+
+async def test_a_web_page_is_not_taken_for_a_reply(vendor: Vendor) -> None:
+    page = b"<html><title>Please log in</title></html>"
+    vendor.server.script(Answer(headers={"content-type": "text/html"}, body=page))
+
+    with pytest.raises(ModelWebPageError) as caught:
+        await listen(vendor, is_own=True)
+
+    assert caught.value.to_problem()["provider_message"] == "Please log in"
 
 
 async def test_a_setting_that_the_model_does_not_take_is_refused_and_not_dropped(

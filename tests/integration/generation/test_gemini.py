@@ -12,6 +12,7 @@ from backend.generation.model import (
     ModelBlockedError,
     ModelInterruptedError,
     ModelMalformedAnswerError,
+    ModelOverloadedError,
     ModelRateLimitError,
     ModelRequestError,
     Piece,
@@ -206,10 +207,10 @@ async def test_an_error_within_the_stream_before_a_word_is_what_it_says(gemini: 
         await listen(gemini)
 
 
-async def test_an_error_amid_the_reply_is_an_interruption(gemini: Vendor) -> None:
+async def test_an_error_amid_the_reply_names_its_cause(gemini: Vendor) -> None:
     gemini.server.script(stream(chunk(text_part("The")), error_body(503, "UNAVAILABLE")))
 
-    with pytest.raises(ModelInterruptedError):
+    with pytest.raises(ModelOverloadedError):
         await listen(gemini)
 
 

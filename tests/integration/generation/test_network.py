@@ -122,13 +122,19 @@ async def answer(vendor: Vendor) -> ModelError:
 
 async def test_no_sdk_connects_to_a_refused_address_whatever_is_there(vendor: Vendor) -> None:
     port = vendor.server.url.partition("://")[2].partition(":")[2].partition("/")[0]
-    errors = [
-        await say(vendor, base_url=f"http://{host}", network=NetworkPolicy())
+    errors = {
+        host: await say(vendor, base_url=f"http://{host}", network=NetworkPolicy())
         for host in (f"{GOOD}:{port}", f"localhost:{port}", f"{GOOD}:9")
-    ]
+    }
 
-    assert {type(error) for error in errors} == {AddressRefusedError}
-    assert len({str(error.to_problem()) for error in errors}) == 1
+    assert {type(error) for error in errors.values()} == {AddressRefusedError}
+    said = {
+        host: error.to_problem(for_administrator=True)["detail"] for host, error in errors.items()
+    }
+    assert len({str(error.to_problem()) for error in errors.values()}) == 1
+    assert all(f"http://{host} is refused" in detail for host, detail in said.items())
+    # Nothing tells a port where something listens from one where nothing does.
+    assert said[f"{GOOD}:{port}"] == said[f"{GOOD}:9"].replace(":9 ", f":{port} ")
     assert not vendor.server.requests
 
 

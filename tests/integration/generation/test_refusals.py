@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from backend.generation.model import (
-    ModelRequestError,
+    ModelContextOverflowError,
     Prompt,
     PromptMessage,
     SentRequest,
@@ -74,7 +74,7 @@ async def test_a_prompt_that_is_too_long_refuses_no_setting(openai: Vendor) -> N
     said = "the prompt and max_tokens are more than the unsupported length"
     openai.server.script(error(400, message=said, code="context_length_exceeded"))
 
-    with pytest.raises(ModelRequestError, match="too long"):
+    with pytest.raises(ModelContextOverflowError):
         await say(openai, Sampling(max_output_tokens=100))
 
     assert len(openai.server.requests) == 1

@@ -345,7 +345,7 @@ async def test_what_a_server_refuses_is_asked_for_in_the_next_way_and_remembered
 
 async def test_a_request_that_is_refused_in_every_way_is_the_first_refusal(vendor: Vendor) -> None:
     model = vendor.connect()
-    vendor.server.script(*(vendor.failed(status, "no") for status in (422, 400, 404)))
+    vendor.server.script(*(vendor.failed(status, "no") for status in (422, 400, 415)))
 
     with pytest.raises(ModelRequestError, match="422"):
         await play(model)

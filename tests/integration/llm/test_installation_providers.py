@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections.abc import AsyncGenerator
 from itertools import count
 from pathlib import Path
@@ -21,7 +22,7 @@ from backend.llm.models import InstallationProvider, ProviderConfig, open_shared
 from backend.llm.user_models import SHARED_SECONDS, UserModels
 from backend.settings import Settings
 from backend.vault.root import RootKeyError, load_root_keys
-from tests.fakes.openai_server import API_KEY, MODEL, OpenAIServer, reply
+from tests.fakes.openai_server import API_KEY, MODEL, OpenAIServer, error, reply
 from tests.fakes.scripted_server import Answer, Gate
 from tests.support.models import asking, held_back
 from tests.support.server import ROOT, Account, Running, ok, problem, running, text_of
@@ -251,3 +252,43 @@ async def test_a_new_root_key_takes_them_along(
     assert (found.state, found.detail) == ("ok", "for everybody: p0")
     found = {each.name: each for each in await examine(settings)}["embeddings"]
     assert found.detail.startswith("p0, bge")
+
+
+async def failed(account: Account, chat: str) -> dict[str, Any]:
+    """The problem that a turn ends with, as its events and the stored turn have it."""
+    events = await account.turn(chat, text="Hello.")
+    assert events[-1].name == "turn.failed"
+    turn_id = events[-1].data["turn_id"]
+    turn = ok(await account.client.get(f"/api/v1/turns/{turn_id}"))
+    assert turn["problem"] == {each: events[-1].data[each] for each in turn["problem"]}
+    found: dict[str, Any] = turn["problem"]
+    return found
+
+
+async def test_its_own_words_and_its_address_are_for_administrators(
+    ada: Account, ben: Account, model: OpenAIServer, shared: dict[str, Any]
+) -> None:
+    said = f"{API_KEY} of a-secret-of-the-team may not use cluster seven"
+    for account in (ada, ben):
+        ok(await account.client.patch("/api/v1/me/settings", json={"model": SHARED}))
+    chats = [(await account.new_chat())["id"] for account in (ada, ben)]
+    model.script(error(403, message=said), error(403, message=said))
+    told, kept = await failed(ada, chats[0]), await failed(ben, chats[1])
+    assert told["provider_message"] == "[removed] of [removed] may not use cluster seven"
+    assert (kept["title"], kept["detail"]) == (told["title"], told["detail"])
+    assert "provider_message" not in kept
+
+    path = "/api/v1/chats/{}/suggestions"
+    model.script(*[error(403, message=said)] * 2)
+    told = problem(await ada.client.post(path.format(chats[0])), 502, "model-key-refused")
+    kept = problem(await ben.client.post(path.format(chats[1])), 502, "model-key-refused")
+    assert "cluster seven" in told["provider_message"]
+    assert "cluster seven" not in str(kept)
+
+    with socket.create_server(("127.0.0.1", 0)) as closed:
+        nowhere = f"http://127.0.0.1:{closed.getsockname()[1]}/v1"
+    moved = {"base_url": nowhere, "api_key": API_KEY, "extra_headers": {"X-Team": "red"}}
+    ok(await ada.client.patch(f"{PROVIDERS}/{shared['id']}", json=moved))
+    told, kept = await failed(ada, chats[0]), await failed(ben, chats[1])
+    assert told["detail"] == f"Cannot connect to {nowhere}. Is the server running?"
+    assert "127.0.0.1" not in str(kept)

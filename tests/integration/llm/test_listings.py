@@ -10,7 +10,7 @@ import pytest
 
 from tests.fakes.anthropic_server import AnthropicServer
 from tests.fakes.gemini_server import GeminiServer
-from tests.fakes.openai_server import API_KEY, OpenAIServer
+from tests.fakes.openai_server import API_KEY, OpenAIServer, reply
 from tests.fakes.scripted_server import Answer
 from tests.integration.llm.test_providers import PROVIDERS, add
 from tests.support.server import Account, Running, ok, problem, running
@@ -141,3 +141,63 @@ async def test_a_model_that_writes_no_text_does_not_reply_where_nobody_chose(
     offered = ok(await ada.client.get("/api/v1/models"))["items"]
     assert [each["id"] for each in offered[:2]] == ["mine/storyteller", "mine/nomic-embed-text"]
     assert [each["id"] for each in offered if each["is_default"]] == ["mine/storyteller"]
+
+
+LISTS: list[Any] = [
+    [{"id": "a"}, {"id": "b"}],
+    ["a", "b"],
+    {"data": ["a", {"name": "b"}]},
+    {"models": [{"model": "a"}, {"name": "models/b"}]},
+    {"object": "list", "data": None, "models": [{"name": "a"}, {"name": "b"}]},
+    {"success": True, "result": [{"id": "a", "name": "A"}, {"name": "b"}]},
+    {"items": [{"id": "a"}, 3, None, {"id": ""}, [], {"id": "b"}]},
+    b'\xef\xbb\xbf{"data": [{"id": "a"}, {"id": "b"}]}',
+]
+"""Lists of the models a and b."""
+
+
+@pytest.mark.parametrize("body", LISTS)
+async def test_a_list_of_any_usual_form_is_read(
+    ada: Account, model: OpenAIServer, body: Any
+) -> None:
+    made = await add(ada, model, models=[])
+    model.script(Answer(body=body))
+    found = await listing(ada, made)
+    assert sorted(each["name"] for each in found["items"]) == ["a", "b"]
+    assert found["problem"] is None
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        *(Answer(404), Answer(405), Answer(501), Answer(body={}), Answer(body={"data": "none"})),
+        *(Answer(body="models"), Answer(body=b"<html>Hello</html>"), Answer(body=7)),
+    ],
+)
+async def test_names_typed_by_hand_work_where_a_server_has_no_list(
+    ada: Account, model: OpenAIServer, answer: Answer
+) -> None:
+    made = await add(ada, model, models=[{"name": "typed"}])
+    model.script(answer)
+    found = await listing(ada, made)
+    assert [each["name"] for each in found["items"]] == ["typed"]
+    assert found["problem"]["slug"] == "no-model-list"
+    assert f"{model.url}/models" in found["problem"]["detail"]
+    model.script(answer, reply("Hello."))
+    tested = ok(await ada.client.post(f"{PROVIDERS}/{made['id']}/test", json={}))
+    assert (tested["ok"], tested["model"], tested["models"]) == (True, "typed", 0)
+    assert [(step["step"], step["ok"]) for step in tested["steps"]] == [
+        ("models", False),
+        ("reply", True),
+    ]
+    assert model.requests[-1].body["model"] == "typed"
+
+
+async def test_a_server_without_models_has_an_empty_list(ada: Account, model: OpenAIServer) -> None:
+    made = await add(ada, model, models=[])
+    model.script(Answer(body={"object": "list", "data": None}))
+    found = await listing(ada, made)
+    assert (found["items"], found["problem"]) == ([], None)
+    model.script(Answer(body={"object": "list", "data": []}))
+    tested = ok(await ada.client.post(f"{PROVIDERS}/{made['id']}/test", json={}))
+    assert (tested["ok"], tested["problem"]["slug"]) == (False, "unknown-model")

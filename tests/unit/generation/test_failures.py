@@ -1,66 +1,212 @@
+"""Every answer of a provider becomes the error that names its cause."""
+
 from __future__ import annotations
 
-from datetime import UTC, datetime, timedelta
-from email.utils import format_datetime
+import json
+import socket
+import ssl
+from typing import Any
 
 import pytest
 
-from backend.generation._failures import code_words, failure, wait_seconds
-from backend.generation.model import ModelRequestError, ModelUnavailableError
+from backend.generation.client import ServerError
+from backend.generation.failures import (
+    FailureSource,
+    answer_failure,
+    connection_failure,
+    show_address,
+)
+from backend.generation.model import ModelContextOverflowError, ModelError, ModelUnavailableError
+from tests.fakes.provider_answers import ANSWERS, QUOTA, Seen, openai
+
+ADDRESS = "http://127.0.0.1:8080/v1"
+UNSAFE = f"Cannot connect to {ADDRESS} safely: "
+OWN = FailureSource(
+    who="The server",
+    base_url=ADDRESS,
+    secrets=("sk-the-key-itself", "tenant-42"),
+    is_own=True,
+)
+
+
+@pytest.mark.parametrize("seen", ANSWERS.values(), ids=ANSWERS)
+def test_an_answer_becomes_the_error_that_names_its_cause(seen: Seen) -> None:
+    error = answer_failure(
+        ServerError(seen.status, seen.body, seen.headers, in_stream=seen.in_stream), OWN
+    )
+
+    assert type(error) is seen.kind
+    problem = error.to_problem()
+    assert {name: problem.get(name) for name in seen.extra} == seen.extra
+
+
+@pytest.mark.parametrize("seen", ANSWERS.values(), ids=ANSWERS)
+def test_a_body_that_ends_too_early_is_read_as_far_as_it_goes(seen: Seen) -> None:
+    text = json.dumps(seen.body)
+
+    for end in range(0, len(text), 7):
+        answer = ServerError(seen.status, text[:end], seen.headers, in_stream=seen.in_stream)
+        assert isinstance(answer_failure(answer, OWN), ModelError)
+
+
+def fail(status: int, body: Any, /, source: FailureSource = OWN, **headers: str) -> ModelError:
+    return answer_failure(ServerError(status, body, headers), source)
+
+
+def test_the_detail_says_what_was_answered_and_the_next_step() -> None:
+    error = fail(429, openai(QUOTA, type="insufficient_quota", code="insufficient_quota"))
+
+    assert error.to_problem() == {
+        "type": "urn:talekeeper:problem:model-no-credit",
+        "title": "The account has no credit at the provider",
+        "status": 502,
+        "detail": "The server answered 429 insufficient_quota. Add credit at the provider, or "
+        "choose another model.",
+        "provider_message": QUOTA,
+    }
+
+
+def test_an_overflow_names_both_numbers() -> None:
+    error = fail(
+        400, openai("x", type="exceed_context_size_error", n_prompt_tokens=9000, n_ctx=4096)
+    )
+
+    assert error.detail == (
+        "The server answered 400 exceed_context_size_error. The prompt with the reply takes 9,000 "
+        "tokens. The model's window has 4,096 tokens. Lower the context size, or load the model "
+        "with a larger window."
+    )
+
+
+@pytest.mark.parametrize("number", [0, -1, 10**9, True, "4096", 4096.5])
+def test_a_window_that_no_model_has_is_not_reported(number: Any) -> None:
+    error = fail(400, openai("x", code="context_length_exceeded", n_ctx=number))
+
+    assert isinstance(error, ModelContextOverflowError)
+    assert error.window is None
 
 
 @pytest.mark.parametrize(
-    ("value", "seconds"),
+    ("wait", "advice"),
+    [("0", "Wait 1 s,"), ("34.2", "Wait 35 s,"), ("600", "Wait 10 minutes,")],
+)
+def test_a_rate_limit_says_how_long_to_wait(wait: str, advice: str) -> None:
+    error = answer_failure(ServerError(429, None, {"retry-after": wait}), OWN)
+
+    assert advice in error.detail
+    assert error.headers["Retry-After"]
+
+
+def test_a_redirect_names_the_host_alone() -> None:
+    location = "https://user:secret@login.example/realm?key=secret#x"
+    error = fail(302, "", location=location)
+
+    assert "It leads to login.example. " in error.detail
+    assert "secret" not in str(error.to_problem())
+
+
+@pytest.mark.parametrize("location", ["/login", "", "http://[", "https://a b/", "x" * 9_000])
+def test_a_redirect_within_the_server_names_no_host(location: str) -> None:
+    assert "It leads to" not in fail(302, "", location=location).detail
+
+
+def test_a_redirect_to_the_same_host_names_the_scheme() -> None:
+    assert "It leads to https://127.0.0.1" in fail(301, "", location="https://127.0.0.1/v1").detail
+
+
+SHARED = FailureSource(who="The server", base_url="http://10.0.0.7/v1", secrets=("sk-1",))
+
+
+def test_a_shared_providers_words_and_address_are_for_administrators() -> None:
+    error = fail(401, openai("Invalid API key"), SHARED)
+    lost = connection_failure(ConnectionRefusedError(), SHARED)
+
+    assert "provider_message" not in error.to_problem()
+    assert error.to_problem(for_administrator=True)["provider_message"] == "Invalid API key"
+    assert "10.0.0.7" not in str(lost.to_problem())
+    assert "http://10.0.0.7/v1" in lost.to_problem(for_administrator=True)["detail"]
+
+
+def test_a_shared_providers_redirect_is_named_to_administrators() -> None:
+    error = fail(302, "", SHARED, location="https://inner.example/")
+
+    assert "inner.example" not in str(error.to_problem())
+    assert "inner.example" in error.to_problem(for_administrator=True)["detail"]
+
+
+def caused(error: BaseException, by: BaseException) -> BaseException:
+    error.__cause__ = by
+    return error
+
+
+class ConnectError(Exception):
+    """Named like the HTTP client's."""
+
+
+class ConnectTimeout(Exception):  # noqa: N818 - likewise
+    """Named like the HTTP client's."""
+
+
+class ReadError(Exception):
+    """Named like the HTTP client's."""
+
+
+WRONG_VERSION = ssl.SSLError(1, "[SSL: WRONG_VERSION_NUMBER] wrong version number")
+WRONG_VERSION.reason = "WRONG_VERSION_NUMBER"
+
+
+@pytest.mark.parametrize(
+    ("error", "detail"),
     [
-        ("30", 30),
-        ("34.074824224s", 34.074824224),
-        (" 5 ", 5),
-        ("0", 0),
-        ("999999999", 86_400),
-        ("-3", None),
-        ("soon", None),
-        ("", None),
-        ("nan", None),
-        (None, None),
-        (30, None),
-        ("Thu, 01 Jan 1970 00:00:00 GMT", 0),
+        (
+            caused(ConnectError(), ExceptionGroup("tries", [ConnectionRefusedError()])),
+            f"Cannot connect to {ADDRESS}. Is the server running?",
+        ),
+        (
+            caused(ConnectError(), socket.gaierror(-2, "unknown")),
+            f"Cannot find {ADDRESS}: the name has no address. Check its spelling.",
+        ),
+        (
+            ConnectTimeout(),
+            f"Cannot connect to {ADDRESS}: it does not answer. Is the server running?",
+        ),
+        (
+            caused(ConnectError(), ssl.SSLCertVerificationError("no")),
+            UNSAFE + "its certificate is not trusted. Check the address and the certificate.",
+        ),
+        (
+            caused(ConnectError(), WRONG_VERSION),
+            UNSAFE + "it speaks no TLS on this port. Does its address begin with http://?",
+        ),
+        (
+            ReadError(),
+            f"{ADDRESS} closed the connection. Try again; the server's log may say more.",
+        ),
     ],
 )
-def test_a_pause_is_read_in_every_form_it_comes_in(value: object, seconds: float | None) -> None:
-    assert wait_seconds(value) == seconds
+def test_a_broken_connection_names_the_address_and_the_cause(
+    error: BaseException, detail: str
+) -> None:
+    failure = connection_failure(error, OWN)
+
+    assert type(failure) is ModelUnavailableError
+    assert failure.detail == detail
 
 
-def test_a_pause_until_a_date_is_counted_from_now() -> None:
-    until = format_datetime(datetime.now(UTC) + timedelta(hours=1), usegmt=True)
-
-    assert wait_seconds(until) == pytest.approx(3600, abs=60)
-
-
-def test_only_code_words_are_passed_on() -> None:
-    words = code_words(
-        "INVALID_ARGUMENT",
-        "generation_config.stop[0]",
-        "INVALID_ARGUMENT",
-        "The prompt was: hello",
-        "sk-the-key-itself",
-        "x" * 65,
-        7,
-        None,
-        secret="sk-the-key",
+def test_an_unknown_fault_names_its_type() -> None:
+    assert connection_failure(ZeroDivisionError("secret"), OWN).detail == (
+        "The server gives no answer (ZeroDivisionError)."
     )
 
-    assert words == ("INVALID_ARGUMENT", "generation_config.stop[0]")
 
-
-def test_without_a_status_the_model_is_unavailable() -> None:
-    error = failure("Gemini", status=None, words=("ConnectTimeout",))
-
-    assert type(error) is ModelUnavailableError
-    assert error.detail == "Gemini gives no answer (ConnectTimeout)."
-
-
-def test_a_prompt_that_is_too_long_is_said_to_be() -> None:
-    error = failure("The server", status=400, words=("context_length_exceeded",))
-
-    assert type(error) is ModelRequestError
-    assert "too long" in error.detail
+@pytest.mark.parametrize(
+    ("url", "shown"),
+    [
+        ("https://user:pass@api.example:8443/v1?key=1#x", "https://api.example:8443/v1"),
+        ("http://[::1]:11434/v1", "http://[::1]:11434/v1"),
+        ("http://[", ""),
+        ("", ""),
+    ],
+)
+def test_an_address_is_shown_without_secrets(url: str, shown: str) -> None:
+    assert show_address(url) == shown

@@ -9,9 +9,12 @@ from typing import Any
 
 import pytest
 
+from backend.errors import ValidationError
+from backend.generation.container_host import HOST_NAME, runs_in_container
 from backend.generation.model import ModelUnavailableError
 from backend.generation.network import (
     AddressRefusedError,
+    AllowedAddress,
     NetworkPolicy,
     ProviderNetworksError,
     Resolver,
@@ -218,10 +221,11 @@ async def test_a_refused_name_is_told_like_one_that_does_not_exist() -> None:
         policy = NetworkPolicy(resolve=answering(*answer))
         with pytest.raises(AddressRefusedError) as caught:
             await policy.addresses("db.internal", 443)
-        told.add(str(caught.value.to_problem()))
+        told.add(str(caught.value.to_problem(for_administrator=True)))
+        assert "db.internal" not in str(caught.value.to_problem())
 
     assert len(told) == 1
-    assert "TALEKEEPER_PROVIDER_NETWORKS" in told.pop()
+    assert "https://db.internal:443 is refused" in told.pop()
 
 
 @pytest.mark.anyio
@@ -252,3 +256,192 @@ def test_a_key_goes_in_the_clear_through_named_networks_alone() -> None:
     ]
     assert plain == [True, True, False, False]
     assert policy.allows(ip_address("1.1.1.1"), 443)
+
+
+LISTED = frozenset(
+    AllowedAddress(host, port)
+    for host, port in (
+        *(("10.0.0.5", 8080), ("fd12::1", 8080), ("nas.lan", 1234), ("localhost", 8000)),
+        # What no administrator can allow, should it be in the table.
+        *(("169.254.169.254", 80), ("169.254.1.1", 80), ("fe80::1", 80), ("0.0.0.0", 80)),
+        *(("127.0.0.1", 8000), ("::ffff:10.0.0.5", 8080)),
+    )
+)
+
+
+def listing(*answer: str, decides_alone: bool = False, **options: Any) -> NetworkPolicy:
+    """A policy with `LISTED`, for which every name has these addresses."""
+    policy = NetworkPolicy(
+        own_port=8000, resolve=answering(*answer), decides_alone=decides_alone, **options
+    )
+    policy.listed = LISTED
+    return policy
+
+
+def refused(policy: NetworkPolicy, url: str) -> AddressRefusedError:
+    with pytest.raises(AddressRefusedError) as caught:
+        policy.check_url(url)
+    caught.value.disclose()
+    return caught.value
+
+
+@pytest.mark.parametrize(
+    "url",
+    ["http://10.0.0.5:8080/v1", "https://10.0.0.5:8080", "http://[fd12:0::1]:8080", "http://a:81"],
+)
+def test_an_address_that_administrators_allow_passes_with_and_without_tls(url: str) -> None:
+    listing().check_url(url)
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        *("http://10.0.0.5:8081", "http://10.0.0.6:8080", "http://169.254.169.254"),
+        *("http://169.254.1.1", "http://[fe80::1]", "http://0.0.0.0", "http://127.0.0.1:8000"),
+        *("http://[::ffff:10.0.0.5]:8080", "http://127.0.0.1:8080"),
+    ],
+)
+def test_nothing_beside_an_allowed_address_and_port_passes(url: str) -> None:
+    refused(listing(), url)
+
+
+@pytest.mark.anyio
+async def test_an_allowed_name_leads_to_inner_addresses_at_its_port_alone() -> None:
+    assert await listing("192.168.1.2").addresses("NAS.lan.", 1234, is_plain=True) == [
+        "192.168.1.2"
+    ]
+    for host, port in (("nas.lan", 1235), ("other.lan", 1234)):
+        with pytest.raises(AddressRefusedError):
+            await listing("192.168.1.2").addresses(host, port)
+
+
+@pytest.mark.anyio
+async def test_a_name_is_allowed_if_its_address_is() -> None:
+    assert await listing("10.0.0.5").addresses("any.lan", 8080, is_plain=True) == ["10.0.0.5"]
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize(
+    "address",
+    ["169.254.169.254", "fd00:ec2::254", "169.254.1.1", "fe80::1", "0.0.0.0", "::", "224.0.0.1"],
+)
+async def test_an_allowed_name_that_turns_to_a_forbidden_address_is_refused(address: str) -> None:
+    with pytest.raises(AddressRefusedError):
+        await listing(address).addresses("nas.lan", 1234)
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("address", ["127.0.0.1", "::1", "::ffff:127.0.0.1"])
+async def test_an_allowed_name_does_not_lead_to_talekeeper_itself(address: str) -> None:
+    with pytest.raises(AddressRefusedError):
+        await listing(address).addresses("localhost", 8000)
+
+
+@pytest.mark.anyio
+async def test_an_allowed_name_that_does_not_exist_is_named() -> None:
+    policy = listing(in_container=True)
+    policy.listed |= {AllowedAddress(HOST_NAME, 8080)}
+    for host, port, said in (
+        ("nas.lan", 1234, "The name nas.lan has no address."),
+        (HOST_NAME, 8080, f"--add-host={HOST_NAME}:host-gateway"),
+    ):
+        with pytest.raises(ModelUnavailableError) as caught:
+            await policy.addresses(host, port)
+        assert said in caught.value.to_problem(for_administrator=True)["detail"]
+        assert host not in str(caught.value.to_problem())
+
+
+def test_allowed_addresses_do_not_count_where_the_setting_decides() -> None:
+    error = refused(listing(decides_alone=True), "http://10.0.0.5:8080")
+    assert "TALEKEEPER_PROVIDER_NETWORKS" in error.detail
+    assert error.address is not None
+    assert not error.address.can_be_allowed
+
+
+@pytest.mark.parametrize(
+    ("url", "said", "can_be_allowed"),
+    [
+        ("http://192.168.1.9:8080/v1", "http://192.168.1.9:8080 is refused: it is not on", True),
+        ("http://[fd00::9]:8080/v1", "http://[fd00::9]:8080 is refused: it is not on", True),
+        ("http://1.1.1.1/v1", "http://1.1.1.1:80 is refused: it needs https://", True),
+        ("https://1.1.1.1:22", "https://1.1.1.1:22 is refused: it needs https://", True),
+        ("http://169.254.169.254/v1", "clouds and networks use such addresses", False),
+        ("http://[fd00:ec2::254]/v1", "clouds and networks use such addresses", False),
+        ("http://127.0.0.1:8000/api", "http://127.0.0.1:8000 is Talekeeper itself.", False),
+    ],
+)
+def test_a_refusal_names_the_address_and_who_can_allow_it(
+    url: str, said: str, can_be_allowed: bool
+) -> None:
+    error = refused(NetworkPolicy(own_port=8000), url)
+    assert said in error.detail
+    assert error.address is not None
+    assert error.address.can_be_allowed is can_be_allowed
+    assert ("administrator" in error.detail) is can_be_allowed
+
+
+def test_in_a_container_a_loopback_address_is_the_containers_and_the_machine_is_offered() -> None:
+    error = refused(NetworkPolicy(in_container=True), "http://127.0.0.1:8080/v1")
+    assert "http://127.0.0.1:8080 is in the container" in error.detail
+    assert f"http://{HOST_NAME}:8080" in error.detail
+    assert error.to_problem()["address"]["instead"] == HOST_NAME
+    assert NetworkPolicy(in_container=True).machine_host == HOST_NAME
+    assert NetworkPolicy(["loopback"], in_container=True).machine_host == "127.0.0.1"
+    assert NetworkPolicy().machine_host == "127.0.0.1"
+
+
+@pytest.mark.anyio
+async def test_in_a_container_localhost_is_the_containers_as_well() -> None:
+    policy = NetworkPolicy(in_container=True, resolve=answering("127.0.0.1", "::1"))
+    with pytest.raises(AddressRefusedError) as caught:
+        await policy.addresses("localhost", 8080, is_plain=True)
+    assert HOST_NAME in caught.value.to_problem(for_administrator=True)["detail"]
+
+
+@pytest.mark.parametrize(
+    ("host", "port", "kept"),
+    [
+        ("127.0.0.1", 8080, "127.0.0.1"),
+        (" NAS.lan. ", 8000, "nas.lan"),
+        ("[FD12:0::1]", 8080, "fd12::1"),
+        ("my_model.internal", 22, "my_model.internal"),
+        ("1.1.1.1", 80, "1.1.1.1"),
+    ],
+)
+def test_one_host_can_be_allowed_at_one_port(host: str, port: int, kept: str) -> None:
+    assert NetworkPolicy(own_port=8000).allowable(host, port) == AllowedAddress(kept, port)
+
+
+@pytest.mark.parametrize(
+    ("host", "port"),
+    [
+        *(("169.254.169.254", 80), ("168.63.129.16", 80), ("169.254.1.1", 80), ("fe80::1", 80)),
+        *(("0.0.0.0", 81), ("::", 81), ("255.255.255.255", 81), ("224.0.0.1", 81)),
+        *(("ff02::1", 81), ("::ffff:10.0.0.1", 81), ("64:ff9b::a9fe:a9fe", 80), ("fe80::1%1", 80)),
+        *(("127.0.0.1", 8000), ("localhost", 8000), ("::1", 8000), ("2130706433", 80)),
+        *(("10.0.0.0/8", 81), ("*.lan", 81), ("a b", 81), ("-a", 81), ("http://a", 81), (".", 81)),
+        *(("a:80", 81), ("user@a", 81), ("é.lan", 81), ("a/b", 81)),
+    ],
+)
+def test_no_network_nor_metadata_address_nor_own_port_can_be_allowed(host: str, port: int) -> None:
+    with pytest.raises(ValidationError):
+        NetworkPolicy(own_port=8000).allowable(host, port)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "is_container"),
+    [
+        (".dockerenv", "", True),
+        ("run/.containerenv", "", True),
+        ("proc/1/cgroup", "12:pids:/docker/0123456789ab\n", True),
+        ("proc/1/cgroup", "0::/kubepods.slice/kubepods-pod1.slice\n", True),
+        ("proc/1/cgroup", "0::/init.scope\n", False),
+        ("etc/hostname", "box\n", False),
+    ],
+)
+def test_a_container_is_known_by_what_its_runtime_puts_into_it(
+    tmp_path: Path, name: str, text: str, is_container: bool
+) -> None:
+    (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+    (tmp_path / name).write_text(text)
+    assert runs_in_container(tmp_path) is is_container

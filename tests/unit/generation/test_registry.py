@@ -115,11 +115,13 @@ def test_a_model_that_is_called_by_its_file_is_shown_without_the_folders() -> No
 
 
 def test_how_a_model_calls_tools_is_set_for_its_server() -> None:
-    registry = ModelRegistry(GEMINI, replace(SERVER, tool_support="fenced"))
+    name = "qwen/qwen3:8b"
+    told = {f"openai/{name}": ListedModel(name=name, tool_support="fenced")}
+    registry = ModelRegistry(GEMINI, SERVER, told=told)
 
-    supports = [spec.tool_support for spec in registry.specs()]
+    supports = [(spec.tool_support, "tool_support" in spec.fixed) for spec in registry.specs()]
 
-    assert supports == ["native", "native", "fenced", "native"]
+    assert supports == [("native", False), ("native", False), ("fenced", True), ("native", True)]
 
 
 @pytest.mark.parametrize(

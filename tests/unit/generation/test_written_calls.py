@@ -70,6 +70,7 @@ def test_an_answer_is_read_the_same_however_it_is_cut(
 
 
 ROLLED: tuple[str, Any, str] = ("roll", {}, "")
+ROLL_CALL = '{"tool": "roll", "arguments": {"dice": 2}}'
 BROKEN = st.text(st.sampled_from('{}[]:,"\\u0dD8cn `jsontol\n\ud83d\ude00x'), max_size=120)
 
 
@@ -111,6 +112,9 @@ def test_the_narration_streams_while_it_comes() -> None:
     [
         ('{"narration": "Yes."}', "Yes.", []),
         ('{"calls": [{"tool": "roll"}]}', "", [ROLLED]),
+        ('{"narration": "Yes.", "calls": [{"tool": "roll",},],}', "Yes.", [ROLLED]),
+        ('{"narration": "Yes.", "calls": "[{\\"tool\\": \\"roll\\"}]"}', "Yes.", [ROLLED]),
+        ('{"narration": "Yes.", "calls": {"tool": "roll"}}', "Yes.", [ROLLED]),
         ('```json\n{"narration": "Yes.", "calls": []}\n```', "Yes.", []),
         ('{"calls": [{"tool": "say", "arguments": {"narration": "no"}}]}', "", None),
         ('{"a": {"narration": "no"}, "narration": "yes"}', "yes", []),
@@ -156,6 +160,19 @@ def test_calls_that_cannot_be_read_are_one_with_a_problem(broken: str) -> None:
         ('{"tool": "roll"}', [ROLLED]),
         ('{"name": "roll", "arguments": null}', [ROLLED]),
         ('{"calls": [{"tool": "roll"}]}', [ROLLED]),
+        (f"{ROLL_CALL}\n{ROLL_CALL}", [("roll", {"dice": 2}, "")] * 2),
+        (f"[{ROLL_CALL},]", [("roll", {"dice": 2}, "")]),
+        (f"I roll: [{ROLL_CALL}] now.", [("roll", {"dice": 2}, "")]),
+        (json.dumps(f"[{ROLL_CALL}]"), [("roll", {"dice": 2}, "")]),
+        (
+            "[{'tool': 'roll', 'arguments': {'dice': 2, 'edge': None}}]",
+            [("roll", {"dice": 2, "edge": None}, "")],
+        ),
+        ('{"tool": "roll", "arguments": "{\\"dice\\": 2}"}', [("roll", {"dice": 2}, "")]),
+        ('{"name": "roll", "parameters": {"dice": 2}}', [("roll", {"dice": 2}, "")]),
+        ('{"function": {"name": "roll", "arguments": {"dice": 2}}}', [("roll", {"dice": 2}, "")]),
+        ('{"function": "roll", "args": {"dice": 2}}', [("roll", {"dice": 2}, "")]),
+        ('{"tool_calls": [{"tool": "roll"}]}', [ROLLED]),
         ("[]", []),
         ("", []),
     ],
@@ -173,10 +190,54 @@ def test_a_block_that_is_no_json_is_a_call_with_a_problem(block: str) -> None:
     assert problem
 
 
-def test_other_fences_are_text() -> None:
-    text = "```python\nprint()\n```\n``` tools"
+OTHER_FENCES = [
+    "```python\nprint()\n```\nDone.",
+    "```\nHP 20\n```\n```toolshed\nA rake.\n```",
+    '```json\n{"dice": 2}\n```\nDone.',
+    f"```json\n[{ROLL_CALL}, 7]\n```",
+    '```json\n{"tool": "fly"}\n```',
+    "```json",
+    "````",
+    "He says ``well`` and `no`.",
+]
 
-    assert read(FencedReader(), text) == (text, [])
+
+@pytest.mark.parametrize("text", OTHER_FENCES)
+def test_other_fences_are_text(text: str) -> None:
+    assert read(FencedReader(["roll"]), text) == (text, [])
+
+
+@pytest.mark.parametrize(
+    "block",
+    [
+        f"``` tools\n[{ROLL_CALL}]\n```",
+        f"```Tools\n[{ROLL_CALL}]\n```",
+        f"```tool_calls [{ROLL_CALL}]\n```",
+        f"````tools\n[{ROLL_CALL}]\n````",
+        f"```json\n[{ROLL_CALL}]\n```",
+        f'```json\n{{"calls": [{ROLL_CALL}]}}',
+        f"```\nHP 20\n```tools\n[{ROLL_CALL}]\n```",
+    ],
+)
+def test_models_write_other_words_after_the_fence(block: str) -> None:
+    _, calls = read(FencedReader(["roll"]), block)
+
+    assert calls == [("roll", {"dice": 2}, "")]
+
+
+@given(st.lists(st.sampled_from([*OTHER_FENCES, f"```json\n[{ROLL_CALL}]\n```"])), CUTS)
+def test_blocks_of_json_are_read_the_same_however_they_are_cut(
+    texts: list[str], cuts: Cuts
+) -> None:
+    text = "\n".join(texts)
+
+    assert read(FencedReader(["roll"]), *parts(text, cuts)) == read(FencedReader(["roll"]), text)
+
+
+def test_a_long_block_of_json_is_text() -> None:
+    text = f"```json\n{'x' * (MAX_ARGUMENTS + 1)}\n```\nDone."
+
+    assert read(FencedReader(["roll"]), *parts(text, range(0, 66_000, 1_000))) == (text, [])
 
 
 @pytest.mark.parametrize(
@@ -217,6 +278,10 @@ LONG = 200_000
         (FencedReader, "", "`"),
         (FencedReader, "", "```tools\n```"),
         (FencedReader, "```tools", "\n``"),
+        (FencedReader, "```tools\n[", "{'"),
+        (FencedReader, "```tools\n", "{'\\'"),
+        (FencedReader, "", "```json\n{}\n```\n"),
+        (FencedReader, "", "``` "),
     ],
 )
 @pytest.mark.parametrize("size", [3, LONG])

@@ -1,11 +1,23 @@
 /** Where the user's lines are written. What is typed is kept until a turn took it. */
-import { complain, explain } from "../core/dialogs.js";
+import { complain, explained, remedy } from "../core/dialogs.js";
 import { fill, h, icon } from "../core/dom.js";
 import { kept } from "../core/store.js";
 import { t } from "../core/words.js";
 import { tools } from "./actions.js";
 
-/** @returns {{element, text, focus, notice}} `notice(text, again)` says something; bare, nothing more. */
+/** Enable a button once the moment has come, and count the seconds on it until then. */
+function patience(button, moment) {
+  const seconds = Math.ceil((moment - Date.now()) / 1000);
+  button.disabled = seconds > 0;
+  button.textContent = seconds > 0 ? t("common.retry_in", { seconds }) : t("common.retry");
+  if (seconds > 0) setTimeout(() => button.isConnected && patience(button, moment), 1000);
+}
+
+/**
+ * @returns {{element, text, focus, notice}} `notice(content, {again, wait, link})` says something:
+ *   `again` tries once more, after `wait` seconds; `link` leads to where it can be mended. Bare, it
+ *   says nothing more.
+ */
 export function composer(room) {
   const draft = `draft.${room.chat.id}`;
   const keep = () => {
@@ -29,9 +41,10 @@ export function composer(room) {
   const writing = h("div", {}, h("div.desk", {}, area, button), tools(room));
   const said = h("div.notice", { role: "status" });
 
-  const notice = (text, again) => {
-    const retry = again && h("button.quiet", { type: "button", onclick: again }, t("common.retry"));
-    fill(said, text && h("span", {}, text), retry);
+  const notice = (content, { again, wait = 0, link } = {}) => {
+    const retry = again && h("button.quiet", { type: "button", onclick: again });
+    fill(said, content && h("div.grow", {}, content), link, retry);
+    if (retry) patience(retry, Date.now() + wait * 1000);
   };
 
   async function submit() {
@@ -48,7 +61,7 @@ export function composer(room) {
     try {
       await room.take(text ? { text } : {}, { ontaken });
     } catch (error) {
-      if (error.body) notice(explain(error));
+      if (error.body) notice(explained(error), { link: remedy(error) });
       else complain(error);
     }
     area.readOnly = false;

@@ -5,6 +5,7 @@ import { ago, dateTime, t } from "../core/words.js";
 import { face } from "../library/faces.js";
 import { changed } from "../play/changes.js";
 import { gestures, toolbar } from "./actions.js";
+import { notices } from "./notices.js";
 
 /** @returns {{element, update}} `update(message)` shows it in another state. */
 export function drawn(first, room) {
@@ -50,6 +51,7 @@ export function drawn(first, room) {
             h("i"), h("i"), h("i"))
         : [
             status !== "complete" && h("p.state", {}, t(`chat.${waits ? "waiting" : status}`)),
+            notices(message),
             changed(message, room),
             !waits && toolbar(message, room),
           ],

@@ -6,7 +6,11 @@ import { choose, m } from "../models/picker.js";
 import { dropped, fits } from "../models/sampling.js";
 import { word } from "./fields.js";
 
-/** The button of a room; `room.switchModel` presses it. */
+/**
+ * The button of a room; `room.switchModel` presses it.
+ *
+ * `room.model` is the model that is asked, and the event "asked" tells that it is known, or another.
+ */
 export function asked(room) {
   const own = `/chats/${room.chat.id}/settings`;
   const name = h("span.clip");
@@ -14,9 +18,11 @@ export function asked(room) {
   let settings, models;
   const find = (id) => models.find((each) => (id ? each.id === id : each.is_default));
   const draw = () => {
-    const title = find(settings.model)?.title ?? word("gone", { value: settings.model });
+    room.model = find(settings.model);
+    const title = room.model?.title ?? word("gone", { value: settings.model });
     name.textContent = title;
     set(button, { hidden: false, "aria-label": m("asked", { model: title }), title: m("asked", { model: title }) });
+    room.events.dispatchEvent(new Event("asked"));
   };
   const { signal } = room;
   const read = async () => {
@@ -44,6 +50,14 @@ export function asked(room) {
     draw();
   });
   // Its name is a help: without it the chat works as well.
-  read().then(draw).catch(() => {});
+  const show = () => read().then(draw).catch(() => {});
+  // A turn may show how the model can be asked for tools.
+  let isTried = false;
+  room.events.addEventListener("played", ({ detail: { event } }) => (isTried ||= event === "calls.requested"), { signal });
+  room.events.addEventListener("turn", () => {
+    if (isTried) show();
+    isTried = false;
+  }, { signal });
+  show();
   return button;
 }

@@ -1,8 +1,9 @@
 /** Turns: a line goes out, the reply comes in piece by piece, whatever becomes of the connection. */
 import { api, events, Problem, problemOf, send } from "../core/api.js";
-import { complain, explain } from "../core/dialogs.js";
+import { complain, explained, remedy } from "../core/dialogs.js";
 import { pause, settled } from "../core/dom.js";
 import { t } from "../core/words.js";
+import { windowLink } from "../models/picker.js";
 
 const SILENCE = 40_000; // the server says something every 15 seconds
 const LONGEST_WAIT = 10_000;
@@ -184,10 +185,14 @@ export function turns(room) {
 
   /** Say what went wrong, and offer to try again where there is no message that does. */
   function ended(view, { text, ...body } = {}) {
-    if (view.state !== "failed" && (view.state !== "interrupted" || view.reply)) return;
-    const again = () => take(body).catch(complain);
+    const { state, reply_id: reply } = view;
+    if (state !== "failed" && (state !== "interrupted" || reply)) return;
     const problem = new Problem(view.problem ?? { title: t("chat.cut_off") });
-    room.composer.notice(explain(problem), !view.reply && again);
+    const again = !reply && (() => take(body).catch(complain));
+    const passed = (Date.now() - new Date(view.finished_at ?? Date.now())) / 1000;
+    const wait = (problem.body.retry_after ?? 0) - passed;
+    const link = problem.slug === "model-context-overflow" ? windowLink(view.model) : remedy(problem);
+    room.composer.notice(explained(problem), { again, wait, link });
   }
 
   async function take(body, { ontaken } = {}) {
@@ -210,7 +215,7 @@ export function turns(room) {
   function takeUp(view) {
     if (view?.state === "running" || view?.state === "waiting") {
       run({ id: view.id, kind: view.kind, begun: true, taken: true }).catch(complain);
-    } else if (view && path.last()?.id === view.user_message_id) ended(view);
+    } else if (view && [view.user_message_id, view.reply_id].includes(path.last()?.id)) ended(view);
   }
 
   /** End the turn where it is. */

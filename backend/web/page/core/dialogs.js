@@ -18,7 +18,7 @@ addEventListener("pagehide", () => shown.forEach((pass) => pass()));
 /**
  * Show a message for some seconds.
  *
- * @param {string} text
+ * @param {string|Array} text A text, or elements.
  * @param {object} [options] `action`, a label, and `onaction`; `kind`: "error" stays longer;
  *   `seconds`; `onover`, once it has passed without the action.
  */
@@ -39,7 +39,7 @@ export function toast(text, { action, onaction, kind = "", seconds = kind ? 12 :
   // Whoever reads or reaches for it has the time that it takes.
   const patience = { onpointerenter: wait, onfocusin: wait, onpointerleave: start, onfocusout: start };
   const item = h("div.toast", { class: kind, role: kind ? "alert" : null, ...patience },
-    h("span", {}, text),
+    h("div", {}, text),
     action && h("button.quiet", { onclick: () => close(onaction) }, action),
     act("close", t("common.dismiss"), pass, "quiet"));
   shelve();
@@ -55,14 +55,36 @@ export function explain(problem) {
     return t("errors.page");
   }
   const own = `problems.${problem.slug}`;
-  if (has(own)) return t(own, problem.body);
-  const { title = t("errors.strange"), detail } = problem.body;
-  return detail && detail !== title ? `${title}. ${detail}` : title;
+  return has(own) ? t(own, problem.body) : sentences(problem.body);
 }
+
+/** The title and the detail of a problem, in one text. */
+const sentences = ({ title = t("errors.strange"), detail }) =>
+  detail && detail !== title ? `${title}. ${detail}` : title;
+
+/** What a provider of models said itself, as a quotation; nothing if it said nothing. */
+const quotation = ({ provider_message: words } = {}) =>
+  words && h("blockquote.words", {}, h("small", {}, t("errors.provider_says")), " ", h("q", {}, words));
+
+/** An error for people: its text, and the provider's own words if there are any. */
+export const explained = (problem) => [h("span", {}, explain(problem)), quotation(problem.body)];
+
+/** The same for a problem that is a part of another answer. */
+export const told = (problem) => [h("span", {}, sentences(problem)), quotation(problem)];
+
+/** Errors that the settings of a provider can mend. */
+const AT_PROVIDER = new Set([
+  "model-foreign-answer", "model-key-refused", "model-no-credit", "model-not-found", "model-redirect",
+  "model-unavailable", "model-web-page", "model-wrong-address", "provider-address-refused",
+]);
+
+/** A link to where an error can be mended, if there is such a place. */
+export const remedy = ({ slug }) =>
+  AT_PROVIDER.has(slug) && h("a.button", { href: "#/providers" }, t("models.open_settings"));
 
 /** Tell of an error; not of what was given up because its view was left. */
 export function complain(error) {
-  if (error.name !== "AbortError") toast(explain(error), { kind: "error" });
+  if (error.name !== "AbortError") toast(explained(error), { kind: "error" });
 }
 
 /** Do something, and tell of it where it fails; its result, or undefined. */

@@ -5,6 +5,7 @@ import { costs } from "../chat/cost.js";
 import { explain } from "../core/dialogs.js";
 import { act, fill, h, set, settled } from "../core/dom.js";
 import { money, number, t } from "../core/words.js";
+import { windowLink, windowOf } from "../models/picker.js";
 import { budgets } from "./budgets.js";
 import { names } from "../models/sampling.js";
 import { layers } from "./layers.js";
@@ -14,11 +15,19 @@ import { upper } from "./why.js";
 const SIGNS = { added: "+", removed: "−", changed: "≠" };
 const HEAVIEST = 6;
 
-/** Sentences about the form in which a prompt was sent, if it is not the usual one. */
-const form = ({ shape, unsent_settings: unsent }) => [
+/** Sentences about the form in which a prompt was sent, if it is not the usual one, and how tools were called. */
+const form = ({ shape, unsent_settings: unsent, tool_support: support }) => [
   shape !== "lenient" && t(`context.shapes.${shape}`),
+  support && t(`context.tool_supports.${support}`),
   unsent.length > 0 && t("context.unsent", { names: names(unsent) }),
 ].filter(Boolean);
+
+/** The model's window and its source, with the way to the setting if the figure is assumed. */
+function size({ window: { tokens: context_window, source: figures_from } = {}, model }) {
+  if (!context_window) return null;
+  const window = windowOf({ context_window, figures_from }, { always: true });
+  return h("li", {}, t("context.model_window", { window }), figures_from === "default" && [" ", windowLink(model)]);
+}
 
 /** The panel for one reply (`options.message`), or for the turn that would come now. */
 export default async function panel(room, { options: { message }, signal }) {
@@ -75,7 +84,7 @@ export default async function panel(room, { options: { message }, signal }) {
     change.element.hidden = !difference;
     if (difference) showChanges(difference);
     if (exact.element.open && view.prompt) showPrompt(view.prompt);
-    fill(notes, [...view.notes, ...form(view)].map((note) => h("li", {}, upper(note))));
+    fill(notes, size(view), [...view.notes, ...form(view)].map((note) => h("li", {}, upper(note))));
     fill(trouble);
     element.classList.remove("over");
     sliders?.show(view);

@@ -1,6 +1,6 @@
 /** What the agent did for the chats of a chronicle. */
 import { api } from "../core/api.js";
-import { attempt, sure } from "../core/dialogs.js";
+import { attempt, sure, told } from "../core/dialogs.js";
 import { act, fill, h } from "../core/dom.js";
 import { ago, dateTime, t } from "../core/words.js";
 import { m, titles } from "./parts.js";
@@ -55,7 +55,7 @@ function card(run, chat, changed) {
         h("a", { href: `#/chats/${chat}?at=${from}` }, m("lines", { from: from + 1, to: to + 1 })), ", ",
         h("time", { title: dateTime(run.created_at) }, ago(run.created_at))),
       run.can_undo && act("undo", t("common.undo"), back)),
-    run.error && h("p.trouble", {}, run.error.replaceAll("-", " ")),
+    run.error && h("div.trouble", {}, run.problem ? told(run.problem) : run.error.replaceAll("-", " ")),
     h("ul", {}, wrote.map((it) => h("li", {},
       h("span.tag", {}, m(`effect.${it.what}`)), " ",
       state === "undone" ? it.title : written(it),

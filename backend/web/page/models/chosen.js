@@ -1,6 +1,6 @@
 /** Which models of a provider are on offer, and what its user says of them. */
 import { api, Problem } from "../core/api.js";
-import { attempt, dialog } from "../core/dialogs.js";
+import { attempt, dialog, told } from "../core/dialogs.js";
 import { act, fill, h } from "../core/dom.js";
 import { control, finder, sendform } from "../core/form.js";
 import { ago, t } from "../core/words.js";
@@ -9,6 +9,12 @@ import { about, m } from "./picker.js";
 
 const SIZES = { context_window: 1024, max_output_tokens: 1 };
 const PRICES = ["input", "output", "cached_input"];
+
+/** Abilities of a model that its user can set, with their values; null leaves them to what is learned. */
+const SWITCHES = {
+  tool_support: ["native", "structured", "fenced"],
+  message_shape: ["lenient", "system_first", "alternating", "no_system"],
+};
 
 /** Fields for a model's figures; `read()` gives those that are set. What is known stands in them as a hint. */
 function figures(model, own) {
@@ -19,19 +25,29 @@ function figures(model, own) {
   };
   const sizes = Object.entries(SIZES).map(([name, min]) => made(name, { min, step: 1 }, own[name], model[name]));
   const prices = PRICES.map((name) => made(name, { min: 0 }, own.price?.[name], model.price?.[name]));
+  const switches = Object.entries(SWITCHES).map(([name, values]) => {
+    const [label, help] = m(`figures.${name}`).split(" | ");
+    const now = own[name] ? m("automatic") : m("automatic_now", { value: m(`${name}s.${model[name]}`) });
+    const options = [[null, now], ...values.map((each) => [each, m(`${name}s.${each}`)])];
+    const each = control({ name: `${model.name} ${name}`, kind: "select", label, help, options });
+    each.write(own[name] ?? null);
+    return [name, each];
+  });
   const read = (all) => Object.fromEntries(all.map(([name, each]) => [name, each.read()]).filter(([, value]) => value != null));
   return {
     element: h("div.fields", { role: "group", "aria-label": m("figures_of", { name: model.name }) },
-      [...sizes, ...prices].map(([, { element }]) => element), h("small.help.field.wide", {}, m("figures_help"))),
+      [...sizes, ...prices].map(([, { element }]) => element),
+      h("small.help.field.wide", {}, m("figures_help")),
+      switches.map(([, { element }]) => element)),
     read() {
       const price = read(prices);
-      return { ...read(sizes), ...(Object.keys(price).length ? { price } : {}) };
+      return { ...read([...sizes, ...switches]), ...(Object.keys(price).length ? { price } : {}) };
     },
   };
 }
 
-/** Choose a provider's models in a dialog; true once another choice is stored. */
-export function chosen(provider) {
+/** Choose a provider's models in a dialog, at the figures of `model` if it is named; true once stored. */
+export function chosen(provider, model) {
   const { id, name, revision } = provider;
   const path = `${PATH}/${id}`;
   const kept = new Map(provider.models.map((each) => [each.name, each]));
@@ -48,20 +64,21 @@ export function chosen(provider) {
       const box = h("input", { type: "checkbox", checked: before.get(model.name)?.box.checked ?? model.enabled });
       const row = { box, read: () => own };
       const place = h("div");
-      const open = ({ currentTarget: button }) => {
+      row.open = () => {
         const form = figures(model, own);
         // What else was said of it stays.
-        const { context_window, max_output_tokens, price, ...rest } = own;
+        const { context_window, max_output_tokens, price, tool_support, message_shape, ...rest } = own;
         row.read = () => ({ ...rest, ...form.read() });
         fill(place, form.element);
-        button.hidden = true;
+        edit.hidden = true;
         place.querySelector("input").focus();
       };
+      const edit = act("edit", m("figures_of", { name: title }), row.open, "quiet");
       rows.set(model.name, row);
       const label = h("label.row.grow", {}, box,
-        h("span.grow.clip", {}, title, " ", h("small.help", {}, about({ ...model, provider_name: null }))));
+        h("span.grow.clip", {}, title, " ", h("small.help", {}, about({ ...model, provider_name: null }, { always: true }))));
       const element = h("li", {},
-        h("div.row", {}, label, act("edit", m("figures_of", { name: title }), open, "quiet")), place);
+        h("div.row", {}, label, edit), place);
       return [element, `${title} ${model.name}`];
     };
     const read = async (refresh) => {
@@ -72,7 +89,7 @@ export function chosen(provider) {
       fill(list, find.items.map(([element]) => element));
       find.run();
       fill(report,
-        problem && h("p.trouble", { role: "alert" }, problem.detail),
+        problem && h("div.trouble", { role: "alert" }, told(problem)),
         at && h("small.soft", {}, m("listed", { when: ago(at) })));
     };
     const all = control({ kind: "check", name: "all", label: m("all_listed"), help: m("all_help") });
@@ -96,7 +113,15 @@ export function chosen(provider) {
       extra: h("div.stack", {}, choice, report, h("div", {}, h("button", { type: "button", onclick: refresh }, m("refresh")))),
     });
     suit();
-    attempt(() => read(false));
+    attempt(async () => {
+      await read(false);
+      if (!rows.has(model)) return;
+      // Figures belong to models that are chosen.
+      all.write(false);
+      suit();
+      rows.get(model).box.checked = true;
+      rows.get(model).open();
+    });
     return element;
   }, { wide: true });
 }

@@ -1,11 +1,12 @@
 /** What the views of providers share: the form that adds one, and what a test of one says. */
 import { api } from "../core/api.js";
-import { explain, toast } from "../core/dialogs.js";
+import { attempt, explained, toast, told } from "../core/dialogs.js";
 import { fill, h, icon } from "../core/dom.js";
 import { sendform } from "../core/form.js";
 import { session } from "../core/store.js";
 import { number, t } from "../core/words.js";
-import { m } from "./picker.js";
+import { remedies } from "./addresses.js";
+import { m, windowOf } from "./picker.js";
 
 export const PATH = "/providers";
 /** The preset for a server that Talekeeper does not know by name. */
@@ -18,50 +19,82 @@ export const MODELS = { name: "models", kind: "words", label: m("models"), help:
 const keyLink = ({ key_url: href }) =>
   href && h("a", { href, target: "_blank", rel: "noopener noreferrer" }, m("key_link"));
 
-/** Ask a provider's server for its models and a first word, and tell in `box` how it went. */
-export async function test({ id }, box) {
+/** Say in `box` that an address was refused, and what can be done about it: see `remedies`. */
+export function refused(error, box, remedy) {
+  fill(box, h("div.trouble", { role: "alert" }, explained(error)), remedies(error.body.address, remedy));
+  box.scrollIntoView({ block: "nearest" });
+}
+
+/**
+ * Test a provider, and show in `box` how it went. `ask()` sends the request; `remedy` is that of
+ * `remedies`. What the test found; undefined where the address was refused.
+ */
+export async function test(ask, box, remedy) {
   fill(box, h("p.soft", { role: "status" }, m("testing")));
+  box.scrollIntoView({ block: "nearest" });
   try {
-    const { ok, steps, models: count, model, problem } = await api.post(`${PATH}/${id}/test`, {});
-    const line = ({ step, ok: went, milliseconds }) =>
+    const tested = await ask();
+    const { ok, steps, models: count, model, answered, problem } = tested;
+    const line = ({ step, ok: went, milliseconds, detail }) =>
       h("li", {}, icon(went ? "check" : "alert"),
-        h("div.grow", {}, m(`steps.${step}.${went ? "ok" : "failed"}`, { count, model: model ?? "" })),
+        h("div.grow", {},
+          m(`steps.${step}.${went ? "ok" : "failed"}`, { count, model: model ?? "" }),
+          !went && ok && h("small.help", {}, detail)),
         h("small.soft", {}, m("milliseconds", { count: number(milliseconds) })));
     fill(box,
       h("ul.list", { "aria-label": m("test") }, steps.map(line)),
-      h("p", { role: ok ? "status" : "alert", class: ok ? "" : "trouble" }, ok ? m("works") : problem?.detail ?? m("fails")));
-    return ok;
+      answered && h("small.soft", {}, m("answered", { window: windowOf(answered), shape: m(`message_shapes.${answered.shape}`) })),
+      h("div", { role: ok ? "status" : "alert", class: ok ? "" : "trouble" }, ok ? m("works") : problem ? told(problem) : m("fails")),
+      remedies(problem?.address, remedy));
+    return tested;
   } catch (error) {
-    fill(box, h("p.trouble", { role: "alert" }, explain(error)));
-    return false;
+    fill(box);
+    if (!error.body?.address) throw error;
+    refused(error, box, remedy);
+    return undefined;
   }
 }
 
 /**
- * A form that adds a provider and tests it; `done()` is called once it answers. One that does not
- * is kept, until the form is sent again and makes another in its place.
+ * A form that tests a provider and adds it once it answers, or all the same on request; `done()` is
+ * called then.
  */
 export async function adding(done, signal) {
   const presets = await api.all("/provider-presets", { signal });
   const link = h("div");
   const report = h("div.stack");
   const options = presets.map(({ name, title, is_local: local }) => [name, local ? m("local", { title }) : title]);
-  let made = null;
+  const add = async (provider, { ok, models }) => {
+    const made = await api.post(PATH, { ...provider, failed_test: !ok });
+    // What the test listed is on offer from now on. Without the list the provider is as good.
+    if (models) await api.get(`${PATH}/${made.id}/models`).catch(() => {});
+    toast(m(ok ? "added" : "added_untested", { name: made.name }));
+    done();
+  };
   const send = async ({ preset, api_key: key, base_url: url, name, models, shared }) => {
-    fill(report);
-    if (made) await api.delete(`${PATH}/${made.id}`);
-    made = null;
-    made = await api.post(PATH, {
+    const provider = {
       preset,
       api_key: key || undefined,
       base_url: url || undefined,
       name: (preset === OTHER && name) || undefined,
       models: models.map((name) => ({ name })),
       scope: shared ? "installation" : undefined,
-    });
-    if (!(await test(made, report))) return;
-    toast(m("added", { name: made.name }));
-    done();
+    };
+    const use = (better) => {
+      address.write(better);
+      element.requestSubmit();
+    };
+    const again = () => element.requestSubmit();
+    const tested = await test(() => api.post(`${PATH}/test`, provider), report, { url, use, again });
+    if (!tested) return;
+    if (tested.ok) return add(provider, tested);
+    const anyway = ({ currentTarget: button }) => {
+      button.disabled = true;
+      attempt(() => add(provider, tested)).finally(() => (button.disabled = false));
+    };
+    report.append(h("div.row", {}, h("button", { type: "button", onclick: anyway }, m("save_anyway")),
+      h("small.soft.grow", {}, m("save_anyway_help"))));
+    report.scrollIntoView({ block: "nearest" });
   };
   const fields = [{ name: "preset", kind: "select", label: m("service"), options }, KEY, ADDRESS, NAMED, MODELS];
   if (session.user.is_administrator) fields.push({ name: "shared", kind: "check", label: m("shared"), help: m("shared_help") });
@@ -82,6 +115,8 @@ export async function adding(done, signal) {
     fill(report);
   };
   service.input.addEventListener("change", suit);
+  // What was tested is not what would be saved.
+  element.addEventListener("input", () => fill(report));
   suit();
   return element;
 }

@@ -7,11 +7,22 @@ import { money, t } from "../core/words.js";
 /** A text of the models'. */
 export const m = (path, values) => t(`models.${path}`, values);
 
+/** A model's window in words, and where the figure comes from: by default only if it is assumed. */
+export function windowOf({ context_window: count, figures_from: from }, { always = false } = {}) {
+  const source = (always || from === "default") && m(`figures_from.${from}`);
+  return m("window", { count }) + (source ? ` (${source})` : "");
+}
+
+/** A link to the setting of a model's window, by the model's id. */
+export const windowLink = (id) =>
+  h("a", { href: `#/providers?${new URLSearchParams({ model: id })}` }, m("set_window"));
+
 /** What is known of a model, in words. */
-export function about({ provider_name: provider, context_window: window, price, abilities = [] }) {
+export function about(model, options) {
+  const { provider_name: provider, price, abilities = [] } = model;
   return [
     provider,
-    m("window", { count: window }),
+    windowOf(model, options),
     price && m("price", { input: money(price.input), output: money(price.output) }),
     price?.cached_input != null && m("cached", { cached: money(price.cached_input) }),
     ...abilities.map((each) => m(`abilities.${each}`)),

@@ -1,13 +1,15 @@
 /** #/providers: whose models can be asked. */
 import { api, Problem } from "../core/api.js";
-import { attempt, deleting, dialog, more, sure } from "../core/dialogs.js";
-import { act, h, refill } from "../core/dom.js";
+import { attempt, deleting, dialog, explained, more, sure, toast } from "../core/dialogs.js";
+import { act, fill, h, refill } from "../core/dom.js";
 import { sendform } from "../core/form.js";
 import { json, mergePatch } from "../core/json.js";
 import { NAME } from "../library/parts.js";
+import { session } from "../core/store.js";
 import { t } from "../core/words.js";
+import { allowed } from "./addresses.js";
 import { chosen } from "./chosen.js";
-import { ADDRESS, adding, KEY, MODELS, PATH, test } from "./parts.js";
+import { ADDRESS, adding, KEY, MODELS, PATH, refused, test } from "./parts.js";
 import { m } from "./picker.js";
 
 /** A header as it is shown: of its value the last characters, where it has enough others. */
@@ -44,7 +46,9 @@ const edit = (provider) =>
         help: `${m("concurrency_help")} ${m(usual ? "concurrency_usual" : "concurrency_any", { count: usual })}` },
       scope === "installation" && { name: "embedding_model", label: m("embedding"), help: m("embedding_help"), value: embedding, most: 200 },
     ].filter(Boolean);
+    const report = h("div.stack");
     const send = async ({ api_key: key, base_url: address, models: names, ...patch }) => {
+      fill(report);
       // What was said of a model stays with it.
       patch.models = names.map((each) => models.find((known) => known.name === each) ?? { name: each });
       patch.base_url = address || null;
@@ -52,26 +56,40 @@ const edit = (provider) =>
       patch.extra_body = mergePatch(body, patch.extra_body ?? {});
       if ("embedding_model" in patch) patch.embedding_model ||= null;
       if (key) patch.api_key = key;
-      await api.patch(`${PATH}/${id}`, patch, { ifMatch: revision });
+      try {
+        await api.patch(`${PATH}/${id}`, patch, { ifMatch: revision });
+      } catch (error) {
+        if (!error.body?.address) throw error;
+        const again = () => element.requestSubmit();
+        const use = (better) => {
+          controls.get("base_url").write(better);
+          again();
+        };
+        return refused(error, report, { url: address, use, again });
+      }
       close(true);
     };
-    return sendform({ fields, submit: t("common.save"), send }).element;
+    const { element, controls } = sendform({ fields, submit: t("common.save"), send, extra: report });
+    return element;
   });
 
 /** Say in a dialog whether a provider works. */
-const tested = (provider) =>
-  dialog(m("test_named", { name: provider.name }), () => {
+const tested = ({ id, name }) =>
+  dialog(m("test_named", { name }), () => {
     const box = h("div.stack");
-    test(provider, box);
+    const run = () => test(() => api.post(`${PATH}/${id}/test`, {}), box, { again: run })
+      .catch((error) => fill(box, h("div.trouble", { role: "alert" }, explained(error))));
+    run();
     return box;
   });
 
-export default async function ({ signal, title }) {
+export default async function ({ signal, title, query }) {
   title(m("providers"));
   const list = h("ul.list", { "aria-label": m("providers") });
   const empty = h("div.empty", {}, h("p", {}, m("none")));
+  let items;
   const read = async () => {
-    const items = await api.all(PATH, { signal });
+    items = await api.all(PATH, { signal });
     empty.hidden = items.length > 0;
     refill(list, items.map(line));
   };
@@ -87,11 +105,12 @@ export default async function ({ signal, title }) {
     const names = models.map((each) => each.name).join(", ") || m("all");
     return h("li", {},
       h("div.grow", {},
-        h("div.clip", {}, name, name !== slug && h("span.soft", {}, ` (${slug})`)),
+        h("div.clip", {}, name, name !== slug && h("span.soft", {}, ` (${slug})`),
+          item.failed_test && [" ", h("span.tag", {}, m("not_tested"))]),
         h("small.help", {}, facts),
         h("small.help.clip", { title: names }, names)),
       mine && more(m("more", { name }), [
-        { label: m("test"), icon: "check", act: () => attempt(() => tested(item)) },
+        { label: m("test"), icon: "check", act: () => attempt(async () => (await tested(item), read())) },
         { label: t("common.edit"), icon: "edit", act: then(edit) },
         { label: m("models"), icon: "layers", act: then(chosen) },
         deleting(remove)]));
@@ -105,8 +124,18 @@ export default async function ({ signal, title }) {
     });
     await read();
   });
+  /** Open the figures of a model, by its id. */
+  const show = (id) => attempt(async () => {
+    history.replaceState(null, "", "#/providers");
+    const slug = id.split("/", 1)[0];
+    const provider = items.find((each) => each.slug === slug);
+    if (!provider?.is_editable) return toast(m(provider ? `fixed.${provider.scope}` : "fixed.gone", { model: id }), { kind: "error" });
+    if (await chosen(provider, id.slice(slug.length + 1))) await read();
+  });
   await read();
+  const addresses = session.user.is_administrator && (await allowed(signal));
+  if (query.has("model")) setTimeout(() => show(query.get("model")));
   return h("div.page.narrow", {},
     h("header", {}, h("h1", {}, m("providers")), act("plus", m("add"), add, "primary")),
-    h("p.soft.lead", {}, m("help")), empty, list);
+    h("p.soft.lead", {}, m("help")), empty, list, addresses);
 }

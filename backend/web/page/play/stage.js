@@ -24,8 +24,19 @@ export function stage(room) {
   const mood = h("p.mood", { role: "status" });
   const rest = h("span.rest");
   const doing = h("p.soft.doing", { role: "status" });
+  const untold = h("p.untold", { role: "status" });
   const question = h("section.question", { hidden: true });
-  const element = h("div.stage", {}, h("div.row", {}, mood, rest), doing, question);
+  const element = h("div.stage", {}, h("div.row", {}, mood, rest), untold, doing, question);
+  let isPlayed = false;
+
+  /** Say that nothing is rolled and changed, where the model calls no tools. */
+  const warn = () => {
+    const { id, tool_support: support } = room.model ?? {};
+    const href = `#/providers?${new URLSearchParams({ model: id })}`;
+    const words = [p("no_tools"), " ", h("a", { href }, p("no_tools_change"))];
+    fill(untold, isPlayed && support === "none" && words);
+  };
+  events.addEventListener("asked", warn, { signal });
 
   /** The mood that the world is in, as the active path leaves it, and the way into downtime. */
   const read = async () => {
@@ -34,6 +45,8 @@ export function stage(room) {
     const play = campaign?.attributes.play ?? {};
     // What a turn that waits has changed counts once it is over.
     if (!room.waiting) tune(play);
+    isPlayed = Boolean(campaign?.settings.tools);
+    warn();
     fill(rest, campaign?.settings.tools && !room.waiting && (await pause(campaign, play, soon, signal)));
   };
   const soon = settled(() => room.busy || read().catch(complain), 250);
@@ -54,6 +67,7 @@ export function stage(room) {
     "mood.changed": tune,
     "tool.used": ({ name, summary }) => fill(doing, icon("spark"), summary || named(name)),
     "text.reset": () => fill(doing, icon("again"), p("anew")),
+    "calls.requested": () => fill(doing, icon("spark"), p("asks_for_calls")),
   };
   events.addEventListener("played", ({ detail: { event, data } }) => heard[event]?.(data), { signal });
   events.addEventListener("busy", () => room.busy || fill(doing), { signal });

@@ -8,8 +8,8 @@ from alembic import op
 from backend.database.migrations.columns import reference, required
 from backend.database.types import Id, UtcTime
 
-revision = "2026_11_15"
-down_revision = "2026_11_14"
+revision = "2026_11_18"
+down_revision = "2026_11_17"
 branch_labels = None
 depends_on = None
 

@@ -1,0 +1,102 @@
+"""Errors of a provider on the page: the cause, the next step, and the provider's own words."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator
+
+import pytest
+from anyio.from_thread import BlockingPortal, start_blocking_portal
+from playwright.sync_api import Page, expect
+
+from tests.fakes.openai_server import API_KEY, MODEL, OpenAIServer, chunk, error, reply, stream
+from tests.support.browser import Account, Watch
+
+pytestmark = pytest.mark.browser
+
+
+@pytest.fixture(scope="module")
+def portal() -> Generator[BlockingPortal]:
+    """The event loop of the fake provider."""
+    with start_blocking_portal() as portal:
+        yield portal
+
+
+@pytest.fixture
+def model(portal: BlockingPortal, account: Account) -> Generator[OpenAIServer]:
+    """A provider of the account's own, with one model, which it uses."""
+    with portal.wrap_async_context_manager(OpenAIServer()) as model:
+        names = [{"name": MODEL, "context_window": 9000}]
+        body = {"kind": "openai", "slug": "mine", "name": "Mine", "models": names}
+        account.post("/providers", {**body, "base_url": model.url, "api_key": API_KEY})
+        account.client.patch("/me/settings", json={"model": f"mine/{MODEL}"})
+        yield model
+
+
+def say(page: Page, text: str) -> None:
+    page.get_by_role("textbox", name="Your line").fill(text)
+    page.get_by_role("button", name="Send").click()
+
+
+def test_an_error_quotes_the_provider_and_leads_to_its_settings(
+    page: Page,
+    account: Account,
+    model: OpenAIServer,
+    watch: Watch,
+    assert_accessible: Callable[[Page], None],
+) -> None:
+    # The empty reply may be deleted before it is read.
+    watch.expected.append("/api/v1/messages/")
+    page.goto(f"/#/chats/{account.new_chat()['id']}")
+    model.script(error(402, message=f"No funds for {API_KEY}."))
+    say(page, "Hello.")
+    notice = page.locator(".notice")
+    expect(notice).to_contain_text("The account has no credit at the provider.")
+    expect(notice).to_contain_text("Add credit at the provider, or choose another model.")
+    expect(notice.locator("blockquote")).to_have_text("The provider says: No funds for [removed].")
+    expect(notice.get_by_role("button", name="Try again")).to_be_enabled()
+    assert_accessible(page)
+
+    page.reload()
+    expect(notice.locator("blockquote")).to_contain_text("No funds for")
+    notice.get_by_role("link", name="Open the providers").click()
+    expect(page.get_by_role("heading", name="Providers of models", level=1)).to_be_visible()
+
+
+def test_after_a_rate_limit_the_page_waits_as_long_as_the_provider_asks(
+    page: Page, account: Account, model: OpenAIServer, watch: Watch
+) -> None:
+    watch.expected.append("/api/v1/messages/")
+    page.goto(f"/#/chats/{account.new_chat()['id']}")
+    model.script(error(429, message="Slow down.", headers={"retry-after": "3"}), reply("Hello!"))
+    say(page, "Hello.")
+    expect(page.get_by_text("The provider's rate limit is reached.")).to_be_visible()
+    expect(page.get_by_role("button", name="Try again in")).to_be_disabled()
+    page.get_by_role("button", name="Try again", exact=True).click()
+    expect(page.get_by_text("Hello!", exact=True)).to_be_visible()
+
+
+def test_an_error_amid_a_reply_is_named_beside_what_was_said(
+    page: Page, account: Account, model: OpenAIServer
+) -> None:
+    page.goto(f"/#/chats/{account.new_chat()['id']}")
+    fault = {"error": {"code": 502, "message": "Provider disconnected"}}
+    model.script(stream(chunk(content="Once upon"), fault))
+    say(page, "Hello.")
+    expect(page.get_by_text("Once upon", exact=True)).to_be_visible()
+    for _ in range(2):
+        expect(page.locator(".notice")).to_contain_text("The model's server failed.")
+        expect(page.locator(".notice blockquote")).to_contain_text("Provider disconnected")
+        page.reload()
+
+
+def test_a_test_of_a_provider_quotes_what_its_server_said(
+    page: Page, model: OpenAIServer, assert_accessible: Callable[[Page], None]
+) -> None:
+    page.goto("/#/providers")
+    model.script(*[error(401, message=f"Wrong key: {API_KEY}")] * 2)
+    page.get_by_role("button", name="More about Mine").click()
+    page.get_by_role("menuitem", name="Test").click()
+    report = page.get_by_role("dialog").get_by_role("alert")
+    expect(report).to_contain_text("The provider refused the API key.")
+    expect(report.locator("blockquote")).to_have_text("The provider says: Wrong key: [removed]")
+    assert_accessible(page)

@@ -1,0 +1,138 @@
+"""Background work whose model has a smaller window than was assumed: it reads less at a time."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from backend.generation.registry import ModelRegistry
+from tests.fakes.openai_server import MODEL, MODEL_ID, reply, usage
+from tests.fakes.scripted_server import Answer, Request
+from tests.fakes.window_server import WindowServer
+from tests.integration.enrichment.storytelling import (
+    at_rest,
+    is_summing_up,
+    numbers_in,
+    runs_of,
+    set_chat,
+    summary_of,
+)
+from tests.integration.turns.seeding import seed
+from tests.support.server import Account, Running, ok, running
+from tests.support.waiting import until
+
+pytestmark = pytest.mark.anyio
+
+READER = "reader"
+LINE = "The clock in the hall went on and on, and nobody minded it any more, for it rained. " * 6
+
+
+class Reader(WindowServer):
+    """Answers turns whatever their length; the model that reads behind them has a window."""
+
+    def count(self, body: Any) -> int:
+        return super().count(body) if body["model"] == READER else 1
+
+    def accept(self, body: Any, needed: int) -> Answer:
+        if body["model"] != READER:
+            return super().accept(body, needed)
+        if "response_format" in body:
+            decision = {"why": "Nothing of note.", "significant": False, "kinds": []}
+            return reply(json.dumps(decision), used=usage(needed, 10))
+        request = Request("POST", "", {}, {}, body)
+        return reply(f"Told up to {numbers_in(request)[-1]}.", used=usage(needed, 10))
+
+    @property
+    def read(self) -> list[Request]:
+        """The requests of background work that fitted."""
+        asked = [each for each in self.requests if (each.body or {}).get("model") == READER]
+        return [each for each in asked if self.count(each.body) <= self.window]
+
+
+@asynccontextmanager
+async def talekeeper(
+    url: str, folder: Path, vendor: Reader
+) -> AsyncGenerator[tuple[Running, Account, str]]:
+    """With a chat of 120 lines, which the other model reads."""
+    config = vendor.config(models=(MODEL, READER), context_window=32_768)
+    registry = ModelRegistry(demo_tokens_per_second=0, openai=config, default=MODEL_ID)
+    async with running(url, folder, registry=registry) as server, server.account("ada") as ada:
+        character = await ada.new_character()
+        chat = str((await ada.new_chat(character_ids=[character["id"]]))["id"])
+        models = {"task_models": dict.fromkeys(("summary", "agent", "triage"), f"openai/{READER}")}
+        await set_chat(ada, chat, **models)
+        yield server, ada, chat
+
+
+async def window_of_reader(ada: Account) -> int:
+    models = ok(await ada.client.get("/api/v1/models"))["items"]
+    return int(next(each["context_window"] for each in models if each["id"] == f"openai/{READER}"))
+
+
+async def test_a_summary_that_was_refused_is_written_in_smaller_steps(
+    sqlite_url: str, tmp_path: Path
+) -> None:
+    async with (
+        Reader(3_000) as vendor,
+        talekeeper(sqlite_url, tmp_path, vendor) as (server, ada, chat),
+    ):
+        await seed(server, ada, chat, [f"{number}: {LINE}" for number in range(120)])
+        summary = {"enabled": True, "interval": 4, "words": 60}
+        await set_chat(ada, chat, budgets={"history": 1_000}, summary=summary)
+        await ada.turn(chat, text="Well?")
+        await at_rest(server, chat)
+        found = await summary_of(ada, chat)
+        assert found is not None
+        assert found["text"] == f"Told up to {found['through_position'] + 1}."
+        assert vendor.refusals == 1
+        assert await window_of_reader(ada) == 3_000
+        # No line was passed over, and no run counts as failed.
+        told = [
+            number for each in vendor.read if is_summing_up(each) for number in numbers_in(each)
+        ]
+        assert told == list(range(1, found["through_position"] + 2))
+        assert {run.state for run in await runs_of(server, chat)} == {"done"}
+
+
+async def test_the_agent_reads_on_after_a_refusal(sqlite_url: str, tmp_path: Path) -> None:
+    async with (
+        Reader(2_500) as vendor,
+        talekeeper(sqlite_url, tmp_path, vendor) as (server, ada, chat),
+    ):
+        await set_chat(ada, chat, chronicle_enabled=True)
+        await seed(server, ada, chat, [f"{number}: {LINE}" for number in range(24)])
+        await ada.turn(chat, text="Well?")
+
+        async def has_read() -> bool:
+            return any(run.to_position == 26 for run in await runs_of(server, chat))
+
+        await until(has_read)
+        runs = await runs_of(server, chat)
+        assert {(run.kind, run.state) for run in runs} == {("turn", "done")}
+        assert vendor.refusals in {1, 2}
+
+
+async def test_work_that_cannot_read_less_fails_with_the_cause(
+    sqlite_url: str, tmp_path: Path
+) -> None:
+    class Tiny(Reader):
+        def count(self, body: Any) -> int:
+            return 9_000 if body["model"] == READER else 1
+
+    async with (
+        Tiny(300) as vendor,
+        talekeeper(sqlite_url, tmp_path, vendor) as (server, ada, chat),
+    ):
+        await seed(server, ada, chat, [f"{number}: {LINE}" for number in range(60)])
+        summary = {"enabled": True, "interval": 4, "words": 60}
+        await set_chat(ada, chat, budgets={"history": 1_000}, summary=summary)
+        await ada.turn(chat, text="Well?")
+        await at_rest(server, chat)
+        (run,) = await runs_of(server, chat)
+        assert (run.state, run.error) == ("failed", "model-context-overflow")
+        assert vendor.refusals < 10

@@ -1,0 +1,262 @@
+"""Addresses that administrators allow on a server that others reach, over HTTP."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Generator
+from itertools import count
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+from uuid import uuid4
+
+import pytest
+
+from backend.accounts.models import User
+from backend.generation import network
+from backend.generation.container_host import HOST_NAME
+from backend.generation.registry import ModelRegistry
+from backend.llm.provider_addresses import MAX_ADDRESSES
+from backend.llm.user_models import SHARED_SECONDS, UserModels
+from tests.fakes.openai_server import MODEL, OpenAIServer, reply
+from tests.support.logs import caught_logs
+from tests.support.server import ROOT, Account, Running, ok, problem, running, text_of
+
+pytestmark = pytest.mark.anyio
+
+PROVIDERS = "/api/v1/providers"
+ADDRESSES = "/api/v1/admin/provider-addresses"
+REFUSED = "provider-address-refused"
+SERVED: dict[str, Any] = {"allowed_hosts": ("tales.lan",)}
+"""Settings of a server that others reach: by default no inner address is allowed."""
+
+_names = count(1)
+
+
+@pytest.fixture(scope="module")
+def no_container() -> Generator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(network, "runs_in_container", lambda: False)
+        yield
+
+
+@pytest.fixture(scope="module")
+async def server(
+    no_container: None, shared_url: str, tmp_path_factory: pytest.TempPathFactory
+) -> AsyncGenerator[Running]:
+    async with running(shared_url, tmp_path_factory.mktemp("data"), **SERVED) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+async def ada(server: Running) -> AsyncGenerator[Account]:
+    """An administrator, because the first who signs up is one."""
+    async with server.account("Ada") as ada:
+        yield ada
+
+
+@pytest.fixture
+async def ben(server: Running, ada: Account) -> AsyncGenerator[Account]:
+    async with server.account(f"Ben {next(_names)}") as ben:
+        yield ben
+
+
+@pytest.fixture
+async def model() -> AsyncGenerator[OpenAIServer]:
+    async with OpenAIServer() as model:
+        yield model
+
+
+def fields(model: OpenAIServer, **more: Any) -> dict[str, Any]:
+    return {"preset": "other", "slug": "home", "base_url": model.url, **more}
+
+
+def place(model: OpenAIServer) -> dict[str, Any]:
+    """The body that allows a model's server."""
+    parts = urlsplit(model.url)
+    return {"host": parts.hostname, "port": parts.port}
+
+
+async def allow(account: Account, **address: Any) -> dict[str, Any]:
+    allowed: dict[str, Any] = ok(await account.client.post(ADDRESSES, json=address), 201)
+    return allowed
+
+
+async def listed(account: Account) -> list[str]:
+    items = ok(await account.client.get(ADDRESSES))["items"]
+    return [f"{each['host']} {each['port']}" for each in items]
+
+
+async def test_an_administrator_allows_the_address_that_an_error_names(
+    ada: Account, ben: Account, model: OpenAIServer
+) -> None:
+    body = fields(model, models=[{"name": MODEL}])
+    refused = problem(await ben.client.post(PROVIDERS, json=body), 422, REFUSED)
+    assert f"http://127.0.0.1:{place(model)['port']} is refused" in refused["detail"]
+    assert "administrator" in refused["detail"]
+    named = refused["address"]
+    assert named == {**place(model), "can_be_allowed": True, "instead": None}
+    allowed = await allow(ada, host=named["host"], port=named["port"])
+    assert f"127.0.0.1 {named['port']}" in await listed(ada)
+
+    made = ok(await ben.client.post(PROVIDERS, json=body), 201)
+    ok(await ben.client.patch("/api/v1/me/settings", json={"model": f"home/{MODEL}"}))
+    chat = await ben.new_chat()
+    model.script(reply("Well met."))
+    assert text_of(await ben.turn(chat["id"], text="Hello.")) == "Well met."
+
+    ok(await ada.client.delete(f"{ADDRESSES}/{allowed['id']}"), 204)
+    events = await ben.turn(chat["id"], text="And now?")
+    assert events[-1].data["type"].endswith(REFUSED)
+    change = {"base_url": f"{model.url}/v2"}
+    changed = await ben.client.patch(f"{PROVIDERS}/{made['id']}", json=change)
+    problem(changed, 422, REFUSED)
+    assert len(model.requests) == 1
+
+
+async def test_the_address_of_a_provider_for_everybody_is_for_administrators(
+    ada: Account, ben: Account, model: OpenAIServer
+) -> None:
+    allowed = await allow(ada, **place(model))
+    body = fields(model, slug="shared", scope="installation", models=[{"name": MODEL}])
+    made = ok(await ada.client.post(PROVIDERS, json=body), 201)
+    ok(await ada.client.delete(f"{ADDRESSES}/{allowed['id']}"), 204)
+    said: dict[str, str] = {}
+    for account in (ada, ben):
+        chat = await account.new_chat()
+        settings = f"/api/v1/chats/{chat['id']}/settings"
+        ok(await account.client.patch(settings, json={"model": f"shared/{MODEL}"}))
+        (*_, failed) = await account.turn(chat["id"], text="Hello.")
+        assert failed.data["type"].endswith(REFUSED)
+        said[account.name] = str(failed.data)
+    port = str(place(model)["port"])
+    assert f"http://127.0.0.1:{port} is refused" in said[ada.name]
+    assert port not in said[ben.name]
+    ok(await ada.client.delete(f"{PROVIDERS}/{made['id']}"), 204)
+
+
+async def test_another_port_of_an_allowed_address_stays_refused(
+    ada: Account, ben: Account, model: OpenAIServer
+) -> None:
+    async with OpenAIServer() as other:
+        allowed = await allow(ada, **place(other))
+        problem(await ben.client.post(PROVIDERS, json=fields(model)), 422, REFUSED)
+        ok(await ada.client.delete(f"{ADDRESSES}/{allowed['id']}"), 204)
+
+
+async def test_only_administrators_see_and_change_allowed_addresses(
+    ada: Account, ben: Account
+) -> None:
+    allowed = await allow(ada, host="NAS.lan", port=8080)
+    assert allowed["host"] == "nas.lan"
+    path = f"{ADDRESSES}/{allowed['id']}"
+    for method, where in (("GET", ADDRESSES), ("POST", ADDRESSES), ("DELETE", path)):
+        answer = await ben.client.request(method, where, json={"host": "b.lan", "port": 8080})
+        problem(answer, 403, "forbidden")
+    assert "nas.lan 8080" in await listed(ada)
+    ok(await ada.client.delete(path), 204)
+    assert "nas.lan 8080" not in await listed(ada)
+    problem(await ada.client.delete(path), 404, "provider-address-not-found")
+
+
+@pytest.mark.parametrize(
+    ("host", "port", "named"),
+    [
+        *(("169.254.169.254", 80, "host"), ("127.0.0.1", 8000, "port"), ("10.0.0.0/8", 80, "host")),
+        *(("a" * 300, 80, "host"), ("nas.lan", 0, "port"), ("nas.lan", 65_536, "port")),
+    ],
+)
+async def test_an_address_that_cannot_be_allowed_is_refused_by_name(
+    ada: Account, host: str, port: int, named: str
+) -> None:
+    before = await listed(ada)
+    answer = await ada.client.post(ADDRESSES, json={"host": host, "port": port})
+    assert answer.status_code in {400, 422}
+    assert named in answer.text
+    assert await listed(ada) == before
+
+
+async def test_allowing_twice_changes_nothing(ada: Account) -> None:
+    first, second = [await allow(ada, host="twice.lan", port=8080) for _ in range(2)]
+    assert first == second
+    assert (await listed(ada)).count("twice.lan 8080") == 1
+
+
+async def test_there_may_be_a_hundred_allowed_addresses(server: Running, ada: Account) -> None:
+    have = len(await listed(ada))
+    made = [await allow(ada, host="many.lan", port=1 + at) for at in range(MAX_ADDRESSES - have)]
+    more = await ada.client.post(ADDRESSES, json={"host": "more.lan", "port": 1})
+    problem(more, 409, "too-many-provider-addresses")
+    for each in made:
+        ok(await ada.client.delete(f"{ADDRESSES}/{each['id']}"), 204)
+
+
+async def test_the_log_says_which_administrator_changed_what(ada: Account) -> None:
+    with caught_logs() as logged:
+        allowed = await allow(ada, host="logged.lan", port=8080)
+        ok(await ada.client.delete(f"{ADDRESSES}/{allowed['id']}"), 204)
+    lines = logged.lines("provider.address_changed")
+    assert [line["state"] for line in lines] == ["allowed", "refused"]
+    for line in lines:
+        assert (line["user_id"], line["address"]) == (ada.user["id"], "logged.lan:8080")
+
+
+async def test_another_process_allows_an_address_after_some_seconds(
+    server: Running, ada: Account
+) -> None:
+    time = [0.0]
+    elsewhere = UserModels(ModelRegistry(), server.parts.settings, ROOT, clock=lambda: time[0])
+    user: Any = User(providers_revision=0)
+
+    async def is_allowed() -> bool:
+        async with server.parts.database.read() as session:
+            await elsewhere.of(session, user, sealer=None)  # type: ignore[arg-type]
+        try:
+            elsewhere.network.check_url("http://10.9.8.7:8080/v1")
+        except network.AddressRefusedError:
+            return False
+        return True
+
+    assert not await is_allowed()
+    allowed = await allow(ada, host="10.9.8.7", port=8080)
+    assert not await is_allowed()
+    time[0] = SHARED_SECONDS
+    assert await is_allowed()
+    ok(await ada.client.delete(f"{ADDRESSES}/{allowed['id']}"), 204)
+    time[0] = 2 * SHARED_SECONDS
+    assert not await is_allowed()
+    await elsewhere.aclose()
+
+
+async def test_where_the_setting_decides_nothing_can_be_allowed(
+    sqlite_url: str, tmp_path: Path, model: OpenAIServer
+) -> None:
+    async with (
+        running(sqlite_url, tmp_path, provider_networks=("10.0.0.1",)) as server,
+        server.account("Ada") as ada,
+    ):
+        assert ok(await ada.client.get(ADDRESSES)) == {"items": [], "networks_are_set": True}
+        answer = await ada.client.post(ADDRESSES, json=place(model))
+        problem(answer, 409, "provider-networks-set")
+        refused = problem(await ada.client.post(PROVIDERS, json=fields(model)), 422, REFUSED)
+        assert "TALEKEEPER_PROVIDER_NETWORKS" in refused["detail"]
+        assert not refused["address"]["can_be_allowed"]
+
+
+async def test_in_a_container_local_programs_are_looked_for_on_its_machine(
+    sqlite_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(network, "runs_in_container", lambda: True)
+    async with running(sqlite_url, tmp_path, **SERVED) as server, server.account("Ada") as ada:
+        presets = ok(await ada.client.get("/api/v1/provider-presets"))["items"]
+        urls = {each["name"]: each["base_url"] for each in presets}
+        assert urls["ollama"] == f"http://{HOST_NAME}:11434/v1"
+        assert urls["openrouter"] == "https://openrouter.ai/api/v1"
+        body = {"preset": "llama-cpp", "base_url": "http://127.0.0.1:8080/v1"}
+        refused = problem(await ada.client.post(PROVIDERS, json=body), 422, REFUSED)
+        assert "container" in refused["detail"]
+        assert refused["address"]["instead"] == HOST_NAME
+
+
+async def test_an_unknown_address_is_not_found(ada: Account) -> None:
+    answer = await ada.client.delete(f"{ADDRESSES}/{uuid4()}")
+    problem(answer, 404, "provider-address-not-found")

@@ -1,0 +1,464 @@
+"""Models that call no tool in a played turn that needs one: asked once more, and remembered."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncGenerator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.fakes.openai_server import (
+    API_KEY,
+    MODEL,
+    OpenAIServer,
+    call_delta,
+    called,
+    chunk,
+    error,
+    reply,
+    stream,
+    tool_call,
+)
+from tests.fakes.scripted_server import Answer
+from tests.integration.turns.playing import FINISH, QUESTION, Game, named, names, new_game
+from tests.support.server import Account, Event, ok, running, text_of
+
+pytestmark = pytest.mark.anyio
+
+OWN = f"mine/{MODEL}"
+HIT = ("damage", {"target": "Anna", "damage": "1d2+2"})
+HARDER = ("damage", {"target": "Anna", "damage": "1d2+4"})
+TOLD = "The orc's axe comes down."
+
+
+@pytest.fixture
+async def vendor() -> AsyncGenerator[OpenAIServer]:
+    async with OpenAIServer() as vendor:
+        yield vendor
+
+
+@pytest.fixture
+async def ada(sqlite_url: str, tmp_path: Path) -> AsyncGenerator[Account]:
+    async with running(sqlite_url, tmp_path) as server, server.account("Ada") as ada:
+        yield ada
+
+
+async def provide(account: Account, vendor: OpenAIServer, **model: Any) -> dict[str, Any]:
+    """A provider of the account's own, with what its user says of the model."""
+    body: dict[str, Any] = {"kind": "openai", "slug": "mine", "api_key": API_KEY}
+    body |= {"base_url": vendor.url, "models": [{"name": MODEL, **model}]}
+    made: dict[str, Any] = ok(await account.client.post("/api/v1/providers", json=body), 201)
+    return made
+
+
+async def fight(account: Account, rules: str = "dnd") -> Game:
+    """A campaign with Anna at 20 hit points, played with the account's own model."""
+    game = await new_game(account, rules=rules)
+    await game.add("entities", kind="pc", name="Anna", attributes={"hp": 20, "hp_max": 20})
+    settings = f"/api/v1/chats/{game.chat}/settings"
+    ok(await account.client.patch(settings, json={"model": OWN}))
+    return game
+
+
+@pytest.fixture
+async def game(ada: Account, vendor: OpenAIServer) -> Game:
+    await provide(ada, vendor)
+    return await fight(ada)
+
+
+def block(*calls: tuple[str, Any]) -> str:
+    written = [{"tool": name, "arguments": arguments} for name, arguments in calls]
+    return f"```tools\n{json.dumps(written)}\n```"
+
+
+async def points(game: Game) -> int:
+    (anna,) = (each for each in (await game.state())["entities"] if each["name"] == "Anna")
+    return int(anna["attributes"]["hp"])
+
+
+async def support(account: Account) -> str:
+    listed = ok(await account.client.get("/api/v1/models"))["items"]
+    (found,) = (each["tool_support"] for each in listed if each["id"] == OWN)
+    return str(found)
+
+
+async def recorded(game: Game) -> dict[str, Any]:
+    """The context record of the last reply."""
+    message = (await game.account.messages(game.chat))[-1]
+    answer = await game.client.get(f"/api/v1/messages/{message['id']}/context")
+    record: dict[str, Any] = ok(answer)
+    return record
+
+
+def bodies(vendor: OpenAIServer) -> list[Any]:
+    return [request.body for request in vendor.requests]
+
+
+async def test_a_model_is_asked_once_for_the_calls_of_what_it_has_told(
+    game: Game, vendor: OpenAIServer
+) -> None:
+    vendor.script(reply(TOLD), reply(block(HIT, HARDER, FINISH)))
+
+    events = await game.say()
+
+    assert text_of(events) == TOLD
+    assert "text.reset" not in names(events)
+    assert [each["name"] for each in named(events, "tool.used")] == ["damage", "damage", FINISH[0]]
+    assert names(events).index("calls.requested") < names(events).index("tool.used")
+    assert events[-1].name == "turn.completed"
+    assert 20 - 10 <= await points(game) <= 20 - 8
+    native, fenced = bodies(vendor)
+    assert "tools" in native
+    assert "tools" not in fenced
+    assert fenced["messages"][: len(native["messages"])] == native["messages"]
+    roles = [message["role"] for message in fenced["messages"][len(native["messages"]) :]]
+    assert roles == ["assistant", "system", "user"]
+    assert TOLD in json.dumps(fenced["messages"])
+    assert "ask_player" not in json.dumps(fenced["messages"][-2:])
+    record = await recorded(game)
+    assert record["tool_support"] == "fenced"
+    assert record["tools"] == ["damage", "damage", FINISH[0]]
+    assert (await game.account.messages(game.chat))[-1]["text"] == TOLD
+
+
+async def test_a_model_that_writes_calls_then_is_asked_for_them_in_this_way(
+    game: Game, vendor: OpenAIServer
+) -> None:
+    vendor.script(reply(TOLD), reply(block(FINISH)))
+    await game.say()
+    vendor.script(reply(f"It hits.\n\n{block(HIT, FINISH)}"))
+
+    events = await game.say()
+
+    assert text_of(events).strip() == "It hits."
+    assert "calls.requested" not in names(events)
+    assert len(vendor.requests) == 3
+    assert await points(game) < 20
+    assert await support(game.account) == "fenced"
+
+
+async def test_a_model_that_writes_none_is_not_asked_again(
+    game: Game, vendor: OpenAIServer
+) -> None:
+    vendor.script(reply(TOLD), reply("I hit Anna for 3 points."))
+
+    events = await game.say()
+
+    assert text_of(events) == TOLD
+    assert events[-1].name == "turn.completed"
+    assert await support(game.account) == "none"
+    vendor.requests.clear()
+    vendor.script(reply("Anna falls."))
+    assert text_of(await game.say()) == "Anna falls."
+    (body,) = bodies(vendor)
+    assert "tools" not in body
+    assert "no tools" in json.dumps(body["messages"])
+    assert await points(game) == 20
+    assert (await recorded(game))["tool_support"] == "none"
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        json.dumps([{"tool": HIT[0], "arguments": HIT[1]}]),
+        f'The calls are {{"name": "damage", "parameters": {json.dumps(HIT[1])}}}.',
+        block(HIT).replace("tools", "json"),
+        block(HIT).replace('"}}]', '"}},]'),
+    ],
+)
+async def test_calls_are_found_in_other_forms(
+    game: Game, vendor: OpenAIServer, answer: str
+) -> None:
+    vendor.script(reply(TOLD), reply(answer))
+
+    await game.say()
+
+    assert await points(game) in {16, 17}
+    assert await support(game.account) == "fenced"
+
+
+async def test_a_change_of_mood_leaves_the_text_and_asks_nothing(
+    game: Game, vendor: OpenAIServer
+) -> None:
+    attack = {"attacker": "Anna", "target": "Anna", "ability": "strength", "damage": "1d4"}
+    calls = [("start_combat", {}), ("attack", attack), FINISH, HIT]
+    vendor.script(reply(TOLD), reply(block(QUESTION, *calls)))
+
+    events = await game.say()
+
+    assert text_of(events) == TOLD
+    assert "text.reset" not in names(events)
+    assert events[-1].name == "turn.completed"
+    used = [each["name"] for each in named(events, "tool.used")]
+    assert used == ["start_combat", "attack", FINISH[0]]
+    assert named(events, "mood.changed")[0]["mood"] == "combat"
+
+
+async def test_a_model_that_has_called_natively_is_not_doubted(
+    game: Game, vendor: OpenAIServer
+) -> None:
+    vendor.script(called(FINISH, text="It begins."))
+    await game.say()
+    vendor.script(reply(TOLD))
+
+    events = await game.say()
+
+    assert len(vendor.requests) == 2
+    assert "calls.requested" not in names(events)
+    assert await support(game.account) == "native"
+
+
+async def test_in_freeform_a_turn_without_calls_is_normal(
+    ada: Account, vendor: OpenAIServer
+) -> None:
+    await provide(ada, vendor)
+    game = await fight(ada, rules="freeform")
+    vendor.script(reply(TOLD))
+
+    events = await game.say()
+
+    assert len(vendor.requests) == 1
+    assert events[-1].name == "turn.completed"
+    assert await support(ada) == "native"
+
+
+@pytest.mark.parametrize("setting", ["native", "structured", "fenced", "none"])
+async def test_a_users_setting_wins(ada: Account, vendor: OpenAIServer, setting: str) -> None:
+    await provide(ada, vendor, tool_support=setting)
+    game = await fight(ada)
+    answer = json.dumps({"narration": TOLD, "calls": []}) if setting == "structured" else TOLD
+    vendor.script(reply(answer))
+
+    events = await game.say()
+
+    (body,) = bodies(vendor)
+    assert ("tools" in body) == (setting == "native")
+    assert ("response_format" in body) == (setting == "structured")
+    assert ("```tools" in json.dumps(body["messages"])) == (setting == "fenced")
+    assert text_of(events) == TOLD
+    assert events[-1].name == "turn.completed"
+    assert await support(ada) == setting
+
+
+async def test_a_refusal_of_a_users_setting_is_not_remembered(
+    ada: Account, vendor: OpenAIServer
+) -> None:
+    await provide(ada, vendor, tool_support="native")
+    game = await fight(ada)
+    answer = json.dumps({"narration": TOLD, "calls": []})
+    vendor.script(error(400, message="no tools"), reply(answer))
+
+    assert text_of(await game.say()) == TOLD
+    assert await support(ada) == "native"
+
+
+@pytest.mark.parametrize(
+    "answers",
+    [
+        (reply(TOLD, finish="length"),),
+        (reply(TOLD), error(503)),
+        (reply(TOLD), reply("```tools\n[{", finish="length")),
+    ],
+    ids=["the reply was cut off", "the server fails", "the block was cut off"],
+)
+async def test_what_shows_nothing_is_not_remembered(
+    game: Game, vendor: OpenAIServer, answers: tuple[Answer, ...]
+) -> None:
+    vendor.script(*answers)
+
+    events = await game.say()
+
+    assert text_of(events) == TOLD
+    assert events[-1].name == "turn.completed"
+    assert len(vendor.requests) == len(answers)
+    assert await support(game.account) == "native"
+
+
+async def test_a_short_limit_of_replies_leaves_room_for_the_block(
+    game: Game, vendor: OpenAIServer
+) -> None:
+    settings = f"/api/v1/chats/{game.chat}/settings"
+    body = {"sampling": {"max_output_tokens": 60, "start_reply_with": "Hm"}}
+    ok(await game.client.patch(settings, json=body))
+    vendor.script(reply(TOLD), reply(block(FINISH)))
+
+    await game.say()
+
+    told, asked = bodies(vendor)
+    assert told["max_tokens"] == 60
+    assert asked["max_tokens"] == 1024
+    assert asked["messages"][-1]["role"] == "user"
+
+
+async def test_in_a_small_window_the_history_stays_out(ada: Account, vendor: OpenAIServer) -> None:
+    await provide(ada, vendor, context_window=4_096)
+    game = await fight(ada, rules="freeform")
+    for number in range(6):
+        vendor.script(reply(f"Scene {number}. " + "The rain goes on and on. " * 40))
+        await game.say(f"Line {number}.")
+    path = game.path
+    ok(await game.client.patch(path, json={"rules": "dnd"}))
+    vendor.requests.clear()
+    vendor.script(reply(TOLD), reply(block(FINISH)))
+
+    await game.say("The last line.")
+
+    told, asked = (json.dumps(body["messages"]) for body in bodies(vendor))
+    assert "Scene 5" in told
+    assert "Scene 5" not in asked
+    assert "The last line." in asked
+    assert TOLD in asked
+
+
+async def learned(account: Account, vendor: OpenAIServer, *answers: Answer) -> Game:
+    """A game after one turn with these answers."""
+    await provide(account, vendor)
+    game = await fight(account)
+    vendor.script(*answers)
+    await game.say()
+    return game
+
+
+@pytest.mark.parametrize(
+    ("answers", "way"),
+    [
+        ((called(FINISH, text=TOLD),), "native"),
+        ((reply(TOLD), reply(block(FINISH))), "fenced"),
+        ((reply(TOLD), reply("No.")), "none"),
+        ((error(400), reply(json.dumps({"narration": TOLD, "calls": []})), reply("No.")), "none"),
+        (
+            (
+                error(400),
+                reply(
+                    json.dumps(
+                        {"narration": TOLD, "calls": [{"tool": FINISH[0], "arguments": FINISH[1]}]}
+                    )
+                ),
+            ),
+            "structured",
+        ),
+    ],
+)
+async def test_it_is_remembered_over_a_restart_until_the_provider_is_tested(
+    sqlite_url: str,
+    tmp_path: Path,
+    vendor: OpenAIServer,
+    answers: tuple[Answer, ...],
+    way: str,
+) -> None:
+    async with running(sqlite_url, tmp_path) as server, server.account("Ada") as ada:
+        await learned(ada, vendor, *answers)
+        assert await support(ada) == way
+    async with running(sqlite_url, tmp_path) as server, server.signed_in("Ada") as ada:
+        assert await support(ada) == way
+        (provider,) = (
+            each
+            for each in ok(await ada.client.get("/api/v1/providers"))["items"]
+            if each["slug"] == "mine"
+        )
+        ok(await ada.client.post(f"/api/v1/providers/{provider['id']}/test", json={}))
+        assert await support(ada) == "native"
+
+
+async def test_it_is_remembered_of_a_provider_that_was_renamed(
+    sqlite_url: str, tmp_path: Path, vendor: OpenAIServer
+) -> None:
+    async with running(sqlite_url, tmp_path) as server, server.account("Ada") as ada:
+        made = await provide(ada, vendor)
+        game = await fight(ada)
+        path = f"/api/v1/providers/{made['id']}"
+        ok(await ada.client.patch(path, json={"name": "My server"}))
+        vendor.script(reply(TOLD), reply(block(FINISH)))
+        await game.say()
+    async with running(sqlite_url, tmp_path) as server, server.signed_in("Ada") as ada:
+        assert await support(ada) == "fenced"
+
+
+async def test_testing_a_provider_forgets_what_this_process_has_learned(
+    ada: Account, vendor: OpenAIServer
+) -> None:
+    game = await learned(ada, vendor, reply(TOLD), reply("No."))
+    assert await support(ada) == "none"
+    (provider,) = (
+        each
+        for each in ok(await ada.client.get("/api/v1/providers"))["items"]
+        if each["slug"] == "mine"
+    )
+
+    ok(await ada.client.post(f"/api/v1/providers/{provider['id']}/test", json={}))
+
+    assert await support(ada) == "native"
+    vendor.requests.clear()
+    vendor.script(called(FINISH, text="It calls now."))
+    await game.say()
+    assert "tools" in bodies(vendor)[0]
+
+
+TWICE = json.dumps(json.dumps(HIT[1]))
+FRAGMENTS = [
+    pytest.param(
+        [
+            chunk(tool_calls=[tool_call(*HIT, call_id="", index=0)]),
+            chunk(tool_calls=[tool_call(*HARDER, call_id="", index=0)]),
+        ],
+        id="one index and no ids",
+    ),
+    pytest.param(
+        [chunk(tool_calls=[tool_call(*each, call_id="x") for each in (HIT, HARDER)])],
+        id="one id for all, in one chunk",
+    ),
+    pytest.param(
+        [
+            chunk(
+                tool_calls=[
+                    tool_call(name, f"```json\n{json.dumps(arguments)}\n```", call_id=name, index=n)
+                ]
+            )
+            for n, (name, arguments) in enumerate((HIT, HARDER))
+        ],
+        id="in code fences",
+    ),
+    pytest.param(
+        [
+            chunk(
+                tool_calls=[tool_call(HIT[0], json.dumps(json.dumps(HIT[1])), call_id="a", index=0)]
+            ),
+            chunk(tool_calls=[tool_call(*HARDER, call_id="b", index="1")]),
+        ],
+        id="encoded twice",
+    ),
+    pytest.param(
+        [
+            call_delta(0, name=HIT[0], arguments=json.dumps(HIT[1])),
+            call_delta(0, arguments=json.dumps(HARDER[1])),
+        ],
+        id="two objects under one name",
+    ),
+]
+
+
+@pytest.mark.parametrize("chunks", FRAGMENTS)
+async def test_parallel_calls_are_each_one_call_and_go_back_with_their_results(
+    game: Game, vendor: OpenAIServer, chunks: list[dict[str, Any]]
+) -> None:
+    vendor.script(stream(*chunks, chunk("tool_calls"), "[DONE]"), reply(TOLD))
+
+    events: list[Event] = await game.say()
+
+    assert 20 - 10 <= await points(game) <= 20 - 8
+    assert text_of(events) == TOLD
+    asked, *results = bodies(vendor)[-1]["messages"][-3:]
+    sent = asked["tool_calls"]
+    assert [json.loads(each["function"]["arguments"]) for each in sent] == [HIT[1], HARDER[1]]
+    assert [each["id"] for each in sent] == [each["tool_call_id"] for each in results]
+    assert len({each["id"] for each in sent} - {""}) == 2
+
+
+async def test_calls_without_a_finish_reason_count(game: Game, vendor: OpenAIServer) -> None:
+    vendor.script(stream(chunk(tool_calls=[tool_call(*HIT, call_id="a")]), "[DONE]"), reply(TOLD))
+
+    await game.say()
+
+    assert await points(game) in {16, 17}
