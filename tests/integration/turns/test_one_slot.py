@@ -434,9 +434,9 @@ async def test_two_processes_share_the_slot_and_each_tells_what_a_turn_waits_for
             turn_under_way(ada, chat, text="Hello?") as (_, first),
             turn_under_way(same, second_chat, text="And?") as (turn_id, second),
         ):
-            while (event := await anext(second)).name != "model.busy":
+            while (event := await anext(second)).data != {"work": "turn"}:
                 pass
-            assert event.data == {"work": "turn"}
+            assert event.name == "model.busy"
 
             async def is_told_elsewhere() -> bool:
                 view = ok(await ada.client.get(f"{TURN}/{turn_id}"))
@@ -449,6 +449,6 @@ async def test_two_processes_share_the_slot_and_each_tells_what_a_turn_waits_for
             assert text_of([event async for event in second]) == "Mine."
             heard = await followed
         assert text_of(heard) == "Mine."
-        assert occupations(heard)[0] == "turn"
+        assert "turn" in occupations(heard)
         assert list(map(is_background, one_slot.dropped)) == [True]
         assert one_slot.most == 1
