@@ -110,9 +110,9 @@ class Settings(BaseSettings):
     """Requests that it answers at the same time, 0 for any number. Empty: what the server says,
     else 1 for Ollama, llama.cpp, KoboldCpp and LM Studio, and any number for others."""
     openai_tool_support: Literal["", "native", "structured", "fenced", "none"] = ""
-    """How its models call tools in a campaign that is played: by themselves, in answers of a JSON
-    Schema, in a fenced block of their text, or not at all. Empty: Talekeeper finds out for each
-    model, and forgets it with the process."""
+    """The way in which its models call tools in a campaign that is played: natively, in answers of
+    a JSON Schema, in a fenced block of their text, or not at all. If it is empty, Talekeeper learns
+    it for each model, until it is restarted."""
     anthropic_api_key: Secret = None
     """Key for Anthropic's API."""
     anthropic_models: Names = ("claude-sonnet-5-5", "claude-opus-5-5", "claude-haiku-5-5")

@@ -320,7 +320,7 @@ class MessageReader:
         pieces: list[TextPiece | ThinkingPiece | ToolCall] = []
         for each in sequence(members.get("content")):
             block = mapping(each)
-            pieces += (*_said(block), *self._calls_of(_Block(block)))
+            pieces += (*_said(block), *self._find_calls(_Block(block)))
         end = self._end(members)
         return Delta(tuple(pieces), end.usage, end.finish, end.reason)
 
@@ -341,9 +341,9 @@ class MessageReader:
     def _close(self, index: int) -> tuple[ToolCall, ...]:
         """End the block of an index, if one is open, and return the calls in it."""
         block = self._blocks.pop(index, None)
-        return () if block is None else self._calls_of(block)
+        return () if block is None else self._find_calls(block)
 
-    def _calls_of(self, block: _Block) -> tuple[ToolCall, ...]:
+    def _find_calls(self, block: _Block) -> tuple[ToolCall, ...]:
         """Return the calls in a block that is complete; keep its thoughts for the next call."""
         begun = block.begun
         match begun.get("type"):

@@ -53,7 +53,7 @@ def fenced_prompt(prompt: Prompt, tools: Sequence[Tool]) -> Prompt:
 
 
 def prompt_without_tools(prompt: Prompt) -> Prompt:
-    """Return the prompt for a model that calls no tools, whatever the other messages want."""
+    """Return the prompt for a model that calls no tools, even if another message asks for calls."""
     return render_rounds(prompt, _NO_TOOLS, _reply)
 
 
@@ -124,7 +124,7 @@ class FencedReader:
     def _begin_block(
         self, text: str, found: int, *, is_last: bool
     ) -> Generator[TextPiece, None, int]:
-        """At a fence, find out what it begins or ends. Return the place after it."""
+        """Begin or end a block at a fence, and return the place after it."""
         run = _RUN.match(text, found)
         begin = (run.end() if run else len(text)) - len(_FENCE)
         if begin > found:

@@ -84,7 +84,7 @@ class _PartialCall:
             self.length += len(fragment.arguments)
             self.progress.feed(fragment.arguments)
 
-    def is_followed_by(self, fragment: _Fragment, names: Collection[str]) -> bool:
+    def ends_before(self, fragment: _Fragment, names: Collection[str]) -> bool:
         """True if a fragment under this call's index or id begins another call.
 
         A call has one name, and one value as its arguments. So a fragment without a name continues
@@ -140,7 +140,7 @@ class CallFragments:
 
         Args:
             message: JSON of any shape.
-            is_whole: Each entry is a call of its own.
+            is_whole: Each entry is one call.
         """
         members = mapping(message)
         if isinstance(reasoning := members.get(REASONING), str):
@@ -182,7 +182,7 @@ class CallFragments:
             return None
         else:
             call = known or self._last
-        return None if call is None or call.is_followed_by(fragment, self._names) else call
+        return None if call is None or call.ends_before(fragment, self._names) else call
 
     def _begin(self, fragment: _Fragment) -> _PartialCall:
         call = _PartialCall(is_kept=len(self._calls) < MAX_CALLS)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Generic, TypeVar
@@ -139,6 +139,12 @@ class ModelProvider(ABC, Generic[ConfigT, ConnectionT]):
             return False
         self.config = config
         return True
+
+    async def learn_windows(self, models: Sequence[str]) -> None:
+        """Ask the server for the context windows of models, and remember those that it reports.
+
+        Takes some seconds at most. Failures change nothing. Most servers have no route for it.
+        """
 
     async def connect(self) -> ConnectionT:
         """Return the client. Raise `ModelUnavailableError` if it cannot be made."""

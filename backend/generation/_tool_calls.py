@@ -68,7 +68,7 @@ def read_calls(
 
 
 def _read_arguments(arguments: object) -> list[dict[str, Any]]:
-    """Raise `ValueError`, whose message tells the model what is wrong."""
+    """Raise `ValueError` with a message for the model."""
     if isinstance(arguments, str):
         if len(arguments) > MAX_ARGUMENTS:
             raise ValueError(TOO_LONG)
@@ -139,7 +139,7 @@ def unreadable_call(problem: str) -> ToolCall:
 
 
 def distinct_ids(calls: Iterable[ToolCall]) -> Iterator[ToolCall]:
-    """Yield the calls, with another id for each call whose id an earlier call has.
+    """Yield the calls. One that has the id of an earlier call gets another id.
 
     The same calls get the same ids each time.
     """

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from typing import Protocol
 
 from backend.generation._json import mapping, parse_json, sequence
@@ -112,4 +113,4 @@ def render_rounds(prompt: Prompt, instructions: str, reply: Callable[[ToolRound]
             PromptMessage("assistant", reply(tool_round)),
             PromptMessage("user", f"Results of the calls: {to_json(results)}"),
         ]
-    return Prompt(messages, stable=prompt.stable)
+    return replace(prompt, messages=messages, rounds=())

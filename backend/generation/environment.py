@@ -63,7 +63,7 @@ def build_registry(settings: Settings) -> ModelRegistry:
 
 
 def _told(settings: Settings) -> Mapping[str, ListedModel]:
-    """Return what the settings say of models, by their ids. Sizes count if they were set."""
+    """Return the figures of models in the settings, by their ids. Sizes count if they were set."""
     sizes: dict[str, Any] = {
         "context_window": settings.openai_context_window,
         "max_output_tokens": settings.openai_max_output_tokens,

@@ -137,8 +137,10 @@ class CharacterJoiner:
         end = len(text)
         if "\ud800" <= text[-1] <= "\udbff":
             end -= 1
-        elif tail := _CUT_TAIL.search(text[-_LONGEST_CUT:]):
-            end += _decode(tail[0], is_complete=False)[1] - len(tail[0])
+        else:
+            tail = text[-_LONGEST_CUT:]
+            cut = tail[len(tail.rstrip(_ESCAPED_BYTES)) :]
+            end += _decode(cut, is_complete=False)[1] - len(cut)
         self._held = text[end:]
         text = _CUT_BYTES.sub(lambda run: _decode(run[0])[0], text[:end])
         return clean_text(text)
@@ -151,7 +153,9 @@ class CharacterJoiner:
 
 _SURROGATE = re.compile("[\ud800-\udfff]")
 _CUT_BYTES = re.compile("[\udc80-\udcff]+")
-_CUT_TAIL = re.compile("[\udc80-\udcff]+\\Z")
+_ESCAPED_BYTES = "".join(map(chr, range(0xDC80, 0xDD00)))
+"""What `surrogateescape` makes of bytes that are not UTF-8."""
+
 _LONGEST_CUT = 3
 """Bytes of a UTF-8 sequence that lacks its last byte."""
 

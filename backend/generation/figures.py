@@ -20,8 +20,7 @@ prompt. `provider` is the provider's list, `table` the table of known models. `d
 """
 
 ToolSupport = Literal["native", "structured", "fenced", "none"]
-"""How a model calls tools: by itself, in JSON of a schema, in a fenced block of its text, or not at
-all."""
+"""A way to call tools: natively, in JSON of a schema, in a fenced block of text, or not at all."""
 
 MessageShape = Literal["lenient", "system_first", "alternating", "no_system"]
 """Which messages a model's chat template accepts, each value stricter than the one before.

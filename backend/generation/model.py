@@ -229,7 +229,7 @@ class ChatModel(Protocol):
         ...
 
     def learn(self, **changes: Any) -> None:
-        """Remember what an answer shows: members of `ModelAbilities`."""
+        """Remember abilities that an answer shows: members of `ModelAbilities`."""
         ...
 
     def stream(

@@ -57,12 +57,11 @@ class OpenAICompatibleProvider(ModelProvider[OpenAICompatibleConfig, ModelClient
         self._slots_asked_at = -math.inf
 
     async def learn_windows(self, models: Sequence[str]) -> None:
-        """Ask the server for the context windows of models, and remember those that it reports.
-
-        Takes some seconds at most. Failures change nothing.
-        """
+        """See `ModelProvider`."""
         self._asked.update(models)
         config = self.config
+        if not models or not can_be_asked(config.server):
+            return
         try:
             async with self.connected() as client:
                 reports = await ask_windows(client, config.base_url, config.server, models)
@@ -79,7 +78,7 @@ class OpenAICompatibleProvider(ModelProvider[OpenAICompatibleConfig, ModelClient
 
     def learn_window_later(self, model: str) -> None:
         """Ask for a model's window in the background, once for as long as this object lives."""
-        if model in self._asked or not can_be_asked(self.config.server):
+        if model in self._asked:
             return
         task = asyncio.create_task(self.learn_windows([model]))
         self._asking.add(task)

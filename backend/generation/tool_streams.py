@@ -1,11 +1,11 @@
-"""A reply with tool calls in it, from models that call tools by themselves and from others.
+"""Replies with tool calls, from models that have native calls and from others.
 
 `native`: the provider's own calls. `structured`: the model answers in JSON of a schema, out of
 which the narration streams. `fenced`: it writes calls into a fenced block of its text. `none`: it
 calls nothing, and is not asked to.
 
-What the answers of a model show is remembered in its `ModelAbilities`, unless its user has set the
-way. A model that has called a tool once is not doubted again.
+The way that a model's answers show to work is remembered in its `ModelAbilities`, unless its user
+has set one. A model that has called a tool once is not doubted again.
 """
 
 from __future__ import annotations
@@ -30,7 +30,6 @@ from backend.generation.model import (
     ChatModel,
     Finish,
     FinishReason,
-    ModelContextOverflowError,
     ModelEmptyReplyError,
     ModelRequestError,
     Piece,
@@ -59,7 +58,7 @@ def tool_support(model: ChatModel) -> ToolSupport:
 
 
 def may_learn_calls(model: ChatModel) -> bool:
-    """True if nobody has set, and no answer has shown, whether a model calls tools."""
+    """True if no setting says, and no answer has shown, whether a model calls tools."""
     is_fixed = "tool_support" in model.spec.fixed
     return not is_fixed and not model.learned.calls_tools and model.learned.tools != "none"
 
@@ -131,7 +130,7 @@ async def stream_calls(
 
 
 def _take_text(said: list[str], piece: Piece) -> None:
-    """Add the text of a piece, or take back what was said."""
+    """Add the text of a piece, or drop all text at a reset."""
     if isinstance(piece, TextPiece):
         said.append(piece.text)
     elif isinstance(piece, TextReset):
@@ -160,8 +159,6 @@ async def answer_with_tools(
     if support == "native":
         try:
             answer = await model.call_tools(prompt, tools, sampling)
-        except ModelContextOverflowError:
-            raise
         except ModelRequestError as error:
             support, refusal = "structured", error
         else:
@@ -200,11 +197,11 @@ async def _stream_in_ways(
         try:
             async with aclosing(_ask(model, prompt, tools, sampling, way)) as pieces:
                 async for piece in pieces:
-                    _learn_from(model, piece, way, is_new=bool(refusal) and not has_begun)
+                    _remember_piece(model, piece, way, is_new=bool(refusal) and not has_begun)
                     has_begun = True
                     yield piece
         except ModelRequestError as error:
-            if has_begun or not tools or isinstance(error, ModelContextOverflowError):
+            if has_begun or not tools:
                 raise
             refusal = refusal or error
         except ModelEmptyReplyError:
@@ -218,8 +215,8 @@ async def _stream_in_ways(
         raise refusal
 
 
-def _learn_from(model: ChatModel, piece: Piece, way: ToolSupport, *, is_new: bool) -> None:
-    """Remember what a piece shows. `is_new`: the server has refused a better way."""
+def _remember_piece(model: ChatModel, piece: Piece, way: ToolSupport, *, is_new: bool) -> None:
+    """Remember the way of a reply by one of its pieces. `is_new`: a better way was refused."""
     if isinstance(piece, ToolCall) and not piece.problem:
         _remember(model, way, calls_tools=True)
     elif is_new:

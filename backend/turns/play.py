@@ -10,6 +10,7 @@ is asked once more for the calls alone.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass, field, fields, replace
@@ -210,17 +211,19 @@ class Play:
         )
 
     async def _ask_for_calls(self, run: TurnRun) -> None:
-        """Ask the model, in the fenced form, for the calls of what it has told.
+        """Ask the model, in the fenced form, for the calls that belong to its reply.
 
-        The text stays. A change of mood counts from the next turn on. If the request fails, the
-        turn ends without calls, and the next one may ask again.
+        The text stays. A change of mood counts from the next turn on. If the request fails, or has
+        no room in the window, the turn ends without calls, and the next one may ask again.
         """
+        tools = self.table.offered(may_wait=False)
+        request = self.prompts["moods/calls"].render()
+        prompt = await asyncio.to_thread(prompt_for_calls, run.built, run.text, request, tools)
+        if prompt is None:
+            return
         self.requests += 1
         run.progress.transcript.append_event(CALLS_REQUESTED, {})
         run.notify()
-        tools = self.table.offered(may_wait=False)
-        request = self.prompts["moods/calls"].rendered({})
-        prompt = prompt_for_calls(run.built, run.text, request, tools)
         stream = stream_calls(run.model, prompt, tools, run.built.window.sampling)
         try:
             async with contextlib.aclosing(stream):

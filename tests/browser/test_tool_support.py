@@ -73,6 +73,21 @@ def test_the_page_says_that_a_model_does_not_use_tools(
     page.reload()
     expect(page.get_by_text(WARNING)).to_be_visible()
 
+    link.click()
+    figures = page.get_by_role("dialog").get_by_role("group", name=f"Figures of {MODEL}")
+    way = figures.get_by_label("Tool calls")
+    expect(way.locator("option").first).to_contain_text("now: none")
+    way.select_option(label="a block in its text")
+    page.get_by_role("dialog").get_by_role("button", name="Save").click()
+    expect(page.get_by_role("dialog")).to_have_count(0)
+    page.goto(chat)
+    button = page.get_by_role("button", name=f"Asks {MODEL}")
+    expect(button).to_be_visible()
+    expect(page.get_by_text(WARNING)).to_have_count(0)
+    button.click()
+    facts = page.get_by_role("dialog").get_by_role("button", name=MODEL, exact=False)
+    expect(facts.last).to_contain_text("tools: a block in its text")
+
 
 def test_the_calls_of_what_was_told_change_the_world_and_the_text_stays(
     page: Page, account: Account, chat: str, vendor: OpenAIServer

@@ -173,7 +173,8 @@ async def _read(reader: asyncio.StreamReader) -> Request | None:
 
 
 def _head(status: int, headers: Mapping[str, str]) -> bytes:
-    lines = [f"HTTP/1.1 {status} {HTTPStatus(status).phrase}"]
+    known = status in HTTPStatus.__members__.values()  # Cloudflare has some of its own
+    lines = [f"HTTP/1.1 {status} {HTTPStatus(status).phrase if known else 'Unknown'}"]
     lines += (f"{name}: {value}" for name, value in headers.items())
     return "\r\n".join((*lines, "", "")).encode()
 

@@ -12,7 +12,7 @@ const PRICES = ["input", "output", "cached_input"];
 
 /** Abilities of a model that its user can set, with their values; null leaves them to what is learned. */
 const SWITCHES = {
-  tool_support: ["native", "structured", "fenced"],
+  tool_support: ["native", "structured", "fenced", "none"],
   message_shape: ["lenient", "system_first", "alternating", "no_system"],
 };
 

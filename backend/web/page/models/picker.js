@@ -13,19 +13,23 @@ export function windowOf({ context_window: count, figures_from: from }, { always
   return m("window", { count }) + (source ? ` (${source})` : "");
 }
 
+/** A link to the figures of a model, by its id. */
+export const figuresLink = (id, label) =>
+  h("a", { href: `#/providers?${new URLSearchParams({ model: id })}` }, label);
+
 /** A link to the setting of a model's window, by the model's id. */
-export const windowLink = (id) =>
-  h("a", { href: `#/providers?${new URLSearchParams({ model: id })}` }, m("set_window"));
+export const windowLink = (id) => figuresLink(id, m("set_window"));
 
 /** What is known of a model, in words. */
 export function about(model, options) {
-  const { provider_name: provider, price, abilities = [] } = model;
+  const { provider_name: provider, price, abilities = [], tool_support: support = "native" } = model;
   return [
     provider,
     windowOf(model, options),
     price && m("price", { input: money(price.input), output: money(price.output) }),
     price?.cached_input != null && m("cached", { cached: money(price.cached_input) }),
     ...abilities.map((each) => m(`abilities.${each}`)),
+    support !== "native" && m("tools_by", { way: m(`tool_supports.${support}`) }),
   ].filter(Boolean).join(" · ");
 }
 

@@ -3,6 +3,7 @@ import { api } from "../core/api.js";
 import { complain } from "../core/dialogs.js";
 import { fill, h, icon, settled, style } from "../core/dom.js";
 import { has, t } from "../core/words.js";
+import { figuresLink } from "../models/picker.js";
 import { pause } from "./downtime.js";
 
 const p = (path, values) => t(`play.${path}`, values);
@@ -32,8 +33,7 @@ export function stage(room) {
   /** Say that nothing is rolled and changed, where the model calls no tools. */
   const warn = () => {
     const { id, tool_support: support } = room.model ?? {};
-    const href = `#/providers?${new URLSearchParams({ model: id })}`;
-    const words = [p("no_tools"), " ", h("a", { href }, p("no_tools_change"))];
+    const words = [p("no_tools"), " ", figuresLink(id, p("no_tools_change"))];
     fill(untold, isPlayed && support === "none" && words);
   };
   events.addEventListener("asked", warn, { signal });
