@@ -1,5 +1,5 @@
 #!/usr/bin/env -S sh -c 'exec "$(dirname "$0")/_python" "$0" "$@"'
-"""How long a turn waits for background work on a server that answers one request at a time.
+"""Measure the waits of turns for background work on a server that answers one request at a time.
 
     scripts/bench_slot.py [--turns 20] [--think 0.3] [--late] [--json]
 
@@ -129,7 +129,7 @@ async def _play(address: str, model: OneSlot, options: argparse.Namespace) -> li
 
 @contextlib.asynccontextmanager
 async def _talekeeper(url: str, model: int, database: DatabaseName) -> AsyncGenerator[str]:
-    """The address of a Talekeeper whose background work is done, on PostgreSQL, in another one."""
+    """Start a Talekeeper and yield its address. On PostgreSQL a second one does the jobs."""
     settings = {
         "database_url": url,
         "root_key": base64.b64encode(b"r" * 32).decode(),

@@ -45,7 +45,7 @@ class ConsentWithdrawn(Protocol):
     """A chat's chronicle is about to be switched off."""
 
     async def consent_withdrawn(self, session: AsyncSession, chat: Chat) -> None:
-        """Stop what reads the chat for it."""
+        """Stop the work that reads the chat for the chronicle."""
         ...
 
 

@@ -34,7 +34,7 @@ OUTPUT_TOKENS = 1_024
 """Tokens that an answer may have where its task needs no more."""
 
 THINKING_TOKENS = 4_096
-"""Tokens beside the answer for models that may think before it."""
+"""Extra tokens for models that may think before they answer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,11 +69,11 @@ class Reader:
 
     @property
     def limits(self) -> list[ServerLimit | None]:
-        """How many requests the servers of its models answer at the same time."""
-        return [self.models.limit_of(each) for each in self.asked_ids]
+        """The limits of the servers of its models."""
+        return [self.models.find_limit(each) for each in self.asked_ids]
 
     def sampling_of(self, model: ChatModel, tokens: int = OUTPUT_TOKENS) -> Sampling:
-        """How one of the two is asked, for an answer of so many tokens at most."""
+        """Return the sampling for one of the two, for an answer of at most so many tokens."""
         return limit_output(safe_sampling(model.spec, self.safety), model.spec, tokens)
 
 
@@ -147,16 +147,16 @@ NAME_SETTING = (
 
 
 def limit_output(sampling: Sampling, spec: ModelSpec, tokens: int = OUTPUT_TOKENS) -> Sampling:
-    """The same, with room for an answer of so many tokens and for thoughts.
+    """Limit the output to an answer of so many tokens, and thoughts.
 
-    Work beside replies never takes what the model could write at most: a small model that repeats
-    itself would go on to the end of its window.
+    Background work never gets the model's own limit, because a small model that repeats itself
+    would write on to the end of its window.
     """
     if "max_output_tokens" not in spec.accepts:
         return sampling
     if spec.accepts & {"thinking_budget", "reasoning_effort"}:
         tokens += max(THINKING_TOKENS, sampling.thinking_budget or 0)
-    # Of small models a quarter of the window is for the answer: what is read takes the rest.
+    # The prompt may take three quarters of a small window.
     limit = min(spec.max_output_tokens, tokens, max(1, spec.usable_window // 4))
     return msgspec.structs.replace(sampling, max_output_tokens=limit)
 

@@ -6,13 +6,13 @@ Each run
 
 1. loads what is to be read, in a transaction that only reads;
 2. proposes: the model is asked, and no transaction is open. Turns come first: at a server that
-   answers few requests at the same time this waits for them, and is cut off where one comes;
+   answers few requests at the same time, the run waits for them, and one that comes interrupts it;
 3. applies what was proposed, if the chat is still as it was read, and records itself, in one
    transaction. What asked no model and wrote nothing leaves no record. What one run wrote stays,
    whatever becomes of the next.
 
 A run that fails has written nothing, and is recorded with what it cost; then the task says what
-comes next. One that was cut off for a turn is begun again later, and counts as no failure. `undo`
+comes next. A run that a turn interrupted begins again later. It is not a failure. `undo`
 takes back what a run wrote.
 """
 
@@ -161,7 +161,7 @@ class Task(ABC, Generic[W, P]):
     json_task: ClassVar[ModelTask | None] = None
     """Whose model is asked for JSON, where it is not the task's."""
     use: ClassVar[SlotUse] = "campaign"
-    """What a turn that waits for the task's model is told of it."""
+    """Names the task to a turn that waits for its model."""
 
     def __init__(self, runtime: EnrichmentRuntime, job: RunningJob) -> None:
         self.runtime = runtime
@@ -187,7 +187,7 @@ class Task(ABC, Generic[W, P]):
         """Write what was proposed. `chat` is locked. Raises `PathChangedError`."""
 
     def output_tokens(self, work: W) -> int:  # noqa: ARG002  # for kinds of work that write more
-        """How many tokens one answer may have, thoughts aside."""
+        """Return the tokens that one answer may have, without thoughts."""
         return OUTPUT_TOKENS
 
     async def recover(
@@ -304,7 +304,7 @@ class Task(ABC, Generic[W, P]):
             return await self.propose(work)
 
     async def _note_interruption(self, work: W, error: AppError) -> None:
-        """Record what a run took that was cut off, if the model had answered anything."""
+        """Record the cost of a run that was interrupted after the model had answered."""
         if not work.budget.calls:
             return
         async with self.job.step() as session:
@@ -343,7 +343,7 @@ class Task(ABC, Generic[W, P]):
     async def _goes_on(self, work: W, error: Exception) -> bool:
         """Record a failure, the same one again in one row. False where the job is over.
 
-        Raises `RetryLaterError` where turns need the model: that is no failure.
+        Raises `RetryLaterError` if turns need the model, which is not a failure.
         """
         if isinstance(error, ModelBusyError | SlotTakenError):
             await self._note_interruption(work, error)

@@ -35,7 +35,7 @@ LEAST_LINES = 8
 
 MOST_QUESTIONS = 3
 LINE_TOKENS = 20 * MOST_QUESTIONS
-"""About what the questions of one line take."""
+"""Estimate for the questions of one line."""
 MAX_QUESTION = 200
 """Characters; what is longer is no question that anybody asks."""
 
@@ -104,7 +104,7 @@ class QuestionTask(StretchTask[Questions]):
         return await self.new_work(session, reader, replace(stretch, lines=lines))
 
     def output_tokens(self, work: StudyWork) -> int:
-        """All questions of all lines are one answer."""
+        """Return room for the questions of all lines, because they are one answer."""
         return max(OUTPUT_TOKENS, LINE_TOKENS * len(work.stretch.lines))
 
     async def propose(self, work: StudyWork) -> Questions:

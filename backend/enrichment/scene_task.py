@@ -174,7 +174,7 @@ class SceneTask(Task[SceneWork, SceneProposal]):
         )
 
     def output_tokens(self, work: SceneWork) -> int:  # noqa: ARG002  # the base class's
-        """Beside the summary there are up to 12 changes and 8 quotations."""
+        """Return room for a summary, 12 changes and 8 quotations."""
         return 3 * OUTPUT_TOKENS
 
     async def propose(self, work: SceneWork) -> SceneProposal:

@@ -185,7 +185,7 @@ class SummaryTask(Task[SummaryWork, str]):
         return max((each for each in (goal, rounds) if each is not None), default=None)
 
     def output_tokens(self, work: SummaryWork) -> int:
-        """As many words as are kept: the user says how long a summary is."""
+        """Return room for a summary of the length that the user chose, times `OVERLONG`."""
         return work.words * OVERLONG * TOKENS_PER_WORD
 
     async def propose(self, work: SummaryWork) -> str:

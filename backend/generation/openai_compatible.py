@@ -22,7 +22,7 @@ from backend.setting_types import ServerName
 WHO = "The OpenAI-compatible server"
 
 SLOTS_SECONDS = 600.0
-"""How long the number of a server's slots is taken to be as it was."""
+"""Time until a server is asked again how many slots it has."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

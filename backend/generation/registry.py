@@ -27,7 +27,7 @@ from backend.generation.openai_compatible import OpenAICompatibleConfig, OpenAIC
 from backend.generation.openai_model import OpenAICompatibleModel
 from backend.generation.openai_servers import OPENAI_SERVERS, usual_concurrency
 from backend.generation.sampling import SamplingField
-from backend.generation.server_limits import ServerLimit, server_of
+from backend.generation.server_limits import ServerLimit, identify_server
 
 ProviderKind = Literal["gemini", "openai", "anthropic"]
 """In which wire format a provider is asked."""
@@ -140,20 +140,20 @@ class OfferedProvider:
 
     @property
     def usual_concurrency(self) -> int | None:
-        """Requests at the same time where its user says nothing; None for any number."""
+        """Requests at the same time if its user sets nothing; None for any number."""
         if not isinstance(self.adapter, OpenAICompatibleProvider):
             return None
         return usual_concurrency(self.adapter.config.server, self.adapter.abilities)
 
     @property
     def limit(self) -> ServerLimit | None:
-        """How many requests its server answers at the same time; None for any number."""
+        """The limit of its server; None if that answers any number of requests at a time."""
         usual = self.usual_concurrency
         concurrency = usual if self.concurrency is None else self.concurrency
         if not concurrency:
             return None
         adapter, config = self.adapter, self.adapter.config
-        server = server_of(config.base_url, config.api_key, config.extra_headers)
+        server = identify_server(config.base_url, config.api_key, config.extra_headers)
         if self.concurrency is None and isinstance(adapter, OpenAICompatibleProvider):
             return ServerLimit(concurrency, server, refresh=adapter.refresh_slots)
         return ServerLimit(concurrency, server)
@@ -330,8 +330,8 @@ class ModelRegistry:
         """What is known of a model. Raises `UnknownModelError`."""
         return self.get(model_id).spec
 
-    def limit_of(self, model_id: str) -> ServerLimit | None:
-        """How many requests the model's server answers at the same time; None for any number."""
+    def find_limit(self, model_id: str) -> ServerLimit | None:
+        """Return the limit of a model's server; None if there is none."""
         provider = self.providers.get(model_id.partition("/")[0])
         return provider.limit if provider else None
 

@@ -1,4 +1,4 @@
-"""How many requests a model's server answers at the same time, and which servers are the same."""
+"""Limits on the requests that a model's server answers at the same time."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ class ServerLimit:
 
     Attributes:
         concurrency: Requests at the same time, at least 1.
-        server: Its address, and all that it knows its client by. Providers that are equal in this
-            share the limit, whoever added them. It has secrets in it.
-        refresh: Asks the server for its limit if that was not done lately. Never raises.
+        server: Its address and everything that identifies the client to it. Providers with equal
+            values share the limit, also those of different users. Contains secrets.
+        refresh: Asks the server for its limit, unless that was done recently. Never raises.
     """
 
     concurrency: int
@@ -29,10 +29,10 @@ class ServerLimit:
     )
 
 
-def server_of(
+def identify_server(
     base_url: str | None, api_key: str | None, extra_headers: Mapping[str, str]
 ) -> tuple[str, ...]:
-    """Identify a server: its scheme, host and port, the key, and the headers."""
+    """Return the scheme, host and port of a server, the key, and the headers."""
     parts = urlsplit((base_url or "").lower())
     headers = (f"{name.lower()}: {extra_headers[name]}" for name in sorted(extra_headers))
     return (f"{parts.scheme}://{parts.netloc}", api_key or "", *headers)

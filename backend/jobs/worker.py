@@ -40,7 +40,7 @@ log = get_logger(__name__)
 
 HEARTBEAT = timedelta(seconds=15)
 STOP_SECONDS = 1.0
-"""How often a worker looks whether jobs that run in it were stopped."""
+"""Interval at which a worker looks for jobs that their owners have stopped."""
 POLL_SECONDS = 3.0
 PAUSE_SECONDS = 1.0
 """After the database did not answer."""
@@ -337,7 +337,7 @@ class Worker:
                 log.warning("job.heartbeat_failed", exc_info=error)
 
     async def _interrupt_stopped(self) -> None:
-        """Interrupt what its owner has stopped."""
+        """Interrupt jobs that their owners have stopped."""
         running = [
             job
             for job in self._jobs.values()
@@ -356,7 +356,7 @@ class Worker:
         self._interrupt_lost(before, renewed)
 
     def _interrupt_lost(self, jobs: list[RunningJob], held: set[tuple[UUID, int]]) -> None:
-        """Interrupt those of `jobs` that are not among what this worker holds: (id, fence)."""
+        """Interrupt those of `jobs` that are not in `held`, by (id, fence)."""
         for job in jobs:
             if (job.id, job.claimed.fence) in held or self._jobs.get(job.id) is not job:
                 continue

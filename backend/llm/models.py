@@ -117,8 +117,8 @@ class InstallationProvider(_ProviderColumns, Base):
 class SlotClaim(Base):
     """A claim to a server that answers few requests at the same time: it waits, or was granted.
 
-    The process that made it renews `lease_until`. A claim whose lease is over does not count: its
-    process ended in the middle. `server_id` is a keyed hash; `rank` and `use` are as in
+    The process that made it renews `lease_until`. A claim with an expired lease does not count,
+    because its process has ended. `server_id` is a keyed hash; `rank` and `use` are as in
     `slot_rules`. Rows are deleted when the work is over.
     """
 

@@ -39,7 +39,7 @@ from backend.llm.provider_schemas import (
     ProviderView,
     find_presets,
 )
-from backend.llm.user_models import UserModels, abilities_of, kind_of, server_name
+from backend.llm.user_models import UserModels, kind_of, read_abilities, server_name
 from backend.logs import get_logger
 from backend.vault.root import RootKeyError, RootKeys
 from backend.vault.sealing import SealBrokenError
@@ -299,7 +299,7 @@ def _view(config: ProviderConfig, row: Row) -> ProviderView:
         extra_body=config.extra_body,
         concurrency=config.concurrency,
         usual_concurrency=(
-            usual_concurrency(server_name(config), abilities_of(row))
+            usual_concurrency(server_name(config), read_abilities(row))
             if row.kind == "openai"
             else None
         ),

@@ -1,11 +1,11 @@
-"""Who may use a server that answers few requests at the same time. Pure: no clock, no database.
+"""Rules for sharing a server that answers few requests at the same time. No clock, no database.
 
-Each user of such a server has a claim. Turns come first, in the order in which they came; then work
-that a user waits for; then background work. A claim of a lower rank gives its place up as soon as
-the claims above it need it. A turn never does.
+All work that asks such a server has a claim. Turns come first, in the order of their claims; then
+work that a user waits for; then background work. A claim of a lower rank gives up its place as soon
+as claims of a higher rank need it. A turn never does.
 
-A turn may wait for background work of its own chat: for a summary, before its prompt is built. It
-then has a claim for that work, and the work is done on the turn's place: it is *carried*.
+Before its prompt is built, a turn may need a summary, which a job writes. The turn then has a claim
+for the summary, and the job uses the turn's place: its claim is *carried*.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ SlotUse = Literal["turn", "suggestions", "chronicle", "summary", "campaign", "qu
 Occupation = Literal[
     "turn", "suggestions", "chronicle", "summary", "campaign", "questions", "other"
 ]
-"""Work that a claim waits for, as its user may know it: `other` is another user's."""
+"""The work that a claim waits for, as its user may know it: `other` is another user's."""
 
 
 class Rank(IntEnum):
-    """Which claims come first."""
+    """The order of claims: lower values come first."""
 
     TURN = 0
     ASKED = 1
@@ -53,7 +53,7 @@ class Claim:
 
 
 def may_start(claim: Claim, others: Iterable[Claim], *, concurrency: int) -> bool:
-    """True if a claim that waits may use the server now, beside all `others` to it."""
+    """True if a waiting claim may use the server now. `others` are all other claims to it."""
     others = list(others)
     if _is_carried(claim, others):
         return True
@@ -68,7 +68,7 @@ def may_start(claim: Claim, others: Iterable[Claim], *, concurrency: int) -> boo
 
 
 def must_yield(claim: Claim, others: Iterable[Claim], *, concurrency: int) -> bool:
-    """True if a claim that uses the server has to give it up for claims of a higher rank."""
+    """True if a claim that uses the server has to yield to claims of a higher rank."""
     others = list(others)
     if claim.work.rank == Rank.TURN or _is_carried(claim, others):
         return False
@@ -91,7 +91,7 @@ def find_occupation(claim: Claim, others: Iterable[Claim]) -> Occupation:
     own = (work for work in in_use if work.user_id == claim.work.user_id)
     if (work := next(own, None)) is not None:
         return work.use
-    # While nobody uses the server, the place is about to go to a turn that came earlier.
+    # If no claim is granted, a turn that came earlier is about to start.
     return "turn" if any(work.rank == Rank.TURN for work in in_use) or not in_use else "other"
 
 

@@ -45,14 +45,14 @@ LEASE = timedelta(seconds=15)
 
 RENEW_SECONDS = 4.0
 POLL_SECONDS = 0.2
-"""How often the claims of other processes are looked at. Background work in one process yields to
-a turn in another after two such times at most, and the time that it takes to hang up."""
+"""Interval at which a process reads the claims of others. Background work in one process yields to
+a turn in another within two intervals, plus the time that hanging up takes."""
 
 _CLAIMS = table_of(SlotClaim)
 _ROW = _CLAIMS.c
 
 OnWait = Callable[[Occupation | None], None]
-"""Hears what a claim waits for, whenever that changes; None once it waits no longer."""
+"""Is called with the work that a claim waits for, when that changes; None once it has a place."""
 
 
 class ModelBusyError(UnavailableError):
@@ -98,7 +98,7 @@ class _Held:
         self.started.set()
 
     def report(self, occupation: Occupation | None) -> None:
-        """Say what it waits for, if that has changed."""
+        """Tell `on_wait` the work that it waits for, if that has changed."""
         if self.on_wait is not None and occupation != self.occupation:
             self.on_wait(occupation)
         self.occupation = occupation
@@ -119,7 +119,7 @@ class ModelSlots:
         self._held: dict[UUID, _Held] = {}
         self._news = asyncio.Event()
         self._keeper: asyncio.Task[None] | None = None
-        self._beside: set[asyncio.Task[None]] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
         self._renew_at = 0.0
 
     @contextlib.asynccontextmanager
@@ -131,17 +131,18 @@ class ModelSlots:
         on_wait: OnWait | None = None,
         patience: float | None = None,
     ) -> AsyncGenerator[None]:
-        """Wait for a place at each of these servers, and keep it for the length of the block.
+        """Wait for a place at each of these servers, and keep it until the block ends.
 
         Args:
             limits: Those of the models that are asked in the block. None is a server without one.
-            work: Who asks, and what for.
-            on_wait: Hears what the work waits for.
+            work: The work that asks them.
+            on_wait: See `OnWait`.
             patience: Seconds to wait for each server; None for as long as it takes.
 
         Raises:
-            ModelBusyError: Nothing was begun, since it had to wait for too long.
-            SlotTakenError: The block was cut off for a turn. Never for work of `Rank.TURN`.
+            ModelBusyError: The wait took longer than `patience`. The block did not begin.
+            SlotTakenError: A turn needed the place, so the block was cancelled. Never for work of
+                `Rank.TURN`.
         """
         found = {self._instance.find_server(*each.server): each for each in limits if each}
         async with contextlib.AsyncExitStack() as places:
@@ -150,7 +151,7 @@ class ModelSlots:
                 held = _Held(new_id(), server_id, work, limit.concurrency, on_wait)
                 await places.enter_async_context(self._place(held, patience))
                 if limit.refresh is not None:
-                    self._run_beside(limit.refresh())
+                    self._start_task(limit.refresh())
             yield
 
     async def forget_all(self) -> None:
@@ -164,8 +165,8 @@ class ModelSlots:
             self._keeper.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await self._keeper
-        if self._beside:
-            await asyncio.wait(list(self._beside))
+        if self._tasks:
+            await asyncio.wait(list(self._tasks))
 
     @contextlib.asynccontextmanager
     async def _place(self, held: _Held, patience: float | None) -> AsyncGenerator[None]:
@@ -194,7 +195,7 @@ class ModelSlots:
         finally:
             held.report(None)
             self._held.pop(held.id, None)
-            self._run_beside(self._leave(held))
+            self._start_task(self._leave(held))
 
     async def _enter(self, held: _Held) -> None:
         """Store a claim, granted at once if there is room."""
@@ -233,7 +234,7 @@ class ModelSlots:
         try:
             async with self._writing() as session:
                 await session.execute(delete(_CLAIMS).where(_ROW.id == held.id))
-        except Exception as error:  # nobody awaits this task
+        except Exception as error:  # no one awaits this task
             log.warning("slot.not_left", exc_info=error)
         self._news.set()
 
@@ -296,16 +297,16 @@ class ModelSlots:
         finally:
             EFFECT_NOTE.reset(noting)
 
-    def _run_beside(self, work: Coroutine[Any, Any, None]) -> None:
+    def _start_task(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.ensure_future(work)
-        self._beside.add(task)
-        task.add_done_callback(self._beside.discard)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
 
 async def _lock(session: AsyncSession, server_id: UUID, *, but: UUID | None = None) -> list[Claim]:
-    """Let no one else grant a place at a server until the transaction ends; its other claims.
+    """Serialise grants at a server until the transaction ends. Return its other claims.
 
-    Claims whose lease is over are deleted. SQLite has one writer anyway.
+    Deletes claims with expired leases. SQLite has one writer anyway.
     """
     if session.get_bind().dialect.name == "postgresql":
         key = int.from_bytes(server_id.bytes[:8], "big", signed=True)

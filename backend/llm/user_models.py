@@ -264,7 +264,7 @@ class UserModels(UserSignedOut):
         common: dict[str, Any] = {
             "extra_headers": config.extra_headers,
             "extra_body": config.extra_body,
-            "abilities": abilities_of(row),
+            "abilities": read_abilities(row),
             "on_learned": partial(self._learned, type(row), row.id, row.revision),
             "chunk_timeout": self._silence,
             "network": self.network,
@@ -312,8 +312,8 @@ def server_name(config: ProviderConfig) -> ServerName:
     return cast("ServerName", known)
 
 
-def abilities_of(row: Provider | InstallationProvider) -> ServerAbilities:
-    """What was learned of a provider's server."""
+def read_abilities(row: Provider | InstallationProvider) -> ServerAbilities:
+    """Return the abilities that a provider's server has shown."""
     if row.abilities is None:
         return ServerAbilities()
     return msgspec.json.decode(row.abilities, type=ServerAbilities)

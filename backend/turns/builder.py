@@ -200,16 +200,16 @@ class PromptBuilder:
             return await self._lore.with_books(identity, attempt)
 
     async def _summarise(self, identity: Identity, built: Built, rank: Rank) -> bool:
-        """Have the summary tell what the history has no room for. True if that was done.
+        """Have lines summarised for which the history has no room. True if that was done.
 
-        The job does it on a place of the turn's at the model's server.
+        A job does it. It uses the place at the model's server that the turn holds for it.
         """
         loaded, models, account = built.loaded, built.window.models, identity.settings
         usual = loaded.settings.model or account.model or models.default_id
         chosen = choose_model(models, self._settings, "summary", loaded.settings, account, usual)
         work = Work(use="summary", rank=rank, user_id=identity.user_id, chat_id=loaded.chat.id)
         try:
-            async with self._slots.hold([models.limit_of(chosen)], work, patience=SUMMARY_WAIT):
+            async with self._slots.hold([models.find_limit(chosen)], work, patience=SUMMARY_WAIT):
                 return await self._enrichment.summarise_now(
                     identity,
                     loaded.chat.id,

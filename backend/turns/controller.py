@@ -149,7 +149,7 @@ class TurnController(Controller):
     ) -> Suggestions:
         """Two to four lines that the user could say next. None is stored; what they took is.
 
-        Turns come first: on a server that answers one request at a time, suggestions wait for them.
+        Turns come first: on a server that answers one request at a time, suggestions wait.
         """
         return await suggestions.suggest(identity, chat_id, data or SuggestionRequest())
 

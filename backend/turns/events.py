@@ -27,8 +27,9 @@ from backend.vault.sealing import Sealer
 AWAITING, CHOSEN, RESET = "turn.awaiting_choice", "turn.choice_made", "text.reset"
 CHANGED, SUGGESTED = "state.changed", "suggestions"
 BUSY = "model.busy"
-"""What the turn waits for before the model is asked; null once it waits no longer. It is no part of
-what was said: it has the id of the event before it, and is not told again."""
+"""The work that the turn waits for before it can ask the model; null once it waits no longer.
+
+It is a state and not a part of the reply: it has the id of the event before it."""
 CALLS_REQUESTED = "calls.requested"
 CONTEXT_READY = "context.ready"
 """Comes again if the prompt had to be built again: the later totals count."""
@@ -87,7 +88,7 @@ class TurnEvent:
 class Progress:
     """How far a turn is: what its events are made of, whether it runs here or was stored.
 
-    `waits_for` is what the model's server does before the turn's request can be sent.
+    `waits_for` is the work of the model's server that the turn waits for.
     `is_waiting`: it goes on once the player has chosen. `is_cut_off`: the process that it ran in
     died, and what it said last is lost.
     """
@@ -139,13 +140,13 @@ class Progress:
 
 @dataclass(slots=True)
 class EventCursor:
-    """What a listener has heard: events up to `last_id`, and what the turn waits for."""
+    """The place of a listener: the id of its last event, and the last `model.busy`."""
 
     last_id: int
     waits_for: Occupation | None = None
 
     def next_events(self, progress: Progress) -> list[TurnEvent]:
-        """Return what is new to the listener."""
+        """Return the events that the listener has not received."""
         batch = list(progress.events_after(self.last_id))
         if batch:
             self.last_id = batch[-1].id

@@ -33,7 +33,7 @@ class Turn(Base):
     process that runs the turn; a running turn whose lease is over was cut off by a crash.
     `path_tokens` is what a campaign's whole history would have taken in its prompt, `sent_tokens`
     what took its place, both in the model's tokens.
-    `waits_for` is what the model's server does while the turn waits for it.
+    `waits_for` is the work of the model's server that the turn waits for.
     `sealed_events` tells what happened in a played turn, `sealed_play` how one that waits goes on.
     """
 

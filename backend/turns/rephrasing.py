@@ -100,7 +100,7 @@ class Rephraser:
             user_id=identity.user_id,
             chat_id=loaded.chat.id,
         )
-        limit = window.models.limit_of(chosen)
+        limit = window.models.find_limit(chosen)
         try:
             async with asyncio.timeout(SECONDS), self._slots.hold([limit], work):
                 words = await self._rephrase(chosen, budget, loaded, window, request.text)

@@ -68,7 +68,7 @@ class TurnView(msgspec.Struct, kw_only=True):
     """A turn. `text` is what an impersonation wrote; `reply` the stored message.
 
     `waiting` says for what one waits: the data of its last `turn.awaiting_choice`. `waits_for` is
-    what the model's server does while a running turn waits for it, at most a second late.
+    the work of the model's server that a running turn waits for, at most a second late.
     """
 
     id: UUID

@@ -1,4 +1,4 @@
-"""Which lines of a model's suggestions can be shown: not those that are JSON, schema or empty."""
+"""Choose the suggested lines that can be shown: no JSON, no schema text, no empty lines."""
 
 from __future__ import annotations
 

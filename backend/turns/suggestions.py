@@ -112,7 +112,7 @@ class SuggestionService:
                 built = await self._builder.build(
                     identity, chat_id, turn, suggestions=request.count, constraint=constraint
                 )
-                # After a turn in this chat they would answer what was said before it.
+                # After a turn in this chat they would be for the line before it.
                 if version not in {None, version_of(built.loaded.chat)}:
                     raise ChatChangedError("Ask for suggestions again.")
                 version = version_of(built.loaded.chat)
@@ -132,7 +132,7 @@ class SuggestionService:
         self, identity: Identity, built: Built, patience: float
     ) -> tuple[Built, StructuredAnswer, float]:
         window, chat_id = built.window, built.loaded.chat.id
-        limit = window.models.limit_of(window.spec.id)
+        limit = window.models.find_limit(window.spec.id)
         work = Work(use="suggestions", rank=Rank.ASKED, user_id=identity.user_id, chat_id=chat_id)
         sampling = limit_output(built.sampling, window.spec)
         async with self._slots.hold([limit], work, patience=patience):

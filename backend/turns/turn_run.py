@@ -216,7 +216,7 @@ class TurnRun:
     async def run_model(self, slots: ModelSlots) -> None:
         """Let the model speak to its end, once its server is free.
 
-        Never raises: what went wrong is in `problem`.
+        Never raises: the error is in `problem`.
         """
         self._speaking = asyncio.create_task(self._take_turn(slots))
         if self._stop_as is not None:
@@ -248,13 +248,13 @@ class TurnRun:
         return self._stop_as or "completed"
 
     async def _take_turn(self, slots: ModelSlots) -> None:
-        limit = self.built.window.models.limit_of(self.built.window.spec.id)
+        limit = self.built.window.models.find_limit(self.built.window.spec.id)
         work = Work(use="turn", rank=Rank.TURN, user_id=self.user_id, chat_id=self.chat_id)
-        async with slots.hold([limit], work, on_wait=self._wait_for):
+        async with slots.hold([limit], work, on_wait=self._report_wait):
             self.is_asked = True
             await self._listen_to_model()
 
-    def _wait_for(self, occupation: Occupation | None) -> None:
+    def _report_wait(self, occupation: Occupation | None) -> None:
         self.progress.waits_for = occupation
         self.notify()
 

@@ -342,7 +342,7 @@ async def test_its_user_says_how_many_requests_a_server_answers_at_a_time(
         async with server.parts.database.read() as session:
             user = await session.get_one(User, identity.user_id)
             found = await server.parts.user_models.of(session, user, identity.sealer)
-        limit = found.limit_of(OWN)
+        limit = found.find_limit(OWN)
         limits.append(limit.concurrency if limit else None)
     assert limits == [3, None, 1]
     for wrong in (-1, 101, 1.5):

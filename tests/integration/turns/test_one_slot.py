@@ -289,7 +289,7 @@ async def test_the_number_of_slots_is_learned_from_the_server(
         await ada.turn(chat, text="Is anyone there?")
 
         async def is_learned() -> bool:
-            limit = server.parts.user_models.shared.limit_of(MODEL_ID)
+            limit = server.parts.user_models.shared.find_limit(MODEL_ID)
             return limit is not None and limit.concurrency == 2
 
         await until(is_learned)

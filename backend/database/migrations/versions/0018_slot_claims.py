@@ -1,4 +1,4 @@
-"""Claims to servers that answer few requests at the same time; what a turn waits for."""
+"""Claims to servers that answer few requests at the same time."""
 
 from __future__ import annotations
 
