@@ -128,9 +128,12 @@ class ModelProvider(ABC, Generic[ConfigT, ConnectionT]):
     def learn(self, model: str, **changes: Any) -> None:
         """Remember what the server's answers show of a model: members of `ModelAbilities`."""
         known = structs.replace(self.abilities.of(model), **changes)
-        self.abilities = self.abilities.with_model(model, known)
+        self._remember(self.abilities.with_model(model, known))
+
+    def _remember(self, abilities: ServerAbilities) -> None:
+        self.abilities = abilities
         if self.config.on_learned is not None:
-            self.config.on_learned(self.abilities)
+            self.config.on_learned(abilities)
 
     def adopt(self, config: ServerConfig) -> bool:
         """Go on with `config` if it differs in `on_learned` alone.

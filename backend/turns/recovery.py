@@ -82,7 +82,7 @@ class TurnRecovery:
         """End a turn, its row and its chat's locked. Without a sealer, no key is at hand."""
         turn.state = state
         turn.finished_at = now()
-        turn.lease_until = turn.sealed_play = None
+        turn.lease_until = turn.waits_for = turn.sealed_play = None
         message = await session.get(Message, turn.reply_id) if turn.reply_id else None
         if message is not None and message.status == "streaming":
             has_text = len(message.sealed_content) > OVERHEAD

@@ -50,7 +50,11 @@ _TURNS, _MESSAGES = Base.metadata.tables["turns"], Base.metadata.tables["message
 _RENEW = (
     update(_TURNS)
     .where(_TURNS.c.id == bindparam("key"), _TURNS.c.state == "running")
-    .values(lease_until=bindparam("lease"), segments=bindparam("lengths"))
+    .values(
+        lease_until=bindparam("lease"),
+        segments=bindparam("lengths"),
+        waits_for=bindparam("occupation"),
+    )
 )
 _STORE_EVENTS = (
     update(_TURNS)
@@ -98,7 +102,13 @@ class TurnStore:
         runs = list(runs)
         lease_until = now() + LEASE
         turns = [
-            {"key": run.turn_id, "lease": lease_until, "lengths": segments_of(run)} for run in runs
+            {
+                "key": run.turn_id,
+                "lease": lease_until,
+                "lengths": segments_of(run),
+                "occupation": run.progress.waits_for,
+            }
+            for run in runs
         ]
         dirty = [
             run
@@ -273,7 +283,7 @@ def _end(
     turn.sealed_events = sealed_events(run)
     if run.refused:
         replace_totals(run, turn)
-    turn.lease_until = turn.sealed_play = turn.sealed_problem = None
+    turn.lease_until = turn.waits_for = turn.sealed_play = turn.sealed_problem = None
     if problem:
         data = msgspec.json.encode(problem)
         turn.sealed_problem = run.sealer.seal_bytes(TURN_PROBLEM, turn.id, data)

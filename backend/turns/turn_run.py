@@ -30,9 +30,11 @@ from backend.generation.model import (
 )
 from backend.generation.tokens import get_tokenizer
 from backend.generation.window_evidence import PromptCut, find_cut, window_after_cut
+from backend.llm.slot_rules import Occupation, Rank, Work
+from backend.llm.slots import ModelSlots
 from backend.logs import get_logger
 from backend.turns.built import Built
-from backend.turns.events import CONTEXT_READY, Progress, TurnEvent
+from backend.turns.events import CONTEXT_READY, EventCursor, Progress, TurnEvent
 from backend.turns.models import TurnKind, TurnState
 from backend.turns.play import Play
 from backend.turns.prompt_context import Constraint
@@ -53,12 +55,12 @@ class TurnRun:
 
     `prefix` is what a continued reply said before, `status_before` how it had ended.
     `request_begin` is where in the transcript the current request to the model begins. `usage` and
-    `finish` come from the model, `sent` is the form of its requests. `rewritten` are text and
-    thoughts as regex scripts leave them, once the model has ended. `play` is how a played turn goes
-    on. `rebuild` builds the prompt again for the same line; `refused` are the prompts that the
-    model refused as too long. `cut` says that its server read only the rest of a prompt.
-    `stored_length`, `stored_events`, `stored_tokens` and `stored_drops` say how far the rows are.
-    `finished` is set when everything is stored.
+    `finish` come from the model, once `is_asked`; `sent` is the form of its requests. `rewritten`
+    are text and thoughts as regex scripts leave them, once the model has ended. `play` is how a
+    played turn goes on. `rebuild` builds the prompt again for the same line; `refused` are the
+    prompts that the model refused as too long. `cut` says that its server read only the rest of a
+    prompt. `stored_length`, `stored_events`, `stored_tokens` and `stored_drops` say how far the
+    rows are. `finished` is set when everything is stored.
     """
 
     turn_id: UUID
@@ -81,6 +83,7 @@ class TurnRun:
     cut: PromptCut | None = None
     request_begin: int = 0
     finished: asyncio.Event = field(default_factory=asyncio.Event)
+    is_asked: bool = False
     usage: TokenUsage | None = None
     finish: str = ""
     sent: SentRequest = field(default_factory=SentRequest)
@@ -182,6 +185,8 @@ class TurnRun:
         if self.usage is not None:
             return self.usage.prompt_tokens + self.usage.completion_tokens
         transcript = self.progress.transcript
+        if not self.is_asked:
+            return 0
         said = transcript.joined("text") + transcript.joined("thinking")
         if self.outcome == "failed" and not said and not (self.play and self.play.used):
             return 0  # the provider refused it
@@ -211,11 +216,11 @@ class TurnRun:
 
     async def events(self, last_id: int, *, beat: float) -> AsyncIterator[list[TurnEvent]]:
         """Events after `last_id` as they come; an empty list every `beat` seconds of silence."""
+        cursor = EventCursor(last_id)
         while True:
             is_at_rest = self.progress.is_at_rest
-            batch = list(self.progress.events_after(last_id))
+            batch = cursor.next_events(self.progress)
             if batch:
-                last_id = batch[-1].id
                 yield batch
             if is_at_rest:
                 return
@@ -233,9 +238,12 @@ class TurnRun:
             if self._speaking is not None:
                 self._speaking.cancel()
 
-    async def run_model(self) -> None:
-        """Let the model speak to its end. Never raises: what went wrong is in `problem`."""
-        self._speaking = asyncio.create_task(self._listen_to_model())
+    async def run_model(self, slots: ModelSlots) -> None:
+        """Let the model speak to its end, once its server is free.
+
+        Never raises: the error is in `problem`.
+        """
+        self._speaking = asyncio.create_task(self._take_turn(slots))
         if self._stop_as is not None:
             self._speaking.cancel()
         try:
@@ -263,6 +271,17 @@ class TurnRun:
         if self._stop_as is None and self.play is not None and self.play.is_waiting:
             return "waiting"
         return self._stop_as or "completed"
+
+    async def _take_turn(self, slots: ModelSlots) -> None:
+        limit = self.built.window.models.find_limit(self.built.window.spec.id)
+        work = Work(use="turn", rank=Rank.TURN, user_id=self.user_id, chat_id=self.chat_id)
+        async with slots.hold([limit], work, on_wait=self._report_wait):
+            self.is_asked = True
+            await self._listen_to_model()
+
+    def _report_wait(self, occupation: Occupation | None) -> None:
+        self.progress.waits_for = occupation
+        self.notify()
 
     async def _listen_to_model(self) -> None:
         if self.play is not None:

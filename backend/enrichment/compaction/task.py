@@ -67,6 +67,8 @@ CHARACTERS_AN_ITEM = 200
 """What reading an item's names takes, in characters of a text."""
 
 MAX_WRITES = 40
+WRITES_TOKENS = 4_096
+"""An answer has up to 40 calls, of about 100 tokens each."""
 MAX_EVENTS = 20
 MAX_EVENT = 300
 
@@ -296,7 +298,7 @@ async def _asked(
     text, usage = "", None
     try:
         async with aclosing(
-            stream_with_tools(model, prompt, tools, work.reader.sampling)
+            stream_with_tools(model, prompt, tools, work.reader.sampling_of(model, WRITES_TOKENS))
         ) as pieces:
             async for piece in pieces:
                 match piece:

@@ -159,17 +159,29 @@ export function tools(room) {
     };
     return h("button.tag", { type: "button", onclick }, line);
   };
-  const show = (lines) => fill(chips, lines.length > 0 && [lines.map(chip), act("close", t("common.close"), clear, "quiet")]);
+  const show = (lines, dropped) =>
+    fill(chips, lines.length > 0 && [
+      lines.map(chip),
+      dropped > 0 && h("small.soft", { role: "status" }, say("dropped", { count: dropped })),
+      act("close", t("common.close"), clear, "quiet"),
+    ]);
+  let asking = new AbortController();
   const suggest = async () => {
     const waiting = h("span.soft", { role: "status" }, say("suggesting"));
     fill(chips, waiting);
-    const found = await attempt(() => api.post(`/chats/${room.chat.id}/suggestions`, {}, { signal }));
+    asking = new AbortController();
+    const either = AbortSignal.any([signal, asking.signal]);
+    const found = await attempt(() => api.post(`/chats/${room.chat.id}/suggestions`, {}, { signal: either }));
     // They are for what was said last: once more is said, they come too late.
     if (!waiting.isConnected) return;
-    show(found?.items ?? []);
+    show(found?.items ?? [], found?.dropped);
     if (!document.activeElement.matches("textarea")) chips.querySelector("button")?.focus();
   };
-  events.addEventListener("busy", () => room.busy && clear());
+  events.addEventListener("busy", () => {
+    if (!room.busy) return;
+    asking.abort();
+    clear();
+  });
   events.addEventListener("played", ({ detail: { event, data } }) => event === "suggestions" && show(data.items));
   const more = ({ currentTarget }) =>
     menu(currentTarget, [

@@ -69,6 +69,12 @@ export function turns(room) {
     turn.wait = 0;
   }
 
+  /** Say what the model does while a turn waits for it; null once it waits no longer. */
+  function queue(turn, work) {
+    if (work || turn.queued) room.composer.notice(work && t(`chat.waits.${work}`));
+    turn.queued = work;
+  }
+
   /** Throw an error again, unless it is one of the way to the server. */
   function passing(turn, error) {
     if (!error.isOffline && !(error.status >= 500 && (turn.begun || !error.slug))) throw error;
@@ -93,6 +99,9 @@ export function turns(room) {
       turn[kind] = first(turn[kind], data.length);
       turn.partly?.delete(kind);
       grow(turn);
+    } else if (event === "model.busy") {
+      queue(turn, data.work);
+      return;
     } else turn.over ||= /completed|failed/.test(event);
     // What it asked before it went on is answered.
     turn.asks = event === "turn.awaiting_choice" ? data : null;
@@ -164,6 +173,7 @@ export function turns(room) {
       }
     } finally {
       calm(turn);
+      queue(turn, null);
       occupy(null);
     }
     ended(view, turn.body);

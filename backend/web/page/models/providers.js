@@ -43,6 +43,7 @@ const edit = (provider) =>
     const { id, name, base_url: url, key_hint: hint, models, revision, scope } = provider;
     const { extra_headers: headers, extra_body: body, embedding_model: embedding } = provider;
     const { reads_thoughts: reads, thought_tags: tags } = provider;
+    const { concurrency, usual_concurrency: usual } = provider;
     const fields = [
       { ...NAME, most: 100, value: name },
       { ...KEY, help: hint ? m("key_kept", { hint }) : m("key_stays") },
@@ -54,6 +55,8 @@ const edit = (provider) =>
       { name: "reads_thoughts", kind: "check", label: m("reads_thoughts"), help: m("reads_thoughts_help"), value: reads },
       { name: "thought_tags", kind: "lines", label: m("tags"), help: m("tags_help"),
         value: tags.map(({ opening, closing }) => `${opening} ${closing}`) },
+      { name: "concurrency", kind: "number", step: 1, min: 0, max: 100, value: concurrency, label: m("concurrency"),
+        help: `${m("concurrency_help")} ${m(usual ? "concurrency_usual" : "concurrency_any", { count: usual })}` },
       scope === "installation" && { name: "embedding_model", label: m("embedding"), help: m("embedding_help"), value: embedding, most: 200 },
     ].filter(Boolean);
     const report = h("div.stack");
