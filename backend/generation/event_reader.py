@@ -98,6 +98,25 @@ class EventReader:
                 continue
 
 
+def read_json_lines(data: bytes) -> list[Any]:
+    """Return the values of lines that are JSON, or `DONE`, with or without `data:` before them.
+
+    Proxies send streams without the framing of events, or one JSON value with `[DONE]` after it.
+    Returns an empty list if a line is something else.
+    """
+    values: list[Any] = []
+    for line in data.splitlines():
+        text = line.removeprefix(b"data:").strip()
+        if text == _DONE_DATA:
+            values.append(DONE)
+        elif text:
+            try:
+                values.append(parse_json_bytes(text))
+            except ValueError:
+                return []
+    return values
+
+
 def parse_json_bytes(data: bytes) -> Any:
     """Parse JSON. Raise `ValueError` if it is not JSON or is nested too deeply.
 
@@ -107,7 +126,7 @@ def parse_json_bytes(data: bytes) -> Any:
     """
     try:
         return msgspec.json.decode(data)
-    except (msgspec.DecodeError, RecursionError):
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         try:
             return json.loads(data.decode("utf-8", "surrogateescape"))
         except RecursionError:
@@ -137,8 +156,10 @@ class CharacterJoiner:
         end = len(text)
         if "\ud800" <= text[-1] <= "\udbff":
             end -= 1
-        elif tail := _CUT_TAIL.search(text[-_LONGEST_CUT:]):
-            end += _decode(tail[0], is_complete=False)[1] - len(tail[0])
+        else:
+            tail = text[-_LONGEST_CUT:]
+            cut = tail[len(tail.rstrip(_ESCAPED_BYTES)) :]
+            end += _decode(cut, is_complete=False)[1] - len(cut)
         self._held = text[end:]
         text = _CUT_BYTES.sub(lambda run: _decode(run[0])[0], text[:end])
         return clean_text(text)
@@ -151,7 +172,9 @@ class CharacterJoiner:
 
 _SURROGATE = re.compile("[\ud800-\udfff]")
 _CUT_BYTES = re.compile("[\udc80-\udcff]+")
-_CUT_TAIL = re.compile("[\udc80-\udcff]+\\Z")
+_ESCAPED_BYTES = "".join(map(chr, range(0xDC80, 0xDD00)))
+"""What `surrogateescape` makes of bytes that are not UTF-8."""
+
 _LONGEST_CUT = 3
 """Bytes of a UTF-8 sequence that lacks its last byte."""
 

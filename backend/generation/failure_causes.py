@@ -82,6 +82,7 @@ _BY_STATUS: Mapping[int, Cause] = {
 _PAGE_BY_STATUS: Mapping[int, Cause] = {
     **dict.fromkeys((404, 405, 410), "address"),
     413: "too_large",
+    429: "rate_limit",
     **dict.fromkeys((502, 503), "tunnel"),
     **dict.fromkeys(_TIMEOUT_STATUSES, "timeout"),
     **dict.fromkeys(_TUNNEL_STATUSES, "tunnel"),

@@ -14,6 +14,7 @@ import ssl
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from math import ceil
+from typing import cast
 from urllib.parse import urlsplit
 
 from backend.generation.client import ServerError
@@ -172,6 +173,8 @@ def connection_failure(error: BaseException, source: FailureSource) -> ModelErro
     names = {type(each).__name__ for each in causes}
     who, address = source.who, show_address(source.base_url) or "the provider"
     tls = next((each for each in causes if isinstance(each, ssl.SSLError)), None)
+    if names & {"UnsupportedProtocol", "InvalidURL"}:
+        return ModelWrongAddressError("The address has to begin with http:// or https://.")
     if any(isinstance(each, socket.gaierror) for each in causes):
         public = f"{who} cannot be found: its name has no address."
         named = f"Cannot find {address}: the name has no address. Check its spelling."
@@ -182,9 +185,12 @@ def connection_failure(error: BaseException, source: FailureSource) -> ModelErro
     elif names & {"ConnectTimeout", "PoolTimeout"}:
         public = f"{who} does not answer. Is it running?"
         named = f"Cannot connect to {address}: it does not answer. Is the server running?"
-    elif names & {"ReadError", "WriteError", "RemoteProtocolError", "IncompleteRead"}:
+    elif names & {"ReadError", "WriteError", "RemoteProtocolError"}:
         public = f"{who} closed the connection. Try again."
-        named = f"{address} closed the connection. Try again; the server's log may say more."
+        named = (
+            f"{address} closed the connection. Try again. If that does not help, look at the "
+            "server's log, or check whether its address begins with https://."
+        )
     elif names & {"ConnectError", "OSError", "ConnectionRefusedError"}:
         public = f"{who} does not accept connections. Is it running?"
         named = f"Cannot connect to {address}. Is the server running?"
@@ -264,7 +270,7 @@ def _causes(error: BaseException) -> Iterator[BaseException]:
         seen.add(id(each))
         yield each
         if isinstance(each, BaseExceptionGroup):
-            waiting.extend(each.exceptions)
+            waiting.extend(cast("tuple[BaseException, ...]", each.exceptions))
         waiting += [cause for cause in (each.__cause__, each.__context__) if cause is not None]
 
 

@@ -59,8 +59,20 @@ class NoModelListError(ModelRequestError):
 async def list_models(adapter: Adapter) -> list[ListedModel]:
     """Return the models that a server lists, each with the figures in the list.
 
+    A server that does not list windows is asked for them: the adapter learns those.
+
     Raises `ModelError`, without the server's own words; `NoModelListError` if there is no list.
     """
+    models = await _ask_list(adapter)
+    for model in models:
+        # The list is newer than a refusal: the server may have been started with another window.
+        if model.context_window and adapter.abilities.of(model.name).window:
+            adapter.learn(model.name, window=None)
+    await adapter.learn_windows([each.name for each in models if not each.context_window])
+    return models
+
+
+async def _ask_list(adapter: Adapter) -> list[ListedModel]:
     match adapter:
         case GeminiProvider():
             url = (adapter.config.base_url or GEMINI_URL).rstrip("/")

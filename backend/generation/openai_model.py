@@ -17,6 +17,7 @@ from backend.generation.model import (
     ModelError,
     ModelMalformedAnswerError,
     ModelRequestError,
+    ModelServerError,
     ModelSpec,
     ModelWritesNoJsonError,
     Piece,
@@ -25,6 +26,7 @@ from backend.generation.model import (
     TextPiece,
     ThinkingPiece,
     TokenUsage,
+    apply_resets,
 )
 from backend.generation.openai_compatible import WHO, OpenAICompatibleProvider
 from backend.generation.openai_servers import OPENAI_SERVERS
@@ -127,12 +129,14 @@ class OpenAICompatibleModel(ServerModel[OpenAICompatibleProvider]):
     def _adapt(self, request: ModelRequest, error: ServerError) -> ModelRequest:
         """See `ServerModel`. Members that Talekeeper adds itself are left out or renamed first."""
         known = self._provider.abilities.of(self.spec.name)
-        refusal = read_refusal(error, OPTIONAL_MEMBERS)
+        failure = self._provider.failure(error)
+        is_refusal = isinstance(failure, ModelRequestError)
+        refusal = read_refusal(error, OPTIONAL_MEMBERS) if is_refusal else None
         if refusal and refusal.for_good and refusal.member not in known.without:
             self._provider.learn(self.spec.name, without=(*known.without, refusal.member))
             return request
         form: SamplingField = "json_schema"
-        fails = error.status == HTTPStatus.INTERNAL_SERVER_ERROR
+        fails = isinstance(failure, ModelServerError)
         if fails and request.is_plain and request.sampling.json_schema:
             self._remember_refused(form)
             return request.without(form)
@@ -140,10 +144,12 @@ class OpenAICompatibleModel(ServerModel[OpenAICompatibleProvider]):
 
     def _failure(self, error: ServerError, request: ModelRequest) -> ModelError:
         """See `ServerModel`. If a way to ask for JSON is only tried, a 500 refuses that way."""
+        failure = super()._failure(error, request)
         is_trial = request.is_trial or request.schema is not None
-        if is_trial and error.status == HTTPStatus.INTERNAL_SERVER_ERROR:
+        fails = isinstance(failure, ModelServerError)
+        if is_trial and fails and error.status == HTTPStatus.INTERNAL_SERVER_ERROR:
             return ModelRequestError(f"{WHO} fails at such a request (500).")
-        return super()._failure(error, request)
+        return failure
 
     def _finished(self) -> None:
         """See `ServerModel`. A window that was neither set nor listed is asked for, once."""
@@ -157,14 +163,15 @@ class OpenAICompatibleModel(ServerModel[OpenAICompatibleProvider]):
         routes = [each for each in self._server.counts if known in (None, each.path)]
         if not routes or any(isinstance(piece, TokenUsage) for piece in heard):
             return None
+        left = apply_resets(heard)
         counts = await count_usage(
             client,
             self._provider.config.base_url,
             self.spec.name,
             routes,
             request.shaped_prompt,
-            said="".join(piece.text for piece in heard if isinstance(piece, TextPiece)),
-            thought="".join(piece.text for piece in heard if isinstance(piece, ThinkingPiece)),
+            said="".join(piece.text for piece in left if isinstance(piece, TextPiece)),
+            thought="".join(piece.text for piece in left if isinstance(piece, ThinkingPiece)),
         )
         if counts.route not in (None, known):
             self._provider.learn(self.spec.name, counts=counts.route)

@@ -125,7 +125,8 @@ def read_fault(body: object, content_type: str = "") -> ProviderFault:
         body = body[: 4 * _MAX_BODY_CHARS].decode(errors="replace")
     if isinstance(body, str):
         body = body[:_MAX_BODY_CHARS]
-        if content_type.startswith("text/html") or _is_page(body):
+        is_html = content_type.startswith("text/html") and not body.isspace()
+        if body and (is_html or _is_page(body)):
             return ProviderFault(sentences=_clean(_page_title(body)), is_page=True)
         if cut := _CUT_MESSAGE.search(body):
             with suppress(ValueError):  # a broken escape: the text as it is

@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote
@@ -26,6 +27,9 @@ from backend.setting_types import ServerName
 
 REQUEST_SECONDS = 2.0
 """The longest wait for one route. A server that is slower is loading a model."""
+
+ALL_SECONDS = 6.0
+"""The longest wait for all routes and models together."""
 
 MOST_MODELS = 32
 """Models of one server that are asked for at once: Ollama has a request for each."""
@@ -136,7 +140,7 @@ def can_be_asked(server: ServerName) -> bool:
 async def ask_windows(
     client: ModelClient, base_url: str, server: ServerName, models: Sequence[str]
 ) -> Mapping[str, WindowReport]:
-    """Return a server's reports about its models by their names. A failure is an empty report.
+    """Return a server's reports about its models by their names. Failures are left out.
 
     Args:
         client: To the server, with its key and its network policy.
@@ -152,7 +156,12 @@ async def ask_windows(
             answers[key] = await _answer(client, route_address(base_url, path), body)
         return answers[key]
 
-    return {name: await find_window(ask, server, name) for name in models[:MOST_MODELS]}
+    reports: dict[str, WindowReport] = {}
+    with suppress(TimeoutError):
+        async with asyncio.timeout(ALL_SECONDS):
+            for name in models[:MOST_MODELS]:
+                reports[name] = await find_window(ask, server, name)
+    return reports
 
 
 async def find_window(ask: Ask, server: ServerName, model: str) -> WindowReport:
@@ -176,8 +185,8 @@ async def _answer(client: ModelClient, address: str, body: Mapping[str, Any] | N
 
 def _entry(entries: object, model: str, member: str) -> Mapping[str, Any]:
     """Return the entry of a list that names a model, or an empty one."""
-    found = (each for each in map(mapping, sequence(entries)) if each.get(member) == model)
-    return next(found, {})
+    found = [each for each in map(mapping, sequence(entries)) if each.get(member) == model]
+    return found[0] if found else mapping(None)
 
 
 def _window(value: object) -> int | None:

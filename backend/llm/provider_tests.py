@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from contextlib import aclosing, suppress
+from contextlib import aclosing
 from datetime import datetime
 from functools import partial
 from typing import Annotated, Literal, TypeVar
@@ -39,8 +39,7 @@ from backend.generation.model import (
     ThinkingPiece,
 )
 from backend.generation.network import AddressRefusedError, RefusedAddress
-from backend.generation.openai_compatible import OpenAICompatibleProvider
-from backend.generation.registry import Adapter, OfferedProvider, UnknownModelError
+from backend.generation.registry import OfferedProvider, UnknownModelError
 from backend.generation.sampling import Sampling
 from backend.llm.models import (
     MAX_LISTED,
@@ -58,9 +57,6 @@ T = TypeVar("T")
 
 SECONDS = 60.0
 """Time for the beginning of a reply: a local program loads the model first."""
-
-WINDOW_SECONDS = 10.0
-"""Time for all requests after the windows of a server's models."""
 
 LISTED_BYTES = 200_000
 
@@ -203,7 +199,6 @@ class ProviderTests:
         offered = self._user_models.offered(row, self._providers.open(identity, row))
         try:
             found = await list_models(offered.adapter)
-            await _learn_windows(offered.adapter, found)
         except ModelError as error:
             return report_problem(error)
         finally:
@@ -299,8 +294,9 @@ class _ProviderTest:
             asked = offered.get(name) if name else None
             shape = await self._try("reply", _ask(asked)) if asked else None
             if asked is not None and shape is not None:
-                if asked.spec.figures_from == "default":
-                    await _learn_windows(offered.adapter, [ListedModel(name=asked.spec.name)])
+                # Some servers know the window of a loaded model alone.
+                if asked.spec.figures_from in {"default", "learned"}:
+                    await offered.adapter.learn_windows([asked.spec.name])
                 answered = _report_model(offered.get(asked.spec.name) or asked, shape)
         finally:
             await offered.adapter.aclose()
@@ -401,12 +397,3 @@ def _report_model(model: ChatModel, shape: MessageShape) -> TestedModel:
         context_window=spec.context_window,
         figures_from=spec.figures_from,
     )
-
-
-async def _learn_windows(adapter: Adapter, models: Sequence[ListedModel]) -> None:
-    """Ask a server for the windows of models that are listed without one, for a short time."""
-    names = [model.name for model in models if model.context_window is None]
-    if isinstance(adapter, OpenAICompatibleProvider) and names:
-        with suppress(TimeoutError):
-            async with asyncio.timeout(WINDOW_SECONDS):
-                await adapter.learn_windows(names)

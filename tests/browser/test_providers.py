@@ -13,6 +13,7 @@ from playwright.sync_api import BrowserContext, Page, expect
 
 from tests.fakes.openai_server import API_KEY, MODEL, OpenAIServer, reply
 from tests.fakes.scripted_server import Answer
+from tests.fakes.window_server import WindowServer
 from tests.support.browser import EXAMPLE_CARD, Account, Watch, phone, signing_up
 from tests.support.process import Served, serving
 from tests.support.server import PASSWORD
@@ -276,6 +277,35 @@ def test_a_prompt_that_overflows_leads_to_the_setting_of_the_window(
     watch.expected.append("/messages/")  # nothing is left of a turn that failed at once
     with portal.wrap_async_context_manager(OpenAIServer()) as model:
         overflow(page, account, model)
+
+
+def test_a_prompt_that_was_cut_in_silence_is_said_at_the_reply(
+    page: Page,
+    account: Account,
+    portal: BlockingPortal,
+    assert_accessible: Callable[[Page], None],
+) -> None:
+    with portal.wrap_async_context_manager(WindowServer(4_096, overflow="cut")) as model:
+        body = {"preset": "other", "base_url": model.url, "slug": "home", "name": "Home"}
+        account.post("/providers", body | {"models": [{"name": MODEL}]})
+        account.client.patch("/me/settings", json={"model": f"home/{MODEL}"})
+        who = account.post("/characters", {"name": "Mara", "description": "Old tales. " * 4_000})
+        chat = account.new_chat(character_ids=[who["id"]])
+        page.goto(f"/#/chats/{chat['id']}")
+        page.get_by_role("textbox", name="Your line").fill("Hello.")
+        page.get_by_role("button", name="Send").click()
+        notice = page.get_by_role("note").filter(has_text="read only 2,050 of about")
+        expect(notice).to_be_visible()
+        assert_accessible(page)
+        page.reload()
+        expect(notice).to_be_visible()
+        reply_id = account.get(f"/chats/{chat['id']}/messages")["items"][-1]["id"]
+        page.goto(f"/#/chats/{chat['id']}?panel=context&message={reply_id}")
+        expect(page.get_by_text("The model's window: 32,768 tokens (assumed).")).to_be_visible()
+        notice.get_by_role("link", name="Set the context window").click()
+        dialog = page.get_by_role("dialog", name="Models of Home")
+        expect(dialog.get_by_label("Context window")).to_be_focused()
+        expect(dialog.get_by_text("4,096 tokens (shown by the server)")).to_be_visible()
 
 
 def overflow(page: Page, account: Account, model: OpenAIServer) -> None:

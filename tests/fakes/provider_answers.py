@@ -246,6 +246,7 @@ RATE = [
         in_stream=True,
     ),
     Seen("a bare status", 429, None, ModelRateLimitError),
+    Seen("a web page", 429, page("Error 1015"), ModelRateLimitError),
 ]
 
 FILTER = [

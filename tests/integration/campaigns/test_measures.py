@@ -147,7 +147,7 @@ async def test_failures_are_shown_with_the_job_that_tries_again(
         return (await table.get("/memory"))["problems"]
 
     [problem_, *_] = await until(has_failed)
-    assert (problem_["kind"], problem_["error"]) == ("summary", "model-unavailable")
+    assert (problem_["kind"], problem_["error"]) == ("summary", "model-overloaded")
     assert problem_["chat_id"] == chat
     assert problem_["job"]["state"] in {"queued", "running"}
     model.failures = 0

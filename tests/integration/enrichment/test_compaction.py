@@ -363,13 +363,13 @@ async def _are(tries: list[int], count: int) -> bool:
 async def test_a_failure_is_seen_and_the_same_lines_are_read_again(
     play: Evening, model: Compactor
 ) -> None:
-    model.fails = [error(500), error(503)]
+    model.fails = [error(503), error(503)]
     model.finds = {"Holt falls": [HOLT]}
     await play.turn("Holt falls down the stairs.")
     await play.compacted()
     done, failed = await play.runs()
     assert (done["state"], failed["state"], failed["calls"]) == ("done", "failed", 2)
-    assert failed["error"] == "model-unavailable"
+    assert failed["error"] == "model-overloaded"
     assert len({tuple(lines_of(asked)) for asked in model.asked}) == 1
     assert await play.entity("Inspector Holt")
 

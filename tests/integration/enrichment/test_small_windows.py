@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -42,8 +41,8 @@ class Reader(WindowServer):
         if body["model"] != READER:
             return super().accept(body, needed)
         if "response_format" in body:
-            decision = {"why": "Nothing of note.", "significant": False, "kinds": []}
-            return reply(json.dumps(decision), used=usage(needed, 10))
+            decision = '{"why": "Nothing of note.", "significant": false, "kinds": []}'
+            return reply(decision, used=usage(needed, 10))
         request = Request("POST", "", {}, {}, body)
         return reply(f"Told up to {numbers_in(request)[-1]}.", used=usage(needed, 10))
 

@@ -314,7 +314,7 @@ async def test_a_model_that_is_away_for_a_moment_is_asked_again(
     assert len(teller.summed_up) == 4
     states = [(run.state, run.error) for run in await runs_of(server, chat)]
     assert states == [
-        ("failed", "model-unavailable"),
+        ("failed", "model-server-failed"),
         ("failed", "model-empty-reply"),
         ("failed", "model-rate-limited"),
         ("done", None),

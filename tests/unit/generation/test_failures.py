@@ -16,10 +16,19 @@ from backend.generation.failures import (
     connection_failure,
     show_address,
 )
-from backend.generation.model import ModelContextOverflowError, ModelError, ModelUnavailableError
+from backend.generation.model import (
+    ModelContextOverflowError,
+    ModelError,
+    ModelUnavailableError,
+    ModelWrongAddressError,
+)
 from tests.fakes.provider_answers import ANSWERS, QUOTA, Seen, openai
 
 ADDRESS = "http://127.0.0.1:8080/v1"
+CLOSED = (
+    f"{ADDRESS} closed the connection. Try again. If that does not help, look at the server's log, "
+    "or check whether its address begins with https://."
+)
 UNSAFE = f"Cannot connect to {ADDRESS} safely: "
 OWN = FailureSource(
     who="The server",
@@ -180,7 +189,7 @@ WRONG_VERSION.reason = "WRONG_VERSION_NUMBER"
         ),
         (
             ReadError(),
-            f"{ADDRESS} closed the connection. Try again; the server's log may say more.",
+            CLOSED,
         ),
     ],
 )
@@ -191,6 +200,17 @@ def test_a_broken_connection_names_the_address_and_the_cause(
 
     assert type(failure) is ModelUnavailableError
     assert failure.detail == detail
+
+
+class UnsupportedProtocol(Exception):  # noqa: N818 - likewise
+    """Named like the HTTP client's."""
+
+
+def test_an_address_without_a_scheme_is_said_to_lack_it() -> None:
+    failure = connection_failure(UnsupportedProtocol(), OWN)
+
+    assert type(failure) is ModelWrongAddressError
+    assert failure.detail == "The address has to begin with http:// or https://."
 
 
 def test_an_unknown_fault_names_its_type() -> None:

@@ -21,36 +21,36 @@ def quote(body: Any) -> str:
     return read_fault(body).quote(SECRETS)
 
 
-@pytest.mark.parametrize(
-    ("body", "words"),
-    [
-        ({"error": {"message": "Overloaded"}}, "Overloaded"),
-        ([{"error": {"message": "Overloaded"}}], "Overloaded"),
-        ({"error": "Overloaded"}, "Overloaded"),
-        ({"detail": "Overloaded"}, "Overloaded"),
-        ({"detail": {"msg": "Overloaded", "type": "busy"}}, "Overloaded"),
-        ({"detail": [{"loc": ["body"], "msg": "Overloaded", "input": "She waits."}]}, "Overloaded"),
-        ({"message": {"detail": [{"msg": "Overloaded"}]}}, "Overloaded"),
-        ({"error": {"message": json.dumps({"error": {"message": "Overloaded"}})}}, "Overloaded"),
-        ("Overloaded", "Overloaded"),
-        (b"Overloaded", "Overloaded"),
-        ("<html><title>Overloaded</title></html>", "Overloaded"),
-        ("<html><body><h1>Overloaded</h1></body></html>", "Overloaded"),
-        ("<html><body><p>Please <b>log in</b></p></body></html>", "Please log in"),
-        ("<html><script>let a = 1</script></html>", ""),
-        ('{"error": {"message": "Overloaded \\u00e9", "type": "bus', "Overloaded é"),
-        (
-            {"error": {"message": "Provider returned error", "metadata": {"raw": "Overloaded"}}},
-            "Overloaded",
-        ),
-        ({"error": {"message": "Provider returned error"}}, "Provider returned error"),
-        (None, ""),
-        (7, ""),
-        ({"error": None}, ""),
-        ({"error": {"message": 7}}, ""),
-        ([[[[]]]], ""),
-    ],
-)
+BODIES: list[tuple[Any, str]] = [
+    ({"error": {"message": "Overloaded"}}, "Overloaded"),
+    ([{"error": {"message": "Overloaded"}}], "Overloaded"),
+    ({"error": "Overloaded"}, "Overloaded"),
+    ({"detail": "Overloaded"}, "Overloaded"),
+    ({"detail": {"msg": "Overloaded", "type": "busy"}}, "Overloaded"),
+    ({"detail": [{"loc": ["body"], "msg": "Overloaded", "input": "She waits."}]}, "Overloaded"),
+    ({"message": {"detail": [{"msg": "Overloaded"}]}}, "Overloaded"),
+    ({"error": {"message": json.dumps({"error": {"message": "Overloaded"}})}}, "Overloaded"),
+    ("Overloaded", "Overloaded"),
+    (b"Overloaded", "Overloaded"),
+    ("<html><title>Overloaded</title></html>", "Overloaded"),
+    ("<html><body><h1>Overloaded</h1></body></html>", "Overloaded"),
+    ("<html><body><p>Please <b>log in</b></p></body></html>", "Please log in"),
+    ("<html><script>let a = 1</script></html>", ""),
+    ('{"error": {"message": "Overloaded \\u00e9", "type": "bus', "Overloaded é"),
+    (
+        {"error": {"message": "Provider returned error", "metadata": {"raw": "Overloaded"}}},
+        "Overloaded",
+    ),
+    ({"error": {"message": "Provider returned error"}}, "Provider returned error"),
+    (None, ""),
+    (7, ""),
+    ({"error": None}, ""),
+    ({"error": {"message": 7}}, ""),
+    ([[[[]]]], ""),
+]
+
+
+@pytest.mark.parametrize(("body", "words"), BODIES)
 def test_the_providers_words_are_found_in_a_body_of_any_shape(body: Any, words: str) -> None:
     assert quote(body) == words
 

@@ -23,8 +23,9 @@ const form = ({ shape, unsent_settings: unsent, tool_support: support }) => [
 ].filter(Boolean);
 
 /** The model's window and its source, with the way to the setting if the figure is assumed. */
-function size({ window: { tokens: context_window, source: figures_from } = {}, model }) {
-  if (!context_window) return null;
+function size({ window: recorded, model }) {
+  if (!recorded) return null; // an older reply
+  const { tokens: context_window, source: figures_from } = recorded;
   const window = windowOf({ context_window, figures_from }, { always: true });
   return h("li", {}, t("context.model_window", { window }), figures_from === "default" && [" ", windowLink(model)]);
 }
