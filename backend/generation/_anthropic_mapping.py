@@ -198,8 +198,9 @@ def _settings(sampling: Sampling, max_output_tokens: int, *, is_adaptive: bool) 
         # The API refuses a budget that is not below the limit. The reply keeps its room, but a long
         # one leaves half of the limit to a larger budget.
         most = max(max_output_tokens - reply, max_output_tokens // 2)
-        thinking = thinking | {"budget_tokens": min(thinking["budget_tokens"], most)}
-        tokens = min(reply + thinking["budget_tokens"], max_output_tokens)
+        budget = min(int(thinking["budget_tokens"]), most)
+        thinking = {**thinking, "budget_tokens": budget}
+        tokens = min(reply + budget, max_output_tokens)
     values = {
         "max_tokens": tokens,
         # The API's scale ends at 1.
@@ -316,9 +317,9 @@ class MessageReader:
                 pass
         return Delta()
 
-    def read_whole(self, message: Any) -> Delta:
+    def read_whole(self, answer: Any) -> Delta:
         """An answer that was not streamed."""
-        members = mapping(message)
+        members = mapping(answer)
         self._usage |= mapping(members.get("usage"))
         pieces: list[TextPiece | ThinkingPiece | ToolCall] = []
         for each in sequence(members.get("content")):

@@ -87,7 +87,7 @@ class ModelProvider(ABC, Generic[ConfigT, ConnectionT]):
     vendor_url: ClassVar[str] = ""
 
     def __init__(self, config: ConfigT) -> None:
-        self.config = config
+        self.config: ConfigT = config
         self.abilities = config.abilities
         self._connection = Lazy(self._connect)
         self._uses = 0
@@ -141,7 +141,7 @@ class ModelProvider(ABC, Generic[ConfigT, ConnectionT]):
         Return False if the connection is set up in another way, or has learned something else.
         """
         current = replace(self.config, abilities=self.abilities)
-        if current != config:
+        if not isinstance(config, type(current)) or current != config:
             return False
         self.config = replace(current, on_learned=config.on_learned)
         return True

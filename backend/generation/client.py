@@ -121,7 +121,7 @@ class ModelClient:
             raise _refusal(response, await response.aread())
 
     @asynccontextmanager
-    async def stream(self, url: str, body: Mapping[str, Any]) -> AsyncIterator[AnswerStream]:
+    async def stream(self, url: str, body: Mapping[str, Any]) -> AsyncGenerator[AnswerStream]:
         """Send a request whose answer is a stream. Leaving the context hangs up.
 
         Raise `ServerError` if the server refuses the request.

@@ -156,7 +156,8 @@ class GeminiModel(ServerModel[GeminiProvider]):
     def _adapt(self, request: ModelRequest, error: ServerError) -> ModelRequest:
         """See `ServerModel`. Some refusals name a setting in a sentence alone."""
         for words, settings in _BY_WORDS.items():
-            found = [each for each in settings if each in request.sampling.set_fields()]
+            set_by_user = request.sampling.set_fields()
+            found: list[SamplingField] = [each for each in settings if each in set_by_user]
             if error.status == HTTPStatus.BAD_REQUEST and found and words in error.text:
                 if "not enabled" in error.text or "not supported" in error.text:
                     self._remember_refused(*found)

@@ -6,7 +6,7 @@ import asyncio
 import math
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from msgspec import structs
 
@@ -35,7 +35,7 @@ class OpenAICompatibleConfig(ServerConfig):
         server: Which program or service it is.
     """
 
-    base_url: str
+    base_url: str = field()
     context_window: int = 32_768
     max_output_tokens: int = 8_192
     server: ServerName = "other"

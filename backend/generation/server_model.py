@@ -433,7 +433,9 @@ class ServerModel(ABC, Generic[ProviderT]):
         None if the user set no such setting.
         """
         set_by_user = request.sampling.set_fields()
-        settings = [each for each in names[refusal.member] if each in set_by_user]
+        settings: list[SamplingField] = [
+            each for each in names[refusal.member] if each in set_by_user
+        ]
         if not settings:
             return None
         if refusal.for_good:

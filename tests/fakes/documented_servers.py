@@ -132,10 +132,10 @@ class DocumentedServer(OpenAIServer):
         """A value or a call in one chunk."""
         message = self.whole(body, form).body["choices"][0]["message"]
         calls = [{**call, "index": at} for at, call in enumerate(message.get("tool_calls", ()))]
-        said = {"tool_calls": calls} if calls else {"content": message["content"]}
+        said: dict[str, Any] = {"tool_calls": calls} if calls else {"content": message["content"]}
         has_usage = self.reports_usage and body.get("stream_options", {}).get("include_usage")
         ending = self.ending(used=self.used() if has_usage else None)
-        return Answer(events=[chunk(role="assistant", **said), *ending, DONE])
+        return Answer(events=[chunk(None, role="assistant", **said), *ending, DONE])
 
     def stream_reply(self, body: Mapping[str, Any]) -> Answer:
         """A reply, with a thought before it unless it was started."""

@@ -13,6 +13,7 @@ import pytest
 from backend.generation.model import (
     ChatModel,
     Finish,
+    FinishReason,
     ModelError,
     Piece,
     Prompt,
@@ -95,11 +96,11 @@ def sum_up(row: Oddity, heard: Sequence[Piece], problem: ModelError | None) -> R
     sent = next((piece for piece in kept if isinstance(piece, SentRequest)), SentRequest())
     used = [piece for piece in kept if isinstance(piece, TokenUsage)]
     counted = next(((each.prompt_tokens, each.completion_tokens) for each in used), ())
-    finish = next((piece for piece in kept if isinstance(piece, Finish)), Finish("stop"))
+    reasons: list[FinishReason] = [piece.reason for piece in kept if isinstance(piece, Finish)]
     return Result(
         text="".join(piece.text for piece in kept if isinstance(piece, TextPiece)),
         thinking="".join(piece.text for piece in kept if isinstance(piece, ThinkingPiece)),
-        finish=finish.reason,
+        finish=next(iter(reasons), "stop"),
         error=problem.slug if problem else "",
         says=row.result.says if row.result.says in words else words,
         usage=None if row.result.usage is None else counted,

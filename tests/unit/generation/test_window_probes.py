@@ -12,7 +12,7 @@ from backend.setting_types import ServerName
 
 MODEL = "llama3.2"
 
-PROPS = {"default_generation_settings": {"n_ctx": 8_192, "params": {}}, "total_slots": 2}
+PROPS: Any = {"default_generation_settings": {"n_ctx": 8_192, "params": {}}, "total_slots": 2}
 LM_STUDIO = {
     "object": "list",
     "data": [
