@@ -45,6 +45,7 @@ class OpenAICompatibleProvider(ModelProvider[OpenAICompatibleConfig, ModelClient
     """The connection to one server, shared by its models."""
 
     who = WHO
+    config: OpenAICompatibleConfig
 
     def _connect(self) -> ModelClient:
         key = self.config.api_key

@@ -12,7 +12,14 @@ import asyncio
 import contextlib
 import time
 from collections import defaultdict
-from collections.abc import AsyncGenerator, Callable, Collection, Coroutine, Iterable
+from collections.abc import (
+    AsyncGenerator,
+    Callable,
+    Collection,
+    Coroutine,
+    Iterable,
+    Sequence,
+)
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
@@ -160,13 +167,11 @@ class ModelSlots:
             await session.execute(delete(_CLAIMS))
 
     async def aclose(self) -> None:
-        """Give up all places."""
-        if self._keeper is not None:
-            self._keeper.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._keeper
-        if self._tasks:
-            await asyncio.wait(list(self._tasks))
+        """Wait until the work that had places has given them up."""
+        self._held.clear()
+        self._news.set()
+        if left := [*self._tasks, *([self._keeper] if self._keeper else [])]:
+            await asyncio.wait(left)
 
     @contextlib.asynccontextmanager
     async def _place(self, held: _Held, patience: float | None) -> AsyncGenerator[None]:
@@ -270,22 +275,28 @@ class ModelSlots:
         async with self._database.read() as session:
             claims = await _read(session, {held.server_id for held in watched})
         for held in watched:
-            here = claims[held.server_id]
-            others = [claim for claim in here if claim.id != held.id]
-            if held.is_granted:
-                # A claim that was dropped, because it was not renewed in time, is another's place.
-                is_lost = len(others) == len(here)
-                if is_lost or must_yield(held.claim, others, concurrency=held.concurrency):
-                    held.cut()
-            elif held.id in self._held:
-                if len(others) == len(here):
-                    await self._enter(held)
-                    if held.id not in self._held:  # it was given up in between
-                        await self._leave(held)
-                elif may_start(held.claim, others, concurrency=held.concurrency):
-                    await self._grant(held)
-                else:
-                    held.report(find_occupation(held.claim, others))
+            try:
+                await self._follow(held, claims[held.server_id])
+            except Exception as error:  # it must not keep the others from their places
+                log.warning("slot.not_kept", exc_info=error)
+
+    async def _follow(self, held: _Held, claims: Sequence[Claim]) -> None:
+        """Start a claim that may start, or cut its work off if it must yield."""
+        others = [claim for claim in claims if claim.id != held.id]
+        is_lost = len(others) == len(claims)  # it was not renewed in time
+        if held.is_granted:
+            if is_lost or must_yield(held.claim, others, concurrency=held.concurrency):
+                held.cut()
+        elif held.id not in self._held:
+            return  # it was given up in between
+        elif is_lost:
+            await self._enter(held)
+            if held.id not in self._held:
+                await self._leave(held)
+        elif may_start(held.claim, others, concurrency=held.concurrency):
+            await self._grant(held)
+        else:
+            held.report(find_occupation(held.claim, others))
 
     @contextlib.asynccontextmanager
     async def _writing(self) -> AsyncGenerator[AsyncSession]:

@@ -176,9 +176,11 @@ async def test_nothing_of_the_account_is_left_in_any_table(either: Running) -> N
                 "invitations",
                 # An administrator makes these, for everybody.
                 "installation_providers",
+                "provider_addresses",
                 # What is done is no longer there.
                 "index_changes",
                 "jobs",
+                "slot_claims",
             }
             gone = await delete_me(cleo)
             assert gone.status_code == 204, gone.text

@@ -10,8 +10,9 @@ from typing import Any
 from uuid import UUID
 
 import pytest
-from sqlalchemy import event, select, update
+from sqlalchemy import delete, event, select, update
 
+from backend.accounts.models import User
 from backend.accounts.names import InstanceKeys
 from backend.database.base import new_id, now
 from backend.database.engine import Database
@@ -219,6 +220,26 @@ async def test_the_place_of_a_process_that_crashed_is_free_once_its_lease_is_ove
     assert [claim.user_id for claim in await claims(database)] == [ben]
     await other.end()
     await turn.end()
+
+
+async def test_a_claim_whose_owner_was_deleted_holds_up_no_other(
+    here: ModelSlots, database: Database, ada: UUID, ben: UUID
+) -> None:
+    first = Worker(here, ben)
+    await first.begun.wait()
+    deleted = Worker(here, ada)
+    await deleted.waits_for("turn")
+    last = Worker(here, ben)
+    await last.waits_for("turn")
+    async with database.write() as session:
+        await session.execute(delete(User).where(User.id == ada))
+    await first.end()
+    await last.begun.wait()
+    assert not deleted.begun.is_set()
+    await last.end()
+    deleted.task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await deleted.task
 
 
 async def test_a_process_that_starts_alone_forgets_what_a_crash_left(

@@ -12,6 +12,7 @@ import pytest
 from sqlalchemy import select
 
 from backend.enrichment import pipeline
+from backend.enrichment.outbox import TURN as TURN_JOB
 from backend.jobs.models import Job
 from tests.fakes.one_slot_server import OneSlotServer, is_background, never_ending
 from tests.fakes.openai_server import DONE, MODEL, MODEL_ID, chunk, reply, stream
@@ -107,6 +108,23 @@ async def test_a_turn_cuts_off_the_agent_which_does_its_work_later(
         assert (run["state"], run["kind"]) == ("done", "turn")
         assert await jobs(server) == []
         assert one_slot.most == 1
+
+
+async def test_a_server_that_notices_late_is_free_at_its_next_token(
+    sqlite_url: str, tmp_path: Path
+) -> None:
+    endless = stream(*[chunk(content="{")] * 2_000)
+    async with (
+        OneSlotServer("between chunks", seconds=0.05) as model,
+        playing(sqlite_url, tmp_path, model) as (_, ada, chat),
+    ):
+        await opt_in(ada, chat)
+        model.background.append(endless)
+        await ada.turn(chat, text="Is anyone there?")
+        await is_asked(model, background=1)
+        events = await ada.turn(chat, text="Hello?")
+        assert text_of(events) == "The rain has stopped."
+        assert list(map(is_background, model.dropped)) == [True]
 
 
 async def test_being_cut_off_is_no_failed_attempt(
@@ -251,7 +269,8 @@ async def test_work_is_stopped_in_activity_and_its_request_hung_up(
         one_slot.background.append(never_ending())
         await ada.turn(chat, text="Is anyone there?")
         await is_asked(one_slot, background=1)
-        (job,) = ok(await ada.client.get(f"{API}/jobs", params={"state": "running"}))["items"]
+        running_jobs = await ada.client.get(f"{API}/jobs", params={"state": "running"})
+        (job,) = (each for each in ok(running_jobs)["items"] if each["kind"] == TURN_JOB)
         problem(await ben.client.post(f"{API}/jobs/{job['id']}/stop"), 404, "job-not-found")
         stopped = ok(await ada.client.post(f"{API}/jobs/{job['id']}/stop"), 202)
         assert (stopped["state"], stopped["error"]) == ("done", "stopped")
