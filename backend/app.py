@@ -208,6 +208,7 @@ async def _running(parts: Services) -> AsyncGenerator[None]:
     await parts.turns.recover(all_running=parts.settings.embedded)
     if parts.settings.embedded:
         await parts.jobs.take_over(at=now())
+        await parts.slots.forget_all()
     await finish_deletions(parts.database)
     await parts.database.optimize()
     # What was imported stays: the collector need not walk it again and again. A full prompt makes
@@ -233,6 +234,7 @@ async def _running(parts: Services) -> AsyncGenerator[None]:
         parts.lore.close()
         await parts.memory.aclose()
         await parts.turns.close()
+        await parts.slots.aclose()
         await parts.watch.close()
         await parts.user_models.aclose()
         emptying.cancel()

@@ -60,6 +60,7 @@ from backend.jobs.service import JobService
 from backend.llm.provider_addresses import ProviderAddressService
 from backend.llm.provider_service import ProviderService
 from backend.llm.provider_tests import ProviderTests
+from backend.llm.slots import ModelSlots
 from backend.llm.user_models import UserModels
 from backend.lore_tester.service import LoreTester
 from backend.lorebooks.card_books import CardBookService
@@ -130,6 +131,7 @@ class Services:
         self.instance = instance
         self.registry = registry
         self.user_models = user_models
+        self.slots = slots = ModelSlots(database, instance)
         self.index = index = memory.outbox
         self.providers = ProviderService(database, root, user_models, follow=memory.follow_account)
         self.provider_addresses = ProviderAddressService(database, user_models)
@@ -252,6 +254,7 @@ class Services:
         )
 
         prompts, enrichment_outbox = load_prompts(), EnrichmentOutbox(queue)
+        participants.add(enrichment_outbox)
         builder = PromptBuilder(
             database,
             prompts,
@@ -261,7 +264,8 @@ class Services:
             memory.search,
             engine,
             pool,
-            rephraser=Rephraser(database, memory.search, settings, prompts),
+            rephraser=Rephraser(database, memory.search, settings, prompts, slots),
+            slots=slots,
             histories=self.histories,
             situations=self.situations,
             enrichment=enrichment_outbox,
@@ -278,8 +282,9 @@ class Services:
             prompts=prompts,
             quotas=self.quotas,
             pool=pool,
+            slots=slots,
         )
-        self.suggestions = SuggestionService(database, builder, self.quotas)
+        self.suggestions = SuggestionService(database, builder, self.quotas, slots)
         rows = RowReader(database, SOURCES)
         self.contexts = ContextService(database, builder, prompts, pool, rows)
         self.lore_tester = LoreTester(
@@ -290,7 +295,7 @@ class Services:
         self.memory_status = MemoryStatusService(database, memory, SOURCES)
 
         enrichment = open_enrichment(
-            settings, database, user_models, prompts, memory, pool, enrichment_outbox
+            settings, database, user_models, prompts, memory, pool, enrichment_outbox, slots
         )
         self.enrichment = EnrichmentService(database, queue, index, user_models, settings, prompts)
         self.scenes = SceneService(database, enrichment_outbox)

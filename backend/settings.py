@@ -106,6 +106,10 @@ class Settings(BaseSettings):
     openai_server: ServerName = "other"
     """Which server it is: which samplers are offered, and what it calls them. `other` offers all,
     and learns from what is refused."""
+    openai_concurrency: int | None = Field(None, ge=0, le=100)
+    """Requests that it answers at the same time, 0 for any number. If it is empty: as many as the
+    server reports, else 1 for Ollama, llama.cpp, KoboldCpp and LM Studio, and any number for
+    others."""
     openai_tool_support: Literal["", "native", "structured", "fenced", "none"] = ""
     """The way in which its models call tools in a campaign that is played: natively, in answers of
     a JSON Schema, in a fenced block of their text, or not at all. If it is empty, Talekeeper learns

@@ -67,7 +67,7 @@ async def bench_load(
     `by_stage` counts the server's CPU by the stages of a turn as well, which costs it some 2%.
     """
     with TemporaryDirectory(prefix="bench-") as folder:
-        async with _process(sys.executable, "-m", "scripts._load", "model") as (_, model):
+        async with open_process(sys.executable, "-m", "scripts._load", "model") as (_, model):
             environment = _bare(url, model) if bare else _talekeeper(url, model, folder)
             command = [sys.executable, "-m", "scripts._load", "bare"]
             if not bare:
@@ -75,7 +75,7 @@ async def bench_load(
                 command = [*server, "serve", "--port", "0"]
             stages = Path(folder) / "stages.json" if by_stage else None
             environment["BENCH_STAGES"] = str(stages or "")
-            async with _process(*command, **environment) as (pid, port):
+            async with open_process(*command, **environment) as (pid, port):
                 make = _no_players if bare else _make_players
                 chats = await make(port, players)
                 return await _measured(pid, port, chats, turns, stages)
@@ -192,7 +192,7 @@ def _bare(url: str, model: int) -> dict[str, str]:
 
 
 @asynccontextmanager
-async def _process(*command: str, **environment: str) -> AsyncGenerator[tuple[int, int]]:
+async def open_process(*command: str, **environment: str) -> AsyncGenerator[tuple[int, int]]:
     """(id, port) of a process whose first line ends in the port that it listens on."""
     process = await asyncio.create_subprocess_exec(
         *command,

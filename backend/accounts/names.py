@@ -42,6 +42,11 @@ class InstanceKeys:
         """The hash under which failed log-ins are counted, and known addresses kept."""
         return digest(self._lookup, b"throttle", kind.encode(), *(each.encode() for each in values))
 
+    def find_server(self, *parts: str) -> UUID:
+        """The id under which a model's server is shared: a hash of its address and its key."""
+        data = digest(self._lookup, b"server", *(each.encode() for each in parts))
+        return UUID(bytes=data[:16])
+
     def wrap_name(self, user_id: UUID, name: str) -> bytes:
         """An account's name as it is stored."""
         return seal_with(self._names, name.encode(), context=user_id.bytes)

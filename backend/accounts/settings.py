@@ -151,7 +151,11 @@ ReasoningSent = Annotated[int, msgspec.Meta(ge=0, le=50)]
 
 
 class UserSettings(SettingsStruct, frozen=True, kw_only=True):
-    """Defaults of one user's chats. Sampling goes with the model that is named beside it."""
+    """Defaults of one user's chats. Sampling goes with the model that is named beside it.
+
+    `keep_other_speakers` keeps lines that a reply says for the user or for another character. By
+    default a reply ends before a line that begins with one of their names and a colon.
+    """
 
     model: ModelId | None = None
     task_models: AccountTaskModels = msgspec.field(default_factory=AccountTaskModels)
@@ -163,6 +167,7 @@ class UserSettings(SettingsStruct, frozen=True, kw_only=True):
     persona_id: UUID | None = None
     preset_id: UUID | None = None
     reasoning_sent: ReasoningSent | None = None
+    keep_other_speakers: bool | None = None
     system_prompt: LongText | None = None
     post_history_instructions: LongText | None = None
 

@@ -15,6 +15,7 @@ from backend.chats.errors import (
     MessageBusyError,
     MessageNotFoundError,
     MessageTooLongError,
+    NotOnlyThoughtsError,
 )
 from backend.chats.messages import MessageService
 from backend.chats.schemas import (
@@ -173,6 +174,21 @@ class MessageController(Controller):
                 return await messages.set_audience(identity, message_id, audience)
             case _:
                 raise BadRequestError("Send either `text`, `hidden` or `audience`.")
+
+    @post(
+        "/thoughts-as-text",
+        status_code=200,
+        opt={RAISES: (MessageNotFoundError, MessageBusyError, NotOnlyThoughtsError)},
+        summary="Make a reply's thoughts its text",
+    )
+    async def use_thoughts(
+        self, message_id: FromPath[UUID], identity: Caller, messages: Messages
+    ) -> MessageView:
+        """Make the thoughts the text of a reply that has none.
+
+        Some servers report a whole reply as thoughts. Such a reply is kept, hidden from models.
+        """
+        return await messages.use_thoughts(identity, message_id)
 
     @delete(
         status_code=200,

@@ -33,3 +33,9 @@ class MessageBusyError(ConflictError):
     """A reply is being written there right now."""
 
     slug, title = "message-busy", "A reply is being written there"
+
+
+class NotOnlyThoughtsError(ConflictError):
+    """The message already has a text, or it has no thoughts."""
+
+    slug, title = "not-only-thoughts", "The message is not made of thoughts alone"

@@ -41,6 +41,15 @@ class ChatDeleted(Protocol):
 
 
 @runtime_checkable
+class ConsentWithdrawn(Protocol):
+    """A chat's chronicle is about to be switched off."""
+
+    async def consent_withdrawn(self, session: AsyncSession, chat: Chat) -> None:
+        """Stop the work that reads the chat for the chronicle."""
+        ...
+
+
+@runtime_checkable
 class CampaignChosen(Protocol):
     """A chat becomes a session of a campaign, or of none."""
 

@@ -15,7 +15,12 @@ from backend.audience import Audience, opened, stored
 from backend.chats import repository, tree
 from backend.chats.counting import CountUnit
 from backend.chats.drafts import MessageDraft, sealed_draft
-from backend.chats.errors import EmptyMessageError, MessageBusyError, MessageTooLongError
+from backend.chats.errors import (
+    EmptyMessageError,
+    MessageBusyError,
+    MessageTooLongError,
+    NotOnlyThoughtsError,
+)
 from backend.chats.events import AudienceChanged, MessageShown, check_audience, tell_path_moved
 from backend.chats.index_source import windows_below
 from backend.chats.models import (
@@ -28,6 +33,7 @@ from backend.chats.models import (
 )
 from backend.chats.notices import decode_notices
 from backend.chats.schemas import Deleted, MessagePage, MessageView
+from backend.chats.speaker_labels import without_label
 from backend.cpu_pool import CpuPool
 from backend.database.base import now
 from backend.database.engine import Database
@@ -36,7 +42,7 @@ from backend.events import Participants
 from backend.generation.model import Role
 from backend.memory.outbox import IndexOutbox
 from backend.settings import Settings
-from backend.vault.sealing import Sealer
+from backend.vault.sealing import OVERHEAD, Sealer
 from backend.wire import Page, page_of, struct_from
 
 MAX_POSITION = 2**31 - 1
@@ -49,7 +55,7 @@ ATTEMPTS = 5
 class MessageScripts(Protocol):
     """Regex scripts, as far as messages are concerned."""
 
-    async def edited(
+    async def run_stored(
         self,
         identity: Identity,
         chat_id: UUID,
@@ -57,8 +63,9 @@ class MessageScripts(Protocol):
         role: Role,
         character_id: UUID | None,
         text: str,
+        is_edit: bool,
     ) -> str:
-        """A message's new text, as scripts that run on edits leave it."""
+        """Return a message's new text as scripts leave it: with `is_edit`, those for edits."""
         ...
 
     async def show(self, identity: Identity, views: Sequence[MessageView]) -> None:
@@ -163,8 +170,13 @@ class MessageService:
         async with self._database.read() as session:
             message = await repository.get_message(session, message_id, owner_id=owner_id)
             chat = await repository.get_chat(session, message.chat_id, owner_id=owner_id)
-        text = await self._scripts.edited(
-            identity, chat.id, role=message.role, character_id=message.character_id, text=text
+        text = await self._scripts.run_stored(
+            identity,
+            chat.id,
+            role=message.role,
+            character_id=message.character_id,
+            text=text,
+            is_edit=True,
         )
         draft = MessageDraft(
             role=message.role,
@@ -193,7 +205,8 @@ class MessageService:
                     await check_audience(self._participants, session, chat, audience)
                 edited = Message(
                     **sealed,
-                    hidden=message.hidden,
+                    # A message without text is hidden because it has none.
+                    hidden=message.hidden and _has_text(message),
                     audience=message.audience if audience is None else stored(audience),
                 )
                 above = message.parent_id
@@ -205,17 +218,68 @@ class MessageService:
         raise ConflictError("The chat is being counted again. Send the change once more.")
 
     async def hide(self, identity: Identity, message_id: UUID, *, hidden: bool) -> MessageView:
-        """Leave a message out of prompts, or take it in again. Raises `MessageNotFoundError`."""
+        """Leave a message out of prompts, or take it in again.
+
+        Raises `MessageNotFoundError`, and `EmptyMessageError` for one that would be taken in
+        without text.
+        """
         async with self._database.write() as session:
             message, chat = await repository.locked_message(
                 session, message_id, owner_id=identity.user_id
             )
-            was_hidden = message.hidden
-            await tree.set_hidden(session, chat, message, hidden=hidden)
-            if was_hidden and not hidden:
-                for part in self._participants.of(MessageShown):
-                    await part.message_shown(session, identity, message)
+            if message.hidden and not hidden and not _has_text(message):
+                raise EmptyMessageError("It has no text that a model could read.")
+            await self._set_hidden(session, identity, chat, message, hidden=hidden)
         return await self.get(identity, message_id)
+
+    async def use_thoughts(self, identity: Identity, message_id: UUID) -> MessageView:
+        """Make the thoughts of a reply without text its text.
+
+        It changes in place, unlike an edited message: there is no text that could be lost, and
+        what the reply changed in its campaign remains.
+
+        Raises `MessageNotFoundError`, `MessageBusyError`, `NotOnlyThoughtsError`, and
+        `ConflictError` if the chat's unit changes again and again.
+        """
+        sealer, owner_id = identity.sealer, identity.user_id
+        async with self._database.read() as session:
+            message = await repository.get_message(session, message_id, owner_id=owner_id)
+            chat = await repository.get_chat(session, message.chat_id, owner_id=owner_id)
+        author = sealer.open(MESSAGE_AUTHOR, message.id, message.sealed_author)
+        thoughts = _only_thoughts(sealer, message)
+        text = await self._scripts.run_stored(
+            identity,
+            chat.id,
+            role=message.role,
+            character_id=message.character_id,
+            text=without_label(thoughts, author) or thoughts,
+            is_edit=False,
+        )
+        text = text if text.strip() else thoughts
+        for _ in range(ATTEMPTS):
+            unit = chat.count_unit
+            # Before the transaction: no one who writes waits for a thread.
+            tokens = await self._pool.run(
+                owner_id, partial(CountUnit.parse(unit).count, author, text), size=len(text)
+            )
+            async with self._database.write() as session:
+                message, chat = await repository.locked_message(
+                    session, message_id, owner_id=owner_id
+                )
+                if _only_thoughts(sealer, message) != thoughts:
+                    raise ConflictError("The reply has other thoughts by now. Read it again.")
+                if chat.count_unit != unit:
+                    continue
+                message.sealed_content = sealer.seal(MESSAGE_CONTENT, message.id, text)
+                message.sealed_thinking = None
+                message.token_counts = msgspec.json.encode({unit: tokens}).decode()
+                message.updated_at = now()
+                await tree.set_tokens(session, message, tokens)
+                await self._set_hidden(session, identity, chat, message, hidden=False)
+                below = await windows_below(session, message.id)
+                await self._changed(session, identity, chat, [message.id, *below])
+            return await self.get(identity, message_id)
+        raise ConflictError("The chat is being counted again. Send the request once more.")
 
     async def set_audience(
         self, identity: Identity, message_id: UUID, audience: Audience
@@ -256,6 +320,21 @@ class MessageService:
             await self._changed(session, identity, chat, [*gone, *above])
             return Deleted(deleted=len(gone), leaf_id=chat.leaf_id)
 
+    async def _set_hidden(
+        self,
+        session: AsyncSession,
+        identity: Identity,
+        chat: Chat,
+        message: Message,
+        *,
+        hidden: bool,
+    ) -> None:
+        was_hidden = message.hidden
+        await tree.set_hidden(session, chat, message, hidden=hidden)
+        if was_hidden and not hidden:
+            for part in self._participants.of(MessageShown):
+                await part.message_shown(session, identity, message)
+
     async def _moved(
         self, session: AsyncSession, identity: Identity, chat: Chat, above: int | None
     ) -> None:
@@ -267,6 +346,21 @@ class MessageService:
         await self._index.changed(
             session, identity, kind="message", container_id=chat.id, source_ids=message_ids
         )
+
+
+def _has_text(message: Message) -> bool:
+    return len(message.sealed_content) > OVERHEAD
+
+
+def _only_thoughts(sealer: Sealer, message: Message) -> str:
+    """The thoughts of a message without text. Raises as `MessageService.use_thoughts`."""
+    if message.status == "streaming":
+        raise MessageBusyError("Stop it first, or wait until it is there.")
+    sealed = message.sealed_thinking
+    thoughts = sealer.open(MESSAGE_THINKING, message.id, sealed).strip() if sealed else ""
+    if _has_text(message) or not thoughts:
+        raise NotOnlyThoughtsError("Edit the message instead.")
+    return thoughts
 
 
 async def view_messages(

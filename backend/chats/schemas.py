@@ -63,7 +63,8 @@ class MessageView(msgspec.Struct, kw_only=True):
     `shown` and `shown_thinking` are what regex scripts show in the place of `text` and `thinking`;
     null where they change nothing. `injected_context` is what a campaign put into the prompt of
     the reply. `audience` says who may know the message, in a chat of a campaign. `notices` say what
-    went wrong while the reply was written, without ending it.
+    went wrong while the reply was written, without ending it. A reply that is thoughts alone has no
+    `text`; it is hidden, since no model may be sent it.
     """
 
     id: UUID
@@ -203,3 +204,8 @@ class ChatSettings(
     """Whose knowledge the prompts of turns may hold that say nothing of it; absent: `gm`."""
     names: bool | None = None
     """Put each author's name before the text. Absent: only where several characters take part."""
+    keep_other_speakers: bool | None = None
+    """Keep lines that a reply says for the user or another character. Absent: as the account does.
+
+    Without it a reply ends before a line that begins with one of their names and a colon.
+    """

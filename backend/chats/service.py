@@ -21,6 +21,7 @@ from backend.chats.events import (
     CampaignChosen,
     ChatCopied,
     ChatDeleted,
+    ConsentWithdrawn,
     PresetChosen,
     check_audience,
 )
@@ -237,6 +238,9 @@ class ChatService:
         self, session: AsyncSession, identity: Identity, chat: Chat, settings: ChatSettings
     ) -> None:
         """Follow what settings say of the chronicle. What was said before consent is not in it."""
+        if chat.chronicle_enabled and not settings.chronicle_enabled:
+            for part in self._participants.of(ConsentWithdrawn):
+                await part.consent_withdrawn(session, chat)
         if settings.chronicle_id != chat.chronicle_id or (
             settings.chronicle_enabled and chat.chronicle_id is None
         ):

@@ -125,10 +125,27 @@ async def set_hidden(session: AsyncSession, chat: Chat, message: Message, *, hid
     await _add_to_sums(session, message.id, change)
 
 
+async def set_tokens(session: AsyncSession, message: Message, tokens: int) -> None:
+    """Set the tokens of a message. The sums below it follow."""
+    change = 0 if message.hidden else tokens - message.tokens
+    message.tokens = tokens
+    await session.flush()
+    if change:
+        await _add_to_sums(session, message.id, change)
+
+
 def recount(message: Message, tokens: int) -> None:
     """Set what a message costs that nothing follows yet, as nothing does while it is written."""
     message.path_tokens += 0 if message.hidden else tokens - message.tokens
     message.tokens = tokens
+
+
+def set_leaf_hidden(chat: Chat, message: Message, *, hidden: bool) -> None:
+    """Do the same as `set_hidden` for a message that nothing follows yet, without a statement."""
+    if message.hidden != hidden:
+        message.hidden = hidden
+        message.path_tokens += -message.tokens if hidden else message.tokens
+        chat.hidden_changes += 1
 
 
 async def remove(session: AsyncSession, chat: Chat, message: Message) -> list[UUID]:

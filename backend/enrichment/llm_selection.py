@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
+import msgspec
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from backend.accounts.identity import open_settings
@@ -17,6 +18,7 @@ from backend.chats.service import read_settings
 from backend.generation.model import ChatModel, ModelSpec, ModelWritesNoJsonError
 from backend.generation.registry import ModelRegistry, UnknownModelError
 from backend.generation.sampling import HarmCategory, SafetyThreshold, Sampling
+from backend.generation.server_limits import ServerLimit
 from backend.llm.task_models import usual_task_model
 from backend.llm.user_models import UserModels
 from backend.settings import Settings
@@ -28,13 +30,20 @@ ModelTask = Literal["triage", "agent", "summary", "suggestions", "compaction"]
 STRETCH_TOKENS = 12_000
 """Most tokens of new lines in one run, in the chat's unit; one line is always read."""
 
+OUTPUT_TOKENS = 1_024
+"""Tokens that an answer may have where its task needs no more."""
+
+THINKING_TOKENS = 4_096
+"""Extra tokens for models that may think before they answer."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reader:
     """Who reads a chat for its user: which model, under which settings, and how much at a time.
 
-    It has the user's key at hand, for the index's jobs that follow. `stretch_tokens` is in the
-    chat's unit. `writes_questions`: also what lines answer, which the demo model can't tell.
+    It has the user's key at hand, for the index's jobs that follow. `asked_ids` are the models that
+    the task may ask. `stretch_tokens` is in the chat's unit. `writes_questions`: also what lines
+    answer, which the demo model can't tell.
     """
 
     sealer: Sealer = field(repr=False)
@@ -43,6 +52,7 @@ class Reader:
     models: ModelRegistry
     model_id: str
     triage_id: str
+    asked_ids: frozenset[str]
     safety: Mapping[HarmCategory, SafetyThreshold] | None
     stretch_tokens: int
     writes_questions: bool = False
@@ -57,14 +67,14 @@ class Reader:
         """The model that says whether there is anything to keep. Raises `UnknownModelError`."""
         return self.models.get(self.triage_id)
 
-    def sampling_of(self, model: ChatModel) -> Sampling:
-        """How one of the two is asked."""
-        return safe_sampling(model.spec, self.safety)
-
     @property
-    def sampling(self) -> Sampling:
-        """How the model is asked. Raises `UnknownModelError`."""
-        return self.sampling_of(self.model)
+    def limits(self) -> list[ServerLimit | None]:
+        """The limits of the servers of its models."""
+        return [self.models.find_limit(each) for each in self.asked_ids]
+
+    def sampling_of(self, model: ChatModel, tokens: int = OUTPUT_TOKENS) -> Sampling:
+        """Return the sampling for one of the two, for an answer of at most so many tokens."""
+        return limit_output(safe_sampling(model.spec, self.safety), model.spec, tokens)
 
 
 async def find_reader(
@@ -93,6 +103,7 @@ async def find_reader(
         models=models,
         model_id=model_id,
         triage_id=triage_id,
+        asked_ids=frozenset(asked),
         safety=first_set((own.sampling, account.sampling), "safety", None),
         stretch_tokens=most,
         writes_questions=first_set((own.memory, account.memory), "questions", default=False)
@@ -129,12 +140,30 @@ def safe_sampling(
     return Sampling(safety=dict(safety)) if safety and "safety" in spec.accepts else Sampling()
 
 
+NAME_SETTING = (
+    "Choose another one for this task: task_models.{task} in the settings of the account or the "
+    "chat."
+)
+
+
+def limit_output(sampling: Sampling, spec: ModelSpec, tokens: int = OUTPUT_TOKENS) -> Sampling:
+    """Limit the output to an answer of so many tokens, and thoughts.
+
+    Background work never gets the model's own limit, because a small model that repeats itself
+    would write on to the end of its window.
+    """
+    if "max_output_tokens" not in spec.accepts:
+        return sampling
+    if spec.accepts & {"thinking_budget", "reasoning_effort"}:
+        tokens += max(THINKING_TOKENS, sampling.thinking_budget or 0)
+    # The prompt may take three quarters of a small window.
+    limit = min(spec.max_output_tokens, tokens, max(1, spec.usable_window // 4))
+    return msgspec.structs.replace(sampling, max_output_tokens=limit)
+
+
 def naming_setting(error: ModelWritesNoJsonError, task: ModelTask) -> ModelWritesNoJsonError:
     """The same error, with the setting to change."""
-    return ModelWritesNoJsonError(
-        f"{error.detail} Choose another one for this task: task_models.{task} in the settings of "
-        "the account or the chat."
-    )
+    return ModelWritesNoJsonError(f"{error.detail} {NAME_SETTING.format(task=task)}")
 
 
 def _spec(models: ModelRegistry, model_id: str) -> ModelSpec | None:

@@ -12,10 +12,12 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from backend.campaigns.marks import read_again
 from backend.campaigns.scenes import count_beat, ended_scenes
+from backend.chats.events import ConsentWithdrawn
 from backend.chats.models import Chat, Message
 from backend.chats.questions import read_questions_again
 from backend.chats.schemas import ChatSettings
 from backend.database.base import UNSYNCHRONISED, now
+from backend.enrichment.errors import ChronicleNotEnabledError
 from backend.enrichment.models import EnrichmentMark
 from backend.jobs.models import Job
 from backend.jobs.queue import JobQueue, NewJob
@@ -29,6 +31,9 @@ SCENE = "enrichment.scene"
 CHAPTER = "enrichment.chapter"
 COMPACTION = "enrichment.compaction"
 QUESTIONS = "enrichment.questions"
+
+NEED_CONSENT = (TURN, REBUILD, GLOSSARY, COMPACTION, QUESTIONS)
+"""Kinds of jobs that read a chat only while its chronicle is switched on."""
 
 SUMMARY_WAIT = 30.0
 WORKER_WAIT = 5.0
@@ -58,7 +63,7 @@ def lane_of(container_id: UUID) -> UUID:
     return uuid5(_LANES, str(container_id))
 
 
-class EnrichmentOutbox:
+class EnrichmentOutbox(ConsentWithdrawn):
     """Puts work behind the reply into the queue, where the chat's owner has agreed to it."""
 
     def __init__(self, queue: JobQueue) -> None:
@@ -193,11 +198,7 @@ class EnrichmentOutbox:
 
     async def go_on(self, session: AsyncSession, chat: Chat) -> None:
         """Let a compaction go on that waits for an action to be over."""
-        await session.execute(
-            _GO_ON,
-            {"job": f"{COMPACTION}/{chat.id}", "at": now()},
-            execution_options=UNSYNCHRONISED,
-        )
+        await _bring_forward(session, f"{COMPACTION}/{chat.id}")
 
     async def summarise(
         self,
@@ -237,6 +238,8 @@ class EnrichmentOutbox:
             await self.summarise(
                 session, holder, chat_id, history_budget=history_budget, count_unit=count_unit
             )
+            # One that a turn has cut off waits for a while.
+            await _bring_forward(session, f"{SUMMARY}/{chat_id}")
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(WORKER_WAIT) as limit:
                 has_begun = False
@@ -287,11 +290,26 @@ class EnrichmentOutbox:
                 kind=QUESTIONS,
                 user_id=holder.sealer.user_id,
                 # A lane of its own: a turn may wait for the summary in the chat's.
-                lane=uuid5(_LANES, f"{QUESTIONS}/{chat.id}"),
+                lane=_question_lane(chat.id),
                 payload=payload,
                 dedupe_key=name,
             ),
             key=self._queue.grant(holder.sealer, holder.key_mode),
+        )
+
+    async def consent_withdrawn(self, session: AsyncSession, chat: Chat) -> None:
+        """End the jobs that read a chat with its owner's consent, and run just now.
+
+        Those that wait end by themselves, before they ask a model.
+        """
+        containers = [each for each in (chat.chronicle_id, chat.campaign_id) if each]
+        await self._queue.stop_running(
+            session,
+            chat.user_id,
+            lanes=[*map(lane_of, containers), _question_lane(chat.id)],
+            kinds=NEED_CONSENT,
+            payload={"chat_id": str(chat.id)},
+            error=ChronicleNotEnabledError.slug,
         )
 
     async def continued(self, session: AsyncSession, message_id: UUID) -> None:
@@ -305,6 +323,16 @@ class EnrichmentOutbox:
         """The same where a crash cut a reply off and nobody has the key at hand: it waits."""
         if chat.chronicle_enabled and chat.chronicle_id is not None:
             await self._queue.enqueue(session, _study(chat.user_id, chat.id, chat.chronicle_id))
+
+
+def _question_lane(chat_id: UUID) -> UUID:
+    return uuid5(_LANES, f"{QUESTIONS}/{chat_id}")
+
+
+async def _bring_forward(session: AsyncSession, dedupe_key: str) -> None:
+    """Let a job that was put off be taken now, unless it was put off because it failed."""
+    values = {"job": dedupe_key, "at": now()}
+    await session.execute(_GO_ON, values, execution_options=UNSYNCHRONISED)
 
 
 def _study(user_id: UUID, chat_id: UUID, chronicle_id: UUID) -> NewJob:

@@ -5,13 +5,15 @@ of a campaign, one of its scenes, or a chapter of them. It goes on run by run un
 Each run
 
 1. loads what is to be read, in a transaction that only reads;
-2. proposes: the model is asked, and no transaction is open;
+2. proposes: the model is asked, and no transaction is open. Turns come first: at a server that
+   answers few requests at the same time, the run waits for them, and one that comes interrupts it;
 3. applies what was proposed, if the chat is still as it was read, and records itself, in one
    transaction. What asked no model and wrote nothing leaves no record. What one run wrote stays,
    whatever becomes of the next.
 
 A run that fails has written nothing, and is recorded with what it cost; then the task says what
-comes next. `undo` takes back what a run wrote.
+comes next. A run that a turn interrupted begins again later. It is not a failure. `undo`
+takes back what a run wrote.
 """
 
 from __future__ import annotations
@@ -39,6 +41,7 @@ from backend.enrichment.agent.agent import DEMO_NOTE, Agent
 from backend.enrichment.budgets import RunBudget
 from backend.enrichment.errors import ChronicleNotEnabledError, OtherChronicleError
 from backend.enrichment.llm_selection import (
+    OUTPUT_TOKENS,
     STRETCH_TOKENS,
     ModelTask,
     Reader,
@@ -63,6 +66,9 @@ from backend.generation.registry import UnknownModelError
 from backend.jobs.errors import RetryLaterError
 from backend.jobs.models import Job
 from backend.jobs.running import UNEXPECTED, RunningJob
+from backend.llm.slot_rules import Rank, SlotUse
+from backend.llm.slot_rules import Work as SlotWork
+from backend.llm.slots import ModelBusyError, ModelSlots, SlotTakenError
 from backend.llm.user_models import UserModels
 from backend.logs import get_logger
 from backend.memory.outbox import IndexOutbox
@@ -84,6 +90,11 @@ LEAST_STRETCH_TOKENS = 250
 _DROPPED = 3
 """Times in a row that a path may change while a model works on it, until the job waits."""
 _WAIT_SECONDS = 30.0
+
+_PATIENCE = 2.0
+"""Seconds that a job waits for its model's server. Then others use its place among the workers."""
+_AFTER_TURN = 4.0
+"""Seconds until a job looks again whether the turns are over."""
 
 
 class PathChangedError(AppError):
@@ -133,6 +144,7 @@ class EnrichmentRuntime:
     agent: Agent
     index: IndexOutbox
     outbox: EnrichmentOutbox
+    slots: ModelSlots
     draw: Callable[[], float] = random.random
 
 
@@ -148,6 +160,8 @@ class Task(ABC, Generic[W, P]):
     task: ClassVar[ModelTask] = "agent"
     json_task: ClassVar[ModelTask | None] = None
     """Whose model is asked for JSON, where it is not the task's."""
+    use: ClassVar[SlotUse] = "campaign"
+    """Names the task to a turn that waits for its model."""
 
     def __init__(self, runtime: EnrichmentRuntime, job: RunningJob) -> None:
         self.runtime = runtime
@@ -171,6 +185,10 @@ class Task(ABC, Generic[W, P]):
     @abstractmethod
     async def apply(self, session: AsyncSession, chat: Chat, work: W, proposal: P) -> RunDetail:
         """Write what was proposed. `chat` is locked. Raises `PathChangedError`."""
+
+    def output_tokens(self, work: W) -> int:  # noqa: ARG002  # for kinds of work that write more
+        """Return the tokens that one answer may have, without thoughts."""
+        return OUTPUT_TOKENS
 
     async def recover(
         self,
@@ -203,12 +221,13 @@ class Task(ABC, Generic[W, P]):
         """Go on until nothing is left. What was written stays when it is broken off.
 
         Raises `RetryLaterError` where the user's tokens for the day are spent, the provider says
-        when to come back, or the chat changes all the time; else what `recover` says.
+        when to come back, turns need the model, or the chat changes all the time; else what
+        `recover` says.
         """
         changes = 0
         while not self.job.is_over and (work := await self._load()) is not None:
             try:
-                proposal = await self.propose(work)
+                proposal = await self._propose_in_turn(work)
             except ModelContextOverflowError as error:
                 if self._reads_less(work):
                     continue
@@ -248,16 +267,15 @@ class Task(ABC, Generic[W, P]):
         self._most_tokens = work.reader.stretch_tokens // 2
         return self._most_tokens >= LEAST_STRETCH_TOKENS
 
-    async def ask(
-        self, work: Work, prompt: Prompt, schema: Mapping[str, Any], answer: type[A]
-    ) -> A:
+    async def ask(self, work: W, prompt: Prompt, schema: Mapping[str, Any], answer: type[A]) -> A:
         """What the model answers, as a struct; what that took is noted.
 
         Raises `ModelMalformedAnswerError` where it is none, and other errors of the model's.
         """
         model = work.reader.model
         try:
-            said = await model.structured(prompt, schema, work.reader.sampling)
+            sampling = work.reader.sampling_of(model, self.output_tokens(work))
+            said = await model.structured(prompt, schema, sampling)
         except ModelMalformedAnswerError:
             work.budget.take(None, prompt, "")
             raise
@@ -273,6 +291,27 @@ class Task(ABC, Generic[W, P]):
         """What people are told of who wrote: that it was the demo model."""
         model = work.reader.model
         return DEMO_NOTE if model.spec.provider == "demo" else ""
+
+    async def _propose_in_turn(self, work: W) -> P:
+        asking = SlotWork(
+            use=self.use,
+            rank=Rank.BACKGROUND,
+            user_id=self.sealer.user_id,
+            chat_id=self.chat_id,
+        )
+        limits = work.reader.limits
+        async with self.runtime.slots.hold(limits, asking, patience=_PATIENCE):
+            return await self.propose(work)
+
+    async def _note_interruption(self, work: W, error: AppError) -> None:
+        """Record the cost of a run that was interrupted after the model had answered."""
+        if not work.budget.calls:
+            return
+        async with self.job.step() as session:
+            chat = await self.locked_chat(session)
+            if chat is not None:
+                detail = RunDetail(message_ids=list(work.message_ids))
+                await note_failed(session, self.sealer, self._row(chat, work, detail, error))
 
     async def _load(self) -> W | None:
         try:
@@ -302,7 +341,13 @@ class Task(ABC, Generic[W, P]):
         self._log(work, run, count=len(detail.effects))
 
     async def _goes_on(self, work: W, error: Exception) -> bool:
-        """Record a failure, the same one again in one row. False where the job is over."""
+        """Record a failure, the same one again in one row. False where the job is over.
+
+        Raises `RetryLaterError` if turns need the model, which is not a failure.
+        """
+        if isinstance(error, ModelBusyError | SlotTakenError):
+            await self._note_interruption(work, error)
+            raise RetryLaterError(error.title, after=_AFTER_TURN) from error
         async with self.job.step() as session:
             chat = await self.locked_chat(session)
             recovery = await self.recover(session, work, error)

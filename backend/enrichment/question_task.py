@@ -22,6 +22,7 @@ from backend.chats.questions import UNREAD, read_questions, write_questions
 from backend.enrichment.agent.references import line_shown
 from backend.enrichment.cleaning import one_line
 from backend.enrichment.errors import ChronicleNotEnabledError
+from backend.enrichment.llm_selection import OUTPUT_TOKENS
 from backend.enrichment.pipeline import BLOCKED_ATTEMPTS, PASSED_OVER, Recovery
 from backend.enrichment.runs import RunDetail
 from backend.enrichment.story import PathRange, is_unchanged, last_reply, read_range, readable
@@ -33,6 +34,8 @@ LEAST_LINES = 8
 """Lines that come together before a model is asked: each call says again what it is to do."""
 
 MOST_QUESTIONS = 3
+LINE_TOKENS = 20 * MOST_QUESTIONS
+"""Estimate for the questions of one line."""
 MAX_QUESTION = 200
 """Characters; what is longer is no question that anybody asks."""
 
@@ -63,6 +66,7 @@ class QuestionTask(StretchTask[Questions]):
     """
 
     kind = "questions"
+    use = "questions"
     _unread = 0
 
     async def load(self, session: AsyncSession, chat: Chat) -> StudyWork | None:
@@ -98,6 +102,10 @@ class QuestionTask(StretchTask[Questions]):
         read = await read_questions(session, chat.id, [line.id for line in stretch.lines])
         lines = [line for line in stretch.lines if line.id not in read]
         return await self.new_work(session, reader, replace(stretch, lines=lines))
+
+    def output_tokens(self, work: StudyWork) -> int:
+        """Return room for the questions of all lines, because they are one answer."""
+        return max(OUTPUT_TOKENS, LINE_TOKENS * len(work.stretch.lines))
 
     async def propose(self, work: StudyWork) -> Questions:
         """Ask the model; of what it answers the lines that it was asked about."""

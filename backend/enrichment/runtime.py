@@ -29,6 +29,7 @@ from backend.enrichment.scene_task import SceneTask
 from backend.enrichment.study import TurnTask
 from backend.enrichment.summary_task import SummaryTask
 from backend.jobs.running import JobKind, RunningJob
+from backend.llm.slots import ModelSlots
 from backend.llm.user_models import UserModels
 from backend.memory.runtime import MemoryRuntime
 from backend.prompts import PromptLibrary
@@ -43,19 +44,22 @@ def open_enrichment(
     memory: MemoryRuntime,
     pool: CpuPool,
     outbox: EnrichmentOutbox,
+    slots: ModelSlots,
 ) -> EnrichmentRuntime:
     """What tasks work with. They ask `user_models` for models and look into `memory`."""
     agent = Agent(prompts, memory.search, database, memory.embedder_of, settings, pool)
-    return EnrichmentRuntime(database, user_models, settings, prompts, agent, memory.outbox, outbox)
+    return EnrichmentRuntime(
+        database, user_models, settings, prompts, agent, memory.outbox, outbox, slots
+    )
 
 
 def job_kinds(runtime: EnrichmentRuntime) -> dict[str, JobKind]:
     """What is done for each kind of job."""
     return {
-        TURN: JobKind(partial(_run, TurnTask, runtime)),
+        TURN: JobKind(partial(_run, TurnTask, runtime), stoppable=True),
         REBUILD: JobKind(partial(_run, RebuildTask, runtime), keep=True, stoppable=True),
         SUMMARY: JobKind(partial(_run, SummaryTask, runtime), stoppable=True),
-        GLOSSARY: JobKind(partial(_run, GlossaryTask, runtime)),
+        GLOSSARY: JobKind(partial(_run, GlossaryTask, runtime), stoppable=True),
         SCENE: JobKind(partial(_run, SceneTask, runtime), stoppable=True),
         CHAPTER: JobKind(partial(_run, ChapterTask, runtime), stoppable=True),
         COMPACTION: JobKind(partial(_run, CompactionTask, runtime), stoppable=True),

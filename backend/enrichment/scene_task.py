@@ -31,6 +31,7 @@ from backend.chats.models import Chat, Message
 from backend.enrichment.budgets import CHARACTERS_A_TOKEN, open_budget
 from backend.enrichment.cleaning import clipped, one_line
 from backend.enrichment.lines import Version, is_as_read, read_lines, told
+from backend.enrichment.llm_selection import OUTPUT_TOKENS
 from backend.enrichment.pipeline import (
     PathChangedError,
     Task,
@@ -171,6 +172,10 @@ class SceneTask(Task[SceneWork, SceneProposal]):
             ],
             items=shown_items(table),
         )
+
+    def output_tokens(self, work: SceneWork) -> int:  # noqa: ARG002  # the base class's
+        """Return room for a summary, 12 changes and 8 quotations."""
+        return 3 * OUTPUT_TOKENS
 
     async def propose(self, work: SceneWork) -> SceneProposal:
         """Have the model write, with what was written of the scene before."""

@@ -74,6 +74,7 @@ class StudyTask(StretchTask[AgentResult]):
     """The agent reads a stretch, and what it proposes is written down."""
 
     json_task = "triage"
+    use = "chronicle"
 
     async def propose(self, work: StudyWork) -> AgentResult:
         """What the agent makes of the stretch."""

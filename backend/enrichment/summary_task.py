@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from datetime import datetime
 from uuid import UUID
 
-import msgspec
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from backend.audience import GM, Viewpoint, own_column
@@ -46,23 +45,19 @@ from backend.generation.model import (
     ModelBlockedError,
     ModelEmptyReplyError,
     ModelError,
-    ModelSpec,
     Prompt,
     PromptMessage,
     TextPiece,
+    TextReset,
     TokenUsage,
 )
 from backend.generation.registry import UnknownModelError
-from backend.generation.sampling import Sampling
 from backend.jobs.running import RunningJob
 
 OVERLONG = 3
 """How many times as many words as were asked for are kept."""
 
 TOKENS_PER_WORD = 2
-
-THINKING = 4_096
-"""Tokens left to models that think before they write."""
 
 LEAST_STEP = 500
 """Stored tokens of lines that one call of the model brings in, of a model with a tiny window."""
@@ -109,6 +104,7 @@ class SummaryTask(Task[SummaryWork, str]):
 
     kind = "summary"
     task = "summary"
+    use = "summary"
 
     def __init__(self, runtime: EnrichmentRuntime, job: RunningJob) -> None:
         super().__init__(runtime, job)
@@ -189,6 +185,10 @@ class SummaryTask(Task[SummaryWork, str]):
         rounds = await find_round_goal(session, chat, current, interval=interval)
         return max((each for each in (goal, rounds) if each is not None), default=None)
 
+    def output_tokens(self, work: SummaryWork) -> int:
+        """Return room for a summary of the length that the user chose, times `OVERLONG`."""
+        return work.words * OVERLONG * TOKENS_PER_WORD
+
     async def propose(self, work: SummaryWork) -> str:
         """Have the model write. The budget is filled in on the way: nothing spent is lost."""
         model = work.reader.model
@@ -201,11 +201,13 @@ class SummaryTask(Task[SummaryWork, str]):
         )
         prompt = Prompt([PromptMessage("system", system), PromptMessage("user", lines)])
         budget.calls += 1
-        sampling = _sampling(work.words, model.spec, work.reader.sampling)
+        sampling = work.reader.sampling_of(model, self.output_tokens(work))
         async with aclosing(model.stream(prompt, sampling)) as pieces:
             async for piece in pieces:
                 if isinstance(piece, TextPiece):
                     said += piece.text
+                elif isinstance(piece, TextReset):
+                    said = ""
                 elif isinstance(piece, TokenUsage):
                     budget.prompt_tokens = piece.prompt_tokens
                     budget.completion_tokens = piece.completion_tokens
@@ -311,16 +313,6 @@ def _cut(text: str, limit: int) -> str:
         return head[: end + 1].rstrip()
     words = head.rsplit(None, 1)
     return (words[0] if len(words) > 1 else head) + "…" if head else ""
-
-
-def _sampling(words: int, spec: ModelSpec, own: Sampling) -> Sampling:
-    """Room for an answer of so many words, beside what the user chose."""
-    if "max_output_tokens" not in spec.accepts:
-        return own
-    room = words * OVERLONG * TOKENS_PER_WORD
-    if spec.accepts & {"thinking_budget", "reasoning_effort"}:
-        room += THINKING
-    return msgspec.structs.replace(own, max_output_tokens=min(spec.max_output_tokens, room))
 
 
 def _version(summary: StoredSummary | None) -> tuple[UUID, int] | None:

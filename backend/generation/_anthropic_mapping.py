@@ -284,6 +284,7 @@ class MessageReader:
         self._blocks: dict[int, _Block] = {}
         self._thoughts: list[Mapping[str, Any]] = []
         self._usage: dict[str, Any] = {}
+        self._has_ended = False
 
     def read_event(self, event: Any) -> Delta:
         """Read one event of a stream. Unknown ones are ignored.
@@ -309,6 +310,8 @@ class MessageReader:
                 self._usage |= mapping(members.get("usage"))
                 end = self._end(mapping(members.get("delta")))
                 return replace(end, pieces=self.close()) if end.finish else end
+            case "message_stop" if not self._has_ended:
+                return Delta(self.close(), finish="stop", reason="message_stop")
             case _:
                 pass
         return Delta()
@@ -370,6 +373,7 @@ class MessageReader:
 
     def _end(self, members: Mapping[str, Any]) -> Delta:
         word = _text(members, "stop_reason")
+        self._has_ended = self._has_ended or bool(word)
         return Delta(
             usage=read_usage(self._usage),
             finish=_FINISHES.get(word, "other") if word else None,
@@ -379,8 +383,12 @@ class MessageReader:
 
 def _said(block: Mapping[str, Any]) -> tuple[TextPiece | ThinkingPiece, ...]:
     """The text and the thoughts that are in a block, or in a fragment of one."""
-    thought, said = _text(block, "thinking"), _text(block, "text")
-    return (*([ThinkingPiece(thought)] if thought else ()), *([TextPiece(said)] if said else ()))
+    # Halves of characters stay as they are: the other half may be in the next fragment.
+    thought, said = block.get("thinking"), block.get("text")
+    return (
+        *([ThinkingPiece(thought)] if isinstance(thought, str) and thought else ()),
+        *([TextPiece(said)] if isinstance(said, str) and said else ()),
+    )
 
 
 def read_usage(reported: Mapping[str, Any]) -> TokenUsage | None:

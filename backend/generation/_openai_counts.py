@@ -21,7 +21,7 @@ from backend.generation.tokens import MESSAGE_OVERHEAD
 TIMEOUT = 5.0
 """Seconds for a count: the reply is there already, and its end waits for this."""
 
-_NO_SUCH_ROUTE = {
+NO_SUCH_ROUTE = {
     HTTPStatus.NOT_FOUND,
     HTTPStatus.METHOD_NOT_ALLOWED,
     HTTPStatus.NOT_IMPLEMENTED,
@@ -67,7 +67,7 @@ async def count_usage(
                     for each in (asked, said, thought)
                 ]
         except ServerError as error:
-            if error.status not in _NO_SUCH_ROUTE:
+            if error.status not in NO_SUCH_ROUTE:
                 return ServerCounts(None, None)
         except Exception:  # noqa: BLE001 - a server may answer anything, and the reply is there
             return ServerCounts(None, None)

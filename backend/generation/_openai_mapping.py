@@ -10,12 +10,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
+from http import HTTPStatus
 from typing import Any, Literal, cast
 
 from backend.generation._json import mapping, parse_json, sequence
 from backend.generation._openai_calls import REASONING, CallFragments
 from backend.generation._replies import Delta
 from backend.generation._tool_calls import with_distinct_ids
+from backend.generation.client import ServerError
 from backend.generation.figures import MessageShape
 from backend.generation.message_shapes import SEPARATOR
 from backend.generation.model import (
@@ -31,13 +33,25 @@ from backend.generation.model import (
 from backend.generation.provider_faults import code_words
 from backend.generation.sampling import SAMPLING_FIELDS, Sampling, SamplingField
 
-_FINISHES: dict[str, FinishReason] = {
-    "stop": "stop",
-    "length": "length",
-    "content_filter": "safety",
-    "tool_calls": "tool_calls",
-    "function_call": "tool_calls",
+_FINISHES: Mapping[str, FinishReason] = {
+    **dict.fromkeys(
+        ("stop", "eos", "eos_token", "end_turn", "stop_sequence", "complete", "completed"), "stop"
+    ),
+    **dict.fromkeys(
+        ("length", "max_tokens", "model_length", "model_context_window_exceeded"), "length"
+    ),
+    **dict.fromkeys(
+        ("content_filter", "safety", "sensitive", "refusal", "prohibited_content"), "safety"
+    ),
+    **dict.fromkeys(("tool_calls", "tool_call", "tool_use", "function_call"), "tool_calls"),
 }
+"""OpenAI's words, and those of vendors that translate other APIs, in lower case."""
+
+_UNFINISHED = frozenset({"", "null"})
+"""Words of chunks that are not the last. KoboldCpp sends null as a text."""
+
+_FAILED = frozenset({"error", "abort", "aborted", "network_error", "insufficient_system_resource"})
+"""Words for a reply that the server could not finish: OpenRouter's, vLLM's, Z.ai's, DeepSeek's."""
 
 _NAMES: Mapping[SamplingField, str] = {
     # Deprecated by OpenAI in favour of max_completion_tokens, which few others know.
@@ -199,12 +213,18 @@ def _read(body: Any, part: Literal["delta", "message"], calls: CallFragments) ->
     choice = next(iter(_member(body, "choices") or ()), None)
     said = _member(choice, part)
     is_whole = part == "message"
+    if said is None and _member(choice, "message") is not None:
+        # A server that cannot stream sends all of the answer in one event.
+        said, is_whole = _member(choice, "message"), True
     calls.add(said, is_whole=is_whole)
     # Two names are in use for thoughts: DeepSeek's and OpenRouter's. Some servers send both.
     thinking = _text(said, "reasoning_content") or _text(said, "reasoning")
     thinking = thinking or _parts(_member(said, "content"), "thinking")
     text = _text(said, "content") or _text(said, "refusal") or _parts(_member(said, "content"))
     word = _text(choice, "finish_reason")
+    word = "" if word in _UNFINISHED else word
+    if word.lower() in _FAILED:
+        raise ServerError(HTTPStatus.OK, {"error": {"type": word}}, {}, in_stream=True)
     return Delta(
         pieces=(
             *([ThinkingPiece(thinking)] if thinking else ()),
@@ -212,10 +232,19 @@ def _read(body: Any, part: Literal["delta", "message"], calls: CallFragments) ->
             # Fragments of several calls may be mixed: none is surely complete before the end.
             *(calls.finish() if word or is_whole else ()),
         ),
-        usage=read_usage(_member(body, "usage")),
-        finish=_FINISHES.get(word, "other") if word else None,
+        usage=_find_usage(body, choice),
+        finish=_FINISHES.get(word.lower(), "other") if word else None,
         reason=" ".join(code_words(word)),
     )
+
+
+def _find_usage(body: Any, choice: Any) -> TokenUsage | None:
+    """Return the usage of a chunk, which Moonshot puts into the choice and Groq into `x_groq`.
+
+    Sources: https://platform.moonshot.ai/docs/api/chat, https://console.groq.com/docs/api-reference
+    """
+    places = (body, choice, _member(body, "x_groq"))
+    return next(filter(None, (read_usage(_member(place, "usage")) for place in places)), None)
 
 
 def read_usage(reported: Any) -> TokenUsage | None:

@@ -16,6 +16,7 @@ from backend.generation.failures import FailureSource, find_failure
 from backend.generation.model import ModelError
 from backend.generation.network import NetworkPolicy
 from backend.generation.server_abilities import ServerAbilities
+from backend.generation.thoughts import ThoughtTags
 
 ConnectionT = TypeVar("ConnectionT")
 ConfigT = TypeVar("ConfigT", bound="ServerConfig")
@@ -38,6 +39,8 @@ class ServerConfig:
         answer_timeout: The longest wait for an answer that is not streamed, in seconds.
         network: Where it may connect; None for a server that the operator named.
         is_own: It belongs to the user who asks it, who may see its address and its own words.
+        thought_tags: Tags around thoughts in the text, in addition to the known ones.
+        reads_thoughts: Look for thoughts in the text.
     """
 
     api_key: str | None = field(default=None, repr=False)
@@ -52,6 +55,8 @@ class ServerConfig:
     answer_timeout: float = 300
     network: NetworkPolicy | None = None
     is_own: bool = False
+    thought_tags: tuple[ThoughtTags, ...] = ()
+    reads_thoughts: bool = True
 
 
 class Lazy(Generic[ConnectionT]):
@@ -123,9 +128,12 @@ class ModelProvider(ABC, Generic[ConfigT, ConnectionT]):
     def learn(self, model: str, **changes: Any) -> None:
         """Remember what the server's answers show of a model: members of `ModelAbilities`."""
         known = structs.replace(self.abilities.of(model), **changes)
-        self.abilities = self.abilities.with_model(model, known)
+        self._remember(self.abilities.with_model(model, known))
+
+    def _remember(self, abilities: ServerAbilities) -> None:
+        self.abilities = abilities
         if self.config.on_learned is not None:
-            self.config.on_learned(self.abilities)
+            self.config.on_learned(abilities)
 
     def adopt(self, config: ServerConfig) -> bool:
         """Go on with `config` if it differs in `on_learned` alone.

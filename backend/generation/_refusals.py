@@ -38,9 +38,9 @@ class Refusal:
 def read_refusal(error: ServerError, members: Iterable[str]) -> Refusal | None:
     """Return the refused one of a request's `members`; None if the server names none of them.
 
-    A member is named if the answer's `param` is its name, if a sentence quotes it or has a colon
-    after it, or if it is a word that no sentence has (`top_k`). If several are named, the last one
-    in `members` is returned.
+    A member is named if the answer's `param` is its name, if a sentence quotes it, has a colon
+    after it or ends with a colon and the name, or if it is a word that no sentence has (`top_k`,
+    `topK`). If several are named, the last one in `members` is returned.
     """
     fault = error.fault
     if error.status not in _STATUSES or fault.get("code") in _TOO_LONG:
@@ -55,5 +55,7 @@ def read_refusal(error: ServerError, members: Iterable[str]) -> Refusal | None:
 def _names(text: str, member: str) -> bool:
     name = re.escape(member)
     if "_" in member or not member.islower():
-        return re.search(rf"\b{name}\b", text) is not None
-    return re.search(rf"[\"'`]{name}[\"'`.\[]|\b{name}:", text) is not None
+        first, *rest = member.split("_")
+        camel = re.escape(first + "".join(map(str.title, rest)))
+        return re.search(rf"\b(?:{name}|{camel})\b", text) is not None
+    return re.search(rf"[\"'`]{name}[\"'`.\[]|\b{name}:|: {name}[\"'`.]", text) is not None

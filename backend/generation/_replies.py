@@ -28,6 +28,7 @@ from backend.generation.model import (
     TextPiece,
     TextReset,
     ThinkingPiece,
+    ThinkingReset,
     TokenUsage,
     ToolAnswer,
     ToolCall,
@@ -40,7 +41,7 @@ _TRAILER_TIMEOUT = 5.0
 """Seconds for what may follow the end of a reply (usage): the reply no longer depends on it."""
 
 
-DeltaPiece = TextPiece | ThinkingPiece | TextReset | ToolCall | SentRequest
+DeltaPiece = TextPiece | ThinkingPiece | TextReset | ThinkingReset | ToolCall | SentRequest
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +55,38 @@ class Delta:
     usage: TokenUsage | None = None
     finish: FinishReason | None = None
     reason: str = ""
+
+
+@dataclass(slots=True)
+class _Content:
+    """The content that a stream has yielded so far."""
+
+    has_begun: bool = False
+    has_text: bool = False
+    has_thoughts: bool = False
+    calls: int = 0
+
+    def add(self, piece: DeltaPiece) -> bool:
+        """Take note of a piece; return False for a call beyond `MAX_CALLS`."""
+        self.has_begun = self.has_begun or not isinstance(piece, SentRequest)
+        match piece:
+            case TextPiece(text):
+                self.has_text = self.has_text or not text.isspace()
+            case ThinkingPiece(text):
+                self.has_thoughts = self.has_thoughts or not text.isspace()
+            case TextReset():
+                self.has_text = False
+            case ToolCall():
+                self.calls += 1
+                return self.calls <= MAX_CALLS
+            case _:
+                pass
+        return True
+
+    def is_empty(self, finish: FinishReason) -> bool:
+        """True if nothing can be kept. Thoughts alone are not kept if a filter ended the reply."""
+        has_content = self.has_text or self.calls or (self.has_thoughts and finish != "safety")
+        return not has_content
 
 
 async def relay(
@@ -71,14 +104,12 @@ async def relay(
         ModelInterruptedError: The connection was lost, or the stream ended without a finish.
         ModelBlockedError: A content filter left nothing.
         ModelMalformedCallError: The provider could not read a call, and there is nothing else.
-        ModelEmptyReplyError: It finished without text and without a call.
+        ModelEmptyReplyError: It finished without text, thoughts or calls.
         ModelError: What `deltas` raises, which keeps its cause after the reply has begun, too.
     """
     usage: TokenUsage | None = None
     end: Delta | None = None
-    began = spoke = False
-    calls = 0
-    joiner = _PieceJoiner()
+    content, joiner = _Content(), _PieceJoiner()
     async with aclosing(deltas):
         while True:
             try:
@@ -88,31 +119,28 @@ async def relay(
                     delta = await anext(deltas, None)
             except (TimeoutError, ModelError) as error:
                 if end is None:
-                    raise _broken(error, who, chunk_timeout, began=began) from None
+                    raise _broken(error, who, chunk_timeout, began=content.has_begun) from None
                 break
             if delta is None:
                 break
             for piece in joiner.join(delta.pieces, is_last=delta.finish is not None):
-                began = began or not isinstance(piece, SentRequest)
-                spoke = spoke or (isinstance(piece, TextPiece) and not piece.text.isspace())
-                calls += isinstance(piece, ToolCall)
-                if calls <= MAX_CALLS or not isinstance(piece, ToolCall):
+                if content.add(piece):
                     yield piece
             usage = delta.usage or usage
             end = delta if delta.finish else end
-    finish = _check_end(end, who, began=began, spoke=spoke or bool(calls))
+    finish = _check_end(end, who, content)
     if usage is not None:
         yield usage
-    yield Finish(finish_of(finish, called=bool(calls)))
+    yield Finish(finish_of(finish, called=bool(content.calls)))
 
 
-def _check_end(end: Delta | None, who: str, *, began: bool, spoke: bool) -> FinishReason:
+def _check_end(end: Delta | None, who: str, content: _Content) -> FinishReason:
     """Return why a reply ended. Raise `ModelError` if it is not a reply, or has no end."""
-    if end is None and not began:
+    if end is None and not content.has_begun:
         raise _foreign_answer(who)
     if end is None or end.finish is None:
         raise ModelInterruptedError(f"{who} ended the stream before the model had finished.")
-    if not spoke:
+    if content.is_empty(end.finish):
         raise _nothing_said(who, end.finish, end.reason)
     return end.finish
 

@@ -9,7 +9,7 @@ from typing import Any
 from backend.generation import _anthropic_mapping as wire
 from backend.generation._provider import ModelProvider, ServerConfig
 from backend.generation._refusals import Refusal
-from backend.generation.client import ModelClient, ServerError
+from backend.generation.client import ModelClient
 from backend.generation.sampling import SamplingField
 from backend.generation.server_model import AnswerReader, ModelRequest, ServerModel
 
@@ -48,10 +48,6 @@ _SETTING_NAMES: Mapping[str, Sequence[SamplingField]] = {
     "top_p": ("top_p",),
     "top_k": ("top_k",),
 }
-
-
-_REFUSES_START = ("prefill", "final `assistant` message")
-"""Words of models that take no beginning of a reply."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,13 +105,6 @@ class AnthropicModel(ServerModel[AnthropicProvider]):
         conflicts = wire.find_conflicts(request.sampling)
         fitted = request.without(*conflicts) if conflicts else request
         return fitted.starting_with(fitted.start.rstrip())
-
-    def _adapt(self, request: ModelRequest, error: ServerError) -> ModelRequest:
-        """See `ServerModel`. Models that think refuse the beginning of a reply, and newer ones."""
-        if request.start and any(words in error.text for words in _REFUSES_START):
-            self._remember_refused("start_reply_with")
-            return request.without("start_reply_with")
-        return super()._adapt(request, error)
 
     def _leave_out(
         self,

@@ -10,7 +10,12 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from backend.generation._json import mapping, sequence
-from backend.generation.event_reader import DONE, EventReader, parse_json_bytes
+from backend.generation.event_reader import (
+    DONE,
+    EventReader,
+    parse_json_bytes,
+    read_json_lines,
+)
 
 if TYPE_CHECKING:
     import httpx2
@@ -147,8 +152,9 @@ class AnswerStream:
     async def events(self) -> AsyncGenerator[Any, None]:
         """Yield the JSON of each event, and None for bytes that complete no event.
 
-        An answer that is one JSON value is read as that, even if its headers call it a stream.
-        Raise `ServerError` for an event that is an error, and for a web page.
+        An answer that is one JSON value is read as that, even if its headers call it a stream, and
+        JSON lines are read as events. Raise `ServerError` for an event that is an error, and for a
+        web page.
         """
         received = self._response.aiter_bytes()
         head = b""
@@ -156,12 +162,17 @@ class AnswerStream:
             if head := begun.lstrip(_BLANK):
                 break
             yield None
-        if head.startswith((b"{", b"[", b"<")):
-            data = b"".join([head, *[part async for part in received]])
-            value = _checked(self._response, _parsed(self._response, data))
-            self.is_whole, self.is_empty = True, False
-            yield value
-            return
+        is_framed = not head.startswith((b"{", b"[", b"<"))
+        values = (
+            self._read_events(head, received) if is_framed else self._read_unframed(head, received)
+        )
+        async with aclosing(values):
+            async for value in values:
+                yield value
+
+    async def _read_events(
+        self, head: bytes, rest: AsyncIterator[bytes]
+    ) -> AsyncGenerator[Any, None]:
         reader = EventReader()
         part: bytes | None = head
         while part is not None:
@@ -169,19 +180,41 @@ class AnswerStream:
             for value in reader.feed(part):
                 if value is DONE:
                     self.is_done = True
-                    await _read_rest(received)
+                    await _read_rest(rest)
                     return
                 has_event, self.is_empty = True, False
                 yield _checked(self._response, value, in_stream=True)
             if not has_event:
                 yield None
-            part = await anext(aiter(received), None)
+            part = await anext(rest, None)
         for value in reader.close():
             if value is DONE:
                 self.is_done = True
                 return
             self.is_empty = False
             yield _checked(self._response, value, in_stream=True)
+
+    async def _read_unframed(
+        self, head: bytes, rest: AsyncIterator[bytes]
+    ) -> AsyncGenerator[Any, None]:
+        parts = [head]
+        async for part in rest:
+            parts.append(part)
+            yield None
+        data = b"".join(parts)
+        try:
+            values = [parse_json_bytes(data)]
+            self.is_whole = True
+        except ValueError:
+            values = read_json_lines(data)
+        if not values:
+            raise _refusal(self._response, data)
+        for value in values:
+            if value is DONE:
+                self.is_done = True
+                return
+            self.is_empty = False
+            yield _checked(self._response, value, in_stream=not self.is_whole)
 
 
 def _checked(response: httpx2.Response, value: Any, *, in_stream: bool = False) -> Any:

@@ -54,6 +54,7 @@ def build_registry(settings: Settings) -> ModelRegistry:
         demo_tokens_per_second=settings.demo_tokens_per_second,
         default=settings.default_model,
         told=_told(settings),
+        openai_concurrency=settings.openai_concurrency,
     )
     registry.spec(registry.default_id)
     if settings.enrichment_model:

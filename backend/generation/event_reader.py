@@ -98,6 +98,25 @@ class EventReader:
                 continue
 
 
+def read_json_lines(data: bytes) -> list[Any]:
+    """Return the values of lines that are JSON, or `DONE`, with or without `data:` before them.
+
+    Proxies send streams without the framing of events, or one JSON value with `[DONE]` after it.
+    Returns an empty list if a line is something else.
+    """
+    values: list[Any] = []
+    for line in data.splitlines():
+        text = line.removeprefix(b"data:").strip()
+        if text == _DONE_DATA:
+            values.append(DONE)
+        elif text:
+            try:
+                values.append(parse_json_bytes(text))
+            except ValueError:
+                return []
+    return values
+
+
 def parse_json_bytes(data: bytes) -> Any:
     """Parse JSON. Raise `ValueError` if it is not JSON or is nested too deeply.
 
@@ -107,7 +126,7 @@ def parse_json_bytes(data: bytes) -> Any:
     """
     try:
         return msgspec.json.decode(data)
-    except (msgspec.DecodeError, RecursionError):
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         try:
             return json.loads(data.decode("utf-8", "surrogateescape"))
         except RecursionError:

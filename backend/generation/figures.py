@@ -44,16 +44,6 @@ _FILE = ".gguf"
 _DATE = re.compile(r"-(?:\d{8}|\d{4}-\d{2}-\d{2}|latest)$")
 
 
-Tag = Annotated[str, msgspec.Meta(min_length=1, max_length=40)]
-
-
-class ThoughtTags(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A pair of tags between which a model writes its thoughts into the text."""
-
-    opening: Tag
-    closing: Tag
-
-
 class Price(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """US dollars for a million tokens; `cached_input` is for those read from the cache."""
 

@@ -34,20 +34,23 @@ _TEMPLATE_WORDS = re.compile(
     r"|apply_chat|conversation role"
     r"|system (?:role|message)|roles? must|must alternate|\brole\b.{0,40}\bnot supported"
     r"|(?:only|expected?) .{0,40}\broles?\b|\broles?\b.{0,60}(?:order|first|start|begin)"
-    r"|(?:first|last) message|user query|unexpected role|(?:developer|system) instruction",
+    r"|(?:first|last) message|user query|unexpected role|(?:developer|system) instruction"
+    r"|\brole['\"]? does not support|successive (?:user|assistant)"
+    r"|assistant messages at the end",
     re.IGNORECASE,
 )
 _NO_SYSTEM = re.compile(
     r"system(?: role| message|_message| prompt)?s?['\"]?(?: is| are)? (?:not |un)"
     r"(?:supported|allowed|permitted)|(?:developer|system) instruction is not"
-    r"|(?:does not|doesn't) support (?:a |the )?system"
+    r"|(?:does not|doesn't) support (?:a |the )?['\"]?system"
     r"|only user(?:,| and|/) ?assistant|only (?:the )?user and assistant|no system",
     re.IGNORECASE,
 )
 _ALTERNATION = re.compile(
     r"alternat|user/assistant|unexpected role ['\"]?(?:user|assistant)"
     r"|(?:first|last) message .{0,40}\buser|(?:start|begin)s? with .{0,20}user"
-    r"|consecutive .{0,20}(?:role|message)|same role",
+    r"|(?:consecutive|successive) .{0,20}(?:role|message)|same role"
+    r"|assistant messages at the end",
     re.IGNORECASE,
 )
 _SYSTEM_FIRST = re.compile(

@@ -6,7 +6,7 @@ adapter knows a vendor's types, and every failure that leaves an adapter is a `M
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from math import ceil
 from typing import Any, ClassVar, Literal, Protocol, runtime_checkable
@@ -104,6 +104,11 @@ class TextReset:
 
 
 @dataclass(frozen=True, slots=True)
+class ThinkingReset:
+    """Take back the thoughts that this request has streamed so far: they were the reply."""
+
+
+@dataclass(frozen=True, slots=True)
 class SentRequest:
     """A request that was sent in another form than it was asked for: the first piece of a stream.
 
@@ -145,7 +150,30 @@ class Finish:
     reason: FinishReason
 
 
-Piece = TextPiece | ThinkingPiece | TextReset | ToolCall | SentRequest | TokenUsage | Finish
+Piece = (
+    TextPiece
+    | ThinkingPiece
+    | TextReset
+    | ThinkingReset
+    | ToolCall
+    | SentRequest
+    | TokenUsage
+    | Finish
+)
+
+
+def apply_resets(pieces: Iterable[Piece]) -> list[Piece]:
+    """Return the pieces that are left at the end of a stream, without resets."""
+    kept: list[Piece] = []
+    for piece in pieces:
+        match piece:
+            case TextReset():
+                kept = [each for each in kept if not isinstance(each, TextPiece)]
+            case ThinkingReset():
+                kept = [each for each in kept if not isinstance(each, ThinkingPiece)]
+            case _:
+                kept.append(piece)
+    return kept
 
 
 @dataclass(frozen=True, slots=True)
@@ -249,7 +277,7 @@ class ChatModel(Protocol):
             sampling: What the user set.
             tools: What the model may call. A call is one piece, once it is complete; one that
                 can't be read has a `problem` and does not end the reply. Without tools there is at
-                least one piece of text.
+                least one piece of text or of thoughts.
             schema: JSON Schema of the whole text. Not to be combined with tools.
         """
         ...
@@ -425,7 +453,7 @@ class ModelBlockedError(ModelError):
 
 
 class ModelEmptyReplyError(ModelError):
-    """The model finished without writing any text."""
+    """The model finished without anything that could be used."""
 
     status, slug, title = 502, "model-empty-reply", "The model returned an empty reply"
     retryable = True

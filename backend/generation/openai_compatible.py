@@ -3,16 +3,26 @@
 from __future__ import annotations
 
 import asyncio
+import math
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from msgspec import structs
+
+from backend.generation._openai_counts import NO_SUCH_ROUTE
 from backend.generation._provider import ModelProvider, ServerConfig
-from backend.generation.client import ModelClient
+from backend.generation.client import ModelClient, ServerError
 from backend.generation.model import ModelError
-from backend.generation.window_probes import ask_windows, can_be_asked
+from backend.generation.openai_servers import OPENAI_SERVERS, route_address
+from backend.generation.server_limits import count_slots
+from backend.generation.window_probes import REQUEST_SECONDS, ask_windows, can_be_asked
 from backend.setting_types import ServerName
 
 WHO = "The OpenAI-compatible server"
+
+SLOTS_SECONDS = 600.0
+"""Time until a server is asked again how many slots it has."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,6 +54,7 @@ class OpenAICompatibleProvider(ModelProvider[OpenAICompatibleConfig, ModelClient
         super().__init__(config)
         self._asked: set[str] = set()
         self._asking: set[asyncio.Task[None]] = set()
+        self._slots_asked_at = -math.inf
 
     async def learn_windows(self, models: Sequence[str]) -> None:
         """See `ModelProvider`."""
@@ -72,6 +83,29 @@ class OpenAICompatibleProvider(ModelProvider[OpenAICompatibleConfig, ModelClient
         task = asyncio.create_task(self.learn_windows([model]))
         self._asking.add(task)
         task.add_done_callback(self._asking.discard)
+
+    async def refresh_slots(self) -> None:
+        """Learn how many requests the server answers at the same time, if it has a route for that.
+
+        Asks once in ten minutes, since the server may be started again with another number. Never
+        raises.
+        """
+        path = OPENAI_SERVERS[self.config.server].slots
+        if not path or time.monotonic() < self._slots_asked_at + SLOTS_SECONDS:
+            return
+        self._slots_asked_at = time.monotonic()
+        try:
+            async with asyncio.timeout(REQUEST_SECONDS), self.connected() as client:
+                answer = await client.get(route_address(self.config.base_url, path))
+        except ServerError as error:
+            if error.status not in NO_SUCH_ROUTE:
+                return
+            answer = None
+        except Exception:  # noqa: BLE001 - the next time may be better
+            return
+        slots = count_slots(answer)
+        if slots != self.abilities.slots:
+            self._remember(structs.replace(self.abilities, slots=slots))
 
     async def aclose(self) -> None:
         """See `ModelProvider`."""

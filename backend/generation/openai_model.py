@@ -26,6 +26,7 @@ from backend.generation.model import (
     TextPiece,
     ThinkingPiece,
     TokenUsage,
+    apply_resets,
 )
 from backend.generation.openai_compatible import WHO, OpenAICompatibleProvider
 from backend.generation.openai_servers import OPENAI_SERVERS
@@ -162,14 +163,15 @@ class OpenAICompatibleModel(ServerModel[OpenAICompatibleProvider]):
         routes = [each for each in self._server.counts if known in (None, each.path)]
         if not routes or any(isinstance(piece, TokenUsage) for piece in heard):
             return None
+        left = apply_resets(heard)
         counts = await count_usage(
             client,
             self._provider.config.base_url,
             self.spec.name,
             routes,
             request.shaped_prompt,
-            said="".join(piece.text for piece in heard if isinstance(piece, TextPiece)),
-            thought="".join(piece.text for piece in heard if isinstance(piece, ThinkingPiece)),
+            said="".join(piece.text for piece in left if isinstance(piece, TextPiece)),
+            thought="".join(piece.text for piece in left if isinstance(piece, ThinkingPiece)),
         )
         if counts.route not in (None, known):
             self._provider.learn(self.spec.name, counts=counts.route)

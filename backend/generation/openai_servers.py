@@ -16,6 +16,7 @@ from typing import Any
 
 from backend.generation.figures import MessageShape
 from backend.generation.sampling import SamplingField
+from backend.generation.server_abilities import ServerAbilities
 from backend.setting_types import ServerName
 
 
@@ -51,7 +52,9 @@ class ServerKind:
     goes into the request, and `prefix` into its last message, where a reply is to go on from that.
     `counts` are the routes that it may count tokens by. `needs_limit`: it takes any length, and
     where none is asked for it writes on until its window is full, or stops early. `shape` is the
-    message shape that its models accept if nothing else is known.
+    message shape that its models accept if nothing else is known. `concurrency` is how many
+    requests it answers at the same time unless it was started otherwise; None for any number.
+    `slots` is a route that lists what it answers requests with, as llama.cpp's does.
     """
 
     accepts: frozenset[SamplingField]
@@ -61,6 +64,8 @@ class ServerKind:
     counts: tuple[CountingRoute, ...] = ()
     needs_limit: bool = False
     shape: MessageShape = "lenient"
+    concurrency: int | None = None
+    slots: str = ""
 
 
 _COMMON: frozenset[SamplingField] = frozenset(
@@ -105,20 +110,25 @@ OPENAI_SERVERS: Mapping[ServerName, ServerKind] = {
         # "Unexpected role 'system' after role 'assistant'"
         shape="system_first",
     ),
-    "ollama": ServerKind(accepts=_and(_COMMON, "start_reply_with")),
+    "ollama": ServerKind(accepts=_and(_COMMON, "start_reply_with"), concurrency=1),
     "llama-cpp": ServerKind(
         accepts=_and(_LOCAL | _DRY_AND_XTC, "typical_p", "grammar"),
         names={"repetition_penalty": "repeat_penalty"},
         counts=(_LLAMA_CPP, _LLAMA_CPP_PYTHON),
         needs_limit=True,
+        concurrency=1,
+        slots="/slots",
     ),
     "koboldcpp": ServerKind(
         accepts=EVERY_SETTING,
         names={"typical_p": "typical"},
         counts=(_KOBOLDCPP,),
         needs_limit=True,
+        concurrency=1,
     ),
-    "lm-studio": ServerKind(accepts=_LOCAL, names={"repetition_penalty": "repeat_penalty"}),
+    "lm-studio": ServerKind(
+        accepts=_LOCAL, names={"repetition_penalty": "repeat_penalty"}, concurrency=1
+    ),
     "vllm": ServerKind(
         accepts=_and(_LOCAL, "grammar"),
         names={"grammar": "structured_outputs.grammar"},
@@ -133,3 +143,8 @@ OPENAI_SERVERS: Mapping[ServerName, ServerKind] = {
     ),
     "other": ServerKind(accepts=EVERY_SETTING),
 }
+
+
+def usual_concurrency(server: ServerName, abilities: ServerAbilities) -> int | None:
+    """Requests at the same time, as the server said, else as its kind; None for any number."""
+    return abilities.slots or OPENAI_SERVERS[server].concurrency

@@ -25,8 +25,9 @@ from backend.generation.gemini import GeminiConfig, GeminiModel, GeminiProvider
 from backend.generation.model import ChatModel, Fixable, ModelSpec
 from backend.generation.openai_compatible import OpenAICompatibleConfig, OpenAICompatibleProvider
 from backend.generation.openai_model import OpenAICompatibleModel
-from backend.generation.openai_servers import OPENAI_SERVERS
+from backend.generation.openai_servers import OPENAI_SERVERS, usual_concurrency
 from backend.generation.sampling import SamplingField
+from backend.generation.server_limits import ServerLimit, identify_server
 
 ProviderKind = Literal["gemini", "openai", "anthropic"]
 """In which wire format a provider is asked."""
@@ -118,6 +119,8 @@ class OfferedProvider:
         listed: What its server listed last.
         is_own: Whether it is the user's own.
         embedding_model: Which of its models embeds, where it has one.
+        concurrency: Requests that its server answers at the same time, as its user says: 0 for any
+            number, None to leave it to the server and to its kind.
     """
 
     slug: str
@@ -127,12 +130,33 @@ class OfferedProvider:
     listed: Mapping[str, ListedModel] = field(default_factory=dict[str, ListedModel])
     is_own: bool = False
     embedding_model: str | None = None
+    concurrency: int | None = None
     _made: dict[str, ChatModel] = field(default_factory=dict[str, ChatModel])
 
     @property
     def can_embed(self) -> bool:
         """Whether its wire format has embeddings."""
         return not isinstance(self.adapter, AnthropicProvider)
+
+    @property
+    def usual_concurrency(self) -> int | None:
+        """Requests at the same time if its user sets nothing; None for any number."""
+        if not isinstance(self.adapter, OpenAICompatibleProvider):
+            return None
+        return usual_concurrency(self.adapter.config.server, self.adapter.abilities)
+
+    @property
+    def limit(self) -> ServerLimit | None:
+        """The limit of its server; None if that answers any number of requests at a time."""
+        usual = self.usual_concurrency
+        concurrency = usual if self.concurrency is None else self.concurrency
+        if not concurrency:
+            return None
+        adapter, config = self.adapter, self.adapter.config
+        server = identify_server(config.base_url, config.api_key, config.extra_headers)
+        if self.concurrency is None and isinstance(adapter, OpenAICompatibleProvider):
+            return ServerLimit(concurrency, server, refresh=adapter.refresh_slots)
+        return ServerLimit(concurrency, server)
 
     @property
     def model_names(self) -> Iterable[str]:
@@ -234,7 +258,8 @@ class ModelRegistry:
     Making one is cheap: slow libraries are imported when a model is first asked.
     The models of the environment's providers are here from the start; `with_providers` gives a
     registry with others in front of them. `built_in` is there without a provider: the demo.
-    `told` is what the settings say of models, by their ids.
+    `told` is what the settings say of models, by their ids; `openai_concurrency` is as
+    `OfferedProvider.concurrency`.
     """
 
     def __init__(
@@ -247,6 +272,7 @@ class ModelRegistry:
         default: str = "",
         built_in: ChatModel | None = None,
         told: Mapping[str, ListedModel] | None = None,
+        openai_concurrency: int | None = None,
     ) -> None:
         configured: dict[ProviderKind, Config | None] = {
             "gemini": gemini,
@@ -262,6 +288,7 @@ class ModelRegistry:
                     name: (told or {}).get(f"{kind}/{name}") or ListedModel(name=name)
                     for name in config.models
                 },
+                concurrency=openai_concurrency if kind == "openai" else None,
             )
             for kind, config in configured.items()
             if config is not None
@@ -302,6 +329,11 @@ class ModelRegistry:
     def spec(self, model_id: str) -> ModelSpec:
         """What is known of a model. Raises `UnknownModelError`."""
         return self.get(model_id).spec
+
+    def find_limit(self, model_id: str) -> ServerLimit | None:
+        """Return the limit of a model's server; None if there is none."""
+        provider = self.providers.get(model_id.partition("/")[0])
+        return provider.limit if provider else None
 
     def price(self, model_id: str) -> Price | None:
         """What a model costs; None as well where it is on offer no longer."""

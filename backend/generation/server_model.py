@@ -19,7 +19,6 @@ from msgspec import structs
 from backend.generation._provider import ModelProvider
 from backend.generation._refusals import Refusal, read_refusal
 from backend.generation._replies import Delta, parse_value, relay, said, tool_answer
-from backend.generation._thinking import ThinkReader
 from backend.generation.client import ModelClient, ServerError
 from backend.generation.figures import MessageShape
 from backend.generation.message_shapes import find_stricter_shape, shape_prompt
@@ -44,12 +43,16 @@ from backend.generation.model import (
 )
 from backend.generation.sampling import Sampling, SamplingField
 from backend.generation.server_abilities import ModelAbilities
+from backend.generation.thoughts import ThoughtReader
 from backend.generation.window_evidence import window_after_refusal
 
 ProviderT = TypeVar("ProviderT", bound="ModelProvider[Any, Any]")
 
 _MENDABLE = (ModelRequestError, ModelServerError)
 """Errors that another form of the request may mend. Templates of some servers fail with 500."""
+
+_REFUSES_START = ("prefill", "final `assistant` message")
+"""Words of models that take no beginning of a reply: those that think, and Claude since 4.6."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,6 +85,11 @@ class ModelRequest:
     def is_plain(self) -> bool:
         """True if a reply in words is asked for: no tools, no schema."""
         return not (self.tools or self.schema or self.members or self.prompt.rounds)
+
+    @property
+    def is_json(self) -> bool:
+        """True if a JSON value is asked for."""
+        return bool(self.schema or self.members or self.sampling.json_schema)
 
     @property
     def shaped_prompt(self) -> Prompt:
@@ -307,9 +315,28 @@ class ServerModel(ABC, Generic[ProviderT]):
     async def _attempt(
         self, client: ModelClient, request: ModelRequest
     ) -> AsyncGenerator[Delta, None]:
-        """Yield the answer to one request, chunk by chunk. Raise `ServerError`."""
-        reader, thoughts = self._reader(request), ThinkReader(request.start)
+        """Yield the answer to one request with its thoughts separated. Raise `ServerError`."""
+        thoughts = self._thought_reader(request)
         finish: FinishReason | None = None
+        try:
+            async with aclosing(self._answer(client, request)) as deltas:
+                async for delta in deltas:
+                    finish = delta.finish or finish
+                    yield thoughts.read(delta)
+        except Exception:
+            yield thoughts.break_off()
+            raise
+        finally:
+            self._learn_thoughts(thoughts)
+        if finish is None:
+            yield thoughts.break_off()
+
+    async def _answer(
+        self, client: ModelClient, request: ModelRequest
+    ) -> AsyncGenerator[Delta, None]:
+        """Yield the answer to one request, chunk by chunk. Raise `ServerError`."""
+        reader = self._reader(request)
+        has_finished = False
         last_event = time.monotonic()
         body = {**self._body(request, stream=True), **self._provider.config.extra_body}
         async with (
@@ -324,21 +351,37 @@ class ServerModel(ABC, Generic[ProviderT]):
                     continue
                 last_event = time.monotonic()
                 read = reader.read_whole if stream.is_whole else reader.read_event
-                delta = thoughts.read(read(event))
-                finish = delta.finish or finish
+                delta = read(event)
+                has_finished = has_finished or delta.finish is not None
                 yield delta
         if stream.is_empty and not stream.is_done:
             # Some servers end a stream that they cannot begin, and give their reason only without.
             body = {**self._body(request, stream=False), **self._provider.config.extra_body}
             answer = await client.post(self._address(stream=False), body)
-            yield thoughts.read(reader.read_whole(answer))
+            yield reader.read_whole(answer)
             return
-        if finish is None and not stream.is_done:
+        if not has_finished and not stream.is_done:
             return
         if calls := tuple(reader.close()):
             yield Delta(calls)
-        if finish is None:
-            yield thoughts.read(Delta(finish="stop", reason="[DONE]"))
+        if not has_finished:
+            yield Delta(finish="stop", reason="[DONE]")
+
+    def _thought_reader(self, request: ModelRequest) -> ThoughtReader:
+        config = self._provider.config
+        return ThoughtReader(
+            config.thought_tags,
+            start=request.start,
+            thinks_first=self._provider.abilities.of(self.spec.name).thinks_first,
+            is_json=request.is_json,
+            is_off=not config.reads_thoughts,
+        )
+
+    def _learn_thoughts(self, thoughts: ThoughtReader) -> None:
+        """Remember whether the model's replies begin inside thoughts, as this one has shown."""
+        known = self._provider.abilities.of(self.spec.name).thinks_first
+        if thoughts.thinks_first != known:
+            self._provider.learn(self.spec.name, thinks_first=thoughts.thinks_first)
 
     def _accepted(self, request: ModelRequest) -> None:
         """Remember a shape that the server accepts after it refused another one."""
@@ -356,6 +399,9 @@ class ServerModel(ABC, Generic[ProviderT]):
             self._learn_window(request.prompt, failure)
         if not isinstance(failure, _MENDABLE):
             raise failure
+        if request.start and any(words in error.text for words in _REFUSES_START):
+            self._remember_refused("start_reply_with")
+            return request.without("start_reply_with")
         shape = find_stricter_shape(error.text, request.prompt, request.shape)
         if shape is not None:
             return replace(request, shape=shape)

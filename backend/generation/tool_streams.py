@@ -36,6 +36,7 @@ from backend.generation.model import (
     Prompt,
     TextPiece,
     TextReset,
+    ThinkingPiece,
     TokenUsage,
     Tool,
     ToolAnswer,
@@ -255,26 +256,27 @@ async def _read(
 ) -> AsyncGenerator[Piece, None]:
     """Yield a reply with the calls that are written in its text.
 
-    Raise `ModelEmptyReplyError` if it has neither text nor calls.
+    Calls that were written into text that is taken back have happened; the text is read again.
+    Raise `ModelEmptyReplyError` if it has neither text, thoughts nor calls.
     """
     reader = make_reader()
-    has_spoken = False
+    has_content = False
     calls = 0
     async with aclosing(pieces):
         async for written in pieces:
             if isinstance(written, TextReset):
-                reader, has_spoken = make_reader(), False
+                reader = make_reader()
             for piece in _find_calls(written, reader):
                 match piece:
-                    case TextPiece(text):
-                        has_spoken = has_spoken or not text.isspace()
+                    case TextPiece(text) | ThinkingPiece(text):
+                        has_content = has_content or not text.isspace()
                         yield piece
                     case ToolCall():
                         calls += 1
                         if calls <= MAX_CALLS:
                             yield piece
                     case Finish(reason):
-                        if not has_spoken and not calls:
+                        if not has_content and not calls:
                             raise ModelEmptyReplyError("It answered with neither text nor calls.")
                         yield Finish(finish_of(reason, called=bool(calls)))
                     case _:

@@ -197,6 +197,19 @@ async def renew(
     return {(row.id, row.fence) for row in rows}
 
 
+_HELD_MANY = select(_JOB.id, _JOB.fence).where(
+    _JOB.id.in_(bindparam("ids", expanding=True)),
+    _JOB.state == "running",
+    _JOB.lease_owner == bindparam("owner"),
+)
+
+
+async def find_held(session: AsyncSession, jobs: Sequence[Claimed]) -> set[tuple[UUID, int]]:
+    """Find those jobs of one worker that are still its own: (id, fence)."""
+    values = {"ids": [each.id for each in jobs], "owner": jobs[0].lease_owner}
+    return {(row.id, row.fence) for row in await session.execute(_HELD_MANY, values)}
+
+
 async def put_back(
     session: AsyncSession, job: Claimed, *, at: datetime, changes: Mapping[str, Any]
 ) -> bool:

@@ -77,7 +77,7 @@ class JobController(Controller):
         summary="Stop a job",
     )
     async def stop_job(self, job_id: FromPath[UUID], identity: Caller, jobs: Jobs) -> JobView:
-        """End a job half-way, where its kind allows it: a rebuild of a chronicle does.
+        """End a job half-way, if its kind allows it. All work that asks a model does.
 
         What it has done stays, what it was about to do is dropped. It is `done`, with `stopped` as
         its error, and is shown for a day.

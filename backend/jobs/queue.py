@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Generator
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
@@ -19,6 +19,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from backend.accounts.models import KeyMode
 from backend.database.base import UNSYNCHRONISED, new_id, now, table_of
 from backend.database.engine import Database, after_commit
+from backend.jobs.claims import ENDED
 from backend.jobs.models import IS_WAITING, NOBODY, Job
 from backend.vault.root import RootKeys
 from backend.vault.sealing import Sealer
@@ -180,6 +181,46 @@ class JobQueue:
         """
         after_commit(session, self._wake_soon)
         return await insert_job(session, job, key=key)
+
+    async def stop_running(
+        self,
+        session: AsyncSession,
+        user_id: UUID,
+        *,
+        lanes: Sequence[UUID],
+        kinds: Sequence[str],
+        payload: Mapping[str, Any],
+        error: str,
+    ) -> None:
+        """End jobs of a user that run, in the caller's transaction: their workers lose them.
+
+        One that writes at this very moment is left alone: it holds its row, and may wait for rows
+        that the caller holds.
+
+        Args:
+            session: The caller's.
+            user_id: The jobs' owner.
+            lanes: Lanes in which to look.
+            kinds: Kinds of the jobs.
+            payload: Members that a job's payload has to have.
+            error: The slug of the reason.
+        """
+        query = select(Job.id, Job.payload).where(
+            Job.user_id == user_id,
+            Job.lane.in_(lanes),
+            Job.state == "running",
+            Job.kind.in_(kinds),
+        )
+        rows = await session.execute(query.with_for_update(skip_locked=True))
+        found = [
+            row.id for row in rows if payload.items() <= msgspec.json.decode(row.payload).items()
+        ]
+        ended = {**ENDED, "state": "done", "error": error, "updated_at": now()}
+        await session.execute(
+            update(Job).where(Job.id.in_(found)).values(ended),
+            execution_options=UNSYNCHRONISED,
+        )
+        after_commit(session, self.wake)
 
     def wake(self) -> None:
         """Tell the workers of this process that there may be work."""

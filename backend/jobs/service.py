@@ -95,7 +95,8 @@ class JobService:
     async def stop(self, owner_id: UUID, job_id: UUID) -> JobView:
         """End a job where it is; its row stays for a day.
 
-        A worker that is at it has lost it: its next transaction changes nothing. Raises
+        A worker that is at it has lost it: its next transaction changes nothing, and it is
+        interrupted after a second or two. Raises
         `JobNotFoundError`, and `JobNotStoppableError` when it is over or of another kind.
         """
         async with self._database.write() as session:

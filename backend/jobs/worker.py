@@ -39,6 +39,8 @@ from backend.logs import get_logger
 log = get_logger(__name__)
 
 HEARTBEAT = timedelta(seconds=15)
+STOP_SECONDS = 1.0
+"""Interval at which a worker looks for jobs that their owners have stopped."""
 POLL_SECONDS = 3.0
 PAUSE_SECONDS = 1.0
 """After the database did not answer."""
@@ -321,21 +323,42 @@ class Worker:
             self._forget(job)
 
     async def _beat(self) -> None:
+        renewed_at = time.monotonic()
         while True:
-            await asyncio.sleep(HEARTBEAT.total_seconds())
-            if self._jobs:
-                try:
+            await asyncio.sleep(STOP_SECONDS)
+            try:
+                if time.monotonic() < renewed_at + HEARTBEAT.total_seconds():
+                    await self._interrupt_stopped()
+                    continue
+                renewed_at = time.monotonic()
+                if self._jobs:
                     await self.renew()
-                except Exception as error:  # there are three more before the leases run out
-                    log.warning("job.heartbeat_failed", exc_info=error)
+            except Exception as error:  # there are three more before the leases run out
+                log.warning("job.heartbeat_failed", exc_info=error)
+
+    async def _interrupt_stopped(self) -> None:
+        """Interrupt jobs that their owners have stopped."""
+        running = [
+            job
+            for job in self._jobs.values()
+            if self._kinds[job.kind].stoppable and not job.is_writing
+        ]
+        if running:
+            async with self._database.read() as session:
+                held = await claims.find_held(session, [job.claimed for job in running])
+            self._interrupt_lost(running, held)
 
     async def renew(self) -> None:
         """Renew the leases of all that runs here, and stop what is no longer this worker's."""
         before = [job for job in self._jobs.values() if not job.is_writing]
         async with self._database.write() as session:
             renewed = await claims.renew(session, self.id, at=self._clock(), lease=self._lease)
-        for job in before:
-            if (job.id, job.claimed.fence) in renewed or self._jobs.get(job.id) is not job:
+        self._interrupt_lost(before, renewed)
+
+    def _interrupt_lost(self, jobs: list[RunningJob], held: set[tuple[UUID, int]]) -> None:
+        """Interrupt those of `jobs` that are not in `held`, by (id, fence)."""
+        for job in jobs:
+            if (job.id, job.claimed.fence) in held or self._jobs.get(job.id) is not job:
                 continue
             if job.is_writing or job.is_over or job.task is None or job in self._returned:
                 continue

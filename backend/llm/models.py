@@ -5,23 +5,31 @@ from __future__ import annotations
 from collections.abc import Sequence
 from datetime import datetime
 from typing import Annotated, Any
+from uuid import UUID
 
 import msgspec
-from sqlalchemy import String, UniqueConstraint
+from sqlalchemy import Index, String, UniqueConstraint
 from sqlalchemy.orm import Mapped, mapped_column
 
 from backend.accounts.wrapped_providers import provider_context
-from backend.database.base import Base, CreatedAt, ListedOwnerId, PrimaryId, UpdatedAt
-from backend.generation.figures import ListedModel, Name, ThoughtTags
+from backend.database.base import (
+    Base,
+    CreatedAt,
+    ListedOwnerId,
+    OwnerId,
+    PrimaryId,
+    UpdatedAt,
+)
+from backend.generation.figures import ListedModel, Name
 from backend.generation.registry import ProviderKind
+from backend.generation.server_limits import MAX_CONCURRENCY
+from backend.generation.thoughts import ThoughtTags
+from backend.llm.slot_rules import SlotUse
 from backend.vault.root import RootKeys, Wrapped
 from backend.vault.sealing import Column, Sealer
 
 MAX_CHOSEN = 500
 MAX_LISTED = 2_000
-
-MAX_CONCURRENCY = 100
-"""Requests that a provider can be set to serve at the same time."""
 
 HeaderName = Annotated[str, msgspec.Meta(min_length=1, max_length=100)]
 HeaderValue = Annotated[str, msgspec.Meta(max_length=2_000)]
@@ -105,6 +113,27 @@ class InstallationProvider(_ProviderColumns, Base):
     slug: Mapped[str] = mapped_column(unique=True)
     root_version: Mapped[int]
     wrapped_config: Mapped[bytes]
+
+
+class SlotClaim(Base):
+    """A claim to a server that answers few requests at the same time: it waits, or was granted.
+
+    The process that made it renews `lease_until`. A claim with an expired lease does not count,
+    because its process has ended. `server_id` is a keyed hash; `rank` and `use` are as in
+    `slot_rules`. Rows are deleted when the work is over.
+    """
+
+    __tablename__ = "slot_claims"
+    __table_args__ = (Index(None, "server_id"),)
+
+    id: Mapped[PrimaryId]
+    server_id: Mapped[UUID]
+    user_id: Mapped[OwnerId]
+    chat_id: Mapped[UUID]
+    use: Mapped[SlotUse] = mapped_column(String)
+    rank: Mapped[int]
+    is_granted: Mapped[bool]
+    lease_until: Mapped[datetime]
 
 
 class ProviderAddress(Base):

@@ -10,6 +10,7 @@ import msgspec
 from backend.generation.figures import ListedModel, Name
 from backend.generation.network import NetworkPolicy
 from backend.generation.registry import ProviderKind
+from backend.generation.thoughts import ThoughtTags
 from backend.llm.models import ProviderFields
 
 ProviderScope = Literal["user", "installation", "environment"]
@@ -125,6 +126,8 @@ class ProviderView(msgspec.Struct, kw_only=True):
     `key_hint` and the values of `extra_headers` are the last four characters, where there are
     enough others. Of what is not theirs, users see `slug`, `kind`, `name` and `models` alone.
     Providers of the environment have no `id`: they are set by environment variables.
+    `usual_concurrency` counts where `concurrency` is null: how many requests the server answers at
+    the same time; null for any number.
     `failed_test`: it was saved although its test had failed, and none has passed since.
     """
 
@@ -140,6 +143,10 @@ class ProviderView(msgspec.Struct, kw_only=True):
     embedding_model: Name | None = None
     extra_headers: dict[str, str | None] = {}
     extra_body: dict[str, object] = {}
+    thought_tags: list[ThoughtTags] = []
+    reads_thoughts: bool | None = None
+    concurrency: int | None = None
+    usual_concurrency: int | None = None
     is_editable: bool = False
     failed_test: bool = False
     listed_at: datetime | None = None

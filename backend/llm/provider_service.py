@@ -20,6 +20,7 @@ from backend.database.base import new_id, now
 from backend.database.engine import Database
 from backend.errors import ConflictError, ForbiddenError, NotFoundError, ValidationError
 from backend.generation.network import AddressRefusedError
+from backend.generation.openai_servers import usual_concurrency
 from backend.generation.registry import OfferedProvider, ProviderKind
 from backend.llm.models import (
     InstallationProvider,
@@ -38,7 +39,7 @@ from backend.llm.provider_schemas import (
     ProviderView,
     find_presets,
 )
-from backend.llm.user_models import UserModels, kind_of
+from backend.llm.user_models import UserModels, kind_of, read_abilities, server_name
 from backend.logs import get_logger
 from backend.vault.root import RootKeyError, RootKeys
 from backend.vault.sealing import SealBrokenError
@@ -296,6 +297,14 @@ def _view(config: ProviderConfig, row: Row) -> ProviderView:
         embedding_model=config.embedding_model,
         extra_headers={name: hint(value) for name, value in config.extra_headers.items()},
         extra_body=config.extra_body,
+        thought_tags=list(config.thought_tags),
+        reads_thoughts=config.reads_thoughts,
+        concurrency=config.concurrency,
+        usual_concurrency=(
+            usual_concurrency(server_name(config), read_abilities(row))
+            if row.kind == "openai"
+            else None
+        ),
         is_editable=True,
         failed_test=config.failed_test,
         listed_at=config.listed_at,
@@ -315,6 +324,8 @@ def _environment_view(provider: OfferedProvider) -> ProviderView:
         models=list(provider.chosen.values()),
         base_url=config.base_url,
         key_hint=hint(config.api_key),
+        concurrency=provider.concurrency,
+        usual_concurrency=provider.usual_concurrency,
     )
 
 

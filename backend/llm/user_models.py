@@ -207,6 +207,7 @@ class UserModels(UserSignedOut):
             listed=by_name(config.listed),
             is_own=isinstance(row, Provider),
             embedding_model=config.embedding_model,
+            concurrency=config.concurrency,
         )
 
     def user_signed_out(self, user_id: UUID) -> None:
@@ -263,23 +264,24 @@ class UserModels(UserSignedOut):
         common: dict[str, Any] = {
             "extra_headers": config.extra_headers,
             "extra_body": config.extra_body,
-            "abilities": _abilities(row),
+            "abilities": read_abilities(row),
             "on_learned": partial(self._learned, type(row), row.id, row.revision),
             "chunk_timeout": self._silence,
             "network": self.network,
             "is_own": isinstance(row, Provider),
+            "thought_tags": config.thought_tags,
+            "reads_thoughts": config.reads_thoughts,
         }
         match row.kind:
             case "gemini":
                 return GeminiConfig(api_key=key or "", base_url=url, **common)
             case "openai":
-                known = config.preset if config.preset in OPENAI_SERVERS else "other"
                 return OpenAICompatibleConfig(
                     base_url=url or "",
                     api_key=key,
                     context_window=UNKNOWN_WINDOW,
                     max_output_tokens=UNKNOWN_OUTPUT,
-                    server=cast("ServerName", known),
+                    server=server_name(config),
                     **common,
                 )
             case "anthropic":
@@ -306,7 +308,14 @@ class UserModels(UserSignedOut):
             task.add_done_callback(self._closing.discard)
 
 
-def _abilities(row: Provider | InstallationProvider) -> ServerAbilities:
+def server_name(config: ProviderConfig) -> ServerName:
+    """The server that an OpenAI-compatible provider was added as."""
+    known = config.preset if config.preset in OPENAI_SERVERS else "other"
+    return cast("ServerName", known)
+
+
+def read_abilities(row: Provider | InstallationProvider) -> ServerAbilities:
+    """Return the abilities that a provider's server has shown."""
     if row.abilities is None:
         return ServerAbilities()
     return msgspec.json.decode(row.abilities, type=ServerAbilities)

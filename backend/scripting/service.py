@@ -173,7 +173,7 @@ class ScriptService:
         scripts = ready_scripts(self._engine, identity.user_id, test.scripts, context)
         return await self._pool.run(identity.user_id, partial(_tested, scripts, test))
 
-    async def edited(
+    async def run_stored(
         self,
         identity: Identity,
         chat_id: UUID,
@@ -181,8 +181,9 @@ class ScriptService:
         role: Role,
         character_id: UUID | None,
         text: str,
+        is_edit: bool,
     ) -> str:
-        """A message's new text, as scripts that run on edits leave it."""
+        """See `MessageScripts`."""
         async with self._database.read() as session:
             if not await _has_scripts(session, identity.user_id):
                 return text
@@ -190,7 +191,7 @@ class ScriptService:
             found = await self._scripts(session, identity, chat, [character_id])
         if role not in KINDS or not found[character_id].has("stored"):
             return text
-        run = partial(found[character_id].run, text, KINDS[role], "stored", is_edit=True)
+        run = partial(found[character_id].run, text, KINDS[role], "stored", is_edit=is_edit)
         return await self._pool.run(identity.user_id, run)
 
     async def show(self, identity: Identity, views: Sequence[MessageView]) -> None:

@@ -32,10 +32,12 @@ from backend.context.budget import Budget
 from backend.cpu_pool import SEALED_FACTOR, CpuPool
 from backend.database.engine import Database
 from backend.enrichment.llm_selection import choose_model, safe_sampling
-from backend.enrichment.outbox import EnrichmentOutbox
+from backend.enrichment.outbox import SUMMARY_WAIT, EnrichmentOutbox
 from backend.generation.model import ModelSpec
 from backend.generation.tokens import best_tokenizer
 from backend.llm.ratios import RatioCache
+from backend.llm.slot_rules import Rank, Work
+from backend.llm.slots import ModelBusyError, ModelSlots
 from backend.llm.user_models import UserModels
 from backend.lorebooks.activation.outcome import lore_reserve
 from backend.memory.findings import Memory
@@ -83,6 +85,7 @@ class PromptBuilder:
         scripts: ScriptEngine,
         pool: CpuPool,
         *,
+        slots: ModelSlots,
         rephraser: Rephraser,
         histories: HistoryCache,
         situations: SituationService,
@@ -91,6 +94,7 @@ class PromptBuilder:
         messages: MessageService,
         accounts: AccountService,
     ) -> None:
+        self._slots = slots
         self._messages = messages
         self._user_models = user_models
         self._accounts = accounts
@@ -133,6 +137,8 @@ class PromptBuilder:
         if request.text is not None:
             self._messages.check_text(request.text)
 
+        rank = Rank.ASKED if suggestions else Rank.TURN
+
         async def attempt() -> Built:
             async with self._search.searching(identity.sealer) as search:
                 context = await self._load(
@@ -145,13 +151,15 @@ class PromptBuilder:
                     is_quiet=bool(suggestions),
                     constraint=constraint,
                 )
-                await self._retrieve(identity, context, search, asks_model=tried is None)
+                await self._retrieve(
+                    identity, context, search, rank=rank if tried is None else None
+                )
             return await self._assembler.assemble(
                 identity, context, request, suggestions=suggestions
             )
 
         built = await self._fresh(identity, attempt)
-        if built.loses_rounds and tried is None and await self._summarise(identity, built):
+        if built.loses_rounds and tried is None and await self._summarise(identity, built, rank):
             built = await self._fresh(identity, attempt)
         return built
 
@@ -180,7 +188,7 @@ class PromptBuilder:
                     ask_for(identity, loaded, before=before, budget=window.budget.retrieval)
                 )
                 context = await self._with_history(session, identity, loaded, window)
-            await self._retrieve(identity, context, search, asks_model=False)
+            await self._retrieve(identity, context, search, rank=None)
         return await self._assembler.assemble(identity, context, request, suggestions=0)
 
     async def _fresh(self, identity: Identity, attempt: Callable[[], Awaitable[Built]]) -> Built:
@@ -191,14 +199,25 @@ class PromptBuilder:
             await self._situations.fold(identity, stale.campaign_id)
             return await self._lore.with_books(identity, attempt)
 
-    async def _summarise(self, identity: Identity, built: Built) -> bool:
-        """Have the summary tell what the history has no room for; whether that was done."""
-        return await self._enrichment.summarise_now(
-            identity,
-            built.loaded.chat.id,
-            history_budget=built.history_budget,
-            count_unit=built.loaded.chat.count_unit,
-        )
+    async def _summarise(self, identity: Identity, built: Built, rank: Rank) -> bool:
+        """Have lines summarised for which the history has no room. True if that was done.
+
+        A job does it. It uses the place at the model's server that the turn holds for it.
+        """
+        loaded, models, account = built.loaded, built.window.models, identity.settings
+        usual = loaded.settings.model or account.model or models.default_id
+        chosen = choose_model(models, self._settings, "summary", loaded.settings, account, usual)
+        work = Work(use="summary", rank=rank, user_id=identity.user_id, chat_id=loaded.chat.id)
+        try:
+            async with self._slots.hold([models.find_limit(chosen)], work, patience=SUMMARY_WAIT):
+                return await self._enrichment.summarise_now(
+                    identity,
+                    loaded.chat.id,
+                    history_budget=built.history_budget,
+                    count_unit=loaded.chat.count_unit,
+                )
+        except ModelBusyError:
+            return False
 
     async def _load(
         self,
@@ -276,11 +295,17 @@ class PromptBuilder:
         )
 
     async def _retrieve(
-        self, identity: Identity, context: PromptContext, search: Searching, *, asks_model: bool
+        self,
+        identity: Identity,
+        context: PromptContext,
+        search: Searching,
+        *,
+        rank: Rank | None,
     ) -> None:
         """Unseal the history, and bring back what the search found.
 
-        A preview asks no model, because the page may ask for one with each key that is pressed.
+        `rank` is that of the requests to a model; None to ask none. A preview asks none, because
+        the page may ask for one with each key that is pressed.
         """
         # Counts stored in another unit chose the lines; they are made anew for them.
         recount = context.window.is_estimated
@@ -294,9 +319,9 @@ class PromptBuilder:
         self._histories.keep(context)
         # An embedding model far away takes its time: no connection waits for it.
         found = await search.result()
-        if asks_model:
+        if rank is not None:
             found = await self._rephraser.search_again(
-                identity, context.loaded, context.window, found
+                identity, context.loaded, context.window, found, rank
             )
         campaign = context.loaded.campaign
 

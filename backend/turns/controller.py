@@ -25,6 +25,7 @@ from backend.context.record import RecordError
 from backend.generation.model import ModelError
 from backend.generation.registry import UnknownModelError
 from backend.generation.sampling import SettingNotTakenError
+from backend.llm.slots import ModelBusyError
 from backend.turns.contexts import ContextService
 from backend.turns.errors import (
     ChatChangedError,
@@ -136,7 +137,7 @@ class TurnController(Controller):
     @post(
         "/suggestions",
         status_code=200,
-        opt={STORES: False, RAISES: (*PREPARING, ModelError)},
+        opt={STORES: False, RAISES: (*PREPARING, ModelError, ModelBusyError, ChatChangedError)},
         summary="Suggest next lines",
     )
     async def suggest(
@@ -146,9 +147,11 @@ class TurnController(Controller):
         suggestions: NamedDependency[SuggestionService],
         data: JSONBody[SuggestionRequest | None] = None,
     ) -> Suggestions:
-        """Two to four lines that the user could say next. None is stored; what they took is."""
-        lines = await suggestions.suggest(identity, chat_id, data or SuggestionRequest())
-        return Suggestions(items=lines)
+        """Two to four lines that the user could say next. None is stored; what they took is.
+
+        Turns come first: on a server that answers one request at a time, suggestions wait.
+        """
+        return await suggestions.suggest(identity, chat_id, data or SuggestionRequest())
 
     @get(
         "/context",

@@ -2,10 +2,12 @@
 
 Ids count up: 1 is `turn.started`, 2 `context.ready`; a delta's id is 2 plus the characters that the
 model has said up to its end, thinking and text together; the last three follow. What happens in a
-played turn counts as one character each. So an id says what a client has, and the events after it
-follow from what is stored: no log of deltas is kept, and pieces that pile up for a slow client are
-sent as one. A crash loses up to a second of what clients may have: the closing events that then
-follow stand far after, so that they are news to them all.
+played turn counts as one character each, as does a reset. So an id says what a client has, and the
+events after it follow from what is stored: no log of deltas is kept, and pieces that pile up for a
+slow client are sent as one. What a reset takes back is not sent again. A client that has it keeps
+the first `length` characters (code points) of the reply's text, or of its thoughts; for one that
+never had it, that changes nothing. A crash loses up to a second of what clients may have: the
+closing events that then follow stand far after, so that they are news to them all.
 """
 
 from __future__ import annotations
@@ -18,13 +20,18 @@ from uuid import UUID
 import msgspec
 
 from backend.chats.models import MESSAGE_CONTENT, MESSAGE_THINKING, Message
+from backend.llm.slot_rules import Occupation
 from backend.turns.errors import TurnInterruptedError
 from backend.turns.models import OPEN, TURN_EVENTS, TURN_OUTPUT, TURN_PROBLEM, Turn
 from backend.turns.transcript import PlayEvent, Segment, Transcript
 from backend.vault.sealing import Sealer
 
-AWAITING, CHOSEN, RESET = "turn.awaiting_choice", "turn.choice_made", "text.reset"
+AWAITING, CHOSEN = "turn.awaiting_choice", "turn.choice_made"
 CHANGED, SUGGESTED = "state.changed", "suggestions"
+BUSY = "model.busy"
+"""The work that the turn waits for before it can ask the model; null once it waits no longer.
+
+It is a state and not a part of the reply: it has the id of the event before it."""
 CALLS_REQUESTED = "calls.requested"
 CONTEXT_READY = "context.ready"
 """Comes again if the prompt had to be built again: the later totals count."""
@@ -32,9 +39,11 @@ CONTEXT_READY = "context.ready"
 EVENTS: Mapping[str, tuple[str, ...]] = {
     "turn.started": ("turn_id", "user_message_id", "reply_id"),
     CONTEXT_READY: ("totals",),
+    BUSY: ("work",),
     "thinking.delta": ("text",),
     "text.delta": ("text",),
-    RESET: (),
+    "thinking.reset": ("length",),
+    "text.reset": ("length",),
     "mood.changed": ("mood", "variant", "position", "effect"),
     "tool.used": ("name", "summary"),
     CALLS_REQUESTED: (),
@@ -82,6 +91,7 @@ class TurnEvent:
 class Progress:
     """How far a turn is: what its events are made of, whether it runs here or was stored.
 
+    `waits_for` is the work of the model's server that the turn waits for.
     `is_waiting`: it goes on once the player has chosen. `is_cut_off`: the process that it ran in
     died, and what it said last is lost.
     """
@@ -93,6 +103,7 @@ class Progress:
     saved: dict[str, Any] | None = None
     completed: dict[str, Any] | None = None
     failed: dict[str, Any] | None = None
+    waits_for: Occupation | None = None
     is_waiting: bool = False
     is_cut_off: bool = False
 
@@ -130,6 +141,24 @@ class Progress:
                 yield TurnEvent(last + OVER, "turn.failed", self.failed)
 
 
+@dataclass(slots=True)
+class EventCursor:
+    """The place of a listener: the id of its last event, and the last `model.busy`."""
+
+    last_id: int
+    waits_for: Occupation | None = None
+
+    def next_events(self, progress: Progress) -> list[TurnEvent]:
+        """Return the events that the listener has not received."""
+        batch = list(progress.events_after(self.last_id))
+        if batch:
+            self.last_id = batch[-1].id
+        if progress.waits_for != self.waits_for:
+            self.waits_for = progress.waits_for
+            batch.append(TurnEvent(self.last_id, BUSY, {"work": self.waits_for}))
+        return batch
+
+
 def started_event(turn: Turn) -> dict[str, Any]:
     """The `turn.started` event's data."""
     return {
@@ -149,8 +178,9 @@ def stored_progress(sealer: Sealer, turn: Turn, reply: Message | None) -> Progre
     )
     if turn.state in OPEN:
         progress.is_waiting = turn.state == "waiting"
+        progress.waits_for = turn.waits_for
         return progress
-    if reply is not None and progress.transcript.joined("text"):
+    if reply is not None and (turn.state == "completed" or progress.transcript.joined("text")):
         progress.saved = {"message_id": str(reply.id)}
     if turn.state in {"completed", "stopped"}:
         progress.completed = completed_event(turn.id, turn.state, turn.finish or "")

@@ -189,6 +189,9 @@ class ChatLoader:
             viewpoint=viewpoint,
             audience=audience,
             by_questions=first_set((settings.memory, account.memory), "questions", default=False),
+            keeps_other_speakers=first_set(
+                (settings, account), "keep_other_speakers", default=False
+            ),
             has_scripts=has_scripts,
             preset=(
                 LoadedPreset(None, 0, "preview", self._tried)

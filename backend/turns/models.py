@@ -10,6 +10,7 @@ from sqlalchemy import ForeignKey, Index, LargeBinary, String, UniqueConstraint,
 from sqlalchemy.orm import Mapped, mapped_column
 
 from backend.database.base import Base, CreatedAt, OwnerId, PrimaryId
+from backend.llm.slot_rules import Occupation
 from backend.vault.sealing import Column
 
 TurnKind = Literal["reply", "regenerate", "continue", "impersonate"]
@@ -32,6 +33,7 @@ class Turn(Base):
     process that runs the turn; a running turn whose lease is over was cut off by a crash.
     `path_tokens` is what a campaign's whole history would have taken in its prompt, `sent_tokens`
     what took its place, both in the model's tokens.
+    `waits_for` is the work of the model's server that the turn waits for.
     `sealed_events` tells what happened in a played turn, `sealed_play` how one that waits goes on.
     """
 
@@ -74,6 +76,7 @@ class Turn(Base):
     sealed_problem: Mapped[bytes | None]
     sealed_events: Mapped[bytes | None]
     sealed_play: Mapped[bytes | None]
+    waits_for: Mapped[Occupation | None] = mapped_column(String)
     stop_requested: Mapped[bool] = mapped_column(default=False)
     lease_until: Mapped[datetime | None]
     created_at: Mapped[CreatedAt]

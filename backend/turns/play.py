@@ -27,6 +27,7 @@ from backend.generation.model import (
     ModelError,
     Piece,
     TextPiece,
+    TextReset,
     ThinkingPiece,
     TokenUsage,
     Tool,
@@ -43,7 +44,7 @@ from backend.logs import get_logger
 from backend.prompts import PromptLibrary
 from backend.turns.built import Built
 from backend.turns.call_prompt import prompt_for_calls
-from backend.turns.events import AWAITING, CALLS_REQUESTED, RESET
+from backend.turns.events import AWAITING, CALLS_REQUESTED
 from backend.turns.refusals import count_extra
 from backend.turns.transcript import PlayEvent
 
@@ -70,10 +71,10 @@ class SuspendedPlay(msgspec.Struct, kw_only=True):
 
 @dataclass(slots=True, kw_only=True)
 class _Heard:
-    """What one request came to. `begin` is where in the transcript it began."""
+    """The results of one request. `has_begun`: some of its text is in the transcript."""
 
     offered: Sequence[Tool]
-    begin: int
+    has_begun: bool = False
     calls: list[ToolCall] = field(default_factory=list[ToolCall])
     results: list[Any] = field(default_factory=list[Any])
     decided: OutcomeKind | None = None
@@ -120,14 +121,14 @@ class Play:
         """One request to the model; whether another one follows."""
         self.requests += 1
         transcript = run.progress.transcript
-        heard = _Heard(offered=self.table.offered(), begin=transcript.length)
+        heard = _Heard(offered=self.table.offered())
         await self._hear(run, heard)
         self.support = tool_support(run.model)
         if run.finish == "tool_calls":
             run.finish = "stop"
         if heard.decided in {"break", "end"} or not heard.calls:
             return heard.decided == "break"
-        said = transcript.joined("text", since=heard.begin)
+        said = transcript.joined("text", since=run.request_begin)
         self.rounds.append(ToolRound(heard.calls, heard.results, said))
         if heard.decided == "wait":
             transcript.append_event(AWAITING, msgspec.to_builtins(self.table.waiting))
@@ -138,7 +139,6 @@ class Play:
         """Take what the model says, and let its calls happen as they come."""
 
         def ask() -> AsyncGenerator[Piece, None]:
-            heard.begin = run.progress.transcript.length
             prompt = replace(run.built.prompt, rounds=self.rounds)
             return stream_with_tools(run.model, prompt, heard.offered, run.built.sampling)
 
@@ -162,8 +162,12 @@ class Play:
                 if heard.offered and heard.decided is None:
                     await self._use(run, heard, piece)
             case TextPiece(text):
-                if run.progress.transcript.length == heard.begin:
+                if not heard.has_begun:
+                    heard.has_begun = True
                     self._begin_paragraph(run, text)
+                run.take(piece)
+            case TextReset():
+                heard.has_begun = False
                 run.take(piece)
             case TokenUsage():
                 run.usage = added(run.usage, piece)
@@ -172,7 +176,6 @@ class Play:
 
     async def _use(self, run: TurnRun, heard: _Heard, call: ToolCall) -> None:
         """Execute a tool call and emit its events."""
-        transcript = run.progress.transcript
         outcome = await self.table.use(call)
         heard.calls.append(call)
         if outcome.kind == "answer":
@@ -181,8 +184,7 @@ class Play:
             heard.decided = outcome.kind
         if outcome.kind == "break":
             self.rounds.clear()
-            transcript.drop_text()
-            transcript.append_event(RESET, {})
+            run.take_back("text", since=0)
             run.built = self.guide(run.built)
         self._emit(run, call, outcome)
 

@@ -75,7 +75,7 @@ async def suspend(database: Database, run: TurnRun, play: Play) -> bool:
         if turn.stop_requested:
             run.end_waiting("stopped")
             return False
-        turn.state, turn.lease_until = "waiting", None
+        turn.state, turn.lease_until, turn.waits_for = "waiting", None, None
         turn.segments = segments_of(run)
         turn.usage = encoded(usage_event(run))
         turn.sealed_events = sealed_events(run)

@@ -87,6 +87,7 @@ class LoadedChat:
         viewpoint: Whose knowledge the prompt may hold.
         audience: Who may know what the turn stores, as a column holds it.
         by_questions: Old lines are searched by the questions that they answer, and get some.
+        keeps_other_speakers: A reply goes on where a line of another speaker begins.
         preset: The nearest one that is chosen; None for the default order.
     """
 
@@ -122,6 +123,7 @@ class LoadedChat:
     viewpoint: Viewpoint = GM
     audience: str = PUBLIC
     by_questions: bool = False
+    keeps_other_speakers: bool = False
     preset: LoadedPreset | None = None
 
     @property

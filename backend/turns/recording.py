@@ -105,7 +105,7 @@ def _recorded_history(built: Built) -> RecordedHistory | None:
         return None
     first, last = history.positions[0], history.positions[-1]
     present = frozenset(history.positions)
-    continued, gap = built.loaded.target.continued, built.assembled.gap
+    goes_on, gap = built.loaded.target.line_kind == "continue", built.assembled.gap
     return RecordedHistory(
         leaf_id=leaf.id,
         first=first,
@@ -113,7 +113,7 @@ def _recorded_history(built: Built) -> RecordedHistory | None:
         count=len(history.positions) - (gap.count if gap else 0),
         tokens=built.assembled.history_tokens,
         without=[place for place in range(first, last + 1) if place not in present],
-        cut=len(history.messages[-1].text) if continued else None,
+        cut=len(history.messages[-1].text) if goes_on else None,
         names=built.window.unit.names,
         omitted_first=history.positions[gap.start] if gap else None,
         omitted_last=history.positions[gap.stop - 1] if gap else None,

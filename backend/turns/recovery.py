@@ -82,11 +82,13 @@ class TurnRecovery:
         """End a turn, its row and its chat's locked. Without a sealer, no key is at hand."""
         turn.state = state
         turn.finished_at = now()
-        turn.lease_until = turn.sealed_play = None
+        turn.lease_until = turn.waits_for = turn.sealed_play = None
         message = await session.get(Message, turn.reply_id) if turn.reply_id else None
         if message is not None and message.status == "streaming":
-            if len(message.sealed_content) > OVERHEAD:
+            has_text = len(message.sealed_content) > OVERHEAD
+            if has_text or turn.kind == "continue":
                 message.status = "interrupted"
+                tree.set_leaf_hidden(chat, message, hidden=message.hidden or not has_text)
             else:
                 turn.reply_id = None
                 await remove_reply(session, self._participants, sealer, chat, message)

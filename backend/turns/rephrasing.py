@@ -19,13 +19,15 @@ from backend.database.base import new_id
 from backend.database.engine import Database
 from backend.enrichment.budgets import RunBudget, open_budget
 from backend.enrichment.cleaning import without_tags
-from backend.enrichment.llm_selection import choose_model, safe_sampling
+from backend.enrichment.llm_selection import choose_model, limit_output, safe_sampling
 from backend.enrichment.models import EnrichmentRun
 from backend.enrichment.runs import note_done
 from backend.errors import AppError
 from backend.generation.model import ModelMalformedAnswerError, Prompt, PromptMessage
 from backend.generation.tool_arguments import plain_schema
 from backend.jobs.errors import RetryLaterError
+from backend.llm.slot_rules import Rank, Work
+from backend.llm.slots import ModelSlots
 from backend.logs import get_logger
 from backend.memory.findings import SearchResult
 from backend.memory.search import MemorySearch
@@ -58,17 +60,25 @@ class Rephraser:
         search: MemorySearch,
         settings: Settings,
         prompts: PromptLibrary,
+        slots: ModelSlots,
     ) -> None:
+        self._slots = slots
         self._database = database
         self._search = search
         self._settings = settings
         self._prompts = prompts
 
     async def search_again(
-        self, identity: Identity, loaded: LoadedChat, window: PromptWindow, found: SearchResult
+        self,
+        identity: Identity,
+        loaded: LoadedChat,
+        window: PromptWindow,
+        found: SearchResult,
+        rank: Rank,
     ) -> SearchResult:
         """What is found by the model's words, too; what was found where there are none.
 
+        `rank` is that of what the prompt is for: the task model is asked as a part of it.
         Its notes say what the words are, or that there are none and why.
         """
         chain = (loaded.settings.memory, identity.settings.memory)
@@ -84,8 +94,15 @@ class Rephraser:
             note = "not looked up in other words: the tokens for the day are spent"
             return replace(found, notes=[*found.notes, note])
         words, problem, began = "", None, time.monotonic()
+        work = Work(
+            use="turn" if rank == Rank.TURN else "suggestions",
+            rank=rank,
+            user_id=identity.user_id,
+            chat_id=loaded.chat.id,
+        )
+        limit = window.models.find_limit(chosen)
         try:
-            async with asyncio.timeout(SECONDS):
+            async with asyncio.timeout(SECONDS), self._slots.hold([limit], work):
                 words = await self._rephrase(chosen, budget, loaded, window, request.text)
         except (AppError, TimeoutError) as error:
             problem = error.slug if isinstance(error, AppError) else "too-slow"
@@ -135,7 +152,7 @@ class Rephraser:
         asked = self._prompts["assist/rephrase"].render(
             line=without_tags(line[:MOST_READ]), recent=without_tags(recent[-MOST_READ:])
         )
-        sampling = safe_sampling(model.spec, window.sampling.safety)
+        sampling = limit_output(safe_sampling(model.spec, window.sampling.safety), model.spec)
         prompt = Prompt([PromptMessage("user", asked)])
         try:
             said = await model.structured(prompt, SCHEMA, sampling)

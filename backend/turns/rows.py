@@ -64,7 +64,10 @@ def progress_row(run: TurnRun) -> dict[str, Any]:
 
 
 def write_reply(run: TurnRun, chat: Chat, message: Message, counts: dict[str, int]) -> None:
-    """Put what was said so far into the reply's row; `counts` by unit, none of a silent one."""
+    """Put what was said so far into the reply's row; `counts` by unit, none of a silent one.
+
+    A reply without text is hidden: it may not be sent to a model.
+    """
     for name, value in _sealed_reply(run, message.id).items():
         setattr(message, name, value)
     if run.cut is not None:
@@ -73,12 +76,16 @@ def write_reply(run: TurnRun, chat: Chat, message: Message, counts: dict[str, in
     if counts:
         message.token_counts = msgspec.json.encode(counts).decode()
         tree.recount(message, counts[chat.count_unit])
+        if run.has_only_thoughts:
+            tree.set_leaf_hidden(chat, message, hidden=True)
 
 
 def _sealed_reply(run: TurnRun, reply_id: UUID) -> dict[str, Any]:
     thinking = run.thinking
     return {
-        "sealed_content": run.sealer.seal(MESSAGE_CONTENT, reply_id, run.text),
+        "sealed_content": run.sealer.seal(
+            MESSAGE_CONTENT, reply_id, run.text if run.text.strip() else ""
+        ),
         "sealed_thinking": (
             run.sealer.seal(MESSAGE_THINKING, reply_id, thinking) if thinking else None
         ),
@@ -97,7 +104,7 @@ def counted(run: TurnRun) -> tuple[dict[str, int], SealedRecord | None, int]:
 
     Counts are in the unit of the prompt and in that of the chat. Without a reply there are none.
     """
-    if run.reply_id is None or not run.text.strip():
+    if run.reply_id is None or not (run.text.strip() or run.has_only_thoughts):
         return {}, None, run.spent_tokens()
     loaded = run.built.loaded
     units = {str(run.built.window.unit), loaded.chat.count_unit}

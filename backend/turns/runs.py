@@ -15,6 +15,7 @@ from uuid import UUID
 from prometheus_client import Counter
 
 from backend.errors import AppError, InternalError, UnavailableError
+from backend.llm.slots import ModelSlots
 from backend.logs import get_logger
 from backend.turns.turn_run import TurnRun
 
@@ -47,8 +48,9 @@ Conclude = Callable[[TurnRun], Awaitable[None]]
 class RunRegistry:
     """The running turns of this process."""
 
-    def __init__(self, *, store: Store, conclude: Conclude) -> None:
+    def __init__(self, *, store: Store, conclude: Conclude, slots: ModelSlots) -> None:
         self._store = store
+        self._slots = slots
         self._conclude = conclude
         self._runs: dict[UUID, TurnRun] = {}
         self._tasks: set[asyncio.Task[None]] = set()
@@ -89,7 +91,7 @@ class RunRegistry:
 
     async def _drive(self, run: TurnRun) -> None:
         try:
-            await run.run_model()
+            await run.run_model(self._slots)
             await self._conclude_surely(run)
         except Exception as error:  # nobody awaits this task: say it here
             log.exception("turn.not_stored", turn_id=run.turn_id, exc_info=error)

@@ -20,6 +20,7 @@ from backend.context.record import (
 )
 from backend.generation.figures import MessageShape, ToolSupport
 from backend.generation.sampling import SamplingField
+from backend.llm.slot_rules import Occupation
 from backend.turns.models import TurnKind, TurnState
 
 
@@ -66,7 +67,8 @@ class TurnUsage(msgspec.Struct, kw_only=True):
 class TurnView(msgspec.Struct, kw_only=True):
     """A turn. `text` is what an impersonation wrote; `reply` the stored message.
 
-    `waiting` says for what one waits: the data of its last `turn.awaiting_choice`.
+    `waiting` says for what one waits: the data of its last `turn.awaiting_choice`. `waits_for` is
+    the work of the model's server that a running turn waits for, at most a second late.
     """
 
     id: UUID
@@ -82,6 +84,7 @@ class TurnView(msgspec.Struct, kw_only=True):
     created_at: datetime
     finished_at: datetime | None
     waiting: dict[str, Any] | None = None
+    waits_for: Occupation | None = None
     text: str | None = None
     reply: MessageView | None = None
 
@@ -94,9 +97,14 @@ class SuggestionRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True
 
 
 class Suggestions(msgspec.Struct, kw_only=True):
-    """Lines that the user could say next."""
+    """Lines that the user could say next.
+
+    `dropped` counts those that were left out, because they were JSON, part of a schema, or had
+    empty lines.
+    """
 
     items: list[str]
+    dropped: int = 0
 
 
 class ContextRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):

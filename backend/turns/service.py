@@ -25,6 +25,7 @@ from backend.chats.repository import get_chat
 from backend.cpu_pool import CpuPool
 from backend.database.base import new_id
 from backend.database.engine import Database
+from backend.llm.slots import ModelSlots
 from backend.logs import get_logger
 from backend.prompts import PromptLibrary
 from backend.quotas.definitions import TOKENS_PER_DAY, QuotaExceededError
@@ -38,7 +39,7 @@ from backend.turns.errors import (
     TurnNotFoundError,
     TurnWaitingError,
 )
-from backend.turns.events import Progress, TurnEvent, awaited, stored_progress
+from backend.turns.events import EventCursor, Progress, TurnEvent, awaited, stored_progress
 from backend.turns.models import TURN_OUTPUT, TurnState
 from backend.turns.recovery import TurnRecovery
 from backend.turns.runs import RunRegistry
@@ -59,7 +60,7 @@ FOLLOW_EVERY = 0.5
 class TurnService:
     """Starts turns, follows them, stops them."""
 
-    def __init__(  # the application hands it its parts
+    def __init__(  # noqa: PLR0913  # the application hands it its parts
         self,
         database: Database,
         builder: PromptBuilder,
@@ -70,6 +71,7 @@ class TurnService:
         prompts: PromptLibrary,
         quotas: Quotas,
         pool: CpuPool,
+        slots: ModelSlots,
     ) -> None:
         self._pool = pool
         self._database = database
@@ -81,7 +83,9 @@ class TurnService:
         self._waiting = WaitingTurns(database, builder, prompts)
         self._quotas = quotas
         self._recounts: set[asyncio.Task[None]] = set()
-        self.runs = RunRegistry(store=self._store.store_progress, conclude=self._store.conclude)
+        self.runs = RunRegistry(
+            store=self._store.store_progress, conclude=self._store.conclude, slots=slots
+        )
 
     async def take(self, identity: Identity, chat_id: UUID, request: TurnRequest) -> UUID:
         """Build the prompt, store the user's line with a place for the reply, ask the model.
@@ -185,19 +189,18 @@ class TurnService:
             async for batch in run.events(last_id, beat=beat):
                 yield batch
             return
-        silence = 0.0
+        silence, cursor = 0.0, EventCursor(last_id)
         while True:
             try:
                 progress = await self._read_progress(identity, turn_id)
             except TurnNotFoundError as error:
-                if last_id == 0:
+                if cursor.last_id == 0:
                     raise
                 # Its chat was deleted while somebody followed it here.
-                yield [TurnEvent(last_id + 1, "turn.failed", error.to_problem())]
+                yield [TurnEvent(cursor.last_id + 1, "turn.failed", error.to_problem())]
                 return
-            batch = list(progress.events_after(last_id))
+            batch = cursor.next_events(progress)
             if batch:
-                last_id = batch[-1].id
                 yield batch
             if progress.is_at_rest:
                 return

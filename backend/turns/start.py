@@ -38,7 +38,7 @@ from backend.turns.models import LEASE, Turn
 from backend.turns.play import Play
 from backend.turns.prompt_context import version_of
 from backend.turns.turn_run import Rebuild, TurnRun
-from backend.vault.sealing import Sealer
+from backend.vault.sealing import OVERHEAD, Sealer
 
 
 class TurnStarter:
@@ -153,6 +153,9 @@ class TurnStarter:
                 raise NotContinuableError(
                     "It has been answered on another branch. Edit it to make a branch of its own."
                 )
+            if len(message.sealed_content) == OVERHEAD:
+                # It was hidden, being thoughts alone.
+                tree.set_leaf_hidden(chat, message, hidden=False)
             _inject(identity.sealer, message, built)
             return message
         reply = draft_message(

@@ -50,7 +50,11 @@ _TURNS, _MESSAGES = Base.metadata.tables["turns"], Base.metadata.tables["message
 _RENEW = (
     update(_TURNS)
     .where(_TURNS.c.id == bindparam("key"), _TURNS.c.state == "running")
-    .values(lease_until=bindparam("lease"), segments=bindparam("lengths"))
+    .values(
+        lease_until=bindparam("lease"),
+        segments=bindparam("lengths"),
+        waits_for=bindparam("occupation"),
+    )
 )
 _STORE_EVENTS = (
     update(_TURNS)
@@ -98,7 +102,13 @@ class TurnStore:
         runs = list(runs)
         lease_until = now() + LEASE
         turns = [
-            {"key": run.turn_id, "lease": lease_until, "lengths": segments_of(run)} for run in runs
+            {
+                "key": run.turn_id,
+                "lease": lease_until,
+                "lengths": segments_of(run),
+                "occupation": run.progress.waits_for,
+            }
+            for run in runs
         ]
         dirty = [
             run
@@ -106,11 +116,11 @@ class TurnStore:
             if run.reply_id is not None and run.stored_length != run.progress.transcript.length
         ]
         lengths = {run.turn_id: run.progress.transcript.length for run in dirty}
-        events = {run.turn_id: len(run.progress.transcript.events) for run in dirty}
+        events = {run.turn_id: len(run.progress.transcript.events) for run in runs}
         drops = {run.turn_id: run.progress.transcript.drops for run in dirty}
         told = [
             {"key": run.turn_id, "sealed_events": sealed_events(run)}
-            for run in dirty
+            for run in runs
             if events[run.turn_id] > run.stored_events
         ]
         replies = {run.turn_id: progress_row(run) for run in dirty}
@@ -138,9 +148,10 @@ class TurnStore:
             for run in dirty:
                 if run.turn_id in records:
                     await store_record(session, run, records[run.turn_id])
+        for run in runs:
+            run.stored_events = events[run.turn_id]
         for run in dirty:
-            run.stored_length = lengths[run.turn_id]
-            run.stored_events, run.stored_drops = events[run.turn_id], drops[run.turn_id]
+            run.stored_length, run.stored_drops = lengths[run.turn_id], drops[run.turn_id]
             run.stored_tokens += replies[run.turn_id]["more"]
             run.record_stored = run.record_stored or run.turn_id in records
         return {run.turn_id for run in runs if stop_requested.get(run.turn_id, True)}
@@ -150,8 +161,8 @@ class TurnStore:
 
         One transaction: the reply's text, its counts, its context record, what a played turn has
         changed, what was learned of the model's counts, and the turn's end, with which the closing
-        events are filled in. A reply without a word leaves no message. Where the turn is this
-        process's no longer (see `store_progress`) nothing is stored.
+        events are filled in. A reply without text or thoughts leaves no message. Where the turn is
+        this process's no longer (see `store_progress`) nothing is stored.
         """
         play = run.play
         if play and run.outcome == "waiting" and await suspend(self._database, run, play):
@@ -181,13 +192,12 @@ class TurnStore:
                 _end(run, turn, usage, problem)
                 saved = await self._conclude_reply(session, run, chat, turn, reply, counts)
                 # A continuation that added nothing leaves the reply, and its record, as they were.
-                saved = saved and run.has_spoken
+                saved = saved and run.adds_to_reply
                 if saved and record is not None and (run.play or not run.record_stored):
                     await store_record(session, run, record)
-                if run.play is not None:
-                    closing = run.play.closing if saved else ()
-                    turn.segments = segments_of(run, closing)
-                    turn.sealed_events = sealed_events(run, closing)
+                closing = run.play.closing if run.play and saved else ()
+                turn.segments = segments_of(run, closing)
+                turn.sealed_events = sealed_events(run, closing)
             elif turn is not None:
                 problem = run.show_problem(cut_off())
             await _learn(session, run)
@@ -205,7 +215,7 @@ class TurnStore:
         message: Message | None,
         counts: dict[str, int],
     ) -> bool:
-        """Store the reply; False when there is none, for nothing was said."""
+        """Store the reply; False if there is none, because nothing was said."""
         if message is None:
             return False
         if not counts:
@@ -226,7 +236,7 @@ class TurnStore:
         )
         chat.updated_at = now()
         await self._spoken(session, run, turn, message.id)
-        if run.prefix and run.has_spoken:
+        if run.kind == "continue" and run.adds_to_reply:
             await self._enrichment.continued(session, message.id)
         if run.is_beat:
             await self._enrichment.count_beat(session, run, chat, message, turn_id=run.turn_id)
@@ -268,13 +278,12 @@ def _end(
     """Put how a turn ended into its row."""
     turn.state = run.outcome
     turn.finished_at = now()
-    turn.segments = segments_of(run)
     turn.usage = encoded(usage)
     turn.finish = run.finish or None
     turn.sealed_events = sealed_events(run)
     if run.refused:
         replace_totals(run, turn)
-    turn.lease_until = turn.sealed_play = turn.sealed_problem = None
+    turn.lease_until = turn.waits_for = turn.sealed_play = turn.sealed_problem = None
     if problem:
         data = msgspec.json.encode(problem)
         turn.sealed_problem = run.sealer.seal_bytes(TURN_PROBLEM, turn.id, data)
@@ -305,7 +314,7 @@ def _problem(run: TurnRun) -> dict[str, Any] | None:
 
 
 def _status(run: TurnRun) -> MessageStatus:
-    if run.prefix and not run.has_spoken:
+    if run.kind == "continue" and not run.adds_to_reply:
         return run.status_before
     match run.outcome:
         case "completed":

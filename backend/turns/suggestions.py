@@ -12,23 +12,31 @@ from backend.chats.repository import get_chat
 from backend.database.base import new_id
 from backend.database.engine import Database
 from backend.enrichment.budgets import CHARACTERS_A_TOKEN
-from backend.enrichment.llm_selection import naming_setting
+from backend.enrichment.llm_selection import NAME_SETTING, limit_output, naming_setting
 from backend.enrichment.models import EnrichmentRun
 from backend.generation.model import (
     ModelContextOverflowError,
     ModelEmptyReplyError,
+    ModelMalformedAnswerError,
     ModelWritesNoJsonError,
     StructuredAnswer,
     TokenUsage,
 )
+from backend.llm.slot_rules import Rank, Work
+from backend.llm.slots import ModelBusyError, ModelSlots, SlotTakenError
 from backend.quotas.definitions import TOKENS_PER_DAY
 from backend.quotas.ledgers import add_tokens
 from backend.quotas.service import Quotas
 from backend.turns.builder import PromptBuilder
 from backend.turns.built import Built
-from backend.turns.prompt_context import Constraint
+from backend.turns.errors import ChatChangedError
+from backend.turns.prompt_context import Constraint, version_of
 from backend.turns.refusals import MAX_REBUILDS, constraint_after, describe_refusal
-from backend.turns.schemas import SuggestionRequest, TurnRequest
+from backend.turns.schemas import SuggestionRequest, Suggestions, TurnRequest
+from backend.turns.suggested_lines import SuggestedLines, read_suggestions
+
+PATIENCE = 60.0
+"""Seconds that suggestions wait for turns which use the same model."""
 
 SCHEMA = {
     "type": "object",
@@ -46,23 +54,25 @@ class _Suggested(msgspec.Struct):
 class SuggestionService:
     """Has lines suggested. Of them nothing is stored; what they took is a run of the chat's."""
 
-    def __init__(self, database: Database, builder: PromptBuilder, quotas: Quotas) -> None:
+    def __init__(
+        self, database: Database, builder: PromptBuilder, quotas: Quotas, slots: ModelSlots
+    ) -> None:
+        self._slots = slots
         self._database = database
         self._builder = builder
         self._quotas = quotas
 
     async def suggest(
         self, identity: Identity, chat_id: UUID, request: SuggestionRequest
-    ) -> list[str]:
+    ) -> Suggestions:
         """Lines that the user could say next, made by the model of the same prompt.
 
-        Raises what building a prompt raises, `ModelError`, and `QuotaExceededError`.
+        Raises what building a prompt raises, `ModelError`, `QuotaExceededError`, and
+        `ModelBusyError` or `ChatChangedError` where turns come first for too long.
         """
         await self._quotas.check(TOKENS_PER_DAY, identity.user_id)
         with self._quotas.turns.hold(identity.user_id):
-            began = time.monotonic()
-            built, answer = await self._ask(identity, chat_id, request)
-        seconds = time.monotonic() - began
+            built, answer, seconds = await self._ask(identity, chat_id, request)
         usage = answer.usage or TokenUsage(
             prompt_tokens=built.assembled.tokens,
             completion_tokens=len(str(answer.value)) // CHARACTERS_A_TOKEN + 1,
@@ -80,34 +90,65 @@ class SuggestionService:
             lines = msgspec.convert(answer.value, _Suggested).lines
         except msgspec.ValidationError:
             lines = []
-        texts = [text for line in lines if (text := line.strip())][: request.count]
-        if not texts:
-            raise ModelEmptyReplyError("It suggested nothing. Try again, or another model.")
-        return texts
+        found = read_suggestions(lines, most=request.count)
+        if not found.lines:
+            raise _nothing_left(found)
+        return Suggestions(items=found.lines, dropped=found.dropped)
 
     async def _ask(
         self, identity: Identity, chat_id: UUID, request: SuggestionRequest
-    ) -> tuple[Built, StructuredAnswer]:
-        """Ask the model. A prompt that it refuses as too long is built again, smaller."""
+    ) -> tuple[Built, StructuredAnswer, float]:
+        """Ask the model, and again after a turn in another chat has cut it off.
+
+        A prompt that it refuses as too long is built again, smaller. Returns also how many seconds
+        the answer took.
+        """
         turn = TurnRequest(impersonate=True, viewpoint=request.viewpoint)
+        until, version = time.monotonic() + PATIENCE, None
         constraint: Constraint | None = None
         refusals = 0
         while True:
-            built = await self._builder.build(
-                identity, chat_id, turn, suggestions=request.count, constraint=constraint
-            )
             try:
-                return built, await built.window.model.structured(
-                    built.prompt, SCHEMA, built.sampling
+                built = await self._builder.build(
+                    identity, chat_id, turn, suggestions=request.count, constraint=constraint
                 )
+                # After a turn in this chat they would be for the line before it.
+                if version not in {None, version_of(built.loaded.chat)}:
+                    raise ChatChangedError("Ask for suggestions again.")
+                version = version_of(built.loaded.chat)
+                try:
+                    return await self._ask_once(identity, built, until - time.monotonic())
+                except ModelContextOverflowError as error:
+                    refusals += 1
+                    refused = describe_refusal(error, built, extra=0)
+                    if refusals > MAX_REBUILDS:
+                        raise refused.complete(error) from error
+                    constraint = constraint_after(refused, built)
+            except SlotTakenError:
+                if time.monotonic() >= until:
+                    raise ModelBusyError("Ask for suggestions again in a while.") from None
+
+    async def _ask_once(
+        self, identity: Identity, built: Built, patience: float
+    ) -> tuple[Built, StructuredAnswer, float]:
+        window, chat_id = built.window, built.loaded.chat.id
+        limit = window.models.find_limit(window.spec.id)
+        work = Work(use="suggestions", rank=Rank.ASKED, user_id=identity.user_id, chat_id=chat_id)
+        sampling = limit_output(built.sampling, window.spec)
+        async with self._slots.hold([limit], work, patience=patience):
+            began = time.monotonic()
+            try:
+                answer = await window.model.structured(built.prompt, SCHEMA, sampling)
             except ModelWritesNoJsonError as error:
                 raise naming_setting(error, "suggestions") from error
-            except ModelContextOverflowError as error:
-                refusals += 1
-                refused = describe_refusal(error, built, extra=0)
-                if refusals > MAX_REBUILDS:
-                    raise refused.complete(error) from error
-                constraint = constraint_after(refused, built)
+            return built, answer, time.monotonic() - began
+
+
+def _nothing_left(found: SuggestedLines) -> ModelEmptyReplyError | ModelMalformedAnswerError:
+    setting = NAME_SETTING.format(task="suggestions")
+    if found.code:
+        return ModelMalformedAnswerError(f"The model wrote JSON in place of lines. {setting}")
+    return ModelEmptyReplyError(f"The model suggested nothing. Try again. {setting}")
 
 
 def _run(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 from uuid import UUID
 
@@ -15,6 +15,7 @@ from backend.errors import ValidationError
 from backend.turns.errors import NotContinuableError, NothingToAnswerError
 from backend.turns.models import TurnKind
 from backend.turns.schemas import TurnRequest
+from backend.vault.sealing import OVERHEAD
 
 LineKind = Literal["user_line", "continue", "impersonate", "opening", "next"]
 
@@ -69,6 +70,10 @@ async def find_target(
     if request.continue_:
         if leaf is None or leaf.role != "assistant":
             raise NotContinuableError("The last message is not a character's.")
+        if len(leaf.sealed_content) == OVERHEAD:
+            # Thoughts alone: there is no text to continue, so it is written from its beginning.
+            fresh = await _rewriting(session, leaf)
+            return replace(fresh, kind="continue", continued=leaf)
         return Target(
             kind="continue",
             line_kind="continue",
@@ -122,6 +127,11 @@ async def _regeneration(session: AsyncSession, chat: Chat, message_id: UUID) -> 
             "regenerate_of is on another branch. Activate it first: the prompt is made of the "
             "active path."
         )
+    return await _rewriting(session, message)
+
+
+async def _rewriting(session: AsyncSession, message: Message) -> Target:
+    """The target of a reply that is written from its beginning."""
     parent = await _parent(session, message)
     answers = parent is not None and parent.role == "user"
     return Target(

@@ -42,7 +42,7 @@ async def last_thoughts(session: AsyncSession, loaded: LoadedChat, most: int) ->
     leaf = loaded.target.leaf
     if not most or leaf is None or loaded.viewpoint != GM:
         return {}
-    last = leaf.position - (loaded.target.continued is not None)
+    last = leaf.position - (loaded.target.line_kind == "continue")
     values = {"chat_id": loaded.chat.id, "to_position": last, "most": most}
     rows = (await session.execute(_LAST, values)).all()
     return {position: (key, sealed) for position, key, sealed in rows if sealed is not None}

@@ -52,11 +52,15 @@ class Transcript:
         self._add("event", "", 1)
         self._events[self.length] = PlayEvent(name, data)
 
-    def drop_text(self) -> None:
-        """Take back the text so far. Thoughts stay. `drops` counts how often it came to that."""
+    def drop(self, kind: Spoken, *, since: int = 0) -> None:
+        """Take back everything of one kind after the first `since` places, and count it in `drops`.
+
+        The places remain, so that no event's id changes.
+        """
         self.drops += 1
-        for index, kind in enumerate(self._kinds):
-            if kind == "text":
+        self._split(since)
+        for index in range(bisect_right(self._ends, since), len(self._ends)):
+            if self._kinds[index] == kind:
                 self._kinds[index], self._texts[index] = "dropped", ""
 
     @property
@@ -124,6 +128,18 @@ class Transcript:
             if missing := length - len(piece):
                 transcript._add("dropped", "", missing)
         return transcript
+
+    def _split(self, place: int) -> None:
+        """Cut the piece in two that lies across a place: a restored piece joins several."""
+        index = bisect_right(self._ends, place)
+        if index == len(self._ends):
+            return
+        kept = place - (self._ends[index] - len(self._texts[index]))
+        if kept > 0:
+            text = self._texts[index]
+            self._texts[index : index + 1] = [text[:kept], text[kept:]]
+            self._kinds.insert(index, self._kinds[index])
+            self._ends.insert(index, place)
 
     def _add(self, kind: SegmentKind, text: str, taken: int) -> None:
         self.length += taken

@@ -23,18 +23,23 @@ from backend.generation.model import (
     Piece,
     SentRequest,
     TextPiece,
+    TextReset,
     ThinkingPiece,
+    ThinkingReset,
     TokenUsage,
 )
 from backend.generation.tokens import get_tokenizer
 from backend.generation.window_evidence import PromptCut, find_cut, window_after_cut
+from backend.llm.slot_rules import Occupation, Rank, Work
+from backend.llm.slots import ModelSlots
 from backend.logs import get_logger
 from backend.turns.built import Built
-from backend.turns.events import CONTEXT_READY, Progress, TurnEvent
+from backend.turns.events import CONTEXT_READY, EventCursor, Progress, TurnEvent
 from backend.turns.models import TurnKind, TurnState
 from backend.turns.play import Play
 from backend.turns.prompt_context import Constraint
 from backend.turns.refusals import MAX_REBUILDS, RefusedPrompt, constraint_after, describe_refusal
+from backend.turns.speaker_stream import filter_speakers, make_speaker_filter
 from backend.turns.transcript import Segment, Spoken
 from backend.vault.sealing import Sealer
 
@@ -48,13 +53,14 @@ Rebuild = Callable[[Built, Constraint], Awaitable[Built]]
 class TurnRun:
     """One running turn.
 
-    `prefix` is what a continued reply said before, `status_before` how it had ended. `usage` and
-    `finish` come from the model, `sent` is the form of its requests. `rewritten` are text and
-    thoughts as regex scripts leave them, once the model has ended. `play` is how a played turn goes
-    on. `rebuild` builds the prompt again for the same line; `refused` are the prompts that the
-    model refused as too long. `cut` says that its server read only the rest of a prompt.
-    `stored_length`, `stored_events`, `stored_tokens` and `stored_drops` say how far the rows are.
-    `finished` is set when everything is stored.
+    `prefix` is what a continued reply said before, `status_before` how it had ended.
+    `request_begin` is where in the transcript the current request to the model begins. `usage` and
+    `finish` come from the model, once `is_asked`; `sent` is the form of its requests. `rewritten`
+    are text and thoughts as regex scripts leave them, once the model has ended. `play` is how a
+    played turn goes on. `rebuild` builds the prompt again for the same line; `refused` are the
+    prompts that the model refused as too long. `cut` says that its server read only the rest of a
+    prompt. `stored_length`, `stored_events`, `stored_tokens` and `stored_drops` say how far the
+    rows are. `finished` is set when everything is stored.
     """
 
     turn_id: UUID
@@ -75,7 +81,9 @@ class TurnRun:
     rebuild: Rebuild = field(repr=False)
     refused: list[RefusedPrompt] = field(default_factory=list[RefusedPrompt])
     cut: PromptCut | None = None
+    request_begin: int = 0
     finished: asyncio.Event = field(default_factory=asyncio.Event)
+    is_asked: bool = False
     usage: TokenUsage | None = None
     finish: str = ""
     sent: SentRequest = field(default_factory=SentRequest)
@@ -109,7 +117,7 @@ class TurnRun:
     def apply_scripts(self) -> None:
         """Let regex scripts change what was said, once. CPU-bound.
 
-        A reply of which they would leave nothing stays as it is.
+        A reply of which they would leave nothing stays as it is, as do thoughts without text.
         """
         scripts = self.built.loaded.scripts
         if scripts is None or self.rewritten is not None or self.kind == "impersonate":
@@ -118,7 +126,8 @@ class TurnRun:
         text, thinking = (self.progress.transcript.joined(kind) for kind in ("text", "thinking"))
         new = scripts.run(text, "reply", "stored", depth=0)
         reasoning = scripts.run(thinking, "reasoning", "stored", depth=0) if thinking else ""
-        self.rewritten = (new if new.strip() else text, reasoning)
+        new = new if new.strip() else text
+        self.rewritten = (new, reasoning if new.strip() or reasoning.strip() else thinking)
 
     @property
     def segments(self) -> list[Segment]:
@@ -136,8 +145,27 @@ class TurnRun:
 
     @property
     def has_spoken(self) -> bool:
-        """Whether anything was said beside thoughts."""
-        return bool(self.progress.transcript.joined("text"))
+        """True if the turn has added text to its reply. White space alone is none."""
+        return bool(self.progress.transcript.joined("text").strip())
+
+    @property
+    def has_only_thoughts(self) -> bool:
+        """True if the model has finished a reply that is thoughts without text, which is kept.
+
+        So is such a reply that was to go on, however that ended.
+        """
+        is_kept = self.outcome == "completed" or bool(self.prefix_thinking)
+        return (
+            self.reply_id is not None
+            and is_kept
+            and bool(self.thinking.strip())
+            and not self.text.strip()
+        )
+
+    @property
+    def adds_to_reply(self) -> bool:
+        """True if the reply is not as it was before the turn."""
+        return self.has_spoken or (self.has_only_thoughts and self.outcome == "completed")
 
     @property
     def is_beat(self) -> bool:
@@ -157,6 +185,8 @@ class TurnRun:
         if self.usage is not None:
             return self.usage.prompt_tokens + self.usage.completion_tokens
         transcript = self.progress.transcript
+        if not self.is_asked:
+            return 0
         said = transcript.joined("text") + transcript.joined("thinking")
         if self.outcome == "failed" and not said and not (self.play and self.play.used):
             return 0  # the provider refused it
@@ -186,11 +216,11 @@ class TurnRun:
 
     async def events(self, last_id: int, *, beat: float) -> AsyncIterator[list[TurnEvent]]:
         """Events after `last_id` as they come; an empty list every `beat` seconds of silence."""
+        cursor = EventCursor(last_id)
         while True:
             is_at_rest = self.progress.is_at_rest
-            batch = list(self.progress.events_after(last_id))
+            batch = cursor.next_events(self.progress)
             if batch:
-                last_id = batch[-1].id
                 yield batch
             if is_at_rest:
                 return
@@ -208,9 +238,12 @@ class TurnRun:
             if self._speaking is not None:
                 self._speaking.cancel()
 
-    async def run_model(self) -> None:
-        """Let the model speak to its end. Never raises: what went wrong is in `problem`."""
-        self._speaking = asyncio.create_task(self._listen_to_model())
+    async def run_model(self, slots: ModelSlots) -> None:
+        """Let the model speak to its end, once its server is free.
+
+        Never raises: the error is in `problem`.
+        """
+        self._speaking = asyncio.create_task(self._take_turn(slots))
         if self._stop_as is not None:
             self._speaking.cancel()
         try:
@@ -239,6 +272,17 @@ class TurnRun:
             return "waiting"
         return self._stop_as or "completed"
 
+    async def _take_turn(self, slots: ModelSlots) -> None:
+        limit = self.built.window.models.find_limit(self.built.window.spec.id)
+        work = Work(use="turn", rank=Rank.TURN, user_id=self.user_id, chat_id=self.chat_id)
+        async with slots.hold([limit], work, on_wait=self._report_wait):
+            self.is_asked = True
+            await self._listen_to_model()
+
+    def _report_wait(self, occupation: Occupation | None) -> None:
+        self.progress.waits_for = occupation
+        self.notify()
+
     async def _listen_to_model(self) -> None:
         if self.play is not None:
             await self.play.run(self)
@@ -247,8 +291,28 @@ class TurnRun:
             async with contextlib.aclosing(stream):
                 async for piece in stream:
                     self.take(piece)
-        if not self.has_spoken and self.outcome != "waiting":
-            raise ModelEmptyReplyError("Try again, or another model.")
+        if self.outcome != "waiting" and not self.adds_to_reply:
+            raise ModelEmptyReplyError(
+                "It wrote thoughts and nothing else. Try again, or switch its thinking off."
+                if self.progress.transcript.joined("thinking").strip()
+                else "Try again, or choose another model."
+            )
+
+    def _listen(self, pieces: AsyncGenerator[Piece, None]) -> AsyncGenerator[Piece, None]:
+        """Begin a request. Yield its pieces without labels and lines of other speakers."""
+        self.request_begin = self.progress.transcript.length
+        has_text = bool(self.text.strip())
+        return filter_speakers(
+            pieces, lambda: make_speaker_filter(self.built.loaded, has_text=has_text)
+        )
+
+    def take_back(self, kind: Spoken, *, since: int) -> None:
+        """Drop text or thoughts after the first `since` places, and add the event of that."""
+        transcript = self.progress.transcript
+        transcript.drop(kind, since=since)
+        left = self.text if kind == "text" else self.thinking
+        transcript.append_event(f"{kind}.reset", {"length": len(left)})
+        self.notify()
 
     async def hear(
         self,
@@ -271,7 +335,7 @@ class TurnRun:
         for rebuilds_left in reversed(range(MAX_REBUILDS + 1)):
             has_begun = False
             try:
-                async with contextlib.aclosing(ask()) as pieces:
+                async with contextlib.aclosing(self._listen(ask())) as pieces:
                     async for piece in pieces:
                         has_begun = has_begun or not isinstance(piece, SentRequest)
                         if isinstance(piece, TokenUsage):
@@ -316,6 +380,10 @@ class TurnRun:
     def take(self, piece: Piece) -> None:
         """Hear a piece of what the model says."""
         match piece:
+            case TextReset():
+                self.take_back("text", since=self.request_begin)
+            case ThinkingReset():
+                self.take_back("thinking", since=self.request_begin)
             case TextPiece(text):
                 self.progress.transcript.append("text", text)
                 self.notify()

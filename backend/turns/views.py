@@ -29,6 +29,7 @@ def view_turn(sealer: Sealer, turn: Turn) -> TurnView:
             else None
         ),
         waiting=awaited(sealer, turn),
+        waits_for=turn.waits_for,
         created_at=turn.created_at,
         finished_at=turn.finished_at,
     )

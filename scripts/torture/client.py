@@ -174,7 +174,7 @@ class Client:
             case "text.delta":
                 heard.text += data["text"]
             case "text.reset":
-                heard.text = ""
+                heard.text = heard.text[: data["length"]]
             case "turn.awaiting_choice":
                 heard.waiting = data
             case "turn.choice_made":

@@ -89,12 +89,10 @@ class ObedientOpenAI(_Obedient, OpenAIServer):
     def usual(self, request: Request) -> Answer:
         if request.path.endswith("/embeddings"):
             return openai_server.embedded(request)
-        if self.wants_stream(request):
-            return openai_server.reply(self.obedience.reply)
         if self.is_triage(request):
             return Answer(body=openai_server.completion(json.dumps(self.obedience.triage())))
         if "tools" not in request.body:
-            return openai_server.reply("Nothing.")
+            return openai_server.reply(self.obedience.reply)
         said = request.body["messages"]
         number = sum(1 for message in said if message.get("tool_calls"))
         calls = [
@@ -114,12 +112,10 @@ class ObedientGemini(_Obedient, GeminiServer):
     def usual(self, request: Request) -> Answer:
         if request.path.endswith(":batchEmbedContents"):
             return gemini_server.embedded(request)
-        if self.wants_stream(request):
-            return gemini_server.reply(self.obedience.reply)
         if self.is_triage(request):
             return gemini_server.reply(json.dumps(self.obedience.triage()))
         if "tools" not in request.body:
-            return gemini_server.reply("Nothing.")
+            return gemini_server.reply(self.obedience.reply)
         said = request.body["contents"]
         number = sum(
             1

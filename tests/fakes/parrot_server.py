@@ -14,7 +14,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from tests.fakes.openai_server import OpenAIServer, called, completion, reply, tool_call
+from tests.fakes.openai_server import OpenAIServer, called, completion, reply
 from tests.fakes.scripted_server import Answer, Request
 
 SECRET = re.compile(r"Vex[A-Z][a-z]{3}Qor")
@@ -79,15 +79,7 @@ class ParrotServer(OpenAIServer):
         ]
         told = Told(text, name, lines)
         calls = [(tool["name"], _filled(tool["parameters"], told)) for tool in wanted]
-        if self.wants_stream(request):
-            return called(*calls, text=text)
-        if not calls:
-            return Answer(body=completion(text))
-        made = [
-            tool_call(name, arguments, call_id=f"call-{place}")
-            for place, (name, arguments) in enumerate(calls)
-        ]
-        return Answer(body=completion(None, finish="tool_calls", calls=made))
+        return called(*calls, text=text) if calls else reply(text)
 
 
 class Told(NamedTuple):

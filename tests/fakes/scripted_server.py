@@ -43,8 +43,11 @@ class Gate:
     opened: asyncio.Event = field(default_factory=asyncio.Event)
 
 
-Event = Mapping[str, Any] | str | Silence | Break | Gate
-"""A JSON object or a bare text is sent as one server-sent event; the others steer the stream."""
+Event = Mapping[str, Any] | str | bytes | Silence | Break | Gate
+"""A JSON object or a bare text is sent as one server-sent event, and bytes as they are.
+
+The others steer the stream.
+"""
 
 
 @dataclass(frozen=True)
@@ -187,21 +190,40 @@ def _whole(answer: Answer) -> bytes:
 
 
 async def _send_events(answer: Answer, writer: asyncio.StreamWriter) -> bool:
-    headers = {"content-type": "text/event-stream", "transfer-encoding": "chunked"}
-    writer.write(_head(answer.status, {**headers, **answer.headers}))
+    await send_head(answer, writer)
     for event in answer.events or ():
         if isinstance(event, Break):
-            await writer.drain()
             return False
         if isinstance(event, Silence):
             await asyncio.Event().wait()
         elif isinstance(event, Gate):
             await event.opened.wait()
         else:
-            text = event if isinstance(event, str) else json.dumps(event)
-            data = f"data: {text}\n\n".encode()
-            writer.write(f"{len(data):x}\r\n".encode() + data + b"\r\n")
-        await writer.drain()
+            await send_event(event, writer)
+    await send_end(writer)
+    return True
+
+
+async def send_head(answer: Answer, writer: asyncio.StreamWriter) -> None:
+    """Begin a stream of events."""
+    headers = {"content-type": "text/event-stream", "transfer-encoding": "chunked"}
+    writer.write(_head(answer.status, {**headers, **answer.headers}))
+    await writer.drain()
+
+
+async def send_event(event: Mapping[str, Any] | str | bytes, writer: asyncio.StreamWriter) -> None:
+    """Send one event of a stream; bytes as they are."""
+    data = event if isinstance(event, bytes) else _framed(event)
+    writer.write(f"{len(data):x}\r\n".encode() + data + b"\r\n")
+    await writer.drain()
+
+
+async def send_end(writer: asyncio.StreamWriter) -> None:
+    """End a stream of events."""
     writer.write(b"0\r\n\r\n")
     await writer.drain()
-    return True
+
+
+def _framed(event: Mapping[str, Any] | str) -> bytes:
+    text = event if isinstance(event, str) else json.dumps(event)
+    return f"data: {text}\n\n".encode()

@@ -2,13 +2,14 @@
 
     async with StrictServer(GEMMA_2, status=500) as server: ...
 
-Sources: the templates in `tokenizer_config.json` of google/gemma-2-9b-it, Qwen/Qwen3.5-4B and
-mistralai/Mistral-7B-Instruct-v0.2, and llama-cpp-python's own format for Mistral.
+Sources: the templates in `tokenizer_config.json` of google/gemma-2-9b-it, google/gemma-3-12b-it,
+Qwen/Qwen3.5-4B and mistralai/Mistral-7B-Instruct-v0.2, and llama-cpp-python's own format for
+Mistral.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from tests.fakes.openai_server import OpenAIServer, error, reply
@@ -16,6 +17,9 @@ from tests.fakes.scripted_server import Answer, Request
 
 Template = str | None
 """The words of a refusal; None for messages that the template accepts."""
+
+Check = Callable[[Sequence[str]], Template]
+"""A template, as far as it looks at roles."""
 
 
 def qwen(roles: Sequence[str]) -> Template:
@@ -28,6 +32,10 @@ def gemma_2(roles: Sequence[str]) -> Template:
     if roles[0] == "system":
         return "System role not supported"
     return _alternation(roles)
+
+
+def gemma_3(roles: Sequence[str]) -> Template:
+    return _alternation(roles[1:] if roles[0] == "system" else roles)
 
 
 def mistral(roles: Sequence[str]) -> Template:
@@ -54,7 +62,7 @@ def _alternation(roles: Sequence[str]) -> Template:
 class StrictServer(OpenAIServer):
     """Refuses messages that its template raises for; `refusals` counts how often."""
 
-    def __init__(self, template: Any, *, status: int = 400) -> None:
+    def __init__(self, template: Check, *, status: int = 400) -> None:
         super().__init__()
         self._template, self._status = template, status
         self.refusals = 0

@@ -47,13 +47,22 @@ class Hold:
         self.is_reached = asyncio.Event()
         self.is_opened = asyncio.Event()
 
-    async def wait(self) -> None:
+    async def wait(self, client: asyncio.StreamReader) -> bool:
+        """Wait until the test lets the model answer; False if the client hangs up before that."""
         self._left -= 1
         if self._left >= 0:
-            return
+            return True
         self.waiting += 1
         self.is_reached.set()
-        await self.is_opened.wait()
+        leaving = asyncio.ensure_future(client.read(1))
+        opened = asyncio.ensure_future(self.is_opened.wait())
+        try:
+            await asyncio.wait((leaving, opened), return_when=asyncio.FIRST_COMPLETED)
+            return opened.done()
+        finally:
+            for task in (leaving, opened):
+                task.cancel()
+            await asyncio.wait((leaving, opened))
 
 
 class _Holding(ScriptedServer):
@@ -64,6 +73,7 @@ class _Holding(ScriptedServer):
     def forget(self) -> None:
         """Begin anew: no request came in, and no answer is left."""
         self.requests.clear()
+        self.hung_up.clear()
         self._answers.clear()
 
     async def _answer(
@@ -73,8 +83,10 @@ class _Holding(ScriptedServer):
         reader: asyncio.StreamReader,
         writer: asyncio.StreamWriter,
     ) -> bool:
-        if self.hold is not None and not self.wants_stream(request):
-            await self.hold.wait()
+        hold = self.hold if tools_of([request]) else None
+        if hold is not None and not await hold.wait(reader):
+            self.hung_up.set()
+            return False
         return await super()._answer(request, answer, reader, writer)
 
 
@@ -344,6 +356,7 @@ def enrichment(server: Running) -> EnrichmentRuntime:
         parts.memory,
         parts.cpu_pool,
         EnrichmentOutbox(parts.queue),
+        parts.slots,
     )
 
 

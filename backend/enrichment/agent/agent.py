@@ -26,7 +26,7 @@ from backend.enrichment.agent.tools import (
 )
 from backend.enrichment.budgets import RunBudget
 from backend.enrichment.cleaning import one_line
-from backend.enrichment.llm_selection import Reader
+from backend.enrichment.llm_selection import OUTPUT_TOKENS, Reader
 from backend.enrichment.runs import RunDetail
 from backend.enrichment.story import TranscriptSlice
 from backend.generation.model import (
@@ -123,7 +123,10 @@ class Agent:
                 most_writes=self.settings.enrichment_max_writes,
             )
             opening = self._opening(stretch, references, near)
-            notes += await self._loop(model, executor, opening, budget, reader.sampling)
+            # Each event or entry that it writes is a call of about 250 tokens in one answer.
+            room = max(OUTPUT_TOKENS, 256 * self.settings.enrichment_max_writes)
+            sampling = reader.sampling_of(model, room)
+            notes += await self._loop(model, executor, opening, budget, sampling)
         return AgentResult(
             detail=RunDetail(
                 why=one_line(triage.why)[:_MAX_WHY],

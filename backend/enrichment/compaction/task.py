@@ -43,10 +43,12 @@ from backend.enrichment.pipeline import PathChangedError, Task, Work
 from backend.enrichment.runs import Refused, RunDetail
 from backend.generation.model import (
     ChatModel,
+    ModelEmptyReplyError,
     ModelError,
     Prompt,
     PromptMessage,
     TextPiece,
+    TextReset,
     TokenUsage,
     Tool,
     ToolCall,
@@ -65,6 +67,8 @@ CHARACTERS_AN_ITEM = 200
 """What reading an item's names takes, in characters of a text."""
 
 MAX_WRITES = 40
+WRITES_TOKENS = 4_096
+"""An answer has up to 40 calls, of about 100 tokens each."""
 MAX_EVENTS = 20
 MAX_EVENT = 300
 
@@ -294,12 +298,14 @@ async def _asked(
     text, usage = "", None
     try:
         async with aclosing(
-            stream_with_tools(model, prompt, tools, work.reader.sampling)
+            stream_with_tools(model, prompt, tools, work.reader.sampling_of(model, WRITES_TOKENS))
         ) as pieces:
             async for piece in pieces:
                 match piece:
                     case TextPiece(said):
                         text += said
+                    case TextReset():
+                        text = ""
                     case ToolCall():
                         calls.append(piece)
                     case TokenUsage():
@@ -311,4 +317,6 @@ async def _asked(
         raise
     said = "".join([text, *(str(dict(call.arguments)) for call in calls)])
     work.budget.take(usage, prompt, said)
+    if not (calls or text.strip() or prompt.rounds):
+        raise ModelEmptyReplyError("It wrote thoughts and nothing else.")
     return calls, text

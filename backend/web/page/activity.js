@@ -37,7 +37,7 @@ export function row(job, read) {
       h("small", { class: state === "dead" ? "fault" : "help" }, `${words} · ${ago(job.created_at)}`),
       state === "running" && bar.element),
     /dead|waiting/.test(state) && act("retry"),
-    /rebuild|summary|fetch/.test(kind) && !/dead|done/.test(state) && act("stop"));
+    /^enrichment\.|fetch/.test(job.kind) && !/dead|done/.test(state) && act("stop"));
 }
 
 /** A model that the account's settings or latest chats ask, and what for. */

@@ -18,6 +18,7 @@ from backend.database.base import new_id
 from backend.enrichment.agent import agent
 from backend.enrichment.outbox import EnrichmentOutbox
 from backend.jobs import running
+from tests.fakes import openai_server
 from tests.integration.turns.seeding import identity_of
 from tests.support.memory import API
 from tests.support.server import Running, ok
@@ -132,10 +133,12 @@ async def test_consent_withdrawn_while_the_model_reads_leaves_nothing(
     async with model.thinking() as hold:
         await hold.is_reached.wait()
         await study.settings(chronicle_enabled=False)
+        await model.server.hung_up.wait()
     await study.idle()
     assert await study.events() == []
     assert await study.marks() == []
-    assert [run.state for run, _ in await study.runs()] == ["failed"]
+    (job,) = await study.jobs()
+    assert (job.state, job.error) == ("done", "chronicle-not-enabled")
 
 
 async def test_consent_that_is_given_anew_while_the_model_reads_begins_anew(
@@ -148,6 +151,7 @@ async def test_consent_that_is_given_anew_while_the_model_reads_begins_anew(
         await hold.is_reached.wait()
         await study.settings(chronicle_enabled=False)
         await study.settings(chronicle_enabled=True)
+        await model.server.hung_up.wait()
     await study.idle()
     assert await study.events() == []
     assert await study.marks() == []
@@ -392,8 +396,7 @@ async def test_lines_that_never_get_an_answer_are_passed_over_in_the_end(
     model.script(model.decides(significant=False))
     await study.read()  # from here on it is known how this server is asked for JSON
     await study.tell("Something dreadful.", "Something worse.")
-    blocked = model.says(text, used=(50, 0))
-    blocked.body["choices"][0]["finish_reason"] = finish
+    blocked = openai_server.reply(text, finish=finish, used=openai_server.usage(50, 0))
     model.script(blocked, blocked, blocked)
     await study.read()
     for _ in range(2):

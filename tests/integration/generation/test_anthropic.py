@@ -96,32 +96,6 @@ async def test_a_beginning_that_the_model_refuses_is_left_out_from_then_on(
     assert len(anthropic.server.requests) == 3
 
 
-@pytest.mark.parametrize(
-    ("sampling", "left_out"),
-    [
-        (Sampling(thinking_budget=2000, temperature=0.7), {"temperature"}),
-        (Sampling(thinking_budget=2000, temperature=1.0), set()),
-        (Sampling(reasoning_effort="high", top_k=40), {"top_k"}),
-        (Sampling(thinking_budget=-1, top_p=0.9), {"top_p"}),
-        (Sampling(thinking_budget=2000, top_p=0.97), set()),
-        (Sampling(thinking_budget=2000, start_reply_with="So"), {"start_reply_with"}),
-        (Sampling(temperature=0.7, top_p=0.9), {"top_p"}),
-        (Sampling(thinking_budget=2000, temperature=0.7, top_p=0.97), {"temperature"}),
-        (Sampling(thinking_budget=0, temperature=0.7, top_k=40), set()),
-    ],
-)
-async def test_settings_that_exclude_each_other_are_left_out_and_named(
-    anthropic: Vendor, sampling: Sampling, left_out: set[str]
-) -> None:
-    pieces = await listen(anthropic, sampling=sampling)
-
-    named = [piece.left_out for piece in pieces if isinstance(piece, SentRequest)]
-    assert {each for names in named for each in names} == left_out
-    names = {"start_reply_with": "messages.1"}
-    assert not {names.get(each, each) for each in left_out}.intersection(sent(anthropic))
-    assert isinstance(pieces[-1], Finish)
-
-
 async def test_a_budget_for_thinking_stays_below_the_limit_of_tokens(anthropic: Vendor) -> None:
     await listen(anthropic, sampling=Sampling(thinking_budget=200_000))
 

@@ -32,6 +32,8 @@ from backend.generation.model import (
     TextPiece,
     ThinkingPiece,
     TokenUsage,
+    Tool,
+    apply_resets,
 )
 from backend.generation.sampling import Sampling, SettingNotTakenError
 from tests.fakes.scripted_server import Answer, Break, Gate, Silence
@@ -42,6 +44,7 @@ pytestmark = pytest.mark.anyio
 
 PROMPT = Prompt([PromptMessage("user", "Is the ferryman still waiting for me?")])
 PLAIN = Sampling()
+LOOK = Tool("look", "Look around.", {"type": "object", "properties": {}})
 SHORT = 1.0
 """Seconds: long enough for a server on loopback to begin, short enough to wait for."""
 
@@ -184,10 +187,48 @@ async def test_a_stream_without_an_event_gives_the_error_of_the_whole_answer(
 
 
 async def test_a_reply_without_a_word_is_an_error(vendor: Vendor) -> None:
-    vendor.server.script(Answer(events=[vendor.thought("Hmm."), vendor.said("\n"), *vendor.ended]))
+    vendor.server.script(Answer(events=[vendor.said("\n"), *vendor.ended]))
 
     with pytest.raises(ModelEmptyReplyError):
         await listen(vendor)
+
+
+async def test_a_reply_of_thoughts_alone_is_kept(vendor: Vendor) -> None:
+    vendor.server.script(Answer(events=[vendor.thought("Hmm."), vendor.said("\n"), *vendor.ended]))
+
+    heard = await listen(vendor)
+
+    assert ThinkingPiece("Hmm.") in heard
+    assert isinstance(heard[-1], Finish)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "<thought>plan</thought>Mags nods.",
+        "plan</think>Mags nods.",
+        "[THINK]plan[/THINK]Mags nods.",
+    ],
+)
+async def test_thoughts_in_the_text_are_separated_whoever_sends_them(
+    vendor: Vendor, text: str
+) -> None:
+    parts = [text[at : at + 5] for at in range(0, len(text), 5)]
+    vendor.server.script(Answer(events=[*map(vendor.said, parts), *vendor.ended]))
+
+    kept = apply_resets(await listen(vendor))
+
+    thoughts = "".join(piece.text for piece in kept if isinstance(piece, ThinkingPiece))
+    said = "".join(piece.text for piece in kept if isinstance(piece, TextPiece))
+    assert (thoughts, said) == ("plan", "Mags nods.")
+
+
+async def test_a_tool_call_may_follow_thoughts_in_the_text(vendor: Vendor) -> None:
+    vendor.server.script(vendor.reply("Roll.</think>I see."))
+
+    answer = await vendor.connect().call_tools(PROMPT, [LOOK], PLAIN)
+
+    assert answer.text == "I see."
 
 
 async def test_a_reply_that_was_all_thinking_says_what_to_change(vendor: Vendor) -> None:

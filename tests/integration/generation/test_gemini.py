@@ -26,7 +26,6 @@ from backend.generation.model import (
 )
 from backend.generation.sampling import Sampling
 from tests.fakes.gemini_server import (
-    blocked_prompt,
     call_part,
     chunk,
     error,
@@ -34,7 +33,6 @@ from tests.fakes.gemini_server import (
     reply,
     stream,
     text_part,
-    thought_part,
     usage,
 )
 from tests.fakes.scripted_server import Answer, Break
@@ -90,27 +88,6 @@ async def test_thoughts_and_cached_tokens_are_counted(gemini: Vendor) -> None:
     )
 
 
-async def test_the_last_usage_of_a_stream_counts(gemini: Vendor) -> None:
-    gemini.server.script(
-        stream(
-            chunk(text_part("No"), used=usage(12, 1)),
-            chunk(text_part("."), used=usage(12, 2), finish="STOP"),
-        )
-    )
-
-    assert (await listen(gemini))[2] == TokenUsage(prompt_tokens=12, completion_tokens=2)
-
-
-async def test_thoughts_and_text_of_one_chunk_stay_apart(gemini: Vendor) -> None:
-    gemini.server.script(stream(chunk(thought_part("Hm"), text_part("No."), finish="STOP")))
-
-    assert [type(piece).__name__ for piece in await listen(gemini)] == [
-        "ThinkingPiece",
-        "TextPiece",
-        "Finish",
-    ]
-
-
 @pytest.mark.parametrize(
     ("budget", "asked"),
     [
@@ -126,15 +103,6 @@ async def test_thoughts_are_asked_for_whenever_the_model_thinks(
     await listen(gemini, Sampling(thinking_budget=budget))
 
     assert sent(gemini)["generationConfig"]["thinkingConfig"] == asked
-
-
-async def test_a_blocked_prompt_names_the_reason(gemini: Vendor) -> None:
-    gemini.server.script(blocked_prompt("PROHIBITED_CONTENT"))
-
-    with pytest.raises(ModelBlockedError) as caught:
-        await listen(gemini)
-
-    assert caught.value.reason == "PROHIBITED_CONTENT"
 
 
 @pytest.mark.parametrize("reason", ["SAFETY", "PROHIBITED_CONTENT", "RECITATION", "BLOCKLIST"])

@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 from backend.generation.model import (
+    ChatModel,
     Finish,
-    ModelError,
+    ModelInterruptedError,
     ModelRateLimitError,
     ModelRequestError,
     ModelUnavailableError,
@@ -18,12 +19,15 @@ from backend.generation.model import (
     Prompt,
     PromptMessage,
     TextPiece,
+    TextReset,
     ThinkingPiece,
     TokenUsage,
     Tool,
+    apply_resets,
 )
 from backend.generation.sampling import Sampling
 from backend.generation.server_abilities import ServerAbilities
+from backend.generation.thoughts import ThoughtTags
 from backend.generation.tool_streams import answer_with_tools, tool_support
 from tests.fakes.openai_server import (
     DONE,
@@ -38,7 +42,7 @@ from tests.fakes.openai_server import (
     usage,
     usage_chunk,
 )
-from tests.fakes.scripted_server import Answer
+from tests.fakes.scripted_server import Answer, Break
 from tests.integration.generation.conftest import Vendor
 
 pytestmark = pytest.mark.anyio
@@ -48,12 +52,16 @@ SCHEMA = {"type": "object", "properties": {"who": {"type": "string"}}}
 VALUE = {"who": "Oswin"}
 REFUSED = error(400, message="This response_format type is unavailable now")
 CODE = "Use `<think>`:\n```\n<think>x</think>\n```"
+TAGGED = "<think>Who?</think>Oswin."
 FAILED = error(500, message="Internal Server Error")
 
 
-async def listen(openai: Vendor, sampling: Sampling = Sampling(), **changes: Any) -> list[Piece]:  # noqa: B008  # it is frozen
-    model = openai.connect(**changes)
+async def heard(model: ChatModel, sampling: Sampling = Sampling()) -> list[Piece]:  # noqa: B008  # it is frozen
     return [piece async for piece in model.stream(PROMPT, sampling)]
+
+
+async def listen(openai: Vendor, sampling: Sampling = Sampling(), **changes: Any) -> list[Piece]:  # noqa: B008  # it is frozen
+    return apply_resets(await heard(openai.connect(**changes), sampling))
 
 
 def joined(pieces: list[Piece]) -> tuple[str, str]:
@@ -76,6 +84,8 @@ def joined(pieces: list[Piece]) -> tuple[str, str]:
             "Use `<think>`:\n```\n<think>x</think>\n```",
         ),
         ("<thin ice.", "", "<thin ice."),
+        ("Who?\n</think>\n\nOswin.", "Who?\n", "Oswin."),
+        ("<|channel>thought\nWho?<channel|>Oswin.", "Who?", "Oswin."),
         ("  Oswin.", "", "  Oswin."),
     ],
 )
@@ -87,11 +97,78 @@ async def test_thoughts_in_the_text_are_told_apart(
     assert joined(await listen(openai)) == (thought, said)
 
 
-async def test_thoughts_without_an_end_are_no_reply(openai: Vendor) -> None:
-    openai.server.script(reply("<think>Who is", " it?", finish="length"))
+@pytest.mark.parametrize("finish", ["stop", "length"])
+async def test_thoughts_without_an_end_are_kept_as_thoughts(openai: Vendor, finish: str) -> None:
+    openai.server.script(reply("<think>Who is", " it?", finish=finish))
 
-    with pytest.raises(ModelError, match="max_output_tokens"):
-        await listen(openai)
+    assert joined(await listen(openai)) == ("Who is it?", "")
+
+
+async def test_text_before_a_closing_tag_alone_is_taken_back_once_and_then_expected(
+    openai: Vendor,
+) -> None:
+    openai.server.script(
+        reply("Who ", "is it?", "</think>", "Oswin."), reply("Who", "?</think>", "Me.")
+    )
+    model = openai.connect()
+
+    first = await heard(model)
+    second = await heard(model)
+
+    assert first[:-2] == [
+        *(TextPiece("Who "), TextPiece("is it?"), TextReset()),
+        *(ThinkingPiece("Who is it?"), TextPiece("Oswin.")),
+    ]
+    assert second[:-2] == [ThinkingPiece("Who"), ThinkingPiece("?"), TextPiece("Me.")]
+
+
+async def test_a_reply_that_was_taken_for_thoughts_ends_as_text_and_the_next_begins_as_text(
+    openai: Vendor,
+) -> None:
+    openai.server.script(reply("Hm.</think>Me."), reply("Who ", "else?"), reply("No ", "one."))
+    model = openai.connect()
+    await heard(model)
+
+    wrong = await heard(model)
+    right = await heard(model)
+
+    assert joined(apply_resets(wrong)) == ("", "Who else?")
+    assert right[:-2] == [TextPiece("No "), TextPiece("one.")]
+
+
+async def test_thoughts_that_the_limit_cut_off_stay_thoughts(openai: Vendor) -> None:
+    openai.server.script(reply("Hm.</think>Me."), reply("Who ", "else", finish="length"))
+    model = openai.connect()
+    await heard(model)
+
+    assert joined(apply_resets(await heard(model))) == ("Who else", "")
+
+
+async def test_a_provider_has_tags_of_its_own_and_can_leave_thoughts_in_the_text(
+    openai: Vendor,
+) -> None:
+    own = ThoughtTags("(muse)", "(/muse)")
+    openai.server.script(*(reply("(Muse)Who?(/muse)Oswin.") for _ in range(2)), reply(TAGGED))
+
+    async def told(**config: Any) -> tuple[str, str]:
+        return joined(apply_resets(await heard(openai.connect(**config))))
+
+    assert await told() == ("", "(Muse)Who?(/muse)Oswin.")
+    assert await told(thought_tags=(own,)) == ("Who?", "Oswin.")
+    assert await told(reads_thoughts=False) == ("", TAGGED)
+
+
+async def test_what_was_held_back_as_a_possible_tag_is_kept_when_the_reply_breaks_off(
+    openai: Vendor,
+) -> None:
+    openai.server.script(stream(chunk(content="It is <thi"), Break()))
+    pieces: list[Piece] = []
+
+    with pytest.raises(ModelInterruptedError):
+        async for piece in openai.connect().stream(PROMPT, Sampling()):
+            pieces.append(piece)  # noqa: PERF401 - it raises
+
+    assert joined(pieces) == ("", "It is <thi")
 
 
 async def test_a_reply_begins_as_it_was_told_to(openai: Vendor) -> None:

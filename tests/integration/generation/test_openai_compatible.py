@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 
 from backend.generation.model import (
-    Finish,
     ModelAuthError,
     ModelBlockedError,
     ModelContextOverflowError,
@@ -20,8 +19,6 @@ from backend.generation.model import (
     Piece,
     Prompt,
     PromptMessage,
-    TextPiece,
-    ThinkingPiece,
     TokenUsage,
     Tool,
     ToolAnswer,
@@ -95,59 +92,12 @@ async def test_a_server_without_a_key_is_sent_none(openai: Vendor) -> None:
     assert "authorization" not in openai.server.requests[0].headers
 
 
-async def test_thoughts_are_known_under_either_name_and_not_doubled(openai: Vendor) -> None:
-    openai.server.script(
-        stream(
-            chunk(reasoning="One"),
-            chunk(reasoning_content=" two", reasoning=" two"),
-            chunk("stop", content="No."),
-            DONE,
-        )
-    )
-
-    assert await listen(openai) == [
-        ThinkingPiece("One"),
-        ThinkingPiece(" two"),
-        TextPiece("No."),
-        Finish("stop"),
-    ]
-
-
 async def test_reasoning_and_cached_tokens_are_counted(openai: Vendor) -> None:
     openai.server.script(reply("No.", used=usage(1200, 100, reasoning=60, cached=1000)))
 
     assert (await listen(openai))[1] == TokenUsage(
         prompt_tokens=1200, completion_tokens=100, cached_tokens=1000, thinking_tokens=60
     )
-
-
-async def test_usage_may_come_with_the_last_choice_and_lack_its_details(openai: Vendor) -> None:
-    last = {**chunk("stop"), "usage": {"prompt_tokens": 7, "completion_tokens": None}}
-    openai.server.script(stream(chunk(content="No."), last, DONE))
-
-    assert (await listen(openai))[1] == TokenUsage(prompt_tokens=7, completion_tokens=0)
-
-
-async def test_a_server_that_ends_without_done_has_still_finished(openai: Vendor) -> None:
-    openai.server.script(stream(chunk(content="No."), chunk("stop")))
-
-    assert await listen(openai) == [TextPiece("No."), Finish("stop")]
-
-
-async def test_chunks_of_an_odd_shape_are_passed_over(openai: Vendor) -> None:
-    odd = {"choices": None}, {"choices": [{"index": 0, "delta": None}]}, {"object": "ping"}
-    openai.server.script(stream(*odd, chunk(content="No."), chunk("stop"), DONE))
-
-    assert await listen(openai) == [TextPiece("No."), Finish("stop")]
-
-
-async def test_a_filtered_reply_without_a_word_is_blocked(openai: Vendor) -> None:
-    openai.server.script(reply(finish="content_filter"))
-
-    with pytest.raises(ModelBlockedError) as caught:
-        await listen(openai)
-
-    assert caught.value.reason == "content_filter"
 
 
 async def test_a_prompt_that_the_filter_refuses_is_blocked(openai: Vendor) -> None:

@@ -14,6 +14,7 @@ from sqlalchemy import select, update
 from backend.accounts.models import KeyMode, LoginFailures
 from backend.database.base import now
 from backend.database.engine import Database
+from backend.jobs import worker
 from backend.jobs.errors import JobNotFoundError, JobNotStoppableError, LostLeaseError
 from backend.jobs.models import Job
 from backend.jobs.queue import JobQueue
@@ -28,7 +29,7 @@ from tests.integration.jobs.working import (
     put,
 )
 from tests.support.server import Account, Event, Running, ok, problem, read_events, running
-from tests.support.waiting import until
+from tests.support.waiting import PATIENCE, until
 
 pytestmark = [pytest.mark.anyio, pytest.mark.every_database]
 
@@ -175,6 +176,32 @@ async def test_the_worker_interrupts_what_was_stopped_at_its_next_heartbeat(
     await worker.renew()
     await interrupted.wait()
     assert (await one(queue.database, job_id)).error == "stopped"
+
+
+async def test_the_worker_interrupts_what_was_stopped_long_before_its_next_heartbeat(
+    queue: JobQueue,
+    service: JobService,
+    workshop: Workshop,
+    ada: Person,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(worker, "HEARTBEAT", timedelta(hours=1))
+    begun, interrupted = asyncio.Event(), asyncio.Event()
+
+    async def handle(_: RunningJob) -> None:
+        begun.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            interrupted.set()
+
+    job_id = await put(queue, KIND, user_id=ada.id)
+    assert job_id is not None
+    workshop.worker({KIND: kind_of(handle, stoppable=True)})
+    await begun.wait()
+    await service.stop(ada.id, job_id)
+    async with asyncio.timeout(PATIENCE):
+        await interrupted.wait()
 
 
 async def test_only_its_owner_stops_a_job_and_only_of_a_kind_that_allows_it(

@@ -11,9 +11,12 @@ from uuid import UUID, uuid4
 import pytest
 from sqlalchemy import select
 
+from backend.accounts.models import User
 from backend.llm.models import Provider
+from tests.fakes.one_slot_server import OneSlotServer
 from tests.fakes.openai_server import API_KEY, MODEL, OpenAIServer, error, reply
 from tests.fakes.scripted_server import Answer
+from tests.integration.turns.seeding import identity_of
 from tests.support.server import Account, Running, ok, problem, running, text_of
 from tests.support.waiting import until
 
@@ -206,6 +209,9 @@ async def test_a_program_whose_port_is_talekeepers_is_looked_for_at_the_next(ada
         ({"models": [{"name": "a", "context_window": 3}]}, "context_window"),
         ({"extra_body": {"a": "b" * 40_000}}, "extra_body"),
         ({"slug": "No slug"}, "slug"),
+        ({"thought_tags": [{"opening": "<a>", "closing": " "}]}, "thought_tags"),
+        ({"thought_tags": [{"opening": "<a>", "closing": "b" * 41}]}, "thought_tags"),
+        ({"thought_tags": [{"opening": "<a>", "closing": "</a>"}] * 11}, "thought_tags"),
         ({"preset": "nobody"}, "preset"),
     ],
 )
@@ -277,6 +283,47 @@ async def test_a_test_says_what_failed_and_keeps_what_was_known(
     assert OWN in await models(ada)
 
 
+async def test_a_provider_s_own_tags_count_and_the_search_for_thoughts_can_be_off(
+    ada: Account, model: OpenAIServer
+) -> None:
+    tags = [{"opening": "(muse)", "closing": "(/muse)"}]
+    made = await add(ada, model, thought_tags=tags)
+    await choose(ada, OWN)
+    chat = await ada.new_chat()
+    told = "(muse)Who?(/muse)Well met."
+    model.script(reply(told), reply(told))
+
+    assert text_of(await ada.turn(chat["id"], text="Hello.")) == "Well met."
+    assert (made["thought_tags"], made["reads_thoughts"]) == (tags, True)
+
+    path = f"{PROVIDERS}/{made['id']}"
+    changed = ok(await ada.client.patch(path, json={"reads_thoughts": False}))
+    assert (changed["thought_tags"], changed["reads_thoughts"]) == (tags, False)
+    assert text_of(await ada.turn(chat["id"], text="Hello?")) == told
+
+
+async def test_that_a_model_thinks_first_is_kept_with_its_provider(
+    ada: Account, server: Running, model: OpenAIServer
+) -> None:
+    made = await add(ada, model)
+    await choose(ada, OWN)
+    chat = await ada.new_chat()
+    model.script(reply("Who?</think>", "Well met."), reply("Who?</think>", "Well met."))
+    await ada.turn(chat["id"], text="Hello.")
+
+    async def kept() -> bool:
+        query = select(Provider.abilities).where(Provider.id == UUID(made["id"]))
+        async with server.parts.database.read() as session:
+            return "thinks_first" in (await session.scalar(query) or "")
+
+    await until(kept)
+    server.parts.user_models.user_signed_out(UUID(ada.user["id"]))
+    events = await ada.turn(chat["id"], text="Hello?")
+
+    assert "text.reset" not in {event.name for event in events}
+    assert text_of(events) == "Well met."
+
+
 async def test_what_was_learned_of_a_server_is_kept_until_it_is_tried_out_or_changed(
     ada: Account, server: Running, model: OpenAIServer
 ) -> None:
@@ -311,3 +358,50 @@ async def test_what_was_learned_of_a_server_is_kept_until_it_is_tried_out_or_cha
     await until(kept)
     ok(await ada.client.post(f"{PROVIDERS}/{made['id']}/test", json={}))
     assert await asks_for_usage()
+
+
+@pytest.mark.parametrize(
+    ("preset", "usual"),
+    [
+        *[(name, 1) for name in ("llama-cpp", "koboldcpp", "lm-studio", "ollama")],
+        *[(name, None) for name in ("vllm", "tabbyapi", "openrouter", "other")],
+    ],
+)
+async def test_its_preset_says_how_many_requests_a_server_answers_at_a_time(
+    ada: Account, model: OpenAIServer, preset: str, usual: int | None
+) -> None:
+    made = await add(ada, model, preset=preset)
+    assert (made["concurrency"], made["usual_concurrency"]) == (None, usual)
+
+
+async def test_its_user_says_how_many_requests_a_server_answers_at_a_time(
+    server: Running, ada: Account, model: OpenAIServer
+) -> None:
+    made = await add(ada, model, preset="llama-cpp", concurrency=3)
+    path, limits = f"{PROVIDERS}/{made['id']}", list[int | None]()
+    identity = await identity_of(server, ada)
+    for concurrency in (3, 0, None):
+        changed = ok(await ada.client.patch(path, json={"concurrency": concurrency}))
+        assert (changed["concurrency"], changed["usual_concurrency"]) == (concurrency, 1)
+        async with server.parts.database.read() as session:
+            user = await session.get_one(User, identity.user_id)
+            found = await server.parts.user_models.of(session, user, identity.sealer)
+        limit = found.find_limit(OWN)
+        limits.append(limit.concurrency if limit else None)
+    assert limits == [3, None, 1]
+    for wrong in (-1, 101, 1.5):
+        problem(await ada.client.patch(path, json={"concurrency": wrong}), 422, "validation-failed")
+
+
+async def test_what_a_server_says_of_its_slots_is_kept(ada: Account) -> None:
+    async with OneSlotServer(slots=4) as model:
+        made = await add(ada, model, preset="llama-cpp")
+        await choose(ada, OWN)
+        chat = await ada.new_chat()
+        await ada.turn(chat["id"], text="Hello.")
+
+        async def are_kept() -> bool:
+            view = ok(await ada.client.get(f"{PROVIDERS}/{made['id']}"))
+            return bool(view["usual_concurrency"] == 4)
+
+        await until(are_kept)

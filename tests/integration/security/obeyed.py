@@ -32,6 +32,7 @@ from tests.support.injections import (
 )
 from tests.support.memory import new_book, new_entry, settled
 from tests.support.server import Account, Running, ok
+from tests.support.studying import tools_of
 from tests.support.waiting import until
 
 API = "/api/v1"
@@ -156,7 +157,7 @@ async def play(
         new_lines=[UUID(line["id"]) for line in lines if line["position"] > 0],
         before=before,
         after=await dump(server.parts.database, sealers),
-        requests=[each for each in model.requests if not model.wants_stream(each)],
+        requests=[each for each in model.requests if tools_of([each])],
         steps=len(model.steps),
         run=overview["items"][0],
         reached=set(wire.reached),

@@ -183,7 +183,7 @@ async def test_a_change_of_mood_leaves_the_text_and_asks_nothing(
     game: Game, vendor: OpenAIServer
 ) -> None:
     attack = {"attacker": "Anna", "target": "Anna", "ability": "strength", "damage": "1d4"}
-    calls = [("start_combat", {}), ("attack", attack), FINISH, HIT]
+    calls: list[Any] = [("start_combat", {}), ("attack", attack), FINISH, HIT]
     vendor.script(reply(TOLD), reply(block(QUESTION, *calls)))
 
     events = await game.say()

@@ -13,7 +13,6 @@ from tests.fakes.openai_server import (
     MODEL_ID,
     OpenAIServer,
     chunk,
-    reply,
     stream,
     usage_chunk,
 )
@@ -21,7 +20,6 @@ from tests.fakes.openai_server import usage as used
 from tests.fakes.scripted_server import Break, Gate
 from tests.integration.turns.following import (
     TURN,
-    check_tree,
     follow,
     others,
     said,
@@ -83,31 +81,6 @@ async def test_a_turn_that_is_stopped_before_a_word_leaves_no_reply(
     assert [line["text"] for line in await ada.messages(chat)][1:] == ["Well?"]
     turn = ok(await ada.client.get(f"{TURN}/{turn_id}"))
     assert (turn["state"], turn["reply_id"], turn["reply"]) == ("stopped", None, None)
-
-
-@pytest.mark.parametrize("blank", [" ", "\n\n", "\t"])
-async def test_a_reply_of_blanks_alone_is_none(
-    ada: Account, chat: str, vendor: OpenAIServer, server: Running, blank: str
-) -> None:
-    vendor.script(reply(blank, blank))
-    events = await ada.turn(chat, text="Well?")
-    assert events[-1].data["type"] == "urn:talekeeper:problem:model-empty-reply"
-    assert "message.saved" not in {event.name for event in events}
-    assert [line["text"] for line in await ada.messages(chat)][1:] == ["Well?"]
-    turn = ok(await ada.client.get(f"{TURN}/{events[0].data['turn_id']}"))
-    assert (turn["state"], turn["reply"]) == ("failed", None)
-    await check_tree(server.parts.database, chat)
-
-
-async def test_half_characters_do_not_stop_a_reply_from_being_told_and_stored(
-    ada: Account, chat: str, vendor: OpenAIServer
-) -> None:
-    vendor.script(reply("A rocket \ud83d", "\ude80 rises", " and \udfff falls."))
-    events = await ada.turn(chat, text="Well?")
-    assert events[-1].name == "turn.completed"
-    told = text_of(events)
-    assert told == "A rocket \N{ROCKET} rises and \ufffd falls."
-    assert (await ada.messages(chat))[-1]["text"] == told
 
 
 async def test_one_reply_that_is_odd_does_not_keep_others_from_being_stored(

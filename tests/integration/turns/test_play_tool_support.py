@@ -38,15 +38,20 @@ class Script:
         """A reply with calls, as a model writes them that is asked in this way."""
         if support == "native":
             return self.called(*calls, text=text)
-        written = [{"tool": name, "arguments": arguments} for name, arguments in calls]
-        if support == "structured":
-            return self.reply(*cut(json.dumps({"narration": text, "calls": written})))
-        return self.reply(*cut(f"{text}\n```tools\n{json.dumps(written)}\n```"))
+        return self.reply(*cut(written(support, text, *calls)))
 
     @property
     def sent(self) -> Any:
         """The body of the last request."""
         return self.server.requests[-1].body
+
+
+def written(support: ToolSupport, text: str, *calls: Call) -> str:
+    """A reply with calls in its text."""
+    listed = [{"tool": name, "arguments": arguments} for name, arguments in calls]
+    if support == "structured":
+        return json.dumps({"narration": text, "calls": listed})
+    return f"{text}\n```tools\n{json.dumps(listed)}\n```"
 
 
 def cut(text: str, size: int = 7) -> Sequence[str]:
@@ -114,6 +119,22 @@ async def test_gemini_s_signature_outlives_the_wait(script: Script) -> None:
     asked = script.sent["contents"][-2]["parts"][-1]
     assert asked["functionCall"]["id"] == "call-0"
     assert asked["thoughtSignature"] == "c2lnbmF0dXJl"
+
+
+@pytest.mark.parametrize(("support", "refusals"), [("structured", 1), ("fenced", 2)])
+@pytest.mark.parametrize("thoughts", ["I plan.</think>", "<think>I plan.</think>"])
+async def test_thoughts_may_come_before_calls_that_are_written_into_the_text(
+    script: Script, support: ToolSupport, refusals: int, thoughts: str
+) -> None:
+    answer = written(support, "Night falls.", ("advance_time", {"days": 1}), FINISH)
+    script.server.script(*[script.refused] * refusals, script.reply(*cut(thoughts + answer)))
+
+    events = await script.game.say()
+
+    assert events[-1].name == "turn.completed"
+    message = (await script.game.account.messages(script.game.chat))[-1]
+    assert (message["text"].strip(), message["thinking"]) == ("Night falls.", "I plan.")
+    assert (await script.game.state())["day"] == 2
 
 
 @pytest.mark.parametrize("support", ["structured", "fenced"])

@@ -41,6 +41,7 @@ def fragment(arguments: Any = "", **members: Any) -> dict[str, Any]:
 
 
 ROLL = ("roll", {"dice": 2})
+BARE: tuple[str, Any] = ("roll", {})
 LOOK: tuple[str, Any] = ("look", {})
 NAMELESS: tuple[str, Any] = ("", {})
 HEAD, TAIL = '{"dice"', ": 2}"
@@ -183,7 +184,7 @@ HITS: list[tuple[str, Any]] = [("damage", json.loads(each)) for each in (FIRST, 
         ),
         pytest.param(
             [[fragment("{}", index=0, name="look")], [fragment("{}", index=0, name="roll")]],
-            [LOOK, ("roll", {})],
+            [LOOK, BARE],
             id="one index, without arguments",
         ),
         pytest.param(
@@ -254,7 +255,7 @@ HITS: list[tuple[str, Any]] = [("damage", json.loads(each)) for each in (FIRST, 
         ),
         pytest.param(
             [[fragment(index=0, name="look"), fragment(index=0, name="roll")]],
-            [LOOK, ("roll", {})],
+            [LOOK, BARE],
             id="names alone under one index",
         ),
         pytest.param(
@@ -371,7 +372,7 @@ def test_fragments_of_calls_beyond_the_limit_are_dropped() -> None:
         *chunks, [fragment(HEAD)], [fragment(TAIL, index=MAX_CALLS)], [fragment("x", index=999)]
     )
 
-    assert calls == [("roll", {})] * MAX_CALLS
+    assert calls == [BARE] * MAX_CALLS
 
 
 def test_many_fragments_with_the_name_in_each_take_time_in_proportion() -> None:

@@ -224,7 +224,12 @@ def anthropic_calls(*events: dict[str, Any]) -> list[tuple[str, Any]]:
 
 
 def started(call_id: str, index: int | None = 0, given: object = None) -> dict[str, Any]:
-    block = {"type": "tool_use", "id": call_id, "name": "damage", "input": given or {}}
+    block: dict[str, Any] = {
+        "type": "tool_use",
+        "id": call_id,
+        "name": "damage",
+        "input": given or {},
+    }
     return {"type": "content_block_start", "index": index, "content_block": block}
 
 
@@ -297,7 +302,7 @@ def test_arguments_from_gemini_are_read_in_every_form(args: object) -> None:
 
 
 def test_an_id_that_several_calls_have_does_not_go_back_to_gemini() -> None:
-    calls = gemini_calls(*({"name": "roll", "args": {}, "id": each} for each in ("x", "x", "y")))
+    calls = gemini_calls(*({"name": "roll", "args": HIT, "id": each} for each in ("x", "x", "y")))
     prompt = Prompt([PromptMessage("user", "I duck.")], [ToolRound(calls, [1, 2, 3])])
 
     asked, answered = gemini.body(prompt, Sampling(), thinks=False, show_thoughts=False)[

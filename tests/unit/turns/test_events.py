@@ -17,7 +17,7 @@ PIECES = st.lists(st.tuples(KINDS, st.text(max_size=12)), max_size=30)
 STEPS = st.lists(
     st.tuples(KINDS, st.text(max_size=12))
     | st.tuples(st.just("event"), st.sampled_from(["mood.changed", "tool.used"]))
-    | st.just(("event", "text.reset")),
+    | st.tuples(st.just("event"), st.sampled_from(["text.reset", "thinking.reset"])),
     max_size=30,
 )
 
@@ -33,13 +33,21 @@ def transcript_of(steps: Pieces | Steps) -> Transcript:
 
 
 def take(transcript: Transcript, kind: str, text: str) -> None:
-    """Say something, or let something happen; a reset drops what was said."""
+    """Say something, or let something happen; a reset drops the last half of what was said."""
     if kind == "event":
-        if text == "text.reset":
-            transcript.drop_text()
-        transcript.append_event(text, {"number": len(transcript.events)})
+        number = len(transcript.events)
+        if text.endswith(".reset"):
+            number = reset(transcript, text, since=transcript.length // 2)
+        transcript.append_event(text, {"number": number})
     else:
         transcript.append("text" if kind == "text" else "thinking", text)
+
+
+def reset(transcript: Transcript, name: str, *, since: int) -> int:
+    """Drop what was said after a place, and return the length of what is left."""
+    dropped: Spoken = "text" if name == "text.reset" else "thinking"
+    transcript.drop(dropped, since=since)
+    return len(transcript.joined(dropped))
 
 
 def said(events: list[TurnEvent]) -> Pieces:
@@ -126,7 +134,8 @@ def test_what_is_dropped_is_not_in_the_reply_and_keeps_its_places(
     transcript = transcript_of(steps)
     heard = list(Progress({}, {}, transcript).events_after(0))
     length, thoughts = transcript.length, transcript.joined("thinking")
-    take(transcript, "event", "text.reset")
+    reset(transcript, "text.reset", since=0)
+    transcript.append_event("text.reset", {"length": 0})
     assert transcript.length == length + 1
     assert (transcript.joined("text"), transcript.joined("thinking")) == ("", thoughts)
     for kind, text in more:
@@ -136,6 +145,33 @@ def test_what_is_dropped_is_not_in_the_reply_and_keeps_its_places(
     assert rest[0].name == "text.reset"
     kept = [each.data["text"] for each in progress.events_after(0) if each.name == "text.delta"]
     assert "".join(kept) == transcript.joined("text")
+
+
+@given(STEPS, st.data())
+def test_a_client_that_keeps_what_resets_leave_has_the_reply_wherever_it_comes_back(
+    steps: Steps, data: st.DataObject
+) -> None:
+    """It follows the turn live up to some step, and the rest of the turn later, at once."""
+    transcript, has = Transcript(), {"text": "", "thinking": ""}
+    last_id = 0
+
+    def hear() -> int:
+        heard = last_id
+        for event in Progress({}, {}, transcript).events_after(last_id):
+            kind, _, what = event.name.partition(".")
+            heard = event.id
+            if what == "delta":
+                has[kind] += event.data["text"]
+            elif what == "reset":
+                has[kind] = has[kind][: event.data["number"]]
+        return heard
+
+    for kind, text in steps:
+        take(transcript, kind, text)
+        if data.draw(st.booleans()):
+            last_id = hear()
+    hear()
+    assert has == {"text": transcript.joined("text"), "thinking": transcript.joined("thinking")}
 
 
 @given(STEPS, st.data())

@@ -3,7 +3,7 @@ import { api } from "../core/api.js";
 import { autoform } from "../core/form.js";
 import { personas } from "../core/store.js";
 import { texts } from "../core/words.js";
-import { at, patchOf, word } from "../chat/fields.js";
+import { at, field, patchOf, word } from "../chat/fields.js";
 import { picker } from "../models/picker.js";
 import { dropped, fits, samplers } from "../models/sampling.js";
 import { embedding, tasks } from "../models/tasks.js";
@@ -51,6 +51,7 @@ export async function defaults(signal) {
       fields: [
         ...BUDGETS.map(figure),
         { name: "reasoning_sent", label: word("reasoning_sent"), kind: "number", min: 0, max: 50, step: 1, placeholder: 0 },
+        field("check", "keep_other_speakers"),
       ],
     },
   ];

@@ -29,9 +29,15 @@ const entry = (room, name, sign, does, values) => ({
   label: say(name, values), icon: sign, danger: name === "delete", act: alone(room, does),
 });
 
+/** The button that makes the thoughts of a reply without text its text. */
+export function promotion({ id }, room) {
+  const use = async () => room.path.put(await api.post(`/messages/${id}/thoughts-as-text`));
+  return h("button", { type: "button", onclick: alone(room, () => attempt(use)) }, say("use_thoughts"));
+}
+
 /** What stands under a message. What is for the last one alone, the style sheet hides elsewhere. */
 export function toolbar(message, room) {
-  const { id, position, sibling, sibling_count: count, hidden } = message;
+  const { id, position, sibling, sibling_count: count, hidden, text } = message;
   const button = (name, sign, does, look = "") =>
     act(sign, say(name), alone(room, does), `quiet ${look}`);
   const hide = async () => room.path.put(await api.patch(`/messages/${id}`, { hidden: !hidden }));
@@ -44,7 +50,8 @@ export function toolbar(message, room) {
     const visibility = hidden ? "show" : "hide";
     const below = room.path.at(position + 1);
     menu(currentTarget, [
-      item(visibility, visibility, hide),
+      // No model may be sent a message without text.
+      ...(text ? [item(visibility, visibility, hide)] : []),
       ...among("versions", "memory", message),
       null,
       below
@@ -68,7 +75,7 @@ export function toolbar(message, room) {
       isRemade(message) && act("layers", say("why"), () => room.open("context", { message: id }), "quiet"),
     ],
     button("edit", "edit", ({ target }) => edit(message, room, target.closest(".message"))),
-    act("copy", t("common.copy"), () => copy(message.text), "quiet"),
+    act("copy", t("common.copy"), () => copy(text), "quiet"),
     act("more", t("common.more"), more, "quiet"));
 }
 
@@ -152,17 +159,29 @@ export function tools(room) {
     };
     return h("button.tag", { type: "button", onclick }, line);
   };
-  const show = (lines) => fill(chips, lines.length > 0 && [lines.map(chip), act("close", t("common.close"), clear, "quiet")]);
+  const show = (lines, dropped) =>
+    fill(chips, lines.length > 0 && [
+      lines.map(chip),
+      dropped > 0 && h("small.soft", { role: "status" }, say("dropped", { count: dropped })),
+      act("close", t("common.close"), clear, "quiet"),
+    ]);
+  let asking = new AbortController();
   const suggest = async () => {
     const waiting = h("span.soft", { role: "status" }, say("suggesting"));
     fill(chips, waiting);
-    const found = await attempt(() => api.post(`/chats/${room.chat.id}/suggestions`, {}, { signal }));
+    asking = new AbortController();
+    const either = AbortSignal.any([signal, asking.signal]);
+    const found = await attempt(() => api.post(`/chats/${room.chat.id}/suggestions`, {}, { signal: either }));
     // They are for what was said last: once more is said, they come too late.
     if (!waiting.isConnected) return;
-    show(found?.items ?? []);
+    show(found?.items ?? [], found?.dropped);
     if (!document.activeElement.matches("textarea")) chips.querySelector("button")?.focus();
   };
-  events.addEventListener("busy", () => room.busy && clear());
+  events.addEventListener("busy", () => {
+    if (!room.busy) return;
+    asking.abort();
+    clear();
+  });
   events.addEventListener("played", ({ detail: { event, data } }) => event === "suggestions" && show(data.items));
   const more = ({ currentTarget }) =>
     menu(currentTarget, [

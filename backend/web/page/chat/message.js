@@ -4,7 +4,7 @@ import { growing, markdown } from "../core/markdown.js";
 import { ago, dateTime, t } from "../core/words.js";
 import { face } from "../library/faces.js";
 import { changed } from "../play/changes.js";
-import { gestures, toolbar } from "./actions.js";
+import { gestures, promotion, toolbar } from "./actions.js";
 import { notices } from "./notices.js";
 
 /** @returns {{element, update}} `update(message)` shows it in another state. */
@@ -13,6 +13,7 @@ export function drawn(first, room) {
   const musing = h("div");
   const thoughts = h("details.thoughts", {}, h("summary", {}, t("chat.thoughts")), musing);
   let id = null;
+  let opened = null;
   let text = null;
 
   const update = (message) => {
@@ -24,6 +25,9 @@ export function drawn(first, room) {
     if (grows && text && id === message.id) return text.write(message.text);
     // What is being changed here is not drawn away.
     if (id === message.id && element.matches(".edited")) return;
+    const silent = !grows && !waits && !message.text && message.thinking;
+    if (silent && opened !== message.id) thoughts.open = true;
+    opened = silent && message.id;
     id = message.id;
     element.className = `message ${role} ${hidden ? "left-out" : ""}`;
     element.ariaLabel = author;
@@ -52,6 +56,7 @@ export function drawn(first, room) {
         : [
             status !== "complete" && h("p.state", {}, t(`chat.${waits ? "waiting" : status}`)),
             notices(message),
+            silent && h("p.state", {}, t("chat.only_thoughts"), promotion(message, room)),
             changed(message, room),
             !waits && toolbar(message, room),
           ],

@@ -32,6 +32,7 @@ const DETAILS = {
     among("memory_placement", "after_history", "before_history"),
     among("lore_placement", "after_history", "as_written"),
     onOrOff("names"),
+    onOrOff("keep_other_speakers"),
     field("number", "reasoning_sent", { min: 0, max: 50, step: 1, placeholder: 0 }),
   ],
 };

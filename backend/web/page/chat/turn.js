@@ -21,6 +21,9 @@ function joined(before, more) {
   return before + more.slice(shared);
 }
 
+/** The first characters of a text, counted as the server counts them: by code points. */
+const first = (text, length) => [...text].slice(0, length).join("");
+
 /**
  * @returns {{take, takeUp, stop, choose, abandon}} The turns of a room, one at a time. It is `busy`
  *   with one, or `waiting` with what one asks the player: `choose(option)` answers.
@@ -66,6 +69,12 @@ export function turns(room) {
     turn.wait = 0;
   }
 
+  /** Say what the model does while a turn waits for it; null once it waits no longer. */
+  function queue(turn, work) {
+    if (work || turn.queued) room.composer.notice(work && t(`chat.waits.${work}`));
+    turn.queued = work;
+  }
+
   /** Throw an error again, unless it is one of the way to the server. */
   function passing(turn, error) {
     if (!error.isOffline && !(error.status >= 500 && (turn.begun || !error.slug))) throw error;
@@ -85,9 +94,14 @@ export function turns(room) {
       const [kind] = event.split(".");
       turn[kind] = turn.partly?.delete(kind) ? joined(turn[kind], data.text) : turn[kind] + data.text;
       turn.frame ||= requestAnimationFrame(() => grow(turn));
-    } else if (event === "text.reset") {
-      turn.text = turn.kept;
+    } else if (event.endsWith(".reset")) {
+      const [kind] = event.split(".");
+      turn[kind] = first(turn[kind], data.length);
+      turn.partly?.delete(kind);
       grow(turn);
+    } else if (event === "model.busy") {
+      queue(turn, data.work);
+      return;
     } else turn.over ||= /completed|failed/.test(event);
     // What it asked before it went on is answered.
     turn.asks = event === "turn.awaiting_choice" ? data : null;
@@ -112,8 +126,7 @@ export function turns(room) {
     if (!reply) return;
     const before = turn.kind === "continue" ? (path.at(reply.position) ?? reply) : {};
     if (turn.taken && before.text) turn.partly = new Set(["text", "thinking"]);
-    const kept = before.text ?? "";
-    Object.assign(turn, { reply, kept, text: kept, thinking: before.thinking ?? "" });
+    Object.assign(turn, { reply, text: before.text ?? "", thinking: before.thinking ?? "" });
     path.cut(reply.position);
     grow(turn);
   }
@@ -133,7 +146,7 @@ export function turns(room) {
     if (view.text) room.composer.text = turn.before + view.text;
     if (view.reply) {
       path.put(view.reply);
-      room.announce(`${view.reply.author}: ${view.reply.text}`);
+      room.announce(`${view.reply.author}: ${view.reply.text || t("chat.only_thoughts")}`);
     } else if (turn.kind !== "impersonate") await path.reload();
     return view;
   }
@@ -141,7 +154,7 @@ export function turns(room) {
   async function run(turn) {
     const quit = new AbortController();
     const before = room.composer.text && `${room.composer.text}\n`;
-    Object.assign(turn, { heard: 0, kept: "", text: "", thinking: "", wait: 0, before, quit });
+    Object.assign(turn, { heard: 0, text: "", thinking: "", wait: 0, before, quit });
     wait(null);
     signal.addEventListener("abort", () => quit.abort());
     occupy(turn);
@@ -160,6 +173,7 @@ export function turns(room) {
       }
     } finally {
       calm(turn);
+      queue(turn, null);
       occupy(null);
     }
     ended(view, turn.body);

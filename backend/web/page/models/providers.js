@@ -28,11 +28,22 @@ function headersOf(lines, before) {
   return patch;
 }
 
+/** Pairs of tags out of lines with an opening and a closing one. */
+const tagsOf = (lines) =>
+  lines.map((line) => {
+    const [opening, closing, ...rest] = line.trim().split(/\s+/);
+    const message = m("tags_form", { line });
+    if (!closing || rest.length) throw new Problem({ title: message, errors: [{ member: "thought_tags", message }] });
+    return { opening, closing };
+  });
+
 /** Change a provider; its key stays where no other is given. True once it is stored. */
 const edit = (provider) =>
   dialog(m("edit_named", { name: provider.name }), (close) => {
     const { id, name, base_url: url, key_hint: hint, models, revision, scope } = provider;
     const { extra_headers: headers, extra_body: body, embedding_model: embedding } = provider;
+    const { reads_thoughts: reads, thought_tags: tags } = provider;
+    const { concurrency, usual_concurrency: usual } = provider;
     const fields = [
       { ...NAME, most: 100, value: name },
       { ...KEY, help: hint ? m("key_kept", { hint }) : m("key_stays") },
@@ -41,6 +52,11 @@ const edit = (provider) =>
       { name: "extra_headers", kind: "lines", label: m("headers"), help: m("headers_help"),
         value: Object.entries(headers).map((each) => shown(...each)) },
       { name: "extra_body", label: m("body"), help: m("body_help"), control: json, value: Object.keys(body).length ? body : null },
+      { name: "reads_thoughts", kind: "check", label: m("reads_thoughts"), help: m("reads_thoughts_help"), value: reads },
+      { name: "thought_tags", kind: "lines", label: m("tags"), help: m("tags_help"),
+        value: tags.map(({ opening, closing }) => `${opening} ${closing}`) },
+      { name: "concurrency", kind: "number", step: 1, min: 0, max: 100, value: concurrency, label: m("concurrency"),
+        help: `${m("concurrency_help")} ${m(usual ? "concurrency_usual" : "concurrency_any", { count: usual })}` },
       scope === "installation" && { name: "embedding_model", label: m("embedding"), help: m("embedding_help"), value: embedding, most: 200 },
     ].filter(Boolean);
     const report = h("div.stack");
@@ -49,6 +65,7 @@ const edit = (provider) =>
       // What was said of a model stays with it.
       patch.models = names.map((each) => models.find((known) => known.name === each) ?? { name: each });
       patch.base_url = address || null;
+      patch.thought_tags = tagsOf(patch.thought_tags);
       patch.extra_headers = headersOf(patch.extra_headers, headers);
       patch.extra_body = mergePatch(body, patch.extra_body ?? {});
       if ("embedding_model" in patch) patch.embedding_model ||= null;

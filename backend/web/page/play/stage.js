@@ -66,7 +66,6 @@ export function stage(room) {
   const heard = {
     "mood.changed": tune,
     "tool.used": ({ name, summary }) => fill(doing, icon("spark"), summary || named(name)),
-    "text.reset": () => fill(doing, icon("again"), p("anew")),
     "calls.requested": () => fill(doing, icon("spark"), p("asks_for_calls")),
   };
   events.addEventListener("played", ({ detail: { event, data } }) => heard[event]?.(data), { signal });

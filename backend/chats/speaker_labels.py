@@ -1,0 +1,159 @@
+"""Labels of speakers, as in `Alda: Good day.`, that a model writes before a line.
+
+Prompts of chats with several speakers put each author's name before the text
+(`counting.line_text`), and models copy that. The speaker's own label does not belong to the reply.
+Another speaker's label is where the model begins to write for someone else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import regex  # type: ignore[import-untyped]  # it has no types
+
+from backend.code_spans import CodeSpans
+
+MAX_BLANKS = 1_000
+"""Characters of white space that are held back. More of them are text in any case."""
+
+_SPACE = "[ \u00a0\u202f]?"
+"""French puts a space before a colon."""
+
+_COLON = "[:\uff1a]"
+_MARK = r"(?P<mark>\*{1,3}|_{1,3})"
+_BLANKS = regex.compile(r"\s*+")
+
+
+class SpeakerFilter:
+    """Removes the speaker's label from a reply, and ends it where another speaker's line begins.
+
+    A label is a name with a colon at the beginning of a line, in any letter case, perhaps in bold,
+    italics or brackets. The speaker's own counts at the beginning of the text; elsewhere it is
+    text. Another speaker's counts after that, except in a fenced block: a reply that begins with
+    it is kept, since nothing would be left.
+
+    Linear in the text, however it is cut. It holds back at most a label and `MAX_BLANKS`
+    characters of white space, which would otherwise be left at the end.
+
+    Attributes:
+        is_over: True once another speaker's line has begun. What follows is dropped.
+    """
+
+    def __init__(
+        self,
+        speaker: str,
+        others: Iterable[str] = (),
+        *,
+        has_text: bool = False,
+        joins_text: bool = False,
+        keeps_others: bool = False,
+    ) -> None:
+        """Prepare for the text of one request.
+
+        Args:
+            speaker: The name that the prompt uses for the speaker.
+            others: The names of everyone else, the user included.
+            has_text: The reply has text before this one.
+            joins_text: This text is joined to that one: the space after a label stays.
+            keeps_others: Keep lines of other speakers.
+        """
+        self.is_over = False
+        self._label = _compile_label(speaker, () if keeps_others else others)
+        self._held = ""
+        self._has_text, self._joins_text = has_text, joins_text
+        self._is_head = self._begins_line = True
+        self._drops_blanks = False
+        self._code = CodeSpans()
+
+    def feed(self, text: str) -> str:
+        """Return the text that the next part of the reply settles."""
+        text, self._held = self._held + text, ""
+        kept: list[str] = []
+        at = 0
+        while at < len(text) and not self.is_over:
+            at = (self._begin_line if self._begins_line else self._end_line)(text, at, kept)
+        return "".join(kept)
+
+    def close(self) -> str:
+        """Return the rest at the end of the text, or before something else in the reply."""
+        held, self._held = self._held, ""
+        kept: list[str] = []
+        self._keep(held, kept)
+        if held.strip():
+            self._begins_line = False
+        return "".join(kept)
+
+    def _begin_line(self, text: str, at: int, kept: list[str]) -> int:
+        """Look for a label, and return the position up to which the text is read."""
+        leading = _BLANKS.match(text, at)
+        begin: int = leading.end() if leading else at
+        blanks = "" if self._drops_blanks else text[at:begin]
+        label: Any = None
+        if len(blanks) <= MAX_BLANKS and not self._code.ends_in_fence():
+            label = self._label and self._label.match(text, begin, partial=True)
+            if begin == len(text) or (label and label.partial):
+                self._held = blanks + text[begin:]
+                return len(text)
+        if label and label["speaker"] and self._is_head:
+            self._drops_blanks = not self._joins_text
+            return int(label.end())
+        if label and not label["speaker"] and (self._has_text or not self._is_head):
+            self.is_over = True
+            return len(text)
+        self._keep(blanks, kept)
+        self._begins_line = self._drops_blanks = False
+        return begin
+
+    def _end_line(self, text: str, at: int, kept: list[str]) -> int:
+        """Keep a line without the white space at its end."""
+        newline = text.find("\n", at)
+        line = text[at : newline if newline >= 0 else len(text)].rstrip()
+        end = at + len(line)
+        if newline >= 0:
+            self._begins_line = True
+        elif len(text) - end <= MAX_BLANKS:
+            self._held = text[end:]
+            end = len(text)
+        else:
+            line, end = text[at:], len(text)
+        self._keep(line, kept)
+        return end
+
+    def _keep(self, text: str, kept: list[str]) -> None:
+        self._code.add(text)
+        kept.append(text)
+        if text.strip():
+            self._is_head = False
+
+
+def without_label(text: str, speaker: str) -> str:
+    """Return a whole text without the speaker's label at its beginning."""
+    speakers = SpeakerFilter(speaker)
+    return speakers.feed(text) + speakers.close()
+
+
+def _compile_label(speaker: str, others: Iterable[str]) -> Any:
+    """The pattern of the labels; None if no one has a name. A match of `speaker` is the own one."""
+    own = speaker.strip()
+    names = {each for name in others if (each := name.strip()) and each.lower() != own.lower()}
+    groups = [
+        f"(?P<{group}>{_join_names(found)})"
+        for group, found in (("speaker", [own] if own else []), ("other", sorted(names)))
+        if found
+    ]
+    if not groups:
+        return None
+    name = f"(?:{'|'.join(groups)})"
+    shown = rf"(?:\[{name}\]|{name})"
+    forms = (
+        f"{shown}{_SPACE}{_COLON}",
+        rf"\[{name}{_SPACE}{_COLON}\]",
+        f"{_MARK}{shown}(?:{_SPACE}{_COLON}(?P=mark)|(?P=mark){_SPACE}{_COLON})",
+    )
+    return regex.compile("|".join(forms), regex.IGNORECASE)
+
+
+def _join_names(names: Sequence[str]) -> str:
+    """A pattern of names, the longest first: one may be the beginning of another."""
+    return "|".join(map(regex.escape, sorted(names, key=len, reverse=True)))

@@ -1,0 +1,269 @@
+"""Replies that are thoughts alone: kept, left out of prompts, and made the reply on request."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from typing import Any
+
+import pytest
+
+from backend.generation.registry import ModelRegistry
+from tests.fakes.openai_server import DONE, MODEL_ID, OpenAIServer, chunk, reply, stream
+from tests.fakes.scripted_server import Answer, Break, Gate
+from tests.integration.turns.following import (
+    TURN,
+    check_tree,
+    follow,
+    others,
+    said,
+    turn_under_way,
+)
+from tests.support.server import Account, Running, ok, problem, running, text_of
+
+pytestmark = pytest.mark.anyio
+
+THOUGHTS = "Mags waves and says hello."
+
+
+@pytest.fixture(scope="module")
+async def vendor() -> AsyncGenerator[OpenAIServer]:
+    async with OpenAIServer() as vendor:
+        yield vendor
+
+
+@pytest.fixture(scope="module")
+async def server(
+    shared_url: str, vendor: OpenAIServer, tmp_path_factory: pytest.TempPathFactory
+) -> AsyncGenerator[Running]:
+    registry = ModelRegistry(demo_tokens_per_second=0, openai=vendor.config(), default=MODEL_ID)
+    async with running(shared_url, tmp_path_factory.mktemp("data"), registry=registry) as server:
+        yield server
+
+
+def only_thoughts(text: str = THOUGHTS, finish: str = "stop") -> Answer:
+    return stream(chunk(reasoning_content=text), chunk(finish), DONE)
+
+
+def sent(vendor: OpenAIServer) -> list[Any]:
+    messages: list[Any] = vendor.requests[-1].body["messages"]
+    assert all(message["content"].strip() for message in messages)
+    return messages
+
+
+async def last(ada: Account, chat: str) -> dict[str, Any]:
+    return (await ada.messages(chat))[-1]
+
+
+async def think(ada: Account, chat: str, vendor: OpenAIServer, **body: Any) -> dict[str, Any]:
+    """Take a turn whose reply is thoughts alone."""
+    vendor.script(only_thoughts())
+    events = await ada.turn(chat, **(body or {"text": "Well?"}))
+    assert events[-1].name == "turn.completed"
+    return await last(ada, chat)
+
+
+def as_text(message: dict[str, Any]) -> str:
+    return f"/api/v1/messages/{message['id']}/thoughts-as-text"
+
+
+@pytest.mark.parametrize("finish", ["stop", "length"])
+async def test_a_reply_of_thoughts_alone_is_kept_and_hidden(
+    ada: Account, chat: str, vendor: OpenAIServer, server: Running, finish: str
+) -> None:
+    vendor.script(only_thoughts(finish=finish))
+
+    events = await ada.turn(chat, text="Well?")
+
+    assert [event.name for event in events[2:]] == [
+        *("thinking.delta", "message.saved", "turn.completed")
+    ]
+    assert events[-1].data["finish_reason"] == finish
+    message = await last(ada, chat)
+    assert (message["text"], message["thinking"]) == ("", THOUGHTS)
+    assert (message["status"], message["hidden"]) == ("complete", True)
+    turn_id = events[0].data["turn_id"]
+    assert ok(await ada.client.get(f"{TURN}/{turn_id}"))["reply"]["id"] == message["id"]
+    assert others(await follow(ada.client, turn_id)) == others(events)
+    await check_tree(server.parts.database, chat)
+
+
+async def test_no_later_prompt_has_an_empty_message(
+    ada: Account, chat: str, vendor: OpenAIServer
+) -> None:
+    await think(ada, chat, vendor)
+    await ada.turn(chat, text="Hello?")
+    assert [each["content"] for each in sent(vendor)[-2:]] == ["Well?", "Hello?"]
+
+    settings = {"names": True, "reasoning_sent": 5}
+    ok(await ada.client.patch(f"/api/v1/chats/{chat}/settings", json=settings))
+    await ada.turn(chat, text="Still there?")
+    assert not any("<think>" in each["content"] for each in sent(vendor))
+
+
+async def test_thoughts_become_the_reply_with_all_that_hangs_on_it(
+    ada: Account, chat: str, vendor: OpenAIServer, server: Running
+) -> None:
+    before = await think(ada, chat, vendor)
+    await ada.turn(chat, text="Hello?")
+
+    message = ok(await ada.client.post(as_text(before)))
+
+    assert (message["id"], message["text"], message["thinking"]) == (before["id"], THOUGHTS, None)
+    assert not message["hidden"]
+    assert message["tokens"] > before["tokens"]
+    assert message["sibling_count"] == 1
+    await check_tree(server.parts.database, chat)
+    await ada.turn(chat, text="Still there?")
+    assert THOUGHTS in [each["content"] for each in sent(vendor)]
+    ok(await ada.client.get(f"/api/v1/messages/{message['id']}/context"))
+
+
+async def test_thoughts_become_the_reply_without_its_speaker_s_name_and_after_regex_scripts(
+    ada: Account, chat: str, vendor: OpenAIServer
+) -> None:
+    script = {"findRegex": "waves", "replaceString": "nods", "placement": [2]}
+    ok(await ada.client.put("/api/v1/me/regex-scripts", json={"scripts": [script]}))
+    author = (await last(ada, chat))["author"]
+    vendor.script(only_thoughts(f"{author}: Mags waves."))
+    await ada.turn(chat, text="Well?")
+
+    message = ok(await ada.client.post(as_text(await last(ada, chat))))
+
+    assert message["text"] == "Mags nods."
+
+
+async def test_only_thoughts_without_text_become_the_reply(
+    ada: Account, chat: str, vendor: OpenAIServer, server: Running
+) -> None:
+    thought = await think(ada, chat, vendor)
+    ok(await ada.client.post(as_text(thought)))
+    problem(await ada.client.post(as_text(thought)), 409, "not-only-thoughts")
+    problem(
+        await ada.client.post(as_text((await ada.messages(chat))[-2])), 409, "not-only-thoughts"
+    )
+    async with server.account("eve") as eve:
+        problem(await eve.client.post(as_text(thought)), 404, "message-not-found")
+    gate = Gate()
+    vendor.script(stream(chunk(reasoning_content="Hm."), gate, chunk("stop"), DONE))
+    async with turn_under_way(ada, chat, text="And?") as (_, events):
+        problem(await ada.client.post(as_text(await last(ada, chat))), 409, "message-busy")
+        gate.opened.set()
+        assert [event async for event in events][-1].name == "turn.completed"
+
+
+async def test_a_message_without_text_stays_out_of_prompts_until_it_has_one(
+    ada: Account, chat: str, vendor: OpenAIServer, server: Running
+) -> None:
+    message = await think(ada, chat, vendor)
+    path = f"/api/v1/messages/{message['id']}"
+
+    problem(await ada.client.patch(path, json={"hidden": False}), 422, "message-empty")
+    edited = ok(await ada.client.patch(path, json={"text": "Mags shrugs."}))
+
+    assert (edited["text"], edited["hidden"], edited["sibling_count"]) == ("Mags shrugs.", False, 2)
+    await check_tree(server.parts.database, chat)
+
+
+async def test_a_reply_of_thoughts_alone_is_written_again_or_written_on(
+    ada: Account, chat: str, vendor: OpenAIServer, server: Running
+) -> None:
+    first = await think(ada, chat, vendor)
+    asked = sent(vendor)
+
+    vendor.script(reply("Mags nods."))
+    await ada.turn(chat, regenerate_of=first["id"])
+    assert sent(vendor) == asked
+    swipe = await last(ada, chat)
+    assert (swipe["text"], swipe["sibling"], swipe["hidden"]) == ("Mags nods.", 2, False)
+
+    ok(await ada.client.post(f"/api/v1/messages/{first['id']}/activate"))
+    vendor.script(reply("Mags waves."))
+    events = await ada.turn(chat, **{"continue": True})
+    assert sent(vendor) == asked
+    assert text_of(events) == "Mags waves."
+    message = await last(ada, chat)
+    assert (message["id"], message["text"], message["hidden"]) == (
+        first["id"],
+        "Mags waves.",
+        False,
+    )
+    assert message["thinking"] == THOUGHTS
+    ok(await ada.client.get(f"/api/v1/messages/{first['id']}/context"))
+    await check_tree(server.parts.database, chat)
+
+
+async def test_writing_on_that_fails_leaves_the_thoughts(
+    ada: Account, chat: str, vendor: OpenAIServer, server: Running
+) -> None:
+    first = await think(ada, chat, vendor)
+    vendor.script(stream(chunk(reasoning_content=" Hm."), Break()))
+
+    events = await ada.turn(chat, **{"continue": True})
+
+    assert events[-1].name == "turn.failed"
+    message = await last(ada, chat)
+    for name in ("id", "text", "status", "hidden"):
+        assert message[name] == first[name]
+    assert message["thinking"] == f"{THOUGHTS} Hm."
+    await check_tree(server.parts.database, chat)
+
+
+async def test_thoughts_are_no_line_of_the_user_s_and_the_error_says_so(
+    ada: Account, chat: str, vendor: OpenAIServer
+) -> None:
+    vendor.script(only_thoughts())
+
+    events = await ada.turn(chat, impersonate=True)
+
+    assert events[-1].data["type"] == "urn:talekeeper:problem:model-empty-reply"
+    assert "thoughts" in events[-1].data["detail"]
+
+
+async def test_text_that_turns_out_to_be_thoughts_is_taken_back_and_stored_as_thoughts(
+    ada: Account, chat: str, vendor: OpenAIServer, server: Running
+) -> None:
+    gate = Gate()
+    vendor.script(
+        stream(
+            chunk(content="The user greets me. "),
+            gate,
+            *(chunk(content="\n</think>\n\n"), chunk(content="Mags "), chunk(content="waves.")),
+            *(chunk("stop"), DONE),
+        )
+    )
+    async with turn_under_way(ada, chat, text="Hello!") as (turn_id, stream_):
+        live = [await anext(stream_), await anext(stream_)]
+        gate.opened.set()
+        live += [event async for event in stream_]
+
+    assert [(event.name, event.data) for event in live if event.name.startswith("te")] == [
+        ("text.delta", {"text": "The user greets me."}),
+        ("text.reset", {"length": 0}),
+        ("text.delta", {"text": "Mags waves."}),
+    ]
+    message = await last(ada, chat)
+    assert message["text"] == "Mags waves."
+    assert message["thinking"].strip() == "The user greets me."
+    stored = await follow(ada.client, turn_id)
+    assert said(stored) == [("thinking.delta", message["thinking"]), ("text.delta", "Mags waves.")]
+    assert others(stored)[1:] == others(live)
+    for event in live:
+        rest = await follow(ada.client, turn_id, last_id=event.id)
+        taken_back = [each for each in live if each.data == {"text": "The user greets me."}]
+        assert rest == [each for each in live if each.id > event.id and each not in taken_back]
+    await check_tree(server.parts.database, chat)
+
+
+async def test_taking_back_leaves_what_a_continued_reply_said_before(
+    ada: Account, chat: str, vendor: OpenAIServer
+) -> None:
+    vendor.script(reply("Mags waves."))
+    await ada.turn(chat, text="Hello!")
+    vendor.script(reply("I go on.", "</think>", " And nods."))
+
+    events = await ada.turn(chat, **{"continue": True})
+
+    resets = [event.data for event in events if event.name == "text.reset"]
+    assert resets == [{"length": len("Mags waves.")}]
+    message = await last(ada, chat)
+    assert (message["text"], message["thinking"]) == ("Mags waves.And nods.", "I go on.")
