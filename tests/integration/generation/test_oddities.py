@@ -100,7 +100,7 @@ def sum_up(row: Oddity, heard: Sequence[Piece], problem: ModelError | None) -> R
     return Result(
         text="".join(piece.text for piece in kept if isinstance(piece, TextPiece)),
         thinking="".join(piece.text for piece in kept if isinstance(piece, ThinkingPiece)),
-        finish=next(iter(reasons), "stop"),
+        finish=reasons[0] if reasons else "stop",
         error=problem.slug if problem else "",
         says=row.result.says if row.result.says in words else words,
         usage=None if row.result.usage is None else counted,
