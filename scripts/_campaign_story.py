@@ -90,6 +90,7 @@ class StoryModel:
             max_output_tokens=1_000,
             tokenizer="o200k_base",
             accepts=frozenset(SAMPLING_FIELDS),
+            fixed=frozenset({"tool_support"}),
         )
         self.next_reply = ""
 

@@ -54,6 +54,7 @@ class StopwatchModel:
         max_output_tokens=10_000,
         tokenizer="o200k_base",
         accepts=frozenset(SAMPLING_FIELDS),
+        fixed=frozenset({"tool_support"}),
     )
 
     def __init__(self) -> None:

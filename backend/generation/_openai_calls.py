@@ -9,7 +9,7 @@ calls may have one index, one id, or no id at all.
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import Any
@@ -146,7 +146,7 @@ class CallFragments:
         if isinstance(reasoning := members.get(REASONING), str):
             self._reasoning.append(reasoning)
         given = members.get("tool_calls")
-        entries = [given] if isinstance(given, Mapping) else sequence(given)
+        entries: Sequence[Any] = [mapping(given)] if mapping(given) else sequence(given)
         if not entries and mapping(members.get("function_call")):
             # The form before tool calls. Some servers send a call in both.
             entries = [{"function": members["function_call"]}]

@@ -140,9 +140,10 @@ class ModelProvider(ABC, Generic[ConfigT, ConnectionT]):
 
         Return False if the connection is set up in another way, or has learned something else.
         """
-        if replace(self.config, abilities=self.abilities) != config:
+        current = replace(self.config, abilities=self.abilities)
+        if current != config:
             return False
-        self.config = config
+        self.config = replace(current, on_learned=config.on_learned)
         return True
 
     async def learn_windows(self, models: Sequence[str]) -> None:

@@ -50,11 +50,12 @@ def read_calls(
         call_id: The vendor's id; one is made up if it is empty.
         vendor_state: See `ToolCall`. It goes with the first call.
     """
+    found: list[dict[str, Any]] = [{}]
     problem = ""
     try:
         found = _read_arguments(arguments)
     except ValueError as error:
-        found, problem = [{}], str(error)
+        problem = str(error)
     return [
         ToolCall(
             id=(clean_text(call_id) if not place else "") or _new_id(),

@@ -226,10 +226,10 @@ def _remember_piece(model: ChatModel, piece: Piece, way: ToolSupport, *, is_new:
 
 def _remember(model: ChatModel, way: ToolSupport, *, calls_tools: bool) -> None:
     """Remember how a model is asked, unless its user has set that."""
-    known = model.learned
-    if "tool_support" in model.spec.fixed or (known.tools, known.calls_tools) == (way, calls_tools):
+    if "tool_support" in model.spec.fixed:
         return
-    model.learn(tools=way, calls_tools=calls_tools)
+    if (model.learned.tools, model.learned.calls_tools) != (way, calls_tools):
+        model.learn(tools=way, calls_tools=calls_tools)
 
 
 def _ask(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from random import Random
 from typing import Any
@@ -110,3 +111,25 @@ class GeminiGameMaster(GameMaster, GeminiServer):
             if "functionResponse" in part
         ]
         return gemini_server.called(self.calls(offered, results), text=self.tells())
+
+
+class BlockWritingGameMaster(GameMaster, OpenAIServer):
+    """A game master on a server that accepts tools, and whose model writes calls as text alone.
+
+    It writes a block if the prompt describes one. Otherwise it only tells.
+    """
+
+    def usual(self, request: Request) -> Answer:
+        if request.path.endswith("/embeddings"):
+            return super().usual(request)
+        texts = [str(each["content"]) for each in request.body["messages"]]
+        described = next((text for text in texts if "```tools" in text and "Schemas" in text), "")
+        if not described:
+            return openai_server.reply(self.tells())
+        offered = set(re.findall(r"^- (\w+): ", described, re.MULTILINE))
+        head = "Results of the calls: "
+        told = [json.loads(text.removeprefix(head)) for text in texts if text.startswith(head)]
+        results = [each["result"] for results in told for each in results]
+        name, arguments = self.calls(offered, results)
+        block = json.dumps([{"tool": name, "arguments": arguments}])
+        return openai_server.reply(f"{self.tells()}\n\n```tools\n{block}\n```")

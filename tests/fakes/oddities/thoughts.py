@@ -87,6 +87,12 @@ TAGS = [
         Result(text="She typed <think>x</think> and left."),
     ),
     Oddity(
+        "thoughts-without-an-end",
+        "small models",
+        ["<think>", "The user greets me."],
+        Result(thinking=PLAN),
+    ),
+    Oddity(
         "cut-in-thoughts",
         "every model with too few tokens",
         ["<think>", "The user greets"],

@@ -13,7 +13,6 @@ from backend.generation.model import (
     ModelAuthError,
     ModelContextOverflowError,
     ModelCreditError,
-    ModelEmptyReplyError,
     ModelError,
     ModelInterruptedError,
     ModelMalformedAnswerError,
@@ -30,10 +29,8 @@ from backend.generation.model import (
     Prompt,
     PromptMessage,
     TextPiece,
-    ThinkingPiece,
     TokenUsage,
     Tool,
-    apply_resets,
 )
 from backend.generation.sampling import Sampling, SettingNotTakenError
 from tests.fakes.scripted_server import Answer, Break, Gate, Silence
@@ -81,14 +78,6 @@ async def test_a_piece_is_handed_on_before_the_next_one_is_sent(vendor: Vendor) 
         assert await anext(pieces) == TextPiece("He")
         gate.opened.set()
         assert await anext(pieces) == TextPiece(" is.")
-
-
-async def test_thoughts_come_apart_from_the_reply(vendor: Vendor) -> None:
-    vendor.server.script(
-        Answer(events=[vendor.thought("Hmm."), vendor.said("He is."), *vendor.ended])
-    )
-
-    assert (await listen(vendor))[:2] == [ThinkingPiece("Hmm."), TextPiece("He is.")]
 
 
 async def test_closing_the_stream_early_hangs_up_on_the_provider(vendor: Vendor) -> None:
@@ -143,23 +132,6 @@ async def test_a_reply_that_has_ended_is_whole_even_if_the_connection_lingers(
     assert (pieces[0], pieces[-1]) == (TextPiece("He is."), Finish("stop"))
 
 
-async def test_a_connection_cut_amid_the_reply_is_an_interruption(vendor: Vendor) -> None:
-    vendor.server.script(Answer(events=[vendor.said("He"), Break()]))
-    heard: list[Piece] = []
-
-    with pytest.raises(ModelInterruptedError):
-        await listen(vendor, heard=heard)
-
-    assert heard == [TextPiece("He")]
-
-
-async def test_a_stream_that_ends_without_a_finish_is_an_interruption(vendor: Vendor) -> None:
-    vendor.server.script(Answer(events=[vendor.said("He")]))
-
-    with pytest.raises(ModelInterruptedError):
-        await listen(vendor)
-
-
 async def test_a_broken_stream_is_not_asked_for_again(vendor: Vendor) -> None:
     vendor.server.script(Answer(events=[vendor.said("He"), Break()]))
 
@@ -186,64 +158,12 @@ async def test_a_stream_without_an_event_gives_the_error_of_the_whole_answer(
         await listen(vendor)
 
 
-async def test_a_reply_without_a_word_is_an_error(vendor: Vendor) -> None:
-    vendor.server.script(Answer(events=[vendor.said("\n"), *vendor.ended]))
-
-    with pytest.raises(ModelEmptyReplyError):
-        await listen(vendor)
-
-
-async def test_a_reply_of_thoughts_alone_is_kept(vendor: Vendor) -> None:
-    vendor.server.script(Answer(events=[vendor.thought("Hmm."), vendor.said("\n"), *vendor.ended]))
-
-    heard = await listen(vendor)
-
-    assert ThinkingPiece("Hmm.") in heard
-    assert isinstance(heard[-1], Finish)
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "<thought>plan</thought>Mags nods.",
-        "plan</think>Mags nods.",
-        "[THINK]plan[/THINK]Mags nods.",
-    ],
-)
-async def test_thoughts_in_the_text_are_separated_whoever_sends_them(
-    vendor: Vendor, text: str
-) -> None:
-    parts = [text[at : at + 5] for at in range(0, len(text), 5)]
-    vendor.server.script(Answer(events=[*map(vendor.said, parts), *vendor.ended]))
-
-    kept = apply_resets(await listen(vendor))
-
-    thoughts = "".join(piece.text for piece in kept if isinstance(piece, ThinkingPiece))
-    said = "".join(piece.text for piece in kept if isinstance(piece, TextPiece))
-    assert (thoughts, said) == ("plan", "Mags nods.")
-
-
 async def test_a_tool_call_may_follow_thoughts_in_the_text(vendor: Vendor) -> None:
     vendor.server.script(vendor.reply("Roll.</think>I see."))
 
     answer = await vendor.connect().call_tools(PROMPT, [LOOK], PLAIN)
 
     assert answer.text == "I see."
-
-
-async def test_a_reply_that_was_all_thinking_says_what_to_change(vendor: Vendor) -> None:
-    finish = "MAX_TOKENS" if vendor.connect().spec.provider == "gemini" else "length"
-    vendor.server.script(vendor.reply(finish=finish))
-
-    with pytest.raises(ModelEmptyReplyError, match="max_output_tokens"):
-        await listen(vendor)
-
-
-async def test_a_reply_cut_at_the_limit_says_so_at_its_end(vendor: Vendor) -> None:
-    finish = "MAX_TOKENS" if vendor.connect().spec.provider == "gemini" else "length"
-    vendor.server.script(vendor.reply("He is", finish=finish))
-
-    assert (await listen(vendor))[-1] == Finish("length")
 
 
 @pytest.mark.parametrize(
@@ -403,14 +323,6 @@ async def test_an_answer_in_json_is_parsed(vendor: Vendor) -> None:
 
     assert answer.value == {"lines": ["I wait."]}
     assert answer.usage == TokenUsage(prompt_tokens=12, completion_tokens=1)
-
-
-async def test_an_answer_in_a_code_fence_is_parsed(vendor: Vendor) -> None:
-    vendor.server.script(vendor.reply('```json\n{"lines": []}\n```'))
-
-    assert (await vendor.connect().structured(PROMPT, {"type": "object"}, PLAIN)).value == {
-        "lines": []
-    }
 
 
 async def test_an_answer_that_is_no_json_is_no_answer(vendor: Vendor) -> None:

@@ -9,7 +9,6 @@ import pytest
 
 from backend.generation.model import (
     ChatModel,
-    Finish,
     ModelInterruptedError,
     ModelRateLimitError,
     ModelRequestError,
@@ -21,7 +20,6 @@ from backend.generation.model import (
     TextPiece,
     TextReset,
     ThinkingPiece,
-    TokenUsage,
     Tool,
     apply_resets,
 )
@@ -30,7 +28,6 @@ from backend.generation.server_abilities import ServerAbilities
 from backend.generation.thoughts import ThoughtTags
 from backend.generation.tool_streams import answer_with_tools, tool_support
 from tests.fakes.openai_server import (
-    DONE,
     MODEL,
     chunk,
     completion,
@@ -39,8 +36,6 @@ from tests.fakes.openai_server import (
     reply,
     stream,
     tool_call,
-    usage,
-    usage_chunk,
 )
 from tests.fakes.scripted_server import Answer, Break
 from tests.integration.generation.conftest import Vendor
@@ -68,40 +63,6 @@ def joined(pieces: list[Piece]) -> tuple[str, str]:
     """What was thought and what was said."""
     thought = "".join(piece.text for piece in pieces if isinstance(piece, ThinkingPiece))
     return thought, "".join(piece.text for piece in pieces if isinstance(piece, TextPiece))
-
-
-@pytest.mark.parametrize("size", [1, 3, 1000])
-@pytest.mark.parametrize(
-    ("text", "thought", "said"),
-    [
-        ("<think>Who?</think>\n\nOswin.", "Who?", "Oswin."),
-        ("\n<thinking>Who?</thinking> Oswin.", "Who?", "Oswin."),
-        ("<think>One</think>\n<think>, two</think>Oswin.", "One, two", "Oswin."),
-        ("<think>Not `</think>` yet</think>Oswin.", "Not `</think>` yet", "Oswin."),
-        (
-            "Use `<think>`:\n```\n<think>x</think>\n```",
-            "",
-            "Use `<think>`:\n```\n<think>x</think>\n```",
-        ),
-        ("<thin ice.", "", "<thin ice."),
-        ("Who?\n</think>\n\nOswin.", "Who?\n", "Oswin."),
-        ("<|channel>thought\nWho?<channel|>Oswin.", "Who?", "Oswin."),
-        ("  Oswin.", "", "  Oswin."),
-    ],
-)
-async def test_thoughts_in_the_text_are_told_apart(
-    openai: Vendor, size: int, text: str, thought: str, said: str
-) -> None:
-    openai.server.script(reply(*(text[at : at + size] for at in range(0, len(text), size))))
-
-    assert joined(await listen(openai)) == (thought, said)
-
-
-@pytest.mark.parametrize("finish", ["stop", "length"])
-async def test_thoughts_without_an_end_are_kept_as_thoughts(openai: Vendor, finish: str) -> None:
-    openai.server.script(reply("<think>Who is", " it?", finish=finish))
-
-    assert joined(await listen(openai)) == ("Who is it?", "")
 
 
 async def test_text_before_a_closing_tag_alone_is_taken_back_once_and_then_expected(
@@ -185,31 +146,6 @@ async def test_a_reply_begins_as_it_was_told_to(openai: Vendor) -> None:
     assert second["messages"][-1]["prefix"] is True
 
 
-async def test_usage_may_come_late_twice_or_never(openai: Vendor) -> None:
-    openai.server.script(
-        stream(
-            {**chunk(content="No"), "usage": usage(9, 1)},
-            {**chunk(content="."), "choices": []},
-            chunk("stop", content="."),
-            usage_chunk(usage(9, 2)),
-            DONE,
-        ),
-        stream({**chunk("stop", content="No."), "usage": usage(0, 0)}, DONE),
-    )
-
-    assert await listen(openai) == [
-        *(TextPiece("No"), TextPiece(".")),
-        *(TokenUsage(9, 2), Finish("stop")),
-    ]
-    assert await listen(openai) == [TextPiece("No."), Finish("stop")]
-
-
-async def test_a_stream_may_come_as_a_whole(openai: Vendor) -> None:
-    openai.server.script(Answer(body=completion("<think>Hm.</think>No.")))
-
-    assert joined(await listen(openai)) == ("Hm.", "No.")
-
-
 @pytest.mark.parametrize(
     "body",
     [
@@ -225,16 +161,6 @@ async def test_an_error_within_a_200_is_an_error(openai: Vendor, body: Any) -> N
     for _ in range(2):
         with pytest.raises(ModelRateLimitError):
             await listen(openai)
-
-
-async def test_an_answer_in_parts_is_read(openai: Vendor) -> None:
-    parts = [
-        {"type": "thinking", "thinking": [{"type": "text", "text": "Hm."}]},
-        {"type": "text", "text": "No."},
-    ]
-    openai.server.script(stream(chunk("stop", content=parts), DONE))
-
-    assert joined(await listen(openai)) == ("Hm.", "No.")
 
 
 def told(text: str) -> Answer:

@@ -88,17 +88,18 @@ async def connect(row: Oddity, form: WireFormat) -> AsyncGenerator[Connected]:
             await registry.aclose()
 
 
-def summed_up(row: Oddity, heard: Sequence[Piece], problem: ModelError | None) -> Result:
+def sum_up(row: Oddity, heard: Sequence[Piece], problem: ModelError | None) -> Result:
     """Return what was heard in the words of the table."""
     kept = apply_resets(heard)
     words = f"{problem.title}: {problem.detail}" if problem else ""
     sent = next((piece for piece in kept if isinstance(piece, SentRequest)), SentRequest())
     used = [piece for piece in kept if isinstance(piece, TokenUsage)]
     counted = next(((each.prompt_tokens, each.completion_tokens) for each in used), ())
+    finish = next((piece for piece in kept if isinstance(piece, Finish)), Finish("stop"))
     return Result(
         text="".join(piece.text for piece in kept if isinstance(piece, TextPiece)),
         thinking="".join(piece.text for piece in kept if isinstance(piece, ThinkingPiece)),
-        finish=next((piece.reason for piece in kept if isinstance(piece, Finish)), "stop"),
+        finish=finish.reason,
         error=problem.slug if problem else "",
         says=row.result.says if row.result.says in words else words,
         usage=None if row.result.usage is None else counted,
@@ -108,7 +109,7 @@ def summed_up(row: Oddity, heard: Sequence[Piece], problem: ModelError | None) -
     )
 
 
-def known(connected: Connected, row: Oddity) -> dict[str, Any]:
+def find_learned(connected: Connected, row: Oddity) -> dict[str, Any]:
     """Return what was learned of a row's model."""
     found = connected.learned[-1].of(row.name) if connected.learned else None
     return {
@@ -134,7 +135,7 @@ async def test_a_reply_is_read_as_it_was_meant(row: Oddity, form: WireFormat) ->
         except ModelError as error:
             problem = error
 
-    found = replace(summed_up(row, heard, problem), learned=known(connected, row))
+    found = replace(sum_up(row, heard, problem), learned=find_learned(connected, row))
     assert found == expected(row)
 
 
@@ -145,7 +146,7 @@ async def test_calls_are_read_as_they_were_meant(row: Oddity, form: WireFormat) 
         heard = [piece async for piece in stream]
         answer = await connected.model.call_tools(Prompt(STORY), [DAMAGE], Sampling())
 
-    assert summed_up(row, heard, None) == expected(row)
+    assert sum_up(row, heard, None) == expected(row)
     assert [(call.name, call.arguments) for call in answer.calls] == list(row.result.calls)
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from tests.fakes.game_master import BlockWritingGameMaster
 from tests.fakes.openai_server import (
     API_KEY,
     MODEL,
@@ -137,6 +138,28 @@ async def test_a_model_that_writes_calls_then_is_asked_for_them_in_this_way(
     assert len(vendor.requests) == 3
     assert await points(game) < 20
     assert await support(game.account) == "fenced"
+
+
+async def test_a_risky_action_is_played_by_a_model_that_writes_blocks_alone(ada: Account) -> None:
+    async with BlockWritingGameMaster() as master:
+        master.likes_danger = 1.0
+        await provide(ada, master)
+        game = await fight(ada, rules="blades")
+        await game.add("clocks", name="Alarm", segments=6)
+
+        first = await game.say("I pick the lock.")
+        assert "calls.requested" in names(first)
+        assert text_of(first)
+        assert named(first, "mood.changed")[0]["mood"] == "action"
+        second = await game.say("Now.")
+        assert second[-1].name == "turn.awaiting_choice"
+        options = second[-1].data["options"]
+        rest = await game.choose(second[0].data["turn_id"], options[0]["id"])
+
+        assert rest[-1].name == "turn.completed"
+        assert "calls.requested" not in names(rest)
+        assert "aftermath" in [each["mood"] for each in named(rest, "mood.changed")]
+        assert await support(ada) == "fenced"
 
 
 async def test_a_model_that_writes_none_is_not_asked_again(
