@@ -8,7 +8,8 @@ Another speaker's label is where the model begins to write for someone else.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any
+from functools import cached_property
+from typing import Any, NamedTuple
 
 import regex  # type: ignore[import-untyped]  # it has no types
 
@@ -22,7 +23,53 @@ _SPACE = "[ \u00a0\u202f]?"
 
 _COLON = "[:\uff1a]"
 _MARK = r"(?P<mark>\*{1,3}|_{1,3})"
+_MAX_MARKS = 4
+"""Characters of marks and a bracket before a name."""
+
 _BLANKS = regex.compile(r"\s*+")
+
+
+class _Label(NamedTuple):
+    """A label in a text, and its end. `is_open`: the text ends within what may become one."""
+
+    end: int
+    is_own: bool
+    is_open: bool
+
+
+class _Labels:
+    """The labels of a speaker and of others."""
+
+    def __init__(self, speaker: str, others: Iterable[str]) -> None:
+        own = speaker.strip().lower()
+        self._own = [own] if own else []
+        self._others = sorted({name for each in others if (name := each.strip().lower())} - {own})
+        self._names = (*self._own, *self._others)
+        self._length = _MAX_MARKS + max(map(len, self._names), default=0)
+
+    def read(self, text: str, at: int) -> _Label | None:
+        """Return the label that begins at a position."""
+        head = text[at : at + self._length]
+        name = head.lstrip("*_[").lower()
+        if not name and len(head) < _MAX_MARKS:
+            return _Label(at, is_own=False, is_open=True)
+        # Few lines begin with a name: the pattern, which takes a millisecond to make, waits.
+        if not any(name.startswith(each) or each.startswith(name) for each in self._names):
+            return None
+        found = self._pattern.match(text, at, partial=True)
+        if found is None:
+            return None
+        return _Label(found.end(), found["speaker"] is not None, is_open=found.partial)
+
+    @cached_property
+    def _pattern(self) -> Any:
+        names = f"(?P<speaker>{_join_names(self._own)})|(?:{_join_names(self._others)})"
+        end = f"{_SPACE}{_COLON}"
+        marked = f"(?(mark)(?:{end}(?P=mark)|(?P=mark){end})|{end})"
+        bracketed = rf"(?(bracket)(?:\]{marked}|{end}\])|{marked})"
+        label = rf"{_MARK}?(?P<bracket>\[)?(?:{names}){bracketed}"
+        # Names are users' text: the module must not keep the pattern.
+        return regex.compile(label, regex.IGNORECASE, cache_pattern=False)
 
 
 class SpeakerFilter:
@@ -59,7 +106,7 @@ class SpeakerFilter:
             keeps_others: Keep lines of other speakers.
         """
         self.is_over = False
-        self._label = _compile_label(speaker, () if keeps_others else others)
+        self._labels = _Labels(speaker, () if keeps_others else others)
         self._held = ""
         self._has_text, self._joins_text = has_text, joins_text
         self._is_head = self._begins_line = True
@@ -89,16 +136,16 @@ class SpeakerFilter:
         leading = _BLANKS.match(text, at)
         begin: int = leading.end() if leading else at
         blanks = "" if self._drops_blanks else text[at:begin]
-        label: Any = None
+        label: _Label | None = None
         if len(blanks) <= MAX_BLANKS and not self._code.ends_in_fence():
-            label = self._label and self._label.match(text, begin, partial=True)
-            if begin == len(text) or (label and label.partial):
+            label = self._labels.read(text, begin)
+            if begin == len(text) or (label and label.is_open):
                 self._held = blanks + text[begin:]
                 return len(text)
-        if label and label["speaker"] and self._is_head:
+        if label and label.is_own and self._is_head:
             self._drops_blanks = not self._joins_text
-            return int(label.end())
-        if label and not label["speaker"] and (self._has_text or not self._is_head):
+            return label.end
+        if label and not label.is_own and (self._has_text or not self._is_head):
             self.is_over = True
             return len(text)
         self._keep(blanks, kept)
@@ -133,27 +180,6 @@ def without_label(text: str, speaker: str) -> str:
     return speakers.feed(text) + speakers.close()
 
 
-def _compile_label(speaker: str, others: Iterable[str]) -> Any:
-    """The pattern of the labels; None if no one has a name. A match of `speaker` is the own one."""
-    own = speaker.strip()
-    names = {each for name in others if (each := name.strip()) and each.lower() != own.lower()}
-    groups = [
-        f"(?P<{group}>{_join_names(found)})"
-        for group, found in (("speaker", [own] if own else []), ("other", sorted(names)))
-        if found
-    ]
-    if not groups:
-        return None
-    name = f"(?:{'|'.join(groups)})"
-    shown = rf"(?:\[{name}\]|{name})"
-    forms = (
-        f"{shown}{_SPACE}{_COLON}",
-        rf"\[{name}{_SPACE}{_COLON}\]",
-        f"{_MARK}{shown}(?:{_SPACE}{_COLON}(?P=mark)|(?P=mark){_SPACE}{_COLON})",
-    )
-    return regex.compile("|".join(forms), regex.IGNORECASE)
-
-
 def _join_names(names: Sequence[str]) -> str:
-    """A pattern of names, the longest first: one may be the beginning of another."""
-    return "|".join(map(regex.escape, sorted(names, key=len, reverse=True)))
+    """Return a pattern of names, the longest first, which matches nothing without names."""
+    return "|".join(map(regex.escape, sorted(names, key=len, reverse=True))) or "(?!)"

@@ -19,7 +19,6 @@ import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
-from functools import lru_cache
 from typing import Annotated, Literal, NamedTuple
 
 import msgspec
@@ -137,8 +136,7 @@ class _Marks(NamedTuple):
     lone_end: _Finder
 
 
-@lru_cache(maxsize=100)
-def _make_marks(added: tuple[ThoughtTags, ...]) -> _Marks:
+def _make_marks(added: Sequence[ThoughtTags] = ()) -> _Marks:
     own = (*KNOWN_TAGS, *added)
     pairs = (*own, *_CHANNEL_TAGS)
     openings = [pair.opening for pair in pairs]
@@ -154,6 +152,7 @@ def _make_marks(added: tuple[ThoughtTags, ...]) -> _Marks:
     )
 
 
+_KNOWN_MARKS = _make_marks()
 _ANSWER_END = _Finder(_ANSWER_CLOSINGS)
 
 
@@ -187,7 +186,8 @@ class ThoughtReader:
             is_off: Leave the text as it is.
         """
         self.thinks_first = thinks_first
-        self._marks = _make_marks(tuple(tags))
+        # A user's own tags are not kept from reply to reply: they are the user's text.
+        self._marks = _make_marks(tags) if tags else _KNOWN_MARKS
         self._place: Literal["head", "thoughts", "text"] = "text" if is_off else "head"
         self._end = self._marks.lone_end
         self._held = ""

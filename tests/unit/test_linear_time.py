@@ -21,7 +21,7 @@ from backend.enrichment.cleaning import paragraphs
 from backend.generation._demo_agent import calls
 from backend.generation.failure_causes import _RULES
 from backend.generation.model import Prompt, PromptMessage, Tool
-from backend.generation.thoughts import _make_marks
+from backend.generation.thoughts import _KNOWN_MARKS
 from backend.lorebooks.activation.decorators import split_decorators
 from backend.memory.chunks import chunked
 from backend.memory.parsed_query import _pattern, without_names
@@ -37,7 +37,7 @@ PACKAGES = sorted(
     if path.suffix == ".py" or (path / "__init__.py").exists()
 )
 MADE_AT_RUN_TIME: Mapping[str, Sequence[re.Pattern[str]]] = {
-    "backend.generation.thoughts.__init__": [_make_marks(()).text.any],
+    "backend.generation.thoughts.__init__": [_KNOWN_MARKS.text.any],
     "backend.memory.parsed_query._pattern": [_pattern("Ann Bo")],
     "backend.generation.failure_causes._rule": [rule.words for rule in _RULES],
     "backend.generation.provider_faults.remove_keys": [

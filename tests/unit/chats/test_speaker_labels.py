@@ -75,9 +75,11 @@ def test_lines_of_other_speakers_can_be_kept() -> None:
 
 def test_someone_without_a_name_has_no_label_and_two_of_one_name_have_the_speaker_s() -> None:
     nameless = SpeakerFilter(" ", ["", "Robin"])
+    alone = SpeakerFilter(" ", [""])
     twins = SpeakerFilter("Robin", ["robin"])
 
-    assert nameless.feed(": a\n: b") == ": a\n: b"
+    assert nameless.feed(": a\n: b\nRobin: c") == ": a\n: b"
+    assert alone.feed("*Well*: a\n: b") == "*Well*: a\n: b"
     assert twins.feed("Robin: a\nRobin: b") == "a\nRobin: b"
 
 
