@@ -46,7 +46,7 @@ async def vendor() -> AsyncGenerator[OpenAIServer]:
 async def server(
     shared_url: str, vendor: OpenAIServer, tmp_path_factory: pytest.TempPathFactory
 ) -> AsyncGenerator[Running]:
-    openai = vendor.config(context_window=300_000, server="mistral")
+    openai = vendor.config(context_window=300_000, server="deepseek")
     registry = ModelRegistry(demo_tokens_per_second=0, openai=openai, default=MODEL_ID)
     async with running(shared_url, tmp_path_factory.mktemp("data"), registry=registry) as server:
         yield server

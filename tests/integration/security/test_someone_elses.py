@@ -222,6 +222,9 @@ async def fill(server: Running, owner: Account, administrator: Account) -> Belon
     server_of_models = {"kind": "openai", "base_url": "http://127.0.0.1:11434/v1"}
     provider = ok(await client.post(f"{API}/providers", json=server_of_models), 201)
     invited = await administrator.client.post(f"{API}/admin/invitations", json={})
+    allowed = await administrator.client.post(
+        f"{API}/admin/provider-addresses", json={"host": "192.168.1.7", "port": 8080}
+    )
     return Belongings(
         owner,
         {
@@ -244,6 +247,7 @@ async def fill(server: Running, owner: Account, administrator: Account) -> Belon
             "provider_id": provider["id"],
             "user_id": owner.user["id"],
             "invitation_id": ok(invited, 201)["id"],
+            "address_id": ok(allowed, 201)["id"],
             "job_id": await job_of(server, owner),
         },
     )
