@@ -38,6 +38,9 @@ _PLAIN_HEADERS = frozenset(
 _BLANK = b"\xef\xbb\xbf \t\r\n"
 """Bytes that may stand before an answer: a byte order mark and white space."""
 
+_UNFRAMED = (b"{", b"[", b"<")
+"""Beginnings of an answer that is not a stream of events: JSON, or a web page."""
+
 _LONGEST_TEXT = 4_000
 """Bytes of an error that is not JSON: enough to tell what it is."""
 
@@ -156,19 +159,30 @@ class AnswerStream:
         JSON lines are read as events. Raise `ServerError` for an event that is an error, and for a
         web page.
         """
-        received = self._response.aiter_bytes()
-        head = b""
-        async for begun in received:
-            if head := begun.lstrip(_BLANK):
-                break
-            yield None
-        is_framed = not head.startswith((b"{", b"[", b"<"))
-        values = (
-            self._read_events(head, received) if is_framed else self._read_unframed(head, received)
-        )
-        async with aclosing(values):
-            async for value in values:
-                yield value
+        async with aclosing(self._receive()) as received:
+            head = b""
+            async for begun in received:
+                if head := begun.lstrip(_BLANK):
+                    break
+                yield None
+            read = self._read_unframed if head[:1] in _UNFRAMED else self._read_events
+            async with aclosing(read(head, received)) as values:
+                async for value in values:
+                    yield value
+
+    async def _receive(self) -> AsyncGenerator[bytes]:
+        """Yield the bytes of the answer. A connection that is lost before an event ends them.
+
+        llama-cpp-python closes the connection in this way if it cannot begin a stream.
+        """
+        import httpx2  # noqa: PLC0415 - imported by now; slow at start-up
+
+        try:
+            async for part in self._response.aiter_bytes():
+                yield part
+        except (httpx2.ReadError, httpx2.RemoteProtocolError):
+            if not self.is_empty:
+                raise
 
     async def _read_events(
         self, head: bytes, rest: AsyncIterator[bytes]

@@ -33,7 +33,7 @@ from backend.generation.model import (
     Tool,
 )
 from backend.generation.sampling import Sampling, SettingNotTakenError
-from tests.fakes.scripted_server import Answer, Break, Gate, Silence
+from tests.fakes.scripted_server import Answer, Break, Event, Gate, Silence
 from tests.integration.generation.conftest import Vendor
 from tests.support.waiting import PATIENCE
 
@@ -149,10 +149,11 @@ async def test_a_stream_without_an_event_is_asked_for_again_as_a_whole(vendor: V
     assert not vendor.server.wants_stream(vendor.server.requests[-1])
 
 
+@pytest.mark.parametrize("events", [[], [Break()]])
 async def test_a_stream_without_an_event_gives_the_error_of_the_whole_answer(
-    vendor: Vendor,
+    vendor: Vendor, events: list[Event]
 ) -> None:
-    vendor.server.script(Answer(events=[]), vendor.failed(429, "slow down"))
+    vendor.server.script(Answer(events=events), vendor.failed(429, "slow down"))
 
     with pytest.raises(ModelRateLimitError):
         await listen(vendor)
