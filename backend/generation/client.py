@@ -134,7 +134,10 @@ class ModelClient:
 
         try:
             return await self.http.send(make_request(), stream=True)
-        except (httpx2.ReadError, httpx2.WriteError, httpx2.RemoteProtocolError):
+        except (httpx2.ReadError, httpx2.WriteError, httpx2.RemoteProtocolError) as error:
+            is_answer = isinstance(error, httpx2.RemoteProtocolError)
+            if is_answer and "disconnected" not in str(error):  # a head that cannot be read
+                raise
             return await self.http.send(make_request(), stream=True)
 
     @asynccontextmanager
