@@ -22,8 +22,8 @@ def test_a_preset_is_brought_in_put_in_order_and_makes_the_prompt(
     page.set_viewport_size({"width": 1280, "height": 2400})
     page.goto("/#/account")
     page.get_by_role("link", name="Edit presets").click()
-    # The account's page has a button "Import" of its own.
-    expect(page.get_by_role("heading", name="Presets")).to_be_visible()
+    # The account's page has a heading "Prompt presets" and a button "Import", too.
+    expect(page.get_by_role("heading", name="Prompt presets", level=1)).to_be_visible()
     with page.expect_file_chooser() as chooser:
         page.get_by_role("button", name="Import").click()
     chooser.value.set_files(FILE)
