@@ -67,6 +67,7 @@ class Known:
 class Situation:
     """What the story's present moment is, as a viewpoint may know it.
 
+    `players` begin with the one whom the story follows.
     `present` are the people at the place, the nearest to the story first. `facts` are about them,
     the players and the place. `named` are those whom the last lines name, wherever they are. `told`
     are the ids of whatever a full block says something of. `places` are the names of the places
@@ -95,6 +96,11 @@ class Situation:
     places: Mapping[UUID, str] = field(default_factory=dict[UUID, str])
     player_lines: Sequence[str] = ()
     in_play: Mapping[UUID, Item] = field(default_factory=dict[UUID, Item])
+
+    @property
+    def lead_id(self) -> UUID | None:
+        """The player's character whom the story follows."""
+        return next((player.id for player in self.players), None)
 
 
 class Shown(msgspec.Struct, frozen=True, kw_only=True):
@@ -164,8 +170,9 @@ def choose_form(text: str, last: Shown | None, now: Shown, *, first: bool) -> tu
     if is_resume_command(text):
         return "full", "resume command"
     changed = [
-        (last.scene_id != now.scene_id, "the scene changed"),
         (last.location_id != now.location_id, "the place changed"),
+        # A scene that opens by itself, where the last block had none, changes nothing else.
+        (last.scene_id not in {None, now.scene_id}, "the scene changed"),
         (last.day != now.day, "the day changed"),
         (sorted(last.present) != sorted(now.present), "who is present changed"),
         (last.edits != now.edits, "you edited the state"),

@@ -14,7 +14,7 @@ from backend.campaigns import ledger_store
 from backend.campaigns.errors import (
     CampaignFullError,
 )
-from backend.campaigns.items import Item, Kind
+from backend.campaigns.items import Item, Kind, Scene
 from backend.campaigns.ledger import (
     DELETION,
     creation,
@@ -24,6 +24,7 @@ from backend.campaigns.ledger_store import Change
 from backend.campaigns.models import (
     CampaignItem,
 )
+from backend.campaigns.party import follow_scene
 from backend.campaigns.records import (
     ItemKey,
     check_references,
@@ -126,6 +127,8 @@ class ItemService:
     ) -> msgspec.Struct:
         """Add an item. With `message_id` it is there while that message is told; so for changes.
 
+        An open scene takes the players' characters along to its place.
+
         Raises `CampaignNotFoundError`, `CampaignFullError`, `MessageNotFoundError`,
         `ValidationError`.
         """
@@ -136,8 +139,11 @@ class ItemService:
             await check_references(session, campaign_id, item)
             cause = await find_cause(session, identity, campaign, message_id)
             change = Change(kind, new_id(), creation(item))
+            moved = (
+                await follow_scene(session, campaign_id, item) if isinstance(item, Scene) else ()
+            )
             await ledger_store.append(
-                session, identity.sealer, campaign, [change], actor="user", message=cause
+                session, identity.sealer, campaign, [change, *moved], actor="user", message=cause
             )
             return await _shown(session, identity, ItemKey(campaign_id, kind, change.item_id))
 
@@ -197,10 +203,15 @@ async def _shown(session: AsyncSession, identity: Identity, key: ItemKey) -> msg
     return view_item(row, open_item(identity.sealer, row))
 
 
-async def check_item_room(session: AsyncSession, campaign_id: UUID, *, more: int = 1) -> None:
-    """Raise `CampaignFullError` where a campaign has no room for `more` items."""
+async def has_item_room(session: AsyncSession, campaign_id: UUID, *, more: int = 1) -> bool:
+    """Return True if a campaign has room for `more` items."""
     query = select(func.count()).where(CampaignItem.campaign_id == campaign_id)
-    if (await session.scalar(query) or 0) + more > MAX_ITEMS:
+    return (await session.scalar(query) or 0) + more <= MAX_ITEMS
+
+
+async def check_item_room(session: AsyncSession, campaign_id: UUID, *, more: int = 1) -> None:
+    """Raise `CampaignFullError` if a campaign has no room for `more` items."""
+    if not await has_item_room(session, campaign_id, more=more):
         raise CampaignFullError(
             f"A campaign holds {MAX_ITEMS:,} items, deleted ones among them.",
             extra={"limit": "items", "allowed": MAX_ITEMS},

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from uuid import UUID
 
 from sqlalchemy import ColumnElement, Select, case, func, or_, select, union_all
 from sqlalchemy.ext.asyncio import AsyncSession
@@ -13,6 +14,7 @@ from backend.campaigns.item_rows import read_state
 from backend.campaigns.items import Item, Kind, Scene
 from backend.campaigns.ledger import item_of
 from backend.campaigns.models import Campaign, CampaignItem
+from backend.campaigns.party import is_scene_here
 from backend.cpu_pool import unhurried
 from backend.vault.sealing import Sealer
 
@@ -26,7 +28,10 @@ MAX_ENTITIES = 500
 
 
 class CampaignReader:
-    """Reads the items of a campaign that a viewpoint may know of."""
+    """Reads the items of a campaign that a viewpoint may know of.
+
+    `player` is the persona's name. The player's character of that name leads the party.
+    """
 
     def __init__(
         self,
@@ -34,11 +39,14 @@ class CampaignReader:
         sealer: Sealer,
         campaign: Campaign,
         viewpoint: Viewpoint = GM,
+        *,
+        player: str = "",
     ) -> None:
         self.session = session
         self.sealer = sealer
         self.campaign = campaign
         self.viewpoint: Viewpoint = viewpoint
+        self.player = player
 
     @property
     def _own(self) -> tuple[Condition, ...]:
@@ -93,25 +101,42 @@ class CampaignReader:
         is_kind = CampaignItem.kind == kind
         return await self.rows(is_kind, *conditions, limit=limit, newest=newest)
 
-    async def nearest(self, scene: Scene | None) -> list[tuple[CampaignItem, Item]]:
-        """Players' characters, who is in the scene or at its place, then what changed last.
+    async def open_scene(self) -> tuple[CampaignItem, Scene] | None:
+        """Return the scene that goes on where the story is; of several, the one changed last."""
+        place = await self._story_place()
+        scenes = await self.of_kind("scene", CampaignItem.is_live, limit=MAX_HOT, newest=True)
+        return next(
+            (
+                (row, item)
+                for row, item in scenes
+                if isinstance(item, Scene) and is_scene_here(item.location_id, place)
+            ),
+            None,
+        )
 
-        `MAX_ENTITIES` at most, the oldest first.
-        """
-        is_player = CampaignItem.subkind == "pc"
+    async def _story_place(self) -> UUID | None:
         first = (
             select(CampaignItem.place_id)
             .where(
                 CampaignItem.campaign_id == self.campaign.id,
                 CampaignItem.kind == "entity",
                 CampaignItem.exists,
-                is_player,
+                CampaignItem.subkind == "pc",
                 CampaignItem.place_id.is_not(None),
             )
             .order_by(CampaignItem.id)
             .limit(1)
         )
-        place = (scene and scene.location_id) or await self.session.scalar(first)
+        place: UUID | None = await self.session.scalar(first)
+        return place
+
+    async def nearest(self, scene: Scene | None) -> list[tuple[CampaignItem, Item]]:
+        """Return players' characters, who is with them or in the scene, then what changed last.
+
+        `MAX_ENTITIES` at most, the oldest first.
+        """
+        is_player = CampaignItem.subkind == "pc"
+        place = await self._story_place() or (scene and scene.location_id)
         places = [place] if place else []
         present = [*places, *(scene.present if scene else [])]
         is_near = or_(CampaignItem.place_id.in_(places), CampaignItem.id.in_(present))

@@ -44,6 +44,7 @@ from backend.campaigns.models import (
     Campaign,
     CampaignItem,
 )
+from backend.campaigns.party import follow_scene
 from backend.campaigns.schemas import (
     VIEWS,
     CampaignFields,
@@ -271,7 +272,10 @@ async def edit_item(
     *,
     cause: Message | None = None,
 ) -> None:
-    """Write what a merge patch changes of an item as one change of the user's."""
+    """Write what a merge patch changes of an item as one change of the user's.
+
+    A scene that opens, or moves, takes the players' characters along.
+    """
     struct = STRUCTS[key.kind]
     reject_unknown(patch, struct)
     blob = await session.scalar(
@@ -288,6 +292,8 @@ async def edit_item(
         if "audience" in change.set and isinstance(item, Scene):
             told_to = {key.item_id: stored(item.audience)}
             more = await narrowed_chapters(session, sealer, campaign.id, told_to)
+        if isinstance(item, Scene) and change.fields() & {"location_id", "status"}:
+            more += await follow_scene(session, campaign.id, item)
         if isinstance(item, Term) and item.status == "rejected":
             # For good: also when the reply that coined it is no longer told.
             change = creation(item)

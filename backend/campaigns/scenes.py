@@ -1,7 +1,8 @@
-"""Scenes as they are played: their beats, and where in a chat they are told.
+"""Scenes as they are played: how they begin and end, their beats, where in a chat they are told.
 
 A beat is a finished turn of the open scene. It is a change of the reply's, so that it counts while
-the reply is told: a regenerated one has a beat of its own. Nothing here commits.
+the reply is told: a regenerated one has a beat of its own. So are the beginning of a scene where
+none is open, and the end of one that the players have left. Nothing here commits.
 """
 
 from __future__ import annotations
@@ -13,26 +14,21 @@ from uuid import UUID
 from sqlalchemy import bindparam, func, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
+from backend.audience import PUBLIC
 from backend.campaigns import ledger_store
 from backend.campaigns.item_rows import read_state
-from backend.campaigns.ledger import Operations
+from backend.campaigns.item_service import has_item_room
+from backend.campaigns.items import Scene
+from backend.campaigns.ledger import Operations, creation
 from backend.campaigns.ledger_store import Change
 from backend.campaigns.marks import IS_COMPACTED
 from backend.campaigns.models import CampaignChange, CampaignItem, ChangeSource
-from backend.campaigns.records import find_campaign, open_campaign
+from backend.campaigns.party import read_party
+from backend.campaigns.records import find_campaign, item_states, open_campaign
 from backend.chats.models import Chat, Message
+from backend.database.base import new_id
 from backend.vault.sealing import Sealer
 
-_OPEN = (
-    select(CampaignItem.id)
-    .where(
-        CampaignItem.campaign_id == bindparam("campaign"),
-        CampaignItem.kind == "scene",
-        CampaignItem.is_live,
-    )
-    .order_by(CampaignItem.seq.desc())
-    .limit(1)
-)
 _STATE = select(CampaignItem.sealed_state).where(CampaignItem.id == bindparam("scene"))
 _ENDED = (
     select(CampaignItem.id)
@@ -89,18 +85,34 @@ class Span:
 
 
 async def count_beat(
-    session: AsyncSession, sealer: Sealer, chat: Chat, reply: Message, *, turn_id: UUID
+    session: AsyncSession,
+    sealer: Sealer,
+    chat: Chat,
+    reply: Message,
+    *,
+    turn_id: UUID,
+    lead_id: UUID | None = None,
 ) -> list[UUID]:
-    """Count a reply as a beat of the scene that is open: it is there if it is to be compressed."""
+    """Count a reply as a beat of the open scene, and return the scene if it is to be compressed.
+
+    Where none is open, one begins at the place of the story. A reply that is not for everyone
+    begins none, because the others would learn of it.
+    """
     if chat.campaign_id is None:
         return []
     campaign = await find_campaign(session, sealer, chat.campaign_id, lock=True)
     if campaign is None:
         return []
-    scene_id = await session.scalar(_OPEN, {"campaign": campaign.id})
-    if scene_id is None:
+    party = await read_party(session, campaign.id, lead_id)
+    scene_id = party.scene_id
+    if scene_id is not None:
+        beat = Change("scene", scene_id, Operations(add={"beats": 1}))
+    elif party.place and reply.audience == PUBLIC and await has_item_room(session, campaign.id):
+        scene_id = new_id()
+        begun = Scene(location_id=party.place, beats=1)
+        beat = Change("scene", scene_id, creation(begun))
+    else:
         return []
-    beat = Change("scene", scene_id, Operations(add={"beats": 1}))
     await ledger_store.append(
         session, sealer, campaign, [beat], actor="tool", message=reply, turn_id=turn_id
     )
@@ -108,6 +120,33 @@ async def count_beat(
     beats = read_state(sealer, scene_id, blob).get("beats", 0) if blob else 0
     settings = open_campaign(sealer, campaign).settings
     return [scene_id] if settings.summaries and beats % settings.scene_beats == 0 else []
+
+
+async def end_left_scenes(
+    session: AsyncSession, sealer: Sealer, chat: Chat, reply: Message, *, turn_id: UUID
+) -> None:
+    """End the open scenes that no player's character is in any more, as changes of the reply.
+
+    A scene whose status is locked stays open. So do all after a reply that is not for everyone.
+    """
+    if chat.campaign_id is None or reply.audience != PUBLIC:
+        return
+    campaign = await find_campaign(session, sealer, chat.campaign_id, lock=True)
+    if campaign is None:
+        return
+    left = (await read_party(session, campaign.id)).left
+    if not left:
+        return
+    states = await item_states(session, sealer, campaign, left)
+    ended = [
+        Change("scene", scene_id, Operations(set={"status": "closed"}))
+        for scene_id, state in states.items()
+        if "status" not in state.get("locked", ())
+    ]
+    if ended:
+        await ledger_store.append(
+            session, sealer, campaign, ended, actor="tool", message=reply, turn_id=turn_id
+        )
 
 
 async def ended_scenes(session: AsyncSession, chat: Chat, *, turn_id: UUID) -> list[UUID]:

@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from heapq import nlargest
-from operator import attrgetter
+from operator import attrgetter, itemgetter
 from types import MappingProxyType
 from typing import Any
 from uuid import UUID
@@ -33,6 +33,7 @@ from backend.campaigns.items import (
 from backend.campaigns.ledger import item_of
 from backend.campaigns.models import CampaignItem
 from backend.campaigns.name_cache import Names
+from backend.campaigns.party import is_called, is_scene_here, story_place
 from backend.campaigns.reader import MAX_HOT, CampaignReader, Condition
 from backend.campaigns.records import open_campaign
 from backend.campaigns.rules import rules_of
@@ -49,7 +50,7 @@ class SituationReader(CampaignReader):
     """Reads the story's present moment, as a viewpoint may know it."""
 
     async def situation(self, names: Names, *, line: str, recent: Sequence[str]) -> Situation:
-        """The story's present moment, but for facts and events: see `with_facts`.
+        """Return the story's present moment without facts and events: see `with_facts`.
 
         Args:
             names: The campaign's, of the version that is read.
@@ -59,18 +60,23 @@ class SituationReader(CampaignReader):
         fields = open_campaign(self.sealer, self.campaign)
         in_view = await self._in_view(names)
         world = next((item for *_, item in in_view if isinstance(item, World)), World())
-        _, scene_id, scene = max(
-            ((seq, item_id, item) for item_id, seq, item in in_view if isinstance(item, Scene)),
-            key=lambda each: each[0],
-            default=(0, None, None),
-        )
         players = [
             Placed(id=item_id, entity=item)
             for item_id, _, item in in_view
             if isinstance(item, Entity)
         ]
-        place = scene.location_id if scene else None
-        place = place or next((p.entity.location_id for p in players if p.entity.location_id), None)
+        players.sort(key=lambda each: not is_called(each.entity, self.player))
+        place = story_place(each.entity.location_id for each in players)
+        _, scene_id, scene = max(
+            (
+                (seq, item_id, item)
+                for item_id, seq, item in in_view
+                if isinstance(item, Scene) and is_scene_here(item.location_id, place)
+            ),
+            key=itemgetter(0),
+            default=(0, None, None),
+        )
+        place = place or (scene.location_id if scene else None)
 
         in_line = names.index.find(line)
         in_lines = [names.index.find(text) for text in recent[::-1]]

@@ -87,9 +87,8 @@ class SituationService:
         async with reading(self._database, identity, campaign_id) as (session, campaign):
             reader = CampaignReader(session, identity.sealer, campaign)
             worlds = await reader.of_kind("world")
-            scenes = await reader.of_kind("scene", CampaignItem.is_live, limit=1, newest=True)
-            scene = scenes[0][1] if scenes else None
-            entities = await reader.nearest(scene if isinstance(scene, Scene) else None)
+            scene = await reader.open_scene()
+            entities = await reader.nearest(scene[1] if scene else None)
             threads = await reader.of_kind("thread", CampaignItem.is_live, limit=MAX_HOT)
             clocks = await reader.of_kind("clock", CampaignItem.is_live, limit=MAX_HOT)
             echoes = await reader.of_kind("echo", limit=MAX_HOT, newest=True)
@@ -104,7 +103,7 @@ class SituationService:
             flags=world.flags,
             attributes=world.attributes,
             locked=world.locked,
-            scene=view_item(*scenes[0]) if scenes else None,
+            scene=view_item(*scene) if scene else None,
             entities=[view_item(*each) for each in entities],
             threads=[view_item(*each) for each in threads],
             clocks=[view_item(*each) for each in clocks],
@@ -166,6 +165,7 @@ class SituationService:
         recent: Sequence[str],
         until: int | None = None,
         viewpoint: Viewpoint = GM,
+        player: str = "",
     ) -> CampaignLayers:
         """What a chat's campaign puts into a prompt.
 
@@ -180,13 +180,14 @@ class SituationService:
             until: The position of a message that is written anew: what followed from it, and from
                 those below it, does not count.
             viewpoint: Whose knowledge the prompt may hold.
+            player: The persona's name: see `CampaignReader`.
         """
         names = await self._names.names(session, identity.sealer, campaign)
         rewritten: set[UUID] = set()
         if until is not None:
             rewritten = await ledger_paths.changed_items(session, chat.id, above=until)
         if until is None or not rewritten:
-            reader = SituationReader(session, identity.sealer, campaign, viewpoint)
+            reader = SituationReader(session, identity.sealer, campaign, viewpoint, player=player)
             return await self._layers(reader, names, chat, leaf, line=line, recent=recent)
         layers: list[CampaignLayers] = []
         with contextlib.suppress(_TrialOverError):
@@ -197,7 +198,7 @@ class SituationService:
                     trial, identity.sealer, campaign, chat.id, above=until
                 )
                 names = await names.updated(trial, identity.sealer, campaign)
-                reader = SituationReader(trial, identity.sealer, campaign, viewpoint)
+                reader = SituationReader(trial, identity.sealer, campaign, viewpoint, player=player)
                 made = await self._layers(reader, names, chat, leaf, line=line, recent=recent)
                 # A search would find them as they are now.
                 layers.append(msgspec.structs.replace(made, told=made.told | rewritten))

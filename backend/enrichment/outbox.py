@@ -11,7 +11,7 @@ from sqlalchemy import bindparam, delete, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from backend.campaigns.marks import read_again
-from backend.campaigns.scenes import count_beat, ended_scenes
+from backend.campaigns.scenes import count_beat, end_left_scenes, ended_scenes
 from backend.chats.events import ConsentWithdrawn
 from backend.chats.models import Chat, Message
 from backend.chats.questions import read_questions_again
@@ -125,15 +125,28 @@ class EnrichmentOutbox(ConsentWithdrawn):
         reply: Message,
         *,
         turn_id: UUID,
+        lead_id: UUID | None = None,
     ) -> None:
-        """Count a finished reply as a beat of its campaign's open scene, which may then be due."""
-        for scene_id in await count_beat(session, holder.sealer, chat, reply, turn_id=turn_id):
+        """Count a finished reply as a beat of its campaign's open scene, which may then be due.
+
+        `lead_id` is the character whom the chat's story follows.
+        """
+        for scene_id in await count_beat(
+            session, holder.sealer, chat, reply, turn_id=turn_id, lead_id=lead_id
+        ):
             await self.compress(session, holder, chat, scene_id)
 
     async def end_scenes(
-        self, session: AsyncSession, holder: KeyHolder, chat: Chat, *, turn_id: UUID
+        self,
+        session: AsyncSession,
+        holder: KeyHolder,
+        chat: Chat,
+        reply: Message,
+        *,
+        turn_id: UUID,
     ) -> None:
-        """Have the scenes read and compressed that a played turn has ended."""
+        """End the scenes that the players have left, and have all compressed that a turn ended."""
+        await end_left_scenes(session, holder.sealer, chat, reply, turn_id=turn_id)
         for scene_id in await ended_scenes(session, chat, turn_id=turn_id):
             await self.compact(session, holder, chat)
             await self.compress(session, holder, chat, scene_id)

@@ -248,6 +248,7 @@ class ChatLoader:
             recent=[each.text for each in loaded.recent],
             until=loaded.target.rewritten,
             viewpoint=loaded.viewpoint,
+            player=loaded.user_name,
         )
         # The world that tools change is known to more than hear of it.
         is_heard = loaded.audience == PUBLIC or not campaign.fields.settings.hidden_information

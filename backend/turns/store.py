@@ -238,11 +238,7 @@ class TurnStore:
         await self._spoken(session, run, turn, message.id)
         if run.kind == "continue" and run.adds_to_reply:
             await self._enrichment.continued(session, message.id)
-        if run.is_beat:
-            await self._enrichment.count_beat(session, run, chat, message, turn_id=run.turn_id)
-        if run.play is not None and run.outcome == "completed":
-            run.play.closing = await commit_play(session, run.play, run, chat, message)
-            await self._enrichment.end_scenes(session, run, chat, turn_id=run.turn_id)
+        await self._play_on(session, run, chat, message)
         await self._enrichment.read_terms(session, run, chat, message.id)
         await self._enrichment.replied(
             session,
@@ -261,6 +257,24 @@ class TurnStore:
         elif run.built.loaded.begins_unsettled:
             await self._enrichment.go_on(session, chat)
         return True
+
+    async def _play_on(
+        self, session: AsyncSession, run: TurnRun, chat: Chat, message: Message
+    ) -> None:
+        """Write what a reply does to its campaign: a beat, a played turn's changes, scenes' ends.
+
+        The beat is of the scene that was open before the turn's changes.
+        """
+        if run.is_beat:
+            campaign = run.built.loaded.campaign
+            lead_id = campaign.now.lead_id if campaign else None
+            await self._enrichment.count_beat(
+                session, run, chat, message, turn_id=run.turn_id, lead_id=lead_id
+            )
+        if run.play is not None and run.outcome == "completed":
+            run.play.closing = await commit_play(session, run.play, run, chat, message)
+        if run.is_beat:
+            await self._enrichment.end_scenes(session, run, chat, message, turn_id=run.turn_id)
 
     async def _spoken(
         self, session: AsyncSession, run: TurnRun, turn: Turn, reply_id: UUID | None
