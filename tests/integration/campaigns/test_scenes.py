@@ -7,7 +7,7 @@ from uuid import uuid4
 
 import pytest
 
-from tests.integration.campaigns.seagate import Table
+from tests.integration.campaigns.seagate import Table, seagate
 from tests.support.server import Account, ok, problem
 
 pytestmark = pytest.mark.anyio
@@ -134,3 +134,121 @@ async def test_what_cannot_be_closed_is_refused_and_nothing_changes(
     closed = await play.table.ask("POST", path, headers=tag, params={"message_id": said})
     assert ok(closed)["status"] == "closed"
     assert closed.headers["etag"] != current.headers["etag"]
+
+
+async def _scenes(table: Table) -> list[dict[str, Any]]:
+    """The scenes that count, the oldest first."""
+    items: list[dict[str, Any]] = (await table.get("/scenes"))["items"]
+    return items
+
+
+async def _block(table: Table, chat: str) -> str:
+    return str((await table.get("/context", chat_id=chat, text="I look around."))["full"])
+
+
+async def test_the_story_follows_the_player_out_of_an_open_scene(
+    ada: Account, table: Table
+) -> None:
+    ids = await seagate(table)
+    chat = (await ada.new_chat(campaign_id=table.campaign["id"]))["id"]
+    shop = await table.add("scenes", location_id=ids["shop"], present=[ids["marlena"]])
+    await ada.turn(chat, text="I come in.")
+    assert "Marlena" in await _block(table, chat)
+
+    await table.change(f"/entities/{ids['jake']}", location_id=ids["hills"])
+    block = await _block(table, chat)
+    assert "**Sunfall Hills**" in block
+    assert "**Inspector Holt**" in block
+    assert "Marlena" not in block
+    assert (await table.get("/state"))["scene"] is None
+
+    said = (await ada.turn(chat, text="I look around."))[0].data["reply_id"]
+    left, entered = await _scenes(table)
+    assert (left["id"], left["status"], left["beats"]) == (shop["id"], "closed", 1)
+    assert (entered["location_id"], entered["status"], entered["beats"]) == (
+        ids["hills"],
+        "open",
+        1,
+    )
+    assert (await table.get("/state"))["scene"]["id"] == entered["id"]
+
+    ok(await ada.client.delete(f"{API}/messages/{said}"))
+    assert [each["status"] for each in await _scenes(table)] == ["open"]
+    assert "**Sunfall Hills**" in await _block(table, chat)
+    moved = next(
+        each
+        for each in (await table.get("/changes"))["items"]
+        if each["set"] == {"location_id": ids["hills"]}
+    )
+    ok(await table.ask("POST", f"/changes/{moved['id']}/undo"))
+    assert "Marlena" in await _block(table, chat)
+    assert (await table.get("/state"))["scene"]["id"] == shop["id"]
+
+
+async def test_a_scene_stays_for_those_who_stay_in_it(ada: Account, table: Table) -> None:
+    ids = await seagate(table)
+    mara = await table.add("entities", kind="pc", name="Mara", location_id=ids["shop"])
+    persona = ok(await ada.client.post(f"{API}/personas", json={"name": "mara"}), 201)
+    chats = [
+        (await ada.new_chat(campaign_id=table.campaign["id"], persona_id=who))["id"]
+        for who in (None, persona["id"])
+    ]
+    await ada.turn(chats[0], text="We come in.")
+    await table.change(f"/entities/{mara['id']}", location_id=ids["hills"])
+    blocks = [await _turned(ada, chat) for chat in chats]
+    assert "**The Salty Sigil**" in blocks[0]
+    assert "**Sunfall Hills**" in blocks[1]
+    both = {each["location_id"]: each for each in await _scenes(table)}
+    assert {each["status"] for each in both.values()} == {"open"}
+    assert [both[ids[place]]["beats"] for place in ("shop", "hills")] == [2, 1]
+    await table.change(f"/entities/{ids['jake']}", location_id=ids["hills"])
+    await ada.turn(chats[1], text="There you are.")
+    ended = {each["location_id"]: each["status"] for each in await _scenes(table)}
+    assert ended == {ids["shop"]: "closed", ids["hills"]: "open"}
+
+
+async def _turned(ada: Account, chat: str) -> str:
+    """The state block of a further turn."""
+    await ada.turn(chat, text="continue")
+    return str((await ada.messages(chat))[-1]["injected_context"])
+
+
+async def test_a_scene_that_a_user_opens_elsewhere_takes_the_players_along(
+    ada: Account, table: Table
+) -> None:
+    ids = await seagate(table)
+    mara = await table.add("entities", kind="pc", name="Mara", location_id=ids["shop"])
+    scene = await table.add("scenes", location_id=ids["hills"], present=[ids["jake"]])
+    assert (await table.get(f"/entities/{ids['jake']}"))["location_id"] == ids["hills"]
+    assert (await table.get(f"/entities/{mara['id']}"))["location_id"] == ids["shop"]
+    await table.change(f"/scenes/{scene['id']}", present=[], location_id=ids["shop"])
+    assert (await table.get(f"/entities/{ids['jake']}"))["location_id"] == ids["shop"]
+
+
+@pytest.mark.every_database
+async def test_a_first_scene_opens_by_itself_once_the_story_has_a_place(ada: Account) -> None:
+    for rules in ("freeform", "blades", "dnd"):
+        made = await ada.client.post(f"{API}/campaigns", json={"name": "Seagate", "rules": rules})
+        table = Table(ada, ok(made, 201))
+        chat = (await ada.new_chat(campaign_id=table.campaign["id"]))["id"]
+        await ada.turn(chat, text="Where am I?")
+        assert await _scenes(table) == []
+        shop = await table.add("entities", kind="location", name="The Salty Sigil")
+        await table.add("entities", kind="pc", name="Jake", location_id=shop["id"])
+        whisper = {"text": "To myself.", "audience": "gm"}
+        await ada.turn(chat, **whisper)
+        assert await _scenes(table) == []
+
+        said = (await ada.turn(chat, text="I come in."))[0].data["reply_id"]
+        [first] = await _scenes(table)
+        assert (first["location_id"], first["status"], first["beats"]) == (shop["id"], "open", 1)
+        await ada.turn(chat, regenerate_of=said)
+        [second] = await _scenes(table)
+        assert (second["id"] != first["id"], second["beats"]) == (True, 1)
+        leaf = (await ada.messages(chat))[-1]["id"]
+        fork = ok(await ada.client.post(f"{API}/chats/{chat}/fork", json={"message_id": leaf}), 201)
+        await ada.turn(fork["id"], text="On.")
+        assert [(each["id"], each["beats"]) for each in await _scenes(table)] == [(second["id"], 2)]
+        ok(await ada.client.delete(f"{API}/chats/{fork['id']}"), 204)
+        ok(await ada.client.post(f"{API}/messages/{said}/activate"))
+        assert [(each["id"], each["beats"]) for each in await _scenes(table)] == [(first["id"], 1)]
