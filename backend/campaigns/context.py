@@ -195,15 +195,26 @@ def full_block(now: Situation) -> str:
         _section(
             "Player characters" if len(now.players) > 1 else "Player character", _players(now)
         ),
-        _section("Current location", _location(now)),
-        _section("NPCs present", _people(now)),
-        _section("Known facts", [f"- {fact}" for fact in now.facts]),
+        *_surroundings(now),
         _section("Active threads", [_thread(thread) for thread in _by_tension(now.threads)]),
         _section("Clocks", [_clock(clock) for clock in now.clocks]),
         _section("Today", [f"- {event}" for event in now.events[-MAX_EVENTS:]]),
         _section("Echoes", [f"- {echo}" for echo in now.echoes[:MAX_ECHOES]]),
     ]
     return "\n\n".join(section for section in sections if section)
+
+
+def surroundings_block(now: Situation) -> str:
+    """Return the sections of the full block that are about the place and who is there."""
+    return "\n\n".join(section for section in _surroundings(now) if section)
+
+
+def _surroundings(now: Situation) -> list[str]:
+    return [
+        _section("Current location", _location(now)),
+        _section("NPCs present", _people(now)),
+        _section("Known facts", [f"- {fact}" for fact in now.facts]),
+    ]
 
 
 def light_line(now: Situation) -> str:

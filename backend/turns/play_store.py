@@ -109,7 +109,7 @@ def resume_play(
     fresh, table = built.loaded.table, Table.load(suspended.table)
     if fresh is None or fresh.state.campaign_id != table.state.campaign_id:
         raise ConflictError("The chat is no longer played in this campaign. Stop the turn.")
-    table.names = fresh.names
+    table.names, table.viewpoint = fresh.names, fresh.viewpoint
     play = Play(
         table=table,
         prompts=prompts,

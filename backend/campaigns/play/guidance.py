@@ -78,14 +78,11 @@ def _clocks(table: Table) -> list[str]:
 
 
 def _people(table: Table) -> list[str]:
-    """People of the open scene, or where the players are, each with what they want."""
-    scene = table.scene
-    places = {scene.get("location_id")} - {None}
-    places = places or {state.get("location_id") for state in table.players.values()} - {None}
-    present = set(scene.get("present", ()))
+    """People of the open scene, and where the players are, each with what they want."""
+    place, present = table.place, set(table.scene.get("present", ()))
     lines: list[str] = []
     for item_id, state in table.of_kind("entity").items():
-        is_here = str(item_id) in present or state.get("location_id") in places
+        is_here = str(item_id) in present or (place and state.get("location_id") == place)
         if state["kind"] == "npc" and is_here:
             wants = state.get("wants", "")[:MAX_WANTS]
             lines.append(f"{state['name']}: {wants}" if wants else state["name"])

@@ -90,6 +90,7 @@ class TableState(msgspec.Struct, kw_only=True):
     pending: Pending | None = None
     suggestions: list[str] = []
     is_over: bool = False
+    lead_id: UUID | None = None
 
     def last_dice(self) -> dict[str, Any]:
         """The seed, and the last dice that came of it: `first` is the number of the first one."""

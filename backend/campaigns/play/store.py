@@ -43,14 +43,16 @@ def read_table(layers: CampaignLayers, viewpoint: Viewpoint = GM) -> Table | Non
     fields = layers.fields
     if not fields.settings.tools or not rules_of(fields.rules).moods():
         return None
-    return Table.new(
+    table = Table.new(
         layers.campaign_id,
         rules=fields.rules,
         dice=fields.settings.dice,
         items=layers.now.in_play,
         states=layers.names.states(layers.now.in_play),
-        names=layers.names if viewpoint == GM else None,
+        names=layers.names,
     )
+    table.viewpoint, table.state.lead_id = viewpoint, layers.now.lead_id
+    return table
 
 
 async def table_now(

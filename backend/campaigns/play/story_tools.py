@@ -9,6 +9,8 @@ from msgspec import Meta
 
 from backend.campaigns.items import Entity, Scene
 from backend.campaigns.ledger import Operations
+from backend.campaigns.party import is_scene_left
+from backend.campaigns.play.arrival import arrive
 from backend.campaigns.play.deltas import Deltas, Named, Short, apply_deltas
 from backend.campaigns.play.echoes import add_echo, tick
 from backend.campaigns.play.table import FINISH, Table
@@ -17,6 +19,7 @@ from backend.campaigns.play.tools import Option, Outcome, PlayTool, ToolRefusedE
 MAX_OPTIONS = 8
 MAX_SUGGESTIONS = 6
 MAX_DAYS = 365
+MAX_WHO = 20
 
 Said = Annotated[str, Meta(min_length=1, max_length=300)]
 
@@ -42,12 +45,18 @@ class Ask(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
 
 
 class SetScene(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Begin a scene at another place, or say what is at stake in this one."""
+    """Begin a scene at another place, or say what is at stake in this one.
+
+    If the players arrive somewhere, you are told who and what is there.
+    """
 
     location: Annotated[Named, Meta(description="The place, by its name.")]
     description: Annotated[Short, Meta(description="Of a new place alone: what is there.")] = ""
     title: Short = ""
     stakes: Annotated[Short, Meta(description="What may be won or lost.")] = ""
+    who: Annotated[
+        list[Named], Meta(max_length=MAX_WHO, description="Players who go there; all if empty.")
+    ] = []
 
 
 class AdvanceTime(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -111,7 +120,10 @@ def answered(table: Table, index: int) -> dict[str, str]:
 
 
 def set_scene(table: Table, asked: SetScene) -> Outcome:
-    """Go on in the open scene where it is at that place, else open another; players come along."""
+    """Go to a place: on with the scene that is open there, or into a new one.
+
+    Scenes that no player's character is in any more are over.
+    """
     try:
         place = table.references.find(asked.location, {"location"})
         place_id, name = place.id, place.name
@@ -122,24 +134,27 @@ def set_scene(table: Table, asked: SetScene) -> Outcome:
             Entity(kind="location", name=asked.location, description=asked.description)
         )
         name = asked.location
+    here, came_from = str(place_id), table.place
+    before = {one: state.get("location_id") for one, state in table.players.items()}
+    named = {table.references.in_play(each, {"pc"}).id for each in asked.who}
+    for player_id, where in before.items():
+        if where != here and (not named or player_id in named):
+            table.change(player_id, Operations(set={"location_id": here}))
     said = {key: value for key in ("title", "stakes") if (value := getattr(asked, key))}
-    scenes = {
-        item_id: state
-        for item_id, state in table.of_kind("scene").items()
-        if state.get("status", "open") == "open"
-    }
-    here = [one for one, state in scenes.items() if state.get("location_id") == str(place_id)]
-    if here:
-        if said:
-            table.change(here[-1], Operations(set=said))
+    scenes = {one: state.get("location_id") for one, state in table.open_scenes.items()}
+    places = [where for each in table.players.values() if (where := each.get("location_id"))]
+    for scene_id, where in scenes.items():
+        if not where or is_scene_left(where, places or [here]):
+            table.change(scene_id, Operations(set={"status": "closed"}))
+    there = [one for one, where in scenes.items() if where == here]
+    if not there:
+        table.create(Scene(location_id=place_id, mood=table.play.mood, **said))
+    elif said:
+        table.change(there[-1], Operations(set=said))
+    places = [state.get("location_id") for state in table.players.values()]
+    if here == came_from and places == [*before.values()]:
         return answer({"location": name}, f"At {name}")
-    for scene_id in scenes:
-        table.change(scene_id, Operations(set={"status": "closed"}))
-    table.create(Scene(location_id=place_id, mood=table.play.mood, **said))
-    for player_id, state in table.players.items():
-        if state.get("location_id") != str(place_id):
-            table.change(player_id, Operations(set={"location_id": str(place_id)}))
-    return answer({"location": name}, f"Goes to {name}")
+    return answer({"location": name, "here": arrive(table, place_id)}, f"Goes to {name}")
 
 
 def advance_time(table: Table, asked: AdvanceTime) -> Outcome:

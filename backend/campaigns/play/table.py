@@ -14,10 +14,12 @@ from uuid import UUID
 
 import msgspec
 
+from backend.audience import GM, Viewpoint
 from backend.campaigns.items import STRUCTS, Item, Kind
 from backend.campaigns.ledger import Operations, State, applied, exists, state_of
 from backend.campaigns.ledger_store import Change
 from backend.campaigns.name_cache import Names
+from backend.campaigns.party import is_scene_here, story_place
 from backend.campaigns.play import guidance
 from backend.campaigns.play.dice import DiceMode, new_seed, roll
 from backend.campaigns.play.references import Held, References
@@ -50,11 +52,18 @@ class NoSuchOptionError(ValidationError):
 
 
 class Table:
-    """A turn that is played. What a model asks for is checked here, whatever it says."""
+    """A turn that is played. What a model asks for is checked here, whatever it says.
+
+    Attributes:
+        state: All of it that is saved.
+        names: The campaign's items that are kept in memory.
+        viewpoint: What it may not know does not come to the table.
+    """
 
     def __init__(self, state: TableState, names: Names | None = None) -> None:
         self.state = state
         self.names = names
+        self.viewpoint: Viewpoint = GM
         self.rules: Rules = rules_of(state.rules)
 
     @classmethod
@@ -131,7 +140,8 @@ class Table:
     @property
     def references(self) -> References:
         """The items that a call may name."""
-        return References(self.state.items, self.names)
+        names = self.names if self.viewpoint == GM else None
+        return References(self.state.items, names)
 
     @property
     def ledger(self) -> list[Change]:
@@ -252,10 +262,23 @@ class Table:
         return self.get(self.state.campaign_id)
 
     @property
+    def place(self) -> str | None:
+        """The id of the place where the story is, as text."""
+        where: str | None = story_place(state.get("location_id") for state in self.players.values())
+        return where or self.scene.get("location_id")
+
+    @property
+    def open_scenes(self) -> dict[UUID, State]:
+        """The scenes that are not over, the oldest first."""
+        scenes = self.of_kind("scene").items()
+        return {one: state for one, state in scenes if state.get("status", "open") == "open"}
+
+    @property
     def scene_id(self) -> UUID | None:
         """The scene that the story is in."""
-        scenes = self.of_kind("scene").items()
-        found = [one for one, state in scenes if state.get("status", "open") == "open"]
+        place: str | None = story_place(state.get("location_id") for state in self.players.values())
+        scenes = self.open_scenes.items()
+        found = [one for one, state in scenes if is_scene_here(state.get("location_id"), place)]
         return found[-1] if found else None
 
     @property
@@ -265,9 +288,9 @@ class Table:
 
     @property
     def players(self) -> dict[UUID, State]:
-        """The players' characters."""
-        entities = self.of_kind("entity").items()
-        return {one: state for one, state in entities if state["kind"] == "pc"}
+        """The players' characters, the one whom the story follows first."""
+        found = [each for each in self.of_kind("entity").items() if each[1]["kind"] == "pc"]
+        return dict(sorted(found, key=lambda each: each[0] != self.state.lead_id))
 
     def change(self, item_id: UUID, operations: Operations) -> State:
         """Change an item in play, and give what it is then.
