@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
+from uuid import UUID
 
 import msgspec
 
@@ -11,6 +12,7 @@ from backend.campaigns.items import Entity, World
 from backend.campaigns.ledger import EXISTS, State
 from backend.campaigns.play.echoes import MOST_COSTS, MOST_THREATS, echoes, is_full
 from backend.campaigns.play.references import called
+from backend.campaigns.play.state import PLAY, POOL, ROLL
 from backend.prompts import PromptLibrary
 
 if TYPE_CHECKING:
@@ -20,6 +22,10 @@ MOST_PEOPLE = 8
 MOST_CLOCKS = 12
 MAX_WANTS = 200
 MAX_LINE = 300
+MAX_CHANGED = 12
+
+_OWN = frozenset({PLAY, POOL, ROLL})
+"""Attributes of the world that the guidance renders by itself, or that are for the server alone."""
 
 
 def render(table: Table, prompts: PromptLibrary) -> str:
@@ -27,6 +33,8 @@ def render(table: Table, prompts: PromptLibrary) -> str:
 
     A mood's file is given those of the values below that its header names.
     """
+    if table.state.is_private:
+        return prompts["moods/private"].render()
     play, scene = table.play, table.scene
     values: dict[str, Any] = {
         **msgspec.structs.asdict(play),
@@ -35,6 +43,7 @@ def render(table: Table, prompts: PromptLibrary) -> str:
         "threats": [_cut(text) for _, text in echoes(table, "threat")[-MOST_THREATS:]],
         "clocks": _clocks(table),
         "people": _people(table),
+        "changed": _changed(table),
         "players": _players(table),
         "stakes": play.stakes or scene.get("stakes", ""),
         "dice": table.state.dice,
@@ -87,6 +96,35 @@ def _people(table: Table) -> list[str]:
             wants = state.get("wants", "")[:MAX_WANTS]
             lines.append(f"{state['name']}: {wants}" if wants else state["name"])
     return lines[:MOST_PEOPLE]
+
+
+def _changed(table: Table) -> list[str]:
+    """Render the fields that this turn has changed: the state block is from before it."""
+    touched: dict[UUID, dict[str, None]] = {}
+    for change in table.state.changes:
+        if change.kind in {"world", "entity", "thread"} and EXISTS not in change.operations.set:
+            keys = dict.fromkeys(change.operations.touched())
+            touched.setdefault(change.item_id, {}).update(keys)
+    lines: list[str] = []
+    for item_id, named in touched.items():
+        state = table.get(item_id)
+        values = filter(None, (_value(state, key) for key in named))
+        if text := ", ".join(values):
+            lines.append(_cut(f"{called(state)}: {text}" if called(state) else text))
+    return lines[-MAX_CHANGED:]
+
+
+def _value(state: State, key: str) -> str:
+    """Render a field by its key; empty for one that the story does not tell of."""
+    name = key.removeprefix("attributes.")
+    if name in _OWN or name.endswith(("_max", "_id")):
+        return ""
+    value: Any = state
+    for part in key.split("."):
+        value = value.get(part) if isinstance(value, dict) else None
+    if isinstance(value, list):
+        value = ", ".join(map(str, value)) or "none"
+    return "" if value is None or isinstance(value, dict) else f"{name} {value}"
 
 
 def _cut(text: str) -> str:

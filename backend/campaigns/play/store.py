@@ -34,11 +34,13 @@ from backend.memory.outbox import note_change
 from backend.vault.sealing import Sealer
 
 
-def read_table(layers: CampaignLayers, viewpoint: Viewpoint = GM) -> Table | None:
+def read_table(
+    layers: CampaignLayers, viewpoint: Viewpoint = GM, *, is_private: bool = False
+) -> Table | None:
     """The table of a turn, made of what its prompt has read.
 
     None where the campaign is not played: its setting `tools` is off, or its rules have no moods.
-    What a viewpoint may not know is not at the table.
+    What a viewpoint may not know is not at the table. `is_private`: not everyone may know the turn.
     """
     fields = layers.fields
     if not fields.settings.tools or not rules_of(fields.rules).moods():
@@ -50,6 +52,7 @@ def read_table(layers: CampaignLayers, viewpoint: Viewpoint = GM) -> Table | Non
         items=layers.now.in_play,
         states=layers.names.states(layers.now.in_play),
         names=layers.names,
+        is_private=is_private,
     )
     table.viewpoint, table.state.lead_id = viewpoint, layers.now.lead_id
     return table
@@ -79,7 +82,20 @@ async def commit(
     message: Message | None = None,
     turn_id: UUID | None = None,
 ) -> list[dict[str, Any]]:
-    """Write what a table has changed, and give the changes as `GET .../changes` shows them.
+    """Write a table's changes, and return them as `GET .../changes` shows them."""
+    change_ids = await record_table(session, sealer, campaign, table, message, turn_id)
+    return await view_changes(session, sealer, change_ids)
+
+
+async def record_table(
+    session: AsyncSession,
+    sealer: Sealer,
+    campaign: Campaign,
+    table: Table,
+    message: Message | None = None,
+    turn_id: UUID | None = None,
+) -> list[UUID]:
+    """Write a table's changes that are not stored, and return their ids.
 
     With a message they are a turn's, and count while it is told; without one they are the user's.
     The caller has locked the campaign's row. What can't be any more is left out: the user has
@@ -101,6 +117,15 @@ async def commit(
     )
     await _tell(session, sealer, campaign, table, message)
     await session.flush()
+    return change_ids
+
+
+async def view_changes(
+    session: AsyncSession, sealer: Sealer, change_ids: Sequence[UUID]
+) -> list[dict[str, Any]]:
+    """Return changes of the ledger as plain data, in order."""
+    if not change_ids:
+        return []
     views = await change_views(session, sealer, change_ids)
     return [msgspec.to_builtins(view) for view in views]
 

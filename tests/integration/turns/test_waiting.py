@@ -291,7 +291,7 @@ class TestChoosing:
         assert changed["left_out"] == 1
         assert (await game.state())["day"] == 2
 
-    async def test_a_model_that_fails_then_leaves_the_campaign_as_it_was(
+    async def test_a_model_that_fails_then_leaves_what_the_choice_has_stored(
         self, game: Game, vendor: OpenAIServer
     ) -> None:
         vendor.script(called(DAYS, QUESTION, text="Steps."))
@@ -299,7 +299,9 @@ class TestChoosing:
         vendor.script(error(401, message="no"))
         events = await game.choose(turn_id, "1.0")
         assert events[-1].name == "turn.failed"
-        assert (await game.state())["day"] == 1
+        [changed] = named(events, "state.changed")
+        assert len(changed["changes"]) == 1
+        assert (await game.state())["day"] == 2
         kept = (await game.account.messages(game.chat))[-1]
         assert (kept["text"], kept["status"]) == ("Steps.", "failed")
 
