@@ -41,6 +41,9 @@ embedding model all are found by their keys."""
 
 DEFAULT_MODE: LoreMode = "keys_and_meaning"
 
+MemberBooks = Literal["speaker", "all"]
+"""Whose books a turn of a group scans: the speaker's, or those of all members."""
+
 LoreStrategy = Literal["evenly", "character_first", "global_first"]
 """Whether entries of characters' books, or of global ones, come first. World Info's 0 to 2."""
 
@@ -55,7 +58,9 @@ class LoreOverrides(SettingsStruct, frozen=True, kw_only=True):
     so many entries are found (0: no further). `strategy` orders the entries that come after
     those of the chat's and the persona's books: the characters' first, the global books' first, or
     evenly, by their own order. `mode` says how entries are found: by their keys, by what they are
-    about, or both.
+    about, or both. `member_books` applies to chats with several characters: with "speaker" (the
+    default) the card's book and the linked books of a character are used only in its own replies,
+    with "all" the books of all members are used in every reply.
     """
 
     scan_depth: Annotated[int, msgspec.Meta(ge=0, le=1_000)] | None = None
@@ -72,6 +77,7 @@ class LoreOverrides(SettingsStruct, frozen=True, kw_only=True):
     min_activations_depth: Annotated[int, msgspec.Meta(ge=0, le=1_000)] | None = None
     strategy: LoreStrategy | None = None
     mode: LoreMode | None = None
+    member_books: MemberBooks | None = None
 
 
 class SourceWeights(SettingsStruct, frozen=True, kw_only=True):

@@ -125,11 +125,14 @@ class ChatLoader:
         target = answerable(
             target, viewpoint, audience if request.text else PUBLIC, is_preview=self._is_preview
         )
+        account = self._identity.settings
+        member_books = first_set((settings.lore, account.lore), "member_books", default="speaker")
+        speaker_ids = [speaker.id] if speaker.id is not None else []
         books = await books_for_chat(
             self._session,
             owner_id=owner_id,
             chat_id=chat.id,
-            character_ids=member_ids,
+            character_ids=member_ids if member_books == "all" else speaker_ids,
             persona_id=persona_id,
         )
         lore = await self._lore.read(
@@ -138,10 +141,9 @@ class ChatLoader:
             books,
             chat=chat,
             leaf=target.leaf,
-            overrides=(settings.lore, self._identity.settings.lore),
+            overrides=(settings.lore, account.lore),
         )
         note, note_reason = authors_note(settings.authors_note, speaker.card)
-        account = self._identity.settings
         loaded = LoadedChat(
             chat=chat,
             settings=settings,
