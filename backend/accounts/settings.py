@@ -161,6 +161,7 @@ class UserSettings(SettingsStruct, frozen=True, kw_only=True):
 
     `keep_other_speakers` keeps lines that a reply says for the user or for another character. By
     default a reply ends before a line that begins with one of their names and a colon.
+    `expand_macros` expands macros in the user's lines before they are stored; on by default.
     """
 
     model: ModelId | None = None
@@ -174,6 +175,7 @@ class UserSettings(SettingsStruct, frozen=True, kw_only=True):
     preset_id: UUID | None = None
     reasoning_sent: ReasoningSent | None = None
     keep_other_speakers: bool | None = None
+    expand_macros: bool | None = None
     system_prompt: LongText | None = None
     post_history_instructions: LongText | None = None
 

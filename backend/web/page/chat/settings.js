@@ -34,6 +34,7 @@ const DETAILS = {
     among("lore.member_books", "speaker", "all"),
     onOrOff("names"),
     onOrOff("keep_other_speakers"),
+    onOrOff("expand_macros"),
     field("number", "reasoning_sent", { min: 0, max: 50, step: 1, placeholder: 0 }),
   ],
 };
