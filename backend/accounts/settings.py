@@ -42,14 +42,14 @@ embedding model all are found by their keys."""
 DEFAULT_MODE: LoreMode = "keys_and_meaning"
 
 MemberBooks = Literal["speaker", "all"]
-"""Whose books a turn of a group scans: the speaker's, or those of all members."""
+"""The books that a turn of a group scans: the speaker's, or those of all members."""
 
 LoreStrategy = Literal["evenly", "character_first", "global_first"]
 """Whether entries of characters' books, or of global ones, come first. World Info's 0 to 2."""
 
 
 class LoreOverrides(SettingsStruct, frozen=True, kw_only=True):
-    """How lorebooks are scanned where a book or an entry does not say; absent is the default.
+    """Defaults for scanning lorebooks, for books and entries that set nothing; absent is the default.
 
     `scan_depth` is in messages (2), `budget_percent` in per cent of the total budget (25),
     `budget_cap` in tokens (0: none). Where room is short, history leaves lore that came in what it
@@ -157,7 +157,7 @@ ReasoningSent = Annotated[int, msgspec.Meta(ge=0, le=50)]
 
 
 class UserSettings(SettingsStruct, frozen=True, kw_only=True):
-    """Defaults of one user's chats. Sampling goes with the model that is named beside it.
+    """Defaults of one user's chats. Sampling belongs to the `model` of the same settings.
 
     `keep_other_speakers` keeps lines that a reply says for the user or for another character. By
     default a reply ends before a line that begins with one of their names and a colon.

@@ -170,7 +170,7 @@ class MessageService:
     async def edit(
         self, identity: Identity, message_id: UUID, text: str, audience: Audience | None = None
     ) -> MessageView:
-        """Add another version of a message beside it; the old text and what followed it are kept.
+        """Add another version of a message; the old one and all messages below it are kept.
 
         Macros in a line of the user are expanded. The new version has the message's audience,
         unless `audience` is given.

@@ -75,7 +75,7 @@ class LineMacroService:
     async def expand(
         self, identity: Identity, chat_id: UUID, *, parent_id: UUID | None, text: str
     ) -> str:
-        """Return the text with its macros expanded, as its chat and account have it set.
+        """Return the text with its macros expanded; the same text if a setting forbids it.
 
         The line draws what a line after `parent_id` draws in a turn. Raises `ChatNotFoundError`,
         `MacroLimitError`.
@@ -93,7 +93,7 @@ class LineMacroService:
     async def _load(
         self, session: AsyncSession, identity: Identity, chat_id: UUID, parent_id: UUID | None
     ) -> tuple[MacroContext, Variables] | None:
-        """Read what the macros stand for. None if the chat's lines are not expanded."""
+        """Read the values of the macros. None if the chat's lines are not expanded."""
         owner_id, sealer = identity.user_id, identity.sealer
         chat = await chats.get_chat(session, chat_id, owner_id=owner_id)
         settings = read_settings(sealer, chat)
