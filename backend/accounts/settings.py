@@ -49,7 +49,7 @@ LoreStrategy = Literal["evenly", "character_first", "global_first"]
 
 
 class LoreOverrides(SettingsStruct, frozen=True, kw_only=True):
-    """Defaults for scanning lorebooks, for books and entries that set nothing; absent is the default.
+    """Defaults for scanning lorebooks whose books and entries set nothing; absent is the default.
 
     `scan_depth` is in messages (2), `budget_percent` in per cent of the total budget (25),
     `budget_cap` in tokens (0: none). Where room is short, history leaves lore that came in what it
