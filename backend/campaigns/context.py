@@ -7,11 +7,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, cast
+from typing import Literal
 from uuid import UUID
 
 import msgspec
 
+from backend.campaigns.attribute_text import (
+    render_attribute,
+    render_attributes,
+    render_flags,
+    render_value,
+)
 from backend.campaigns.items import Clock, Entity, Item, Relation, Thread, relation_label
 from backend.campaigns.mentions import slug
 
@@ -21,7 +27,6 @@ MAX_DETAILED = 5
 """How many of those present are described; the others are named."""
 MAX_IN_LIGHT = 2
 MAX_EVENTS = 5
-MAX_ECHOES = 3
 
 RESUME_COMMANDS = frozenset(
     {
@@ -72,7 +77,8 @@ class Situation:
     the players and the place. `named` are those whom the last lines name, wherever they are. `told`
     are the ids of whatever a full block says something of. `places` are the names of the places
     where the players are. `player_lines` are what the rules say of the first two players in
-    the light form. `in_play` are all items that this was read of.
+    the light form, `standing` what they say of all. `costs` and `threats` are unresolved echoes.
+    `flags` are for the game master alone. `in_play` are all items that this was read of.
     """
 
     name: str
@@ -89,7 +95,10 @@ class Situation:
     threads: Sequence[Thread] = ()
     clocks: Sequence[Clock] = ()
     events: Sequence[str] = ()
-    echoes: Sequence[str] = ()
+    costs: Sequence[str] = ()
+    threats: Sequence[str] = ()
+    standing: Sequence[str] = ()
+    flags: Mapping[str, bool] = field(default_factory=dict[str, bool])
     facts: Sequence[str] = ()
     named: Sequence[Known] = ()
     told: frozenset[UUID] = frozenset()
@@ -188,18 +197,28 @@ def is_resume_command(text: str) -> bool:
     return " ".join(said.rstrip("?!. ").casefold().split()) in RESUME_COMMANDS
 
 
-def full_block(now: Situation) -> str:
-    """The whole situation as Markdown, some two kilobytes."""
+def played_block(block: StateBlock, now: Situation) -> StateBlock:
+    """Return the block of a played turn, without the parts that its guidance renders."""
+    full, injected = full_block(now, is_played=True), block.injected
+    if injected.form == "full":
+        injected = msgspec.structs.replace(injected, text=full)
+    return msgspec.structs.replace(block, full=full, injected=injected)
+
+
+def full_block(now: Situation, *, is_played: bool = False) -> str:
+    """Return the whole situation as Markdown, some two kilobytes.
+
+    In a turn that `is_played`, the guidance renders what its tools change, so the block does not.
+    """
     sections = [
-        _session(now),
+        _session(now, with_stakes=not is_played),
         _section(
             "Player characters" if len(now.players) > 1 else "Player character", _players(now)
         ),
         *_surroundings(now),
         _section("Active threads", [_thread(thread) for thread in _by_tension(now.threads)]),
-        _section("Clocks", [_clock(clock) for clock in now.clocks]),
-        _section("Today", [f"- {event}" for event in now.events[-MAX_EVENTS:]]),
-        _section("Echoes", [f"- {echo}" for echo in now.echoes[:MAX_ECHOES]]),
+        *([] if is_played else _table(now)),
+        _section("Today", _bullets(now.events[-MAX_EVENTS:])),
     ]
     return "\n\n".join(section for section in sections if section)
 
@@ -232,9 +251,8 @@ def light_line(now: Situation) -> str:
 
 def player_line(player: Entity) -> str:
     """A player's character in a few words: name and hit points."""
-    hp, most = player.attributes.get("hp"), player.attributes.get("hp_max")
-    points = "" if hp is None else f" HP {hp}/{most}" if most is not None else f" HP {hp}"
-    return player.name + points
+    points = render_attribute(player.attributes, "hp")
+    return f"{player.name} HP {points}" if points else player.name
 
 
 def ranked(
@@ -269,7 +287,21 @@ def _section(title: str, lines: Sequence[str]) -> str:
     return "\n".join([f"### {title}", *lines]) if lines else ""
 
 
-def _session(now: Situation) -> str:
+def _bullets(lines: Iterable[str]) -> list[str]:
+    return [f"- {line}" for line in lines]
+
+
+def _table(now: Situation) -> list[str]:
+    return [
+        _section("Where the players stand", _bullets(now.standing)),
+        _section("Clocks", [_clock(clock) for clock in now.clocks]),
+        _section("Costs that echo", _bullets(now.costs)),
+        _section("Threats not dealt with", _bullets(now.threats)),
+        _section("Flags (secret: game master only)", _bullets(render_flags(now.flags))),
+    ]
+
+
+def _session(now: Situation, *, with_stakes: bool) -> str:
     lines = [f"## SESSION CONTEXT: {now.name}"]
     if now.city:
         city = now.city.upper()
@@ -277,7 +309,7 @@ def _session(now: Situation) -> str:
     if now.setting:
         lines.append(now.setting)
     lines.append(f"**Day {now.day}**" + (f" - {now.time_of_day}" if now.time_of_day else ""))
-    if now.stakes:
+    if with_stakes and now.stakes:
         lines.append(f"At stake: {now.stakes}")
     return "\n".join(lines)
 
@@ -293,22 +325,20 @@ def _players(now: Situation) -> list[str]:
 def _player(player: Entity, place: str) -> list[str]:
     attributes = player.attributes
     said = [f"**{player.name}**"]
-    if kind := attributes.get("class") or player.role:
-        said.append(str(kind))
-    if attributes.get("hp") is not None:
+    if kind := render_value(attributes.get("class")) or player.role:
+        said.append(kind)
+    if render_attribute(attributes, "hp"):
         said.append(player_line(player).removeprefix(player.name).strip())
     if place:
         said.append(f"at {place}")
-    if attributes.get("gold") is not None:
-        said.append(f"{attributes['gold']} gold")
-    if conditions := _listed(attributes.get("conditions")):
+    if gold := render_value(attributes.get("gold")):
+        said.append(f"{gold} gold")
+    if conditions := render_value(attributes.get("conditions")):
         said.append(f"conditions: {conditions}")
     lines = [" | ".join(said)]
-    if inventory := _listed(attributes.get("inventory")):
+    if inventory := render_value(attributes.get("inventory")):
         lines.append(f"Inventory: {inventory}")
-    return lines + [
-        f"{name}: {_plain(value)}" for name, value in attributes.items() if name not in _KNOWN
-    ]
+    return lines + render_attributes(attributes, besides=_KNOWN)
 
 
 _KNOWN = frozenset({"class", "hp", "hp_max", "gold", "conditions", "inventory"})
@@ -350,19 +380,11 @@ def _by_tension(threads: Iterable[Thread]) -> list[Thread]:
 def _thread(thread: Thread) -> str:
     said = f"- [{thread.tension.upper()}] **{thread.title}**"
     said += f": {thread.summary}" if thread.summary else ""
-    return said + (f" → Next: {thread.next_step}" if thread.next_step else "")
+    said += f" → Next: {thread.next_step}" if thread.next_step else ""
+    steps = "; ".join(step.text for step in thread.objectives if not step.done)
+    return said + (f" (to do: {steps})" if steps else "")
 
 
 def _clock(clock: Clock) -> str:
     said = f"- {clock.name} {clock.filled}/{clock.segments}"
     return said + (f": {clock.consequence}" if clock.consequence else "")
-
-
-def _listed(value: Any) -> str:
-    if isinstance(value, list):
-        return ", ".join(map(_plain, cast("Any", value)))
-    return _plain(value)
-
-
-def _plain(value: Any) -> str:
-    return "" if value is None else str(value)

@@ -34,6 +34,7 @@ from backend.campaigns.ledger import item_of
 from backend.campaigns.models import CampaignItem
 from backend.campaigns.name_cache import Names
 from backend.campaigns.party import is_called, is_scene_here, story_place
+from backend.campaigns.play.echoes import MOST_COSTS, MOST_THREATS
 from backend.campaigns.reader import MAX_HOT, CampaignReader, Condition
 from backend.campaigns.records import open_campaign
 from backend.campaigns.rules import rules_of
@@ -117,7 +118,14 @@ class SituationReader(CampaignReader):
             relations=relations,
             threads=[item for *_, item in in_view if isinstance(item, Thread)],
             clocks=[item for *_, item in in_view if isinstance(item, Clock)],
-            echoes=[echo.text for echo in unresolved.values()],
+            costs=[echo.text for echo in unresolved.values() if echo.kind == "cost"][:MOST_COSTS],
+            threats=[echo.text for echo in unresolved.values() if echo.kind == "threat"][
+                :MOST_THREATS
+            ],
+            standing=(rules.precarity([each.entity for each in players], world) or {}).get(
+                "lines", ()
+            ),
+            flags=world.flags if self.viewpoint == GM else {},
             named=[
                 Known(id=one, entity=known[one].entity, place=places.get(one, ""))
                 for one in asked
@@ -140,11 +148,12 @@ class SituationReader(CampaignReader):
         facts = await self._facts(names, [*about, *(each.id for each in now.named)])
         told = [fact for one in about for fact in facts.get(one, [])][:MAX_FACTS]
         here = (each.id for each in (*now.players, *now.present))
+        threads = (one for one, item in now.in_play.items() if isinstance(item, Thread))
         return replace(
             now,
             facts=[text for _, text in told],
             named=[replace(each, facts=facts.get(each.id, [])) for each in now.named],
-            told=frozenset([*here, *about, *(fact_id for fact_id, _ in told)]),
+            told=frozenset([*here, *about, *threads, *(fact_id for fact_id, _ in told)]),
         )
 
     async def _in_view(self, names: Names) -> list[tuple[UUID, int, Item]]:

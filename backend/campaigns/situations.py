@@ -16,6 +16,7 @@ from backend.audience import GM, Viewpoint
 from backend.campaigns import ledger_paths
 from backend.campaigns.chapters import most_chapters
 from backend.campaigns.context import (
+    MAX_EVENTS,
     InjectedContext,
     Known,
     Shown,
@@ -269,8 +270,9 @@ async def _moment(
         events = await current_events(
             session, sealer, chronicle, limit=RECENT_EVENTS, viewpoint=reader.viewpoint
         )
-        today = [each.fields.summary for each in events if (each.fields.day or 0) == now.day]
-        now = replace(now, events=today)
+        today = [each for each in events if (each.fields.day or 0) == now.day][-MAX_EVENTS:]
+        told = now.told.union(each.id for each in today)
+        now = replace(now, events=[each.fields.summary for each in today], told=told)
     return state_block(now, shown, last_shown, form=form, why=why), now
 
 

@@ -110,6 +110,8 @@ class Built:
         """The same prompt, for a mood that has other guidance."""
         assembled, messages = self.assembled, list(self.assembled.messages)
         old = next(item for item in assembled.items if item.kind == "mood")
+        if old.text == text:
+            return self
         tokens = get_tokenizer(self.window.unit.tokenizer).count(text) + MESSAGE_OVERHEAD
         new = structs.replace(old, text=text, tokens=tokens)
         place = len(messages) - 1 - messages[::-1].index(PromptMessage(old.role, old.text))

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from uuid import UUID
 
+from msgspec import structs
 from sqlalchemy import and_, bindparam, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
@@ -13,6 +14,7 @@ from backend.accounts.identity import Identity
 from backend.accounts.models import User
 from backend.accounts.settings import first_set
 from backend.audience import PUBLIC, Viewpoint
+from backend.campaigns.context import played_block
 from backend.campaigns.errors import StaleCampaignError
 from backend.campaigns.marks import count_unread_rounds, first_unread
 from backend.campaigns.models import Campaign
@@ -262,6 +264,9 @@ class ChatLoader:
             if _is_played(loaded.target)
             else None
         )
+        if table is not None and not is_private:
+            block = played_block(campaign.block, campaign.now)
+            campaign = structs.replace(campaign, block=block)
         return replace(loaded, campaign=campaign, table=table)
 
     def _said(self, target: Target, request: TurnRequest) -> str | None:

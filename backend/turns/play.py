@@ -159,6 +159,8 @@ class Play:
         if heard.decided == "wait":
             transcript.append_event(AWAITING, msgspec.to_builtins(self.table.waiting))
             run.notify()
+        else:
+            run.built = self.guide(run.built)
         return heard.decided is None
 
     async def _hear(self, run: TurnRun, heard: _Heard) -> None:

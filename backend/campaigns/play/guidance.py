@@ -8,6 +8,8 @@ from uuid import UUID
 
 import msgspec
 
+from backend.audience import GM
+from backend.campaigns.attribute_text import render_flags, render_name, render_value
 from backend.campaigns.items import Entity, World
 from backend.campaigns.ledger import EXISTS, State
 from backend.campaigns.play.echoes import MOST_COSTS, MOST_THREATS, echoes, is_full
@@ -38,10 +40,12 @@ def render(table: Table, prompts: PromptLibrary) -> str:
     play, scene = table.play, table.scene
     values: dict[str, Any] = {
         **msgspec.structs.asdict(play),
-        **_precarity(table),
+        **_stand(table),
         "costs": [_cut(text) for _, text in echoes(table, "cost")[-MOST_COSTS:]],
         "threats": [_cut(text) for _, text in echoes(table, "threat")[-MOST_THREATS:]],
         "clocks": _clocks(table),
+        "flags": render_flags(table.world.get("flags") or {}) if table.viewpoint == GM else [],
+        "place": _place(table),
         "people": _people(table),
         "changed": _changed(table),
         "players": _players(table),
@@ -51,16 +55,31 @@ def render(table: Table, prompts: PromptLibrary) -> str:
         "committed": table.state.committed,
         "is_last": table.is_last_phase,
     }
-    name = f"moods/{table.state.rules}/{play.mood}"
-    own = prompts[name].rendered(values) if name in prompts else table.mood.prompt
-    return "\n\n".join(filter(None, [own, prompts["moods/table"].rendered(values)]))
+    name, shared, own = f"moods/{table.state.rules}/{play.mood}", prompts["moods/table"], ""
+    if name in prompts:
+        own = prompts[name].rendered(values)
+        # The mood's own text has said these.
+        values |= dict.fromkeys(prompts[name].inputs & shared.inputs, "")
+    return "\n\n".join(filter(None, [own or table.mood.prompt, shared.rendered(values)]))
 
 
-def _precarity(table: Table) -> Mapping[str, str]:
+def _stand(table: Table) -> Mapping[str, Any]:
     found = [_entity(state) for state in table.players.values()]
     world = msgspec.convert(_fields(table.world), World)
     precarity = table.rules.precarity(found, world) or {}
-    return {"label": str(precarity.get("label", "")), "voice": str(precarity.get("voice", ""))}
+    return {
+        "label": str(precarity.get("label", "")),
+        "voice": str(precarity.get("voice", "")),
+        "standing": precarity.get("lines", ()),
+    }
+
+
+def _place(table: Table) -> str:
+    """Return the name of the place that the players have come to since the state block."""
+    if not table.place or table.place == table.state.shown_place:
+        return ""
+    held = table.state.items.get(UUID(table.place))
+    return called(held.state) if held else ""
 
 
 def _entity(state: State) -> Entity:
@@ -87,7 +106,12 @@ def _clocks(table: Table) -> list[str]:
 
 
 def _people(table: Table) -> list[str]:
-    """People of the open scene, and where the players are, each with what they want."""
+    """People of the open scene, and where the players are, each with what they want.
+
+    None if the state block describes them.
+    """
+    if table.state.shows_people and table.place == table.state.shown_place:
+        return []
     place, present = table.place, set(table.scene.get("present", ()))
     lines: list[str] = []
     for item_id, state in table.of_kind("entity").items():
@@ -104,6 +128,8 @@ def _changed(table: Table) -> list[str]:
     for change in table.state.changes:
         if change.kind in {"world", "entity", "thread"} and EXISTS not in change.operations.set:
             keys = dict.fromkeys(change.operations.touched())
+            if change.kind == "world":  # the guidance renders the others by themselves
+                keys = {key: None for key in keys if key in {"day", "time_of_day"}}
             touched.setdefault(change.item_id, {}).update(keys)
     lines: list[str] = []
     for item_id, named in touched.items():
@@ -122,9 +148,8 @@ def _value(state: State, key: str) -> str:
     value: Any = state
     for part in key.split("."):
         value = value.get(part) if isinstance(value, dict) else None
-    if isinstance(value, list):
-        value = ", ".join(map(str, value)) or "none"
-    return "" if value is None or isinstance(value, dict) else f"{name} {value}"
+    text = render_value(value) or ("none" if isinstance(value, list) else "")
+    return f"{render_name(name)} {text}" if text else ""
 
 
 def _cut(text: str) -> str:

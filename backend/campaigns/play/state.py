@@ -85,7 +85,11 @@ class Stored(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TableState(msgspec.Struct, kw_only=True):
-    """What is saved of a table."""
+    """The part of a table that is saved.
+
+    `shown_place` is the place in the prompt's state block; `shows_people`: it describes who is
+    there.
+    """
 
     campaign_id: UUID
     rules: str
@@ -109,6 +113,8 @@ class TableState(msgspec.Struct, kw_only=True):
     is_private: bool = False
     stored: Stored = Stored()
     lead_id: UUID | None = None
+    shown_place: str | None = None
+    shows_people: bool = False
 
     def last_dice(self) -> dict[str, Any]:
         """The seed, and the last dice that came of it: `first` is the number of the first one."""

@@ -55,6 +55,7 @@ def read_table(
         is_private=is_private,
     )
     table.viewpoint, table.state.lead_id = viewpoint, layers.now.lead_id
+    table.show(layers.now.location.id if layers.now.location else None, layers.block.injected.form)
     return table
 
 

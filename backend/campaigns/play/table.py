@@ -15,6 +15,7 @@ from uuid import UUID
 import msgspec
 
 from backend.audience import GM, Viewpoint
+from backend.campaigns.context import Form
 from backend.campaigns.items import STRUCTS, Item, Kind
 from backend.campaigns.ledger import Operations, State, applied, exists, state_of
 from backend.campaigns.ledger_store import Change
@@ -220,6 +221,11 @@ class Table:
     def is_last_phase(self) -> bool:
         """Whether the mood has changed as often as it may in one turn."""
         return self.state.breaks >= MAX_BREAKS
+
+    def show(self, place_id: UUID | None, form: Form) -> None:
+        """Note the place and the form of the prompt's state block."""
+        self.state.shown_place = str(place_id) if place_id else None
+        self.state.shows_people = form == "full"
 
     def guidance(self, prompts: PromptLibrary) -> str:
         """What the model is told of the mood."""

@@ -82,6 +82,7 @@ class Rules(Protocol):
         """How close the players' characters are to ruin; None where the game has no such thing.
 
         `score` is a number, `label` what it is called, `voice` how the narration then sounds.
+        `lines` are sentences about the numbers, for prompts.
         """
         ...
 

@@ -149,7 +149,9 @@ class Blades(Rules):
 
     def precarity(self, players: Sequence[Entity], world: World) -> dict[str, Any]:
         """Stress of the most stressed, heat, and twice how wanted they are."""
-        stress = max((_count(player.attributes.get("stress")) for player in players), default=0)
+        taken = {player.name: _count(player.attributes.get("stress")) for player in players}
+        room = [f"{name} {max(0, STRESS - 1 - stress)}" for name, stress in taken.items()]
+        stress = max(taken.values(), default=0)
         heat, wanted = (_count(world.attributes.get(name)) for name in ("heat", "wanted"))
         score = stress + heat + 2 * wanted
         label, voice = next(
@@ -162,6 +164,11 @@ class Blades(Rules):
             "wanted": wanted,
             "label": label,
             "voice": voice,
+            "lines": [
+                *([f"Room for stress before a trauma: {', '.join(room)}"] if room else []),
+                f"Heat: {heat}/{HEAT}",
+                f"Wanted level: {wanted}/{WANTED}",
+            ],
         }
 
     def light_line(self, player: Entity) -> str:
