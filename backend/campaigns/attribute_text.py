@@ -23,7 +23,7 @@ def render_value(value: Any) -> str:
         case dict():
             return _render_members(cast("Mapping[str, Any]", value))
         case list():
-            values = cast("list[Any]", value)
+            values: list[Any] = cast("Any", value)
             mark = "; " if any(isinstance(each, dict | list) for each in values) else ", "
             return mark.join(text for each in values if (text := render_value(each)))
         case _:

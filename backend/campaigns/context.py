@@ -28,6 +28,9 @@ MAX_DETAILED = 5
 MAX_IN_LIGHT = 2
 MAX_EVENTS = 5
 
+HIDDEN = "hidden: game master only"
+"""Says of a clock that its players may not know of it."""
+
 RESUME_COMMANDS = frozenset(
     {
         "continue", "resume", "go", "start", "begin", "proceed", "what now", "whats next",
@@ -387,4 +390,5 @@ def _thread(thread: Thread) -> str:
 
 def _clock(clock: Clock) -> str:
     said = f"- {clock.name} {clock.filled}/{clock.segments}"
+    said += "" if clock.visible else f" ({HIDDEN})"
     return said + (f": {clock.consequence}" if clock.consequence else "")

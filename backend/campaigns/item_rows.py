@@ -7,7 +7,7 @@ from uuid import UUID
 
 import msgspec
 
-from backend.audience import PUBLIC, Audience, stored
+from backend.audience import GM, PUBLIC, Audience, stored
 from backend.campaigns.items import Clock, Entity, Fact, Item, Kind, Relation, Scene, Term, Thread
 from backend.campaigns.ledger import State, exists, item_of
 from backend.campaigns.models import STATE, Campaign
@@ -22,7 +22,12 @@ def read_state(sealer: Sealer, item_id: UUID, blob: bytes) -> State:
 
 
 def audience_of(state: State) -> str:
-    """Who may know an item in this state, as its column says it."""
+    """Return who may know an item in this state, as its column has it.
+
+    A clock that is not visible is the game master's, whatever its audience.
+    """
+    if state.get("visible") is False:
+        return GM
     listeners: Audience = msgspec.convert(state.get("audience", PUBLIC), Audience)
     return stored(listeners)
 
@@ -40,7 +45,7 @@ def item_row(
         "is_live": False,
     }
     if there:
-        columns |= _columns(item_of(kind, state))
+        columns |= _columns(item_of(kind, state)) | {"audience": audience_of(state)}
     return {
         "id": item_id,
         "user_id": campaign.user_id,
@@ -58,10 +63,7 @@ def item_row(
 
 def _columns(item: Item) -> dict[str, Any]:
     """What queries ask about an item."""
-    columns: dict[str, Any] = {
-        "audience": stored(getattr(item, "audience", "public")),
-        "is_live": True,
-    }
+    columns: dict[str, Any] = {"is_live": True}
     match item:
         case Entity():
             columns |= {"subkind": item.kind, "place_id": item.location_id}

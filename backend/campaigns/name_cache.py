@@ -6,7 +6,7 @@ from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
 from heapq import nlargest
 from operator import itemgetter
-from typing import NamedTuple
+from typing import Any, NamedTuple
 from uuid import UUID
 
 from sqlalchemy import bindparam, select
@@ -109,7 +109,7 @@ class NameCache(UserSignedOut):
 class Names:
     """Entities' names and aliases at one version of a campaign, and its items in view.
 
-    In view are its world, open threads, shown clocks, the open scene, echoes and players'
+    In view are its world, open threads, clocks, the open scene, echoes and players'
     characters; `around` are all its entities, relations and facts in force; None where they are
     too many to be kept. `tied` are those in `around` by an entity that they name: the people at a
     place, relations from and to somebody, facts about it. `past` are the kinds of which there
@@ -199,7 +199,7 @@ class Names:
             kept = KeptItem(row.id, campaign.id, row.seq, row.audience, len(row.sealed_state), item)
             if row.kind in AROUND and (row.kind != "fact" or row.is_live):
                 around.put(kept)
-            if row.subkind == "pc" if row.kind == "entity" else row.is_live and row.kind in IN_VIEW:
+            if _is_in_view(row):
                 in_view[row.id] = kept
         new = Names(self.user_id)
         new.version, new.by_id, new.past = campaign.version, by_id, frozenset(past)
@@ -217,6 +217,13 @@ class Names:
             new.around, new.tied, new.around_size = around.items, around.tied, around.size
         new.size += new.around_size
         return new
+
+
+def _is_in_view(row: Any) -> bool:
+    if row.kind == "entity":
+        return bool(row.subkind == "pc")
+    # Hidden clocks, too: the game master may tick them.
+    return row.kind in IN_VIEW and (row.is_live or row.kind == "clock")
 
 
 class _Around:

@@ -169,7 +169,8 @@ class SituationReader(CampaignReader):
             )
         is_player = CampaignItem.kind == "entity", CampaignItem.subkind == "pc"
         is_hot = CampaignItem.kind.in_(_HOT_KINDS), CampaignItem.is_live
-        rows = await self.any_of(is_player, is_hot, limit=4 * MAX_HOT)
+        is_hidden = CampaignItem.kind == "clock", ~CampaignItem.is_live
+        rows = await self.any_of(is_player, is_hot, is_hidden, limit=4 * MAX_HOT)
         rows += await self.of_kind("echo", limit=MAX_HOT, newest=True)
         return [(row.id, row.seq, item) for row, item in rows]
 

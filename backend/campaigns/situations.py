@@ -271,8 +271,8 @@ async def _moment(
             session, sealer, chronicle, limit=RECENT_EVENTS, viewpoint=reader.viewpoint
         )
         today = [each for each in events if (each.fields.day or 0) == now.day][-MAX_EVENTS:]
-        told = now.told.union(each.id for each in today)
-        now = replace(now, events=[each.fields.summary for each in today], told=told)
+        events_told = now.told.union(each.id for each in today)
+        now = replace(now, events=[each.fields.summary for each in today], told=events_told)
     return state_block(now, shown, last_shown, form=form, why=why), now
 
 

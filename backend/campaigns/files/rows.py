@@ -160,7 +160,10 @@ def open_items(sealer: Sealer, rows: Iterable[Any]) -> list[tuple[UUID, Kind, St
 
 
 def known_items(items: Iterable[tuple[UUID, Kind, State]]) -> list[tuple[UUID, Kind, State]]:
-    """Those items that exist, without what they say of others that are not among them."""
+    """Return the items that exist, for a player: without flags, which are the game master's.
+
+    References to items that are not among them are left out.
+    """
     known = [each for each in items if exists(each[2])]
     found = {str(item_id) for item_id, *_ in known}
     kept: list[tuple[UUID, Kind, State]] = []
@@ -169,6 +172,11 @@ def known_items(items: Iterable[tuple[UUID, Kind, State]]) -> list[tuple[UUID, K
         if lost & {"from_id", "to_id"}:
             continue
         left = {name: value for name, value in state.items() if name not in lost}
+        if kind == "world":
+            left["flags"] = {}
+            left["locked"] = [
+                each for each in state.get("locked", ()) if each.partition(".")[0] != "flags"
+            ]
         for name in REFERENCE_LISTS:
             if isinstance(left.get(name), list):
                 left[name] = [each for each in left[name] if each in found]

@@ -11,7 +11,7 @@ from msgspec import Meta
 from backend.campaigns.ledger import Operations, State
 from backend.campaigns.play.attributes import number, texts
 from backend.campaigns.play.deltas import paid_key
-from backend.campaigns.play.echoes import tick
+from backend.campaigns.play.echoes import is_visible, tick
 from backend.campaigns.play.references import Reference, called
 from backend.campaigns.play.table import Table
 from backend.campaigns.play.tools import ToolRefusedError
@@ -75,6 +75,8 @@ def pay(table: Table, cost: Cost, player_id: UUID) -> None:
             _paid(table, Reference(player_id, "", player), "attributes.coin")
         case "clock":
             clock = table.references.in_play(cost.what, {"clock"})
+            if not is_visible(table.get(clock.id)):
+                raise ToolRefusedError(f"The player reads costs, and {clock.name} is hidden.")
             tick(table, clock.id, cost.amount)
             _paid(table, clock, "filled")
         case "item":

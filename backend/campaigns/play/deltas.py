@@ -9,9 +9,10 @@ from uuid import UUID
 import msgspec
 from msgspec import Meta
 
+from backend.campaigns.attribute_text import render_name
 from backend.campaigns.items import Fact
 from backend.campaigns.ledger import Operations, State
-from backend.campaigns.play.echoes import tick
+from backend.campaigns.play.echoes import find_echo, tick
 from backend.campaigns.play.references import ENTITY_KINDS, Reference
 from backend.campaigns.play.state import PLAY
 from backend.campaigns.play.table import Table
@@ -73,12 +74,24 @@ class FactDelta(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     about: Annotated[str, Meta(max_length=200, description="Whom or what it is about.")] = ""
 
 
+class FlagDelta(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A yes or no about the world, by a name, that you alone see: for something to remember."""
+
+    flag: Annotated[str, Meta(min_length=1, max_length=200, description="Such as gate_open.")]
+    value: bool = True
+
+
 class Deltas(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What has changed in the world with this turn, costs that were paid apart."""
 
     changes: Annotated[list[FieldDelta], Meta(max_length=MAX_DELTAS)] = []
     clocks: Annotated[list[ClockDelta], Meta(max_length=MAX_DELTAS)] = []
     facts: Annotated[list[FactDelta], Meta(max_length=MAX_DELTAS)] = []
+    flags: Annotated[list[FlagDelta], Meta(max_length=MAX_DELTAS)] = []
+    resolved: Annotated[
+        list[Annotated[str, Meta(min_length=1, max_length=1_000)]],
+        Meta(max_length=MAX_DELTAS, description="Threats and costs that echo no more, as listed."),
+    ] = []
 
 
 def apply_deltas(table: Table, deltas: Deltas) -> int:
@@ -96,6 +109,10 @@ def apply_deltas(table: Table, deltas: Deltas) -> int:
     for fact in deltas.facts:
         about = table.references.find(fact.about, ENTITY_KINDS).id if fact.about else None
         table.create(Fact(text=fact.text, about_id=about))
+    for flag in deltas.flags:
+        _set_flag(table, flag)
+    for text in deltas.resolved:
+        table.change(find_echo(table, text), Operations(set={"resolved": True}))
     return len(table.state.changes) - before
 
 
@@ -118,6 +135,15 @@ def paid_key(reference: Reference, key: str) -> str:
 def _refuse_paid(table: Table, reference: Reference, key: str) -> None:
     if paid_key(reference, key) in table.state.paid:
         raise ToolRefusedError(f"{key} of {reference.name} was a cost of this turn: it is paid.")
+
+
+def _set_flag(table: Table, delta: FlagDelta) -> None:
+    name, world = delta.flag.strip(), table.world
+    known = {render_name(each).casefold(): each for each in world.get("flags") or {}}
+    name = known.get(render_name(name).casefold(), name)
+    if name in table.rules.moods():
+        raise ToolRefusedError(f"The flag {name} goes with its mood: tools of their own change it.")
+    table.change(table.state.campaign_id, Operations(set={f"flags.{name}": delta.value}))
 
 
 def _change(table: Table, delta: FieldDelta) -> None:

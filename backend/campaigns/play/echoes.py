@@ -5,9 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Literal, cast
 from uuid import UUID
 
-import msgspec
-
-from backend.audience import PUBLIC, Audience
+from backend.audience import PUBLIC, Audience, opened
+from backend.campaigns.item_rows import audience_of
 from backend.campaigns.items import Echo
 from backend.campaigns.ledger import Operations, State
 from backend.campaigns.play.references import called
@@ -19,6 +18,7 @@ if TYPE_CHECKING:
 MOST_COSTS = 3
 MOST_THREATS = 5
 MAX_ECHO = 1_000
+MAX_LISTED = 100
 
 EchoKind = Literal["cost", "threat"]
 
@@ -41,13 +41,37 @@ def add_echo(table: Table, kind: EchoKind, text: str, audience: Audience = PUBLI
             table.change(item_id, Operations(set={"resolved": True}))
 
 
+def find_echo(table: Table, said: str) -> UUID:
+    """Return the unresolved cost or threat of a text, or of a part of it that no other has.
+
+    Raises:
+        ToolRefusedError: There is none, or more than one. The text lists them.
+    """
+    found = {one: text for kind in ("cost", "threat") for one, text in echoes(table, kind)}
+    wanted = said.strip().rstrip("…").casefold()
+    exact = [one for one, text in found.items() if text.casefold() == wanted]
+    near = exact or [one for one, text in found.items() if wanted and wanted in text.casefold()]
+    if len(near) == 1:
+        return near[0]
+    problem = "More than one threat or cost has" if near else "No threat or cost has"
+    listed = "; ".join(text[:MAX_LISTED] for text in found.values()) or "none"
+    raise ToolRefusedError(f"{problem} the text {said[:MAX_LISTED]!r}. There is: {listed}.")
+
+
 def is_full(clock: State) -> bool:
     """Whether all segments of a clock are filled: it is done."""
     return cast("int", clock.get("filled", 0)) >= cast("int", clock.get("segments", 6))
 
 
+def is_visible(clock: State) -> bool:
+    """Return True if the players may know of a clock."""
+    return clock.get("visible") is not False
+
+
 def tick(table: Table, clock_id: UUID, segments: int) -> State:
     """Fill segments of a clock, or empty some. One that is full becomes an event and an echo.
+
+    Those who may know the clock may know both: of a hidden one, the game master alone.
 
     Raises `ToolRefusedError` for a clock that is done.
     """
@@ -65,7 +89,7 @@ def tick(table: Table, clock_id: UUID, segments: int) -> State:
     if is_full(after):
         what = called(after)
         text = f"{what}: {consequence}" if (consequence := after.get("consequence")) else what
-        audience: Audience = msgspec.convert(after.get("audience", PUBLIC), Audience)
+        audience = opened(audience_of(after))
         table.state.happened.append(Happened(text, audience))
         kind: EchoKind = "threat" if after.get("kind", "threat") == "threat" else "cost"
         add_echo(table, kind, text, audience)

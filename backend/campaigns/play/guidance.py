@@ -10,9 +10,10 @@ import msgspec
 
 from backend.audience import GM
 from backend.campaigns.attribute_text import render_flags, render_name, render_value
+from backend.campaigns.context import HIDDEN
 from backend.campaigns.items import Entity, World
 from backend.campaigns.ledger import EXISTS, State
-from backend.campaigns.play.echoes import MOST_COSTS, MOST_THREATS, echoes, is_full
+from backend.campaigns.play.echoes import MOST_COSTS, MOST_THREATS, echoes, is_full, is_visible
 from backend.campaigns.play.references import called
 from backend.campaigns.play.state import PLAY, POOL, ROLL
 from backend.prompts import PromptLibrary
@@ -97,9 +98,8 @@ def _players(table: Table) -> list[str]:
 def _clocks(table: Table) -> list[str]:
     lines: list[str] = []
     for state in table.of_kind("clock").values():
-        if not state.get("visible", True):
-            continue
         line = f"{called(state)} {state.get('filled', 0)}/{state.get('segments', 6)}"
+        line += "" if is_visible(state) else f" ({HIDDEN})"
         line += " (done)" if is_full(state) else ""
         lines.append(_cut(line + (f": {text}" if (text := state.get("consequence")) else "")))
     return lines[:MOST_CLOCKS]

@@ -12,7 +12,7 @@ from backend.campaigns.ledger import Operations
 from backend.campaigns.party import is_scene_left
 from backend.campaigns.play.arrival import arrive
 from backend.campaigns.play.deltas import Deltas, Named, Short, apply_deltas
-from backend.campaigns.play.echoes import add_echo, tick
+from backend.campaigns.play.echoes import add_echo, is_visible, tick
 from backend.campaigns.play.table import FINISH, Table
 from backend.campaigns.play.tools import Option, Outcome, PlayTool, ToolRefusedError, answer
 
@@ -176,7 +176,9 @@ def tick_clock(table: Table, asked: TickClock) -> Outcome:
     clock = table.references.in_play(asked.clock, {"clock"})
     after = tick(table, clock.id, asked.segments)
     shown = f"{after.get('filled', 0)}/{after.get('segments', 6)}"
-    return answer({"clock": clock.name, "filled": shown}, f"{clock.name} {shown}")
+    # The player reads the summary.
+    summary = f"{clock.name} {shown}" if is_visible(after) else "A hidden clock ticks"
+    return answer({"clock": clock.name, "filled": shown}, summary)
 
 
 def finish_turn(table: Table, asked: FinishTurn) -> Outcome:

@@ -99,7 +99,11 @@ async def test_a_scene_begins_elsewhere_and_players_come_along(table: Table) -> 
     scene = next(iter(table.of_kind("scene").values()))
     assert scene["location_id"] == table.get(JAKE)["location_id"]
     back = await use(table, "set_scene", location="the salty sigil")
-    assert back.result == {"location": "The Salty Sigil"}
+    here = "### Current location\n**The Salty Sigil**\n\n### NPCs present\n**Marlena** [active]"
+    assert back.result["here"].startswith(here)
+    assert "Wants: her sister back" in back.result["here"]
+    again = await use(table, "set_scene", location="The Salty Sigil", stakes="The token")
+    assert again.result == {"location": "The Salty Sigil"}
     assert [state["status"] for state in table.of_kind("scene").values()] == ["closed", "open"]
     assert table.get(JAKE)["location_id"] == str(SHOP)
 
