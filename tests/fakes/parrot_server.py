@@ -116,7 +116,7 @@ def _filled(schema: Mapping[str, Any], told: Told, key: str = "") -> Any:
 
 _WAITS = {"ask_player"}
 _ENDS = {"finish", "finish_turn"}
-_LEFT_OUT = {"supersedes", "differs_from", "story_day", "ref"}
+_LEFT_OUT = {"supersedes", "differs_from", "story_day", "ref", "who", "resolved"}
 _REFERENCES = {"location", "giver", "present"}
 _NAMES = {"item", "npc", "about", "clock", "name"}
 _NUMBERS = {"segments": 6, "significance": 3}
