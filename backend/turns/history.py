@@ -24,18 +24,18 @@ SUMMARY = "summary"
 
 
 def read_from(loaded: LoadedChat, window: PromptWindow) -> int:
-    """Stored tokens from the root after which lines are read.
+    """Stored tokens from the root after which lines are read: those of known lines.
 
     They are as many as history may take beside nothing else, and what a summary needs of those
     before. They are cut when it is known what is always sent.
     """
-    begin = max(eviction_point(loaded.path_tokens, window.widest), loaded.summed_up)
+    begin = max(eviction_point(loaded.known_tokens, window.widest), loaded.summed_up)
     if loaded.summary is None or loaded.sums_rounds:
         return begin
     reached = joined(
         begin,
         summarised=loaded.summary.path_tokens,
-        path_tokens=loaded.path_tokens,
+        path_tokens=loaded.known_tokens,
         most=window.to_stored(window.budget.for_reaching(0)),
     )
     return begin if reached is None else reached
@@ -121,13 +121,13 @@ def _begin(context: PromptContext, fixed: Plan, reserved: int) -> int:
     # Lines are cut by their stored tokens, in which thoughts are not.
     thoughts = sum(context.history.thoughts.values())
     fits = window.to_stored(window.budget.for_history(fixed.fixed + reserved + thoughts))
-    return max(eviction_point(context.loaded.path_tokens, fits), context.loaded.summed_up)
+    return max(eviction_point(context.loaded.known_tokens, fits), context.loaded.summed_up)
 
 
 def _following(context: PromptContext, fixed: Plan, begin: int, summarised: int) -> History | None:
     """History that reaches back to where a summary ends; None where there is no room for that."""
     room = context.window.budget.for_reaching(fixed.fixed)
-    most, path_tokens = context.window.to_stored(room), context.loaded.path_tokens
+    most, path_tokens = context.window.to_stored(room), context.loaded.known_tokens
     start = joined(begin, summarised=summarised, path_tokens=path_tokens, most=most)
     if start is None:
         return None
@@ -139,7 +139,7 @@ def _following(context: PromptContext, fixed: Plan, begin: int, summarised: int)
 def _after(context: PromptContext, begin: int) -> History:
     """The lines that stand wholly after `begin` stored tokens from the root."""
     history, stored = context.history, context.lines.tokens
-    start = context.loaded.path_tokens - sum(stored)
+    start = context.loaded.known_tokens - sum(stored)
     dropped = 0
     for tokens in stored:
         if start >= begin:

@@ -116,7 +116,7 @@ class HistoryCache(UserSignedOut):
                 lines = kept.continued(later, begin=begin, path_tokens=leaf.path_tokens)
                 if lines is not None:
                     return lines
-        return await read(from_sum=begin)
+        return await read(from_sum=loaded.known_path.to_path(begin))
 
     def keep(self, context: PromptContext) -> None:
         """Keep the lines of a prompt with their texts, except for the last one.

@@ -128,7 +128,7 @@ def _older(built: Built) -> RecordedLeftOut | None:
     first = history.positions[0] if history.positions else (leaf.position + 1 if leaf else 0)
     if first <= 0 or leaf is None:
         return None
-    tokens = max(0, built.loaded.path_tokens - sum(history.tokens))
+    tokens = max(0, built.loaded.known_tokens - sum(history.tokens))
     if tokens == 0:
         return None
     title = "message 1" if first == 1 else f"messages 1 to {first}"
