@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import TypeVar
 from uuid import UUID
 
 import msgspec
@@ -12,7 +13,7 @@ from sqlalchemy import bindparam, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from backend.accounts.identity import Identity
-from backend.audience import GM, Viewpoint
+from backend.audience import GM, AudienceMarks, Viewpoint
 from backend.campaigns import ledger_paths
 from backend.campaigns.chapters import most_chapters
 from backend.campaigns.context import (
@@ -229,8 +230,8 @@ class SituationService:
             campaign_id=reader.campaign.id,
             fields=fields,
             terms=await reader.terms(most_terms(settings.glossary_tokens) if "term" in past else 0),
-            chapters=chapters,
-            scenes=scenes,
+            chapters={one: _marked(each, now.marks) for one, each in chapters.items()},
+            scenes={one: _marked(each, now.marks) for one, each in scenes.items()},
             block=block,
             named=named,
             told=told.union((each.id for each in named), facts, scenes),
@@ -242,6 +243,16 @@ class SituationService:
         """Fold what is stale, in a transaction of its own."""
         async with self._database.write() as session:
             await get_campaign(session, identity, campaign_id, lock=True)
+
+
+_PastT = TypeVar("_PastT", Scene, Chapter)
+
+
+def _marked(past: _PastT, marks: AudienceMarks) -> _PastT:
+    """What is over, with who knows it in its title."""
+    words = marks.words(past.audience)
+    title = f"({words}) {past.title}".strip() if words else past.title
+    return msgspec.structs.replace(past, title=title)
 
 
 async def _moment(
@@ -268,7 +279,11 @@ async def _moment(
         events = await current_events(
             session, sealer, chronicle, limit=RECENT_EVENTS, viewpoint=reader.viewpoint
         )
-        today = [each.fields.summary for each in events if (each.fields.day or 0) == now.day]
+        today = [
+            now.marks.mark(each.fields.summary, each.audience)
+            for each in events
+            if (each.fields.day or 0) == now.day
+        ]
         now = replace(now, events=today)
     return state_block(now, shown, last_shown, form=form, why=why), now
 

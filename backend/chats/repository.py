@@ -317,6 +317,7 @@ class SealedHistory:
     positions: Sequence[int] = ()
     roles: Sequence[Role] = ()
     tokens: Sequence[int] = ()
+    audiences: Sequence[str] = ()
     sealed_contents: Sequence[bytes] = ()
     sealed_authors: Sequence[bytes] = ()
     opened: Sequence[str] = ()
@@ -340,7 +341,14 @@ def _lines(*columns: InstrumentedAttribute[Any]) -> Select[*tuple[Any, ...]]:
     )
 
 
-_COLUMNS = Message.id, Message.position, Message.role, Message.tokens, Message.sealed_content
+_COLUMNS = (
+    Message.id,
+    Message.position,
+    Message.role,
+    Message.tokens,
+    Message.audience,
+    Message.sealed_content,
+)
 _LINES = _lines(*_COLUMNS)
 _LINES_WITH_AUTHORS = _lines(*_COLUMNS, Message.sealed_author)
 _FIRST_BEHIND = select(Message.position).where(_BEHIND).order_by(Message.path_tokens).limit(1)

@@ -338,7 +338,7 @@ async def first_kept(session: AsyncSession, loaded: LoadedChat, *, budget: int) 
     None where the whole path does.
     """
     leaf = loaded.target.leaf
-    begin = max(eviction_point(loaded.known_tokens, budget), loaded.summed_up)
+    begin = max(eviction_point(loaded.path_tokens, budget), loaded.summed_up)
     if leaf is None or begin == 0:
         return None
     from_sum = loaded.known_path.to_path(begin)

@@ -10,7 +10,7 @@ from uuid import UUID
 
 import msgspec
 
-from backend.audience import GM, PUBLIC, Viewpoint
+from backend.audience import GM, NAMELESS_MARKS, PUBLIC, AudienceMarks, Viewpoint
 from backend.campaigns.ledger import State
 from backend.campaigns.marks import Unread
 from backend.campaigns.play.state import is_unsettled
@@ -196,14 +196,19 @@ class LoadedChat:
         ]
 
     @property
-    def path_tokens(self) -> int:
+    def whole_tokens(self) -> int:
         """Stored tokens of the whole path."""
         return self.target.leaf.path_tokens if self.target.leaf else 0
 
     @property
-    def known_tokens(self) -> int:
+    def path_tokens(self) -> int:
         """Stored tokens of the path's lines that the viewpoint may know."""
-        return self.known_path.to_known(self.path_tokens)
+        return self.known_path.to_known(self.whole_tokens)
+
+    @property
+    def marks(self) -> AudienceMarks:
+        """Says who knows a text of the prompt that is not for everyone."""
+        return self.campaign.now.marks if self.campaign else NAMELESS_MARKS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -118,6 +118,7 @@ def _recorded_history(built: Built) -> RecordedHistory | None:
         omitted_first=history.positions[gap.start] if gap else None,
         omitted_last=history.positions[gap.stop - 1] if gap else None,
         thoughts=sorted(present.intersection(history.thoughts)),
+        marks={place: words for place, words in history.marks.items() if place in present},
     )
 
 
@@ -128,7 +129,7 @@ def _older(built: Built) -> RecordedLeftOut | None:
     first = history.positions[0] if history.positions else (leaf.position + 1 if leaf else 0)
     if first <= 0 or leaf is None:
         return None
-    tokens = max(0, built.loaded.known_tokens - sum(history.tokens))
+    tokens = max(0, built.loaded.path_tokens - sum(history.tokens))
     if tokens == 0:
         return None
     title = "message 1" if first == 1 else f"messages 1 to {first}"

@@ -9,6 +9,7 @@ from uuid import UUID
 from msgspec import structs
 
 from backend.accounts.identity import Identity
+from backend.audience import marked
 from backend.chats.counting import line_text
 from backend.context.assembly import Counter
 from backend.context.blocks import USUAL_ORDER, Block, Marker
@@ -245,7 +246,10 @@ class SectionBuilder:
         summary = self._loaded.summary
         if summary is None or not summary.text:
             return []
-        text = self.used.render("sections/summary", summary=summary.text)
+        # It tells of much that is public, too.
+        words = self._loaded.marks.words(summary.audience)
+        told = marked(summary.text, f"in part {words}" if words else "")
+        text = self.used.render("sections/summary", summary=told)
         reason = Reason("summary", count=summary.position + 1)
         return [section("summary", "Previously", text, reason, summary.message_id)]
 
@@ -300,6 +304,8 @@ class SectionBuilder:
             author = author_of(self._identity, target.line) if target.line else loaded.user_name
             names_sent = self._context.window.unit.names
             text = line_text(author, loaded.said or "", names=names_sent)
+            audience = target.line.audience if target.line else loaded.audience
+            text = loaded.marks.mark(text, audience)
         return Item(
             kind="user_line" if reason == "turn" else "instruction",
             title="User's line" if reason == "turn" else reason.capitalize(),
