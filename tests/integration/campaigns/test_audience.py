@@ -159,6 +159,18 @@ class Planted:
         assert answer["thinking"] == self.mark("thinking")
         return reply_id
 
+    def unmarked(self, prompts: list[Any], words: str) -> list[str]:
+        """Entries of prompts that hold one of these without saying who knows it."""
+        found: list[str] = []
+        for message in (each for prompt in prompts for each in prompt["messages"]):
+            entry: list[str] = []
+            for line in message["content"].split("\n"):
+                entry = [line] if line.startswith(("- ", "**", "#")) else [*entry, line]
+                if any(each in line for each in self.markers.values()):
+                    said = "\n".join(entry)
+                    found += [said] if words not in said else []
+        return found
+
     def found(self, *where: Any) -> set[str]:
         """The sources whose markers stand in any of these."""
         text = json.dumps(where, default=str)
@@ -229,6 +241,11 @@ async def test_no_prompt_holds_what_its_viewpoint_may_not_know(
     assert every - jakes.found(for_jake) == set()
     assert every - jakes.found(gm) == set()
     assert set(secret.markers) - NEVER - secret.found(gm) == set()
+    # The narrator, who knows everything, is told who else does.
+    assert secret.unmarked(gm[-1], "secret: game master only") == []
+    assert jakes.unmarked(gm[-1], "known to Jake only") == []
+    # Mara is there too, and does not know.
+    assert jakes.unmarked(for_jake[-1], "known to Jake only") == []
 
 
 async def test_an_audience_that_is_none_is_refused_and_changes_nothing(
