@@ -9,7 +9,6 @@ from uuid import UUID
 from msgspec import structs
 
 from backend.accounts.identity import Identity
-from backend.audience import marked
 from backend.chats.counting import line_text
 from backend.context.assembly import Counter
 from backend.context.blocks import USUAL_ORDER, Block, Marker
@@ -246,10 +245,8 @@ class SectionBuilder:
         summary = self._loaded.summary
         if summary is None or not summary.text:
             return []
-        # It tells of much that is public, too.
-        words = self._loaded.marks.words(summary.audience)
-        told = marked(summary.text, f"in part {words}" if words else "")
-        text = self.used.render("sections/summary", summary=told)
+        audience = self._loaded.marks.words(summary.audience)
+        text = self.used.render("sections/summary", summary=summary.text, audience=audience)
         reason = Reason("summary", count=summary.position + 1)
         return [section("summary", "Previously", text, reason, summary.message_id)]
 
