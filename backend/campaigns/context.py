@@ -12,6 +12,7 @@ from uuid import UUID
 
 import msgspec
 
+from backend.audience import GM, NAMELESS_MARKS, AudienceMarks
 from backend.campaigns.attribute_text import (
     render_attribute,
     render_attributes,
@@ -27,9 +28,6 @@ MAX_DETAILED = 5
 """How many of those present are described; the others are named."""
 MAX_IN_LIGHT = 2
 MAX_EVENTS = 5
-
-HIDDEN = "hidden: game master only"
-"""Says of a clock that its players may not know of it."""
 
 RESUME_COMMANDS = frozenset(
     {
@@ -81,7 +79,9 @@ class Situation:
     are the ids of whatever a full block says something of. `places` are the names of the places
     where the players are. `player_lines` are what the rules say of the first two players in
     the light form, `standing` what they say of all. `costs` and `threats` are unresolved echoes.
-    `flags` are for the game master alone. `in_play` are all items that this was read of.
+    `flags` are for the game master alone. `in_play` are all items that this was read of. `marks`
+    says who knows what is not for everyone; `stakes`, `events`, `costs`, `threats`, `facts`,
+    `places` and `player_lines` are marked.
     """
 
     name: str
@@ -108,6 +108,7 @@ class Situation:
     places: Mapping[UUID, str] = field(default_factory=dict[UUID, str])
     player_lines: Sequence[str] = ()
     in_play: Mapping[UUID, Item] = field(default_factory=dict[UUID, Item])
+    marks: AudienceMarks = NAMELESS_MARKS
 
     @property
     def lead_id(self) -> UUID | None:
@@ -219,7 +220,12 @@ def full_block(now: Situation, *, is_played: bool = False) -> str:
             "Player characters" if len(now.players) > 1 else "Player character", _players(now)
         ),
         *_surroundings(now),
-        _section("Active threads", [_thread(thread) for thread in _by_tension(now.threads)]),
+        _section(
+            "Active threads",
+            _bullets(
+                now.marks.mark(_thread(each), each.audience) for each in _by_tension(now.threads)
+            ),
+        ),
         *([] if is_played else _table(now)),
         _section("Today", _bullets(now.events[-MAX_EVENTS:])),
     ]
@@ -246,7 +252,7 @@ def light_line(now: Situation) -> str:
     if now.location:
         parts.append(f"at {slug(now.location.entity.name)}")
     if now.present:
-        names = [person.entity.name for person in now.present]
+        names = [_name(now, person) for person in now.present]
         more = f" +{len(names) - MAX_IN_LIGHT}" if len(names) > MAX_IN_LIGHT else ""
         parts.append(f"with {', '.join(names[:MAX_IN_LIGHT])}{more}")
     return f"[{' | '.join(parts)}]"
@@ -297,7 +303,7 @@ def _bullets(lines: Iterable[str]) -> list[str]:
 def _table(now: Situation) -> list[str]:
     return [
         _section("Where the players stand", _bullets(now.standing)),
-        _section("Clocks", [_clock(clock) for clock in now.clocks]),
+        _section("Clocks", _bullets(_clock(now, clock) for clock in now.clocks)),
         _section("Costs that echo", _bullets(now.costs)),
         _section("Threats not dealt with", _bullets(now.threats)),
         _section("Flags (secret: game master only)", _bullets(render_flags(now.flags))),
@@ -318,11 +324,11 @@ def _session(now: Situation, *, with_stakes: bool) -> str:
 
 
 def _players(now: Situation) -> list[str]:
-    return [
-        line
-        for player in now.players
-        for line in _player(player.entity, now.places.get(player.id, ""))
-    ]
+    lines: list[str] = []
+    for player in now.players:
+        head, *more = _player(player.entity, now.places.get(player.id, ""))
+        lines += [now.marks.mark(head, player.entity.audience), *more]
+    return lines
 
 
 def _player(player: Entity, place: str) -> list[str]:
@@ -351,29 +357,36 @@ def _location(now: Situation) -> list[str]:
     if now.location is None:
         return []
     place = now.location.entity
-    return [f"**{place.name}**" + (f": {place.description}" if place.description else "")]
+    text = f"**{place.name}**" + (f": {place.description}" if place.description else "")
+    return [now.marks.mark(text, place.audience)]
 
 
 def _people(now: Situation) -> list[str]:
     lines: list[str] = []
     players = {player.id for player in now.players}
-    feelings = {each.from_id: each.score for each in now.relations if each.to_id in players}
+    feelings = {each.from_id: each for each in now.relations if each.to_id in players}
     for person in now.present[:MAX_DETAILED]:
-        lines.append(_person(person, feelings.get(person.id)))
+        lines.append(_person(now, person, feelings.get(person.id)))
         if person.entity.voice:
             lines.append(f"*Voice: {'; '.join(person.entity.voice)}*")
         if person.entity.wants:
             lines.append(f"Wants: {person.entity.wants}")
-    if others := [person.entity.name for person in now.present[MAX_DETAILED:]]:
+    if others := [_name(now, person) for person in now.present[MAX_DETAILED:]]:
         lines.append(f"Also here: {', '.join(others)}")
     return lines
 
 
-def _person(person: Placed, score: int | None = None) -> str:
-    entity = person.entity
-    feeling = entity.disposition or (relation_label(score) if score is not None else "")
+def _name(now: Situation, person: Placed) -> str:
+    return now.marks.mark(person.entity.name, person.entity.audience)
+
+
+def _person(now: Situation, person: Placed, relation: Relation | None) -> str:
+    entity, feeling = person.entity, person.entity.disposition
+    if relation and not feeling:
+        label = relation_label(relation.score)
+        feeling = now.marks.mark(label, relation.audience, within=entity.audience)
     said = f"**{entity.name}**" + (f" [{entity.status}]" if entity.status else "")
-    return said + (f" - {feeling}" if feeling else "")
+    return now.marks.mark(said + (f" - {feeling}" if feeling else ""), entity.audience)
 
 
 def _by_tension(threads: Iterable[Thread]) -> list[Thread]:
@@ -381,14 +394,15 @@ def _by_tension(threads: Iterable[Thread]) -> list[Thread]:
 
 
 def _thread(thread: Thread) -> str:
-    said = f"- [{thread.tension.upper()}] **{thread.title}**"
+    said = f"[{thread.tension.upper()}] **{thread.title}**"
     said += f": {thread.summary}" if thread.summary else ""
     said += f" → Next: {thread.next_step}" if thread.next_step else ""
     steps = "; ".join(step.text for step in thread.objectives if not step.done)
     return said + (f" (to do: {steps})" if steps else "")
 
 
-def _clock(clock: Clock) -> str:
-    said = f"- {clock.name} {clock.filled}/{clock.segments}"
-    said += "" if clock.visible else f" ({HIDDEN})"
-    return said + (f": {clock.consequence}" if clock.consequence else "")
+def _clock(now: Situation, clock: Clock) -> str:
+    said = f"{clock.name} {clock.filled}/{clock.segments}"
+    said += f": {clock.consequence}" if clock.consequence else ""
+    # The players may know nothing of a hidden one.
+    return now.marks.mark(said, clock.audience if clock.visible else GM)

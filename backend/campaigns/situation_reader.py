@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from heapq import nlargest
@@ -13,7 +13,7 @@ from uuid import UUID
 
 from sqlalchemy import BindParameter, Select, bindparam, select, union_all
 
-from backend.audience import GM, is_known_to, known_to
+from backend.audience import GM, AudienceMarks, Viewpoint, is_known_to, known_to
 from backend.campaigns.chapters import KEPT_SCENES
 from backend.campaigns.context import MAX_DETAILED, Form, Known, Placed, Situation, ranked
 from backend.campaigns.item_rows import read_state
@@ -34,7 +34,7 @@ from backend.campaigns.ledger import item_of
 from backend.campaigns.models import CampaignItem
 from backend.campaigns.name_cache import Names
 from backend.campaigns.party import is_called, is_scene_here, story_place
-from backend.campaigns.play.echoes import MOST_COSTS, MOST_THREATS
+from backend.campaigns.play.echoes import MOST_COSTS, MOST_THREATS, EchoKind
 from backend.campaigns.reader import MAX_HOT, CampaignReader, Condition
 from backend.campaigns.records import open_campaign
 from backend.campaigns.rules import rules_of
@@ -90,8 +90,13 @@ class SituationReader(CampaignReader):
         known = {each.id: each for each in (*players, *people, *others)}
         relations = await self._relations(names, [each.id for each in (*players, *people)])
         present = ranked(people, named=named, spoke=spoke, relations=relations)
-        places = await self._place_names(
-            names, [*players, *(known[one] for one in asked if one in known)]
+        here = frozenset(each.id for each in (*players, *people))
+        marks = AudienceMarks(
+            partial(names.name_of, viewpoint=self.viewpoint),
+            here if isinstance(self.viewpoint, UUID) else frozenset(),
+        )
+        places = self._place_names(
+            names, marks, [*players, *(known[one] for one in asked if one in known)]
         )
         echoes = sorted(
             (each for each in in_view if isinstance(each[2], Echo)), key=lambda each: -each[1]
@@ -111,17 +116,16 @@ class SituationReader(CampaignReader):
             day=world.day,
             time_of_day=world.time_of_day,
             scene_id=scene_id,
-            stakes=scene.stakes if scene else "",
+            stakes=marks.mark(scene.stakes, scene.audience) if scene else "",
+            marks=marks,
             players=players,
             location=known.get(place) if place else None,
             present=present,
             relations=relations,
             threads=[item for *_, item in in_view if isinstance(item, Thread)],
             clocks=[item for *_, item in in_view if isinstance(item, Clock)],
-            costs=[echo.text for echo in unresolved.values() if echo.kind == "cost"][:MOST_COSTS],
-            threats=[echo.text for echo in unresolved.values() if echo.kind == "threat"][
-                :MOST_THREATS
-            ],
+            costs=_echo_lines(marks, unresolved.values(), "cost")[:MOST_COSTS],
+            threats=_echo_lines(marks, unresolved.values(), "threat")[:MOST_THREATS],
             standing=(rules.precarity([each.entity for each in players], world) or {}).get(
                 "lines", ()
             ),
@@ -131,7 +135,10 @@ class SituationReader(CampaignReader):
                 for one in asked
                 if one in known
             ],
-            player_lines=[rules.light_line(player.entity) for player in players[:2]],
+            player_lines=[
+                marks.mark(rules.light_line(player.entity), player.entity.audience)
+                for player in players[:2]
+            ],
             in_play=in_play | unresolved,
             places={player.id: places.get(player.id, "") for player in players},
         )
@@ -151,8 +158,17 @@ class SituationReader(CampaignReader):
         threads = (one for one, item in now.in_play.items() if isinstance(item, Thread))
         return replace(
             now,
-            facts=[text for _, text in told],
-            named=[replace(each, facts=facts.get(each.id, [])) for each in now.named],
+            facts=[fact_line(names, now.marks, fact, self.viewpoint) for _, fact in told],
+            named=[
+                replace(
+                    each,
+                    facts=[
+                        (one, now.marks.mark(fact.text, fact.audience, within=each.entity.audience))
+                        for one, fact in facts.get(each.id, [])
+                    ],
+                )
+                for each in now.named
+            ],
             told=frozenset([*here, *about, *threads, *(fact_id for fact_id, _ in told)]),
         )
 
@@ -216,26 +232,22 @@ class SituationReader(CampaignReader):
         read = partial(read_state, self.sealer)
         return [(row, item_of(row.kind, read(row.id, row.sealed_state))) async for row in sized]
 
-    async def _place_names(self, names: Names, entities: Sequence[Placed]) -> dict[UUID, str]:
+    def _place_names(
+        self, names: Names, marks: AudienceMarks, entities: Sequence[Placed]
+    ) -> dict[UUID, str]:
         """What the places are called where entities are, by entity."""
-        places = {
-            each.id: where for each in entities if (where := each.entity.location_id) is not None
-        }
-        hidden: set[UUID] = set()
-        if self.viewpoint != GM:
-            known = await self._entities(names, list(places.values()))
-            hidden = set(places.values()).difference(each.id for each in known)
         return {
-            one: names.by_id[where][0]
-            for one, where in places.items()
-            if where in names.by_id and where not in hidden
+            each.id: marks.mark(name, names.audience_of(where), within=each.entity.audience)
+            for each in entities
+            if (where := each.entity.location_id) is not None
+            and (name := names.name_of(where, self.viewpoint)) is not None
         }
 
     async def _facts(
         self, names: Names, about: Sequence[UUID]
-    ) -> dict[UUID, list[tuple[UUID, str]]]:
+    ) -> dict[UUID, list[tuple[UUID, Fact]]]:
         """Facts by the entity that they are about, each with its id, the newest last."""
-        facts: dict[UUID, list[tuple[UUID, str]]] = {}
+        facts: dict[UUID, list[tuple[UUID, Fact]]] = {}
         if not about:
             return facts
         found = names.facts(about, self.viewpoint, limit=MAX_HOT)
@@ -244,7 +256,7 @@ class SituationReader(CampaignReader):
             found = [(row.id, item) for row, item in rows if isinstance(item, Fact)]
         for fact_id, fact in found[::-1]:
             if fact.about_id is not None:
-                facts.setdefault(fact.about_id, []).append((fact_id, fact.text))
+                facts.setdefault(fact.about_id, []).append((fact_id, fact))
         return facts
 
     async def _relations(self, names: Names, ids: Sequence[UUID]) -> list[Relation]:
@@ -291,6 +303,20 @@ class SituationReader(CampaignReader):
             return []
         rows = await self._found(_TERMS, {"limit": limit})
         return [item for _, item in rows if isinstance(item, Term)]
+
+
+def fact_line(names: Names, marks: AudienceMarks, fact: Fact, viewpoint: Viewpoint) -> str:
+    """Return a fact by itself: with whom it is about, unless it says so, and who knows it."""
+    text, about = fact.text, fact.about_id
+    subject = names.name_of(about, viewpoint) if about else None
+    if about and subject and about not in names.index.find(text):
+        named = marks.mark(subject, names.audience_of(about), within=fact.audience)
+        text = f"{named}: {text}"
+    return marks.mark(text, fact.audience)
+
+
+def _echo_lines(marks: AudienceMarks, echoes: Iterable[Echo], kind: EchoKind) -> list[str]:
+    return [marks.mark(each.text, each.audience) for each in echoes if each.kind == kind]
 
 
 _seq = attrgetter("seq")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import TypeVar
 from uuid import UUID
 
 import msgspec
@@ -12,7 +13,7 @@ from sqlalchemy import bindparam, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from backend.accounts.identity import Identity
-from backend.audience import GM, Viewpoint
+from backend.audience import GM, AudienceMarks, Viewpoint
 from backend.campaigns import ledger_paths
 from backend.campaigns.chapters import most_chapters
 from backend.campaigns.context import (
@@ -231,8 +232,8 @@ class SituationService:
             campaign_id=reader.campaign.id,
             fields=fields,
             terms=await reader.terms(most_terms(settings.glossary_tokens) if "term" in past else 0),
-            chapters=chapters,
-            scenes=scenes,
+            chapters={one: _marked(each, now.marks) for one, each in chapters.items()},
+            scenes={one: _marked(each, now.marks) for one, each in scenes.items()},
             block=block,
             named=named,
             told=told.union((each.id for each in named), facts, scenes),
@@ -244,6 +245,16 @@ class SituationService:
         """Fold what is stale, in a transaction of its own."""
         async with self._database.write() as session:
             await get_campaign(session, identity, campaign_id, lock=True)
+
+
+_PastT = TypeVar("_PastT", Scene, Chapter)
+
+
+def _marked(past: _PastT, marks: AudienceMarks) -> _PastT:
+    """What is over, with who knows it in its title."""
+    words = marks.words(past.audience)
+    title = f"({words}) {past.title}".strip() if words else past.title
+    return msgspec.structs.replace(past, title=title)
 
 
 async def _moment(
@@ -271,8 +282,8 @@ async def _moment(
             session, sealer, chronicle, limit=RECENT_EVENTS, viewpoint=reader.viewpoint
         )
         today = [each for each in events if (each.fields.day or 0) == now.day][-MAX_EVENTS:]
-        events_told = now.told.union(each.id for each in today)
-        now = replace(now, events=[each.fields.summary for each in today], told=events_told)
+        lines = [now.marks.mark(each.fields.summary, each.audience) for each in today]
+        now = replace(now, events=lines, told=now.told.union(each.id for each in today))
     return state_block(now, shown, last_shown, form=form, why=why), now
 
 

@@ -88,6 +88,8 @@ class History:
     positions: list[int] = field(default_factory=list[int])
     thoughts: Mapping[int, int] = field(default_factory=dict[int, int])
     """Tokens of the thoughts that stand before a line, by its position; `tokens` has them, too."""
+    marks: Mapping[int, str] = field(default_factory=dict[int, str])
+    """Who knows a line that is not for everyone, by its position: it stands before the line."""
 
 
 def layout(

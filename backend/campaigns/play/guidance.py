@@ -10,10 +10,9 @@ import msgspec
 
 from backend.audience import GM
 from backend.campaigns.attribute_text import render_flags, render_name, render_value
-from backend.campaigns.context import HIDDEN
 from backend.campaigns.items import Entity, World
 from backend.campaigns.ledger import EXISTS, State
-from backend.campaigns.play.echoes import MOST_COSTS, MOST_THREATS, echoes, is_full, is_visible
+from backend.campaigns.play.echoes import MOST_COSTS, MOST_THREATS, EchoKind, echoes, is_full
 from backend.campaigns.play.references import called
 from backend.campaigns.play.state import PLAY, POOL, ROLL
 from backend.prompts import PromptLibrary
@@ -42,15 +41,15 @@ def render(table: Table, prompts: PromptLibrary) -> str:
     values: dict[str, Any] = {
         **msgspec.structs.asdict(play),
         **_stand(table),
-        "costs": [_cut(text) for _, text in echoes(table, "cost")[-MOST_COSTS:]],
-        "threats": [_cut(text) for _, text in echoes(table, "threat")[-MOST_THREATS:]],
+        "costs": _echoes(table, "cost", MOST_COSTS),
+        "threats": _echoes(table, "threat", MOST_THREATS),
         "clocks": _clocks(table),
         "flags": render_flags(table.world.get("flags") or {}) if table.viewpoint == GM else [],
         "place": _place(table),
         "people": _people(table),
         "changed": _changed(table),
         "players": _players(table),
-        "stakes": play.stakes or scene.get("stakes", ""),
+        "stakes": play.stakes or table.mark(scene.get("stakes", ""), scene),
         "dice": table.state.dice,
         "pool": table.pool,
         "committed": table.state.committed,
@@ -62,6 +61,11 @@ def render(table: Table, prompts: PromptLibrary) -> str:
         # The mood's own text has said these.
         values |= dict.fromkeys(prompts[name].inputs & shared.inputs, "")
     return "\n\n".join(filter(None, [own or table.mood.prompt, shared.rendered(values)]))
+
+
+def _echoes(table: Table, kind: EchoKind, most: int) -> list[str]:
+    found = echoes(table, kind)[-most:]
+    return [_cut(table.mark(text, table.get(item_id))) for item_id, text in found]
 
 
 def _stand(table: Table) -> Mapping[str, Any]:
@@ -92,16 +96,19 @@ def _fields(state: State) -> State:
 
 
 def _players(table: Table) -> list[str]:
-    return [table.rules.light_line(_entity(state)) for state in table.players.values()]
+    return [
+        table.mark(table.rules.light_line(_entity(state)), state)
+        for state in table.players.values()
+    ]
 
 
 def _clocks(table: Table) -> list[str]:
     lines: list[str] = []
     for state in table.of_kind("clock").values():
         line = f"{called(state)} {state.get('filled', 0)}/{state.get('segments', 6)}"
-        line += "" if is_visible(state) else f" ({HIDDEN})"
         line += " (done)" if is_full(state) else ""
-        lines.append(_cut(line + (f": {text}" if (text := state.get("consequence")) else "")))
+        line += f": {text}" if (text := state.get("consequence")) else ""
+        lines.append(_cut(table.mark(line, state)))
     return lines[:MOST_CLOCKS]
 
 
@@ -118,7 +125,8 @@ def _people(table: Table) -> list[str]:
         is_here = str(item_id) in present or (place and state.get("location_id") == place)
         if state["kind"] == "npc" and is_here:
             wants = state.get("wants", "")[:MAX_WANTS]
-            lines.append(f"{state['name']}: {wants}" if wants else state["name"])
+            line = f"{state['name']}: {wants}" if wants else state["name"]
+            lines.append(table.mark(line, state))
     return lines[:MOST_PEOPLE]
 
 
