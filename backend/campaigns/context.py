@@ -222,9 +222,7 @@ def full_block(now: Situation, *, is_played: bool = False) -> str:
         *_surroundings(now),
         _section(
             "Active threads",
-            _bullets(
-                now.marks.mark(_thread(each), each.audience) for each in _by_tension(now.threads)
-            ),
+            _bullets(_thread(now, each) for each in _by_tension(now.threads)),
         ),
         *([] if is_played else _table(now)),
         _section("Today", _bullets(now.events[-MAX_EVENTS:])),
@@ -393,12 +391,12 @@ def _by_tension(threads: Iterable[Thread]) -> list[Thread]:
     return sorted(threads, key=lambda thread: -_TENSIONS.index(thread.tension))
 
 
-def _thread(thread: Thread) -> str:
+def _thread(now: Situation, thread: Thread) -> str:
     said = f"[{thread.tension.upper()}] **{thread.title}**"
     said += f": {thread.summary}" if thread.summary else ""
     said += f" → Next: {thread.next_step}" if thread.next_step else ""
     steps = "; ".join(step.text for step in thread.objectives if not step.done)
-    return said + (f" (to do: {steps})" if steps else "")
+    return now.marks.mark(said + (f" (to do: {steps})" if steps else ""), thread.audience)
 
 
 def _clock(now: Situation, clock: Clock) -> str:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import partial
 from heapq import nlargest
 from operator import attrgetter
 from typing import TYPE_CHECKING
 from uuid import UUID
 
-from backend.audience import is_known_to
+from backend.audience import NAMELESS_MARKS, AudienceMarks, is_known_to
 from backend.campaigns.context import (
     MAX_DETAILED,
     Placed,
@@ -21,7 +22,7 @@ from backend.campaigns.ledger import item_of, state_of
 from backend.campaigns.name_cache import KeptItem
 from backend.campaigns.play.references import Held
 from backend.campaigns.reader import MAX_HOT
-from backend.campaigns.situation_reader import MAX_FACTS
+from backend.campaigns.situation_reader import MAX_FACTS, fact_line
 
 if TYPE_CHECKING:
     from backend.campaigns.play.table import Table
@@ -41,6 +42,8 @@ def arrive(table: Table, place_id: UUID) -> str:
     ]
     relations = _relations(table, [each.id for each in (*players, *people)])
     present = ranked(people, named=(), spoke=(), relations=relations)
+    name_of = partial(table.names.name_of, viewpoint=table.viewpoint) if table.names else None
+    marks = AudienceMarks(name_of) if name_of else NAMELESS_MARKS
     about = [*(each.id for each in present[:MAX_DETAILED]), place_id]
     return surroundings_block(
         Situation(
@@ -49,7 +52,8 @@ def arrive(table: Table, place_id: UUID) -> str:
             location=Placed(id=place_id, entity=_entity(table, place_id)),
             present=present,
             relations=relations,
-            facts=_facts(table, about),
+            facts=_facts(table, about, marks),
+            marks=marks,
         )
     )
 
@@ -77,13 +81,13 @@ def _relations(table: Table, ids: Iterable[UUID]) -> list[Relation]:
     return [each.item for each in known if isinstance(each.item, Relation)]
 
 
-def _facts(table: Table, about: list[UUID]) -> list[str]:
+def _facts(table: Table, about: list[UUID], marks: AudienceMarks) -> list[str]:
     names = table.names
     if names is None or not names.around:
         return []
     kept = [one for one in about if one in names.around]
     found = names.facts(kept, table.viewpoint, limit=MAX_FACTS) or []
-    return [fact.text for _, fact in found[::-1]]
+    return [fact_line(names, marks, fact, table.viewpoint) for _, fact in found[::-1]]
 
 
 def _known(table: Table, found: Iterable[KeptItem]) -> list[KeptItem]:
