@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -190,3 +191,58 @@ async def test_how_somebody_feels_about_others_is_not_how_they_feel_about_the_pl
     full = (await table.get("/context", text="continue"))["full"]
     assert "**Hesk** [active] - devoted" in full
     assert "**Cass** [active]\n" in f"{full}\n"
+
+
+PYTHON = re.compile(r"\b(True|False|None)\b|\{'|\['|UUID\(")
+
+
+@pytest.mark.parametrize("tools", [True, False])
+async def test_each_item_stands_once_in_a_prompt_and_in_words(ada: Account, tools: bool) -> None:
+    made = await ada.client.post(
+        "/api/v1/campaigns",
+        json={"name": "Seagate", "rules": "blades", "settings": {"tools": tools}},
+    )
+    table = Table(ada, ok(made, 201))
+    await table.change(
+        "",
+        attributes={"heat": 4, "wanted": 1, "dice": [6, 1]},
+        flags={"bridge_down": True, "alarm": False},
+    )
+    ids = await seagate(table)
+    numbers = {
+        "stress": 6, "stress_max": 9, "ratings": {"violence": 0, "arcane": 2}, "sworn": True,
+        "mentor": None, "inventory": [{"name": "rope", "count": 2}, "lamp"], "speed": 9.0,
+    }  # fmt: skip
+    await table.change(f"/entities/{ids['jake']}", attributes=numbers)
+    await table.change(f"/entities/{ids['marlena']}", wants="Her sister back")
+    await table.add("clocks", name="The Watch", segments=4, filled=3, consequence="They search.")
+    await table.add("clocks", name="The Traitor", segments=6, filled=1, visible=False)
+    clock = (await table.add("clocks", name="The Flood", filled=2))["id"]
+    await table.add(
+        "threads", title="The drowned bell", tension="urgent", kind="threat", clock_id=clock,
+        objectives=[{"text": "Find the clapper"}, {"text": "Ask Holt", "done": True}],
+    )  # fmt: skip
+    await table.add("echoes", text="The mirror is broken", kind="cost")
+    for number in range(4):
+        await table.add("echoes", text=f"Rival {number} wants blood", kind="threat")
+    await table.add("scenes", location_id=ids["shop"], stakes="The muffled token")
+    chat = (await ada.new_chat(campaign_id=table.campaign["id"]))["id"]
+    once = (
+        "The Watch 3/4: They search.", "The Flood 2/6", "The drowned bell", "Find the clapper",
+        "The mirror is broken", *(f"Rival {number} wants blood" for number in range(4)),
+        "The muffled token", "Her sister back", "Heat: 4/9", "Wanted level: 1/4",
+        "Room for stress before a trauma: Jake 2", "stress: 6/9", "ratings: violence 0, arcane 2",
+        "sworn: yes", "Inventory: rope (count 2); lamp", "speed: 9",
+    )  # fmt: skip
+    secret = ("bridge down: yes", "alarm: no", "The Traitor 1/6")
+    line = "I tell Marlena of the drowned bell, the Watch and the broken mirror."
+    for viewpoint, hidden in (("gm", 1), ("public", 0)):
+        asked = {"text": line, "prompt": True, "viewpoint": viewpoint}
+        answer = ok(await ada.client.get(f"/api/v1/chats/{chat}/context", params=asked))
+        told = "\n".join(each["text"] for each in answer["prompt"])
+        assert {each: told.count(each) for each in once} == dict.fromkeys(once, 1)
+        assert {each: told.count(each) for each in secret} == dict.fromkeys(secret, hidden)
+        assert told.count("secret: game master only") == 2 * hidden
+        assert PYTHON.findall(told) == []
+    whole = await table.get("/context", chat_id=chat, text=line)
+    assert PYTHON.findall(whole["full"] + whole["light"]) == []
