@@ -54,7 +54,8 @@ def find_echo(table: Table, said: str) -> UUID:
     if len(near) == 1:
         return near[0]
     problem = "More than one threat or cost has" if near else "No threat or cost has"
-    listed = "; ".join(text[:MAX_LISTED] for text in found.values()) or "none"
+    known = (table.mark(text[:MAX_LISTED], table.get(one)) for one, text in found.items())
+    listed = "; ".join(known) or "none"
     raise ToolRefusedError(f"{problem} the text {said[:MAX_LISTED]!r}. There is: {listed}.")
 
 

@@ -5,13 +5,17 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, cast
 
 import httpx
 import pytest
+from sqlalchemy import update
 
+from backend.campaigns.models import CampaignItem
+from backend.database import migrate
 from tests.integration.campaigns.seagate import Table, seagate
-from tests.support.server import Account, ok, problem
+from tests.support.server import Account, ok, problem, running
 from tests.support.zips import seagate_vault, unzipped, zipped
 
 pytestmark = [pytest.mark.anyio]
@@ -360,6 +364,10 @@ async def test_a_player_s_file_has_what_the_player_may_know_and_nothing_else(
     await table.add("relations", from_id=ids["holt"], to_id=jake, score=50)
     await table.add("facts", text="Holt takes bribes.", about_id=ids["holt"], audience=[jake])
     await table.add("scenes", title="The counter", present=[ids["holt"], moth["id"]])
+    hidden = await table.add("clocks", name="The Traitor", visible=False)
+    await table.add("clocks", name="The Watch", linked_id=ids["holt"])
+    await table.add("threads", title="Who tells?", clock_id=hidden["id"])
+    await table.change("", flags={"bridge_down": True}, locked=["day", "flags.bridge_down"])
     chat = (await ada.new_chat(campaign_id=table.campaign["id"]))["id"]
     for text, audience in (("One.", "public"), ("Two.", "gm"), ("Three.", [jake])):
         await ada.turn(chat, text=text, audience=audience)
@@ -373,6 +381,12 @@ async def test_a_player_s_file_has_what_the_player_may_know_and_nothing_else(
     assert "Moth" not in str(files)
     assert "The den" not in str(files)
     assert moth["id"] not in str(files)
+    for found in (files, await exported(viewpoint="public", format="vault")):
+        assert "The Watch" in str(found)
+        assert "Who tells?" in str(found)
+        assert "Traitor" not in str(found)
+        assert hidden["id"] not in str(found)
+        assert "bridge" not in str(found)
     assert "Holt takes bribes." in files["facts.json"]
     assert len(json.loads(files["relations.json"])) == 1
     assert json.loads(files["ledger.json"]) == []
@@ -384,7 +398,8 @@ async def test_a_player_s_file_has_what_the_player_may_know_and_nothing_else(
     assert answered["role"] == "assistant"
     assert "Holt takes bribes." not in str(await exported(viewpoint="public"))
     assert "Holt takes bribes." not in str(await exported(viewpoint="public", format="vault"))
-    assert "Moth" in str(await exported(viewpoint="gm"))
+    whole = str(await exported(viewpoint="gm"))
+    assert all(word in whole for word in ("Moth", "Traitor", "bridge_down"))
     made = ok(await sent(ada, files), 201)
     there = Table(ada, made)
     assert {each["name"] for each in (await there.get("/entities"))["items"]} == {
@@ -395,3 +410,20 @@ async def test_a_player_s_file_has_what_the_player_may_know_and_nothing_else(
     assert [line["text"] for line in await ada.messages(copy)][0::2] == ["One.", "Three."]
     answer = await ada.client.get(f"{table.path}/export", params={"viewpoint": made["id"]})
     problem(answer, 422, "validation-failed")
+
+
+async def test_a_clock_that_an_earlier_version_hid_is_the_game_masters(
+    database_url: str, tmp_path: Path
+) -> None:
+    async with running(database_url, tmp_path) as server, server.account() as ada:
+        made = await ada.client.post("/api/v1/campaigns", json={"name": "Seagate"})
+        table, database = Table(ada, ok(made, 201)), server.parts.database
+        for name, visible in (("The Traitor", False), ("The Watch", True)):
+            await table.add("clocks", name=name, visible=visible)
+        async with database.write() as session:
+            await session.execute(update(CampaignItem).values(audience="public"))
+        await migrate.downgrade(database, "2026_11_18")
+        await migrate.upgrade(database)
+        answer = await ada.client.get(f"{table.path}/export", params={"viewpoint": "public"})
+        clocks = json.loads(unzipped(answer.content)["clocks.json"])
+        assert [each["name"] for each in clocks] == ["The Watch"]

@@ -31,6 +31,7 @@ from tests.integration.turns.playing import FINISH, QUESTION, Game, named, names
 from tests.support.server import Account, Running, ok, problem, running, text_of
 
 pytestmark = pytest.mark.anyio
+CLOCK = {"clock": "The Watch"}
 
 
 @pytest.fixture(scope="module")
@@ -88,6 +89,68 @@ async def test_tools_within_a_reply_change_the_campaign_with_it(
     assert (usage["prompt_tokens"], usage["completion_tokens"]) == (24, 4)
     tools = [each["function"]["name"] for each in vendor.requests[0].body["tools"]]
     assert "finish_turn" in tools
+
+
+async def test_who_arrives_is_told_who_is_there_and_may_deal_with_them(
+    ada: Account, vendor: OpenAIServer
+) -> None:
+    vendor.requests.clear()
+    game = await new_game(ada, rules="dnd")
+    shop = await game.add("entities", kind="location", name="The Salty Sigil")
+    hills = await game.add(
+        "entities", kind="location", name="Sunfall Hills", description="Wind and thistles."
+    )
+    await game.add("entities", kind="pc", name="Jake", location_id=shop["id"])
+    await game.add(
+        "entities", kind="npc", name="Marlena", wants="her sister", location_id=shop["id"]
+    )
+    holt = await game.add(
+        "entities", kind="npc", name="Holt", wants="a name", voice=["Clipped"],
+        location_id=hills["id"], attributes={"hp": 9, "hp_max": 9},
+    )  # fmt: skip
+    await game.add("facts", text="He lost his badge.", about_id=holt["id"])
+    await game.add("facts", text="He takes bribes.", about_id=holt["id"], audience="gm")
+    await game.add("clocks", name="The Watch")
+    vendor.script(
+        called(
+            ("damage", {"target": "Holt", "damage": "1d4"}), ("set_scene", {"location": "hills"})
+        ),
+        called(
+            ("set_condition", {"target": "Holt", "condition": "prone"}),
+            ("start_combat", {"because": "Holt draws."}),
+        ),
+        called(
+            ("finish_turn", {"deltas": {"flags": [{"flag": "alarm"}], "clocks": [CLOCK]}}),
+            text="Steel.",
+        ),
+    )
+    await game.say("I go to Sunfall Hills.")
+    first, second, third = (request.body["messages"] for request in vendor.requests)
+    before = str(first)
+    assert "Marlena" in before
+    assert "Clipped" not in before
+    refused, answer = (each["content"] for each in second if each["role"] == "tool")
+    assert "not here" in refused
+    for text in (
+        "**Sunfall Hills**: Wind and thistles.", "**Holt** [active]", "Clipped", "Wants: a name",
+        "Holt: He lost his badge.", "(secret: game master only) Holt: He takes bribes.",
+    ):  # fmt: skip
+        assert answer.count(text) == 1
+    assert "Marlena" not in answer
+    guided = next(str(each["content"]) for each in second if "EXPLORING" in str(each["content"]))
+    assert "The players are now at: Sunfall Hills" in guided
+    assert "- Holt: a name" in guided
+    # What was called before the fight is forgotten: the guidance says where they are.
+    fight = next(str(each["content"]) for each in third if "A FIGHT" in str(each["content"]))
+    assert "The players are now at: Sunfall Hills" in fight
+    assert "- Holt: a name" in fight
+    state = await game.state()
+    assert state["flags"] == {"combat": True, "alarm": True}
+    assert state["clocks"][0]["filled"] == 1
+    by_name = {each["name"]: each for each in state["entities"]}
+    assert by_name["Holt"]["attributes"]["conditions"] == ["prone"]
+    assert by_name["Jake"]["location_id"] == hills["id"]
+    assert (state["scene"]["location_id"], state["scene"]["beats"]) == (hills["id"], 0)
 
 
 async def test_the_record_says_which_tools_were_called_and_how(

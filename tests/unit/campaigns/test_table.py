@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import re
+from typing import Any
 
 import pytest
 
-from backend.campaigns.items import Clock, Entity, Scene
+from backend.campaigns.items import Clock, Echo, Entity, Scene, World
 from backend.campaigns.ledger import Operations
 from backend.campaigns.play.table import MAX_CALLS, NoSuchOptionError, Table
 from backend.database.base import new_id
 from backend.prompts import load_prompts
-from tests.support.play import JAKE, SHOP, table_of, town, use
+from tests.support.play import CAMPAIGN, JAKE, SHOP, table_of, town, use
 
 pytestmark = pytest.mark.anyio
 
@@ -106,6 +107,62 @@ async def test_a_clock_that_fills_is_told_and_echoes(table: Table) -> None:
     ]
     done = await use(table, "tick_clock", clock="The Watch")
     assert "is done" in done.result["error"]
+
+
+async def test_flags_are_set_and_threats_resolved_at_the_end_of_a_turn() -> None:
+    items = town()
+    items[CAMPAIGN] = World(flags={"gate_open": True}, locked=["flags.alarm"])
+    hound, loan = new_id(), new_id()
+    items |= {
+        hound: Echo(text="The hound has their scent", kind="threat"),
+        loan: Echo(text="A loan at the Salty Sigil", kind="cost"),
+    }
+    table = table_of(items, "dnd")
+
+    async def end(**deltas: Any) -> Any:
+        return (await use(table, "finish_turn", deltas=deltas)).result
+
+    refused = await end(flags=[{"flag": "gate open", "value": False}], resolved=["the wolf"])
+    assert "A loan at the Salty Sigil; The hound has their scent." in refused["error"]
+    assert "More than one" in (await end(resolved=["the"]))["error"]
+    assert "Locked by the user" in (await end(flags=[{"flag": "alarm"}]))["error"]
+    assert "tools of their own" in (await end(flags=[{"flag": "combat"}]))["error"]
+    assert table.ledger == []
+    await end(
+        flags=[{"flag": "Gate open", "value": False}, {"flag": "oath"}],
+        resolved=["The hound has their scent", "loan"],
+    )
+    assert table.world["flags"] == {"gate_open": False, "oath": True}
+    assert table.get(hound)["resolved"]
+    assert table.get(loan)["resolved"]
+
+
+async def test_a_hidden_clock_ticks_and_stays_hidden(table: Table) -> None:
+    hidden = new_id()
+    clock = Clock(name="The Traitor", segments=4, filled=2, visible=False, consequence="She runs.")
+    table = table_of({**town(), hidden: clock})
+    assert "(secret: game master only) The Traitor 2/4" in table.guidance(load_prompts())
+    ticked = await use(table, "tick_clock", clock="The Traitor", segments=2)
+    assert ticked.result["filled"] == "4/4"
+    assert "Traitor" not in str(ticked.events)
+    assert [each.audience for each in table.happened] == ["gm"]
+    assert [state["audience"] for state in table.of_kind("echo").values()] == ["gm"]
+
+
+async def test_those_who_are_named_go_to_a_scene_and_the_others_stay(table: Table) -> None:
+    mara, docks = new_id(), new_id()
+    items = town() | {
+        mara: Entity(kind="pc", name="Mara", location_id=SHOP),
+        docks: Entity(kind="location", name="The Docks"),
+        new_id(): Scene(location_id=SHOP),
+    }
+    table = table_of(items)
+    await use(table, "set_scene", location="The Docks", who=["Mara"])
+    assert [table.get(each)["location_id"] for each in (JAKE, mara)] == [str(SHOP), str(docks)]
+    assert [state["status"] for state in table.of_kind("scene").values()] == ["open", "open"]
+    await use(table, "set_scene", location="The Docks")
+    assert [state["status"] for state in table.of_kind("scene").values()] == ["closed", "open"]
+    assert table.get(JAKE)["location_id"] == str(docks)
 
 
 async def test_a_scene_begins_elsewhere_and_players_come_along(table: Table) -> None:
