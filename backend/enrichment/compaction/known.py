@@ -16,6 +16,7 @@ from backend.campaigns.items import Kind
 from backend.campaigns.ledger import State
 from backend.campaigns.mentions import NameIndex
 from backend.campaigns.models import Campaign, CampaignItem
+from backend.campaigns.party import is_scene_here, story_place
 from backend.campaigns.play.references import Held, called
 from backend.campaigns.play.state import PLAY, POOL, ROLL
 from backend.campaigns.roster import Member
@@ -40,7 +41,7 @@ _LETTERS: Mapping[Kind, str] = {
     "fact": "F",
     "scene": "S",
 }
-_MOST: Mapping[Kind, int] = {"thread": MAX_THREADS, "clock": MAX_CLOCKS, "scene": 1}
+_MOST: Mapping[Kind, int] = {"thread": MAX_THREADS, "clock": MAX_CLOCKS}
 _REFERENCES = {"location": "location_id", "giver": "giver_id", "present": "present"}
 _HIDDEN = frozenset({PLAY, POOL, ROLL})
 
@@ -72,8 +73,14 @@ class KnownWorld:
 
     @property
     def scene_id(self) -> UUID | None:
-        """The open scene: of several the latest."""
-        found = [item_id for item_id, held in self.items.items() if held.kind == "scene"]
+        """The scene that goes on where the players are: of several the latest."""
+        players = (state for state in self.entities.values() if state["kind"] == "pc")
+        place: str | None = story_place(state.get("location_id") for state in players)
+        found = (
+            item_id
+            for item_id, held in self.items.items()
+            if held.kind == "scene" and is_scene_here(held.state.get("location_id"), place)
+        )
         return max(found, default=None)
 
     @property
@@ -156,6 +163,7 @@ def show(known: KnownWorld, text: str) -> ShownWorld:
     for kind, most in _MOST.items():
         ids = [one for one, held in known.items.items() if held.kind == kind]
         by_kind[kind] = [one for one in ids if _is_open(known.items[one].state)][-most:]
+    by_kind["scene"] = [known.scene_id] if known.scene_id else []
     about = {str(each) for each in wanted}
     by_kind["fact"] = [
         one
