@@ -8,11 +8,11 @@ from typing import Any, cast
 from backend.campaigns.ledger import MOST
 
 _HEADS = ("name", "title", "text")
-"""Members of an object that say what it is."""
+"""Members of an object that name it."""
 
 
 def render_value(value: Any) -> str:
-    """Return a value of JSON in words; empty for None, and for what holds nothing."""
+    """Return a value of JSON in words; empty for None and for empty lists and objects."""
     match value:
         case None:
             return ""

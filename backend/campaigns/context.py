@@ -184,7 +184,7 @@ def choose_form(text: str, last: Shown | None, now: Shown, *, first: bool) -> tu
         return "full", "resume command"
     changed = [
         (last.location_id != now.location_id, "the place changed"),
-        # A scene that opens by itself, where the last block had none, changes nothing else.
+        # Opening the first scene at a place changes nothing else of the block.
         (last.scene_id not in {None, now.scene_id}, "the scene changed"),
         (last.day != now.day, "the day changed"),
         (sorted(last.present) != sorted(now.present), "who is present changed"),

@@ -1,4 +1,4 @@
-"""Where the story is: with the players' characters, and in the scene that goes on around them.
+"""The place of the story: the players' characters, and the scene that goes on around them.
 
 Nothing here commits.
 """
@@ -46,14 +46,14 @@ def is_scene_here(scene: PlaceT | None, place: PlaceT | None) -> bool:
 def is_scene_left(scene: PlaceT | None, places: Collection[PlaceT]) -> bool:
     """True if a scene at a place is over, because all players' characters are elsewhere.
 
-    `places` are theirs. A character without a place is wherever the scene is.
+    `places` are theirs. A character without a place is in the scene.
     """
     return bool(scene) and bool(places) and scene not in places
 
 
 @dataclass(frozen=True, slots=True)
 class Party:
-    """Where the players' characters are, and which scenes are open."""
+    """The place of the story, the scene there, and the open scenes that the players have left."""
 
     place: UUID | None
     scene_id: UUID | None

@@ -113,9 +113,9 @@ def _clocks(table: Table) -> list[str]:
 
 
 def _people(table: Table) -> list[str]:
-    """People of the open scene, and where the players are, each with what they want.
+    """Render the people of the open scene and of the players' place, with their wishes.
 
-    None if the state block describes them.
+    Empty if the state block describes them.
     """
     if table.state.shows_people and table.place == table.state.shown_place:
         return []

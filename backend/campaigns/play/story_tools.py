@@ -45,9 +45,9 @@ class Ask(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
 
 
 class SetScene(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Begin a scene at another place, or say what is at stake in this one.
+    """Begin a scene at another place, or change the stakes of this one.
 
-    If the players arrive somewhere, you are told who and what is there.
+    If the players arrive somewhere, the answer describes the place and the people there.
     """
 
     location: Annotated[Named, Meta(description="The place, by its name.")]
