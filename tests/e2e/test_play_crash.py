@@ -11,7 +11,7 @@ from tests.e2e.test_crash import browser, database_of
 from tests.integration.turns.following import TURN, check_tree, follow
 from tests.integration.turns.playing import Game, named, new_game
 from tests.support.process import serving
-from tests.support.server import Event, ok, read_events, text_of
+from tests.support.server import Event, read_events, text_of
 
 pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 
