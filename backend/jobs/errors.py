@@ -52,10 +52,13 @@ class RetryLaterError(AppError):
 
     Args:
         after: Seconds to wait.
+        holds_lane: Seconds that the job holds its lane up, counted from the first time that it is
+            put off like this. As long as it waits by default.
     """
 
     slug, title = "job-retry-later", "The job waits for a while"
 
-    def __init__(self, detail: str = "", *, after: float) -> None:
+    def __init__(self, detail: str = "", *, after: float, holds_lane: float | None = None) -> None:
         super().__init__(detail)
         self.after = after
+        self.holds_lane = holds_lane
