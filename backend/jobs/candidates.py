@@ -1,4 +1,4 @@
-"""Which jobs could run now, and whose turn it is.
+"""Find the jobs that could run now, in the order of their users' turns.
 
 Lanes: a job is free when no other one of its lane runs, and none that came before it waits. One
 that waits for its key or for its next attempt holds its lane up, for later ones may build on it,

@@ -48,7 +48,7 @@ class WorkerLostError(AppError):
 
 
 class RetryLaterError(AppError):
-    """Not now, and nobody's fault: raised by a handler, it uses up no attempt.
+    """Raised by a handler to wait for a while. It uses up no attempt.
 
     Args:
         after: Seconds to wait.

@@ -25,7 +25,7 @@ MAX_LINE = 300
 MAX_CHANGED = 12
 
 _OWN = frozenset({PLAY, POOL, ROLL})
-"""Attributes of the world that the guidance renders by itself, or that are for the server alone."""
+"""Attributes of the world that the guidance renders elsewhere, or that only the server reads."""
 
 
 def render(table: Table, prompts: PromptLibrary) -> str:
@@ -43,7 +43,7 @@ def render(table: Table, prompts: PromptLibrary) -> str:
         "threats": [_cut(text) for _, text in echoes(table, "threat")[-MOST_THREATS:]],
         "clocks": _clocks(table),
         "people": _people(table),
-        "changed": _changed(table),
+        "changed": _list_changed(table),
         "players": _players(table),
         "stakes": play.stakes or scene.get("stakes", ""),
         "dice": table.state.dice,
@@ -101,7 +101,7 @@ def _people(table: Table) -> list[str]:
     return lines[:MOST_PEOPLE]
 
 
-def _changed(table: Table) -> list[str]:
+def _list_changed(table: Table) -> list[str]:
     """Render the fields that this turn has changed: the state block is from before it."""
     touched: dict[UUID, dict[str, None]] = {}
     for change in table.state.changes:
@@ -118,7 +118,7 @@ def _changed(table: Table) -> list[str]:
 
 
 def _value(state: State, key: str) -> str:
-    """Render a field by its key; empty for one that the story does not tell of."""
+    """Render a field by its key; empty if it is no part of the story."""
     name = key.removeprefix("attributes.")
     if name in _OWN or name.endswith(("_max", "_id")):
         return ""

@@ -64,7 +64,7 @@ WAIT_SECONDS = 900.0
 """How long it waits for an action to be over, if no turn says so before."""
 
 LANE_SECONDS = 300.0
-"""How long other work of the campaign waits with it, while an action is on."""
+"""The longest time for which other work of the campaign waits with it."""
 
 CHARACTERS_AN_ITEM = 200
 """What reading an item's names takes, in characters of a text."""
