@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 from uuid import UUID
 
 import msgspec
 
 from backend.campaigns.items import Entity, World
 from backend.campaigns.ledger import EXISTS, State
+from backend.campaigns.play.attributes import members
 from backend.campaigns.play.echoes import MOST_COSTS, MOST_THREATS, echoes, is_full
 from backend.campaigns.play.references import called
 from backend.campaigns.play.state import PLAY, POOL, ROLL
@@ -124,9 +125,9 @@ def _value(state: State, key: str) -> str:
         return ""
     value: Any = state
     for part in key.split("."):
-        value = value.get(part) if isinstance(value, dict) else None
+        value = members(value).get(part)
     if isinstance(value, list):
-        value = ", ".join(map(str, value)) or "none"
+        value = ", ".join(map(str, cast("list[Any]", value))) or "none"
     return "" if value is None or isinstance(value, dict) else f"{name} {value}"
 
 

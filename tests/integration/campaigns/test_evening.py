@@ -41,6 +41,7 @@ class Evening:
 
     def __init__(self, url: str, folder: Path) -> None:
         self.url, self.folder = url, folder
+        self.game: Game
         self.master = CarelessGameMaster()
         self.stack = contextlib.AsyncExitStack()
         self.cuts: list[str] = []
@@ -71,7 +72,7 @@ class Evening:
         models = [{"name": MODEL, "tool_support": "native"}]
         path = "/api/v1/providers"
         ok(await account.client.post(path, json={**provider, "models": models}), 201)
-        self.game: Game = await new_game(account, rules="blades")
+        self.game = await new_game(account, rules="blades")
         settings = {"hidden_information": True, "compaction_interval": 3, "memory_interval": 3}
         ok(await account.client.patch(self.game.path, json={"settings": settings}))
         people = [
