@@ -60,7 +60,7 @@ MAX_REQUESTS = 20
 """To the model in one turn: more than calls and breaks can need."""
 
 MAX_NUDGES = 2
-"""Times that a model is told in one turn to narrate first. Then it gets no more tools."""
+"""Requests in one turn to narrate first. After them the model gets no more tools."""
 
 NARRATE = "There is no narration yet: narrate first, then call finish_turn."
 
@@ -90,10 +90,10 @@ class _Heard:
 
 @dataclass(slots=True, kw_only=True)
 class Play:
-    """How a played turn goes on.
+    """The progress of a played turn.
 
     Attributes:
-        table: What its tools see and change.
+        table: The items that its tools see and change.
         rounds: Calls of this phase that were answered.
         used: Names of the tools that were called, in order.
         viewpoint: As it was asked for: whose knowledge the prompt may hold.
@@ -101,10 +101,10 @@ class Play:
         earlier: What the model took before the turn was suspended.
         requests: How often the model was asked since then.
         may_wait: False if the turn can't be suspended, because it goes on with a reply.
-        told_from: The place in the transcript after which the narration has to come: behind the
-            player's last choice.
-        nudges: How often the model was told to narrate first.
-        held: The end of the turn that the model has called before it told anything.
+        told_from: The place in the transcript of the player's last choice. The narration has to
+            come after it.
+        nudges: The number of requests to narrate first.
+        held: The call of `finish_turn` that came before the narration.
         closing: What is told once the reply is stored.
     """
 
@@ -178,7 +178,7 @@ class Play:
                         break  # it talks to nobody: hang up
                     await self._take(run, heard, piece)
         except ModelError as error:
-            # What was decided holds; a model that has spoken or called may have nothing to add.
+            # A decision stays; a model that has spoken or called may have nothing to add.
             has_begun = run.has_spoken or bool(self.used)
             has_ended = isinstance(error, ModelEmptyReplyError) and has_begun
             if heard.decided is None and not has_ended:
@@ -229,7 +229,7 @@ class Play:
         return refusal(NARRATE)
 
     def _goes_on(self, run: TurnRun) -> bool:
-        """True if a model that has ended by itself is asked again, because the turn is not over."""
+        """True if a model that has ended its reply is asked again, because the turn is not over."""
         if self.requests >= MAX_REQUESTS:
             return False
         if self.table.is_decided:
@@ -248,12 +248,12 @@ class Play:
         return True
 
     def _has_narrated(self, run: TurnRun) -> bool:
-        """True if the model has told something since the player's last choice."""
+        """True if the model has narrated something since the player's last choice."""
         said = run.progress.transcript.joined("text", since=self.told_from)
         return bool(said.strip())
 
     def _break(self, run: TurnRun) -> None:
-        """Drop what was said and called in this phase, and prepare the prompt of the next one."""
+        """Drop the text and calls of this phase, and prepare the prompt of the next one."""
         self.rounds.clear()
         self.held = None
         run.take_back("text", since=0)

@@ -54,7 +54,7 @@ async def close_play(
     """Write the changes of a played turn with its reply, and return the events of that.
 
     A turn that did not complete keeps only those that a choice has stored. The chat's row is
-    locked. What the campaign no longer lets it change is left out, and counted.
+    locked. Changes that are not possible any more are left out, and counted.
     """
     table, events = play.table, list[PlayEvent]()
     is_complete = run.outcome == "completed"
@@ -150,8 +150,8 @@ def resume_play(
 async def claim(database: Database, run: TurnRun, play: Play, *, before: str) -> bool:
     """Let a turn go on here; False where it does not wait any more, or its chat has changed.
 
-    All that the table holds is written in the same transaction, as changes of the reply. So the
-    choice counts, whatever becomes of the rest of the turn.
+    All changes of the table are written in the same transaction, as changes of the reply. So the
+    choice counts, even if the rest of the turn is lost.
 
     `before` are its segments as they were read: each wait has others, so that a choice that comes
     late can't be taken for that of a later wait. One statement, so one of several claims it.

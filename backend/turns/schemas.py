@@ -54,8 +54,8 @@ class TurnRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, omit
 class ChoiceRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The player's choice: the `id` of one of the options that the turn waits with.
 
-    A question can be answered in the player's own words: `option` is then the `own` of what the
-    turn waits for, and `text` the answer.
+    A question can be answered in the player's own words: `option` is then the member `own` of
+    `turn.awaiting_choice`, and `text` the answer.
     """
 
     option: Annotated[str, msgspec.Meta(min_length=1, max_length=40)]

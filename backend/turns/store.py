@@ -255,7 +255,7 @@ class TurnStore:
             await self._enrichment.write_questions(session, run, chat)
         if run.built.loaded.is_compaction_due:
             await self._enrichment.compact(session, run, chat)
-        elif run.built.loaded.begins_unsettled:
+        elif run.built.loaded.begins_unsettled or run.has_stored:
             await self._enrichment.go_on(session, chat)
         return True
 

@@ -211,7 +211,7 @@ def _go_to_aftermath(table: Table) -> None:
 
 
 def leave_action(table: Table) -> None:
-    """Go on to what the die has fixed; without one, give the action up."""
+    """Go on to the aftermath that the die has fixed; without a die, give the action up."""
     if table.play.tier:
         _go_to_aftermath(table)
     else:
@@ -219,7 +219,7 @@ def leave_action(table: Table) -> None:
 
 
 def leave_aftermath(table: Table) -> None:
-    """Go back to the scene: the aftermath has been told."""
+    """Go back to the scene."""
     table.turn_to("scene", variant="encounter")
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 from uuid import UUID
 
 import msgspec
@@ -12,7 +12,12 @@ from backend.audience import GM
 from backend.campaigns.attribute_text import render_flags, render_name, render_value
 from backend.campaigns.items import Entity, World
 from backend.campaigns.ledger import EXISTS, State
+<<<<<<< HEAD
 from backend.campaigns.play.echoes import MOST_COSTS, MOST_THREATS, EchoKind, echoes, is_full
+=======
+from backend.campaigns.play.attributes import members
+from backend.campaigns.play.echoes import MOST_COSTS, MOST_THREATS, echoes, is_full
+>>>>>>> dice
 from backend.campaigns.play.references import called
 from backend.campaigns.play.state import PLAY, POOL, ROLL
 from backend.prompts import PromptLibrary
@@ -27,7 +32,7 @@ MAX_LINE = 300
 MAX_CHANGED = 12
 
 _OWN = frozenset({PLAY, POOL, ROLL})
-"""Attributes of the world that the guidance renders by itself, or that are for the server alone."""
+"""Attributes of the world that the guidance renders elsewhere, or that only the server reads."""
 
 
 def render(table: Table, prompts: PromptLibrary) -> str:
@@ -47,7 +52,7 @@ def render(table: Table, prompts: PromptLibrary) -> str:
         "flags": render_flags(table.world.get("flags") or {}) if table.viewpoint == GM else [],
         "place": _place(table),
         "people": _people(table),
-        "changed": _changed(table),
+        "changed": _list_changed(table),
         "players": _players(table),
         "stakes": play.stakes or table.mark(scene.get("stakes", ""), scene),
         "dice": table.state.dice,
@@ -130,7 +135,7 @@ def _people(table: Table) -> list[str]:
     return lines[:MOST_PEOPLE]
 
 
-def _changed(table: Table) -> list[str]:
+def _list_changed(table: Table) -> list[str]:
     """Render the fields that this turn has changed: the state block is from before it."""
     touched: dict[UUID, dict[str, None]] = {}
     for change in table.state.changes:
@@ -149,15 +154,22 @@ def _changed(table: Table) -> list[str]:
 
 
 def _value(state: State, key: str) -> str:
-    """Render a field by its key; empty for one that the story does not tell of."""
+    """Render a field by its key; empty if it is no part of the story."""
     name = key.removeprefix("attributes.")
     if name in _OWN or name.endswith(("_max", "_id")):
         return ""
     value: Any = state
     for part in key.split("."):
+<<<<<<< HEAD
         value = value.get(part) if isinstance(value, dict) else None
     text = render_value(value) or ("none" if isinstance(value, list) else "")
     return f"{render_name(name)} {text}" if text else ""
+=======
+        value = members(value).get(part)
+    if isinstance(value, list):
+        value = ", ".join(map(str, cast("list[Any]", value))) or "none"
+    return "" if value is None or isinstance(value, dict) else f"{name} {value}"
+>>>>>>> dice
 
 
 def _cut(text: str) -> str:

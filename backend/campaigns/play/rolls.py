@@ -1,4 +1,4 @@
-"""Dice that change nothing: what a turn that is not for everyone can roll."""
+"""Dice for a turn that is not for everyone: they change nothing."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ class Committed(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Play(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """How play stands between two turns: a member of the world's attributes.
+    """Play state between two turns, stored in the attributes of the world.
 
     `tier` and `outcome` are what a die has fixed, until it is told. `connector` is how the last
     turn leads on to the next. `turns` counts the turns in a row that have ended in the mood without

@@ -37,10 +37,11 @@ from backend.vault.sealing import Sealer
 def read_table(
     layers: CampaignLayers, viewpoint: Viewpoint = GM, *, is_private: bool = False
 ) -> Table | None:
-    """The table of a turn, made of what its prompt has read.
+    """Return the table of a turn, made of the items that its prompt has read.
 
-    None where the campaign is not played: its setting `tools` is off, or its rules have no moods.
-    What a viewpoint may not know is not at the table. `is_private`: not everyone may know the turn.
+    None if the campaign is not played: its setting `tools` is off, or its rules have no moods.
+    Items that the viewpoint may not know are left out. `is_private`: not everyone may know the
+    turn.
     """
     fields = layers.fields
     if not fields.settings.tools or not rules_of(fields.rules).moods():
@@ -98,9 +99,10 @@ async def record_table(
 ) -> list[UUID]:
     """Write a table's changes that are not stored, and return their ids.
 
-    With a message they are a turn's, and count while it is told; without one they are the user's.
-    The caller has locked the campaign's row. What can't be any more is left out: the user has
-    locked or deleted it meanwhile, or its bounds would be left.
+    With a message they belong to a turn, and count while the message is on the active path. Without
+    one they are the user's. The caller has locked the campaign's row. A change that is not possible
+    any more is left out: the user has locked or deleted its item, or a number would be out of its
+    bounds.
     """
     audience = message.audience if message else PUBLIC
     wanted = [_told_to(change, audience) for change in table.ledger]

@@ -150,7 +150,7 @@ class Table:
 
     @property
     def is_decided(self) -> bool:
-        """True if a die has fixed what comes next, and the turn has not gone on to it."""
+        """True if a die has fixed an outcome, and the turn has not gone on to it."""
         is_open = self.mood.is_unsettled and self.mood.leave is not None
         return bool(self.play.tier) and is_open and not self.state.is_private
 
@@ -182,7 +182,7 @@ class Table:
         return [*self.state.changes[self.state.stored.changes :], *self._play_changes()]
 
     def _play_changes(self) -> list[Change]:
-        """Return the changes of how play stands: of the world, and of the open scene."""
+        """Return the changes of the play state: in the world, and in the open scene."""
         state, play = self.state, self.state.play
         world, changes = Operations(), list[Change]()
         if play != state.before:
@@ -281,7 +281,7 @@ class Table:
         return replace(outcome, events=events)
 
     def move_on(self) -> Outcome:
-        """Go on to what a die has fixed, as the rules have it. For a model that does not."""
+        """Go on to the outcome that a die has fixed, for a model that does not."""
         before = self.play
         self._leave_mood()
         self.state.breaks += 1

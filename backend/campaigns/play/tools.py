@@ -45,7 +45,7 @@ class Option(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Waiting(msgspec.Struct, frozen=True, kw_only=True):
-    """What a turn waits for: an answer of the player's, or a die.
+    """The question that a turn waits with: for an answer of the player's, or a die.
 
     `own` is the id of an answer in the player's own words; empty if none is possible.
     """

@@ -208,7 +208,7 @@ def end_combat(table: Table, asked: EndCombat) -> Outcome:
 
 
 def leave_fight(table: Table) -> None:
-    """End a fight in which nobody fights any more."""
+    """End a fight without a roll."""
     _fight(table, "explore", "The fight is over")
 
 

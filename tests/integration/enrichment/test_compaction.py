@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from typing import Any
-from uuid import uuid4
+from uuid import UUID, uuid4
 
 import pytest
 from sqlalchemy import select, update
 
 from backend.chronicles import writing
 from backend.database.base import now
-from backend.enrichment.outbox import COMPACTION
+from backend.enrichment.outbox import COMPACTION, GLOSSARY, lane_of
 from backend.jobs import running as running_jobs
 from backend.jobs.models import Job
 from tests.fakes.openai_server import error
@@ -293,6 +293,25 @@ async def test_while_a_fight_is_on_it_waits_and_goes_on_after(
     await until(is_put_off)
     assert model.asked == []
     assert await play.runs() == []
+    lane = lane_of(UUID(play.table.campaign["id"]))
+
+    async def waiting_kinds() -> set[str]:
+        async with play.server.parts.database.read() as session:
+            return set(await session.scalars(select(Job.kind).where(Job.lane == lane)))
+
+    assert await waiting_kinds() == {COMPACTION, GLOSSARY}
+    # Five minutes later other work of the campaign goes on.
+    async with play.server.parts.database.write() as session:
+        job = await session.scalar(select(Job).where(Job.lane == lane, Job.kind == COMPACTION))
+        assert job is not None
+        assert job.lane_until is not None
+        assert 200 < (job.lane_until - job.updated_at).total_seconds() <= 300
+        job.lane_until = job.created_at
+
+    async def is_released() -> bool:
+        return await waiting_kinds() == {COMPACTION}
+
+    await until(is_released)
     await play.ada.turn(play.chat, text="I strike again.")
     await until(is_put_off)
     # It is looked at again with the turn in which the fight may have ended.
