@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from uuid import UUID
 
+from msgspec import structs
 from sqlalchemy import and_, bindparam, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
@@ -258,7 +259,7 @@ class ChatLoader:
         path, summary, unread = KnownPath.without(lines), loaded.summary, loaded.unread
         if summary is not None:
             told = path.to_known(summary.path_tokens)
-            summary = msgspec.structs.replace(summary, path_tokens=told)
+            summary = structs.replace(summary, path_tokens=told)
         if unread is not None:
             unread = unread._replace(path_tokens=path.to_known(unread.path_tokens))
         rounds = list(map(path.to_known, loaded.rounds))
