@@ -24,7 +24,7 @@ def read_state(sealer: Sealer, item_id: UUID, blob: bytes) -> State:
 def audience_of(state: State) -> str:
     """Return who may know an item in this state, as its column has it.
 
-    A clock that is not visible is the game master's, whatever its audience.
+    A clock that is not visible is for the game master alone.
     """
     if state.get("visible") is False:
         return GM

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TypeVar
@@ -71,10 +70,6 @@ class CampaignLayers(msgspec.Struct, frozen=True, kw_only=True):
     told: frozenset[UUID]
     now: Situation
     names: Names
-
-
-class _TrialOverError(Exception):
-    """Ends a transaction whose changes were only looked at: it is rolled back."""
 
 
 class SituationService:
@@ -191,21 +186,15 @@ class SituationService:
         if until is None or not rewritten:
             reader = SituationReader(session, identity.sealer, campaign, viewpoint, player=player)
             return await self._layers(reader, names, chat, leaf, line=line, recent=recent)
-        layers: list[CampaignLayers] = []
-        with contextlib.suppress(_TrialOverError):
-            async with self._database.write() as trial:
-                campaign = await get_campaign(trial, identity, campaign.id, lock=True)
-                await tree.leave_path(trial, chat.id, above=until)
-                await ledger_paths.path_moved(
-                    trial, identity.sealer, campaign, chat.id, above=until
-                )
-                names = await names.updated(trial, identity.sealer, campaign)
-                reader = SituationReader(trial, identity.sealer, campaign, viewpoint, player=player)
-                made = await self._layers(reader, names, chat, leaf, line=line, recent=recent)
-                # A search would find them as they are now.
-                layers.append(msgspec.structs.replace(made, told=made.told | rewritten))
-                raise _TrialOverError
-        return layers[0]
+        async with self._database.trial() as trial:
+            campaign = await get_campaign(trial, identity, campaign.id, lock=True)
+            await tree.leave_path(trial, chat.id, above=until)
+            await ledger_paths.path_moved(trial, identity.sealer, campaign, chat.id, above=until)
+            names = await names.updated(trial, identity.sealer, campaign)
+            reader = SituationReader(trial, identity.sealer, campaign, viewpoint, player=player)
+            made = await self._layers(reader, names, chat, leaf, line=line, recent=recent)
+        # A search would find them as they are now.
+        return msgspec.structs.replace(made, told=made.told | rewritten)
 
     async def _layers(
         self,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
 import msgspec
@@ -12,12 +12,8 @@ from backend.audience import GM
 from backend.campaigns.attribute_text import render_flags, render_name, render_value
 from backend.campaigns.items import Entity, World
 from backend.campaigns.ledger import EXISTS, State
-<<<<<<< HEAD
-from backend.campaigns.play.echoes import MOST_COSTS, MOST_THREATS, EchoKind, echoes, is_full
-=======
 from backend.campaigns.play.attributes import members
-from backend.campaigns.play.echoes import MOST_COSTS, MOST_THREATS, echoes, is_full
->>>>>>> dice
+from backend.campaigns.play.echoes import MOST_COSTS, MOST_THREATS, EchoKind, echoes, is_full
 from backend.campaigns.play.references import called
 from backend.campaigns.play.state import PLAY, POOL, ROLL
 from backend.prompts import PromptLibrary
@@ -160,16 +156,9 @@ def _value(state: State, key: str) -> str:
         return ""
     value: Any = state
     for part in key.split("."):
-<<<<<<< HEAD
-        value = value.get(part) if isinstance(value, dict) else None
+        value = members(value).get(part)
     text = render_value(value) or ("none" if isinstance(value, list) else "")
     return f"{render_name(name)} {text}" if text else ""
-=======
-        value = members(value).get(part)
-    if isinstance(value, list):
-        value = ", ".join(map(str, cast("list[Any]", value))) or "none"
-    return "" if value is None or isinstance(value, dict) else f"{name} {value}"
->>>>>>> dice
 
 
 def _cut(text: str) -> str:

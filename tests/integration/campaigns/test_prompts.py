@@ -237,7 +237,7 @@ async def test_each_item_stands_once_in_a_prompt_and_in_words(ada: Account, tool
     secret = ("bridge down: yes", "alarm: no", "The Traitor 1/6")
     line = "I tell Marlena of the drowned bell, the Watch and the broken mirror."
     for viewpoint, hidden in (("gm", 1), ("public", 0)):
-        asked = {"text": line, "prompt": True, "viewpoint": viewpoint}
+        asked: dict[str, Any] = {"text": line, "prompt": True, "viewpoint": viewpoint}
         answer = ok(await ada.client.get(f"/api/v1/chats/{chat}/context", params=asked))
         told = "\n".join(each["text"] for each in answer["prompt"])
         assert {each: told.count(each) for each in once} == dict.fromkeys(once, 1)
