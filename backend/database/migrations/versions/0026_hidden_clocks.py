@@ -6,7 +6,7 @@ import sqlalchemy as sa
 from alembic import op
 
 revision = "2026_11_26"
-down_revision = "2026_11_24"
+down_revision = "2026_11_19"
 branch_labels = None
 depends_on = None
 
