@@ -18,7 +18,7 @@ from backend.accounts.settings import (
 )
 from backend.audience import Audience, ViewpointText
 from backend.chats.models import MessageStatus
-from backend.chats.notices import PromptCutNotice
+from backend.chats.notices import Notice
 from backend.generation.model import Role
 from backend.generation.sampling import Sampling
 
@@ -89,7 +89,7 @@ class MessageView(msgspec.Struct, kw_only=True):
     shown_thinking: str | None = None
     injected_context: str | None = None
     audience: Audience = "public"
-    notices: list[PromptCutNotice] = []
+    notices: list[Notice] = []
 
 
 class MessagePage(msgspec.Struct, kw_only=True):

@@ -45,6 +45,7 @@ from backend.prompts import PromptLibrary
 from backend.turns.built import Built
 from backend.turns.call_prompt import prompt_for_calls
 from backend.turns.events import AWAITING, CALLS_REQUESTED
+from backend.turns.joints import PARAGRAPH
 from backend.turns.refusals import count_extra
 from backend.turns.transcript import PlayEvent
 
@@ -55,8 +56,6 @@ log = get_logger(__name__)
 
 MAX_REQUESTS = 20
 """To the model in one turn: more than calls and breaks can need."""
-
-PARAGRAPH = "\n\n"
 
 
 class SuspendedPlay(msgspec.Struct, kw_only=True):
