@@ -266,7 +266,6 @@ def sized(item: Item, count: Callable[[str], int]) -> Item:
 
 
 def _found(source: Recalled, reason: Reason, rank: int) -> Item:
-    text = f"{source.title}: {source.text}" if source.title else source.text
     if source.kind == "message":
         kind, title = "memory", f"message {source.position + 1}"
     else:
@@ -274,7 +273,7 @@ def _found(source: Recalled, reason: Reason, rank: int) -> Item:
     return Item(
         kind=kind,
         title=title,
-        text=_dated(source.said_at, text),
+        text=_dated(source.said_at, source.line),
         place="memory",
         reasons=[reason],
         source_id=source.source_id,

@@ -171,7 +171,7 @@ def die_chosen(table: Table, index: int) -> dict[str, Any]:
     for cost in costs:
         pay(table, cost, player_id)
     table.state.die = die
-    table.state.play = msgspec.structs.replace(play, tier=tier, outcome=fixed.hint)
+    table.state.play = msgspec.structs.replace(play, tier=tier, outcome=fixed.hint, die=die)
     return {
         "dice": dice,
         "die": die,

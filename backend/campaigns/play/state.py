@@ -37,7 +37,7 @@ class Committed(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 class Play(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """How play stands between two turns: a member of the world's attributes.
 
-    `tier` and `outcome` are what a die has fixed, until it is told. `connector` is how the last
+    `tier` and `outcome` are what the `die` has fixed, until it is told. `connector` is how the last
     turn leads on to the next.
     """
 
@@ -50,6 +50,7 @@ class Play(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     stakes: str = ""
     tier: str = ""
     outcome: str = ""
+    die: int = 0
     connector: str = ""
 
 
