@@ -134,7 +134,7 @@ def test_the_status_says_what_is_indexed_and_rebuilds_it(
     phone(page)
     chat = account.new_chat(title="The flooded chapel")["id"]
     account.turn(chat, text=FOUND)
-    page.goto("/#/account")
+    page.goto("/#/settings")
     page.get_by_role("link", name="How memory is").click()
 
     expect(page.get_by_role("listitem").filter(has_text="Messages")).to_contain_text("2")

@@ -20,9 +20,8 @@ def test_a_preset_is_brought_in_put_in_order_and_makes_the_prompt(
 ) -> None:
     chat = account.new_chat(character_ids=[account.import_card()["id"]])
     page.set_viewport_size({"width": 1280, "height": 2400})
-    page.goto("/#/account")
-    page.get_by_role("link", name="Edit presets").click()
-    # The account's page has a heading "Prompt presets" and a button "Import", too.
+    page.goto("/#/settings")
+    page.get_by_role("link", name="Prompt presets").click()
     expect(page.get_by_role("heading", name="Prompt presets", level=1)).to_be_visible()
     with page.expect_file_chooser() as chooser:
         page.get_by_role("button", name="Import").click()

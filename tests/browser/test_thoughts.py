@@ -130,7 +130,7 @@ def test_lines_of_other_speakers_are_kept_where_a_setting_says_so(
     page.get_by_text("How much the model reads").click()
     page.get_by_label("Keep lines of other speakers").select_option(label="On")
     expect(page.get_by_text("Saved")).to_be_visible()
-    page.goto("/#/account")
+    page.goto("/#/settings")
     expect(page.get_by_label("Instructions for the model")).to_be_visible()
     page.get_by_text("How much the model reads").click()
     page.get_by_label("Keep lines of other speakers").check()

@@ -38,7 +38,7 @@ export function promotion({ id }, room) {
 
 /** What can be done about a last reply that was cut off. */
 export const mending = (room) =>
-  h("p.row.last-only", {},
+  h("p.row.mending.last-only", {},
     act("continue", say("resume"), alone(room, () => resume(room))),
     act("again", t("common.retry"), alone(room, () => again(room))));
 
