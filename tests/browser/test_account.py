@@ -150,13 +150,15 @@ def test_what_holds_in_every_chat_is_saved_as_it_is_typed(page: Page, account: A
     settings = account.get("/me/settings")
     assert settings["system_prompt"] == "Be brief."
     assert settings["budgets"] == {"total": 12000}
+    page.reload()
+    expect(page.get_by_label("Instructions for the model")).to_have_value("Be brief.")
 
+    page.goto("/#/account")
     page.get_by_role("radio", name="Only while I am here").check()
     expect(page.get_by_role("button", name="Dismiss")).to_be_visible()
     assert account.get("/me")["key_mode"] == "sealed"
     page.reload()
     expect(page.get_by_role("radio", name="Only while I am here")).to_be_checked()
-    expect(page.get_by_label("Instructions for the model")).to_have_value("Be brief.")
 
 
 def test_the_door_and_activity_are_accessible(
@@ -169,3 +171,22 @@ def test_the_door_and_activity_are_accessible(
     visitor.goto("/?again#/activity")
     expect(visitor.get_by_text("Search by meaning")).to_be_visible()
     assert_accessible(visitor)
+
+
+def test_settings_are_found_from_a_chat_and_on_a_phone(page: Page, account: Account) -> None:
+    page.goto(f"/#/chats/{account.new_chat()['id']}?panel=settings")
+    panel = page.get_by_role("complementary", name="Settings")
+    for place in ("Models", "Prompt presets", "Regex scripts"):
+        expect(panel.get_by_role("link", name=place, exact=True)).to_be_visible()
+    panel.get_by_role("link", name="In every chat").click()
+    expect(page.get_by_role("heading", name="Settings", level=1)).to_be_visible()
+
+    phone(page)
+    tabs = page.get_by_role("navigation", name="Settings")
+    tabs.get_by_role("link", name="Account").click()
+    expect(page.get_by_role("button", name="Sign out")).to_be_visible()
+    # The row is wider than the screen, and shows the place where one is.
+    expect(tabs.get_by_role("link", name="Account")).to_be_in_viewport(ratio=0.98)
+    assert tabs.evaluate("row => row.scrollLeft") > 0
+    page.get_by_role("link", name="Settings", exact=True).click()
+    expect(tabs.get_by_role("link", name="In every chat")).to_be_in_viewport(ratio=0.98)

@@ -27,6 +27,9 @@ def test_a_preset_is_brought_in_put_in_order_and_makes_the_prompt(
         page.get_by_role("button", name="Import").click()
     chooser.value.set_files(FILE)
     page.get_by_role("link", name="lighthouse").click()
+    names = page.locator(".blocks > li > button.grow")
+    expect(names.first).to_have_css("text-align", "start")
+    expect(names.first).to_have_css("display", "block")
 
     prompt = page.get_by_role("region", name="The prompt").get_by_role("listitem")
     blocks = page.get_by_role("list", name="Blocks").get_by_role("listitem")
