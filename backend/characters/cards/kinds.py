@@ -15,9 +15,8 @@ from backend.characters.cards.fields import SPEECH
 
 CARD: Final = "a character card"
 LOREBOOK: Final = "a lorebook"
-PRESET: Final = "a preset"
 
-_AS_LOREBOOK: Final = "Import it as a lorebook."
+AS_LOREBOOK: Final = "Import it as a lorebook"
 _NO_CHATS: Final = "Chats of other programs cannot be imported."
 _NOT_USED: Final = "It cannot be imported."
 
@@ -120,12 +119,12 @@ def _is_story(raw: Object) -> bool:
 
 
 KINDS: Final[tuple[FileKind, ...]] = (
-    FileKind("a lorebook", _AS_LOREBOOK, _is_lorebook),
-    FileKind("a list of lorebook entries", _AS_LOREBOOK, _is_lore_entry),
-    FileKind("a lorebook of Chub", _AS_LOREBOOK, _is_lore_node),
+    FileKind("a lorebook", f"{AS_LOREBOOK}.", _is_lorebook),
+    FileKind("a list of lorebook entries", f"{AS_LOREBOOK}.", _is_lore_entry),
+    FileKind("a lorebook of Chub", f"{AS_LOREBOOK}.", _is_lore_node),
     FileKind(
         "a module of RisuAI",
-        "Import it as a lorebook: its lore is read.",
+        f"{AS_LOREBOOK}: its lore is read.",
         _says("type", "risuModule"),
     ),
     FileKind(
@@ -133,10 +132,10 @@ KINDS: Final[tuple[FileKind, ...]] = (
         "Import the cards of its members, and open a chat with all of them.",
         _is_group,
     ),
-    FileKind("a story of KoboldAI", "Import it as a lorebook: its world info is read.", _is_story),
+    FileKind("a story of KoboldAI", f"{AS_LOREBOOK}: its world info is read.", _is_story),
     FileKind(
         "a story of NovelAI",
-        "Import it as a lorebook: its lorebook is read.",
+        f"{AS_LOREBOOK}: its lorebook is read.",
         _has_any("scenarioVersion", "storyContainerVersion"),
     ),
     FileKind(

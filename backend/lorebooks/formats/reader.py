@@ -9,10 +9,14 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Final, cast
 
 from backend.characters.cards import charx, png
-from backend.characters.cards.codec import Notes, Object, object_in
+from backend.characters.cards.codec import Notes, Object, list_names, object_in, plain_text
+from backend.characters.cards.foreign import translate
+from backend.characters.cards.kinds import AS_LOREBOOK, LOREBOOK, find_kind
 from backend.characters.cards.limits import check_file_size
+from backend.characters.cards.model import Card
 from backend.characters.cards.reader import read_card
 from backend.characters.cards.text import parse_text
+from backend.characters.cards.versions import normalise
 from backend.characters.errors import CardError, CardLimitError
 from backend.lorebooks.entries import LoreEntry
 from backend.lorebooks.errors import LoreFileError, LoreLimitError
@@ -22,11 +26,14 @@ from backend.lorebooks.formats.model import BookSource, EntrySource, Format, Rea
 from backend.lorebooks.limits import check_entries
 
 _NO_LOREBOOK = "This is no lorebook: it has no entries of a kind that is known here."
+_OF_FILES: Final = frozenset({"type", "id", "name", "title", "scenarioVersion", "gamestarted"})
+"""Members of a file around a lorebook that need no warning."""
+
 _WORLD_INFOS: Final = frozenset({"uid", "order", "position", "disable", "addMemo"})
 
 
 def read_file(data: bytes, *, given_name: str) -> ReadBook:
-    """Read a lorebook out of a file: a lorebook of any format, or a card that has one in it.
+    """Read a lorebook out of a file: of any format, or inside a card, a module or a story.
 
     CPU-bound: up to some seconds for 20 MB. Call it in a thread.
 
@@ -42,24 +49,57 @@ def read_file(data: bytes, *, given_name: str) -> ReadBook:
     check_file_size(len(data))
     try:
         if data.startswith(png.SIGNATURE) or charx.is_archive(data):
-            card = read_card(data).card
-            book, name = card.character_book, card.name
-        else:
-            value = parse_text(data)
-            if _is_card(value):
-                card = read_card(data).card
-                book, name = card.character_book, card.name
-            else:
-                return read_value(value, given_name=given_name)
+            return _read_book_of(read_card(data).card)
+        value = parse_text(data)
+        if isinstance(value, dict):
+            raw = cast("Object", value)
+            if (inside := _read_inside(raw, given_name=given_name)) is not None:
+                return inside
+            if _is_card(raw):
+                return _read_book_of(normalise(raw).card)
+        return read_value(value, given_name=given_name)
     except CardLimitError as error:
         raise LoreLimitError(
             error.detail, limit=error.limit, allowed=error.allowed, found=error.found
         ) from error
     except CardError as error:
         raise LoreFileError(error.detail) from error
-    if book is None:
+
+
+def _read_book_of(card: Card) -> ReadBook:
+    if card.character_book is None:
         raise LoreFileError("This character card has no lorebook in it.")
-    return read_card_book(book, given_name=name)
+    return read_card_book(card.character_book, given_name=card.name)
+
+
+def _read_inside(raw: Object, *, given_name: str) -> ReadBook | None:
+    """Read the lorebook in a file that has more in it; None if it is no such file.
+
+    The rest of the file is left out, and named.
+    """
+    module = object_in(raw, "module") or raw
+    definition = object_in(object_in(raw, "node") or raw, "definition")
+    book: Object
+    if raw.get("type") == "risuModule":
+        name, around, member = "a module of RisuAI", module, "lorebook"
+        book = {"type": "risu", "data": module.get("lorebook") or []}
+    elif isinstance(raw.get("worldinfo"), list):
+        name, around, member = "a story of KoboldAI", raw, "worldinfo"
+        book = {"folders": {}, "entries": raw["worldinfo"]}
+    elif "scenarioVersion" in raw and object_in(raw, "lorebook"):
+        name, around, member = "a story of NovelAI", raw, "lorebook"
+        book = object_in(raw, "lorebook")
+    elif object_in(definition, "embedded_lorebook"):
+        name, around, member = "a download of Chub", definition, "embedded_lorebook"
+        book = object_in(definition, "embedded_lorebook")
+    else:
+        return None
+    own_name = plain_text(around.get("name") or around.get("title")).strip()
+    found = read_value(book, given_name=own_name or given_name)
+    rest = [each for each, value in around.items() if value and each not in {member, *_OF_FILES}]
+    if rest:
+        found.warnings.append(f"Of {name} only the lore is read, not {list_names(rest)}.")
+    return found
 
 
 def read_card_book(book: Object, *, given_name: str) -> ReadBook:
@@ -78,7 +118,11 @@ def read_card_book(book: Object, *, given_name: str) -> ReadBook:
 def read_value(value: object, *, given_name: str) -> ReadBook:
     """Read a parsed JSON value as a lorebook. Raises `LoreFileError`, `LoreLimitError`."""
     if isinstance(value, list):
-        return _read("kobold", {"entries": value}, "entries", given_name=given_name)
+        listed = {"entries": cast("list[object]", value)}
+        found = _format_of_entries(listed["entries"]) if value else "kobold"
+        if found is None:
+            raise LoreFileError(_refusal(value))
+        return _read(found, listed, "entries", given_name=given_name)
     if not isinstance(value, dict):
         raise LoreFileError(_NO_LOREBOOK)
     raw = cast("Object", value)
@@ -97,19 +141,25 @@ def read_value(value: object, *, given_name: str) -> ReadBook:
     return _read(_format(raw), raw, "entries", given_name=given_name)
 
 
-def _is_card(value: object) -> bool:
-    if not isinstance(value, dict):
-        return False
-    raw = cast("Object", value)
+def _is_card(raw: Object) -> bool:
     named = str(raw.get("spec", "")).startswith("chara_card")
-    return named or "character_book" in raw or "character_book" in object_in(raw, "data")
+    has_book = "character_book" in raw or "character_book" in object_in(raw, "data")
+    return named or has_book or translate(raw) is not None
+
+
+def _refusal(value: object) -> str:
+    """Return why a JSON value is no lorebook, by the kind of file that it is."""
+    kind = find_kind(value)
+    if kind is None or kind.advice.startswith(AS_LOREBOOK):
+        return _NO_LOREBOOK
+    return kind.explain(LOREBOOK)
 
 
 def _format(raw: Object) -> Format:
     """Which format an object with `entries` is of: by its marks, else by its entries'."""
     entries: Any = raw.get("entries")
     if not isinstance(entries, dict | list):
-        raise LoreFileError(_NO_LOREBOOK)
+        raise LoreFileError(_refusal(raw))
     items: list[Any] = [item for _, item in _items(cast("object", entries))]
     marks: dict[Format, bool] = {
         "novelai": "lorebookVersion" in raw,
@@ -121,11 +171,16 @@ def _format(raw: Object) -> Format:
     of_book = _first(marks)
     if of_book is not None:
         return of_book
-    for item in items:
-        found = _format_of_entry(cast("Object", item)) if isinstance(item, dict) else None
-        if found is not None:
-            return found
-    raise LoreFileError(_NO_LOREBOOK)
+    found = _format_of_entries(items)
+    if found is None:
+        raise LoreFileError(_NO_LOREBOOK)
+    return found
+
+
+def _format_of_entries(items: list[Any]) -> Format | None:
+    """Return the format of the first entry whose format is known."""
+    formats = (_format_of_entry(cast("Object", each)) for each in items if isinstance(each, dict))
+    return next((each for each in formats if each is not None), None)
 
 
 def _first(marks: Mapping[Format, bool]) -> Format | None:
