@@ -89,7 +89,7 @@ def read_preset(data: bytes, *, name: str) -> ReadPreset:
     except CardError as error:
         raise PresetFileError(error.detail) from error
     if not isinstance(file, dict) or not isinstance(cast("Object", file).get("prompts"), list):
-        kind = find_kind(file)
+        kind = find_kind(cast("object", file))
         raise PresetFileError(
             kind.explain("a chat-completion preset")
             if kind

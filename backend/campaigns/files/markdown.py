@@ -1,7 +1,7 @@
-"""Markdown as people keep a world in: front matter, sections, and lists under headings.
+"""Markdown as people keep a world in: front matter, sections, lists and tables under headings.
 
-Blocks alone are read; what stands inside a line stays as it was written, but for `[[links]]`, which
-`unlinked` takes out. A text that a list can't show as it is stands there as a JSON string.
+Only blocks are read. The text of a line stays as it was written, except for `[[links]]`, which
+`unlinked` removes. A text that a list cannot show as it is becomes a JSON string there.
 """
 
 from __future__ import annotations
@@ -25,7 +25,13 @@ if TYPE_CHECKING:
     from markdown_it.token import Token
 
 _FENCE = "---"
-_BLOCKS = ("heading", "lheading", "list", "fence", "hr")
+_BLOCKS = ("heading", "lheading", "list", "table", "fence", "hr")
+_LEVELS = 2
+"""Levels of headings that split a text in any case."""
+
+NEXT_STEP = re.compile(r"(?:\s(?:→|->)\s|(?<=[.!?;])\s)(?=\*{0,2}next(?: steps?)?:)", re.IGNORECASE)
+"""The gap before a next step that is on the same line as its thread."""
+
 _LINK = re.compile(r"\[\[([^\[\]\n]{1,500})\]\]")
 _OPENING = frozenset("('‘’“«¿¡$€£")  # noqa: RUF001  # quotes of every kind
 _NUMBERED = re.compile(r"[0-9]{1,9}[.)]")
@@ -43,7 +49,7 @@ class Document:
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """A heading of the first or second level, and the text up to the next one, as it is written."""
+    """A heading, and the text up to the next one, as it is written. The level of none is 0."""
 
     title: str
     level: int
@@ -52,12 +58,23 @@ class Section:
 
 @dataclass(slots=True)
 class Bullet:
-    """An entry of a list, or a paragraph, under its heading; `details` are the entries in it."""
+    """An entry of a list with the entries in it, a paragraph, or a row of a table.
 
-    group: str
+    `cells` are the row's cells, each with the header of its column. Its text has them all.
+    """
+
     text: str
     details: list[str] = field(default_factory=list[str])
     is_listed: bool = True
+    cells: Sequence[tuple[str, str]] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """The lists, paragraphs and rows under a heading. `headings` are it and those around it."""
+
+    headings: tuple[str, ...]
+    bullets: list[Bullet] = field(default_factory=list[Bullet])
 
 
 def read_document(text: str) -> Document:
@@ -86,43 +103,96 @@ def read_document(text: str) -> Document:
     return Document(cast("dict[str, Any]", meta), body)
 
 
-def sections(body: str) -> list[Section]:
-    """What a body consists of: first what stands before its first heading."""
+def sections(body: str, is_field: Callable[[str], bool]) -> list[Section]:
+    """Split a body at its headings of the first two levels, and at those that name a field.
+
+    The text before the first heading comes first. A field ends at a heading of its own level.
+    """
     lines = body.split("\n")
     found: list[Section] = []
     title, level, start = "", 0, 0
     for heading, content in _headings(body):
-        if heading.map is None or heading.level or heading.tag not in {"h1", "h2"}:
+        if heading.map is None or heading.level:
+            continue
+        depth = int(heading.tag[1])
+        if depth > max(level, _LEVELS) and not is_field(content.strip()):
             continue
         found.append(Section(title, level, "\n".join(lines[start : heading.map[0]]).strip()))
-        title, level, start = content.strip(), int(heading.tag[1]), heading.map[1]
+        title, level, start = content.strip(), depth, heading.map[1]
     found.append(Section(title, level, "\n".join(lines[start:]).strip()))
     return found
 
 
-def bullets(body: str) -> list[Bullet]:
-    """All entries of a body's lists, and its paragraphs, each with the heading it stands under."""
-    found: list[Bullet] = []
-    group, depth = "", 0
+def groups(body: str) -> list[Group]:
+    """Return all lists, paragraphs and tables of a body by their headings, also of empty ones."""
+    found = [Group(())]
+    path: list[tuple[int, str]] = []
+    depth = at = 0
     tokens = _tokens(body)
-    for at, token in enumerate(tokens):
-        if token.type == "list_item_open":
+    while at < len(tokens):
+        token, bullets = tokens[at], found[-1].bullets
+        if token.type == "table_open":
+            rows, at = _table(tokens, at)
+            for row in rows:
+                _add(bullets, row, depth)
+        elif token.type == "list_item_open":
             depth += 1
             if depth == 1:
-                found.append(Bullet(group, ""))
+                bullets.append(Bullet(""))
         elif token.type == "list_item_close":
             depth -= 1
+        elif token.type == "heading_open" and not depth:
+            level, title = int(token.tag[1]), tokens[at + 1].content.strip()
+            path = [*(each for each in path if each[0] < level), (level, title)]
+            found.append(Group(tuple(title for _, title in path)))
+            at += 1
         elif token.type in {"inline", "fence"}:
-            text = token.content.strip()
-            if tokens[at - 1].type == "heading_open" and not depth:
-                group = text
-            elif not depth:
-                found.append(Bullet(group, text, is_listed=False))
-            elif depth == 1 and not found[-1].details:
-                found[-1].text = f"{found[-1].text}\n{text}" if found[-1].text else text
-            else:
-                found[-1].details.append(text)
-    return [bullet for bullet in found if bullet.text]
+            _add(bullets, Bullet(token.content.strip(), is_listed=False), depth)
+        at += 1
+    return [Group(each.headings, [one for one in each.bullets if one.text]) for each in found]
+
+
+def _table(tokens: Sequence[Token], at: int) -> tuple[list[Bullet], int]:
+    """Return the rows of the table that begins at a token, and where it ends.
+
+    A table without rows is a row of its header.
+    """
+    header: list[str] = []
+    rows: list[list[str]] = []
+    while tokens[at].type != "table_close":
+        if tokens[at].type == "th_open":
+            header.append(tokens[at + 1].content.strip())
+        elif tokens[at].type == "tr_open" and header:
+            rows.append([])
+        elif tokens[at].type == "td_open":
+            rows[-1].append(tokens[at + 1].content.strip())
+        at += 1
+    return [_row(header, row) for row in rows] or [_row([], header)], at
+
+
+def _add(bullets: list[Bullet], block: Bullet, depth: int) -> None:
+    """Add a block, which is part of the last entry if it is inside a list."""
+    if not depth:
+        bullets.append(block)
+        return
+    entry = bullets[-1]
+    if depth == 1 and not entry.details:
+        entry.text = f"{entry.text}\n{block.text}" if entry.text else block.text
+    else:
+        entry.details.append(block.text)
+
+
+def _row(header: Sequence[str], row: Sequence[str]) -> Bullet:
+    """Return a row of a table. Cells beyond the header have no name."""
+    names = [*header, *[""] * len(row)]
+    cells = [(name, cell) for name, cell in zip(names, row, strict=False) if cell]
+    said = [f"{name}: {cell}" if name else cell for name, cell in cells]
+    return Bullet("; ".join(said), cells=cells)
+
+
+def bullets(body: str) -> list[Bullet]:
+    """Return all entries of a body's lists, its paragraphs and rows, without their headings."""
+    return [bullet for group in groups(body) for bullet in group.bullets]
 
 
 def unlinked(text: str, follow: Callable[[str], object] = lambda _: None) -> str:
@@ -175,6 +245,7 @@ def _is_plain(text: str) -> bool:
         and text.isprintable()
         and (text[:1].isalnum() or text[:1] in _OPENING)
         and "[[" not in text
+        and NEXT_STEP.search(text) is None
         and _NUMBERED.match(text) is None
     )
 

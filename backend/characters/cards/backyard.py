@@ -127,7 +127,7 @@ def _translated(raw: Object, more: Object, warnings: list[str]) -> Translation:
         data[name] = _converted(data[name])
     if plain_text(data.get("nickname")).casefold() == plain_text(data.get("name")).casefold():
         data.pop("nickname", None)
-    lore = [
+    lore: list[Object] = [
         {
             "keys": [key.strip() for key in _converted(each.get("key")).split(",") if key.strip()],
             "content": _converted(each.get("value")),

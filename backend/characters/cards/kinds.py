@@ -39,13 +39,9 @@ def find_kind(value: object) -> FileKind | None:
 
     A list is of the kind of its first object.
     """
-    if isinstance(value, list):
-        first = next((each for each in cast("list[object]", value) if isinstance(each, dict)), None)
-        value = first
-    if not isinstance(value, dict):
-        return None
-    raw = cast("Object", value)
-    return next((kind for kind in KINDS if kind.has_marks(raw)), None)
+    values = cast("list[object]", value) if isinstance(value, list) else [value]
+    raw = next((cast("Object", each) for each in values if isinstance(each, dict)), None)
+    return next((kind for kind in KINDS if raw is not None and kind.has_marks(raw)), None)
 
 
 def is_card(raw: Object) -> bool:

@@ -54,7 +54,7 @@ def normalise(raw: object) -> ImportedCard:
     """
     if isinstance(raw, dict) and is_card(cast("Object", raw)):
         return _read_card(cast("Object", raw))
-    if (kind := find_kind(raw)) is not None:
+    if (kind := find_kind(cast("object", raw))) is not None:
         raise CardError(kind.explain(CARD))
     if isinstance(raw, list):
         return normalise(_single(cast("list[object]", raw)))

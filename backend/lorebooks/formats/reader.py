@@ -50,14 +50,14 @@ def read_file(data: bytes, *, given_name: str) -> ReadBook:
     try:
         if data.startswith(png.SIGNATURE) or charx.is_archive(data):
             return _read_book_of(read_card(data).card)
-        value = parse_text(data)
+        value: Any = parse_text(data)
         if isinstance(value, dict):
             raw = cast("Object", value)
             if (inside := _read_inside(raw, given_name=given_name)) is not None:
                 return inside
             if _is_card(raw):
                 return _read_book_of(normalise(raw).card)
-        return read_value(value, given_name=given_name)
+        return read_value(cast("object", value), given_name=given_name)
     except CardLimitError as error:
         raise LoreLimitError(
             error.detail, limit=error.limit, allowed=error.allowed, found=error.found
@@ -118,11 +118,11 @@ def read_card_book(book: Object, *, given_name: str) -> ReadBook:
 def read_value(value: object, *, given_name: str) -> ReadBook:
     """Read a parsed JSON value as a lorebook. Raises `LoreFileError`, `LoreLimitError`."""
     if isinstance(value, list):
-        listed = {"entries": cast("list[object]", value)}
-        found = _format_of_entries(listed["entries"]) if value else "kobold"
+        listed: list[Any] = cast("Any", value)
+        found = _format_of_entries(listed) if listed else "kobold"
         if found is None:
-            raise LoreFileError(_refusal(value))
-        return _read(found, listed, "entries", given_name=given_name)
+            raise LoreFileError(_refusal(listed))
+        return _read(found, {"entries": listed}, "entries", given_name=given_name)
     if not isinstance(value, dict):
         raise LoreFileError(_NO_LOREBOOK)
     raw = cast("Object", value)
@@ -179,8 +179,11 @@ def _format(raw: Object) -> Format:
 
 def _format_of_entries(items: list[Any]) -> Format | None:
     """Return the format of the first entry whose format is known."""
-    formats = (_format_of_entry(cast("Object", each)) for each in items if isinstance(each, dict))
-    return next((each for each in formats if each is not None), None)
+    for item in items:
+        found = _format_of_entry(cast("Object", item)) if isinstance(item, dict) else None
+        if found is not None:
+            return found
+    return None
 
 
 def _first(marks: Mapping[Format, bool]) -> Format | None:
