@@ -58,6 +58,15 @@ TENSION_HEADINGS = {
     "simmering": "Simmering",
 }
 THREAD_ENDS = {"resolved": "resolved", "done": "resolved", "failed": "failed", "dormant": "dormant"}
+THREAD_STATUSES = {
+    **THREAD_ENDS,
+    **dict.fromkeys(("open", "active", "ongoing", "in progress"), "open"),
+}
+PRIORITIES = {
+    **dict.fromkeys(("high", "critical", "urgent"), "high"),
+    **dict.fromkeys(("medium", "normal", "rising"), "medium"),
+    **dict.fromkeys(("low", "simmering"), "low"),
+}
 THREAD_WORDS = frozenset(
     {*TENSIONS, *THREAD_ENDS, "open", "active", "priority", "tension", "thread", "threads", "quest"}
     | {"quests", "plot", "plots", "very", "most", "and", "or", "matters", "things", "now", "soon"}

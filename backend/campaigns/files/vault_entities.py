@@ -358,8 +358,10 @@ def _plain(key: str) -> str:
 
 
 def _items(value: Any) -> list[Any]:
-    many: list[Any] = cast("Any", value) if isinstance(value, list) else [value]
-    return [] if many in ([None], [""]) else many
+    if isinstance(value, list):
+        many: list[Any] = cast("Any", value)
+        return many
+    return [] if value is None or value == "" else [value]
 
 
 def _said(found: Iterable[Bullet]) -> list[str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 from uuid import UUID
 
@@ -211,14 +211,18 @@ class ListReader:
 
     def _thread(self, entry: Entry) -> None:
         title, summary = entry.titled()
-        words = entry.group.casefold().split()
-        tension = next((vault.TENSIONS[each] for each in words if each in vault.TENSIONS), "")
+        words = _WORD.findall(entry.group.casefold())
+        known = [each for each in words if each in vault.TENSIONS]
+        known += [each.casefold() for each in entry.said["priority"]] if not known else []
         ends = (vault.THREAD_ENDS[each] for each in words if each in vault.THREAD_ENDS)
+        priority = next((each for each in ("high", "low") if each in words), "medium")
         fields: State = {
-            "tension": tension or "rising",
-            "status": next(ends, "open"),
-            "priority": next((each for each in ("high", "low") if each in words), "medium"),
-            **entry.fields("kind", "priority", "tension", "status"),
+            "tension": self._choice(
+                entry, "tension", vault.TENSIONS, vault.TENSIONS.get("".join(known[:1]), "rising")
+            ),
+            "status": self._choice(entry, "status", vault.THREAD_STATUSES, next(ends, "open")),
+            "priority": self._choice(entry, "priority", vault.PRIORITIES, priority),
+            **entry.fields("kind"),
             "title": title,
             "summary": summary,
             "next_step": " ".join(filter(None, entry.said["next"])),
@@ -381,6 +385,12 @@ class ListReader:
         if said in {"true", "yes", "false", "no"}:
             return said in {"true", "yes"}
         return self._unclear(detail, said, default) if said else default
+
+    def _choice(self, entry: Entry, detail: str, choices: Mapping[str, str], default: str) -> str:
+        said = entry.last(detail).casefold()
+        if not said or said in choices:
+            return choices[said] if said else default
+        return self._unclear(detail, said, default)
 
     def _unclear(self, detail: str, said: str, default: T) -> T:
         """Warn about a detail that cannot be read, and return what counts in its place."""

@@ -52,9 +52,10 @@ def normalise(raw: object) -> ImportedCard:
         CardError: Another kind of file, no name, or nothing but a name.
         CardLimitError: A text, a list or the whole is too long.
     """
+    kind = find_kind(raw)
     if isinstance(raw, dict) and is_card(cast("Object", raw)):
         return _read_card(cast("Object", raw))
-    if (kind := find_kind(cast("object", raw))) is not None:
+    if kind is not None:
         raise CardError(kind.explain(CARD))
     if isinstance(raw, list):
         return normalise(_single(cast("list[object]", raw)))

@@ -54,7 +54,8 @@ ODD = [
     "- a", "# b", "1. c", "> d", "---", "```", "a\nb", " a ", '"q"', "a: b", "**bold**",
     "08", "1e5", "null", "~", "[x] y", "→", "&a *b", "a\tb", "{}", "é鐘🗝", "@", "a #b",
     "\u2026\u2028\u2026", "## Personality\n- x", "Day 5", "\\", "<b>", "100%", "True", "\x85",
-    "* *", "World",
+    "* *", "World", "Go. Next: x", "a → Next: y", "next: z", "Urgent", "### Voice\nx", "a | b",
+    "| a |\n|--|\n| b |", "# Secret\n## b",
 ]  # fmt: skip
 
 _char = st.characters(codec="utf-8", exclude_characters="\0[]\r")
