@@ -104,9 +104,9 @@ def read_document(text: str) -> Document:
 
 
 def sections(body: str, is_field: Callable[[str], bool]) -> list[Section]:
-    """Split a body at its headings of the first two levels, and at those that name a field.
+    """Split a body at headings of the first two levels, and at headings that name a field.
 
-    The text before the first heading comes first. A field ends at a heading of its own level.
+    The text before the first heading comes first. A field ends at the next heading of its level.
     """
     lines = body.split("\n")
     found: list[Section] = []

@@ -22,7 +22,7 @@ MAX_FOLDERS = 3
 
 
 def read_campaign(data: bytes, name: str) -> tuple[CampaignDraft, Collection[UUID]]:
-    """Read a zip that somebody sends: a campaign, and items that its files leave out.
+    """Read a zip: return its campaign, and the items that its files leave out.
 
     `name` is its name if neither the files nor a folder around them have one. Raises
     `CampaignFileError`, `TooLargeError`.

@@ -113,7 +113,7 @@ DETAILS: dict[str, frozenset[str]] = {
     ECHOES: frozenset({"kind", "resolved"}),
 }
 TITLED = frozenset({THREADS, CLOCKS, GLOSSARY, SCENES, CHAPTERS})
-"""Lists whose entries have a title. Under a heading of its own, that is the title."""
+"""Lists of entries with a title. An entry may have a heading, which is its title then."""
 
 OTHER_NAMES = {
     "next step": "next",

@@ -92,7 +92,7 @@ class EntityFile:
         self.warnings: list[str] = []
         self.leftover: list[str] = []
         self.links: list[tuple[str, str]] = []
-        self._meta = meta = self._named(source.meta)
+        self._meta = meta = self._normalise_names(source.meta)
         if source.broken:
             self.warnings.append(f"the front matter can't be read: {source.broken}")
         parts = sections(source.body, lambda title: _field(title) is not None)
@@ -117,7 +117,7 @@ class EntityFile:
                 self.fields[name] = self._short(meta[name], LINE, name)
         self._read_body(parts)
 
-    def _named(self, meta: Mapping[str, Any]) -> dict[str, Any]:
+    def _normalise_names(self, meta: Mapping[str, Any]) -> dict[str, Any]:
         """Return front matter with the names of `_HELD` in their own spelling."""
         found: dict[str, Any] = {}
         for key, value in meta.items():
@@ -134,7 +134,7 @@ class EntityFile:
         self.warnings.append(f"`{key[:NAME]}` is kept as a fact: {why}")
 
     def _read_body(self, parts: Iterable[Section]) -> None:
-        """Read sections by their headings. What is inside a secret is secret."""
+        """Read sections by their headings. Sections inside a secret are secret."""
         told = {
             name: [text] if (text := _text(self._meta.get(name))) else []
             for name in ("description", "personality")
@@ -145,17 +145,17 @@ class EntityFile:
         for part in parts:
             field = _field(part.title)
             if secret_level and part.level > secret_level:
-                self.secrets += _outlined(f"# {part.title}\n{part.text}")
+                self.secrets += _read_lines(f"# {part.title}\n{part.text}")
                 continue
             secret_level = part.level if field == "secret" else 0
             if field == "personality":
                 self._read_personality(part.text, told["personality"], voice)
             elif field == "voice":
-                voice += _outlined(part.text)
+                voice += _read_lines(part.text)
             elif field == "secret":
-                self.secrets += _outlined(part.text)
+                self.secrets += _read_lines(part.text)
             elif field == "wants" and "wants" not in self.fields:
-                self.fields["wants"] = self._short(" ".join(_outlined(part.text)), LINE, "wants")
+                self.fields["wants"] = self._short(" ".join(_read_lines(part.text)), LINE, "wants")
             elif part.title:
                 described.append(f"{'#' * part.level} {part.title}\n{part.text}".strip())
             else:
@@ -220,7 +220,7 @@ class EntityFile:
         plains = set(plain_keys.values())
         names = dict(_OTHER_ATTRIBUTES)
         if plains & _CURRENT_HP and not plains & {"hp_max", *_MAX_HP}:
-            # Beside a current value, `hp` is the maximum.
+            # With a current value in another member, `hp` is the maximum.
             names["hp"] = "hp_max"
         return {
             key: names.get(plain, plain if plain in ATTRIBUTES else key)
@@ -335,7 +335,7 @@ def _reads_back(entity: Entity, meta: Mapping[str, Any], body: str, names: Itera
     )
 
 
-def _outlined(text: str) -> list[str]:
+def _read_lines(text: str) -> list[str]:
     """Return the entries, paragraphs and rows of a text, after the heading that they are under."""
     found: list[str] = []
     for group in groups(text):

@@ -25,11 +25,11 @@ BOX = re.compile(r"\[([ xX])\]\s{1,5}")
 
 
 class World(Protocol):
-    """What is known of a vault's entities, and takes in what lists say."""
+    """The entities of a vault, and the draft that its lists are added to."""
 
     @property
     def draft(self) -> CampaignDraft:
-        """What becomes of the vault."""
+        """The campaign that is read."""
         ...
 
     def find(self, name: str, kind: str = "") -> UUID | None:
@@ -37,11 +37,11 @@ class World(Protocol):
         ...
 
     def follow(self, target: str) -> None:
-        """Say so where a link leads nowhere."""
+        """Warn if a link leads nowhere."""
         ...
 
     def audience(self, value: Any, where: str) -> Audience:
-        """Who may know something."""
+        """Return the audience that a value names."""
         ...
 
     def add(self, kind: Kind, item: Item, item_id: UUID | None = None) -> UUID:
@@ -49,7 +49,7 @@ class World(Protocol):
         ...
 
     def note(self, text: str, about: UUID | None) -> None:
-        """Keep what has no other place."""
+        """Keep a text as a fact for the game master."""
         ...
 
 
@@ -109,33 +109,33 @@ class Entry:
                     self.text, has_main = unlinked(cell, self._follow), True
 
     def add_content(self, bullets: Iterable[Bullet]) -> None:
-        """Take what is under a heading: details, and else text."""
+        """Take the content of a heading: details, and text."""
         for bullet in bullets:
             for text in (*split_lines(bullet.text), *bullet.details):
                 if text and not self.take(text):
                     self.said["text"].append(decoded(text, self._follow))
 
     def last(self, key: str, default: str = "") -> str:
-        """What a detail says; of several of its name, the last."""
+        """Return the last value of a detail."""
         return self.said[key][-1] if self.said[key] else default
 
     def titled(self) -> tuple[str, str]:
-        """The title and the text of an entry that has a title, with what is not understood."""
+        """Return the title and the text, which ends with unknown details."""
         title, text = titled(self.text)
         title = self.last("title") or unlinked(title, self._follow)
         texts = [unlinked(text, self._follow), "\n".join(self.said["text"])]
         return title, " ".join(filter(None, [*texts, *self.unknown]))
 
     def whole(self) -> str:
-        """The text of an entry without a title, with what is not understood."""
+        """Return the text of an entry without a title, with unknown details at its end."""
         texts = [*self.said["title"], decoded(self.text, self._follow), *self.said["text"]]
         return " ".join(filter(None, [*texts, *self.unknown]))
 
     def fields(self, *names: str) -> dict[str, str]:
-        """Those of the details that are there."""
+        """Return the details among `names` that the entry has."""
         return {name: self.last(name) for name in names if self.said[name]}
 
 
 def split_lines(text: str) -> list[str]:
-    """Return the lines of a text. A next step on the same line is a line of its own."""
+    """Return the lines of a text. A next step becomes a separate line."""
     return [part for line in text.split("\n") for part in NEXT_STEP.split(line, maxsplit=1)]

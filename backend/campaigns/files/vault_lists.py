@@ -1,4 +1,4 @@
-"""What a vault holds in lists under headings: threads, days, clocks, facts and the like."""
+"""The lists of a vault under headings: threads, days, clocks, facts and others."""
 
 from __future__ import annotations
 
@@ -134,7 +134,7 @@ class ListReader:
         return are_details and bool(content or has_parts)
 
     def _add_part(self, entry: Entry, heading: str, content: Sequence[Bullet]) -> None:
-        """Add what is under a heading inside an entry. The heading may name a detail."""
+        """Add the content of a heading inside an entry. The heading may name a detail."""
         texts = [text for each in content for text in (each.text, *each.details)]
         if entry.detail(f"{heading}: x"):
             for text in texts:
@@ -393,7 +393,7 @@ class ListReader:
         return self._unclear(detail, said, default)
 
     def _unclear(self, detail: str, said: str, default: T) -> T:
-        """Warn about a detail that cannot be read, and return what counts in its place."""
+        """Warn about a detail that cannot be read, and return its default."""
         self._warn(f"`{detail}` is not clear, and is left out: {said[:200]}")
         return default
 

@@ -13,7 +13,7 @@ from typing import Any, Final, cast
 from backend.characters.cards.codec import Object, list_names, object_in, plain_text, without
 from backend.characters.cards.limits import JSON_BYTES
 from backend.characters.cards.text import check_structure, parse_json
-from backend.characters.cards.translation import Translation, says, take, translated
+from backend.characters.cards.translation import Translation, build_translation, says, take_fields
 from backend.characters.errors import CardError
 
 MANIFEST: Final = "manifest.json"
@@ -43,7 +43,7 @@ def translate_backyard(raw: Object) -> Translation | None:
         return None
     missing = len(_objects(raw.get("images")))
     warnings = [f"Its pictures are not in this file: {missing:,}."] if missing else []
-    return _translated(raw, {}, warnings)
+    return _build(raw, {}, warnings)
 
 
 def translate_archive(files: Mapping[str, bytes]) -> tuple[Translation, dict[str, bytes]]:
@@ -85,7 +85,7 @@ def translate_archive(files: Mapping[str, bytes]) -> tuple[Translation, dict[str
     author = object_in(manifest, "author")
     more: Object = {"assets": assets, "creator": plain_text(author.get("name"))}
     more["creator_notes"] = plain_text(author.get("backyardURL"))
-    return _translated(raw, more | _scenario_fields(scenarios, warnings), warnings), pictures
+    return _build(raw, more | _scenario_fields(scenarios, warnings), warnings), pictures
 
 
 def _scenario_fields(scenarios: list[Object], warnings: list[str]) -> Object:
@@ -93,7 +93,9 @@ def _scenario_fields(scenarios: list[Object], warnings: list[str]) -> Object:
     if not scenarios:
         return {}
     first, *others = scenarios
-    examples = [_converted(each.get("text")) for each in _objects(first.get("exampleMessages"))]
+    examples = [
+        _replace_macros(each.get("text")) for each in _objects(first.get("exampleMessages"))
+    ]
     greetings = [_greeting(each) for each in others]
     unused = {
         member
@@ -110,10 +112,10 @@ def _scenario_fields(scenarios: list[Object], warnings: list[str]) -> Object:
     if settings := [each for each in without(first, used | known) if says(first[each])]:
         warnings.append(f"Of its scenario, not used here: {list_names(settings)}.")
     return {
-        "scenario": _converted(first.get("narrative")),
+        "scenario": _replace_macros(first.get("narrative")),
         "first_mes": _greeting(first),
         "mes_example": "\n".join(f"<START>\n{each}" for each in examples if each),
-        "system_prompt": _converted(first.get("formattingInstructions")),
+        "system_prompt": _replace_macros(first.get("formattingInstructions")),
         "alternate_greetings": [each for each in greetings if each],
         "extensions": {
             "backyard": {"scenarios": [without(each, {"messages"}) for each in scenarios]}
@@ -121,16 +123,18 @@ def _scenario_fields(scenarios: list[Object], warnings: list[str]) -> Object:
     }
 
 
-def _translated(raw: Object, more: Object, warnings: list[str]) -> Translation:
-    data, rest = take(raw, _NAMES)
+def _build(raw: Object, more: Object, warnings: list[str]) -> Translation:
+    data, rest = take_fields(raw, _NAMES)
     for name in data.keys() - {"name", "nickname"}:
-        data[name] = _converted(data[name])
+        data[name] = _replace_macros(data[name])
     if plain_text(data.get("nickname")).casefold() == plain_text(data.get("name")).casefold():
         data.pop("nickname", None)
     lore: list[Object] = [
         {
-            "keys": [key.strip() for key in _converted(each.get("key")).split(",") if key.strip()],
-            "content": _converted(each.get("value")),
+            "keys": [
+                key.strip() for key in _replace_macros(each.get("key")).split(",") if key.strip()
+            ],
+            "content": _replace_macros(each.get("value")),
             "enabled": True,
             "insertion_order": place,
             "extensions": {},
@@ -140,16 +144,16 @@ def _translated(raw: Object, more: Object, warnings: list[str]) -> Translation:
     if lore:
         data["character_book"] = {"entries": lore}
     data |= {name: value for name, value in more.items() if says(value)}
-    return translated("Backyard AI", "backyard", data, rest, known=_KNOWN, warnings=warnings)
+    return build_translation("Backyard AI", "backyard", data, rest, known=_KNOWN, warnings=warnings)
 
 
 def _greeting(scenario: Object) -> str:
     found = _objects(scenario.get("firstMessages"))
-    return _converted(found[0].get("text")) if found else ""
+    return _replace_macros(found[0].get("text")) if found else ""
 
 
-def _converted(value: Any) -> str:
-    """Return a text with the macros of cards in place of Backyard's."""
+def _replace_macros(value: Any) -> str:
+    """Replace Backyard's placeholders by the macros of cards."""
 
     def macro(found: re.Match[str]) -> str:
         return _MACROS[found[1].lower()]

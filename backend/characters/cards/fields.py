@@ -1,4 +1,4 @@
-"""The fields of a card, version by version, and how values of any type become theirs."""
+"""The fields of a card, version by version, with readers for values of any type."""
 
 from __future__ import annotations
 
@@ -155,7 +155,7 @@ def _assets(value: object, notes: Notes) -> list[CardAsset]:
     return assets
 
 
-def _places(name: str, synonyms: str) -> dict[str, str]:
+def _find_places(name: str, synonyms: str) -> dict[str, str]:
     """Return the members of a field: its name, and the same in camel case, as some tools write it.
 
     In flat cards there are `synonyms`, too.
@@ -168,11 +168,11 @@ def _places(name: str, synonyms: str) -> dict[str, str]:
 
 def _required(name: str, read: Reader[Any], synonyms: str = "") -> Field:
     """A field of V2 and V3. `synonyms` are names that flat cards of other tools have for it."""
-    return Field(name, read, _places(name, synonyms), is_required=True)
+    return Field(name, read, _find_places(name, synonyms), is_required=True)
 
 
 def _optional(name: str, read: Reader[Any], synonyms: str = "") -> Field:
-    return Field(name, read, _places(name, synonyms))
+    return Field(name, read, _find_places(name, synonyms))
 
 
 V1_FIELDS: Final = (
@@ -215,6 +215,6 @@ V3_FIELDS: Final = (
 CARD_FIELDS: Final = Codec((*V1_FIELDS, *_V2, *V3_FIELDS), "data")
 FLAT_FIELDS: Final = Codec((*V1_FIELDS, *_V2, *V3_FIELDS), "flat")
 REQUIRED: Final = frozenset(field.name for field in (*V1_FIELDS, *_V2) if field.is_required)
-"""What V2 and V3 both ask for. V3 asks for `group_only_greetings` besides."""
+"""Members that V2 and V3 require. V3 also requires `group_only_greetings`."""
 SPEECH: Final = Codec(V1_FIELDS[2:], "flat").members
 """Members that only a card has, unlike a name and a description."""

@@ -13,7 +13,7 @@ from typing import Any, Final, cast
 from backend.characters.cards.backyard import translate_backyard
 from backend.characters.cards.codec import Object, list_names, object_in, plain_text, without
 from backend.characters.cards.fields import FLAT_FIELDS
-from backend.characters.cards.translation import Translation, says, take, translated
+from backend.characters.cards.translation import Translation, build_translation, says, take_fields
 
 _WRAPPERS: Final = ("character", "char", "card")
 """Members that some programs put a whole character into."""
@@ -102,7 +102,7 @@ def _translate_agnai(raw: Object) -> Translation | None:
     is_own = raw.get("kind") in ("character", "library-character")
     if not object_in(raw, "persona") and not (is_own and "greeting" in raw):
         return None
-    data, rest = take(raw, _AGNAI)
+    data, rest = take_fields(raw, _AGNAI)
     text = _persona_text(cast("Object", persona)) if isinstance(persona, dict) else persona
     if says(text):
         data["description"] = text
@@ -117,7 +117,7 @@ def _translate_agnai(raw: Object) -> Translation | None:
     if isinstance(avatar, str) and avatar.startswith("data:"):
         data["assets"] = [{"type": "icon", "uri": avatar, "name": "main", "ext": "png"}]
         rest.pop("avatar")
-    return translated("Agnai", "agnai", data, rest, known=_DATES | {"persona"})
+    return build_translation("Agnai", "agnai", data, rest, known=_DATES | {"persona"})
 
 
 def _persona_text(persona: Object) -> str:
@@ -140,20 +140,20 @@ def _translate_chub(raw: Object) -> Translation | None:
     definition = object_in(node, "definition")
     if not definition:
         return None
-    data, rest = take(definition, _CHUB)
+    data, rest = take_fields(definition, _CHUB)
     if isinstance(node.get("topics"), list):
         data["tags"] = node["topics"]
     if isinstance(node.get("fullPath"), str):
         data["creator"] = node["fullPath"].partition("/")[0]
     beside = "What its page says beside the character is left out."
-    return translated("Chub", "chub", data, rest, known=_DATES, warnings=[beside])
+    return build_translation("Chub", "chub", data, rest, known=_DATES, warnings=[beside])
 
 
 def _translate_character_ai(raw: Object) -> Translation | None:
     if raw.keys().isdisjoint({"external_id", "participant__name", "definition"}):
         return None
-    data, rest = take(raw, _CHARACTER_AI)
-    return translated(
+    data, rest = take_fields(raw, _CHARACTER_AI)
+    return build_translation(
         "Character.AI", "character_ai", data, rest, known=_DATES | {"external_id", "identifier"}
     )
 
@@ -162,11 +162,11 @@ def _translate_risu(raw: Object) -> Translation | None:
     lore = raw.get("globalLore")
     if not isinstance(lore, list) and not raw.keys() >= {"desc", "firstMessage"}:
         return None
-    data, rest = take(raw, _RISU)
+    data, rest = take_fields(raw, _RISU)
     rest.pop("globalLore", None)
     if lore:
         data["character_book"] = {"type": "risu", "data": lore}
-    return translated("RisuAI", "risuai", data, rest, known=_DATES | {"chaId", "type"})
+    return build_translation("RisuAI", "risuai", data, rest, known=_DATES | {"chaId", "type"})
 
 
 _TRANSLATORS: Final[tuple[Callable[[Object], Translation | None], ...]] = (

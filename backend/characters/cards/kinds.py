@@ -23,7 +23,7 @@ _NOT_USED: Final = "It cannot be imported."
 
 @dataclass(frozen=True, slots=True)
 class FileKind:
-    """A kind of file: its name, what to do with it, and a test for its marks."""
+    """A kind of file: its name, advice for the user, and a test for its marks."""
 
     name: str
     advice: str
@@ -174,4 +174,4 @@ KINDS: Final[tuple[FileKind, ...]] = (
         ),
     ),
 )
-"""In order: the first kind whose marks a file has counts."""
+"""The first kind that a file has the marks of counts."""

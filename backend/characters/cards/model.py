@@ -118,7 +118,7 @@ class Asset:
 
 @dataclass(frozen=True, slots=True)
 class ImportedCard:
-    """What came out of a file.
+    """A card and everything else that was read from a file.
 
     Attributes:
         card: The card, normalised.

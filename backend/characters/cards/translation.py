@@ -14,9 +14,9 @@ CHATS: Final = frozenset({"chats", "Chat", "chatPage", "messages"})
 
 @dataclass(slots=True)
 class Translation:
-    """A card that was translated. `card` is an object of version 3 of the card format.
+    """A translated card. `card` is an object of version 3 of the card format.
 
-    What the format has no field for is kept in the card's `extensions`.
+    Members without a field are kept in the card's `extensions`.
     """
 
     card: Object
@@ -28,7 +28,7 @@ def says(value: Any) -> bool:
     return value not in (None, "", False, [], {})
 
 
-def take(raw: Mapping[str, Any], names: Mapping[str, str]) -> tuple[Object, Object]:
+def take_fields(raw: Mapping[str, Any], names: Mapping[str, str]) -> tuple[Object, Object]:
     """Return the card's fields that an object has, and its other members that say something.
 
     Args:
@@ -47,7 +47,7 @@ def take(raw: Mapping[str, Any], names: Mapping[str, str]) -> tuple[Object, Obje
     return data, rest
 
 
-def translated(
+def build_translation(
     program: str,
     key: str,
     data: Object,

@@ -21,13 +21,21 @@ from backend.characters.errors import CardError, CardLimitError
 from backend.lorebooks.entries import LoreEntry
 from backend.lorebooks.errors import LoreFileError, LoreLimitError
 from backend.lorebooks.formats.entry import read_book, read_entry
-from backend.lorebooks.formats.fields import CONTENT
+from backend.lorebooks.formats.fields import CONTENT, ENTRIES
 from backend.lorebooks.formats.model import BookSource, EntrySource, Format, ReadBook
 from backend.lorebooks.limits import check_entries
 
 _NO_LOREBOOK = "This is no lorebook: it has no entries of a kind that is known here."
 _OF_FILES: Final = frozenset({"type", "id", "name", "title", "scenarioVersion", "gamestarted"})
 """Members of a file around a lorebook that need no warning."""
+
+_OF_ENTRIES: Final = frozenset(
+    {"id", "_id", "uid", "folder", "mode", "category", "contextConfig", "lastUpdatedAt", "wigroup"}
+)
+"""Members of entries that need no warning: they order a book, or are read in part."""
+
+_READ_ALONE: Final[frozenset[Format]] = frozenset({"agnai", "risu", "novelai", "kobold"})
+"""Formats that are not written. Those that are may have any members."""
 
 _WORLD_INFOS: Final = frozenset({"uid", "order", "position", "disable", "addMemo"})
 
@@ -39,7 +47,7 @@ def read_file(data: bytes, *, given_name: str) -> ReadBook:
 
     Args:
         data: The file: JSON, or a card as PNG, CHARX, JSON or YAML.
-        given_name: What the book is called where it has no name of its own.
+        given_name: The name of a book that has none.
 
     Raises:
         LoreFileError: Broken, or no lorebook.
@@ -178,7 +186,7 @@ def _format(raw: Object) -> Format:
 
 
 def _format_of_entries(items: list[Any]) -> Format | None:
-    """Return the format of the first entry whose format is known."""
+    """Return the first known format among entries."""
     for item in items:
         found = _format_of_entry(cast("Object", item)) if isinstance(item, dict) else None
         if found is not None:
@@ -224,15 +232,21 @@ def _read(
     check_entries(len(items))
     said = CONTENT[found]
     entries: list[tuple[LoreEntry, EntrySource]] = []
+    unused: dict[str, None] = {}
     for key, item in items:
         if not isinstance(item, dict) or _is_folder(found, cast("Object", item)):
             notes.add("Something among the entries was no entry and was left out")
             continue
         entry_raw = cast("Object", item)
         entry = read_entry(found, entry_raw, notes)
+        if found in _READ_ALONE:
+            known = ENTRIES[found].members | _OF_ENTRIES
+            unused |= {each: None for each in entry_raw if each not in known and entry_raw[each]}
         is_short = isinstance(entry_raw.get(said), str)
         kept = {**entry_raw, said: None} if is_short else entry_raw
         entries.append((entry, EntrySource(found, kept, key, is_short)))
+    if unused:
+        notes.add(f"Of its entries, not used here, and kept for the export: {list_names(unused)}")
     skipped = len(items) - len(entries)
     beside = {name: value for name, value in raw.items() if name != member}
     fields = read_book(beside, notes, given_name=given_name)
