@@ -25,7 +25,10 @@ if TYPE_CHECKING:
     from markdown_it.token import Token
 
 _FENCE = "---"
-_BLOCKS = ("heading", "lheading", "list", "table", "fence", "hr")
+_BLOCKS = ("heading", "lheading", "list", "fence", "hr")
+MAX_CELLS = 100_000
+"""Bars (`|`) in one text. With more, its tables stay paragraphs: a cell takes 2 KB of memory."""
+
 _LEVELS = 2
 """Levels of headings that split a text in any case."""
 
@@ -56,17 +59,21 @@ class Section:
     text: str
 
 
+Cells = Sequence[tuple[str, str]]
+"""A row of a table: each cell that says something, after the header of its column."""
+
+
 @dataclass(slots=True)
 class Bullet:
     """An entry of a list with the entries in it, a paragraph, or a row of a table.
 
-    `cells` are the row's cells, each with the header of its column. Its text has them all.
+    The text of a row has all its cells.
     """
 
     text: str
     details: list[str] = field(default_factory=list[str])
     is_listed: bool = True
-    cells: Sequence[tuple[str, str]] = ()
+    cells: Cells = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,34 +132,65 @@ def sections(body: str, is_field: Callable[[str], bool]) -> list[Section]:
 
 def groups(body: str) -> list[Group]:
     """Return all lists, paragraphs and tables of a body by their headings, also of empty ones."""
-    found = [Group(())]
+    found: list[tuple[tuple[str, ...], list[_Block]]] = [((), [])]
     path: list[tuple[int, str]] = []
     depth = at = 0
     tokens = _tokens(body)
     while at < len(tokens):
-        token, bullets = tokens[at], found[-1].bullets
+        token, blocks = tokens[at], found[-1][1]
         if token.type == "table_open":
             rows, at = _table(tokens, at)
-            for row in rows:
-                _add(bullets, row, depth)
+            for cells in rows:
+                _add(blocks, _row_text(cells), depth, cells)
         elif token.type == "list_item_open":
             depth += 1
             if depth == 1:
-                bullets.append(Bullet(""))
+                blocks.append(_Block())
         elif token.type == "list_item_close":
             depth -= 1
         elif token.type == "heading_open" and not depth:
             level, title = int(token.tag[1]), tokens[at + 1].content.strip()
             path = [*(each for each in path if each[0] < level), (level, title)]
-            found.append(Group(tuple(title for _, title in path)))
+            found.append((tuple(title for _, title in path), []))
             at += 1
         elif token.type in {"inline", "fence"}:
-            _add(bullets, Bullet(token.content.strip(), is_listed=False), depth)
+            _add(blocks, token.content.strip(), depth)
         at += 1
-    return [Group(each.headings, [one for one in each.bullets if one.text]) for each in found]
+    return [
+        Group(headings, [block.finish() for block in blocks if block.texts or block.details])
+        for headings, blocks in found
+    ]
 
 
-def _table(tokens: Sequence[Token], at: int) -> tuple[list[Bullet], int]:
+@dataclass(slots=True)
+class _Block:
+    """A bullet that is being read."""
+
+    texts: list[str] = field(default_factory=list[str])
+    details: list[str] = field(default_factory=list[str])
+    is_listed: bool = True
+    cells: Cells = ()
+
+    def finish(self) -> Bullet:
+        texts, details = self.texts, self.details
+        if not texts:
+            texts, details = details[:1], details[1:]
+        return Bullet("\n".join(texts), details, self.is_listed, self.cells)
+
+
+def _add(blocks: list[_Block], text: str, depth: int, cells: Cells = ()) -> None:
+    """Add a text, which is part of the last entry if it is inside a list."""
+    if not text:
+        return
+    if not depth:
+        blocks.append(_Block([text], is_listed=bool(cells), cells=cells))
+    elif depth == 1 and not blocks[-1].details:
+        blocks[-1].texts.append(text)
+    else:
+        blocks[-1].details.append(text)
+
+
+def _table(tokens: Sequence[Token], at: int) -> tuple[list[Cells], int]:
     """Return the rows of the table that begins at a token, and where it ends.
 
     A table without rows is a row of its header.
@@ -167,32 +205,15 @@ def _table(tokens: Sequence[Token], at: int) -> tuple[list[Bullet], int]:
         elif tokens[at].type == "td_open":
             rows[-1].append(tokens[at + 1].content.strip())
         at += 1
-    return [_row(header, row) for row in rows] or [_row([], header)], at
+    if not rows:
+        return [[("", name) for name in header if name]], at
+    # Markdown gives each row as many cells as the header has.
+    found = [zip(header, row, strict=True) for row in rows]
+    return [[(name, cell) for name, cell in row if cell] for row in found], at
 
 
-def _add(bullets: list[Bullet], block: Bullet, depth: int) -> None:
-    """Add a block, which is part of the last entry if it is inside a list."""
-    if not depth:
-        bullets.append(block)
-        return
-    entry = bullets[-1]
-    if depth == 1 and not entry.details:
-        entry.text = f"{entry.text}\n{block.text}" if entry.text else block.text
-    else:
-        entry.details.append(block.text)
-
-
-def _row(header: Sequence[str], row: Sequence[str]) -> Bullet:
-    """Return a row of a table. Cells beyond the header have no name."""
-    names = [*header, *[""] * len(row)]
-    cells = [(name, cell) for name, cell in zip(names, row, strict=False) if cell]
-    said = [f"{name}: {cell}" if name else cell for name, cell in cells]
-    return Bullet("; ".join(said), cells=cells)
-
-
-def bullets(body: str) -> list[Bullet]:
-    """Return all entries of a body's lists, its paragraphs and rows, without their headings."""
-    return [bullet for group in groups(body) for bullet in group.bullets]
+def _row_text(cells: Cells) -> str:
+    return "; ".join(f"{name}: {cell}" if name else cell for name, cell in cells)
 
 
 def unlinked(text: str, follow: Callable[[str], object] = lambda _: None) -> str:
@@ -310,14 +331,16 @@ _Dumper.add_representer(str, _write_text)
 
 
 def _tokens(body: str) -> list[Token]:
-    return _parser().parse(body)
+    return _parser(has_tables=body.count("|") <= MAX_CELLS).parse(body)
 
 
 @cache  # takes longer to make than a short file to read
-def _parser() -> MarkdownIt:
+def _parser(*, has_tables: bool) -> MarkdownIt:
     from markdown_it import MarkdownIt  # noqa: PLC0415 - seldom needed, and slow to import
 
     parser = MarkdownIt("zero").enable(list(_BLOCKS))
+    if has_tables:
+        parser.enable("table")
     parser.core.ruler.disable(["inline"])
     return parser
 

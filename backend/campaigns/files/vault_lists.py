@@ -33,6 +33,7 @@ _SCORE = re.compile(r"[-+]?[0-9]{1,3}")
 _DAY_CELL = re.compile(r"(?:day\s{1,5})?(-?[0-9]{1,6})", re.IGNORECASE)
 _WORD = re.compile(r"[^\W\d_]+")
 _LEADING = re.compile(r"[^\w]*\w+\s*[^\w\s]")
+_PRIORITIES = frozenset({*vault.TENSIONS, *vault.THREAD_ENDS})
 _KINDS = {
     vault.CLOCKS: vault.CLOCK_KINDS,
     vault.GLOSSARY: vault.TERM_STATUSES,
@@ -106,7 +107,7 @@ class ListReader:
         match self._outline:
             case vault.THREADS:
                 words = _WORD.findall(plain)
-                known = [each for each in words if each in {*vault.TENSIONS, *vault.THREAD_ENDS}]
+                known = [each for each in words if each in _PRIORITIES]
                 is_only = set(words) <= vault.THREAD_WORDS
                 leads = words[:1] == known[:1] and _LEADING.match(plain) is not None
                 return bool(known) and (is_only or (leads and not is_inside))
@@ -148,7 +149,7 @@ class ListReader:
         inside = " / ".join(map(unlinked, subs))
         is_time = self._outline == vault.TIMELINE and bool(group)
         is_about = self._outline == vault.FACTS and not group
-        if inside and not is_time and not is_about:
+        if inside and not (content and (is_time or is_about)):
             self._warn(f"the heading `{inside[:200]}` is not known")
         entries: list[Entry] = []
         for bullet in content:

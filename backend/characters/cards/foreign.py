@@ -18,6 +18,9 @@ from backend.characters.cards.translation import Translation, build_translation,
 _WRAPPERS: Final = ("character", "char", "card")
 """Members that some programs put a whole character into."""
 
+_OF_CARDS: Final = frozenset({"first_mes", "mes_example"})
+"""Members of the card format that no other program has."""
+
 _DATES: Final = frozenset(
     {"_id", "id", "kind", "userId", "createdAt", "updatedAt", "deletedAt", "favorite", "version"}
 )
@@ -93,6 +96,8 @@ def translate(raw: Object) -> Translation | None:
 
 
 def _translate(raw: Object) -> Translation | None:
+    if not raw.keys().isdisjoint(_OF_CARDS):
+        return None
     found = (each(raw) for each in _TRANSLATORS)
     return next((each for each in found if each is not None), None)
 

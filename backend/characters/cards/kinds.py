@@ -41,7 +41,8 @@ def find_kind(value: object) -> FileKind | None:
     """
     values = cast("list[object]", value) if isinstance(value, list) else [value]
     raw = next((cast("Object", each) for each in values if isinstance(each, dict)), None)
-    return next((kind for kind in KINDS if raw is not None and kind.has_marks(raw)), None)
+    kinds = KINDS if values is not value else (_LORE_ENTRIES, *KINDS)
+    return next((kind for kind in kinds if raw is not None and kind.has_marks(raw)), None)
 
 
 def is_card(raw: Object) -> bool:
@@ -114,9 +115,9 @@ def _is_story(raw: Object) -> bool:
     return "gamestarted" in raw or isinstance(raw.get("worldinfo"), list)
 
 
+_LORE_ENTRIES: Final = FileKind("a list of lorebook entries", f"{AS_LOREBOOK}.", _is_lore_entry)
 KINDS: Final[tuple[FileKind, ...]] = (
     FileKind("a lorebook", f"{AS_LOREBOOK}.", _is_lorebook),
-    FileKind("a list of lorebook entries", f"{AS_LOREBOOK}.", _is_lore_entry),
     FileKind("a lorebook of Chub", f"{AS_LOREBOOK}.", _is_lore_node),
     FileKind(
         "a module of RisuAI",

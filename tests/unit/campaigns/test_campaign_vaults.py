@@ -8,6 +8,7 @@ import pytest
 
 from backend.campaigns.errors import CampaignFileError
 from backend.campaigns.files.draft import CampaignDraft
+from backend.campaigns.files.markdown import MAX_CELLS, groups
 from backend.campaigns.files.reader import read_campaign
 from tests.support.zips import seagate_vault, zipped
 
@@ -323,6 +324,13 @@ def test_rows_of_tables_are_entries() -> None:
     people = {state["name"]: state for state in told(draft, "entity")}
     assert people["Jake"]["voice"] == ["Trait: dry; When: always"]
     assert people["Ada"]["description"] == "| A | B |\n|--|--|\n| 1 | 2 |"
+
+
+def test_a_table_of_too_many_cells_stays_a_paragraph() -> None:
+    head, row = "| a |\n|--|\n", "| x |\n"
+    few, many = (groups(head + row * rows)[0].bullets for rows in (9, MAX_CELLS // 2))
+    assert [bullet.cells for bullet in few] == [[("a", "x")]] * 9
+    assert [bullet.cells for bullet in many] == [()]
 
 
 LOST = {
