@@ -17,6 +17,7 @@ from backend.campaigns.files.markdown import (
     decoded,
     groups,
     link_target,
+    link_targets,
     unlinked,
 )
 from backend.campaigns.files.vault_entries import BOX, Entry, World, split_lines
@@ -289,6 +290,9 @@ class ListReader:
     def _relation(self, entry: Entry) -> None:
         pair, _, said = entry.text.rpartition(":")
         names = _ARROW.split(pair or entry.text)
+        links = link_targets(pair)
+        if len(names) > 1 and len(links) == 2:  # noqa: PLR2004  # names may have arrows in them
+            names = links
         if entry.said["from"]:
             names, said = [entry.last("from"), entry.last("to")], entry.last("score", "0")
         ends = [self._world.find(link_target(each)) for each in names]
