@@ -64,6 +64,12 @@ TIME_CHARACTERS = 1_000
 _SHORTEST_PART = 3
 """Letters of a part of a name that stands for all of it: `Elizabeth` of `Elizabeth Bennet`."""
 
+MAX_QUESTIONS = 4
+"""Questions of one line that are read by themselves."""
+
+_SENTENCE_END = re.compile(r"([.!?…。！？\n])")  # noqa: RUF001  # Chinese marks
+"""Splits a text into sentences and the marks between them."""
+
 _COMMON = COMMON_WORDS | {"may", "mark"}
 
 
@@ -76,6 +82,7 @@ class ParsedQuery:
             lines, and drown what is asked about them.
         terms: Text whose terms count fully, for lines of a chat: without their names as well.
         lore_terms: The same for everything else, with them.
+        questions: The last sentences that ask something, without names.
         context: Text whose terms count for less.
         names: Of those who take part, who is named, in the order of the text.
         spans: Times that it names.
@@ -85,6 +92,7 @@ class ParsedQuery:
     meaning: str
     terms: str
     lore_terms: str
+    questions: Sequence[str] = ()
     context: str = ""
     names: Sequence[str] = ()
     spans: Sequence[Span] = ()
@@ -112,6 +120,7 @@ def read(
         meaning=bare,
         terms=_content(bare),
         lore_terms=_content(text),
+        questions=[_content(without_names(each, named)) for each in _questions(text)],
         context=without_names(context, cast) if context else "",
         names=named,
         spans=spans_in(_ends(text, TIME_CHARACTERS), now),
@@ -210,6 +219,13 @@ def _content(text: str) -> str:
         for pattern in words.says_nothing:
             bare = pattern.sub(" ", bare)
     return _joined(bare, text)
+
+
+def _questions(text: str) -> list[str]:
+    """The last sentences of a text that end with a question mark. O(n) for n characters."""
+    parts = _SENTENCE_END.split(text)
+    asked = [said for said, end in zip(parts[::2], parts[1::2], strict=False) if end in "?？"]  # noqa: RUF001  # the Chinese question mark
+    return [each for each in asked if each.strip()][-MAX_QUESTIONS:]
 
 
 def _place(name: str, text: str) -> int:
