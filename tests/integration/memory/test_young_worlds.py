@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+from backend.memory.index.edge import EdgeIndex
+from backend.memory.index.protocol import IndexUnavailableError
 from tests.integration.campaigns.seagate import Table
 from tests.support.memory import (
     API,
@@ -123,14 +125,12 @@ async def test_a_model_finds_all_that_is_asked_for(sqlite_url: str, tmp_path: Pa
     if not (MODEL_FOLDER / "model.onnx").is_file():
         pytest.skip("there is no embedding model on this machine")
     settings = {"embedder": "local", "embedding_model_path": MODEL_FOLDER}
-    async with remembering(sqlite_url, tmp_path, **settings) as server:
-        for name, world in WORLDS.items():
-            async with server.account(name) as account:
-                chat = await world_of(account, server, world)
-                asked = [each["asked"] for kind in ("facts", "entries") for each in world[kind]]
-                assert await questions_answered(account, chat, world) == asked
-                lines = [*world["ordinary"], *world["before"]]
-                assert await lore_by_words(account, chat, lines) == {}
+    world = WORLDS["held_out"]
+    async with remembering(sqlite_url, tmp_path, **settings) as server, server.account() as account:
+        chat = await world_of(account, server, world)
+        asked = [each["asked"] for kind in ("facts", "entries") for each in world[kind]]
+        assert await questions_answered(account, chat, world) == asked
+        assert await lore_by_words(account, chat, [*world["ordinary"], *world["before"]]) == {}
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 5, 20])
@@ -164,3 +164,19 @@ async def test_an_entry_that_is_not_near_enough_says_how_much_it_has(
     await set_chat(ada, chat, budgets={"retrieval": 0})
     context = await preview(ada, chat, "Could you pass me the bread, please?")
     assert remembered(context, "lore") == []
+
+
+async def test_without_the_terms_of_what_was_found_a_search_goes_on_with_the_index_s_scores(
+    ada: Account, server: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = await campaign_of(ada, [KING])
+    chat = await chat_of(table, [], server)
+    await settled(server)
+    monkeypatch.setattr(EdgeIndex, "term_vectors", unavailable)
+    context = await preview(ada, chat, "Who is the king?")
+    assert remembered(context, "campaign") == [KING]
+    assert context["notes"] == []
+
+
+async def unavailable(*_: object) -> None:
+    raise IndexUnavailableError("The engine is gone.")
