@@ -60,7 +60,7 @@ from backend.memory.documents import (
 from backend.memory.embedding.cosines import ModelCosines, cosines_of, measured_cosines
 from backend.memory.embedding.local import LocalEmbedder
 from backend.memory.embedding.protocol import Embedder, Floats
-from backend.memory.few import with_few
+from backend.memory.few import add_few
 from backend.memory.findings import SearchRequest
 from backend.memory.index.edge import open_edge
 from backend.memory.index.protocol import (
@@ -72,7 +72,7 @@ from backend.memory.index.protocol import (
     VectorIndex,
     VectorName,
 )
-from backend.memory.line_words import in_large_corpus
+from backend.memory.line_words import scale_to_large_corpus
 from backend.memory.nearest import deeper, nearest, split, with_nearest
 from backend.memory.placement import Placement
 from backend.memory.points import Attempt, Blinders, PointMaker, speaker_id
@@ -324,7 +324,7 @@ async def search(desk: Desk, question: Question, bench: Bench) -> Searched:
         blinder=blinder,
     )
     hits, deep = split(plan, await desk.index.search(deeper(plan)))
-    found = in_large_corpus(hits, await desk.index.count(dialogue.user_id))
+    found = scale_to_large_corpus(hits, await desk.index.count(dialogue.user_id))
     searched = Searched(
         question=question,
         found=found,
@@ -396,7 +396,7 @@ def filled(
 
     If they leave the room almost empty, the best few of the others as well.
     """
-    kept = with_few(kept, order, RankingThresholds(), room=ROOM)
+    kept = add_few(kept, order, RankingThresholds(), room=ROOM)
     chosen = mmr.select(diversified(kept, broad), searched.vectors, count=MAX_ITEMS)
     spans = searched.reading.spans
     near = nearest(searched.deep, RankingThresholds(), speakers=searched.speakers, spans=spans)

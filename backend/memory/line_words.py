@@ -1,15 +1,15 @@
-"""The words of a line, and how much of what it says or asks an indexed text has.
+"""The words of a line, compared with the terms of indexed texts.
 
 The index weighs a word by how rare it is among a user's points. In a young world no word is rare
-there, and in a running chat the lines before a question hold its words. So two things are
+there, and in a running chat the lines before a question contain its words. So two figures are
 computed here from the terms of the texts that were found:
 
-- a BM25 score whose rareness is that of a corpus of `MANY` texts, a floor below the index's score;
-- how much a line is about a text (`aboutness`): the share of its words that the text has, where a
-  common word of the language counts little, even if no other text of the user's has it.
+- a BM25 score with the rareness of a corpus of `MANY` texts, as a floor below the index's score;
+- `aboutness`: the share of the line's words that the text has, where common words of the language
+  count little.
 
-How common a word is in general is read from the place that it has in the vocabulary that tokens
-are counted with. The thresholds and what they bring: docs/retrieval.md.
+The place of a word in the vocabulary that tokens are counted with says how common it is. The limits
+and their effect: docs/retrieval.md.
 """
 
 from __future__ import annotations
@@ -29,44 +29,44 @@ from backend.memory.index.protocol import Sparse
 from backend.memory.parsed_query import ParsedQuery
 from backend.memory.signals import DENSE_SIGNALS, Found
 from backend.memory.terms import query_terms, query_words
-from backend.memory.thresholds import MANY, corpus_factor
+from backend.memory.thresholds import MANY, find_corpus_factor
 from backend.vault.blinding import Blinder
 
 QUESTION = 0.48
-"""How much of a question's words a text has that the question is about."""
+"""The share of a question's words that a text must have."""
 
 STATEMENT = 0.75
-"""The same for a line that asks nothing: it may mention many things, and be about none."""
+"""The same for other lines: they may mention many things, and be about none."""
 
 MAX_WORDS = 64
-"""Words of a line or a question; the others are not looked at."""
+"""Words of a line or a question that are compared, the first ones."""
 
 VOCABULARY = "o200k_base"
 COMMON, RARE = 1_000, 100_000
 """Places in the vocabulary: words up to `COMMON` count least, words from `RARE` on count fully."""
 
 _LEAST = 0.05
-"""How much the most common words count."""
+"""The weight of the most common words; rare ones have 1."""
 
 
 class Reading(NamedTuple):
     """One way to read a line: all of it, or one question in it.
 
     Attributes:
-        words: Of each word the ids of its terms, and how rare it is in general, up to 1.
-        enough: The share of them that a text must have for the reading to be about it.
+        words: The ids of each word's terms, and its weight: how rare it is in general, up to 1.
+        enough: The share of them that a text must have.
     """
 
     words: Sequence[tuple[frozenset[int], float]]
     enough: float
 
-    def aboutness(self, there: frozenset[int]) -> float:
-        """How much of what is enough a text has, from its terms; 1 is enough.
+    def measure(self, text_terms: frozenset[int]) -> float:
+        """Return how much the reading is about a text with these terms; from 1 on it is.
 
-        The share of the words, by their rareness, times how much the shared ones weigh at all
-        (the root of the sum of their squares, at most 1): two common words are not one rare one.
+        It is the weighted share of the words that the text has, times the length of the vector of
+        their weights (at most 1): two common words are not one rare word.
         """
-        shared = [weight for terms, weight in self.words if not terms.isdisjoint(there)]
+        shared = [weight for terms, weight in self.words if not terms.isdisjoint(text_terms)]
         if not shared:
             return 0.0
         share = sum(shared) / sum(weight for _, weight in self.words)
@@ -78,7 +78,7 @@ class LineWords:
     """The words of a line, blinded as the index has them.
 
     Attributes:
-        terms: The ids of the terms that are asked for, with their weights; without the context's.
+        terms: The ids of its terms with their weights. Those of the last exchange are not in it.
         readings: The ways to read it.
     """
 
@@ -86,39 +86,39 @@ class LineWords:
     readings: Sequence[Reading]
 
     def match(self, texts: Mapping[UUID, Sparse]) -> dict[UUID, WordMatch]:
-        """How well each of some texts matches, by their sparse vectors.
+        """Compare the line with texts, by their sparse vectors.
 
-        A term that many of these texts have is as common as that. O(terms of all texts).
+        A term is taken to be in no other text of the corpus. O(terms of all texts).
         """
-        shared = {each: self._shared(text) for each, text in texts.items()}
+        shared = {each: self._find_shared(text) for each, text in texts.items()}
         counts = Counter(term for terms in shared.values() for term in terms)
-        rarity = {term: _idf(count) for term, count in counts.items()}
+        rarity = {term: _compute_idf(count) for term, count in counts.items()}
         return {
             each: WordMatch(
                 bm25=sum(
                     self.terms[term] * rarity[term] * weight for term, weight in terms.items()
                 ),
                 aboutness=max(
-                    (reading.aboutness(frozenset(terms)) for reading in self.readings), default=0.0
+                    (reading.measure(frozenset(terms)) for reading in self.readings), default=0.0
                 ),
             )
             for each, terms in shared.items()
         }
 
-    def _shared(self, text: Sparse) -> dict[int, float]:
+    def _find_shared(self, text: Sparse) -> dict[int, float]:
         pairs = zip(text.ids.tolist(), text.weights.tolist(), strict=True)
         return {term: weight for term, weight in pairs if term in self.terms}
 
 
 class WordMatch(NamedTuple):
-    """What the words of a line say of a text: see the head of this module."""
+    """The two figures of a text: see the head of this module."""
 
     bm25: float
     aboutness: float
 
 
 def read_words(parsed: ParsedQuery, blinder: Blinder) -> LineWords:
-    """The words of a line for texts that are no lines of a chat.
+    """Read a line in several ways: as a whole, without names, and each question in it.
 
     The first call in a process loads the vocabulary, which takes half a second.
     """
@@ -126,19 +126,20 @@ def read_words(parsed: ParsedQuery, blinder: Blinder) -> LineWords:
     enough = QUESTION if parsed.questions else STATEMENT
     texts = [(each, QUESTION) for each in parsed.questions]
     texts += [(each, enough) for each in dict.fromkeys([parsed.lore_terms, parsed.terms])]
-    weights = query_terms(parsed.lore_terms)
+    terms: dict[int, float] = {}
+    for text, _ in texts:
+        for term, weight in query_terms(text).items():
+            number = blinder.term_id(term)
+            terms[number] = max(weight, terms.get(number, 0.0))
     return LineWords(
-        terms={blinder.term_id(term): weight for term, weight in weights.items()},
-        readings=[Reading(_words(text, tokenizer, blinder), least) for text, least in texts],
+        terms=terms,
+        readings=[Reading(_read_words(text, tokenizer, blinder), least) for text, least in texts],
     )
 
 
-def in_large_corpus(found: Found, points: int) -> Found:
-    """Hits with the scores by words that a corpus of `MANY` points would give them.
-
-    `points` are those of the user. Cosines do not change.
-    """
-    factor = corpus_factor(points)
+def scale_to_large_corpus(found: Found, points: int) -> Found:
+    """Bring BM25 scores of a user with so many points to the scale of one with `MANY`."""
+    factor = find_corpus_factor(points)
     if factor == 1:
         return found
     return {
@@ -149,8 +150,8 @@ def in_large_corpus(found: Found, points: int) -> Found:
     }
 
 
-def with_matches(found: Found, matches: Mapping[UUID, WordMatch]) -> Found:
-    """Hits whose scores by words are at least those of their matches, best first."""
+def apply_matches(found: Found, matches: Mapping[UUID, WordMatch]) -> Found:
+    """Raise BM25 scores of hits to those of their matches; the best hits come first."""
     if not matches:
         return found
     hits = [
@@ -162,25 +163,27 @@ def with_matches(found: Found, matches: Mapping[UUID, WordMatch]) -> Found:
     return {**found, "sparse": sorted(hits, key=lambda hit: -hit.score)}
 
 
-def _words(text: str, tokenizer: Tokenizer, blinder: Blinder) -> list[tuple[frozenset[int], float]]:
-    """The first words of a text that have a term in its own language."""
+def _read_words(
+    text: str, tokenizer: Tokenizer, blinder: Blinder
+) -> list[tuple[frozenset[int], float]]:
+    """Return the words of a text that have a term in its own language, with their weights."""
     found = ((word, terms) for word, terms in query_words(text).items() if max(terms.values()) == 1)
     return [
         (
             frozenset(map(blinder.term_id, terms)),
-            min(_rareness(form, tokenizer) for form in _forms(word, terms)),
+            min(_estimate_rareness(form, tokenizer) for form in _list_forms(word, terms)),
         )
         for word, terms in islice(found, MAX_WORDS)
     ]
 
 
-def _forms(word: str, terms: Mapping[str, float]) -> list[str]:
-    """A word and its stem: of a rare form of a common word the stem is common."""
+def _list_forms(word: str, terms: Mapping[str, float]) -> list[str]:
+    """Return a word and its stem: a common word may have a rare form."""
     return [word, *(term for term, weight in terms.items() if weight == 1)]
 
 
-def _rareness(word: str, tokenizer: Tokenizer) -> float:
-    """How much a word counts, from its place in the vocabulary: 1 for a rare one."""
+def _estimate_rareness(word: str, tokenizer: Tokenizer) -> float:
+    """Return the weight of a word by its place in the vocabulary: 1 for a rare one."""
     forms = [f" {word}"] if word.isascii() else [f" {word}", word]
     places = [place for form in forms if (place := tokenizer.rank(form)) is not None]
     if not places:
@@ -189,6 +192,6 @@ def _rareness(word: str, tokenizer: Tokenizer) -> float:
     return min(1.0, max(_LEAST, depth))
 
 
-def _idf(count: int) -> float:
-    """The IDF of a term that so many of `MANY` texts have, by the index's formula."""
+def _compute_idf(count: int) -> float:
+    """Return the IDF of a term in so many of `MANY` texts, by the index's formula."""
     return math.log1p((MANY - count + 0.5) / (count + 0.5))

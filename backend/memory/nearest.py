@@ -102,8 +102,8 @@ def nearest(
     return [known.get(each.payload.source_id.int, each) for each in near]
 
 
-def tokens_of(candidate: Candidate) -> float:
-    """The tokens that a memory takes in a prompt, about."""
+def estimate_tokens(candidate: Candidate) -> float:
+    """Return about how many tokens a memory takes in a prompt."""
     return candidate.payload.words * TOKENS_A_WORD + TOKENS_A_LINE
 
 
@@ -128,7 +128,7 @@ def with_nearest(
     taken: dict[int, Candidate] = {}
     tokens = 0.0
     for each in merged:
-        size, number = tokens_of(each), each.id.int
+        size, number = estimate_tokens(each), each.id.int
         if number not in taken and (number in is_chosen or tokens + size <= room):
             taken[number] = each
             tokens += size

@@ -6,8 +6,8 @@ A search goes like this:
     plan = parsed_query.plan(parsed, dense=..., blinder=...)  # the queries, one a signal
     found, deep = split(plan, await index.search(deeper(plan)))
     matches = read_words(parsed, ...).match(term vectors)     # a young world, and lore
-    ranked = ranking.rank(with_matches(found, ...), ...)      # the best first
-    kept = with_few(relevant(ranked, thresholds), ...)        # nothing rather than noise
+    ranked = ranking.rank(apply_matches(found, ...), ...)      # the best first
+    kept = add_few(relevant(ranked, thresholds), ...)        # nothing rather than noise
     recalled = await source.recall(...)                       # SQL: drop what is not active
     active = diversified(joined(...), ...)                    # lines of events; several places
     chosen = mmr.select(...)                                  # drop what says the same
@@ -39,10 +39,10 @@ from backend.memory.collections import Collections
 from backend.memory.diversity import breadth, diversified, over_scenes
 from backend.memory.embedding.cosines import MINILM
 from backend.memory.embedding.protocol import QueryEmbedder
-from backend.memory.few import with_few
+from backend.memory.few import add_few
 from backend.memory.findings import HitVectors, Memory, SearchRequest, SearchResult
 from backend.memory.index.protocol import IndexUnavailableError, Kind, VectorIndex
-from backend.memory.line_words import WordMatch, in_large_corpus, read_words, with_matches
+from backend.memory.line_words import WordMatch, apply_matches, read_words, scale_to_large_corpus
 from backend.memory.matches import MatchScale, scene_strengths
 from backend.memory.nearest import deeper, nearest, split, with_nearest
 from backend.memory.origins import joined
@@ -162,9 +162,9 @@ class MemorySearch:
         asked = deeper(queries) if request.room else [query for _, query in queries]
         found, deep = split(queries, await index.search(asked))
         if any(found.values()):
-            found = in_large_corpus(found, await self._points(index, user_id))
+            found = scale_to_large_corpus(found, await self._points(index, user_id))
         matches = await self._match_words(index, user_id, parsed, blinder, found, size=size)
-        found = with_matches(found, matches)
+        found = apply_matches(found, matches)
         speakers = {speaker_id(name, blinder): name for name in parsed.names}
         ranked = ranking.rank(
             found,
@@ -179,7 +179,7 @@ class MemorySearch:
             request.min_relevance, activates_lore=request.activates_lore, cosines=cosines
         )
         enough = thresholds(None, activates_lore=request.activates_lore, cosines=cosines)
-        kept = with_few(relevant(ranked, least), ranked, least, room=request.room)
+        kept = add_few(relevant(ranked, least), ranked, least, room=request.room)
         vectors = HitVectors()
         if vector is not None:
             vectors.ask(index, [each.id for each in kept[: request.limit]])
@@ -220,7 +220,7 @@ class MemorySearch:
         *,
         size: int,
     ) -> Mapping[UUID, WordMatch]:
-        """How the words of a line match the texts that are no lines of a chat, by point."""
+        """Compare the words of a line with the points that are no lines of a chat."""
         ids = [hit.id for hit in found.get("sparse", ()) if hit.payload.kind != "message"]
         if not ids:
             return {}

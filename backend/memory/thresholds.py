@@ -23,10 +23,10 @@ MANY = 400
 """Points of a user from which on rare words weigh as they did where thresholds were chosen."""
 
 HALF = 0.5
-"""The part of what is enough by itself that is enough if something else speaks for it, too."""
+"""The share of a threshold that is enough if there is another reason."""
 
 MAX_LORE_BY_WORDS = 5
-"""Entries that the words of a line bring in, the best ones."""
+"""Entries that the words of a line bring in at most."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,9 +58,9 @@ class RankingThresholds:
         return near, candidate.bm25 / self.sparse
 
     def lore_share(self, candidate: Candidate, *, by_meaning: bool) -> float:
-        """How much an entry has of what brings it in: its meaning, or else its words.
+        """Return how near an entry is by its meaning or by its words; from 1 on it comes in.
 
-        With `by_meaning` the words need half of the meaning beside them. Only if `lore` is set.
+        With `by_meaning` the words also need half of the cosine. Only if `lore` is set.
         """
         enough = self.lore or 1.0
         cosine = candidate.signals.dense or 0.0
@@ -102,13 +102,13 @@ def relevant(ranked: Sequence[Candidate], least: RankingThresholds) -> list[Cand
     if least.lore is None:
         return _near(ranked, least)
     others = [each for each in ranked if each.payload.kind != "lore"]
-    kept = {each.id.int for each in _near(others, least)} | _near_lore(ranked, least)
+    kept = {each.id.int for each in _near(others, least)} | _choose_lore(ranked, least)
     return [each for each in ranked if each.id.int in kept]
 
 
-def _near_lore(ranked: Sequence[Candidate], least: RankingThresholds) -> set[int]:
-    """The numbers of entries that come in: by their meaning, and the best by their words."""
-    enough, by_meaning = least.lore or 0.0, are_by_meaning(ranked)
+def _choose_lore(ranked: Sequence[Candidate], least: RankingThresholds) -> set[int]:
+    """Return the numbers of the entries that come in: by meaning, and the best by words."""
+    enough, by_meaning = least.lore or 0.0, is_by_meaning(ranked)
     lore = [
         each
         for each in ranked
@@ -123,30 +123,29 @@ def _near_lore(ranked: Sequence[Candidate], least: RankingThresholds) -> set[int
 def _near(ranked: Sequence[Candidate], least: RankingThresholds) -> list[Candidate]:
     if least.dense <= least.unrelated or least.sparse <= 0:
         return list(ranked)
-    shares = summed_shares(ranked, least)
+    shares = sum_shares(ranked, least)
     if shares.max(initial=0.0) < least.best:
         return []
     return [each for each, is_near in zip(ranked, (shares >= 1).tolist(), strict=True) if is_near]
 
 
-def summed_shares(ranked: Sequence[Candidate], least: RankingThresholds) -> NDArray[np.float64]:
-    """How much of what is enough n memories have by meaning and words together, shape (n,)."""
+def sum_shares(ranked: Sequence[Candidate], least: RankingThresholds) -> NDArray[np.float64]:
+    """Return the shares of n memories by meaning and words together, shape (n,); 1 is enough."""
     shares = least.meaning_shares(np.array([candidate.cosine for candidate in ranked]))
     shares += np.array([candidate.bm25 for candidate in ranked]) / least.sparse
-    # Without an embedder words have to do alone what they do half of otherwise.
-    return shares if are_by_meaning(ranked) else 2 * shares
+    # Without an embedder there is no share by meaning, so the words count twice.
+    return shares if is_by_meaning(ranked) else 2 * shares
 
 
-def are_by_meaning(ranked: Sequence[Candidate]) -> bool:
+def is_by_meaning(ranked: Sequence[Candidate]) -> bool:
     """True if an embedder took part in the search that found these."""
     return any(candidate.signals.dense is not None for candidate in ranked)
 
 
-def corpus_factor(points: int) -> float:
-    """The factor that brings BM25 of a user with so many points to that of a user with `MANY`.
+def find_corpus_factor(points: int) -> float:
+    """Return the factor that brings BM25 of so many points to the scale of `MANY` points.
 
-    A word that only one text of ten has is no rarer than that: the index weighs it a third of what
-    it would among hundreds, and the same match would count as none.
+    The index weighs a word that one text of ten has a third of what it would among hundreds.
     """
     return 1.0 if points >= MANY else _rarest(MANY) / _rarest(points)
 

@@ -141,7 +141,9 @@ class EdgeIndex:
 
     async def term_vectors(self, ids: Sequence[UUID]) -> dict[UUID, Sparse]:
         """The `sparse` vectors of points, for those that have one."""
-        found = await self._call("term_vectors", list(ids)) if ids else []
+        if not ids:
+            return {}
+        found = await self._call("term_vectors", list(ids))
         return {
             UUID(bytes=each): Sparse(
                 np.frombuffer(vector.ids, dtype=np.uint32),

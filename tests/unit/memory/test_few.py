@@ -7,9 +7,9 @@ from collections.abc import Sequence
 import pytest
 from msgspec import structs
 
-from backend.memory.few import FEW, NEARLY_EMPTY, with_few
+from backend.memory.few import FEW, NEARLY_EMPTY, add_few
 from backend.memory.index.protocol import Kind
-from backend.memory.nearest import tokens_of
+from backend.memory.nearest import estimate_tokens
 from backend.memory.signals import Candidate
 from backend.memory.thresholds import RankingThresholds, relevant, thresholds
 from tests.unit.memory.test_nearest import candidate
@@ -36,7 +36,7 @@ def test_the_best_of_each_kind_but_lore_come_in_while_there_is_room() -> None:
         *some("event", 1, 0.4),
     ]
     assert relevant(ranked, LEAST) == []
-    few = with_few([], ranked, LEAST, room=ROOM)
+    few = add_few([], ranked, LEAST, room=ROOM)
     assert few == [*ranked[:FEW], *ranked[5:7]]
     assert kinds(few) == ["message"] * FEW + ["campaign"] * 2
 
@@ -44,18 +44,18 @@ def test_the_best_of_each_kind_but_lore_come_in_while_there_is_room() -> None:
 def test_those_that_are_near_enough_count_among_the_few_and_keep_their_order() -> None:
     near, far = some("message", 2, 1.5), some("message", 5, 0.6)
     ranked = [far[0], *near, *far[1:]]
-    assert with_few(near, ranked, LEAST, room=ROOM) == [far[0], *near]
+    assert add_few(near, ranked, LEAST, room=ROOM) == [far[0], *near]
 
 
 def test_no_more_come_in_if_memories_take_a_part_of_the_room_or_there_is_none() -> None:
     [near], ranked = some("campaign", 1, 1.5), some("message", 2, 0.6)
     kept = [near]
-    enough = int(tokens_of(near) / NEARLY_EMPTY)
-    assert with_few(kept, [*kept, *ranked], LEAST, room=enough) == kept
-    assert with_few(kept, [*kept, *ranked], LEAST, room=0) == kept
-    assert len(with_few(kept, [*kept, *ranked], LEAST, room=enough + 1)) == 3
+    enough = int(estimate_tokens(near) / NEARLY_EMPTY)
+    assert add_few(kept, [*kept, *ranked], LEAST, room=enough) == kept
+    assert add_few(kept, [*kept, *ranked], LEAST, room=0) == kept
+    assert len(add_few(kept, [*kept, *ranked], LEAST, room=enough + 1)) == 3
     everything = thresholds(0.0, activates_lore=False)
-    assert with_few(ranked, ranked, everything, room=ROOM) == ranked
+    assert add_few(ranked, ranked, everything, room=ROOM) == ranked
 
 
 @pytest.mark.parametrize(
