@@ -28,7 +28,7 @@ from backend.generation.tokens import Tokenizer, get_tokenizer
 from backend.memory.index.protocol import Sparse
 from backend.memory.parsed_query import ParsedQuery
 from backend.memory.signals import DENSE_SIGNALS, Found
-from backend.memory.terms import query_terms, query_words
+from backend.memory.terms import list_forms, query_terms, query_words
 from backend.memory.thresholds import MANY, find_corpus_factor
 from backend.vault.blinding import Blinder
 
@@ -171,15 +171,10 @@ def _read_words(
     return [
         (
             frozenset(map(blinder.term_id, terms)),
-            min(_estimate_rareness(form, tokenizer) for form in _list_forms(word, terms)),
+            min(_estimate_rareness(form, tokenizer) for form in list_forms(word)),
         )
         for word, terms in islice(found, MAX_WORDS)
     ]
-
-
-def _list_forms(word: str, terms: Mapping[str, float]) -> list[str]:
-    """Return a word and its stem: a common word may have a rare form."""
-    return [word, *(term for term, weight in terms.items() if weight == 1)]
 
 
 def _estimate_rareness(word: str, tokenizer: Tokenizer) -> float:

@@ -21,7 +21,7 @@ from backend.memory.index.protocol import (
     Sparse,
     VectorName,
 )
-from backend.memory.query_words import asks_for_new, folded, words_for
+from backend.memory.query_words import asks_for_new, folded, strip_request, words_for
 from backend.memory.signals import Signal
 from backend.memory.spans import Span, spans_in
 from backend.memory.terms import COMMON_WORDS, DEFAULT_LANGUAGE, blinded, languages_of, query_terms
@@ -63,6 +63,9 @@ TIME_CHARACTERS = 1_000
 
 _SHORTEST_PART = 3
 """Letters of a part of a name that stands for all of it: `Elizabeth` of `Elizabeth Bennet`."""
+
+MAX_SENTENCES = 40
+"""Sentences of one line that are looked at for questions, the last ones."""
 
 MAX_QUESTIONS = 4
 """Questions of one line that are read by themselves."""
@@ -120,7 +123,7 @@ def read(
         meaning=bare,
         terms=_content(bare),
         lore_terms=_content(text),
-        questions=[_content(without_names(each, named)) for each in _questions(text)],
+        questions=[_content(each) for each in _questions(bare)],
         context=without_names(context, cast) if context else "",
         names=named,
         spans=spans_in(_ends(text, TIME_CHARACTERS), now),
@@ -222,10 +225,19 @@ def _content(text: str) -> str:
 
 
 def _questions(text: str) -> list[str]:
-    """The last sentences of a text that end with a question mark. O(n) for n characters."""
-    parts = _SENTENCE_END.split(text)
-    asked = [said for said, end in zip(parts[::2], parts[1::2], strict=False) if end in "?？"]  # noqa: RUF001  # the Chinese question mark
-    return [each for each in asked if each.strip()][-MAX_QUESTIONS:]
+    """Return the last sentences of a text that ask something, folded, without the words that ask.
+
+    O(n) for n characters.
+    """
+    parts = [*_SENTENCE_END.split(text), ""]
+    sentences = [each for each in zip(parts[::2], parts[1::2], strict=True) if each[0].strip()]
+    asked: list[str] = []
+    for said, end in sentences[-MAX_SENTENCES:]:
+        whole = folded(said)
+        bare = strip_request(whole)
+        if end in {"?", "？"} or bare != whole:  # noqa: RUF001  # the Chinese question mark
+            asked.append(bare)
+    return asked[-MAX_QUESTIONS:]
 
 
 def _place(name: str, text: str) -> int:

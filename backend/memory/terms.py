@@ -158,6 +158,11 @@ def query_words(text: str) -> dict[str, dict[str, float]]:
     return words
 
 
+def list_forms(word: str) -> list[str]:
+    """Return a folded word and its stem in the default language: a common word has rare forms."""
+    return [word, *_terms(word, DEFAULT_LANGUAGE)]
+
+
 def shared_words(asked: Collection[str], text: str, *, most: int = 6) -> tuple[str, ...]:
     """The words of a document that stand for terms which were asked for, folded, in their order.
 

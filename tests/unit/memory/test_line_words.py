@@ -47,6 +47,7 @@ def test_the_lines_before_say_nothing_of_how_much_a_text_has() -> None:
         "Who is the king?",
         'I bow, and wait until he looks at me. "Tell me, who is the king?" I ask at last.',
         "Mira, who is the king?",
+        "He sits down, and I do, too. Tell me about the king, Mira",
         "Who are the kings of this land, and what do they want? I drink my wine. Who is king?",
     ],
 )
@@ -83,6 +84,21 @@ def test_other_languages_have_words_too() -> None:
 
 def test_a_line_without_words_is_about_nothing() -> None:
     assert matched("...?!", KING)[0].aboutness == 0
+
+
+@pytest.mark.parametrize(
+    ("line", "text"),
+    [
+        ("Erzähl mir von dem Leuchtturm.", "Der Leuchtturm ist verflucht."),
+        ("Parle-moi du phare.", "Le phare est maudit."),
+        ("Háblame del faro.", "El faro está maldito."),
+        ("Расскажи о маяке.", "Маяк проклят."),
+        ("灯台について教えて。", "灯台は呪われている。"),
+    ],
+)
+def test_a_request_is_a_question_in_any_language(line: str, text: str) -> None:
+    assert len(read(line, now=NOW).questions) == 1
+    assert matched(line, text)[0].aboutness >= 1
 
 
 def test_questions_beyond_the_last_ones_are_not_read() -> None:
