@@ -52,7 +52,7 @@ class FeatureTable:
             and are no candidates. Hits of `ASKED` are questions, and lift the line of theirs.
         speakers: Keyed ids of those whom the query names, in its order.
         spans: Times that the query names.
-        aboutness: How much the line is about a point by its words, by the number of its id.
+        aboutness: How much the line is about a row by its words, by the number of its id.
 
     Attributes:
         hits: One of each point.
@@ -117,7 +117,7 @@ class FeatureTable:
                 bm25=bm25[row],
                 meaning=meanings[row],
                 scene=scenes[row],
-                aboutness=self._aboutness.get(hits[row].id.int, 0.0),
+                aboutness=self._aboutness.get(lines[row].source_id.int, 0.0),
             )
             for row in first.values()
         ]

@@ -150,6 +150,16 @@ def scale_to_large_corpus(found: Found, points: int) -> Found:
     }
 
 
+def find_aboutness(found: Found, matches: Mapping[UUID, WordMatch]) -> dict[int, float]:
+    """Return how much the line is about each row, by its best chunk and the number of its id."""
+    best: dict[int, float] = {}
+    for hit in found.get("sparse", ()):
+        if hit.id in matches:
+            row = hit.payload.source_id.int
+            best[row] = max(matches[hit.id].aboutness, best.get(row, 0.0))
+    return best
+
+
 def apply_matches(found: Found, matches: Mapping[UUID, WordMatch]) -> Found:
     """Raise BM25 scores of hits to those of their matches; the best hits come first."""
     if not matches:

@@ -6,8 +6,8 @@ A search goes like this:
     plan = parsed_query.plan(parsed, dense=..., blinder=...)  # the queries, one a signal
     found, deep = split(plan, await index.search(deeper(plan)))
     matches = read_words(parsed, ...).match(term vectors)     # a young world, and lore
-    ranked = ranking.rank(apply_matches(found, ...), ...)      # the best first
-    kept = add_few(relevant(ranked, thresholds), ...)        # nothing rather than noise
+    ranked = ranking.rank(apply_matches(found, ...), ...)     # the best first
+    kept = add_few(relevant(ranked, thresholds), ...)         # nothing rather than noise
     recalled = await source.recall(...)                       # SQL: drop what is not active
     active = diversified(joined(...), ...)                    # lines of events; several places
     chosen = mmr.select(...)                                  # drop what says the same
@@ -42,7 +42,13 @@ from backend.memory.embedding.protocol import QueryEmbedder
 from backend.memory.few import add_few
 from backend.memory.findings import HitVectors, Memory, SearchRequest, SearchResult
 from backend.memory.index.protocol import IndexUnavailableError, Kind, VectorIndex
-from backend.memory.line_words import WordMatch, apply_matches, read_words, scale_to_large_corpus
+from backend.memory.line_words import (
+    WordMatch,
+    apply_matches,
+    find_aboutness,
+    read_words,
+    scale_to_large_corpus,
+)
 from backend.memory.matches import MatchScale, scene_strengths
 from backend.memory.nearest import deeper, nearest, split, with_nearest
 from backend.memory.origins import joined
@@ -171,7 +177,7 @@ class MemorySearch:
             speakers=speakers,
             spans=parsed.spans,
             wants_recent=parsed.wants_recent,
-            aboutness={each.int: match.aboutness for each, match in matches.items()},
+            aboutness=find_aboutness(found, matches),
         )
         broad = breadth(parsed.terms, ranked)
         ranked = ranking.weighed(over_scenes(ranked, broad), request.weights)

@@ -57,18 +57,17 @@ class RankingThresholds:
         near = float(self.meaning_shares(np.array(candidate.cosine)))
         return near, candidate.bm25 / self.sparse
 
-    def lore_share(self, candidate: Candidate, *, by_meaning: bool) -> float:
+    def lore_share(self, candidate: Candidate) -> float:
         """Return how near an entry is by its meaning or by its words; from 1 on it comes in.
 
-        With `by_meaning` the words also need half of the cosine. Only if `lore` is set.
+        If its cosine is known, the words need half of it, too. Only if `lore` is set.
         """
-        enough = self.lore or 1.0
-        cosine = candidate.signals.dense or 0.0
-        half = self.unrelated + HALF * (enough - self.unrelated)
+        enough, cosine = self.lore or 1.0, candidate.signals.dense
         words = min(candidate.aboutness, candidate.bm25 / (HALF * self.sparse or 1.0))
-        if by_meaning:
-            words = min(words, cosine / half)
-        return max(cosine / enough, words)
+        if cosine is None:
+            return words
+        half = self.unrelated + HALF * (enough - self.unrelated)
+        return max(cosine / enough, min(words, cosine / half))
 
     def meaning_shares(self, cosines: NDArray[np.float64]) -> NDArray[np.float64]:
         """How much of what is enough by meaning memories have, by their best cosines, any shape."""
@@ -108,12 +107,8 @@ def relevant(ranked: Sequence[Candidate], least: RankingThresholds) -> list[Cand
 
 def _choose_lore(ranked: Sequence[Candidate], least: RankingThresholds) -> set[int]:
     """Return the numbers of the entries that come in: by meaning, and the best by words."""
-    enough, by_meaning = least.lore or 0.0, is_by_meaning(ranked)
-    lore = [
-        each
-        for each in ranked
-        if each.payload.kind == "lore" and least.lore_share(each, by_meaning=by_meaning) >= 1
-    ]
+    enough = least.lore or 0.0
+    lore = [each for each in ranked if each.payload.kind == "lore" and least.lore_share(each) >= 1]
     near = {each.id.int for each in lore if (each.signals.dense or 0.0) >= enough}
     by_words = [each for each in lore if each.id.int not in near]
     by_words.sort(key=lambda each: -each.bm25)

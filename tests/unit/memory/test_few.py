@@ -66,6 +66,7 @@ def test_no_more_come_in_if_memories_take_a_part_of_the_room_or_there_is_none() 
         (1.0, None, 4.0, False),
         (1.0, 0.16, 5.0, True),
         (1.0, 0.14, 20.0, False),
+        (1.0, -0.1, 20.0, False),
         (0.0, 0.31, 0.0, True),
     ],
 )

@@ -9,9 +9,10 @@ from uuid import UUID, uuid4
 
 import pytest
 
-from backend.memory.index.protocol import Sparse
-from backend.memory.line_words import WordMatch, read_words
+from backend.memory.index.protocol import Hit, Payload, Sparse
+from backend.memory.line_words import WordMatch, apply_matches, find_aboutness, read_words
 from backend.memory.parsed_query import MAX_QUESTIONS, read
+from backend.memory.signals import Found
 from backend.memory.terms import sparse_vector
 from backend.vault.blinding import Blinder
 from backend.vault.sealing import Sealer
@@ -105,3 +106,19 @@ def test_questions_beyond_the_last_ones_are_not_read() -> None:
     generator = random.Random(1)
     line = "?".join(str(generator.random()) for _ in range(MAX_QUESTIONS * 100))
     assert len(read(line, now=NOW).questions) == MAX_QUESTIONS
+
+
+def test_a_row_of_several_chunks_counts_by_its_best_one() -> None:
+    row = uuid4()
+    chunks = [
+        Payload(owner_id=row, kind="lore", container_id=row, source_id=row, chunk=number)
+        for number in range(2)
+    ]
+    hits = [Hit(uuid4(), 3.0, chunk) for chunk in chunks]
+    matches = {
+        hits[0].id: WordMatch(bm25=5.0, aboutness=0.4),
+        hits[1].id: WordMatch(bm25=2.0, aboutness=1.2),
+    }
+    found: Found = {"sparse": hits}
+    assert find_aboutness(found, matches) == {row.int: 1.2}
+    assert [hit.score for hit in apply_matches(found, matches)["sparse"]] == [5.0, 3.0]
