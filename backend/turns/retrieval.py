@@ -116,7 +116,12 @@ def ask_for(
 def semantic_hits(memories: Sequence[Memory]) -> dict[UUID, SemanticHit]:
     """The lore among what was found, by its entries."""
     return {
-        memory.recalled.source_id: SemanticHit(memory.score, memory.rank, memory.reason.signals)
+        memory.recalled.source_id: SemanticHit(
+            memory.score,
+            memory.rank,
+            memory.reason.signals,
+            "words" if memory.reason.kind == "words" else "semantic",
+        )
         for memory in memories
         if memory.recalled.kind == "lore"
     }
