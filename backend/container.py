@@ -241,9 +241,7 @@ class Services:
             database, index, pool, user_models=user_models, checks_added=checks_added
         )
         participants.add(
-            WorldCopies(
-                database, index, pool, participants=participants, checks_added=checks_added
-            )
+            WorldCopies(database, index, pool, participants=participants, checks_added=checks_added)
         )
         self.messages = MessageService(
             database,
