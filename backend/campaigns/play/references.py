@@ -9,7 +9,7 @@ from uuid import UUID
 
 import msgspec
 
-from backend.audience import GM, PUBLIC, AudienceMarks
+from backend.audience import GM, PUBLIC, AudienceMarks, put_mark
 from backend.campaigns.item_rows import audience_of
 from backend.campaigns.items import Kind
 from backend.campaigns.ledger import State, exists
@@ -63,9 +63,13 @@ class References:
         self._secrets = {} if secrets is None else secrets
         self._marks = AudienceMarks(self._find_name)
 
+    def words(self, state: State) -> str:
+        """Return who knows an item; empty if it is for everyone."""
+        return self._marks.words(audience_of(state))
+
     def mark(self, text: str, state: State) -> str:
         """Return a text about an item, with who knows the item if it is not for everyone."""
-        return self._marks.mark(text, audience_of(state))
+        return put_mark(text, self.words(state)) if text else text
 
     def find(self, said: str, kinds: Collection[str] = ()) -> Reference:
         """The item of a name, an alias, a short reference, or whatever else may mean it alone.
