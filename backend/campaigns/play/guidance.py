@@ -9,7 +9,7 @@ import msgspec
 
 from backend.campaigns.items import Entity, World
 from backend.campaigns.ledger import EXISTS, State
-from backend.campaigns.play.echoes import MOST_COSTS, MOST_THREATS, echoes, is_full
+from backend.campaigns.play.echoes import MOST_COSTS, MOST_THREATS, EchoKind, echoes, is_full
 from backend.campaigns.play.references import called
 from backend.prompts import PromptLibrary
 
@@ -31,12 +31,12 @@ def render(table: Table, prompts: PromptLibrary) -> str:
     values: dict[str, Any] = {
         **msgspec.structs.asdict(play),
         **_precarity(table),
-        "costs": [_cut(text) for _, text in echoes(table, "cost")[-MOST_COSTS:]],
-        "threats": [_cut(text) for _, text in echoes(table, "threat")[-MOST_THREATS:]],
+        "costs": _echoes(table, "cost", MOST_COSTS),
+        "threats": _echoes(table, "threat", MOST_THREATS),
         "clocks": _clocks(table),
         "people": _people(table),
         "players": _players(table),
-        "stakes": play.stakes or scene.get("stakes", ""),
+        "stakes": play.stakes or table.mark(scene.get("stakes", ""), scene),
         "dice": table.state.dice,
         "pool": table.pool,
         "committed": table.state.committed,
@@ -45,6 +45,11 @@ def render(table: Table, prompts: PromptLibrary) -> str:
     name = f"moods/{table.state.rules}/{play.mood}"
     own = prompts[name].rendered(values) if name in prompts else table.mood.prompt
     return "\n\n".join(filter(None, [own, prompts["moods/table"].rendered(values)]))
+
+
+def _echoes(table: Table, kind: EchoKind, most: int) -> list[str]:
+    found = echoes(table, kind)[-most:]
+    return [_cut(table.mark(text, table.get(item_id))) for item_id, text in found]
 
 
 def _precarity(table: Table) -> Mapping[str, str]:
@@ -63,7 +68,10 @@ def _fields(state: State) -> State:
 
 
 def _players(table: Table) -> list[str]:
-    return [table.rules.light_line(_entity(state)) for state in table.players.values()]
+    return [
+        table.mark(table.rules.light_line(_entity(state)), state)
+        for state in table.players.values()
+    ]
 
 
 def _clocks(table: Table) -> list[str]:
@@ -73,7 +81,8 @@ def _clocks(table: Table) -> list[str]:
             continue
         line = f"{called(state)} {state.get('filled', 0)}/{state.get('segments', 6)}"
         line += " (done)" if is_full(state) else ""
-        lines.append(_cut(line + (f": {text}" if (text := state.get("consequence")) else "")))
+        line += f": {text}" if (text := state.get("consequence")) else ""
+        lines.append(_cut(table.mark(line, state)))
     return lines[:MOST_CLOCKS]
 
 
@@ -88,7 +97,8 @@ def _people(table: Table) -> list[str]:
         is_here = str(item_id) in present or state.get("location_id") in places
         if state["kind"] == "npc" and is_here:
             wants = state.get("wants", "")[:MAX_WANTS]
-            lines.append(f"{state['name']}: {wants}" if wants else state["name"])
+            line = f"{state['name']}: {wants}" if wants else state["name"]
+            lines.append(table.mark(line, state))
     return lines[:MOST_PEOPLE]
 
 
