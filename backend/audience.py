@@ -146,7 +146,7 @@ MAX_NAMED = 5
 GM_MARK = "secret: game master only"
 
 MARK_PATTERN = rf"\((?:{GM_MARK}|known to [^()\n]{{1,400}} only)\)"
-"""A mark before a text, as a regular expression. Models copy what they see before their lines."""
+"""A mark as a regular expression, because models copy marks to the beginning of their replies."""
 
 
 def _no_name(_: UUID) -> str | None:
@@ -155,15 +155,15 @@ def _no_name(_: UUID) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class AudienceMarks:
-    """Says in words who knows a text that is not for everyone, so that a model keeps it to them.
+    """Tells a model in words who knows a text with a limited audience.
 
     Attributes:
-        name_of: Returns the name of an entity, or None if the reader may not know it.
+        find_name: Returns the name of an entity, or None if the reader may not know it.
         present: Those who hear what is said. A text that all of them know needs no mark. If it is
             empty, every text that is not public gets one.
     """
 
-    name_of: Callable[[UUID], str | None] = _no_name
+    find_name: Callable[[UUID], str | None] = _no_name
     present: frozenset[UUID] = frozenset()
 
     def words(self, audience: Audience | str) -> str:
@@ -174,11 +174,11 @@ class AudienceMarks:
         if audience == PUBLIC:
             return ""
         listeners = opened(audience) if isinstance(audience, str) else audience
-        if isinstance(listeners, str):
+        if isinstance(listeners, str) or not listeners:
             return GM_MARK
         if self.present and self.present.issubset(listeners):
             return ""
-        names = [" ".join(name.split()) for each in listeners if (name := self.name_of(each))]
+        names = [" ".join(name.split()) for each in listeners if (name := self.find_name(each))]
         if not names:
             return "known to a few only"
         if len(names) > MAX_NAMED:
@@ -188,12 +188,15 @@ class AudienceMarks:
         return f"known to {known} only"
 
     def mark(self, text: str, audience: Audience | str, *, within: Audience | str = PUBLIC) -> str:
-        """Return a text with its mark before it; `within` is the audience of what it stands in."""
+        """Return a text with its mark in front.
+
+        There is none if the text around it has the same one; `within` is the audience of that.
+        """
         words = self.words(audience) if text.strip() else ""
-        return text if words == self.words(within) else marked(text, words)
+        return text if words == self.words(within) else put_mark(text, words)
 
 
-def marked(text: str, words: str) -> str:
+def put_mark(text: str, words: str) -> str:
     """Return a text with who knows it before it; `words` may be empty."""
     return f"({words}) {text}" if words else text
 

@@ -216,7 +216,7 @@ async def recalled(
         audience = stored(getattr(item, "audience", PUBLIC))
         names = {
             each: marks.mark(entity.name, entity.audience, within=audience)
-            for each in _named(item)
+            for each in _list_named(item)
             if (entity := entities.get(each)) is not None
         }
         own = [
@@ -232,13 +232,13 @@ async def recalled(
             audience=audience,
         )
 
-    wanted = [each for _, item in found.values() for each in _named(item)]
+    wanted = [each for _, item in found.values() for each in _list_named(item)]
     named = await read_items(session, sealer, wanted, viewpoint, kept)
     entities = {each: item for each, (_, item) in named.items() if isinstance(item, Entity)}
     return {item_id: recall(item_id, *each) for item_id, each in found.items()}
 
 
-def _named(item: Item) -> list[UUID]:
+def _list_named(item: Item) -> list[UUID]:
     """The entity that an item names: a fact's subject, an entity's place."""
     match item:
         case Fact(about_id=UUID() as about):

@@ -132,14 +132,14 @@ class Names:
         self.size = 0
         self._states: dict[UUID, tuple[Item, State]] = {}
 
-    def audience_of(self, entity_id: UUID) -> str:
+    def find_audience(self, entity_id: UUID) -> str:
         """Return who may know an entity, as its column holds it."""
         return self.audiences.get(entity_id, PUBLIC)
 
-    def name_of(self, entity_id: UUID, viewpoint: Viewpoint) -> str | None:
+    def find_name(self, entity_id: UUID, viewpoint: Viewpoint) -> str | None:
         """Return the name of an entity; None if there is none that the viewpoint may know."""
         names = self.by_id.get(entity_id)
-        return names[0] if names and is_known_to(viewpoint, self.audience_of(entity_id)) else None
+        return names[0] if names and is_known_to(viewpoint, self.find_audience(entity_id)) else None
 
     def states(self, items: Mapping[UUID, Item]) -> dict[UUID, State]:
         """The states of items. Those of the last call are kept: most come back turn after turn."""

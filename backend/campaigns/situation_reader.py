@@ -92,7 +92,7 @@ class SituationReader(CampaignReader):
         present = ranked(people, named=named, spoke=spoke, relations=relations)
         here = frozenset(each.id for each in (*players, *people))
         marks = AudienceMarks(
-            partial(names.name_of, viewpoint=self.viewpoint),
+            partial(names.find_name, viewpoint=self.viewpoint),
             here if isinstance(self.viewpoint, UUID) else frozenset(),
         )
         places = self._place_names(
@@ -237,10 +237,10 @@ class SituationReader(CampaignReader):
     ) -> dict[UUID, str]:
         """What the places are called where entities are, by entity."""
         return {
-            each.id: marks.mark(name, names.audience_of(where), within=each.entity.audience)
+            each.id: marks.mark(name, names.find_audience(where), within=each.entity.audience)
             for each in entities
             if (where := each.entity.location_id) is not None
-            and (name := names.name_of(where, self.viewpoint)) is not None
+            and (name := names.find_name(where, self.viewpoint)) is not None
         }
 
     async def _facts(
@@ -308,9 +308,9 @@ class SituationReader(CampaignReader):
 def fact_line(names: Names, marks: AudienceMarks, fact: Fact, viewpoint: Viewpoint) -> str:
     """Return a fact by itself: with whom it is about, unless it says so, and who knows it."""
     text, about = fact.text, fact.about_id
-    subject = names.name_of(about, viewpoint) if about else None
+    subject = names.find_name(about, viewpoint) if about else None
     if about and subject and about not in names.index.find(text):
-        named = marks.mark(subject, names.audience_of(about), within=fact.audience)
+        named = marks.mark(subject, names.find_audience(about), within=fact.audience)
         text = f"{named}: {text}"
     return marks.mark(text, fact.audience)
 

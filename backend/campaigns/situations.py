@@ -221,8 +221,8 @@ class SituationService:
             campaign_id=reader.campaign.id,
             fields=fields,
             terms=await reader.terms(most_terms(settings.glossary_tokens) if "term" in past else 0),
-            chapters={one: _marked(each, now.marks) for one, each in chapters.items()},
-            scenes={one: _marked(each, now.marks) for one, each in scenes.items()},
+            chapters={one: _mark_title(each, now.marks) for one, each in chapters.items()},
+            scenes={one: _mark_title(each, now.marks) for one, each in scenes.items()},
             block=block,
             named=named,
             told=told.union((each.id for each in named), facts, scenes),
@@ -239,8 +239,8 @@ class SituationService:
 _PastT = TypeVar("_PastT", Scene, Chapter)
 
 
-def _marked(past: _PastT, marks: AudienceMarks) -> _PastT:
-    """What is over, with who knows it in its title."""
+def _mark_title(past: _PastT, marks: AudienceMarks) -> _PastT:
+    """Put who knows a closed scene or a chapter into its title."""
     words = marks.words(past.audience)
     title = f"({words}) {past.title}".strip() if words else past.title
     return msgspec.structs.replace(past, title=title)

@@ -50,9 +50,9 @@ async def check_viewpoint(
 async def read_marks(
     session: AsyncSession, sealer: Sealer, campaign_id: UUID | None, audience: str
 ) -> AudienceMarks:
-    """Return marks for texts that all of a stored audience may know, with names they may know.
+    """Return marks with the names of entities that all of a stored audience may know.
 
-    Reads nothing for what is public: there is nothing to mark.
+    Reads nothing for a public audience, because its texts need no marks.
     """
     if audience == PUBLIC or campaign_id is None:
         return NAMELESS_MARKS

@@ -72,7 +72,7 @@ class WorldCopy:
 
 
 class WorldCopies(WorldCopied):
-    """Gives the copy of a campaign's chat a campaign of its own.
+    """Makes a new campaign for the copy of a campaign's chat.
 
     Args:
         checks_added: Refuse a copy after which its account holds more than it may.
@@ -112,7 +112,7 @@ class WorldCopies(WorldCopied):
         return store
 
     async def _read(self, identity: Identity, chat_id: UUID, message_id: UUID) -> WorldAtMessage:
-        """The world that the story has led to by a message: the path is led there, and back."""
+        """Read the world with the chat's path at a message; the path moves for the read alone."""
         async with self._database.trial() as trial:
             chat = await get_chat(trial, chat_id, owner_id=identity.user_id, lock=True)
             if chat.campaign_id is None:
@@ -158,7 +158,7 @@ class WorldCopies(WorldCopied):
         self, session: AsyncSession, identity: Identity, copy: WorldCopy, fork: Chat
     ) -> None:
         """Store the campaign, and make the fork a session of it."""
-        campaign, led_over = copy.rows.campaign, copy.draft.audience
+        campaign, translate = copy.rows.campaign, copy.draft.audience
         await check_room(session, identity)
         if fork.chronicle_id is None:
             name = copy.draft.fields.name
@@ -169,19 +169,19 @@ class WorldCopies(WorldCopied):
         fork.campaign_id = campaign.id
         _lead_viewpoint(identity.sealer, fork, copy.draft.ids)
         mine = Message.chat_id == fork.id, Message.user_id == identity.user_id
-        await lead_over(session, Message.audience, led_over, *mine)
+        await lead_over(session, Message.audience, translate, *mine)
         await session.flush()
         for part in self._participants.of(WorldParted):
-            await part.world_parted(session, identity, fork, led_over)
+            await part.world_parted(session, identity, fork, translate)
         for check in self._checks_added:
             await check(session, identity.user_id)
 
 
 def copy_world(sealer: Sealer, world: WorldAtMessage) -> WorldCopy:
-    """Make the rows of a campaign whose ledger begins with the state of another. CPU-bound.
+    """Make the rows of a campaign that begins with the state of another one. CPU-bound.
 
-    Each item is made by one change, of the one who has the last word on it in the old ledger, and
-    as old as that is: what is read from older messages may then still change the same items.
+    One change makes each item. Its actor is the one with the last word in the old ledger, and its
+    time is when they changed the item, so that later work meets the same precedence.
     """
     items = known_items(open_items(sealer, world.items))
     renumbered = Renumbered({item_id: kind for item_id, kind, _ in items})
@@ -201,7 +201,7 @@ def copy_world(sealer: Sealer, world: WorldAtMessage) -> WorldCopy:
     for seq, (item_id, _, state) in enumerate(items, start=1):
         actor, at = writers[item_id]
         own = renumbered.value(state)
-        if own.get("audience") == []:  # of those who knew it no one is left
+        if own.get("audience") == []:  # everyone who knew it is deleted
             own["audience"] = GM
         draft.lines.append(
             LedgerLine(
@@ -217,7 +217,7 @@ def copy_world(sealer: Sealer, world: WorldAtMessage) -> WorldCopy:
 
 
 def _writers(rows: Iterable[Any]) -> dict[UUID, tuple[Actor, datetime]]:
-    """Who has the last word on each item, and when they had it."""
+    """Return the actor with the last word on each item, and when they changed it."""
     found: dict[UUID, tuple[Actor, datetime]] = {}
     for row in sorted(rows, key=lambda row: (-_RANK[row.actor], row.at)):
         found[row.item_id] = row.actor, row.at
@@ -225,7 +225,7 @@ def _writers(rows: Iterable[Any]) -> dict[UUID, tuple[Actor, datetime]]:
 
 
 def _lead_viewpoint(sealer: Sealer, fork: Chat, ids: Mapping[UUID, UUID]) -> None:
-    """Let the viewpoint of a chat's settings be the same entity's; none if it is gone."""
+    """Set the viewpoint in a chat's settings to the copied entity; to none if there is none."""
     settings = read_settings(sealer, fork)
     try:
         viewpoint = UUID(settings.viewpoint)

@@ -18,7 +18,7 @@ from backend.events import Participants
 from backend.vault.sealing import Sealer
 
 AudienceMap = Callable[[str], str]
-"""Leads from an audience, as a column holds it, to the same in another world."""
+"""Translates a stored audience to the same one in another world."""
 
 
 @runtime_checkable
@@ -49,12 +49,12 @@ class WorldShared(Protocol):
         fork_id: UUID,
         copied: Mapping[UUID, UUID],
     ) -> None:
-        """Let what follows from messages follow from their copies, too; see `ChatCopied`."""
+        """Link changes of the world to the copied messages as well; see `ChatCopied`."""
         ...
 
 
 StoreWorld = Callable[[AsyncSession, Chat, Mapping[UUID, UUID]], Awaitable[None]]
-"""Stores a world for a copy of a chat; the mapping leads from messages to their copies."""
+"""Stores a copied world for the copy of a chat. The mapping is from messages to their copies."""
 
 
 @runtime_checkable
@@ -68,12 +68,12 @@ class WorldCopied(Protocol):
 
 @runtime_checkable
 class WorldParted(Protocol):
-    """A copy of a chat has a world of its own now, whose entities have other ids."""
+    """A copy of a chat was moved to a copy of its world. Entities have new ids there."""
 
     async def world_parted(
-        self, session: AsyncSession, identity: Identity, fork: Chat, led_over: AudienceMap
+        self, session: AsyncSession, identity: Identity, fork: Chat, translate: AudienceMap
     ) -> None:
-        """Lead audiences over to it, and let nothing follow from chats of the other world."""
+        """Translate audiences, and cut links to chats of the old world."""
         ...
 
 
@@ -185,11 +185,11 @@ class MessageShown(Protocol):
 async def lead_over(
     session: AsyncSession,
     column: InstrumentedAttribute[str],
-    led_over: AudienceMap,
+    translate: AudienceMap,
     *rows: ColumnElement[bool],
 ) -> None:
-    """Lead the audiences of some rows over to another world."""
+    """Translate the audiences of some rows for another world."""
     limited, table = column.not_in((GM, PUBLIC)), table_of(column.parent.class_)
     for audience in (await session.scalars(select(column).where(*rows, limited).distinct())).all():
-        there = {"audience": led_over(audience)}
+        there = {"audience": translate(audience)}
         await session.execute(table.update().where(*rows, column == audience).values(there))

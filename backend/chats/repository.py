@@ -249,7 +249,7 @@ _LIMITED = (
 )
 
 
-async def unknown_lines(
+async def list_unknown_lines(
     session: AsyncSession, leaf: Message, viewpoint: Viewpoint
 ) -> Sequence[tuple[int, int]]:
     """Lines down to `leaf` that a viewpoint may not know: (stored tokens before it, its own)."""

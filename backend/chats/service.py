@@ -283,13 +283,13 @@ class ChatService:
         worlds: list[StoreWorld] = []
         if world == "copy":
             async with self._database.read() as session:
-                await _forked(session, identity, chat_id, message_id)
+                await _find_fork_source(session, identity, chat_id, message_id)
             worlds = [
                 await part.world_copied(identity, chat_id, message_id)
                 for part in self._participants.of(WorldCopied)
             ]
         async with self._database.write() as session:
-            source, message = await _forked(session, identity, chat_id, message_id)
+            source, message = await _find_fork_source(session, identity, chat_id, message_id)
             members = await repository.character_ids(session, [source.id])
             fork_id = new_id()
             fork = Chat(
@@ -318,15 +318,15 @@ class ChatService:
             for part in self._participants.of(ChatCopied):
                 await part.chat_copied(session, identity, source.id, fork_id, copied)
             if world == "shared":
-                for part in self._participants.of(WorldShared):
-                    await part.world_shared(session, identity, source.id, fork_id, copied)
+                for sharer in self._participants.of(WorldShared):
+                    await sharer.world_shared(session, identity, source.id, fork_id, copied)
             for store in worlds:
                 await store(session, fork, copied)
             await self._index.changed(session, identity, kind="message", container_id=fork_id)
             return await _view(session, sealer, fork)
 
 
-async def _forked(
+async def _find_fork_source(
     session: AsyncSession, identity: Identity, chat_id: UUID, message_id: UUID
 ) -> tuple[Chat, Message]:
     """A chat and the message at which it is copied."""

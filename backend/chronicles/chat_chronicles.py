@@ -172,11 +172,12 @@ class ChatChronicles(AudienceChanged, ChatCopied, ChatDeleted, WorldParted):
         await self._outbox.changed(session, identity, kind=KIND, container_id=copy_id)
 
     async def world_parted(
-        self, session: AsyncSession, identity: Identity, fork: Chat, led_over: AudienceMap
+        self, session: AsyncSession, identity: Identity, fork: Chat, translate: AudienceMap
     ) -> None:
-        """Let the events of a copied chat be for the same ones in its own world.
+        """Translate the audiences of a copied chat's events.
 
-        What follows from other chats of the old world stays as it is now, for good.
+        Events that come from other chats of the old world keep counting, or are deleted, as they
+        count now.
         """
         mine = (
             ChronicleEvent.chronicle_id == fork.chronicle_id,
@@ -189,7 +190,7 @@ class ChatChronicles(AudienceChanged, ChatCopied, ChatDeleted, WorldParted):
             delete(EventSource).where(elsewhere, EventSource.chat_id != fork.id),
             execution_options=UNSYNCHRONISED,
         )
-        await lead_over(session, ChronicleEvent.audience, led_over, *mine)
+        await lead_over(session, ChronicleEvent.audience, translate, *mine)
 
 
 async def _copy_events(

@@ -89,7 +89,7 @@ class History:
     thoughts: Mapping[int, int] = field(default_factory=dict[int, int])
     """Tokens of the thoughts that stand before a line, by its position; `tokens` has them, too."""
     marks: Mapping[int, str] = field(default_factory=dict[int, str])
-    """Who knows a line that is not for everyone, by its position: it stands before the line."""
+    """The words before lines with a limited audience, by position; `tokens` has them, too."""
 
 
 def layout(

@@ -38,7 +38,7 @@ EARLIER_TOKENS = 2_000
 class StoryLine:
     """A message, unsealed. `changed_at` is when its text was; None where that does not matter.
 
-    `who_knows` says in words for whom it is, if it is not for everyone.
+    `who_knows` says in words who knows it, where lines of several audiences stand together.
     """
 
     id: UUID
@@ -166,7 +166,8 @@ async def read_range(
     before = await _rows(session, chat, since, above, heard, limit=EARLIER_LINES, backwards=True)
     kept = _within(before, EARLIER_LINES, min(EARLIER_TOKENS, most_tokens // 2))[::-1]
     marks = await read_marks(session, sealer, chat.campaign_id, audience)
-    lines = [_line(sealer, row, most_tokens, marks) for row in fitting]
+    # The lines are of one audience: what comes of them is for the same.
+    lines = [_line(sealer, row, most_tokens) for row in fitting]
     earlier = [_line(sealer, row, most_tokens, marks) for row in kept]
     return TranscriptSlice(
         chat_id=chat.id,
@@ -302,7 +303,9 @@ def _within(rows: Sequence[Any], most_lines: int, most_tokens: int) -> Sequence[
     return rows
 
 
-def _line(sealer: Sealer, row: Any, most_tokens: int, marks: AudienceMarks) -> StoryLine:
+def _line(
+    sealer: Sealer, row: Any, most_tokens: int, marks: AudienceMarks | None = None
+) -> StoryLine:
     text = sealer.open(MESSAGE_CONTENT, row.id, row.sealed_content)
     return StoryLine(
         id=row.id,
@@ -313,7 +316,7 @@ def _line(sealer: Sealer, row: Any, most_tokens: int, marks: AudienceMarks) -> S
         text=clipped(text, _CLIPPED_AT * most_tokens),
         said_at=row.created_at,
         changed_at=row.updated_at,
-        who_knows=marks.words(row.audience),
+        who_knows=marks.words(row.audience) if marks else "",
     )
 
 

@@ -315,14 +315,14 @@ class ChatSummaries(AudienceChanged, ChatCopied, MessageShown, WorldParted):
             await session.execute(insert(table), read)
 
     async def world_parted(
-        self, session: AsyncSession, identity: Identity, fork: Chat, led_over: AudienceMap
+        self, session: AsyncSession, identity: Identity, fork: Chat, translate: AudienceMap
     ) -> None:
-        """Let the summaries of a copied chat be for the same ones in its own world."""
+        """Translate the audiences of a copied chat's summaries; delete those of no one."""
         mine = ChatSummary.chat_id == fork.id, ChatSummary.user_id == identity.user_id
         columns = await session.scalars(select(ChatSummary.audience).where(*mine).distinct())
-        gone = [each for each in columns if each != GM and led_over(each) == GM]
+        gone = [each for each in columns if each != GM and translate(each) == GM]
         await session.execute(delete(ChatSummary).where(*mine, ChatSummary.audience.in_(gone)))
-        await lead_over(session, ChatSummary.audience, led_over, *mine)
+        await lead_over(session, ChatSummary.audience, translate, *mine)
 
 
 async def _audience_through(session: AsyncSession, message: Message) -> str:

@@ -61,6 +61,12 @@ class Recalled:
     origins: Sequence[Origin] = ()
     audience: str = PUBLIC
 
+    @property
+    def line(self) -> str:
+        """The text after its title, unless the text begins with the title itself."""
+        is_named = not self.title or self.text.startswith(f"{self.title}:")
+        return self.text if is_named else f"{self.title}: {self.text}"
+
     @classmethod
     def unread(cls, payload: Payload) -> Recalled:
         """A memory as the index has it, without its text."""

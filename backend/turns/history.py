@@ -9,7 +9,7 @@ from dataclasses import replace
 from msgspec import structs
 
 from backend.accounts.identity import Identity
-from backend.audience import PUBLIC, AudienceMarks, marked
+from backend.audience import PUBLIC, AudienceMarks, put_mark
 from backend.chats.counting import line_text
 from backend.chats.models import MESSAGE_AUTHOR, MESSAGE_CONTENT
 from backend.chats.repository import SealedHistory
@@ -90,7 +90,7 @@ def _mark_lines(texts: list[str], lines: SealedHistory, marks: AudienceMarks) ->
     found: dict[int, str] = {}
     for at, audience in enumerate(lines.audiences):
         if audience != PUBLIC and (words := marks.words(audience)):
-            found[at], texts[at] = words, marked(texts[at], words)
+            found[at], texts[at] = words, put_mark(texts[at], words)
     return found
 
 
@@ -135,18 +135,20 @@ def _begin(context: PromptContext, fixed: Plan, reserved: int, count: Counter) -
     """Stored tokens from the root after which history fits beside what is always sent."""
     window, loaded = context.window, context.loaded
 
-    def beside(taken: int) -> int:
+    def find_begin(taken: int) -> int:
         fits = window.to_stored(window.budget.for_history(taken))
         return max(eviction_point(loaded.path_tokens, fits), loaded.summed_up)
 
     # Lines are cut by their stored tokens, in which neither thoughts nor marks are.
     taken = fixed.fixed + reserved + sum(context.history.thoughts.values())
-    begin = beside(taken)
+    begin = find_begin(taken)
     if not context.history.marks:
         return begin
     history = _after(context, begin)
     kept = Counts(history.marks[at] for at in history.positions if at in history.marks)
-    return beside(taken + sum(times * count(marked("", each)) for each, times in kept.items()))
+    return find_begin(
+        taken + sum(times * count(put_mark("", each)) for each, times in kept.items())
+    )
 
 
 def _following(context: PromptContext, fixed: Plan, begin: int, summarised: int) -> History | None:

@@ -256,7 +256,7 @@ class ChatLoader:
         leaf = loaded.target.leaf
         if leaf is None or loaded.viewpoint == GM:
             return loaded
-        lines = await chats.unknown_lines(self._session, leaf, loaded.viewpoint)
+        lines = await chats.list_unknown_lines(self._session, leaf, loaded.viewpoint)
         path, summary, unread = KnownPath.without(lines), loaded.summary, loaded.unread
         if summary is not None:
             told = path.to_known(summary.path_tokens)

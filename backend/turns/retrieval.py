@@ -117,7 +117,12 @@ def ask_for(
 def semantic_hits(memories: Sequence[Memory]) -> dict[UUID, SemanticHit]:
     """The lore among what was found, by its entries."""
     return {
-        memory.recalled.source_id: SemanticHit(memory.score, memory.rank, memory.reason.signals)
+        memory.recalled.source_id: SemanticHit(
+            memory.score,
+            memory.rank,
+            memory.reason.signals,
+            "words" if memory.reason.kind == "words" else "semantic",
+        )
         for memory in memories
         if memory.recalled.kind == "lore"
     }
@@ -270,8 +275,6 @@ def sized(item: Item, count: Callable[[str], int]) -> Item:
 
 
 def _found(source: Recalled, reason: Reason, rank: int, marks: AudienceMarks) -> Item:
-    text = f"{source.title}: {source.text}" if source.title else source.text
-    text = marks.mark(text, source.audience)
     if source.kind == "message":
         kind, title = "memory", f"message {source.position + 1}"
     else:
@@ -279,7 +282,7 @@ def _found(source: Recalled, reason: Reason, rank: int, marks: AudienceMarks) ->
     return Item(
         kind=kind,
         title=title,
-        text=_dated(source.said_at, text),
+        text=_dated(source.said_at, marks.mark(source.line, source.audience)),
         place="memory",
         reasons=[reason],
         source_id=source.source_id,

@@ -75,6 +75,9 @@ def test_the_world_is_beside_the_chat(
     panel = page.get_by_role("complementary", name="World")
     expect(panel.get_by_role("button", name="Day 5, morning")).to_be_visible()
     expect(section(page, "Party")).to_contain_text("HP 9 / 13")
+    gold = section(page, "Party").get_by_role("button", name="Gold: 15 gold")
+    # A dot separates it from the place behind it.
+    assert gold.evaluate("value => getComputedStyle(value, '::after').content") == '"·"'
     expect(section(page, "Present").get_by_role("listitem")).to_have_count(1)
     expect(section(page, "Present")).to_contain_text("Marlena")
     threads = section(page, "Threads").get_by_role("heading")

@@ -218,7 +218,7 @@ class CampaignTransfer:
 async def insert_campaign(
     session: AsyncSession, identity: Identity, outbox: IndexOutbox, rows: CampaignRows
 ) -> None:
-    """Store a campaign with its items and its ledger, and tell the index."""
+    """Store a campaign with its items and its ledger, and queue its indexing."""
     session.add(rows.campaign)
     await session.flush()
     await _insert(session, CampaignItem, rows.items)

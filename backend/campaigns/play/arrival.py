@@ -42,7 +42,7 @@ def arrive(table: Table, place_id: UUID) -> str:
     ]
     relations = _relations(table, [each.id for each in (*players, *people)])
     present = ranked(people, named=(), spoke=(), relations=relations)
-    name_of = partial(table.names.name_of, viewpoint=table.viewpoint) if table.names else None
+    name_of = partial(table.names.find_name, viewpoint=table.viewpoint) if table.names else None
     marks = AudienceMarks(name_of) if name_of else NAMELESS_MARKS
     about = [*(each.id for each in present[:MAX_DETAILED]), place_id]
     return surroundings_block(

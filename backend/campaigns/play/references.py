@@ -9,7 +9,7 @@ from uuid import UUID
 
 import msgspec
 
-from backend.audience import GM, PUBLIC, AudienceMarks
+from backend.audience import GM, PUBLIC, AudienceMarks, put_mark
 from backend.campaigns.item_rows import audience_of
 from backend.campaigns.items import Kind
 from backend.campaigns.ledger import State, exists
@@ -49,7 +49,7 @@ class Reference(NamedTuple):
 class References:
     """The items that a turn may name: those in play, and entities of the campaign by name.
 
-    `secrets` is told who knows each item that is found and is not for everyone, by its name.
+    `secrets` collects who knows each found item with a limited audience, by the item's name.
     """
 
     def __init__(
@@ -61,11 +61,15 @@ class References:
         self._items = items
         self._names = names
         self._secrets = {} if secrets is None else secrets
-        self._marks = AudienceMarks(self._name_of)
+        self._marks = AudienceMarks(self._find_name)
+
+    def words(self, state: State) -> str:
+        """Return who knows an item; empty if it is for everyone."""
+        return self._marks.words(audience_of(state))
 
     def mark(self, text: str, state: State) -> str:
         """Return a text about an item, with who knows the item if it is not for everyone."""
-        return self._marks.mark(text, audience_of(state))
+        return put_mark(text, self.words(state)) if text else text
 
     def find(self, said: str, kinds: Collection[str] = ()) -> Reference:
         """The item of a name, an alias, a short reference, or whatever else may mean it alone.
@@ -82,7 +86,7 @@ class References:
         if found.state is not None:
             audience = audience_of(found.state)
         elif self._names is not None:
-            audience = self._names.audience_of(found.id)
+            audience = self._names.find_audience(found.id)
         if words := self._marks.words(audience):
             self._secrets[found.name] = words
         return found
@@ -120,11 +124,11 @@ class References:
             raise ToolRefusedError(f"{found.name} is not here now, and does not change.")
         return found
 
-    def _name_of(self, entity_id: UUID) -> str | None:
+    def _find_name(self, entity_id: UUID) -> str | None:
         held = self._items.get(entity_id)
         if held is not None:
             return called(held.state)
-        return self._names.name_of(entity_id, GM) if self._names is not None else None
+        return self._names.find_name(entity_id, GM) if self._names is not None else None
 
     def _elsewhere(self, wanted: str, kinds: Collection[str]) -> Reference | None:
         """An entity by its whole name. What kind it is of is not known, so none may be asked."""
@@ -174,7 +178,7 @@ def _roster(candidates: Mapping[UUID, State], items: Mapping[UUID, Held]) -> Ros
 
 
 def _unknown(said: str, names: Mapping[str, str]) -> str:
-    """What is there in place of what was `said`: `names` lead to how they are shown."""
+    """Return an error that lists the nearest names; `names` maps them to how they are shown."""
     cut = {name[:MAX_SAID]: shown for name, shown in names.items()}
     near = get_close_matches(said[:MAX_SAID], cut, MAX_NEAR, 0.5) or list(cut)[:MAX_NEAR]
     listed = ", ".join(cut[name] for name in near) or "none"

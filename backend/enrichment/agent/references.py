@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import Generic, Protocol, TypeVar
 from uuid import UUID
 
-from backend.audience import NAMELESS_MARKS, AudienceMarks, marked
+from backend.audience import NAMELESS_MARKS, AudienceMarks, put_mark
 from backend.chronicles.events import told
 from backend.chronicles.reading import StoryEvent
 from backend.enrichment.agent.knowledge_lookup import KnownEntry
@@ -117,7 +117,7 @@ def _kept(event: StoryEvent | ProposedEvent) -> str:
 
 def line_shown(line: StoryLine) -> str:
     """A line of the story, behind its mark."""
-    return said(line.position, line.author, marked(line.text, line.who_knows), most=_LINE)
+    return said(line.position, line.author, put_mark(line.text, line.who_knows), most=_LINE)
 
 
 def said(position: int, author: str, text: str, *, most: int) -> str:

@@ -106,10 +106,10 @@ class KnownWorld:
 
     @property
     def marks(self) -> AudienceMarks:
-        """Says who knows what is not for everyone."""
-        return AudienceMarks(self._name_of)
+        """Marks for items with a limited audience."""
+        return AudienceMarks(self._find_name)
 
-    def _name_of(self, entity_id: UUID) -> str | None:
+    def _find_name(self, entity_id: UUID) -> str | None:
         held = self.items.get(entity_id)
         return called(held.state) if held else None
 

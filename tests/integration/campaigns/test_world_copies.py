@@ -183,13 +183,14 @@ async def test_a_fork_takes_a_copy_of_the_world_as_it_was_at_its_message(server:
 async def test_each_story_changes_its_own_world_alone(server: Running) -> None:
     async with server.account() as ada:
         evening = await play(ada)
+        # The swipe that was left behind is another story, with another world.
+        await take_turn(ada, evening.chat, regenerate_of=evening.replies[2], viewpoint="gm")
         copy = await fork(ada, evening.chat, evening.replies[2], world="copy")
         other = Table(ada, ok(await ada.client.get(f"{API}/campaigns/{copy['campaign_id']}")))
         people = (await other.get("/entities", limit=100))["items"]
         [jake] = [each for each in people if each["name"] == "Jake"]
         assert jake["attributes"]["hp"] == 1
         await other.change(f"/entities/{jake['id']}", attributes={"hp": 3})
-        await take_turn(ada, evening.chat, regenerate_of=evening.replies[2], viewpoint="gm")
         before = await evening.table.get(f"/entities/{evening.ids['jake']}")
         assert before["attributes"]["hp"] == 9
         assert (await other.get(f"/entities/{jake['id']}"))["attributes"]["hp"] == 3

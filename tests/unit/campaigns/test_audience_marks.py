@@ -25,6 +25,7 @@ MARKS = AudienceMarks(NAMES.get)
         ([MARA, JAKE, KIM], "known to Mara, Jake and Kim only"),
         ([JAKE, SHADE], "known to Jake only"),
         ([SHADE], "known to a few only"),
+        ([], "secret: game master only"),
         (
             [JAKE, KIM, *MORE],
             "known to Jake, Kim, Guest 5, Guest 6, Guest 7 and 4 others only",
@@ -32,8 +33,8 @@ MARKS = AudienceMarks(NAMES.get)
     ],
 )
 def test_a_limited_audience_is_named(audience: list[UUID] | str, words: str) -> None:
-    assert MARKS.words(audience) == words  # type: ignore[arg-type]
-    marked = MARKS.mark("The pears are poisoned.", audience)  # type: ignore[arg-type]
+    assert MARKS.words(audience) == words
+    marked = MARKS.mark("The pears are poisoned.", audience)
     assert marked == (f"({words}) " if words else "") + "The pears are poisoned."
     if words:
         assert regex.fullmatch(MARK_PATTERN, f"({words})")
