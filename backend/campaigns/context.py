@@ -108,7 +108,7 @@ class Situation:
     places: Mapping[UUID, str] = field(default_factory=dict[UUID, str])
     player_lines: Sequence[str] = ()
     in_play: Mapping[UUID, Item] = field(default_factory=dict[UUID, Item])
-    marks: AudienceMarks = NAMELESS_MARKS
+    marks: AudienceMarks = field(default=NAMELESS_MARKS, compare=False)
 
     @property
     def lead_id(self) -> UUID | None:
