@@ -75,7 +75,9 @@ def _entity(table: Table, entity_id: UUID) -> Entity:
 
 
 def _relations(table: Table, ids: Iterable[UUID]) -> list[Relation]:
-    tied = table.names.tied if table.names else {}
+    if table.names is None:
+        return []
+    tied = table.names.tied
     found = {each.id: each for one in ids for each in tied.get(("relation", one), {}).values()}
     known = sorted(_known(table, found.values()), key=lambda each: each.id.int)
     return [each.item for each in known if isinstance(each.item, Relation)]

@@ -12,6 +12,7 @@ from msgspec import Meta
 from backend.campaigns.attribute_text import render_name
 from backend.campaigns.items import Fact
 from backend.campaigns.ledger import Operations, State
+from backend.campaigns.play.attributes import members
 from backend.campaigns.play.echoes import find_echo, tick
 from backend.campaigns.play.references import ENTITY_KINDS, Reference
 from backend.campaigns.play.state import PLAY
@@ -138,8 +139,8 @@ def _refuse_paid(table: Table, reference: Reference, key: str) -> None:
 
 
 def _set_flag(table: Table, delta: FlagDelta) -> None:
-    name, world = delta.flag.strip(), table.world
-    known = {render_name(each).casefold(): each for each in world.get("flags") or {}}
+    name, flags = delta.flag.strip(), members(table.world.get("flags"))
+    known = {render_name(each).casefold(): each for each in flags}
     name = known.get(render_name(name).casefold(), name)
     if name in table.rules.moods():
         raise ToolRefusedError(f"The flag {name} goes with its mood: tools of their own change it.")
