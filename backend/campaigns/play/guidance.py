@@ -128,7 +128,8 @@ def _value(state: State, key: str) -> str:
         value = members(value).get(part)
     if isinstance(value, list):
         value = ", ".join(map(str, cast("list[Any]", value))) or "none"
-    return "" if value is None or isinstance(value, dict) else f"{name} {value}"
+    is_shown = isinstance(value, str | int | float) and not isinstance(value, bool)
+    return f"{name} {value}" if is_shown else ""
 
 
 def _cut(text: str) -> str:
