@@ -49,7 +49,7 @@ QUOTED = 20
 """Last lines that macros may quote."""
 
 PLAYED: tuple[TurnKind, ...] = ("reply", "regenerate")
-"""Turns in which the model may use tools. What goes on with a reply adds words alone."""
+"""Turns in which the model may use tools."""
 
 RECENT_MACROS = ("last", "idle")
 """In the names of macros that quote the last lines, or ask how old they are."""
@@ -280,10 +280,14 @@ class ChatLoader:
             until=loaded.target.rewritten,
             viewpoint=loaded.viewpoint,
         )
-        # The world that tools change is known to more than hear of it.
-        is_heard = loaded.audience == PUBLIC or not campaign.fields.settings.hidden_information
-        plays = loaded.target.kind in PLAYED and is_heard
-        table = read_table(campaign, loaded.viewpoint) if plays else None
+        # More people know the world that tools change than know of a private turn.
+        hides = campaign.fields.settings.hidden_information
+        is_private = hides and loaded.audience != PUBLIC
+        table = (
+            read_table(campaign, loaded.viewpoint, is_private=is_private)
+            if _is_played(loaded.target)
+            else None
+        )
         return replace(loaded, campaign=campaign, table=table)
 
     def _said(self, target: Target, request: TurnRequest) -> str | None:
@@ -337,6 +341,16 @@ async def first_kept(session: AsyncSession, loaded: LoadedChat, *, budget: int) 
     from_sum = loaded.known_path.to_path(begin)
     first = await chats.first_behind(session, loaded.chat.id, from_sum=from_sum)
     return leaf.position + 1 if first is None else first
+
+
+def _is_played(target: Target) -> bool:
+    """True if the model may use tools.
+
+    A reply that was cut off goes on with them, because its turn has not ended. One that is complete
+    goes on with words alone.
+    """
+    cut_off = target.continued is not None and target.continued.status != "complete"
+    return target.kind in PLAYED or cut_off
 
 
 def _may_quote(field: str) -> bool:

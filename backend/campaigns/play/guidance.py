@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
+from uuid import UUID
 
 import msgspec
 
 from backend.campaigns.items import Entity, World
 from backend.campaigns.ledger import EXISTS, State
+from backend.campaigns.play.attributes import members
 from backend.campaigns.play.echoes import MOST_COSTS, MOST_THREATS, EchoKind, echoes, is_full
 from backend.campaigns.play.references import called
+from backend.campaigns.play.state import PLAY, POOL, ROLL
 from backend.prompts import PromptLibrary
 
 if TYPE_CHECKING:
@@ -20,6 +23,10 @@ MOST_PEOPLE = 8
 MOST_CLOCKS = 12
 MAX_WANTS = 200
 MAX_LINE = 300
+MAX_CHANGED = 12
+
+_OWN = frozenset({PLAY, POOL, ROLL})
+"""Attributes of the world that the guidance renders elsewhere, or that only the server reads."""
 
 
 def render(table: Table, prompts: PromptLibrary) -> str:
@@ -27,6 +34,8 @@ def render(table: Table, prompts: PromptLibrary) -> str:
 
     A mood's file is given those of the values below that its header names.
     """
+    if table.state.is_private:
+        return prompts["moods/private"].render()
     play, scene = table.play, table.scene
     values: dict[str, Any] = {
         **msgspec.structs.asdict(play),
@@ -35,6 +44,7 @@ def render(table: Table, prompts: PromptLibrary) -> str:
         "threats": _echoes(table, "threat", MOST_THREATS),
         "clocks": _clocks(table),
         "people": _people(table),
+        "changed": _list_changed(table),
         "players": _players(table),
         "stakes": play.stakes or table.mark(scene.get("stakes", ""), scene),
         "dice": table.state.dice,
@@ -100,6 +110,37 @@ def _people(table: Table) -> list[str]:
             line = f"{state['name']}: {wants}" if wants else state["name"]
             lines.append(table.mark(line, state))
     return lines[:MOST_PEOPLE]
+
+
+def _list_changed(table: Table) -> list[str]:
+    """Render the fields that this turn has changed: the state block is from before it."""
+    touched: dict[UUID, dict[str, None]] = {}
+    for change in table.state.changes:
+        if change.kind in {"world", "entity", "thread"} and EXISTS not in change.operations.set:
+            keys = dict.fromkeys(change.operations.touched())
+            touched.setdefault(change.item_id, {}).update(keys)
+    lines: list[str] = []
+    for item_id, named in touched.items():
+        state = table.get(item_id)
+        values = filter(None, (_value(state, key) for key in named))
+        if text := ", ".join(values):
+            lines.append(_cut(f"{called(state)}: {text}" if called(state) else text))
+    return lines[-MAX_CHANGED:]
+
+
+def _value(state: State, key: str) -> str:
+    """Render a field by its key; empty if it is no part of the story."""
+    name = key.removeprefix("attributes.")
+    if name in _OWN or name.endswith(("_max", "_id")):
+        return ""
+    value: Any = state
+    for part in key.split("."):
+        value = members(value).get(part)
+    if isinstance(value, list):
+        listed: list[Any] = value
+        value = ", ".join(map(str, listed)) or "none"
+    is_shown = isinstance(value, str | int | float) and not isinstance(value, bool)
+    return f"{name} {value}" if is_shown else ""
 
 
 def _cut(text: str) -> str:
