@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, cast
 from uuid import UUID
 
 import msgspec
@@ -137,8 +137,7 @@ def _value(state: State, key: str) -> str:
     for part in key.split("."):
         value = members(value).get(part)
     if isinstance(value, list):
-        listed: list[Any] = value
-        value = ", ".join(map(str, listed)) or "none"
+        value = ", ".join(map(str, cast("Sequence[Any]", value))) or "none"
     is_shown = isinstance(value, str | int | float) and not isinstance(value, bool)
     return f"{name} {value}" if is_shown else ""
 
