@@ -106,7 +106,7 @@ class ListReader:
             self._read_entry(entry)
 
     def _place(self, found: Group) -> _Section:
-        """Tell the heading that groups entries from the headings inside it."""
+        """Separate the heading that groups entries from the headings inside it."""
         group = ""
         inside: list[str] = []
         for at, heading in enumerate(found.headings):
