@@ -35,7 +35,7 @@ class Committed(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Play(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """How play stands between two turns: a member of the world's attributes.
+    """Play state between two turns: a member of the world's attributes.
 
     `tier` and `outcome` are what the `die` has fixed, until it is told. `connector` is how the last
     turn leads on to the next.
