@@ -23,7 +23,7 @@ _MARKS = '"*_~`'
 """Quotation marks and marks of Markdown that open and close alike."""
 
 _OPENERS = {"“": "„", "”": "“", "»": "«", "«": "»"}
-"""Quotation marks that may close, each with the mark that it closes. Languages use them both ways."""
+"""Quotation marks that may close, with the mark that each closes. Languages use them both ways."""
 
 _QUOTES = _MARKS + "„" + "".join(_OPENERS)
 _APOSTROPHES = "'\N{RIGHT SINGLE QUOTATION MARK}"

@@ -297,7 +297,7 @@ class Table:
         """Go into a mood. What is not named of `Play` is forgotten."""
         if mood not in self.rules.moods():
             raise ToolRefusedError(f"There is no mood {mood}.")
-        self.state.play = Play(mood=mood, **fields)
+        self.state.play = msgspec.structs.replace(Play(mood=mood), **fields)
 
     def roll(self, count: int, *, sides: int = 6) -> list[int]:
         """Dice of this turn, 1 to `sides` each."""

@@ -21,7 +21,8 @@ COUNTED = re.compile(
 ALWAYS_SEVERAL = {
     # Shown for two or more, or figures that are never one.
     "campaign.measures.most", "chat.notices.prompt_cut", "chat.use", "context.of",
-    "context.overflow", "lore.of_budget", "memory.merge_text", "memory.today", "message.branches", "message.versions", "models.window",
+    "context.overflow", "lore.of_budget", "memory.merge_text", "memory.today",
+    "message.branches", "message.versions", "models.window",
 }  # fmt: skip
 FORMS = {"zero", "one", "two", "few", "many", "other"}
 
