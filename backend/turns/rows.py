@@ -81,7 +81,7 @@ def write_reply(run: TurnRun, chat: Chat, message: Message, counts: dict[str, in
     if counts:
         message.token_counts = msgspec.json.encode(counts).decode()
         tree.recount(message, counts[chat.count_unit])
-        if run.has_only_thoughts:
+        if run.outcome != "waiting" and not run.text.strip():
             tree.set_leaf_hidden(chat, message, hidden=True)
 
 
@@ -124,7 +124,8 @@ def counted(run: TurnRun) -> tuple[dict[str, int], SealedRecord | None, int]:
 
     Counts are in the unit of the prompt and in that of the chat. Without a reply there are none.
     """
-    if run.reply_id is None or not (run.text.strip() or run.has_only_thoughts):
+    is_kept = run.text.strip() or run.has_only_thoughts or run.has_stored
+    if run.reply_id is None or not is_kept:
         return {}, None, run.spent_tokens()
     loaded = run.built.loaded
     units = {str(run.built.window.unit), loaded.chat.count_unit}

@@ -171,6 +171,11 @@ class TurnRun:
         return self.has_spoken or (self.has_only_thoughts and self.outcome == "completed")
 
     @property
+    def has_stored(self) -> bool:
+        """True if a choice of the turn has stored changes, which belong to its reply."""
+        return self.play is not None and bool(self.play.table.state.stored.ids)
+
+    @property
     def is_beat(self) -> bool:
         """Whether it completes a reply, which counts once, however often it goes on."""
         return self.outcome == "completed" and self.status_before != "complete"

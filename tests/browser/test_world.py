@@ -294,6 +294,17 @@ def test_the_world_follows_the_path_of_its_chat(page: Page, seagate: Seagate) ->
             page.get_by_role("button", name=act, exact=True).last.click()
         expect(section(page, "Party")).to_contain_text(f"HP {hp} / 13")
 
+    # A copy of the chat may take a copy of the world along.
+    campaigns = {seagate.path.removeprefix("/campaigns/")}
+    for choice in ("Share the world", "Copy the world"):
+        last = page.get_by_role("article").last
+        last.get_by_role("button", name="More", exact=True).click()
+        page.get_by_role("menuitem", name="Copy into a new chat").click()
+        with page.expect_response("**/fork") as forked:
+            page.get_by_role("dialog").get_by_role("button", name=choice).click()
+        campaigns.add(forked.value.json()["campaign_id"])
+        assert len(campaigns) == (2 if choice == "Copy the world" else 1)
+
 
 def test_what_is_changed_may_belong_to_the_last_reply(page: Page, seagate: Seagate) -> None:
     seagate.account.turn(seagate.chat, text="I ride out.")
