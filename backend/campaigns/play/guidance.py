@@ -127,7 +127,7 @@ def _value(state: State, key: str) -> str:
     for part in key.split("."):
         value = members(value).get(part)
     if isinstance(value, list):
-        value = ", ".join(map(str, cast("list[Any]", value))) or "none"
+        value = ", ".join(map(str, cast("Any", value))) or "none"
     is_shown = isinstance(value, str | int | float) and not isinstance(value, bool)
     return f"{name} {value}" if is_shown else ""
 
