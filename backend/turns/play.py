@@ -47,6 +47,7 @@ from backend.prompts import PromptLibrary
 from backend.turns.built import Built
 from backend.turns.call_prompt import prompt_for_calls
 from backend.turns.events import AWAITING, CALLS_REQUESTED
+from backend.turns.joints import PARAGRAPH
 from backend.turns.refusals import count_extra
 from backend.turns.schemas import ChoiceRequest
 from backend.turns.transcript import PlayEvent
@@ -63,8 +64,6 @@ MAX_NUDGES = 2
 """Requests in one turn to narrate first. After them the model gets no more tools."""
 
 NARRATE = "There is no narration yet: narrate first, then call finish_turn."
-
-PARAGRAPH = "\n\n"
 
 
 class SuspendedPlay(msgspec.Struct, kw_only=True):

@@ -250,7 +250,7 @@ class TurnStore:
             run,
             chat,
             read_settings(run.sealer, chat),
-            path_tokens=run.built.loaded.path_tokens + message.tokens,
+            path_tokens=run.built.loaded.whole_tokens + message.tokens,
             history_budget=run.built.history_budget,
             count_unit=run.built.loaded.chat.count_unit,
             is_summary_due=run.built.loaded.is_summary_due,

@@ -174,7 +174,7 @@ def die_chosen(table: Table, index: int) -> dict[str, Any]:
     if costs:
         add_echo(table, "cost", f"{fixed.hint} ({', '.join(map(cost_text, costs))})")
     table.state.die = die
-    table.state.play = msgspec.structs.replace(play, tier=tier, outcome=fixed.hint)
+    table.state.play = msgspec.structs.replace(play, tier=tier, outcome=fixed.hint, die=die)
     return {
         "dice": dice,
         "die": die,

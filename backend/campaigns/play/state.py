@@ -37,7 +37,7 @@ class Committed(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 class Play(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Play state between two turns, stored in the attributes of the world.
 
-    `tier` and `outcome` are what a die has fixed, until it is told. `connector` is how the last
+    `tier` and `outcome` are what the `die` has fixed, until it is told. `connector` is how the last
     turn leads on to the next. `turns` counts the turns in a row that have ended in the mood without
     a roll, if the rules limit them.
     """
@@ -51,6 +51,7 @@ class Play(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     stakes: str = ""
     tier: str = ""
     outcome: str = ""
+    die: int = 0
     connector: str = ""
     turns: int = 0
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
-from typing import Any, Literal
+from typing import Any, Literal, cast
 from uuid import UUID
 
 import msgspec
@@ -67,6 +67,7 @@ class Table:
         self.state = state
         self.names = names
         self.rules: Rules = rules_of(state.rules)
+        self._secrets: dict[str, str] = {}
 
     @classmethod
     def new(
@@ -156,7 +157,11 @@ class Table:
     @property
     def references(self) -> References:
         """The items that a call may name."""
-        return References(self.state.items, self.names)
+        return References(self.state.items, self.names, self._secrets)
+
+    def mark(self, text: str, state: State) -> str:
+        """Return a text about an item, with who knows the item if it is not for everyone."""
+        return self.references.mark(text, state)
 
     @property
     def ledger(self) -> list[Change]:
@@ -239,12 +244,16 @@ class Table:
     def _run(self, tool: PlayTool, call: ToolCall) -> Outcome:
         """What a tool does; one that refuses leaves everything as it was."""
         before = self.state.copied()
+        self._secrets.clear()
         try:
             arguments = read_arguments(call.arguments, tool.arguments, tool.schema)
             outcome = tool.run(self, arguments)
         except (InvalidCallError, ToolRefusedError, ValidationError) as error:
             self.state = before
             return refusal(error.detail if isinstance(error, ValidationError) else str(error))
+        if self._secrets and isinstance(outcome.result, dict):
+            members = cast("dict[str, Any]", outcome.result)
+            outcome = replace(outcome, result={**members, "who_knows": dict(self._secrets)})
         if outcome.kind == "break":
             self.state.breaks += 1
         self.state.is_over = outcome.kind == "end"

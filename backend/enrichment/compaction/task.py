@@ -161,7 +161,10 @@ class CompactionTask(Task[CompactionWork, CompactionProposal]):
             campaign_id=campaign.id,
             window=window,
             known=known,
-            events=[clipped(one_line(told(each.fields)), MAX_EVENT) for each in events],
+            events=[
+                clipped(one_line(known.marks.mark(told(each.fields), each.audience)), MAX_EVENT)
+                for each in events
+            ],
         )
 
     async def propose(self, work: CompactionWork) -> CompactionProposal:

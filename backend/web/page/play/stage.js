@@ -8,10 +8,10 @@ import { pause } from "./downtime.js";
 
 const p = (path, values) => t(`play.${path}`, values);
 /** A word of the rules as people read it; one that only these rules have, by its own name. */
-const named = (word) => (has(`play.words.${word}`) ? p(`words.${word}`) : word.replaceAll("_", " "));
+export const named = (word) => (has(`play.words.${word}`) ? p(`words.${word}`) : word.replaceAll("_", " "));
 
 /** Faces of a die, as Unicode has them. */
-const FACES = "⚀⚁⚂⚃⚄⚅";
+export const FACES = "⚀⚁⚂⚃⚄⚅";
 
 /**
  * The line of the mood, what is being done, and the question that a turn waits with; they stand
