@@ -107,6 +107,7 @@ class PromptAssembler:
             count=count,
             pinned=loaded.pinned,
             told=told,
+            marks=loaded.marks,
         )
         named = named_items(loaded, count=count)
         followed = consequence_items(context, count=count)
