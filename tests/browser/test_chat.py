@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -12,7 +13,7 @@ import pytest
 from playwright.sync_api import Browser, Locator, Page, expect
 
 from tests.support.browser import Account, Watch, phone, signing_up
-from tests.support.process import serving
+from tests.support.process import Served, serving
 
 pytestmark = pytest.mark.browser
 
@@ -107,6 +108,82 @@ def test_a_long_chat_is_gone_through_by_key_and_to_any_place_by_its_address(
 
     expect(messages(page).last).to_have_attribute("aria-posinset", "32")
     expect(page.get_by_role("button", name="messages below")).to_be_hidden()
+
+
+def test_no_two_messages_overlap_at_any_width_with_and_without_scrollbars(
+    chromium: Browser,
+    chromium_with_scrollbars: Browser,
+    server: Served,
+    account: Account,
+    watch: Watch,
+) -> None:
+    chat = account.new_chat(character_ids=[account.import_card()["id"]])
+    for text in ("I wait for the tide. " * 60, "/demo long 200"):
+        account.turn(chat["id"], text=text)
+    total = 5
+    for browser in (chromium, chromium_with_scrollbars):
+        context = browser.new_context(base_url=server.url, reduced_motion="reduce")
+        watch.over(context)
+        account.enter(context)
+        page = context.new_page()
+        page.goto(f"/#/chats/{chat['id']}")
+        for width in (390, 820, 1366, 1600, 1920):
+            page.set_viewport_size({"width": width, "height": 900})
+            assert_apart(page, total, f"after a resize to {width}")
+            total += 2
+            use_messages(page, total)
+            page.reload()
+            assert_apart(page, total, f"after a reload at {width}")
+        context.close()
+    watch.check()
+
+
+def use_messages(page: Page, total: int) -> None:
+    """Send a line, swipe, edit, open and close a panel: `total` messages are there in the end."""
+    line(page).fill("/demo long 40")
+    line(page).press("Enter")
+    tools = page.get_by_label(f"Tools of message {total}")
+    expect(tools).to_be_visible()
+    assert_apart(page, total, "after a turn")
+
+    tools.get_by_role("button", name="New version").click()
+    expect(tools.get_by_text("2 / 2")).to_be_visible()
+    assert_apart(page, total, "after a swipe")
+
+    tools.get_by_role("button", name="Edit").click()
+    text = page.get_by_label("Text of the message")
+    text.fill("I wait again. " * 60)
+    assert_apart(page, total, "in an edit")
+    text.press("Control+Enter")
+    expect(text).to_be_hidden()
+    assert_apart(page, total, "after an edit")
+
+    page.get_by_role("button", name="Settings").click()
+    close = page.get_by_label("Settings", exact=True).get_by_role("button", name="Close")
+    expect(close).to_be_visible()
+    assert_apart(page, total, "beside a panel")
+    close.click()
+    expect(close).to_be_hidden()
+    assert_apart(page, total, "after a panel")
+
+
+def assert_apart(page: Page, total: int, when: str) -> None:
+    """Fail if a message, or anything in it, reaches into the next one."""
+    expect(messages(page).last).to_have_attribute("aria-posinset", str(total))
+    # The page may lay messages out again in the frame after a change.
+    found: list[list[float]] = page.evaluate("""async () => {
+      for (let frames = 0; frames < 3; frames++) await new Promise(requestAnimationFrame);
+      const parts = (each) => [each, ...each.querySelectorAll(":scope > *")];
+      return [...document.querySelectorAll("[role=feed] > article")].map((each) => {
+        const boxes = parts(each).filter((part) => part.checkVisibility())
+          .map((part) => part.getBoundingClientRect());
+        return [Math.min(...boxes.map(({ top }) => top)), Math.max(...boxes.map(({ bottom }) => bottom))];
+      });
+    }""")
+    width = (page.viewport_size or {})["width"]
+    assert len(found) > 1
+    for (_, bottom), (top, _) in pairwise(found):
+        assert bottom <= top + 0.5, f"messages overlap {when}, {width} px wide: {found}"
 
 
 def test_a_reply_that_the_server_took_down_with_it_goes_on_after_both_are_back(
