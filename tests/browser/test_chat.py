@@ -173,11 +173,12 @@ def assert_apart(page: Page, total: int, when: str) -> None:
     # The page may lay messages out again in the frame after a change.
     found: list[list[float]] = page.evaluate("""async () => {
       for (let frames = 0; frames < 3; frames++) await new Promise(requestAnimationFrame);
-      const parts = (each) => [each, ...each.querySelectorAll(":scope > *")];
+      // A message out of sight may not be laid out: its own box counts, and nothing in it.
+      const isDrawn = (part) => part.checkVisibility({ contentVisibilityAuto: true });
       return [...document.querySelectorAll("[role=feed] > article")].map((each) => {
-        const boxes = parts(each).filter((part) => part.checkVisibility())
+        const boxes = [each, ...[...each.children].filter(isDrawn)]
           .map((part) => part.getBoundingClientRect());
-        return [Math.min(...boxes.map(({ top }) => top)), Math.max(...boxes.map(({ bottom }) => bottom))];
+        return [Math.min(...boxes.map((box) => box.top)), Math.max(...boxes.map((box) => box.bottom))];
       });
     }""")
     width = (page.viewport_size or {})["width"]
