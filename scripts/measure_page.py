@@ -70,20 +70,36 @@ READ = """async () => {
     elements: window.document.querySelectorAll("*").length,
   };
 }"""
-SCROLL = """async (up) => {
+SCROLL = """async ({ by, most }) => {
   const parts = [...document.querySelectorAll("main, main *")];
   const [box] = parts.filter((each) => /auto|scroll/.test(getComputedStyle(each).overflowY))
     .sort((a, b) => (b.scrollHeight - b.clientHeight) - (a.scrollHeight - a.clientHeight));
-  const frames = [];
+  const count = (what) => document.querySelectorAll(what).length;
+  const isOver = () => {
+    const [one, last] = ["first-child", "last-child"].map((each) => document.querySelector(`[role=feed] > :${each}`));
+    if (!one) return false;
+    if (by < 0) return box.scrollTop <= 0 && one.ariaPosInSet === "1";
+    return last.ariaPosInSet === last.ariaSetSize && box.scrollTop + box.clientHeight >= box.scrollHeight - 1;
+  };
+  const found = { frames: [], waits: 0, elements: 0 };
   let before = await new Promise(requestAnimationFrame);
-  for (let frame = 0; frame < 180; frame++) {
-    box.scrollTop += up ? -80 : 80;
+  while (found.frames.length < most && !isOver()) {
+    const from = box.scrollTop;
+    box.scrollTop += by;
+    if (box.scrollTop === from) found.waits++;
     const now = await new Promise(requestAnimationFrame);
-    frames.push(now - before);
+    found.frames.push(now - before);
     before = now;
+    if (found.frames.length % 60 === 0) found.elements = Math.max(found.elements, count("*"));
   }
-  return frames;
+  return found;
 }"""
+STEPS = 180
+"""Frames of a short scroll, 80 pixels each."""
+FAST = 400
+"""Pixels a frame when all of a chat is scrolled through: 24,000 a second."""
+LONG_FRAME = 50
+"""Milliseconds that no frame of a scroll may take."""
 
 
 def kind_of(address: str) -> str:
@@ -122,16 +138,45 @@ async def visit(browser: Browser, url: str, place: str, address: str) -> dict[st
         await page.wait_for_load_state("networkidle")
         found: dict[str, Any] = await page.evaluate(READ)
         if place != "door":
-            found["frames"] = await scroll(page, up=place == "chat")
+            scrolled = await scroll(page, by=-80 if place == "chat" else 80, most=STEPS)
+            found["frames"] = scrolled["frames"]
         return found
     finally:
         await context.close()
 
 
-async def scroll(page: Page, *, up: bool) -> list[float]:
-    """Milliseconds between frames while the view scrolls."""
-    frames: list[float] = await page.evaluate(SCROLL, up)
-    return frames
+async def scroll(page: Page, *, by: int, most: int) -> dict[str, Any]:
+    """Scroll by so many pixels a frame, to the end of a chat or for `most` frames.
+
+    Returns the milliseconds between frames, the number of frames that had to wait for messages, and
+    the most elements that were in the document.
+    """
+    found: dict[str, Any] = await page.evaluate(SCROLL, {"by": by, "most": most})
+    return found
+
+
+async def scroll_through(browser: Browser, url: str, address: str, messages: int) -> None:
+    """Scroll a chat from its last message to the first and back, and print how smoothly."""
+    context = await browser.new_context(base_url=url)
+    try:
+        await sign_in(context)
+        page = await context.new_page()
+        await page.goto(address)
+        await page.locator("main article").last.wait_for()
+        await page.wait_for_load_state("networkidle")
+        print(f"\n{messages} messages, {FAST} pixels a frame")
+        for way, by in (("up", -FAST), ("down", FAST)):
+            found = await scroll(page, by=by, most=20 * messages)
+            frames = found["frames"]
+            p50, p95 = bench.p50_p95(frames)
+            long = sum(frame > LONG_FRAME for frame in frames)
+            print(
+                f"  {way:<6}{len(frames):>6} frames{p50:>8} ms p50, {p95} p95, {max(frames):.0f} max,"
+                f" {long} over {LONG_FRAME}; {found['waits']} waited for messages;"
+                f" at most {found['elements']} elements"
+            )
+    finally:
+        await context.close()
 
 
 async def sign_in(context: BrowserContext) -> None:
@@ -192,6 +237,7 @@ async def measure(options: argparse.Namespace) -> None:
                         await visit(browser, origin, place, address) for _ in range(options.runs)
                     ]
                     report(place, visits)
+                await scroll_through(browser, origin, places["chat"], options.messages)
                 await browser.close()
         await database.dispose()
 

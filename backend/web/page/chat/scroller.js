@@ -122,10 +122,20 @@ export function scroller(room) {
 
   const fix = (position) => ({ at: position, offset: items[position - first].element.offsetTop - log.scrollTop });
 
+  /** Let the pinned message go if the user scrolled away from it. */
+  function look() {
+    const by = log.scrollTop - seen;
+    if (Math.abs(by) <= 1 || !items.length) return;
+    seen += by;
+    if (isAtEnd()) pin = END;
+    else if (by < 0 || pin !== END) pin = keepsPlace ? null : fix(find(seen));
+  }
+
   function layout() {
     cancelAnimationFrame(frame);
     frame = 0;
     if (!log.clientHeight) return;
+    look();
     const { total } = path;
     nothing.hidden = total > 0;
     track.hidden = !total;
@@ -161,15 +171,7 @@ export function scroller(room) {
   signal.addEventListener("abort", () => sizes.disconnect());
   path.addEventListener("change", soon);
 
-  log.addEventListener("scroll", () => {
-    soon();
-    const by = log.scrollTop - seen;
-    // Nobody scrolled: the page did.
-    if (Math.abs(by) <= 1) return;
-    seen = log.scrollTop;
-    if (isAtEnd()) pin = END;
-    else if (by < 0 || pin !== END) pin = keepsPlace || !items.length ? null : fix(find(seen));
-  }, { passive: true });
+  log.addEventListener("scroll", soon, { passive: true });
   log.addEventListener("keydown", (event) => {
     const go = { Home: () => show(0), End: () => show() }[event.key];
     if (!go || event.target.matches("input, textarea, select")) return;
