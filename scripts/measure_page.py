@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import json
 import shutil
 import statistics
 import tempfile
@@ -76,10 +77,12 @@ SCROLL = """async ({ by, most }) => {
     .sort((a, b) => (b.scrollHeight - b.clientHeight) - (a.scrollHeight - a.clientHeight));
   const count = (what) => document.querySelectorAll(what).length;
   const isOver = () => {
-    const [one, last] = ["first-child", "last-child"].map((each) => document.querySelector(`[role=feed] > :${each}`));
-    if (!one) return false;
-    if (by < 0) return box.scrollTop <= 0 && one.ariaPosInSet === "1";
-    return last.ariaPosInSet === last.ariaSetSize && box.scrollTop + box.clientHeight >= box.scrollHeight - 1;
+    const messages = document.querySelectorAll("[role=feed] > *");
+    if (!messages.length) return false;
+    if (by < 0) return box.scrollTop <= 0 && messages[0].ariaPosInSet === "1";
+    const { ariaPosInSet, ariaSetSize } = messages[messages.length - 1];
+    const room = box.scrollHeight - box.clientHeight - box.scrollTop;
+    return ariaPosInSet === ariaSetSize && room <= 1;
   };
   const found = { frames: [], waits: 0, elements: 0 };
   let before = await new Promise(requestAnimationFrame);
@@ -170,13 +173,35 @@ async def scroll_through(browser: Browser, url: str, address: str, messages: int
             frames = found["frames"]
             p50, p95 = bench.p50_p95(frames)
             long = sum(frame > LONG_FRAME for frame in frames)
+            task = await longest_task(browser, page, by=-by)
             print(
-                f"  {way:<6}{len(frames):>6} frames{p50:>8} ms p50, {p95} p95, {max(frames):.0f} max,"
-                f" {long} over {LONG_FRAME}; {found['waits']} waited for messages;"
-                f" at most {found['elements']} elements"
+                f"  {way:<6}{p50:>7} ms p50, {p95} p95, {max(frames):.0f} max of {len(frames)} frames"
             )
+            print(f"        {long} over {LONG_FRAME} ms; {found['waits']} waited for messages")
+            print(f"        {task:.1f} ms of CPU in a task; {found['elements']} elements, at most")
     finally:
         await context.close()
+
+
+async def longest_task(browser: Browser, page: Page, *, by: int) -> float:
+    """Return the most CPU that one task of the page's main thread took in a short scroll, in ms.
+
+    A frame is one task. Unlike the time between frames, it hardly depends on what else runs on the
+    machine.
+    """
+    await browser.start_tracing(page=page, categories=["toplevel"])
+    await scroll(page, by=by, most=STEPS)
+    events = json.loads(await browser.stop_tracing())["traceEvents"]
+    threads = {
+        (event["pid"], event["tid"])
+        for event in events
+        if event["name"] == "thread_name" and event["args"]["name"] == "CrRendererMain"
+    }
+    return max(
+        event["tdur"] / 1000
+        for event in events
+        if "tdur" in event and (event["pid"], event["tid"]) in threads
+    )
 
 
 async def sign_in(context: BrowserContext) -> None:

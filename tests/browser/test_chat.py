@@ -99,6 +99,7 @@ def test_a_long_chat_is_gone_through_by_key_and_to_any_place_by_its_address(
     page.goto(f"/#/chats/{chat['id']}")
     expect(messages(page).last).to_have_attribute("aria-posinset", "32")
     assert messages(page).count() < 25
+    assert_older_messages_push_nothing(page, page.get_by_text("Line 15.", exact=True))
 
     page.get_by_role("region", name="The story so far").press("Home")
     expect(page.get_by_text("Line 0.", exact=True)).to_be_in_viewport()
@@ -108,6 +109,16 @@ def test_a_long_chat_is_gone_through_by_key_and_to_any_place_by_its_address(
 
     expect(messages(page).last).to_have_attribute("aria-posinset", "32")
     expect(page.get_by_role("button", name="messages below")).to_be_hidden()
+
+
+def assert_older_messages_push_nothing(page: Page, place: Locator) -> None:
+    """Scroll up 400 pixels, which loads messages above: the place moves by as much."""
+    before = messages(page).first.get_attribute("aria-posinset") or ""
+    place.hover()
+    top = (place.bounding_box() or {})["y"]
+    page.mouse.wheel(0, -400)
+    expect(messages(page).first).not_to_have_attribute("aria-posinset", before)
+    assert (place.bounding_box() or {})["y"] == pytest.approx(top + 400, abs=1)
 
 
 def test_no_two_messages_overlap_at_any_width_with_and_without_scrollbars(
@@ -143,11 +154,12 @@ def use_messages(page: Page, total: int) -> None:
     line(page).fill("/demo long 40")
     line(page).press("Enter")
     tools = page.get_by_label(f"Tools of message {total}")
-    expect(tools).to_be_visible()
+    expect(tools).to_be_in_viewport()
     assert_apart(page, total, "after a turn")
 
     tools.get_by_role("button", name="New version").click()
     expect(tools.get_by_text("2 / 2")).to_be_visible()
+    expect(tools).to_be_in_viewport()
     assert_apart(page, total, "after a swipe")
 
     tools.get_by_role("button", name="Edit").click()
@@ -178,7 +190,8 @@ def assert_apart(page: Page, total: int, when: str) -> None:
       return [...document.querySelectorAll("[role=feed] > article")].map((each) => {
         const boxes = [each, ...[...each.children].filter(isDrawn)]
           .map((part) => part.getBoundingClientRect());
-        return [Math.min(...boxes.map((box) => box.top)), Math.max(...boxes.map((box) => box.bottom))];
+        const [tops, bottoms] = ["top", "bottom"].map((side) => boxes.map((box) => box[side]));
+        return [Math.min(...tops), Math.max(...bottoms)];
       });
     }""")
     width = (page.viewport_size or {})["width"]

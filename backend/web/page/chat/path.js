@@ -2,7 +2,7 @@
 import { api } from "../core/api.js";
 
 const PAGE = 40;
-const AROUND = 400; // messages kept above and below those that were asked for last
+const AROUND = 200; // messages kept above and below those that were asked for last
 
 /** Messages by position, 0 … `total` - 1. Says "change" when one changed. */
 export class Path extends EventTarget {

@@ -3,9 +3,9 @@ import { h, icon, pause } from "../core/dom.js";
 import { t } from "../core/words.js";
 import { drawn } from "./message.js";
 
-const AHEAD = 20; // messages in the document on either side of those in view
+const AHEAD = 20; // messages in the document, at least, on either side of those in view
+const BEHIND = 50; // and at most
 const BATCH = 4; // messages added to one side in a frame
-const MOST = 300; // messages in the document
 const MARGIN = 24; // pixels above a message that was jumped to
 const RETRY = 2_000;
 
@@ -103,12 +103,9 @@ export function scroller(room) {
 
   /** Remove messages far from those in view, except one that is being edited. */
   function trim() {
-    while (items.length > MOST) {
-      const isAbove = top - first > end() - bottom;
-      if (items.at(isAbove ? 0 : -1).element.matches(".edited")) return;
-      if (isAbove) dropFirst();
-      else dropLast();
-    }
+    const isFree = (place) => !items.at(place).element.matches(".edited");
+    while (top - first > BEHIND && isFree(0)) dropFirst();
+    while (end() - bottom > BEHIND && isFree(-1)) dropLast();
   }
 
   /** Put the pinned message back in its place. */
