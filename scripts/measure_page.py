@@ -174,9 +174,7 @@ async def scroll_through(browser: Browser, url: str, address: str, messages: int
             p50, p95 = bench.p50_p95(frames)
             long = sum(frame > LONG_FRAME for frame in frames)
             task = await longest_task(browser, page, by=-by)
-            print(
-                f"  {way:<6}{p50:>7} ms p50, {p95} p95, {max(frames):.0f} max of {len(frames)} frames"
-            )
+            print(f"  {way:<6}{len(frames)} frames: {p50} ms p50, {p95} p95, {max(frames):.0f} max")
             print(f"        {long} over {LONG_FRAME} ms; {found['waits']} waited for messages")
             print(f"        {task:.1f} ms of CPU in a task; {found['elements']} elements, at most")
     finally:
@@ -198,7 +196,7 @@ async def longest_task(browser: Browser, page: Page, *, by: int) -> float:
         if event["name"] == "thread_name" and event["args"]["name"] == "CrRendererMain"
     }
     return max(
-        event["tdur"] / 1000
+        float(event["tdur"]) / 1000
         for event in events
         if "tdur" in event and (event["pid"], event["tid"]) in threads
     )

@@ -17,6 +17,8 @@ from tests.support.process import Served, serving
 
 pytestmark = pytest.mark.browser
 
+TOP = "element => element.getBoundingClientRect().top"
+
 
 def line(page: Page) -> Locator:
     return page.get_by_role("textbox", name="Your line")
@@ -115,10 +117,10 @@ def assert_older_messages_push_nothing(page: Page, place: Locator) -> None:
     """Scroll up 400 pixels, which loads messages above: the place moves by as much."""
     before = messages(page).first.get_attribute("aria-posinset") or ""
     place.hover()
-    top = (place.bounding_box() or {})["y"]
+    top = place.evaluate(TOP)
     page.mouse.wheel(0, -400)
     expect(messages(page).first).not_to_have_attribute("aria-posinset", before)
-    assert (place.bounding_box() or {})["y"] == pytest.approx(top + 400, abs=1)
+    assert place.evaluate(TOP) == pytest.approx(top + 400, abs=1)
 
 
 def test_no_two_messages_overlap_at_any_width_with_and_without_scrollbars(
@@ -194,10 +196,9 @@ def assert_apart(page: Page, total: int, when: str) -> None:
         return [Math.min(...tops), Math.max(...bottoms)];
       });
     }""")
-    width = (page.viewport_size or {})["width"]
     assert len(found) > 1
     for (_, bottom), (top, _) in pairwise(found):
-        assert bottom <= top + 0.5, f"messages overlap {when}, {width} px wide: {found}"
+        assert bottom <= top + 0.5, f"messages overlap {when}, {page.viewport_size}: {found}"
 
 
 def test_a_reply_that_the_server_took_down_with_it_goes_on_after_both_are_back(

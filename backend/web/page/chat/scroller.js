@@ -181,6 +181,7 @@ export function scroller(room) {
     if (!log.clientHeight) await new Promise(requestAnimationFrame);
     pin = position < path.total ? { at: position, offset: MARGIN } : END;
     if (path.total) open(Math.min(position, path.total - 1));
+    seen = log.scrollTop; // the user did not scroll to where this is
     layout();
     const element = mark && items[position - first]?.element;
     if (!element) return;
