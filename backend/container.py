@@ -27,6 +27,7 @@ from backend.campaigns.service import CampaignService
 from backend.campaigns.sessions import CampaignSessions
 from backend.campaigns.situations import SituationService
 from backend.campaigns.viewpoints import CampaignAudiences, check_event_audience
+from backend.campaigns.world_copies import WorldCopies
 from backend.characters.personas import PersonaService
 from backend.characters.repository import get_persona
 from backend.characters.service import CharacterService
@@ -91,6 +92,7 @@ from backend.turns.contexts import ContextService
 from backend.turns.counting import CountCache
 from backend.turns.downtime import DowntimeService
 from backend.turns.kept_history import HistoryCache
+from backend.turns.line_macros import LineMacroService
 from backend.turns.lore import LoreReader
 from backend.turns.measures import MeasureService
 from backend.turns.models_in_use import ModelsInUseService
@@ -234,15 +236,21 @@ class Services:
             participants=participants,
             check_added=partial(self.quotas.check_added, CHATS),
         )
+        checks_added = [partial(self.quotas.check_added, each) for each in (CHATS, STORED_BYTES)]
         self.campaign_transfer = CampaignTransfer(
-            database,
-            index,
-            pool,
-            user_models=user_models,
-            checks_added=[partial(self.quotas.check_added, each) for each in (CHATS, STORED_BYTES)],
+            database, index, pool, user_models=user_models, checks_added=checks_added
+        )
+        participants.add(
+            WorldCopies(database, index, pool, participants=participants, checks_added=checks_added)
         )
         self.messages = MessageService(
-            database, settings, index, pool=pool, scripts=self.scripts, participants=participants
+            database,
+            settings,
+            index,
+            pool=pool,
+            scripts=self.scripts,
+            macros=LineMacroService(database, pool, accounts=self.accounts),
+            participants=participants,
         )
         self.opening = OpeningService(
             database,

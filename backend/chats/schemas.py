@@ -18,7 +18,7 @@ from backend.accounts.settings import (
 )
 from backend.audience import Audience, ViewpointText
 from backend.chats.models import MessageStatus
-from backend.chats.notices import PromptCutNotice
+from backend.chats.notices import Notice
 from backend.generation.model import Role
 from backend.generation.sampling import Sampling
 
@@ -61,7 +61,8 @@ class MessageView(msgspec.Struct, kw_only=True):
     """A message. `sibling` counts from 1 among `sibling_count` swipes.
 
     `shown` and `shown_thinking` are what regex scripts show in the place of `text` and `thinking`;
-    null where they change nothing. `injected_context` is what a campaign put into the prompt of
+    null where they change nothing. `typed` is the user's line before its macros were expanded; null
+    if it had none. `injected_context` is what a campaign put into the prompt of
     the reply. `audience` says who may know the message, in a chat of a campaign. `notices` say what
     went wrong while the reply was written, without ending it. A reply that is thoughts alone has no
     `text`; it is hidden, since no model may be sent it.
@@ -85,11 +86,12 @@ class MessageView(msgspec.Struct, kw_only=True):
     sibling_count: int
     created_at: datetime
     updated_at: datetime
+    typed: str | None = None
     shown: str | None = None
     shown_thinking: str | None = None
     injected_context: str | None = None
     audience: Audience = "public"
-    notices: list[PromptCutNotice] = []
+    notices: list[Notice] = []
 
 
 class MessagePage(msgspec.Struct, kw_only=True):
@@ -120,11 +122,19 @@ class Deleted(msgspec.Struct, kw_only=True):
     leaf_id: UUID | None
 
 
+ForkWorld = Literal["shared", "copy"]
+
+
 class Fork(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """The message at whose end the new chat's path ends."""
+    """The last message of the new chat's path.
+
+    The copy of a campaign's chat stays in the campaign (`world`: `shared`), or gets a new campaign:
+    a `copy` of the world as it is at the message.
+    """
 
     message_id: UUID
     title: Title | None = None
+    world: ForkWorld = "shared"
 
 
 class AuthorsNote(
@@ -209,3 +219,5 @@ class ChatSettings(
 
     Without it a reply ends before a line that begins with one of their names and a colon.
     """
+    expand_macros: bool | None = None
+    """Expand macros in the user's lines before they are stored. Absent: as the account does."""

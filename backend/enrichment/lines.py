@@ -9,7 +9,7 @@ from uuid import UUID
 from sqlalchemy import ColumnElement, Row, func, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from backend.audience import GM, Viewpoint, known_to
+from backend.audience import GM, AudienceMarks, Viewpoint, known_to
 from backend.chats.models import MESSAGE_AUTHOR, MESSAGE_CONTENT, Chat, Message
 from backend.enrichment.cleaning import shown
 from backend.enrichment.story import readable
@@ -73,11 +73,12 @@ async def is_as_read(
     return [(row.id, row.updated_at) for row in rows] == list(versions)
 
 
-def told(sealer: Sealer, row: Line | Message, most: int) -> str:
-    """A line of the story as data, of at most `most` characters."""
+def told(sealer: Sealer, row: Line | Message, most: int, marks: AudienceMarks | None = None) -> str:
+    """A line of the story as data, of at most `most` characters; `marks` say who knows it."""
     author = sealer.open(MESSAGE_AUTHOR, row.id, row.sealed_author)
     text = sealer.open(MESSAGE_CONTENT, row.id, row.sealed_content)
-    said = shown(f"{author}: {text}" if author else text, most=most)
+    line = f"{author}: {text}" if author else text
+    said = shown(marks.mark(line, row.audience) if marks else line, most=most)
     return f"#{row.position + 1} {said}"
 
 

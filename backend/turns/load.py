@@ -6,14 +6,14 @@ from collections.abc import Sequence
 from dataclasses import replace
 from uuid import UUID
 
-import msgspec
+from msgspec import structs
 from sqlalchemy import and_, bindparam, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from backend.accounts.identity import Identity
-from backend.accounts.models import USER_VARIABLES, User
+from backend.accounts.models import User
 from backend.accounts.settings import first_set
-from backend.audience import PUBLIC, Viewpoint
+from backend.audience import GM, PUBLIC, Viewpoint
 from backend.campaigns.errors import StaleCampaignError
 from backend.campaigns.marks import count_unread_rounds, first_unread
 from backend.campaigns.models import Campaign
@@ -23,18 +23,19 @@ from backend.campaigns.situations import RECENT_LINES, SituationService
 from backend.characters import repository as characters
 from backend.chats import repository as chats
 from backend.chats.errors import ChatNotFoundError
-from backend.chats.models import CHAT_VARIABLES, MESSAGE_AUTHOR, MESSAGE_CONTENT, Chat, Message
+from backend.chats.models import MESSAGE_AUTHOR, MESSAGE_CONTENT, Chat, Message
 from backend.chats.schemas import AuthorsNote
 from backend.chats.service import read_settings
 from backend.chronicles.events import MAX_PINNED
 from backend.chronicles.reading import current_events
 from backend.context.blocks import PresetFields
 from backend.context.budget import eviction_point
-from backend.context.macros import Variables
 from backend.enrichment.summaries import current_summary
 from backend.enrichment.summary_goals import HOT_ROUNDS
 from backend.lorebooks.chat_books import books_for_chat
+from backend.turns.known_path import KnownPath
 from backend.turns.lore import LoreReader
+from backend.turns.macro_fields import read_variables
 from backend.turns.models import TurnKind
 from backend.turns.prompt_context import LoadedChat, RecentLine, authors_note
 from backend.turns.prompt_order import LoadedPreset
@@ -48,7 +49,7 @@ QUOTED = 20
 """Last lines that macros may quote."""
 
 PLAYED: tuple[TurnKind, ...] = ("reply", "regenerate")
-"""Turns in which the model may use tools. What goes on with a reply adds words alone."""
+"""Turns in which the model may use tools."""
 
 RECENT_MACROS = ("last", "idle")
 """In the names of macros that quote the last lines, or ask how old they are."""
@@ -125,11 +126,14 @@ class ChatLoader:
         target = answerable(
             target, viewpoint, audience if request.text else PUBLIC, is_preview=self._is_preview
         )
+        account = self._identity.settings
+        member_books = first_set((settings.lore, account.lore), "member_books", default="speaker")
+        speaker_ids = [speaker.id] if speaker.id is not None else []
         books = await books_for_chat(
             self._session,
             owner_id=owner_id,
             chat_id=chat.id,
-            character_ids=member_ids,
+            character_ids=member_ids if member_books == "all" else speaker_ids,
             persona_id=persona_id,
         )
         lore = await self._lore.read(
@@ -138,10 +142,10 @@ class ChatLoader:
             books,
             chat=chat,
             leaf=target.leaf,
-            overrides=(settings.lore, self._identity.settings.lore),
+            overrides=(settings.lore, account.lore),
         )
         note, note_reason = authors_note(settings.authors_note, speaker.card)
-        account = self._identity.settings
+        variables = read_variables(sealer, chat, sealed_globals)
         loaded = LoadedChat(
             chat=chat,
             settings=settings,
@@ -156,7 +160,8 @@ class ChatLoader:
             persona=persona.description if persona else "",
             persona_id=persona.id if persona else None,
             target=target,
-            variables=self._variables(chat, sealed_globals),
+            variables=variables,
+            stored_variables=variables,
             lore=lore,
             note=note,
             note_reason=note_reason,
@@ -192,6 +197,7 @@ class ChatLoader:
             keeps_other_speakers=first_set(
                 (settings, account), "keep_other_speakers", default=False
             ),
+            expands_macros=first_set((settings, account), "expand_macros", default=True),
             has_scripts=has_scripts,
             preset=(
                 LoadedPreset(None, 0, "preview", self._tried)
@@ -199,10 +205,11 @@ class ChatLoader:
                 else await find_preset(self._session, self._identity, settings, speaker)
             ),
         )
-        quoted = QUOTED if any(map(_may_quote, loaded.fields)) else EXCHANGE
+        quoted = QUOTED if any(map(_may_quote, [*loaded.fields, loaded.line or ""])) else EXCHANGE
         most = max(quoted, lore.depth, RECENT_LINES)
         recent = await self._recent(target, most, viewpoint)
-        return await self._with_rounds(replace(loaded, recent=recent))
+        loaded = await self._with_rounds(replace(loaded, recent=recent))
+        return await self._with_known_path(loaded)
 
     async def _with_rounds(self, loaded: LoadedChat) -> LoadedChat:
         """The same with how far its campaign's story is told, and read, where it has one."""
@@ -216,9 +223,18 @@ class ChatLoader:
         if leaf is None:
             return loaded
         limit = HOT_ROUNDS + fields.settings.memory_interval
+        rounds = await chats.round_starts(self._session, leaf, limit=limit)
+        covered = loaded.summary.path_tokens if loaded.summary else 0
         return replace(
             loaded,
-            rounds=await chats.round_starts(self._session, leaf, limit=limit),
+            rounds=(
+                rounds
+                if loaded.viewpoint == GM
+                else await chats.round_starts(
+                    self._session, leaf, limit=limit, viewpoint=loaded.viewpoint
+                )
+            ),
+            untold_rounds=sum(begin >= covered for begin in rounds),
             # Some of what was told may be in the campaign's state alone.
             unread=(
                 await first_unread(
@@ -233,6 +249,21 @@ class ChatLoader:
                 else 0
             ),
         )
+
+    async def _with_known_path(self, loaded: LoadedChat) -> LoadedChat:
+        """The same, counted by the lines that the viewpoint may know."""
+        leaf = loaded.target.leaf
+        if leaf is None or loaded.viewpoint == GM:
+            return loaded
+        lines = await chats.list_unknown_lines(self._session, leaf, loaded.viewpoint)
+        path, summary, unread = KnownPath.without(lines), loaded.summary, loaded.unread
+        if summary is not None:
+            told = path.to_known(summary.path_tokens)
+            summary = structs.replace(summary, path_tokens=told)
+        if unread is not None:
+            unread = unread._replace(path_tokens=path.to_known(unread.path_tokens))
+        rounds = list(map(path.to_known, loaded.rounds))
+        return replace(loaded, known_path=path, summary=summary, unread=unread, rounds=rounds)
 
     async def with_campaign(self, loaded: LoadedChat) -> LoadedChat:
         """What `load` gave, with what its campaign says now, where it has one."""
@@ -249,10 +280,14 @@ class ChatLoader:
             until=loaded.target.rewritten,
             viewpoint=loaded.viewpoint,
         )
-        # The world that tools change is known to more than hear of it.
-        is_heard = loaded.audience == PUBLIC or not campaign.fields.settings.hidden_information
-        plays = loaded.target.kind in PLAYED and is_heard
-        table = read_table(campaign, loaded.viewpoint) if plays else None
+        # More people know the world that tools change than know of a private turn.
+        hides = campaign.fields.settings.hidden_information
+        is_private = hides and loaded.audience != PUBLIC
+        table = (
+            read_table(campaign, loaded.viewpoint, is_private=is_private)
+            if _is_played(loaded.target)
+            else None
+        )
         return replace(loaded, campaign=campaign, table=table)
 
     def _said(self, target: Target, request: TurnRequest) -> str | None:
@@ -268,18 +303,6 @@ class ChatLoader:
         before = await chats.count_said(self._session, target.leaf, "user") if target.leaf else 0
         said = before + (target.line is not None or bool(request.text))
         return bool(said) and said % note.interval == 0
-
-    def _variables(self, chat: Chat, sealed_globals: bytes | None) -> Variables:
-        sealer, user_id = self._identity.sealer, self._identity.user_id
-        local = chat.sealed_variables
-        return Variables(
-            local=_decoded(sealer.open_bytes(CHAT_VARIABLES, chat.id, local) if local else None),
-            global_=_decoded(
-                sealer.open_bytes(USER_VARIABLES, user_id, sealed_globals)
-                if sealed_globals
-                else None
-            ),
-        )
 
     async def _recent(
         self, target: Target, limit: int, viewpoint: Viewpoint
@@ -315,8 +338,19 @@ async def first_kept(session: AsyncSession, loaded: LoadedChat, *, budget: int) 
     begin = max(eviction_point(loaded.path_tokens, budget), loaded.summed_up)
     if leaf is None or begin == 0:
         return None
-    first = await chats.first_behind(session, loaded.chat.id, from_sum=begin)
+    from_sum = loaded.known_path.to_path(begin)
+    first = await chats.first_behind(session, loaded.chat.id, from_sum=from_sum)
     return leaf.position + 1 if first is None else first
+
+
+def _is_played(target: Target) -> bool:
+    """True if the model may use tools.
+
+    A reply that was cut off goes on with them, because its turn has not ended. One that is complete
+    goes on with words alone.
+    """
+    cut_off = target.continued is not None and target.continued.status != "complete"
+    return target.kind in PLAYED or cut_off
 
 
 def _may_quote(field: str) -> bool:
@@ -332,7 +366,3 @@ def author_of(identity: Identity, message: Message) -> str:
 def text_of(identity: Identity, message: Message) -> str:
     """What a message says."""
     return identity.sealer.open(MESSAGE_CONTENT, message.id, message.sealed_content)
-
-
-def _decoded(data: bytes | None) -> dict[str, str]:
-    return msgspec.json.decode(data, type=dict[str, str]) if data else {}

@@ -103,7 +103,7 @@ class TurnStarter:
                 moved = await tree.attach(session, chat, line, parent=parent)
                 await tell_path_moved(self._participants, session, identity.sealer, chat, moved)
                 await _save_variables(
-                    session, identity.sealer, chat, loaded.variables, built.variables
+                    session, identity.sealer, chat, loaded.stored_variables, built.variables
                 )
             reply = await self._reply_row(session, identity, chat, built, line or parent)
             turn.reply_id = reply.id if reply else None
@@ -111,7 +111,12 @@ class TurnStarter:
             continued = reply if target.continued else None
             run = self._make_run(identity, built, turn, continued, rebuild=rebuild)
             if loaded.table is not None:
-                run.play = Play(table=loaded.table, prompts=self._prompts, viewpoint=viewpoint)
+                run.play = Play(
+                    table=loaded.table,
+                    prompts=self._prompts,
+                    viewpoint=viewpoint,
+                    may_wait=target.kind != "continue",
+                )
             if reply is not None:
                 reply.status = "streaming"
             session.add(turn)  # last, in one statement with what it refers to
@@ -126,6 +131,7 @@ class TurnStarter:
             role="user",
             author=loaded.user_name,
             text=loaded.line,
+            typed=loaded.typed,
             persona_id=loaded.persona_id,
         )
         unit = CountUnit.parse(loaded.chat.count_unit)

@@ -188,7 +188,7 @@ class _Writer:
             heading = "" if day is None else f"Day {day}"
             if not found or found[-1][0] != heading:
                 # What is of no day has no heading, and so can't follow one that has.
-                found.append((heading or ("" if not found else "Some day"), []))
+                found.append((heading or ("" if not found else vault.NO_DAY), []))
             found[-1][1].extend(self._event(event))
         return found
 

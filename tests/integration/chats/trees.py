@@ -34,6 +34,7 @@ from backend.regex.process import RegexProcess
 from backend.regex.scripts import ScriptEngine
 from backend.scripting.service import ScriptService
 from backend.settings import Settings
+from backend.turns.line_macros import LineMacroService
 from backend.vault.root import RootKeys
 from backend.vault.sealing import KEY_BYTES, Sealer
 
@@ -169,6 +170,7 @@ class Grove:
             scripts=ScriptService(
                 database, ScriptEngine(RegexProcess()), pool, accounts=ALL_ARE_ADA
             ),
+            macros=LineMacroService(database, pool, accounts=ALL_ARE_ADA),
             participants=PARTICIPANTS,
         )
         self.pool = pool
