@@ -184,7 +184,7 @@ async def scroll_through(browser: Browser, url: str, address: str, messages: int
 async def longest_task(browser: Browser, page: Page, *, by: int) -> float:
     """Return the most CPU that one task of the page's main thread took in a short scroll, in ms.
 
-    A frame is one task. Unlike the time between frames, it hardly depends on what else runs on the
+    A frame is one task. Unlike the time between frames, it hardly depends on the load of the
     machine.
     """
     await browser.start_tracing(page=page, categories=["toplevel"])

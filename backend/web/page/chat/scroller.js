@@ -176,7 +176,8 @@ export function scroller(room) {
     go();
   });
 
-  async function show(position = Infinity, { mark } = {}) {
+  async function show(place = Infinity, { mark } = {}) {
+    const position = Math.max(0, Math.floor(place));
     await path.load(Math.min(position, path.total) - AHEAD, position + AHEAD + 1);
     if (!log.clientHeight) await new Promise(requestAnimationFrame);
     pin = position < path.total ? { at: position, offset: MARGIN } : END;
