@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import json
 import shutil
 import statistics
 import tempfile
@@ -70,20 +71,38 @@ READ = """async () => {
     elements: window.document.querySelectorAll("*").length,
   };
 }"""
-SCROLL = """async (up) => {
+SCROLL = """async ({ by, most }) => {
   const parts = [...document.querySelectorAll("main, main *")];
   const [box] = parts.filter((each) => /auto|scroll/.test(getComputedStyle(each).overflowY))
     .sort((a, b) => (b.scrollHeight - b.clientHeight) - (a.scrollHeight - a.clientHeight));
-  const frames = [];
+  const count = (what) => document.querySelectorAll(what).length;
+  const isOver = () => {
+    const messages = document.querySelectorAll("[role=feed] > *");
+    if (!messages.length) return false;
+    if (by < 0) return box.scrollTop <= 0 && messages[0].ariaPosInSet === "1";
+    const { ariaPosInSet, ariaSetSize } = messages[messages.length - 1];
+    const room = box.scrollHeight - box.clientHeight - box.scrollTop;
+    return ariaPosInSet === ariaSetSize && room <= 1;
+  };
+  const found = { frames: [], waits: 0, elements: 0 };
   let before = await new Promise(requestAnimationFrame);
-  for (let frame = 0; frame < 180; frame++) {
-    box.scrollTop += up ? -80 : 80;
+  while (found.frames.length < most && !isOver()) {
+    const from = box.scrollTop;
+    box.scrollTop += by;
+    if (box.scrollTop === from) found.waits++;
     const now = await new Promise(requestAnimationFrame);
-    frames.push(now - before);
+    found.frames.push(now - before);
     before = now;
+    if (found.frames.length % 60 === 0) found.elements = Math.max(found.elements, count("*"));
   }
-  return frames;
+  return found;
 }"""
+STEPS = 180
+"""Frames of a short scroll, 80 pixels each."""
+FAST = 400
+"""Pixels a frame when all of a chat is scrolled through: 24,000 a second."""
+LONG_FRAME = 50
+"""Milliseconds that no frame of a scroll may take."""
 
 
 def kind_of(address: str) -> str:
@@ -122,16 +141,65 @@ async def visit(browser: Browser, url: str, place: str, address: str) -> dict[st
         await page.wait_for_load_state("networkidle")
         found: dict[str, Any] = await page.evaluate(READ)
         if place != "door":
-            found["frames"] = await scroll(page, up=place == "chat")
+            scrolled = await scroll(page, by=-80 if place == "chat" else 80, most=STEPS)
+            found["frames"] = scrolled["frames"]
         return found
     finally:
         await context.close()
 
 
-async def scroll(page: Page, *, up: bool) -> list[float]:
-    """Milliseconds between frames while the view scrolls."""
-    frames: list[float] = await page.evaluate(SCROLL, up)
-    return frames
+async def scroll(page: Page, *, by: int, most: int) -> dict[str, Any]:
+    """Scroll by so many pixels a frame, to the end of a chat or for `most` frames.
+
+    Returns the milliseconds between frames, the number of frames that had to wait for messages, and
+    the most elements that were in the document.
+    """
+    found: dict[str, Any] = await page.evaluate(SCROLL, {"by": by, "most": most})
+    return found
+
+
+async def scroll_through(browser: Browser, url: str, address: str, messages: int) -> None:
+    """Scroll a chat from its last message to the first and back, and print how smoothly."""
+    context = await browser.new_context(base_url=url)
+    try:
+        await sign_in(context)
+        page = await context.new_page()
+        await page.goto(address)
+        await page.locator("main article").last.wait_for()
+        await page.wait_for_load_state("networkidle")
+        print(f"\n{messages} messages, {FAST} pixels a frame")
+        for way, by in (("up", -FAST), ("down", FAST)):
+            found = await scroll(page, by=by, most=20 * messages)
+            frames = found["frames"]
+            p50, p95 = bench.p50_p95(frames)
+            long = sum(frame > LONG_FRAME for frame in frames)
+            task = await longest_task(browser, page, by=-by)
+            print(f"  {way:<6}{len(frames)} frames: {p50} ms p50, {p95} p95, {max(frames):.0f} max")
+            print(f"        {long} over {LONG_FRAME} ms; {found['waits']} waited for messages")
+            print(f"        {task:.1f} ms of CPU in a task; {found['elements']} elements, at most")
+    finally:
+        await context.close()
+
+
+async def longest_task(browser: Browser, page: Page, *, by: int) -> float:
+    """Return the most CPU that one task of the page's main thread took in a short scroll, in ms.
+
+    A frame is one task. Unlike the time between frames, it hardly depends on the load of the
+    machine.
+    """
+    await browser.start_tracing(page=page, categories=["toplevel"])
+    await scroll(page, by=by, most=STEPS)
+    events = json.loads(await browser.stop_tracing())["traceEvents"]
+    threads = {
+        (event["pid"], event["tid"])
+        for event in events
+        if event["name"] == "thread_name" and event["args"]["name"] == "CrRendererMain"
+    }
+    return max(
+        float(event["tdur"]) / 1000
+        for event in events
+        if "tdur" in event and (event["pid"], event["tid"]) in threads
+    )
 
 
 async def sign_in(context: BrowserContext) -> None:
@@ -192,6 +260,7 @@ async def measure(options: argparse.Namespace) -> None:
                         await visit(browser, origin, place, address) for _ in range(options.runs)
                     ]
                     report(place, visits)
+                await scroll_through(browser, origin, places["chat"], options.messages)
                 await browser.close()
         await database.dispose()
 

@@ -1,6 +1,6 @@
-"""What separates the parts of a reply that were written one after the other.
+"""White space between a reply and its continuation.
 
-Models write a continuation from its first word on: the white space before it is missing.
+Models begin a continuation with its first word and leave out the white space before it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _MARKS = '"*_~`'
 """Quotation marks and marks of Markdown that open and close alike."""
 
 _OPENERS = {"“": "„", "”": "“", "»": "«", "«": "»"}
-"""Quotation marks that may close, and what they then close. Languages use them both ways."""
+"""Quotation marks that may close, with the mark that each closes. Languages use them both ways."""
 
 _QUOTES = _MARKS + "„" + "".join(_OPENERS)
 _APOSTROPHES = "'\N{RIGHT SINGLE QUOTATION MARK}"
@@ -48,7 +48,7 @@ def find_joint(before: str, more: str) -> str:
 
 
 def _is_open(text: str) -> bool:
-    """True if a text ends with a character that belongs to what follows it."""
+    """True if a text ends with a character that belongs to the next one."""
     last = text[-1]
     if last in _QUOTES:
         rest = text.rstrip(_QUOTES)

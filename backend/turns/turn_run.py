@@ -409,7 +409,7 @@ class TurnRun:
                 pass
 
     def _append(self, kind: Spoken, text: str) -> None:
-        """Add a piece. The first one of a request is separated from what the reply has already."""
+        """Add a piece. The first one of a request is separated from the reply so far."""
         if text and kind not in self._begun:
             self._begun.add(kind)
             if kind == "text":

@@ -29,22 +29,40 @@ from tests.support.waiting import PATIENCE
 _numbers = count(1)
 
 
+@pytest.fixture(scope="session")
+def chromium_path() -> str:
+    """The path of the Chromium to test with."""
+    path = find_chromium(os.environ.get("TEST_CHROMIUM"))  # noqa: TID251  no setting of the program's
+    if path is None:
+        pytest.skip("no Chromium here: install it, or name one in TEST_CHROMIUM")
+    return path
+
+
 @pytest.fixture(scope="module")
-def chromium(request: pytest.FixtureRequest) -> Generator[Browser]:
+def chromium(request: pytest.FixtureRequest, chromium_path: str) -> Generator[Browser]:
     """A Chromium, for one module's tests.
 
     For no longer: as long as Playwright is there, its event loop counts as running in this thread,
     and no test with a loop of its own could run.
     """
     assert request.node.get_closest_marker("browser"), "pytestmark = pytest.mark.browser"
-    path = find_chromium(os.environ.get("TEST_CHROMIUM"))  # noqa: TID251  no setting of the program's
-    if path is None:
-        pytest.skip("no Chromium here: install it, or name one in TEST_CHROMIUM")
     with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=path, args=list(FLAGS))
+        browser = playwright.chromium.launch(executable_path=chromium_path, args=list(FLAGS))
         expect.set_options(timeout=PATIENCE * 1000)
         yield browser
         browser.close()
+
+
+@pytest.fixture
+def chromium_with_scrollbars(chromium: Browser, chromium_path: str) -> Generator[Browser]:
+    """A Chromium whose scrollbars take room, as on Windows. Playwright hides them by default."""
+    browser = chromium.browser_type.launch(
+        executable_path=chromium_path,
+        args=list(FLAGS),
+        ignore_default_args=["--hide-scrollbars"],
+    )
+    yield browser
+    browser.close()
 
 
 @pytest.fixture(scope="session")

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -12,9 +13,11 @@ import pytest
 from playwright.sync_api import Browser, Locator, Page, expect
 
 from tests.support.browser import Account, Watch, phone, signing_up
-from tests.support.process import serving
+from tests.support.process import Served, serving
 
 pytestmark = pytest.mark.browser
+
+TOP = "element => element.getBoundingClientRect().top"
 
 
 def line(page: Page) -> Locator:
@@ -98,6 +101,7 @@ def test_a_long_chat_is_gone_through_by_key_and_to_any_place_by_its_address(
     page.goto(f"/#/chats/{chat['id']}")
     expect(messages(page).last).to_have_attribute("aria-posinset", "32")
     assert messages(page).count() < 25
+    assert_older_messages_push_nothing(page, page.get_by_text("Line 15.", exact=True))
 
     page.get_by_role("region", name="The story so far").press("Home")
     expect(page.get_by_text("Line 0.", exact=True)).to_be_in_viewport()
@@ -107,6 +111,94 @@ def test_a_long_chat_is_gone_through_by_key_and_to_any_place_by_its_address(
 
     expect(messages(page).last).to_have_attribute("aria-posinset", "32")
     expect(page.get_by_role("button", name="messages below")).to_be_hidden()
+
+
+def assert_older_messages_push_nothing(page: Page, place: Locator) -> None:
+    """Scroll up 400 pixels, which loads messages above: the place moves by as much."""
+    before = messages(page).first.get_attribute("aria-posinset") or ""
+    place.hover()
+    top = place.evaluate(TOP)
+    page.mouse.wheel(0, -400)
+    expect(messages(page).first).not_to_have_attribute("aria-posinset", before)
+    assert place.evaluate(TOP) == pytest.approx(top + 400, abs=1)
+
+
+def test_no_two_messages_overlap_at_any_width_with_and_without_scrollbars(
+    chromium: Browser,
+    chromium_with_scrollbars: Browser,
+    server: Served,
+    account: Account,
+    watch: Watch,
+) -> None:
+    chat = account.new_chat(character_ids=[account.import_card()["id"]])
+    for text in ("I wait for the tide. " * 60, "/demo long 200"):
+        account.turn(chat["id"], text=text)
+    total = 5
+    for browser in (chromium, chromium_with_scrollbars):
+        context = browser.new_context(base_url=server.url, reduced_motion="reduce")
+        watch.over(context)
+        account.enter(context)
+        page = context.new_page()
+        page.goto(f"/#/chats/{chat['id']}")
+        for width in (390, 820, 1366, 1600, 1920):
+            page.set_viewport_size({"width": width, "height": 900})
+            assert_apart(page, total, f"after a resize to {width}")
+            total += 2
+            use_messages(page, total)
+            page.reload()
+            assert_apart(page, total, f"after a reload at {width}")
+        context.close()
+    watch.check()
+
+
+def use_messages(page: Page, total: int) -> None:
+    """Send a line, swipe, edit, open and close a panel: `total` messages are there in the end."""
+    line(page).fill("/demo long 40")
+    line(page).press("Enter")
+    tools = page.get_by_label(f"Tools of message {total}")
+    expect(tools).to_be_in_viewport()
+    assert_apart(page, total, "after a turn")
+
+    tools.get_by_role("button", name="New version").click()
+    expect(tools.get_by_text("2 / 2")).to_be_visible()
+    expect(tools).to_be_in_viewport()
+    assert_apart(page, total, "after a swipe")
+
+    tools.get_by_role("button", name="Edit").click()
+    text = page.get_by_label("Text of the message")
+    text.fill("I wait again. " * 60)
+    assert_apart(page, total, "in an edit")
+    text.press("Control+Enter")
+    expect(text).to_be_hidden()
+    assert_apart(page, total, "after an edit")
+
+    page.get_by_role("button", name="Settings").click()
+    close = page.get_by_label("Settings", exact=True).get_by_role("button", name="Close")
+    expect(close).to_be_visible()
+    assert_apart(page, total, "beside a panel")
+    close.click()
+    expect(close).to_be_hidden()
+    assert_apart(page, total, "after a panel")
+
+
+def assert_apart(page: Page, total: int, when: str) -> None:
+    """Fail if a message, or anything in it, reaches into the next one."""
+    expect(messages(page).last).to_have_attribute("aria-posinset", str(total))
+    # The page may lay messages out again in the frame after a change.
+    found: list[list[float]] = page.evaluate("""async () => {
+      for (let frames = 0; frames < 3; frames++) await new Promise(requestAnimationFrame);
+      // A message out of sight may not be laid out: its own box counts, and nothing in it.
+      const isDrawn = (part) => part.checkVisibility({ contentVisibilityAuto: true });
+      return [...document.querySelectorAll("[role=feed] > article")].map((each) => {
+        const boxes = [each, ...[...each.children].filter(isDrawn)]
+          .map((part) => part.getBoundingClientRect());
+        const [tops, bottoms] = ["top", "bottom"].map((side) => boxes.map((box) => box[side]));
+        return [Math.min(...tops), Math.max(...bottoms)];
+      });
+    }""")
+    assert len(found) > 1
+    for (_, bottom), (top, _) in pairwise(found):
+        assert bottom <= top + 0.5, f"messages overlap {when}, {page.viewport_size}: {found}"
 
 
 def test_a_reply_that_the_server_took_down_with_it_goes_on_after_both_are_back(

@@ -15,7 +15,6 @@ from backend.campaigns.files.markdown import (
     NEXT_STEP,
     Bullet,
     decoded,
-    link_target,
     titled,
     unlinked,
 )
@@ -61,7 +60,6 @@ class Entry:
     ) -> None:
         self.group = unlinked(group)
         self.heading = group
-        self.about = link_target(group)
         self.said: defaultdict[str, list[str]] = defaultdict(list)
         self.unknown: list[str] = []
         self._follow, self._known = world.follow, known

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, TypeVar
 from uuid import UUID
 
@@ -14,6 +15,7 @@ from backend.campaigns.files import vault
 from backend.campaigns.files.markdown import (
     Bullet,
     Document,
+    Group,
     decoded,
     groups,
     link_target,
@@ -49,6 +51,19 @@ MAX_EVENTS = 20_000
 MAX_USES = 1_000_000_000
 
 
+@dataclass(frozen=True, slots=True)
+class _Section:
+    """The bullets under a heading that groups entries, and under headings inside it."""
+
+    group: str
+    inside: Sequence[str]
+    bullets: Sequence[Bullet]
+
+    def has_part(self, other: _Section) -> bool:
+        """True if a section that follows is inside this one."""
+        return bool(self.inside) and len(other.inside) > 1 and other.inside[0] == self.inside[0]
+
+
 class ListReader:
     """Reads lists into items. What refers to other entries is connected at the end."""
 
@@ -71,32 +86,35 @@ class ListReader:
         for key, value in document.meta.items():
             self._warn(f"`{key[:200]}` is kept as a fact")
             self._world.note(f"{key}: {value}", None)
-        found = [(*self._place(group.headings), group.bullets) for group in groups(document.body)]
+        sections = [self._place(group) for group in groups(document.body)]
         at = 0
-        while at < len(found):
-            group, subs, content = found[at]
-            at += 1
-            if not subs or not self._is_title(group, content, found[at : at + 1]):
-                self._read_bullets(group, subs, content)
+        while at < len(sections):
+            section, at = sections[at], at + 1
+            end = at
+            while end < len(sections) and section.has_part(sections[end]):
+                end += 1
+            parts = sections[at:end]
+            if not self._is_title(section, has_parts=bool(parts)):
+                self._read_bullets(section)
                 continue
-            entry = Entry(self._world, self._known, group=group)
-            entry.said["title"].append(unlinked(subs[0]))
-            entry.add_content(content)
-            while at < len(found) and found[at][1][:1] == subs[:1] and len(found[at][1]) > 1:
-                self._add_part(entry, found[at][1][-1], found[at][2])
-                at += 1
+            entry = Entry(self._world, self._known, group=section.group)
+            entry.said["title"].append(unlinked(section.inside[0]))
+            entry.add_content(section.bullets)
+            for part in parts:
+                self._add_part(entry, part)
+            at = end
             self._read_entry(entry)
 
-    def _place(self, headings: tuple[str, ...]) -> tuple[str, tuple[str, ...]]:
-        """Return the heading that groups entries, and the headings inside it."""
+    def _place(self, found: Group) -> _Section:
+        """Separate the heading that groups entries from the headings inside it."""
         group = ""
         inside: list[str] = []
-        for at, heading in enumerate(headings):
+        for at, heading in enumerate(found.headings):
             if self._is_group(heading, is_inside=bool(group)):
                 group, inside = heading, []
             elif at or not self._is_name(heading):
                 inside.append(heading)
-        return group, tuple(inside)
+        return _Section(group, inside, found.bullets)
 
     def _is_name(self, heading: str) -> bool:
         """True if a heading only repeats the name of its file."""
@@ -121,40 +139,39 @@ class ListReader:
                 kinds = _KINDS.get(self._outline, ())
                 return plain in kinds or plain.removesuffix("s") in kinds
 
-    def _is_title(
-        self, group: str, content: Sequence[Bullet], following: Sequence[tuple[Any, ...]]
-    ) -> bool:
+    def _is_title(self, section: _Section, *, has_parts: bool) -> bool:
         """True if a heading is the title of one entry, and not of a list of entries."""
-        if self._outline not in vault.TITLED:
+        if self._outline not in vault.TITLED or not section.inside:
             return False
-        if group:
+        if section.group:
             return True
         probe = Entry(self._world, self._known)
-        has_parts = bool(following) and len(following[0][1]) > 1
-        listed = [each for each in content if each.is_listed]
+        listed = [each for each in section.bullets if each.is_listed]
         are_details = all(probe.detail(each.text) for each in listed)
-        return are_details and bool(content or has_parts)
+        return are_details and bool(section.bullets or has_parts)
 
-    def _add_part(self, entry: Entry, heading: str, content: Sequence[Bullet]) -> None:
+    def _add_part(self, entry: Entry, part: _Section) -> None:
         """Add the content of a heading inside an entry. The heading may name a detail."""
-        texts = [text for each in content for text in (each.text, *each.details)]
+        heading = part.inside[-1]
+        texts = [text for each in part.bullets for text in (each.text, *each.details)]
         if entry.detail(f"{heading}: x"):
             for text in texts:
                 entry.take(text if entry.detail(text) else f"{heading}: {text}")
             return
         entry.said["text"].append(unlinked(heading))
-        entry.add_content(content)
+        entry.add_content(part.bullets)
 
-    def _read_bullets(self, group: str, subs: Sequence[str], content: Sequence[Bullet]) -> None:
+    def _read_bullets(self, section: _Section) -> None:
         """Read entries one by one. A paragraph of details belongs to the entry before it."""
-        inside = " / ".join(map(unlinked, subs))
+        group = section.group
+        inside = " / ".join(map(unlinked, section.inside))
         is_time = self._outline == vault.TIMELINE and bool(group)
         is_about = self._outline == vault.FACTS and not group
-        if inside and not (content and (is_time or is_about)):
+        if inside and not (section.bullets and (is_time or is_about)):
             self._warn(f"the heading `{inside[:200]}` is not known")
         entries: list[Entry] = []
-        for bullet in content:
-            if entries and self._outline in vault.TITLED and not bullet.text.startswith("**"):
+        for bullet in section.bullets:
+            if entries and self._outline in vault.TITLED and not _starts_entry(bullet):
                 last = entries[-1]
                 lines = split_lines(bullet.text)
                 if all(map(last.detail, lines)) and not bullet.cells:
@@ -212,17 +229,23 @@ class ListReader:
         draft.events = self._events[-MAX_EVENTS:]
 
     def _thread(self, entry: Entry) -> None:
+        box = BOX.match(entry.text)
+        if box is not None:
+            entry.text = entry.text[box.end() :]
         title, summary = entry.titled()
         words = _WORD.findall(entry.group.casefold())
         known = [each for each in words if each in vault.TENSIONS]
         known += [each.casefold() for each in entry.said["priority"]] if not known else []
-        ends = (vault.THREAD_ENDS[each] for each in words if each in vault.THREAD_ENDS)
+        ends = [vault.THREAD_ENDS[each] for each in words if each in vault.THREAD_ENDS]
+        ends += ["resolved"] if box is not None and box[1] != " " else []
         priority = next((each for each in ("high", "low") if each in words), "medium")
         fields: State = {
             "tension": self._choice(
                 entry, "tension", vault.TENSIONS, vault.TENSIONS.get("".join(known[:1]), "rising")
             ),
-            "status": self._choice(entry, "status", vault.THREAD_STATUSES, next(ends, "open")),
+            "status": self._choice(
+                entry, "status", vault.THREAD_STATUSES, next(iter(ends), "open")
+            ),
             "priority": self._choice(entry, "priority", vault.PRIORITIES, priority),
             **entry.fields("kind"),
             "title": title,
@@ -421,6 +444,11 @@ def _objective(text: str) -> dict[str, Any]:
     if box is None:
         return {"text": decoded(text)}
     return {"text": decoded(text[box.end() :]), "done": box[1] != " "}
+
+
+def _starts_entry(bullet: Bullet) -> bool:
+    """True if a bullet cannot be a detail of the entry before it."""
+    return bullet.text.startswith("**") or BOX.match(bullet.text) is not None
 
 
 def _kind(heading: str, kinds: Sequence[str], default: str) -> str:

@@ -145,7 +145,8 @@ def _list_changed(table: Table) -> list[str]:
         state = table.get(item_id)
         values = filter(None, (_value(state, key) for key in named))
         if text := ", ".join(values):
-            lines.append(_cut(f"{called(state)}: {text}" if called(state) else text))
+            line = f"{called(state)}: {text}" if called(state) else text
+            lines.append(_cut(table.mark(line, state)))
     return lines[-MAX_CHANGED:]
 
 

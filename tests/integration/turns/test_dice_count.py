@@ -360,4 +360,9 @@ async def test_a_private_turn_rolls_dice_and_changes_nothing(
     results = [json.loads(each["content"]) for each in told["messages"] if each["role"] == "tool"]
     assert 3 <= results[1]["total"] <= 13
     assert "error" in results[2]
+    vendor.script(called(QUESTION))
+    events = await game.say("I wait.", audience="gm")
+    vendor.script(called(("roll_dice", {"dice": "1d4"}), text="You go left."), reply("It is dark."))
+    rest = await game.choose(events[0].data["turn_id"], "1.0")
+    assert rest[-1].name == "turn.completed"
     assert (await game.state(), await game.changes()) == before

@@ -270,6 +270,14 @@ def test_headings_inside_a_priority_are_threads_of_that_priority() -> None:
     assert draft.warnings == ["canon/open-threads.md: the heading `Personal` is not known"]
 
 
+def test_a_list_of_boxes_is_a_list_of_threads() -> None:
+    text = "## Urgent\n- [ ] Find the token\n- [x] Save Gareth: he lives\n"
+    threads = told(read({"canon/open-threads.md": text}), "thread")
+    assert [(each["title"], each["status"]) for each in threads] == [
+        ("Find the token", "open"), ("Save Gareth", "resolved"),
+    ]  # fmt: skip
+
+
 def test_headings_are_titles_in_every_list_of_titled_entries() -> None:
     draft = read(
         {

@@ -83,22 +83,21 @@ def test_a_character_of_backyard_has_macros_and_its_lore_as_a_book() -> None:
 
 
 def test_an_older_export_of_backyard_is_read() -> None:
-    found = read(
-        {
-            "character": {
-                "aiName": "odd",
-                "aiDisplayName": "Odd the Shopkeeper",
-                "aiPersona": "{character} keeps {{kept}} and {user}.",
-                "customDialogue": "#{user}: hi\n#{character}: hm",
-                "firstMessage": "Come in.",
-                "basePrompt": "Be odd.",
-                "scenario": "A shop",
-                "temperature": 0.8,
-                "Chat": [{"ChatItems": []}],
-            },
-            "version": 4,
-        }
-    )
+    older: dict[str, Any] = {
+        "character": {
+            "aiName": "odd",
+            "aiDisplayName": "Odd the Shopkeeper",
+            "aiPersona": "{character} keeps {{kept}} and {user}.",
+            "customDialogue": "#{user}: hi\n#{character}: hm",
+            "firstMessage": "Come in.",
+            "basePrompt": "Be odd.",
+            "scenario": "A shop",
+            "temperature": 0.8,
+            "Chat": [{"ChatItems": []}],
+        },
+        "version": 4,
+    }
+    found = read(older)
     card = found.card
     assert (card.name, card.nickname) == ("Odd the Shopkeeper", "odd")
     assert card.description == "{{char}} keeps {{kept}} and {{user}}."

@@ -14,11 +14,15 @@ from backend.web.controller import FOLDER
 LITERAL = re.compile(r"\"([\w.-]+)\"|`([\w.-]*\$\{[^`]*)`")
 ASKED = re.compile(r"(?<![\w.])(?:t|has)\(\s*(?:\"([^\"]+)\"|`([^`]+)`)")
 HOLE = re.compile(r"\$\{(?:[^{}]|\{[^{}]*\})*\}")
-COUNTED = re.compile(r"\{(\w+)\} (?:more )?[a-z]+s\b")
+COUNTED = re.compile(
+    r"\{(?:count|created|messages|calls|needed|sent|most|total|budget|tokens\w*)\}"
+    r" (?:more )?[a-z]{3,}s\b"
+)
 ALWAYS_SEVERAL = {
     # Shown for two or more, or figures that are never one.
-    "campaign.measures.most", "chat.notices.prompt_cut", "chat.use", "context.of", "lore.of_budget",
-    "memory.merge_text", "memory.today", "message.branches", "message.versions", "models.window",
+    "campaign.measures.most", "chat.notices.prompt_cut", "chat.use", "context.of",
+    "context.overflow", "lore.of_budget", "memory.merge_text", "memory.today",
+    "message.branches", "message.versions", "models.window",
 }  # fmt: skip
 FORMS = {"zero", "one", "two", "few", "many", "other"}
 

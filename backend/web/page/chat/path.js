@@ -2,7 +2,7 @@
 import { api } from "../core/api.js";
 
 const PAGE = 40;
-const MOST = 400;
+const AROUND = 200; // messages kept above and below those that were asked for last
 
 /** Messages by position, 0 … `total` - 1. Says "change" when one changed. */
 export class Path extends EventTarget {
@@ -72,8 +72,8 @@ export class Path extends EventTarget {
   #keep(messages) {
     for (const message of messages) this.#held.set(message.position, message);
     const [first, last] = this.#near;
-    if (this.#held.size > MOST) {
-      this.#drop((each) => (each < first - PAGE || each > last + PAGE) && each < this.total - PAGE);
+    if (this.#held.size > 2 * AROUND) {
+      this.#drop((each) => (each < first - AROUND || each > last + AROUND) && each < this.total - PAGE);
     }
     this.dispatchEvent(new Event("change"));
   }

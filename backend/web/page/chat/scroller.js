@@ -1,29 +1,29 @@
-/** Messages that scroll: only those near what is seen are elements, whatever a chat's length. */
-import { h, icon } from "../core/dom.js";
+/** Messages that scroll, in normal flow: a part of the path that grows where it is read. */
+import { h, icon, pause } from "../core/dom.js";
 import { t } from "../core/words.js";
 import { drawn } from "./message.js";
 
-const BEYOND = 900;
-const AHEAD = 15;
-const MARGIN = 24;
+const AHEAD = 20; // messages in the document, at least, on either side of those in view
+const BEHIND = 50; // and at most
+const BATCH = 4; // messages added to one side in a frame
+const MARGIN = 24; // pixels above a message that was jumped to
+const RETRY = 2_000;
+
+const END = { at: Infinity };
+/** True if the browser keeps the reader's place when something above it changes its height. */
+const keepsPlace = CSS.supports("overflow-anchor", "auto");
 
 /**
- * Heights are guessed until they were measured. Where one turns out different, the message at the
- * top of what is seen (the anchor) stays where it is, and all else moves around it.
- *
  * @returns {{element, show}} `show(position, { mark })` goes anywhere at once; `show()` goes to the
  *   end, and stays there.
  */
 export function scroller(room) {
   const { path, signal } = room;
-  const items = new Map(); // by position
-  const heights = [];
-  let guess = 150;
-  let measured = 0;
-  let [anchor, offset] = [0, 0];
-  let stuck = true;
-  let [seen, view, width, frame, loading] = [0, 0, 0, 0, 0];
-  let near;
+  const items = [];
+  let first = 0; // position of items[0]
+  let pin = END; // the message that stays `offset` pixels below the top until the user scrolls
+  let [top, bottom] = [0, 0]; // positions in view
+  let [seen, frame, loading] = [0, 0, null];
 
   const track = h("div.track", { role: "feed", "aria-label": t("chat.messages") });
   const nothing = h("p.empty", {}, t("chat.empty"));
@@ -31,114 +31,143 @@ export function scroller(room) {
   const below = h("span");
   const jump = h("button.jump", { onclick: () => show() }, icon("down"), below);
 
-  const height = (position) => heights[position] || guess;
-  const above = (position) => {
-    let sum = 0;
-    for (let each = 0; each < position; each++) sum += height(each);
-    return sum;
-  };
-  /** The first message that ends below a height, and where it begins. */
-  const find = (y) => {
-    let [position, top] = [0, 0];
-    while (position < path.total - 1 && top + height(position) <= y) top += height(position++);
-    return [position, top];
-  };
+  const end = () => first + items.length;
+  const isAtEnd = () => end() === path.total && log.scrollTop + log.clientHeight >= log.scrollHeight - 4;
 
-  function place(position, top) {
-    const { total } = path;
-    let item = items.get(position);
-    const message = path.at(position) ?? item?.message;
-    if (item && !item.message !== !message) item = drop(position);
-    if (!item) {
-      item = message ? drawn(message, room) : { element: h("article.blank", { "aria-busy": "true" }) };
-      items.set(position, item);
-      item.element.position = position;
-      item.element.ariaPosInSet = position + 1;
-      track.insertBefore(item.element, [...track.children].find((each) => each.position > position) ?? null);
-      if (message) sizes.observe(item.element);
-    } else if (item.message !== message) item.update(message);
-    item.message = message;
-    item.element.style.top = `${top}px`;
-    item.element.classList.toggle("last", position === total - 1);
-    item.element.ariaSetSize = total;
+  /** Return the position of the first message that ends below a height. */
+  function find(y) {
+    let [low, high] = [0, Math.max(0, items.length - 1)];
+    while (low < high) {
+      const middle = (low + high) >> 1;
+      const { offsetTop, offsetHeight } = items[middle].element;
+      if (offsetTop + offsetHeight > y) high = middle;
+      else low = middle + 1;
+    }
+    return first + low;
   }
 
-  function drop(position) {
-    const { element } = items.get(position);
-    // Who reads by keyboard goes on from here, not from the top of the page.
+  function make(position) {
+    const message = path.at(position);
+    const item = { ...drawn(message, room), message };
+    item.element.position = position;
+    item.element.ariaPosInSet = position + 1;
+    return item;
+  }
+
+  function drop({ element }) {
+    // A keyboard user goes on from here, not from the top of the page.
     if (element.contains(document.activeElement)) log.focus({ preventScroll: true });
-    sizes.unobserve(element);
     element.remove();
-    items.delete(position);
+  }
+  const dropFirst = () => drop(items.shift(), first++);
+  const dropLast = () => drop(items.pop());
+
+  /** Add loaded messages on both sides, up to `limit` each; true if there are more. */
+  function grow(from, to, limit = BATCH) {
+    const hasAbove = () => first > from && path.at(first - 1);
+    const hasBelow = () => end() < to && path.at(end());
+    for (let count = 0; count < limit && hasAbove(); count++) {
+      items.unshift(make(--first));
+      track.prepend(items[0].element);
+    }
+    for (let count = 0; count < limit && hasBelow(); count++) {
+      items.push(make(end()));
+      track.append(items.at(-1).element);
+    }
+    return hasAbove() || hasBelow();
+  }
+
+  /** Begin at a position, unless it is near enough to what is in the document. */
+  function open(position) {
+    if (position + AHEAD < first || position - AHEAD > end()) while (items.length) dropLast();
+    if (!items.length) first = position;
+    grow(position - AHEAD, position + AHEAD + 1, Infinity);
+  }
+
+  /** Show messages as the path has them; remove those that it no longer has. */
+  function refresh() {
+    while (items.length && end() > path.total) dropLast();
+    const at = Math.max(first, Math.min(pin ? pin.at : top, end() - 1));
+    let [from, to] = [at, at];
+    while (to < end() && path.at(to)) to++;
+    while (from > first && path.at(from - 1)) from--;
+    while (items.length && end() > to) dropLast();
+    while (items.length && first < from) dropFirst();
+    items.forEach((item, place) => {
+      const message = path.at(first + place);
+      if (item.message !== message) item.update(message);
+      item.message = message;
+    });
+    if (!items.length && path.total) open(Math.min(pin ? pin.at : top, path.total - 1));
+  }
+
+  /** Remove messages far from those in view, except one that is being edited. */
+  function trim() {
+    const isFree = (place) => !items.at(place).element.matches(".edited");
+    while (top - first > BEHIND && isFree(0)) dropFirst();
+    while (end() - bottom > BEHIND && isFree(-1)) dropLast();
+  }
+
+  /** Put the pinned message back in its place. */
+  function hold() {
+    const element = items[pin?.at - first]?.element;
+    if (pin === END) log.scrollTop = log.scrollHeight;
+    else if (element) log.scrollTop = element.offsetTop - pin.offset;
+    else return;
+    seen = log.scrollTop;
+  }
+
+  const fix = (position) => ({ at: position, offset: items[position - first].element.offsetTop - log.scrollTop });
+
+  /** Let the pinned message go if the user scrolled away from it. */
+  function look() {
+    const by = log.scrollTop - seen;
+    if (Math.abs(by) <= 1 || !items.length) return;
+    seen += by;
+    if (isAtEnd()) pin = END;
+    else if (by < 0 || pin !== END) pin = keepsPlace ? null : fix(find(seen));
   }
 
   function layout() {
     cancelAnimationFrame(frame);
     frame = 0;
-    const before = log.scrollTop;
-    if (before !== seen) look(before);
-    view = log.clientHeight;
-    if (!view) return;
+    if (!log.clientHeight) return;
+    look();
     const { total } = path;
     nothing.hidden = total > 0;
     track.hidden = !total;
-    while (heights.length < total) heights.push(0);
-    const whole = above(total);
-    track.style.height = `${whole}px`;
-    const most = Math.max(0, whole - view + 2 * MARGIN);
-    seen = stuck ? most : Math.max(0, Math.min(most, above(anchor) - offset));
-    let [position, y] = find(seen - BEYOND);
-    const first = position;
-    for (; position < total && y < seen + view + BEYOND; y += height(position++)) place(position, y);
-    for (const [each, { element }] of items) {
-      if (each >= first && each < position) continue;
-      // What is being written out of sight stays.
-      if (each < total && element.querySelector("textarea")) place(each, above(each));
-      else drop(each);
+    refresh();
+    hold();
+    [top, bottom] = [find(log.scrollTop), find(log.scrollTop + log.clientHeight - MARGIN)];
+    jump.hidden = pin === END || isAtEnd();
+    // At the very top no browser keeps the place of what it shows.
+    if (!pin && !log.scrollTop && first > 0) pin = fix(top);
+    const [from, to] = [top - AHEAD, bottom + AHEAD + 1];
+    if (grow(from, to)) soon();
+    trim();
+    for (const { element } of items) {
+      element.classList.toggle("last", element.position === total - 1);
+      if (element.ariaSetSize !== `${total}`) element.ariaSetSize = total;
     }
-    // To read it back costs a layout of the whole page: most frames do without.
-    if (Math.abs(before - seen) > 0.9) {
-      log.scrollTop = seen;
-      seen = log.scrollTop;
-    } else seen = before;
-    jump.hidden = stuck;
-    near = [first - AHEAD, position + AHEAD];
-    loading ||= setTimeout(around, 60);
+    hold();
+    const count = total - 1 - bottom;
+    const text = count > 0 ? t("chat.below", { count }) : t("chat.to_end");
+    if (below.textContent !== text) below.textContent = text;
+    loading ??= path.load(from, to)
+      .catch(() => pause(RETRY, signal).then(soon))
+      .finally(() => (loading = null));
   }
   const soon = () => (frame ||= requestAnimationFrame(layout));
 
-  /** Read what is near, and say how much is below. */
-  function around() {
-    loading = 0;
-    path.load(...near).catch(() => setTimeout(soon, 2000));
-    const count = path.total - 1 - find(seen + view - MARGIN)[0];
-    below.textContent = count > 0 ? t("chat.below", { count }) : t("chat.to_end");
-  }
-
-  const sizes = new ResizeObserver((entries) => {
-    for (const { target, borderBoxSize } of entries) {
-      const size = borderBoxSize[0].blockSize;
-      if (target === log) {
-        if (log.clientWidth !== width) heights.fill(0);
-        width = log.clientWidth;
-      } else if (target.isConnected) {
-        if (!heights[target.position]) guess += (size - guess) / ++measured;
-        heights[target.position] = size;
-      }
-    }
-    layout();
+  const sizes = new ResizeObserver(() => {
+    hold();
+    soon();
   });
   sizes.observe(log);
+  sizes.observe(track);
+  signal.addEventListener("abort", () => sizes.disconnect());
+  path.addEventListener("change", soon);
 
-  /** See where one is. */
-  function look(now) {
-    if (now + log.clientHeight >= log.scrollHeight - 4) stuck = true;
-    // It also moves when the place for it changes: nobody scrolled then.
-    else if (now < seen - 1 && log.clientHeight === view) stuck = false;
-    seen = now;
-    [anchor, offset] = find(seen - MARGIN);
-    offset -= seen;
-  }
   log.addEventListener("scroll", soon, { passive: true });
   log.addEventListener("keydown", (event) => {
     const go = { Home: () => show(0), End: () => show() }[event.key];
@@ -146,17 +175,16 @@ export function scroller(room) {
     event.preventDefault();
     go();
   });
-  path.addEventListener("change", soon);
-  signal.addEventListener("abort", () => sizes.disconnect());
 
-  async function show(position = Infinity, { mark } = {}) {
-    await path.load(position - AHEAD, position + AHEAD);
+  async function show(place = Infinity, { mark } = {}) {
+    const position = Math.max(0, Math.floor(place));
+    await path.load(Math.min(position, path.total) - AHEAD, position + AHEAD + 1);
     if (!log.clientHeight) await new Promise(requestAnimationFrame);
-    stuck = position >= path.total;
-    seen = log.scrollTop;
-    [anchor, offset] = [position, MARGIN];
+    pin = position < path.total ? { at: position, offset: MARGIN } : END;
+    if (path.total) open(Math.min(position, path.total - 1));
+    seen = log.scrollTop; // the user did not scroll to where this is
     layout();
-    const element = mark && items.get(position)?.element;
+    const element = mark && items[position - first]?.element;
     if (!element) return;
     element.focus({ preventScroll: true });
     element.classList.add("marked");
