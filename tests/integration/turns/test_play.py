@@ -96,6 +96,8 @@ async def test_who_arrives_is_told_who_is_there_and_may_deal_with_them(
 ) -> None:
     vendor.requests.clear()
     game = await new_game(ada, rules="dnd")
+    # Compressing the scene that ends would ask the model, too.
+    ok(await ada.client.patch(game.path, json={"settings": {"summaries": False}}))
     shop = await game.add("entities", kind="location", name="The Salty Sigil")
     hills = await game.add(
         "entities", kind="location", name="Sunfall Hills", description="Wind and thistles."
