@@ -22,6 +22,7 @@ from backend.campaigns.index_source import CampaignSource
 from backend.campaigns.item_audiences import ItemAudiences
 from backend.campaigns.item_service import ItemService
 from backend.campaigns.name_cache import NameCache
+from backend.campaigns.players import find_player_name
 from backend.campaigns.proposal_service import ProposalService
 from backend.campaigns.service import CampaignService
 from backend.campaigns.sessions import CampaignSessions
@@ -178,7 +179,13 @@ class Services:
 
         regexes = RegexProcess()
         engine = ScriptEngine(regexes)
-        self.scripts = ScriptService(database, engine, pool, accounts=self.accounts)
+        self.scripts = ScriptService(
+            database,
+            engine,
+            pool,
+            accounts=self.accounts,
+            find_player_name=find_player_name,
+        )
         self.characters = CharacterService(
             database,
             CardBookService(index, check_added=check_entries),

@@ -145,7 +145,7 @@ class SceneTask(Task[SceneWork, SceneProposal]):
         if not rows or (scene.status == "open" and not is_open_to_all):
             return None
         audience = narrowest([told_to, *(row.audience for row in rows)])
-        lines = [told(self.sealer, row, most * CHARACTERS_A_TOKEN) for row in rows]
+        lines = [told(reader, row, most * CHARACTERS_A_TOKEN) for row in rows]
         text = "\n".join(lines)
         table = await scene_table(session, self.sealer, campaign, text, audience=audience)
         viewpoint = GM if audience == GM else PUBLIC

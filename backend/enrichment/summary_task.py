@@ -144,7 +144,7 @@ class SummaryTask(Task[SummaryWork, str]):
             to_position=rows[-1].position,
             previous=current,
             versions=[(row.id, row.updated_at) for row in rows],
-            lines=[told(self.sealer, row, most * CHARACTERS_A_TOKEN) for row in rows],
+            lines=[told(reader, row, most * CHARACTERS_A_TOKEN) for row in rows],
             goal=goal,
             words=wanted.words,
             viewpoint=viewpoint,

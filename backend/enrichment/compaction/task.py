@@ -127,7 +127,7 @@ class CompactionTask(Task[CompactionWork, CompactionProposal]):
         if campaign is None:
             return None
         reader = await self.reader(session, chat)
-        window = await read_window(session, self.sealer, chat, most=reader.stretch_tokens)
+        window = await read_window(session, reader, chat)
         if window is None:
             return None
         known = await read_world(session, self.sealer, campaign, audience=window.audience)
@@ -168,7 +168,11 @@ class CompactionTask(Task[CompactionWork, CompactionProposal]):
         story = prompts["enrichment/compaction_lines"].render(
             world=shown.lines, events=work.events, earlier=window.earlier, lines=window.lines
         )
-        system = prompts["enrichment/compaction"].render(most=MAX_WRITES)
+        player = work.reader.player
+        system = prompts["enrichment/compaction"].render(
+            most=MAX_WRITES,
+            player=one_line(player.name) if player and player.id in work.known.items else "",
+        )
         opening = [PromptMessage("system", system), PromptMessage("user", story)]
         tools = offered(attributes_of(work.known))
         drafter, _ = await self._unhurried(work.known, partial(_drafted, work, work.known, shown))
@@ -286,7 +290,16 @@ def _drafted(
     Lines are named by the numbers that they were shown with.
     """
     positions = {position + 1: position for position in work.window.positions}
-    drafter = Drafter(known, shown.references, positions, audience=work.window.audience)
+    player = work.reader.player
+    drafter = Drafter(
+        known,
+        shown.references,
+        positions,
+        audience=work.window.audience,
+        text="\n".join(work.window.lines),
+        player_id=player.id if player else None,
+        player_names=work.window.player_names,
+    )
     return drafter, [problem for call in calls if (problem := drafter.use(call))]
 
 

@@ -762,3 +762,86 @@ async def test_a_model_without_tools_is_asked_in_another_way(
     assert await play.entity("Inspector Holt")
     [run] = await play.runs()
     assert (run["state"], run["calls"]) == ("done", 1)
+
+
+async def test_a_reference_that_was_not_shown_is_refused_and_makes_nothing(
+    play: Evening, model: Compactor
+) -> None:
+    town = await seagate(play.table)
+    await play.table.add("threads", title="The debt")
+    model.finds = {
+        "T8 beeps": [
+            ("npc_updater_tool", {"ref": "E99", "set": {"status": "gone"}}),
+            ("npc_updater_tool", {"ref": "#77", "name": "Gareth", "set": {"status": "gone"}}),
+            ("npc_updater_tool", {"name": "E98", "set": {"status": "gone"}}),
+            ("npc_updater_tool", {"ref": "T1", "set": {"status": "gone"}}),
+            ("npc_updater_tool", {"name": "Lena", "add": {"aliases": ["E97"]}}),
+            ("thread_updater_tool", {"ref": "T77", "set": {"summary": "Due."}}),
+            ("clock_updater_tool", {"ref": "C9", "set": {"segments": 4}}),
+            ("scene_narrative_updater_tool", {"ref": "E96", "set": {"title": "Below"}}),
+            ("environment_updater_tool", {"ref": "E95", "set": {"day": 6}}),
+            ("fact_recorder_tool", {"ref": "E94", "set": {"text": "He is gone."}}),
+            ("fact_recorder_tool", {"set": {"text": "It is shut.", "supersedes": "F77"}}),
+            ("chronicle_event_tool", {"set": {"summary": "They left.", "who": ["E93"]}}),
+            (*DEBT[:1], {**DEBT[1], "source_turns": [77]}),
+            # A robot of this name is in the line.
+            ("npc_updater_tool", {"name": "T8", "set": {"status": "beeping"}}),
+        ]
+    }
+    await play.turn("T8 beeps.")
+    await play.compacted()
+    [run] = await play.runs()
+    reasons = [each["reason"] for each in run["refused"]]
+    for number in (93, 94, 95, 96, 97, 98, 99):
+        assert sum(f"There is no E{number}." in reason for reason in reasons) == 3
+    for part in ("no #77", "no T77", "no C9", "'F77' is none", "it is a storyline", "#1 to #2"):
+        assert any(part in reason for reason in reasons), part
+    assert [
+        each["name"] for each in await play.items("entities") if each["id"] not in town.values()
+    ] == ["T8"]
+    assert [each["title"] for each in await play.items("threads")] == ["The debt"]
+    assert (await play.items("clocks"), await play.items("scenes")) == ([], [])
+    assert (await play.table.get("/state"))["day"] == 5
+    assert [len(model.asked), run["state"]] == [3, "done"]
+
+
+async def test_a_user_without_a_persona_is_the_only_player_character(
+    play: Evening, model: Compactor
+) -> None:
+    account = play.ada.name
+    await play.turn("I open the door.")
+    await seagate(play.table)
+    limps: Call = ("npc_updater_tool", {"name": "You", "set": {"status": "limping"}})
+    smiles: Call = ("npc_updater_tool", {"name": account, "set": {"disposition": "cheerful"}})
+    told: Call = (
+        "chronicle_event_tool",
+        {"set": {"summary": "Jake limped out.", "who": ["the user", "Marlena"]}},
+    )
+    model.finds = {"I limp out": [limps, smiles, told]}
+    await play.turn("I limp out.")
+    assert [each["author"] for each in (await play.ada.messages(play.chat))[::2]] == [
+        account,
+        "Jake",
+    ]
+    prompt = str(await play.prompt())
+    assert "decide for Jake" in prompt
+    assert account not in prompt
+    await play.compacted()
+    [asked] = model.asked
+    assert "#1 Jake: I open the door." in asked
+    assert "#3 Jake: I limp out." in asked
+    assert account not in asked
+    people = {
+        each["name"]: each for each in await play.items("entities") if each["kind"] != "location"
+    }
+    assert set(people) == {"Jake", "Marlena", "Inspector Holt"}
+    assert (people["Jake"]["status"], people["Jake"]["disposition"]) == ("limping", "cheerful")
+    chronicle = ok(await play.ada.client.get(f"{API}/chats/{play.chat}/settings"))["chronicle_id"]
+    events = ok(await play.ada.client.get(f"{API}/chronicles/{chronicle}/events"))["items"]
+    assert [each["who"] for each in events] == [["Jake", "Marlena"]]
+    persona = ok(
+        await play.ada.client.post(f"{API}/personas", json={"name": "Robin", "description": ""}),
+        201,
+    )
+    ok(await play.ada.client.patch(f"{API}/chats/{play.chat}", json={"persona_id": persona["id"]}))
+    assert "decide for Robin" in str(await play.prompt())
