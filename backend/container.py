@@ -27,6 +27,7 @@ from backend.campaigns.proposal_service import ProposalService
 from backend.campaigns.service import CampaignService
 from backend.campaigns.sessions import CampaignSessions
 from backend.campaigns.situations import SituationService
+from backend.campaigns.story_clock import StoryClock
 from backend.campaigns.viewpoints import CampaignAudiences, check_event_audience
 from backend.characters.personas import PersonaService
 from backend.characters.repository import get_persona
@@ -206,7 +207,7 @@ class Services:
         self.campaign_items = ItemService(database)
         self.campaign_history = HistoryService(database)
         self.campaign_proposals = ProposalService(database)
-        names = NameCache()
+        names, clock = NameCache(), StoryClock()
         self.histories = HistoryCache()
         self.situations = SituationService(database, names)
         self.downtime = DowntimeService(database, names)
@@ -225,6 +226,7 @@ class Services:
             CampaignAudiences(),
             ItemAudiences(),
             names,
+            clock,
             memory,
             self.lore,
             self.histories,
@@ -275,6 +277,7 @@ class Services:
             slots=slots,
             histories=self.histories,
             situations=self.situations,
+            clock=clock,
             enrichment=enrichment_outbox,
             user_models=user_models,
             messages=self.messages,
@@ -298,11 +301,19 @@ class Services:
             database, builder, self.lore, counts, self.chats, self.accounts, pool
         )
         # Not `search`: so lists name their query parameter.
-        self.search_service = SearchService(database, memory.search, SOURCES, rows, pool)
+        self.search_service = SearchService(database, memory.search, SOURCES, rows, pool, clock)
         self.memory_status = MemoryStatusService(database, memory, SOURCES)
 
         enrichment = open_enrichment(
-            settings, database, user_models, prompts, memory, pool, enrichment_outbox, slots
+            settings,
+            database,
+            user_models,
+            prompts,
+            memory,
+            pool,
+            enrichment_outbox,
+            slots,
+            clock=clock,
         )
         self.enrichment = EnrichmentService(database, queue, index, user_models, settings, prompts)
         self.scenes = SceneService(database, enrichment_outbox)

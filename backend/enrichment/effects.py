@@ -8,12 +8,15 @@ from dataclasses import dataclass, field
 from typing import Any
 from uuid import UUID
 
+import msgspec
 from sqlalchemy import select
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from backend.audience import PUBLIC
+from backend.campaigns.story_clock import StoryClock, StoryTime
 from backend.chronicles import writing
 from backend.chronicles.errors import ChronicleFullError, ChronicleNotFoundError
+from backend.chronicles.events import EventFields
 from backend.chronicles.models import ChronicleEvent
 from backend.chronicles.reading import counting, open_chronicle, open_event
 from backend.chronicles.repository import get_chronicle
@@ -72,6 +75,19 @@ def effect_on(
     )
 
 
+def at_story_time(fields: EventFields, at: StoryTime | None) -> EventFields:
+    """Return what an event says, with the story's time unless the story itself gives a day."""
+    if at is None or fields.day is not None:
+        return fields
+    return msgspec.structs.replace(fields, day=at.day, time=fields.time or at.time)
+
+
+def _told_by(event: ProposedEvent) -> UUID:
+    """Return the last line of an event; of one that is mended, the last before the mending one."""
+    told = event.sources[:-1] if event.mends is not None else event.sources
+    return (told or event.sources)[-1].id
+
+
 @dataclass(frozen=True, slots=True)
 class ProposalWriter:
     """Writes what the agent proposes in one run. The caller tells the index.
@@ -84,6 +100,7 @@ class ProposalWriter:
     sealer: Sealer
     stretch: TranscriptSlice
     run_id: UUID
+    clock: StoryClock
     effects: list[RunEffect] = field(default_factory=list[RunEffect])
     refused: list[Refused] = field(default_factory=list[Refused])
 
@@ -113,9 +130,12 @@ class ProposalWriter:
 
     async def _write_events(self, proposed: Sequence[ProposedEvent]) -> None:
         proposed = [each for each in proposed if await self._is_as_read(each)]
+        times = await self.clock.find_times(
+            self.session, self.sealer, [_told_by(each) for each in proposed]
+        )
         new = [
             writing.NewEvent(
-                fields=each.fields,
+                fields=at_story_time(each.fields, times.get(_told_by(each))),
                 significance=each.significance,
                 source="agent",
                 happened_at=each.happened_at,

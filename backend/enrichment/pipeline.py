@@ -32,6 +32,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from backend.accounts.models import User
 from backend.campaigns.records import find_campaign
+from backend.campaigns.story_clock import StoryClock
 from backend.chats.errors import ChatNotFoundError
 from backend.chats.models import Chat
 from backend.chats.repository import get_chat
@@ -145,6 +146,7 @@ class EnrichmentRuntime:
     index: IndexOutbox
     outbox: EnrichmentOutbox
     slots: ModelSlots
+    clock: StoryClock
     draw: Callable[[], float] = random.random
 
 

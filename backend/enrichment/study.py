@@ -91,7 +91,7 @@ class StudyTask(StretchTask[AgentResult]):
 
         `removed` is what the run deleted before.
         """
-        writer = ProposalWriter(session, self.sealer, work.stretch, work.run_id)
+        writer = ProposalWriter(session, self.sealer, work.stretch, work.run_id, self.runtime.clock)
         await writer.write(study.proposals)
         effects = [*removed, *writer.effects]
         changed: Changed = defaultdict(set)

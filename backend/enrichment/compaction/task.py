@@ -26,6 +26,7 @@ from backend.cpu_pool import unhurried
 from backend.enrichment.agent.agent import DEMO_NOTE
 from backend.enrichment.budgets import open_budget
 from backend.enrichment.cleaning import clipped, one_line
+from backend.enrichment.compaction.chronicle import ChronicleWriter
 from backend.enrichment.compaction.drafts import Drafter
 from backend.enrichment.compaction.known import (
     KnownWorld,
@@ -254,12 +255,29 @@ class CompactionTask(Task[CompactionWork, CompactionProposal]):
             campaign=campaign,
             messages=messages,
             audience=work.window.audience,
-            run_id=work.run_id,
             refused=[*proposal.refused, *again],
         )
-        await writer.change(chat, drafter.drafts, since=work.window.since)
-        changed = await writer.tell(work.chronicle_id, drafter.events)
-        await note_in_index(session, self.runtime.index, work.reader, changed)
+        if work.chronicle_id is None:
+            await writer.change(chat, drafter.drafts, since=work.window.since)
+        else:
+            chronicle = ChronicleWriter(
+                session=session,
+                sealer=self.sealer,
+                clock=self.runtime.clock,
+                chat=chat,
+                chronicle_id=work.chronicle_id,
+                messages=messages,
+                audience=work.window.audience,
+                run_id=work.run_id,
+                effects=writer.effects,
+                refused=writer.refused,
+            )
+            has_day = any(draft.kind == "world" for draft in drafter.drafts)
+            timed = await chronicle.find_timed() if has_day else ()
+            await writer.change(chat, drafter.drafts, since=work.window.since)
+            await chronicle.move(timed)
+            await chronicle.add(drafter.events)
+            await note_in_index(session, self.runtime.index, work.reader, chronicle.changed)
         campaign.compactions += 1
         marks = [
             {

@@ -836,9 +836,7 @@ async def test_a_user_without_a_persona_is_the_only_player_character(
     }
     assert set(people) == {"Jake", "Marlena", "Inspector Holt"}
     assert (people["Jake"]["status"], people["Jake"]["disposition"]) == ("limping", "cheerful")
-    chronicle = ok(await play.ada.client.get(f"{API}/chats/{play.chat}/settings"))["chronicle_id"]
-    events = ok(await play.ada.client.get(f"{API}/chronicles/{chronicle}/events"))["items"]
-    assert [each["who"] for each in events] == [["Jake", "Marlena"]]
+    assert [each["who"] for each in await play.events()] == [["Jake", "Marlena"]]
     persona = ok(
         await play.ada.client.post(f"{API}/personas", json={"name": "Robin", "description": ""}),
         201,
