@@ -54,6 +54,7 @@ from backend.enrichment.pipeline import (
 )
 from backend.enrichment.runs import RunDetail
 from backend.enrichment.story import readable
+from backend.generation.declined_answers import check_declined
 from backend.generation.model import (
     Prompt,
     PromptMessage,
@@ -286,6 +287,8 @@ class GlossaryTask(Task[GlossaryWork, GlossaryProposal]):
             ]
         )
         said = await self.ask(work, prompt, SCHEMA, _Answer)
+        for each in said.terms:
+            check_declined(each.definition)
         kept = _kept(said.terms, candidates, passage, found.familiar)
         tags_found = {one.tag for one in found.tags}
         return kept, [tag for tag in TAGS if tag in tags_found and tag in said.tags]

@@ -56,6 +56,7 @@ from backend.errors import AppError
 from backend.generation.model import (
     ModelBlockedError,
     ModelContextOverflowError,
+    ModelDeclinedError,
     ModelEmptyReplyError,
     ModelError,
     ModelMalformedAnswerError,
@@ -79,7 +80,12 @@ from backend.wire import MAX_INTEGER, ShownProblem
 
 log = get_logger(__name__)
 
-PASSED_OVER = ModelBlockedError, ModelEmptyReplyError, ModelMalformedAnswerError
+PASSED_OVER = (
+    ModelBlockedError,
+    ModelDeclinedError,
+    ModelEmptyReplyError,
+    ModelMalformedAnswerError,
+)
 """What lines may call forth for ever: nothing that comes after them would be read."""
 
 BLOCKED_ATTEMPTS = 3
@@ -272,13 +278,13 @@ class Task(ABC, Generic[W, P]):
     async def ask(self, work: W, prompt: Prompt, schema: Mapping[str, Any], answer: type[A]) -> A:
         """What the model answers, as a struct; what that took is noted.
 
-        Raises `ModelMalformedAnswerError` where it is none, and other errors of the model's.
+        Raises `ModelMalformedAnswerError` if it is none, and other errors of the model's.
         """
         model = work.reader.model
         try:
             sampling = work.reader.sampling_of(model, self.output_tokens(work))
             said = await model.structured(prompt, schema, sampling)
-        except ModelMalformedAnswerError:
+        except (ModelMalformedAnswerError, ModelDeclinedError):
             work.budget.take(None, prompt, "")
             raise
         work.budget.take(said.usage, prompt, str(said.value))

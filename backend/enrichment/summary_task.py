@@ -41,8 +41,10 @@ from backend.enrichment.summary_goals import (
     next_audience,
     wanted_summary,
 )
+from backend.generation.declined_answers import check_declined
 from backend.generation.model import (
     ModelBlockedError,
+    ModelDeclinedError,
     ModelEmptyReplyError,
     ModelError,
     Prompt,
@@ -66,9 +68,6 @@ CHARS_PER_WORD = 7
 """Of long words, with the blank behind them."""
 
 PASSED_OVER = "Nothing came back for these lines: the summary goes on behind them, without them."
-
-REFUSED = (ModelBlockedError, ModelEmptyReplyError)
-"""Some providers' filters say that they are at work, others only let nothing through."""
 
 _SENTENCE_ENDS = ".!?…。\n"
 
@@ -218,6 +217,7 @@ class SummaryTask(Task[SummaryWork, str]):
         text = plain(said, min(MAX_SUMMARY_CHARS, work.words * OVERLONG * CHARS_PER_WORD))
         if not text:
             raise ModelEmptyReplyError
+        check_declined(text)
         return text
 
     async def apply(
@@ -233,7 +233,7 @@ class SummaryTask(Task[SummaryWork, str]):
         match error:
             case PathChangedError():
                 return Recovery()
-            case ModelBlockedError() | ModelEmptyReplyError():
+            case ModelBlockedError() | ModelDeclinedError() | ModelEmptyReplyError():
                 if self.job.attempt < BLOCKED_ATTEMPTS:
                     return Recovery(raises=error)
                 # It would be so for ever, and nothing behind these lines would be summed up.

@@ -32,13 +32,15 @@ Call = tuple[str, dict[str, Any]]
 class Compactor(HoldingServer):
     """Tells a line, and compacts: `finds` has the calls for lines with a text in them.
 
-    `records` has those of the chronicle's agent.
+    `records` has those of the chronicle's agent. It declines once what is in `declines`, by the
+    beginnings of system texts.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self.finds: dict[str, list[Call]] = {}
         self.records: dict[str, list[Call]] = {}
+        self.declines: set[str] = set()
         self.tells: dict[str, str] = {}
         self.fails: list[Answer] = []
         self.has_tools = True
@@ -48,7 +50,7 @@ class Compactor(HoldingServer):
     def reset(self) -> None:
         self.requests.clear()
         self.finds, self.tells, self.fails, self.has_tools = {}, {}, [], True
-        self.records = {}
+        self.records, self.declines = {}, set()
         self.is_opened.set()
         self.may_tell.set()
 
@@ -79,11 +81,15 @@ class Compactor(HoldingServer):
     def usual(self, request: Request) -> Answer:
         if not request.path.endswith("/completions"):
             return super().usual(request)
+        system = str(request.body["messages"][0]["content"])
+        if declined := next((each for each in self.declines if system.startswith(each)), None):
+            self.declines.discard(declined)
+            return reply("I'm sorry, but I can't help with that.", used=usage(50, 5))
         if is_compaction(request):
             if self.fails:
                 return self.fails.pop(0)
             return self.answered(request)
-        return self.wrote(request, str(request.body["messages"][0]["content"]))
+        return self.wrote(request, system)
 
     def wrote(self, request: Request, system: str) -> Answer:
         """The answer to anything but a compaction."""

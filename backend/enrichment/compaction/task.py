@@ -42,6 +42,7 @@ from backend.enrichment.effects import note_in_index
 from backend.enrichment.errors import ChronicleNotEnabledError
 from backend.enrichment.pipeline import PathChangedError, Task, Work
 from backend.enrichment.runs import Refused, RunDetail
+from backend.generation.declined_answers import check_declined
 from backend.generation.model import (
     ChatModel,
     ModelEmptyReplyError,
@@ -350,4 +351,6 @@ async def _asked(
     work.budget.take(usage, prompt, said)
     if not (calls or text.strip() or prompt.rounds):
         raise ModelEmptyReplyError("It wrote thoughts and nothing else.")
+    if not (calls or prompt.rounds):
+        check_declined(text)
     return calls, text

@@ -11,7 +11,7 @@ from sqlalchemy import select, update
 
 from backend.chronicles import writing
 from backend.database.base import now
-from backend.enrichment.outbox import COMPACTION
+from backend.enrichment.outbox import COMPACTION, GLOSSARY, SUMMARY, TURN
 from backend.jobs import running as running_jobs
 from backend.jobs.models import Job
 from tests.fakes.openai_server import error
@@ -843,3 +843,40 @@ async def test_a_user_without_a_persona_is_the_only_player_character(
     )
     ok(await play.ada.client.patch(f"{API}/chats/{play.chat}", json={"persona_id": persona["id"]}))
     assert "decide for Robin" in str(await play.prompt())
+
+
+async def test_an_answer_that_declines_is_a_failure_and_is_asked_for_again(
+    play: Evening, model: Compactor
+) -> None:
+    await play.table.change("", settings={"memory_interval": 1})
+    model.finds = {"Holt falls": [HOLT]}
+    model.records = {"Holt falls": [("create_chronicle_event", {"summary": "Holt fell."})]}
+    model.tells = {"Holt falls": "Above him the *Skyglass* shone."}
+    model.declines = {
+        "Task: compaction",
+        "Task: rolling summary",
+        "Task: glossary",
+        "You keep the chronicle of a roleplay story. Write",
+    }
+    await play.turn("Holt falls down the stairs.")
+    for _ in range(5):
+        await play.turn()
+    await play.compact()
+    for kind in (COMPACTION, TURN, SUMMARY, GLOSSARY):
+        await play.at_rest(kind=kind)
+    assert model.declines == set()
+    path = f"{API}/chats/{play.chat}/enrichment"
+    runs = ok(await play.ada.client.get(path, params={"limit": 50}))["items"][::-1]
+    for kind in ("compaction", "turn", "summary", "glossary"):
+        states = [(each["state"], each["error"]) for each in runs if each["kind"] == kind]
+        assert states[0] == ("failed", "model-declined"), kind
+        assert {state for state, _ in states[1:]} == {"done"}, kind
+    failed = next(each for each in runs if each["kind"] == "compaction")
+    assert (failed["prompt_tokens"], failed["problem"]["title"]) == (
+        50,
+        "The model declined to answer",
+    )
+    assert await play.entity("Inspector Holt") is not None
+    assert [each["summary"] for each in await play.events()] == ["Holt fell."]
+    summary = ok(await play.ada.client.get(f"{API}/chats/{play.chat}/summary"))
+    assert summary["text"] == "So it went."
