@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 from uuid import UUID
@@ -18,14 +18,16 @@ from backend.chronicles import writing
 from backend.chronicles.errors import ChronicleFullError, ChronicleNotFoundError
 from backend.chronicles.events import EventFields
 from backend.chronicles.models import ChronicleEvent
-from backend.chronicles.reading import counting, open_chronicle, open_event
+from backend.chronicles.reading import counting, events_from, open_chronicle, open_event
 from backend.chronicles.repository import get_chronicle
+from backend.enrichment.agent.duplicates import are_told
 from backend.enrichment.agent.proposals import (
     Proposal,
     ProposedChange,
     ProposedEntry,
     ProposedEvent,
 )
+from backend.enrichment.pipeline import EventsChangedError
 from backend.enrichment.runs import EffectKind, Refused, RunEffect
 from backend.enrichment.story import TranscriptSlice
 from backend.lorebooks import authoring
@@ -104,8 +106,12 @@ class ProposalWriter:
     effects: list[RunEffect] = field(default_factory=list[RunEffect])
     refused: list[Refused] = field(default_factory=list[Refused])
 
-    async def write(self, proposals: Sequence[Proposal]) -> None:
-        """Write the proposals, and mark what they supersede."""
+    async def write(self, proposals: Sequence[Proposal], *, seen: Collection[UUID] = ()) -> None:
+        """Write the proposals, and mark what they supersede.
+
+        Raises `EventsChangedError` for events like those that were written since the proposed ones
+        were compared with what was `seen`.
+        """
         if not proposals:
             return
         owner_id, chronicle_id = self.sealer.user_id, self.stretch.chronicle_id
@@ -116,7 +122,15 @@ class ProposalWriter:
         except ChronicleNotFoundError:
             self._refuse("create_chronicle_event", "The chronicle is gone.")
             return
-        await self._write_events([each for each in proposals if isinstance(each, ProposedEvent)])
+        events = [each for each in proposals if isinstance(each, ProposedEvent)]
+        if events:
+            lines = [line.id for line in self.stretch.lines]
+            written = await events_from(
+                self.session, self.sealer, chronicle_id, lines, audience=self.stretch.audience
+            )
+            if are_told([each.fields for each in events], written, seen=seen):
+                raise EventsChangedError
+        await self._write_events(events)
         name = open_chronicle(self.sealer, chronicle).name
         entries = [each for each in proposals if not isinstance(each, ProposedEvent)]
         if entries and self.stretch.audience != PUBLIC:

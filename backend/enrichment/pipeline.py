@@ -110,6 +110,12 @@ class PathChangedError(AppError):
     slug, title = "path-changed", "The chat went another way meanwhile"
 
 
+class EventsChangedError(PathChangedError):
+    """Other work has written events like those of the run, of the same lines: it begins again."""
+
+    slug, title = "events-changed", "The same lines were written down at the same time"
+
+
 @dataclass(frozen=True, kw_only=True)
 class Work:
     """One run: what is read, by whom, and what that may cost.

@@ -140,6 +140,7 @@ class Agent:
                 note=" ".join(notes),
             ),
             proposals=executor.proposals if executor else [],
+            seen=executor.duplicates.seen if executor else (),
         )
 
     async def _triage(

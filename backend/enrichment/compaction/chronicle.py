@@ -17,9 +17,11 @@ from backend.chats.models import Chat, Message
 from backend.chronicles import writing
 from backend.chronicles.errors import ChronicleFullError
 from backend.chronicles.models import ChronicleEvent, EventSource
-from backend.chronicles.reading import SourceMessage, open_event, sealed_event
+from backend.chronicles.reading import SourceMessage, events_from, open_event, sealed_event
+from backend.enrichment.agent.duplicates import are_told
 from backend.enrichment.compaction.values import DraftedEvent
 from backend.enrichment.effects import Changed, at_story_time, effect_on
+from backend.enrichment.pipeline import EventsChangedError
 from backend.enrichment.runs import Refused, RunEffect
 from backend.vault.sealing import Sealer
 
@@ -102,10 +104,20 @@ class ChronicleWriter:
             self.effects.append(effect)
             self.changed["event", self.chronicle_id].add(row.id)
 
-    async def add(self, events: Sequence[DraftedEvent]) -> None:
-        """Write new events, each from its messages."""
+    async def add(self, events: Sequence[DraftedEvent], *, seen: Collection[UUID]) -> None:
+        """Write new events, each from its messages.
+
+        Raises `EventsChangedError` for events like those that were written since the new ones were
+        compared with what was `seen`.
+        """
         if not events:
             return
+        message_ids = [message.id for message in self.messages.values()]
+        written = await events_from(
+            self.session, self.sealer, self.chronicle_id, message_ids, audience=self.audience
+        )
+        if are_told([each.fields for each in events], written, seen=seen):
+            raise EventsChangedError
         times = await self._times([self._last_line(each).id for each in events])
         new = [self._event(each, times.get(self._last_line(each).id)) for each in events]
         try:

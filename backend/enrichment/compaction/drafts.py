@@ -7,6 +7,7 @@ who is known, somebody new, who is made once, or it is not clear which, and the 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, cast
 from uuid import UUID
 
@@ -264,14 +265,13 @@ class Drafter:
 
     def _tell(self, asked: Call, positions: Sequence[int]) -> None:
         """An event of the chronicle."""
-        fields, weight = event_of(asked)
+        event = event_of(asked, positions, clipped(one_line(asked.because), MAX_BECAUSE))
         fields = msgspec.structs.replace(
-            fields,
-            where=self._names.spell(fields.where),
-            who=[self._names.spell_person(name) for name in fields.who],
+            event.fields,
+            where=self._names.spell(event.fields.where),
+            who=[self._names.spell_person(name) for name in event.fields.who],
         )
-        because = clipped(one_line(asked.because), MAX_BECAUSE)
-        self.events.append(DraftedEvent(fields, weight, because, positions))
+        self.events.append(replace(event, fields=fields))
 
     def _operations(
         self, updater: Updater, asked: Call, state: State
