@@ -358,7 +358,7 @@ def enrichment(server: Running) -> EnrichmentRuntime:
         parts.cpu_pool,
         EnrichmentOutbox(parts.queue),
         parts.slots,
-        StoryClock(),
+        clock=StoryClock(),
     )
 
 

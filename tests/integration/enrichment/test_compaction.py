@@ -343,7 +343,7 @@ async def test_all_is_written_or_nothing(
             raise RuntimeError
         return await real(*args, **more)
 
-    monkeypatch.setattr("backend.enrichment.compaction.writing.add_events", failing)
+    monkeypatch.setattr(writing, "add_events", failing)
     async with model.thinking() as is_reached:
         await play.compact()
         await is_reached.wait()
@@ -751,19 +751,6 @@ async def test_a_compaction_calls_for_a_full_block(play: Evening, model: Compact
     assert (context["form"], context["why"]) == ("full", "a compaction came in between")
 
 
-async def test_a_model_without_tools_is_asked_in_another_way(
-    play: Evening, model: Compactor
-) -> None:
-    """The last one of the module: from then on the server is known to have no tools."""
-    model.has_tools = False
-    model.finds = {"Holt falls": [HOLT]}
-    await play.turn("Holt falls down the stairs.")
-    await play.compacted()
-    assert await play.entity("Inspector Holt")
-    [run] = await play.runs()
-    assert (run["state"], run["calls"]) == ("done", 1)
-
-
 async def test_a_reference_that_was_not_shown_is_refused_and_makes_nothing(
     play: Evening, model: Compactor
 ) -> None:
@@ -880,3 +867,16 @@ async def test_an_answer_that_declines_is_a_failure_and_is_asked_for_again(
     assert [each["summary"] for each in await play.events()] == ["Holt fell."]
     summary = ok(await play.ada.client.get(f"{API}/chats/{play.chat}/summary"))
     assert summary["text"] == "So it went."
+
+
+async def test_a_model_without_tools_is_asked_in_another_way(
+    play: Evening, model: Compactor
+) -> None:
+    """The last one of the module: from then on the server is known to have no tools."""
+    model.has_tools = False
+    model.finds = {"Holt falls": [HOLT]}
+    await play.turn("Holt falls down the stairs.")
+    await play.compacted()
+    assert await play.entity("Inspector Holt")
+    [run] = await play.runs()
+    assert (run["state"], run["calls"]) == ("done", 1)
