@@ -93,6 +93,7 @@ from backend.turns.contexts import ContextService
 from backend.turns.counting import CountCache
 from backend.turns.downtime import DowntimeService
 from backend.turns.kept_history import HistoryCache
+from backend.turns.line_macros import LineMacroService
 from backend.turns.lore import LoreReader
 from backend.turns.measures import MeasureService
 from backend.turns.models_in_use import ModelsInUseService
@@ -251,7 +252,13 @@ class Services:
             checks_added=[partial(self.quotas.check_added, each) for each in (CHATS, STORED_BYTES)],
         )
         self.messages = MessageService(
-            database, settings, index, pool=pool, scripts=self.scripts, participants=participants
+            database,
+            settings,
+            index,
+            pool=pool,
+            scripts=self.scripts,
+            macros=LineMacroService(database, pool, accounts=self.accounts),
+            participants=participants,
         )
         self.opening = OpeningService(
             database,

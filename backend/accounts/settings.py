@@ -41,12 +41,15 @@ embedding model all are found by their keys."""
 
 DEFAULT_MODE: LoreMode = "keys_and_meaning"
 
+MemberBooks = Literal["speaker", "all"]
+"""The books that a turn of a group scans: the speaker's, or those of all members."""
+
 LoreStrategy = Literal["evenly", "character_first", "global_first"]
 """Whether entries of characters' books, or of global ones, come first. World Info's 0 to 2."""
 
 
 class LoreOverrides(SettingsStruct, frozen=True, kw_only=True):
-    """How lorebooks are scanned where a book or an entry does not say; absent is the default.
+    """Defaults for scanning lorebooks whose books and entries set nothing; absent is the default.
 
     `scan_depth` is in messages (2), `budget_percent` in per cent of the total budget (25),
     `budget_cap` in tokens (0: none). Where room is short, history leaves lore that came in what it
@@ -55,7 +58,9 @@ class LoreOverrides(SettingsStruct, frozen=True, kw_only=True):
     so many entries are found (0: no further). `strategy` orders the entries that come after
     those of the chat's and the persona's books: the characters' first, the global books' first, or
     evenly, by their own order. `mode` says how entries are found: by their keys, by what they are
-    about, or both.
+    about, or both. `member_books` applies to chats with several characters: with "speaker" (the
+    default) the card's book and the linked books of a character are used only in its own replies,
+    with "all" the books of all members are used in every reply.
     """
 
     scan_depth: Annotated[int, msgspec.Meta(ge=0, le=1_000)] | None = None
@@ -72,6 +77,7 @@ class LoreOverrides(SettingsStruct, frozen=True, kw_only=True):
     min_activations_depth: Annotated[int, msgspec.Meta(ge=0, le=1_000)] | None = None
     strategy: LoreStrategy | None = None
     mode: LoreMode | None = None
+    member_books: MemberBooks | None = None
 
 
 class SourceWeights(SettingsStruct, frozen=True, kw_only=True):
@@ -151,10 +157,11 @@ ReasoningSent = Annotated[int, msgspec.Meta(ge=0, le=50)]
 
 
 class UserSettings(SettingsStruct, frozen=True, kw_only=True):
-    """Defaults of one user's chats. Sampling goes with the model that is named beside it.
+    """Defaults of one user's chats. Sampling belongs to the `model` of the same settings.
 
     `keep_other_speakers` keeps lines that a reply says for the user or for another character. By
     default a reply ends before a line that begins with one of their names and a colon.
+    `expand_macros` expands macros in the user's lines before they are stored; on by default.
     """
 
     model: ModelId | None = None
@@ -168,6 +175,7 @@ class UserSettings(SettingsStruct, frozen=True, kw_only=True):
     preset_id: UUID | None = None
     reasoning_sent: ReasoningSent | None = None
     keep_other_speakers: bool | None = None
+    expand_macros: bool | None = None
     system_prompt: LongText | None = None
     post_history_instructions: LongText | None = None
 

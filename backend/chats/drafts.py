@@ -19,6 +19,7 @@ from backend.chats.models import (
     MESSAGE_CONTENT,
     MESSAGE_CONTEXT,
     MESSAGE_THINKING,
+    MESSAGE_TYPED,
     Message,
     MessageStatus,
 )
@@ -46,14 +47,27 @@ Nothing in it gives back what it took, so that a message of blanks costs no more
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MessageDraft:
-    """A message before it has a place in a tree."""
+    """A message before it has a place in a tree.
+
+    `typed` is the text before its macros were expanded; None if there were none.
+    """
 
     role: Role
     author: str
     text: str
+    typed: str | None = None
     character_id: UUID | None = None
     persona_id: UUID | None = None
     status: MessageStatus = "complete"
+
+
+COPIED_COLUMNS = (
+    MESSAGE_AUTHOR,
+    MESSAGE_CONTENT,
+    MESSAGE_TYPED,
+    MESSAGE_THINKING,
+    MESSAGE_CONTEXT,
+)
 
 
 def sealed_draft(sealer: Sealer, draft: MessageDraft, *, unit: CountUnit) -> dict[str, Any]:
@@ -74,6 +88,9 @@ def sealed_draft(sealer: Sealer, draft: MessageDraft, *, unit: CountUnit) -> dic
         "token_counts": msgspec.json.encode({str(unit): tokens}).decode(),
         "sealed_author": sealer.seal(MESSAGE_AUTHOR, message_id, draft.author),
         "sealed_content": sealer.seal(MESSAGE_CONTENT, message_id, draft.text),
+        "sealed_typed": (
+            None if draft.typed is None else sealer.seal(MESSAGE_TYPED, message_id, draft.typed)
+        ),
         "created_at": at,
         "updated_at": at,
     }
@@ -93,7 +110,7 @@ def copied_row(sealer: Sealer, row: Any, chat_id: UUID, copied: dict[UUID, UUID]
     copy_id = copied[row.id] = new_id()
     sealed = {
         column.name: resealed(sealer, column, row.id, getattr(row, column.name), copy_id)
-        for column in (MESSAGE_AUTHOR, MESSAGE_CONTENT, MESSAGE_THINKING, MESSAGE_CONTEXT)
+        for column in COPIED_COLUMNS
     }
     return {
         **row._asdict(),

@@ -24,6 +24,7 @@ from backend.chats.models import (
     MESSAGE_AUTHOR,
     MESSAGE_CONTENT,
     MESSAGE_THINKING,
+    MESSAGE_TYPED,
     Chat,
 )
 from backend.chats.schemas import Title
@@ -63,6 +64,7 @@ class LogLine(msgspec.Struct, kw_only=True, omit_defaults=True):
     role: Role
     author: Author = ""
     text: LoggedText = ""
+    typed: LoggedText | None = None
     thinking: LoggedText | None = None
     status: Literal["complete", "interrupted", "failed"] = "complete"
     hidden: bool = False
@@ -136,6 +138,7 @@ def _line(sealer: Sealer, row: Any) -> LogLine:
         role=row.role,
         author=sealer.open(MESSAGE_AUTHOR, row.id, row.sealed_author),
         text=sealer.open(MESSAGE_CONTENT, row.id, row.sealed_content),
+        typed=sealer.open(MESSAGE_TYPED, row.id, row.sealed_typed) if row.sealed_typed else None,
         thinking=sealer.open(MESSAGE_THINKING, row.id, thinking) if thinking else None,
         status="interrupted" if row.status == "streaming" else row.status,
         hidden=row.hidden,
@@ -237,6 +240,11 @@ def message_rows(
                 "scene_place": line.scene_place if scene_id else 0,
                 "sealed_author": sealer.seal(MESSAGE_AUTHOR, message_id, line.author),
                 "sealed_content": sealer.seal(MESSAGE_CONTENT, message_id, line.text),
+                "sealed_typed": (
+                    None
+                    if line.typed is None
+                    else sealer.seal(MESSAGE_TYPED, message_id, line.typed)
+                ),
                 "sealed_thinking": None
                 if line.thinking is None
                 else sealer.seal(MESSAGE_THINKING, message_id, line.thinking),

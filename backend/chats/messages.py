@@ -28,6 +28,7 @@ from backend.chats.models import (
     MESSAGE_CONTENT,
     MESSAGE_CONTEXT,
     MESSAGE_THINKING,
+    MESSAGE_TYPED,
     Chat,
     Message,
 )
@@ -73,6 +74,16 @@ class MessageScripts(Protocol):
         ...
 
 
+class LineMacros(Protocol):
+    """Expands macros in an edited line of the user."""
+
+    async def expand(
+        self, identity: Identity, chat_id: UUID, *, parent_id: UUID | None, text: str
+    ) -> str:
+        """Return the text with its macros expanded. Raises `MacroLimitError`."""
+        ...
+
+
 class MessageService:
     """What a user does with the messages of a chat's tree."""
 
@@ -84,10 +95,12 @@ class MessageService:
         *,
         pool: CpuPool,
         scripts: MessageScripts,
+        macros: LineMacros,
         participants: Participants | None = None,
     ) -> None:
         self._pool = pool
         self._scripts = scripts
+        self._macros = macros
         self._participants = participants or Participants()
         self._database = database
         self._index = index
@@ -157,13 +170,14 @@ class MessageService:
     async def edit(
         self, identity: Identity, message_id: UUID, text: str, audience: Audience | None = None
     ) -> MessageView:
-        """Say it differently: a new sibling, active; the old text and what followed it stay.
+        """Add another version of a message; the old one and all messages below it are kept.
 
-        It is for those for whom the message is, unless `audience` says otherwise.
+        Macros in a line of the user are expanded. The new version has the message's audience,
+        unless `audience` is given.
 
         Raises `MessageNotFoundError`, `EmptyMessageError`, `MessageTooLongError`,
-        `MessageBusyError`, `ValidationError`, and `ConflictError` where the chat's unit changes
-        again and again.
+        `MessageBusyError`, `MacroLimitError`, `ValidationError`, and `ConflictError` if the chat's
+        unit changes again and again.
         """
         self.check_text(text)
         sealer, owner_id = identity.sealer, identity.user_id
@@ -178,10 +192,16 @@ class MessageService:
             text=text,
             is_edit=True,
         )
+        expanded = text
+        if message.role == "user":
+            expanded = await self._macros.expand(
+                identity, chat.id, parent_id=message.parent_id, text=text
+            )
         draft = MessageDraft(
             role=message.role,
             author=sealer.open(MESSAGE_AUTHOR, message.id, message.sealed_author),
-            text=self.check_text(text),
+            text=self.check_text(expanded),
+            typed=text if expanded != text else None,
             character_id=message.character_id,
             persona_id=message.persona_id,
         )
@@ -379,6 +399,7 @@ def _view(sealer: Sealer, row: Message, sibling: int, sibling_count: int) -> Mes
         author=sealer.open(MESSAGE_AUTHOR, row.id, row.sealed_author),
         text=sealer.open(MESSAGE_CONTENT, row.id, row.sealed_content),
         thinking=sealer.open(MESSAGE_THINKING, row.id, thinking) if thinking else None,
+        typed=sealer.open(MESSAGE_TYPED, row.id, row.sealed_typed) if row.sealed_typed else None,
         injected_context=_injected_text(sealer, row),
         audience=opened(row.audience),
         notices=decode_notices(row.notices),

@@ -80,6 +80,7 @@ class Message(Base):
     the root to it, of what is not hidden. `token_counts` keeps counts in other units (JSON).
     `scene_id` is the message that opens its scene, and `scene_place` how far into it this one is.
     `audience` says who may know it: `public`, `gm`, or ids of a campaign's entities between blanks.
+    `sealed_typed` is the user's line before its macros were expanded; null if there were none.
     `sealed_injected_context` is what the campaign put into the prompt of this reply. `notices` are
     notices about how it came about (JSON, in the clear: numbers, and the model's id).
     """
@@ -125,6 +126,7 @@ class Message(Base):
     scene_place: Mapped[int] = mapped_column(default=0)
     sealed_author: Mapped[bytes]
     sealed_content: Mapped[bytes]
+    sealed_typed: Mapped[bytes | None]
     sealed_thinking: Mapped[bytes | None]
     sealed_injected_context: Mapped[bytes | None]
     audience: Mapped[str] = mapped_column(default="public", server_default="public")
@@ -135,6 +137,7 @@ class Message(Base):
 
 MESSAGE_AUTHOR = Column("messages", "sealed_author")
 MESSAGE_CONTENT = Column("messages", "sealed_content")
+MESSAGE_TYPED = Column("messages", "sealed_typed")
 MESSAGE_THINKING = Column("messages", "sealed_thinking")
 MESSAGE_CONTEXT = Column("messages", "sealed_injected_context")
 

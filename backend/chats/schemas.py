@@ -61,7 +61,8 @@ class MessageView(msgspec.Struct, kw_only=True):
     """A message. `sibling` counts from 1 among `sibling_count` swipes.
 
     `shown` and `shown_thinking` are what regex scripts show in the place of `text` and `thinking`;
-    null where they change nothing. `injected_context` is what a campaign put into the prompt of
+    null where they change nothing. `typed` is the user's line before its macros were expanded; null
+    if it had none. `injected_context` is what a campaign put into the prompt of
     the reply. `audience` says who may know the message, in a chat of a campaign. `notices` say what
     went wrong while the reply was written, without ending it. A reply that is thoughts alone has no
     `text`; it is hidden, since no model may be sent it.
@@ -85,6 +86,7 @@ class MessageView(msgspec.Struct, kw_only=True):
     sibling_count: int
     created_at: datetime
     updated_at: datetime
+    typed: str | None = None
     shown: str | None = None
     shown_thinking: str | None = None
     injected_context: str | None = None
@@ -209,3 +211,5 @@ class ChatSettings(
 
     Without it a reply ends before a line that begins with one of their names and a colon.
     """
+    expand_macros: bool | None = None
+    """Expand macros in the user's lines before they are stored. Absent: as the account does."""

@@ -145,7 +145,7 @@ class PromptAssembler:
             *placed.left_out,
             *sections.off,
         ]
-        variables, unkept = within_limits(loaded.variables, sections.variables)
+        variables, unkept = within_limits(loaded.stored_variables, sections.variables)
         files = dict(sections.used.digests)
         if unsaid:
             files.pop("sections/summary", None)

@@ -30,6 +30,7 @@ from backend.chats.model_choice import effective_model
 from backend.chats.models import Message
 from backend.chats.schemas import ChatSettings
 from backend.context.budget import Budget
+from backend.context.macros import MacroBudget, MacroLimitError
 from backend.cpu_pool import SEALED_FACTOR, CpuPool
 from backend.database.engine import Database
 from backend.enrichment.llm_selection import choose_model, safe_sampling
@@ -54,6 +55,7 @@ from backend.turns.counting import CountCache
 from backend.turns.errors import ChatChangedError
 from backend.turns.history import open_history
 from backend.turns.kept_history import HistoryCache
+from backend.turns.line_macros import expand_line
 from backend.turns.load import ChatLoader, first_kept
 from backend.turns.lore import LoreReader
 from backend.turns.prompt_context import Constraint, LoadedChat, PromptContext, PromptWindow
@@ -65,6 +67,9 @@ from backend.turns.thoughts import last_thoughts
 
 MOST_ALWAYS = 16_384
 """Tokens that what is always sent hardly ever exceeds; half of a window that is smaller."""
+
+QUICK_CHARACTERS, QUICK_MACROS = 20_000, 100
+"""Limits of the macros of a line that are expanded on the event loop: 1 or 2 ms."""
 
 SCANNED: tuple[Kind, ...] = ("lore",)
 """Of these the scan of the lorebooks has the texts at hand, and knows which of them count."""
@@ -269,20 +274,33 @@ class PromptBuilder:
                 before=await _first_kept(session, loaded, window),
                 budget=window.budget.retrieval,
             )
-            if scripts is None:
+            is_rewritten = scripts is None
+            if is_rewritten:
+                quick = MacroBudget(characters=QUICK_CHARACTERS, macros=QUICK_MACROS)
+                try:
+                    loaded = expand_line(loaded, window, quick)
+                except MacroLimitError:
+                    is_rewritten = False
+            if is_rewritten:
+                self._check_line(loaded, request)
                 await search.begin(asked(loaded))
             loaded = await loader.with_campaign(loaded)
             context = await self._with_history(session, identity, loaded, window)
-        if scripts is not None:
-            # No transaction waits for a thread; and the search is for what they leave.
-            loaded = await self._pool.run(identity.user_id, partial(rewritten, loaded))
-            if loaded.line is not None and loaded.line != request.text:
-                if not loaded.line.strip():
-                    raise EmptyMessageError("Regex scripts of yours leave nothing of it.")
-                self._messages.check_text(loaded.line)
+        if not is_rewritten:
+            # After the transaction, which waits for no thread.
+            loaded = await self._pool.run(identity.user_id, partial(rewritten, loaded, window))
+            self._check_line(loaded, request)
             await search.begin(asked(loaded))
             context.loaded = loaded
         return context
+
+    def _check_line(self, loaded: LoadedChat, request: TurnRequest) -> None:
+        """Raise `EmptyMessageError` or `MessageTooLongError` if the line became unusable."""
+        if loaded.line is None or loaded.line == request.text:
+            return
+        if not loaded.line.strip():
+            raise EmptyMessageError("Its macros or your regex scripts leave no text of it.")
+        self._messages.check_text(loaded.line)
 
     async def _with_history(
         self, session: AsyncSession, identity: Identity, loaded: LoadedChat, window: PromptWindow

@@ -6,12 +6,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 from uuid import UUID
 
-import msgspec
 from sqlalchemy import and_, bindparam, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from backend.accounts.identity import Identity
-from backend.accounts.models import USER_VARIABLES, User
+from backend.accounts.models import User
 from backend.accounts.settings import first_set
 from backend.audience import PUBLIC, Viewpoint, is_known_to
 from backend.campaigns.errors import StaleCampaignError
@@ -24,18 +23,18 @@ from backend.campaigns.situations import RECENT_LINES, SituationService
 from backend.characters import repository as characters
 from backend.chats import repository as chats
 from backend.chats.errors import ChatNotFoundError
-from backend.chats.models import CHAT_VARIABLES, MESSAGE_AUTHOR, MESSAGE_CONTENT, Chat, Message
+from backend.chats.models import MESSAGE_AUTHOR, MESSAGE_CONTENT, Chat, Message
 from backend.chats.schemas import AuthorsNote
 from backend.chats.service import read_settings
 from backend.chronicles.events import MAX_PINNED
 from backend.chronicles.reading import current_events
 from backend.context.blocks import PresetFields
 from backend.context.budget import eviction_point
-from backend.context.macros import Variables
 from backend.enrichment.summaries import current_summary
 from backend.enrichment.summary_goals import HOT_ROUNDS
 from backend.lorebooks.chat_books import books_for_chat
 from backend.turns.lore import LoreReader
+from backend.turns.macro_fields import read_variables
 from backend.turns.models import TurnKind
 from backend.turns.prompt_context import LoadedChat, RecentLine, authors_note
 from backend.turns.prompt_order import LoadedPreset
@@ -131,11 +130,14 @@ class ChatLoader:
         target = answerable(
             target, viewpoint, audience if request.text else PUBLIC, is_preview=self._is_preview
         )
+        account = self._identity.settings
+        member_books = first_set((settings.lore, account.lore), "member_books", default="speaker")
+        speaker_ids = [speaker.id] if speaker.id is not None else []
         books = await books_for_chat(
             self._session,
             owner_id=owner_id,
             chat_id=chat.id,
-            character_ids=member_ids,
+            character_ids=member_ids if member_books == "all" else speaker_ids,
             persona_id=persona_id,
         )
         lore = await self._lore.read(
@@ -144,10 +146,10 @@ class ChatLoader:
             books,
             chat=chat,
             leaf=target.leaf,
-            overrides=(settings.lore, self._identity.settings.lore),
+            overrides=(settings.lore, account.lore),
         )
         note, note_reason = authors_note(settings.authors_note, speaker.card)
-        account = self._identity.settings
+        variables = read_variables(sealer, chat, sealed_globals)
         loaded = LoadedChat(
             chat=chat,
             settings=settings,
@@ -162,7 +164,8 @@ class ChatLoader:
             persona=persona.description if persona else "",
             persona_id=persona.id if persona else None,
             target=target,
-            variables=self._variables(chat, sealed_globals),
+            variables=variables,
+            stored_variables=variables,
             lore=lore,
             note=note,
             note_reason=note_reason,
@@ -198,6 +201,7 @@ class ChatLoader:
             keeps_other_speakers=first_set(
                 (settings, account), "keep_other_speakers", default=False
             ),
+            expands_macros=first_set((settings, account), "expand_macros", default=True),
             has_scripts=has_scripts,
             preset=(
                 LoadedPreset(None, 0, "preview", self._tried)
@@ -205,7 +209,7 @@ class ChatLoader:
                 else await find_preset(self._session, self._identity, settings, speaker)
             ),
         )
-        quoted = QUOTED if any(map(_may_quote, loaded.fields)) else EXCHANGE
+        quoted = QUOTED if any(map(_may_quote, [*loaded.fields, loaded.line or ""])) else EXCHANGE
         most = max(quoted, lore.depth, RECENT_LINES)
         recent = await self._recent(target, most, viewpoint)
         return await self._with_rounds(replace(loaded, recent=recent))
@@ -275,18 +279,6 @@ class ChatLoader:
         said = before + (target.line is not None or bool(request.text))
         return bool(said) and said % note.interval == 0
 
-    def _variables(self, chat: Chat, sealed_globals: bytes | None) -> Variables:
-        sealer, user_id = self._identity.sealer, self._identity.user_id
-        local = chat.sealed_variables
-        return Variables(
-            local=_decoded(sealer.open_bytes(CHAT_VARIABLES, chat.id, local) if local else None),
-            global_=_decoded(
-                sealer.open_bytes(USER_VARIABLES, user_id, sealed_globals)
-                if sealed_globals
-                else None
-            ),
-        )
-
     async def _recent(
         self, target: Target, limit: int, viewpoint: Viewpoint
     ) -> Sequence[RecentLine]:
@@ -338,7 +330,3 @@ def author_of(identity: Identity, message: Message) -> str:
 def text_of(identity: Identity, message: Message) -> str:
     """What a message says."""
     return identity.sealer.open(MESSAGE_CONTENT, message.id, message.sealed_content)
-
-
-def _decoded(data: bytes | None) -> dict[str, str]:
-    return msgspec.json.decode(data, type=dict[str, str]) if data else {}

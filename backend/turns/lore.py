@@ -230,7 +230,7 @@ def _settings(chain: Sequence[LoreOverrides]) -> LoreSettings:
     return LoreSettings(
         **{
             name: first_set(chain, name, getattr(default, name))
-            for name in LoreOverrides.__struct_fields__
+            for name in LoreSettings.__struct_fields__
         }
     )
 

@@ -11,10 +11,13 @@ from uuid import UUID
 
 import msgspec
 
+from backend.accounts.models import USER_VARIABLES
 from backend.characters.cards.model import Card
+from backend.chats.models import CHAT_VARIABLES, Chat
 from backend.context.macros import MacroContext, Variables
 from backend.generation.model import Role
 from backend.turns.prompt_context import LoadedChat, PromptWindow
+from backend.vault.sealing import Sealer
 
 MAX_VARIABLE_BYTES: Final = 200_000
 """What the variables of a chat may take as JSON, and what a user's may."""
@@ -95,6 +98,23 @@ def seed_of(*ids: UUID | None) -> int:
     """A seed that is the same for the same ids."""
     joined = b"".join(each.bytes if each else b"-" for each in ids)
     return int.from_bytes(hashlib.blake2b(joined, digest_size=8).digest(), "big")
+
+
+def read_variables(sealer: Sealer, chat: Chat, sealed_globals: bytes | None) -> Variables:
+    """Open a chat's variables, and the user's."""
+    local = chat.sealed_variables
+    return Variables(
+        local=_decoded(sealer.open_bytes(CHAT_VARIABLES, chat.id, local) if local else None),
+        global_=_decoded(
+            sealer.open_bytes(USER_VARIABLES, sealer.user_id, sealed_globals)
+            if sealed_globals
+            else None
+        ),
+    )
+
+
+def _decoded(data: bytes | None) -> dict[str, str]:
+    return msgspec.json.decode(data, type=dict[str, str]) if data else {}
 
 
 def within_limits(before: Variables, after: Variables) -> tuple[Variables, list[str]]:

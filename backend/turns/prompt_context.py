@@ -87,6 +87,10 @@ class LoadedChat:
         viewpoint: Whose knowledge the prompt may hold.
         audience: Who may know what the turn stores, as a column holds it.
         by_questions: Old lines are searched by the questions that they answer, and get some.
+        typed: The line before its macros were expanded; None if there were none.
+        expands_macros: Macros in the user's line are expanded before it is stored.
+        variables: The variables for the prompt's macros: the stored ones, after the line's macros.
+        stored_variables: The variables as the database has them.
         keeps_other_speakers: A reply goes on where a line of another speaker begins.
         preset: The nearest one that is chosen; None for the default order.
     """
@@ -103,6 +107,7 @@ class LoadedChat:
     persona_id: UUID | None
     target: Target
     variables: Variables
+    stored_variables: Variables
     lore: LoadedLore
     note: AuthorsNote
     note_reason: ReasonKind
@@ -112,6 +117,8 @@ class LoadedChat:
     summary: StoredSummary | None = None
     line: str | None = None
     said: str | None = None
+    typed: str | None = None
+    expands_macros: bool = True
     has_scripts: bool = False
     scripts: Scripts | None = None
     campaign_fields: CampaignFields | None = None

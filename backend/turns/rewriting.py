@@ -12,8 +12,9 @@ from backend.generation.model import Role
 from backend.lorebooks.activation.outcome import Activated, Outcome
 from backend.regex.scripts import ScriptEngine, Scripts
 from backend.scripting.service import KINDS, ready_scripts, running_scripts
+from backend.turns.line_macros import expand_line
 from backend.turns.macro_fields import macros_of
-from backend.turns.prompt_context import LoadedChat
+from backend.turns.prompt_context import LoadedChat, PromptWindow
 
 
 async def scripts_of(
@@ -38,17 +39,21 @@ async def scripts_of(
     return ready_scripts(engine, identity.user_id, scripts, macros)
 
 
-def rewritten(loaded: LoadedChat) -> LoadedChat:
-    """What was loaded, with its texts as the scripts leave them. CPU-bound.
+def rewritten(loaded: LoadedChat, window: PromptWindow) -> LoadedChat:
+    """Apply regex scripts, and the macros of the line that is to be stored. CPU-bound.
 
-    The line that is to be stored is changed for good; that one, the line that is answered again,
-    and the last messages are as the model gets them.
+    The line is stored as it is then; that one, the line that is answered again, and the last
+    messages are as the model gets them. As in SillyTavern, scripts for stored text run before
+    macros are expanded. Raises `MacroLimitError`.
     """
-    scripts, line, said = loaded.scripts, loaded.line, loaded.said
+    scripts = loaded.scripts
+    if scripts is not None and loaded.line is not None:
+        line = scripts.run(loaded.line, "user", "stored", depth=0)
+        loaded = replace(loaded, line=line, said=line)
+    loaded = expand_line(loaded, window)
     if scripts is None:
         return loaded
-    if line is not None:
-        line = said = scripts.run(line, "user", "stored", depth=0)
+    said = loaded.said
     if said is not None:
         said = scripts.run(said, "user", "prompt", depth=0)
     last = len(loaded.recent) - (said is None)
@@ -58,7 +63,7 @@ def rewritten(loaded: LoadedChat) -> LoadedChat:
         else each
         for at, each in enumerate(loaded.recent)
     ]
-    return replace(loaded, line=line, said=said, recent=recent)
+    return replace(loaded, said=said, recent=recent)
 
 
 def sent_texts(

@@ -103,7 +103,7 @@ class TurnStarter:
                 moved = await tree.attach(session, chat, line, parent=parent)
                 await tell_path_moved(self._participants, session, identity.sealer, chat, moved)
                 await _save_variables(
-                    session, identity.sealer, chat, loaded.variables, built.variables
+                    session, identity.sealer, chat, loaded.stored_variables, built.variables
                 )
             reply = await self._reply_row(session, identity, chat, built, line or parent)
             turn.reply_id = reply.id if reply else None
@@ -126,6 +126,7 @@ class TurnStarter:
             role="user",
             author=loaded.user_name,
             text=loaded.line,
+            typed=loaded.typed,
             persona_id=loaded.persona_id,
         )
         unit = CountUnit.parse(loaded.chat.count_unit)

@@ -1,4 +1,4 @@
-"""The README's walk-through, word for word, as a stranger would paste it."""
+"""The walk-throughs of the README and of docs/campaign.md, as a reader pastes them."""
 
 from __future__ import annotations
 
@@ -35,18 +35,20 @@ def server(tmp_path: Path) -> Iterator[str]:
         process.terminate()
 
 
-def walk_through() -> str:
-    text = (ROOT / "README.md").read_text()
+def walk_through(path: str) -> list[str]:
+    """The commands of each marked part of a document."""
+    text = (ROOT / path).read_text()
     marked = re.findall(
         r"<!-- walk-through -->(.*?)<!-- end of the walk-through -->", text, flags=re.DOTALL
     )
-    assert len(marked) == 3
-    return "\n".join(re.findall(r"```sh\n(.*?)```", "".join(marked), flags=re.DOTALL))
+    return ["\n".join(re.findall(r"```sh\n(.*?)```", each, flags=re.DOTALL)) for each in marked]
 
 
 @pytest.mark.skipif(not shutil.which("curl"), reason="there is no curl")
 def test_the_walk_through_works_as_it_stands(server: str, tmp_path: Path) -> None:
-    script = walk_through()
+    parts, evening = walk_through("README.md"), walk_through("docs/campaign.md")
+    assert (len(parts), len(evening)) == (3, 1)
+    script = "\n".join([*parts, "echo; echo EVENING", *evening])
     assert "http://127.0.0.1:8000" in script
     # Only the address differs: another server may be listening on the usual one.
     script = script.replace("http://127.0.0.1:8000", server)
@@ -60,7 +62,7 @@ def test_the_walk_through_works_as_it_stands(server: str, tmp_path: Path) -> Non
         check=False,
     )
     assert result.returncode == 0, result.stderr
-    said = result.stdout
+    said, evening_said = result.stdout.split("\nEVENING\n")
     assert "recovery_code" in said
     assert said.count("event: turn.completed") == 3
     decoder = json.JSONDecoder()
@@ -79,3 +81,8 @@ def test_the_walk_through_works_as_it_stands(server: str, tmp_path: Path) -> Non
     remembering, _ = decoder.raw_decode(said[previews[-1] :])
     events = [item["text"] for item in remembering["retrieved"] if item["kind"] == "event"]
     assert any("silver key" in event for event in events)
+    assert evening_said.count("event: turn.awaiting_choice") == 1
+    assert evening_said.count("event: turn.completed") == 1
+    state, _ = decoder.raw_decode(evening_said[evening_said.rindex("\n{\n") :].lstrip())
+    assert [clock["filled"] for clock in state["clocks"]] == [1]
+    assert {each["name"] for each in state["entities"]} == {"The Salty Sigil", "Jake"}

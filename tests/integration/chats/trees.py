@@ -35,6 +35,7 @@ from backend.regex.process import RegexProcess
 from backend.regex.scripts import ScriptEngine
 from backend.scripting.service import ScriptService
 from backend.settings import Settings
+from backend.turns.line_macros import LineMacroService
 from backend.vault.root import RootKeys
 from backend.vault.sealing import KEY_BYTES, Sealer
 
@@ -174,6 +175,7 @@ class Grove:
                 accounts=ALL_ARE_ADA,
                 find_player_name=find_player_name,
             ),
+            macros=LineMacroService(database, pool, accounts=ALL_ARE_ADA),
             participants=PARTICIPANTS,
         )
         self.pool = pool

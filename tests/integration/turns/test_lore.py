@@ -386,3 +386,28 @@ async def test_a_character_may_have_an_author_s_note_for_chats_without_one(ada: 
     chat = str((await ada.new_chat(character_ids=[character["id"]]))["id"])
     shown = await preview(ada, chat, "Hello.")
     assert not [each for each in shown["items"] if each["kind"] == "authors_note"]
+
+
+async def test_books_of_a_group_s_members_are_used_in_their_own_replies(ada: Account) -> None:
+    members: dict[str, str] = {}
+    for name in ("Mags", "Alda"):
+        entry = {"keys": ["lamp"], "content": f"{name}'s lamp.", "name": f"{name}'s card"}
+        card = await ada.new_character(name=name, character_book={"entries": [entry]})
+        members[name] = card["id"]
+        book = await new_book(ada, {"title": f"{name}'s book", "keys": ["lamp"], "content": "Lit."})
+        path = f"{API}/characters/{card['id']}/lorebooks/{book}"
+        ok(await ada.client.put(path), 204)
+    chat = str((await ada.new_chat(character_ids=list(members.values())))["id"])
+    await linked(ada, chat, {"title": "Shared", "keys": ["lamp"], "content": "Dark."})
+
+    async def used_by(name: str) -> set[str]:
+        reply = await take_turn(ada, chat, text="The lamp?", speaker=members[name])
+        return set(reasons(await context_of(ada, reply)))
+
+    assert await used_by("Alda") == {"Shared", "Alda's card", "Alda's book"}
+    assert await used_by("Mags") == {"Shared", "Mags's card", "Mags's book"}
+    await set_chat(ada, chat, lore={"member_books": "all"})
+    assert await used_by("Alda") == {
+        "Shared",
+        *(f"{name}'s {place}" for name in members for place in ("card", "book")),
+    }

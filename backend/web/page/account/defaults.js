@@ -52,6 +52,7 @@ export async function defaults(signal) {
         ...BUDGETS.map(figure),
         { name: "reasoning_sent", label: word("reasoning_sent"), kind: "number", min: 0, max: 50, step: 1, placeholder: 0 },
         field("check", "keep_other_speakers"),
+        field("select", "expand_macros", { options: [[null, word(true)], [false, word(false)]] }),
       ],
     },
   ];

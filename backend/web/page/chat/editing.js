@@ -9,7 +9,9 @@ import { lead, say, told } from "./branches.js";
 /** Put a textarea in the place of a message's text; `place` is the message's element. */
 export function edit(message, room, place) {
   if (place.matches(".edited")) return;
-  const { id, position, text } = message;
+  const { id, position } = message;
+  // The macros of a line stay as they were typed while it is edited.
+  const text = message.typed ?? message.text;
   const name = `edit.${id}`;
   const draft = kept.get(name);
   const before = document.activeElement;

@@ -31,8 +31,10 @@ const DETAILS = {
     ...numbers("memory", { max_items: [0, 200, 40], min_relevance: [0, 1] }),
     among("memory_placement", "after_history", "before_history"),
     among("lore_placement", "after_history", "as_written"),
+    among("lore.member_books", "speaker", "all"),
     onOrOff("names"),
     onOrOff("keep_other_speakers"),
+    onOrOff("expand_macros"),
     field("number", "reasoning_sent", { min: 0, max: 50, step: 1, placeholder: 0 }),
   ],
 };
