@@ -34,7 +34,7 @@ async def find_player(
     if campaign_id is None:
         return None
     query = select(CampaignItem.id, CampaignItem.audience, CampaignItem.sealed_state).where(
-        *players_of(campaign_id), CampaignItem.user_id == sealer.user_id
+        *match_players(campaign_id), CampaignItem.user_id == sealer.user_id
     )
     rows = (await session.execute(query.limit(2))).all()
     if len(rows) != 1:
@@ -51,7 +51,7 @@ async def find_player_name(
     return player.name if player and player.audience == PUBLIC else None
 
 
-def players_of(campaign_id: UUID | None) -> Sequence[Condition]:
+def match_players(campaign_id: UUID | None) -> Sequence[Condition]:
     """Return the conditions for the player characters of a campaign."""
     return (
         CampaignItem.campaign_id == campaign_id,

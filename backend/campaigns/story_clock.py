@@ -123,7 +123,7 @@ class StoryClock(UserSignedOut):
         found: dict[UUID, StoryTime] = {}
         for campaign_id, messages in by_campaign.items():
             changes = await self._read(session, sealer, campaign_id, is_committed=is_committed)
-            found |= await _times_of(session, messages, changes)
+            found |= await _fold_times(session, messages, changes)
         return found
 
     async def find_days(
@@ -179,7 +179,7 @@ class StoryClock(UserSignedOut):
         return found
 
 
-async def _times_of(
+async def _fold_times(
     session: AsyncSession, messages: Iterable[Any], changes: Sequence[tuple[UUID, Operations]]
 ) -> dict[UUID, StoryTime]:
     """Return the time at each message of one campaign."""

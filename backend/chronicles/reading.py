@@ -164,7 +164,7 @@ async def current_events(
     return (await _read_events(session, sealer, *conditions, latest=limit))[::-1]
 
 
-async def events_from(
+async def read_events_from(
     session: AsyncSession,
     sealer: Sealer,
     chronicle_id: UUID,

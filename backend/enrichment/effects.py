@@ -18,9 +18,9 @@ from backend.chronicles import writing
 from backend.chronicles.errors import ChronicleFullError, ChronicleNotFoundError
 from backend.chronicles.events import EventFields
 from backend.chronicles.models import ChronicleEvent
-from backend.chronicles.reading import counting, events_from, open_chronicle, open_event
+from backend.chronicles.reading import counting, open_chronicle, open_event, read_events_from
 from backend.chronicles.repository import get_chronicle
-from backend.enrichment.agent.duplicates import are_told
+from backend.enrichment.agent.duplicates import is_any_told
 from backend.enrichment.agent.proposals import (
     Proposal,
     ProposedChange,
@@ -77,14 +77,14 @@ def effect_on(
     )
 
 
-def at_story_time(fields: EventFields, at: StoryTime | None) -> EventFields:
-    """Return what an event says, with the story's time unless the story itself gives a day."""
+def stamp_time(fields: EventFields, at: StoryTime | None) -> EventFields:
+    """Return an event's fields with the story's time, unless the story itself gives a day."""
     if at is None or fields.day is not None:
         return fields
     return msgspec.structs.replace(fields, day=at.day, time=fields.time or at.time)
 
 
-def _told_by(event: ProposedEvent) -> UUID:
+def _find_line(event: ProposedEvent) -> UUID:
     """Return the last line of an event; of one that is mended, the last before the mending one."""
     told = event.sources[:-1] if event.mends is not None else event.sources
     return (told or event.sources)[-1].id
@@ -110,7 +110,7 @@ class ProposalWriter:
         """Write the proposals, and mark what they supersede.
 
         Raises `EventsChangedError` for events like those that were written since the proposed ones
-        were compared with what was `seen`.
+        were compared with those `seen`.
         """
         if not proposals:
             return
@@ -125,10 +125,10 @@ class ProposalWriter:
         events = [each for each in proposals if isinstance(each, ProposedEvent)]
         if events:
             lines = [line.id for line in self.stretch.lines]
-            written = await events_from(
+            written = await read_events_from(
                 self.session, self.sealer, chronicle_id, lines, audience=self.stretch.audience
             )
-            if are_told([each.fields for each in events], written, seen=seen):
+            if is_any_told([each.fields for each in events], written, seen=seen):
                 raise EventsChangedError
         await self._write_events(events)
         name = open_chronicle(self.sealer, chronicle).name
@@ -145,11 +145,11 @@ class ProposalWriter:
     async def _write_events(self, proposed: Sequence[ProposedEvent]) -> None:
         proposed = [each for each in proposed if await self._is_as_read(each)]
         times = await self.clock.find_times(
-            self.session, self.sealer, [_told_by(each) for each in proposed]
+            self.session, self.sealer, [_find_line(each) for each in proposed]
         )
         new = [
             writing.NewEvent(
-                fields=at_story_time(each.fields, times.get(_told_by(each))),
+                fields=stamp_time(each.fields, times.get(_find_line(each))),
                 significance=each.significance,
                 source="agent",
                 happened_at=each.happened_at,

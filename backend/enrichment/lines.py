@@ -13,7 +13,7 @@ from backend.audience import GM, Viewpoint, known_to
 from backend.chats.models import MESSAGE_CONTENT, Chat, Message
 from backend.enrichment.cleaning import shown
 from backend.enrichment.llm_selection import Reader
-from backend.enrichment.story import author_of, readable
+from backend.enrichment.story import find_author, readable
 from backend.generation.model import Role
 
 Line = Row[UUID, int, bytes, bytes, str, datetime, Role, UUID | None]
@@ -79,7 +79,7 @@ async def is_as_read(
 def told(reader: Reader, row: Line | Message, most: int) -> str:
     """Render a line of the story as data, in at most `most` characters."""
     sealer = reader.sealer
-    author = author_of(sealer, row, reader.player)
+    author = find_author(sealer, row, reader.player)
     text = sealer.open(MESSAGE_CONTENT, row.id, row.sealed_content)
     said = shown(f"{author}: {text}" if author else text, most=most)
     return f"#{row.position + 1} {said}"

@@ -282,7 +282,7 @@ class Task(ABC, Generic[W, P]):
         return self._most_tokens >= LEAST_STRETCH_TOKENS
 
     async def ask(self, work: W, prompt: Prompt, schema: Mapping[str, Any], answer: type[A]) -> A:
-        """What the model answers, as a struct; what that took is noted.
+        """Return the model's answer as a struct, and count its tokens.
 
         Raises `ModelMalformedAnswerError` if it is none, and other errors of the model's.
         """

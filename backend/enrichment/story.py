@@ -99,10 +99,10 @@ class PathRange:
     to_position: int
 
 
-def author_of(sealer: Sealer, row: Any, player: Player | None) -> str:
+def find_author(sealer: Sealer, row: Any, player: Player | None) -> str:
     """Return the name of the author of a message.
 
-    A line that the user wrote without a persona is `player`'s, whatever the account was called.
+    A line that the user wrote without a persona is by `player`, not by the account.
     """
     if (
         player is not None
@@ -316,7 +316,7 @@ def _line(reader: Reader, row: Any, most_tokens: int) -> StoryLine:
     return StoryLine(
         id=row.id,
         position=row.position,
-        author=author_of(sealer, row, reader.player),
+        author=find_author(sealer, row, reader.player),
         role=row.role,
         # One line is read even where it alone is too long: what fits of it.
         text=clipped(text, _CLIPPED_AT * most_tokens),

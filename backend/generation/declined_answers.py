@@ -1,9 +1,9 @@
-"""Answers in which a model declines to do what it was asked: "I can't help with that".
+"""Answers in which a model declines its task: "I can't help with that".
 
 A model that is asked for a summary, or for calls of tools, may decline in prose. Taken for an
 answer, that would be a summary of the story, or mean that nothing has happened. Only the beginning
-of a text is searched, for the first person in the present tense. Stories are told in the past tense
-or the third person, and what somebody says in them stands in quotation marks.
+of a text is searched, for the first person in the present tense. Summaries of stories are in the
+past tense or the third person, and speech in them is in quotation marks.
 """
 
 from __future__ import annotations
@@ -65,21 +65,21 @@ non posso (?:aiutar|continuare|fornire|creare|scriver|generare|rispondere|riassu
 """
 
 
-def _any_of(lines: str) -> str:
+def _join_lines(lines: str) -> str:
     return f"(?:{'|'.join(lines.strip().splitlines())})"
 
 
 _BUT = r"[ .,:;!\u2014-]{1,4}(?:but |however,? |for [^.,]{0,40}, ?but )?"
 _DECLINES = re.compile(
-    f"(?:{_any_of(_BEGINNING)}{_BUT})?{_any_of(_ENGLISH)}|{_any_of(_OTHERS)}".replace(
-        "(?:TASKS)", _any_of(_TASKS)
+    f"(?:{_join_lines(_BEGINNING)}{_BUT})?{_join_lines(_ENGLISH)}|{_join_lines(_OTHERS)}".replace(
+        "(?:TASKS)", _join_lines(_TASKS)
     ),
     re.IGNORECASE,
 )
 
 
 def is_declined(text: str) -> bool:
-    """True if a model's whole answer says that it will not do what it was asked."""
+    """True if a model's answer says that it will not do its task."""
     if len(text) > MAX_CHARACTERS:
         return False
     head = normalized("NFC", " ".join(text[:_SEARCHED].split()))

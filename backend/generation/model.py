@@ -453,7 +453,7 @@ class ModelBlockedError(ModelError):
 
 
 class ModelDeclinedError(ModelError):
-    """The model wrote that it will not do what it was asked. Asked again, it may."""
+    """The model wrote that it will not do its task. It may do so if it is asked again."""
 
     status, slug, title = 502, "model-declined", "The model declined to answer"
     retryable = True

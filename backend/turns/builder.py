@@ -347,7 +347,7 @@ class PromptBuilder:
         campaign = context.loaded.campaign
 
         async def follow(session: AsyncSession, memories: Sequence[Memory]) -> None:
-            """Read what became of what their lines tell, and their days in the story."""
+            """Read the consequences of the lines among them, and their days in the story."""
             if campaign is not None:
                 recalled = [each.recalled for each in memories]
                 context.days = await self._clock.find_days(session, identity.sealer, recalled)

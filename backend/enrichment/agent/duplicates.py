@@ -155,7 +155,7 @@ def _compared(fields: EventFields, events: Sequence[E], cosines: Floats | None) 
     return sorted(near, key=lambda each: -(each.likeness + (each.cosine or 0.0)))
 
 
-def are_told(
+def is_any_told(
     new: Iterable[EventFields], written: Iterable[StoryEvent], *, seen: Collection[UUID]
 ) -> bool:
     """True if events that were written since may say the same as new ones, by words alone.

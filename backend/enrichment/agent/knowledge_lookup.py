@@ -11,7 +11,7 @@ from uuid import UUID
 
 from sqlalchemy import select
 
-from backend.chronicles.reading import StoryEvent, current_events, events_from, get_events
+from backend.chronicles.reading import StoryEvent, current_events, get_events, read_events_from
 from backend.cpu_pool import CpuPool
 from backend.database.base import now
 from backend.database.engine import Database
@@ -115,7 +115,7 @@ class KnowledgeLookup:
         """
         stretch = self.stretch
         async with self.database.read() as session:
-            events = await events_from(
+            events = await read_events_from(
                 session,
                 self.sealer,
                 stretch.chronicle_id,

@@ -221,7 +221,7 @@ class ToolExecutor:
             )
 
     def _check_names(self, names: Sequence[str]) -> None:
-        """Raise `RefusedCallError` for a mark that stands for a name, unless a line has it."""
+        """Raise `RefusedCallError` for a mark instead of a name, unless a line contains it."""
         for name in names:
             is_told = any(name in line.text for line in self.stretch.lines)
             if MARK.fullmatch(name) and not is_told:

@@ -17,10 +17,10 @@ from backend.chats.models import Chat, Message
 from backend.chronicles import writing
 from backend.chronicles.errors import ChronicleFullError
 from backend.chronicles.models import ChronicleEvent, EventSource
-from backend.chronicles.reading import SourceMessage, events_from, open_event, sealed_event
-from backend.enrichment.agent.duplicates import are_told
+from backend.chronicles.reading import SourceMessage, open_event, read_events_from, sealed_event
+from backend.enrichment.agent.duplicates import is_any_told
 from backend.enrichment.compaction.values import DraftedEvent
-from backend.enrichment.effects import Changed, at_story_time, effect_on
+from backend.enrichment.effects import Changed, effect_on, stamp_time
 from backend.enrichment.pipeline import EventsChangedError
 from backend.enrichment.runs import Refused, RunEffect
 from backend.vault.sealing import Sealer
@@ -35,7 +35,7 @@ class TimedEvent(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChronicleWriter:
-    """Writes within the caller's transaction.
+    """Writes events within the caller's transaction.
 
     Attributes:
         messages: The messages that were read, by their positions.
@@ -58,9 +58,9 @@ class ChronicleWriter:
     changed: Changed = field(default_factory=lambda: defaultdict(set))
 
     async def find_timed(self) -> Sequence[TimedEvent]:
-        """Return events since the first message that have the story's time as it is known now.
+        """Return the events since the first message that have the story's time at their message.
 
-        An event whose time a user or the story itself gave is none of them.
+        Events with a time that a user or the story gave are left out.
         """
         query = (
             select(ChronicleEvent, EventSource.message_id)
@@ -80,7 +80,7 @@ class ChronicleWriter:
         return [
             TimedEvent(row, message_id)
             for row, message_id in told_by.items()
-            if (at := times.get(message_id)) is not None and at == _time_of(self.sealer, row)
+            if (at := times.get(message_id)) is not None and at == _read_time(self.sealer, row)
         ]
 
     async def move(self, events: Sequence[TimedEvent]) -> None:
@@ -92,7 +92,7 @@ class ChronicleWriter:
         times = await self._times([event.message_id for event in events])
         for row, message_id in events:
             at = times[message_id]
-            if at == _time_of(self.sealer, row):
+            if at == _read_time(self.sealer, row):
                 continue
             before = await writing.snapshot(self.session, self.sealer, row)
             fields = structs.replace(open_event(self.sealer, row), day=at.day, time=at.time)
@@ -108,15 +108,15 @@ class ChronicleWriter:
         """Write new events, each from its messages.
 
         Raises `EventsChangedError` for events like those that were written since the new ones were
-        compared with what was `seen`.
+        compared with those `seen`.
         """
         if not events:
             return
         message_ids = [message.id for message in self.messages.values()]
-        written = await events_from(
+        written = await read_events_from(
             self.session, self.sealer, self.chronicle_id, message_ids, audience=self.audience
         )
-        if are_told([each.fields for each in events], written, seen=seen):
+        if is_any_told([each.fields for each in events], written, seen=seen):
             raise EventsChangedError
         times = await self._times([self._last_line(each).id for each in events])
         new = [self._event(each, times.get(self._last_line(each).id)) for each in events]
@@ -132,7 +132,7 @@ class ChronicleWriter:
         self.changed["event", self.chronicle_id].update(row.id for row in rows)
 
     async def _times(self, message_ids: Collection[UUID]) -> Mapping[UUID, StoryTime]:
-        """Return the story's time at messages, with what this transaction has changed."""
+        """Return the story's time at messages, with the changes of this transaction."""
         return await self.clock.find_times(
             self.session, self.sealer, message_ids, is_committed=False
         )
@@ -146,7 +146,7 @@ class ChronicleWriter:
             for message in (self.messages[position] for position in event.positions)
         ]
         return writing.NewEvent(
-            fields=at_story_time(event.fields, at),
+            fields=stamp_time(event.fields, at),
             significance=event.significance,
             source="campaign",
             happened_at=self._last_line(event).created_at,
@@ -157,6 +157,6 @@ class ChronicleWriter:
         )
 
 
-def _time_of(sealer: Sealer, row: ChronicleEvent) -> StoryTime | None:
+def _read_time(sealer: Sealer, row: ChronicleEvent) -> StoryTime | None:
     fields = open_event(sealer, row)
     return None if fields.day is None else StoryTime(fields.day, fields.time)

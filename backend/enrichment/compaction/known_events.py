@@ -1,4 +1,4 @@
-"""Events that a compaction's new ones are compared with, so that none is told twice.
+"""Events that a compaction's new ones are compared with, so that none is written twice.
 
 The chronicle's agent reads the same messages, and often writes while the compaction's model reads.
 """
@@ -10,7 +10,7 @@ from uuid import UUID
 
 from backend.audience import GM, PUBLIC
 from backend.chronicles.events import told
-from backend.chronicles.reading import StoryEvent, current_events, events_from
+from backend.chronicles.reading import StoryEvent, current_events, read_events_from
 from backend.database.engine import Database
 from backend.enrichment.agent.duplicates import MAX_QUESTIONS, DuplicateFinder
 from backend.enrichment.agent.knowledge_lookup import LATEST
@@ -59,9 +59,9 @@ class KnownEvents:
         return [f"{self._marks.show(event)}: {_told(event)}" for event in events]
 
     async def check(self, new: DraftedEvent, drafts: Sequence[DraftedEvent]) -> Refused | None:
-        """Return why an event is not written: it is told already, or may be.
+        """Return why an event is not written: another one says the same, or may say the same.
 
-        What may say the same is asked about, unless the call says that it differs.
+        The model is asked about the latter, unless its call says that they differ.
 
         Args:
             new: The event.
@@ -105,7 +105,7 @@ class KnownEvents:
                 limit=LATEST,
                 viewpoint=GM if self._audience == GM else PUBLIC,
             )
-            own = await events_from(
+            own = await read_events_from(
                 session,
                 self._sealer,
                 self._chronicle_id,

@@ -117,7 +117,7 @@ class ItemNames:
         return found
 
     def spell_person(self, said: str) -> str:
-        """Return the name of somebody whom a call names by reference, by name, or as the user.
+        """Return the name of a person, given by reference, by name, or as the user.
 
         Raises `ToolRefusedError` for a reference that was not shown.
         """

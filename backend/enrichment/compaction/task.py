@@ -312,7 +312,7 @@ class CompactionTask(Task[CompactionWork, CompactionProposal]):
 
 
 async def _use(drafter: Drafter, call: ToolCall, events: KnownEvents | None) -> Refused | None:
-    """Take a call in, if it can be and tells of nothing that is told already."""
+    """Use a call, unless its event is written already; return why it is refused."""
     problem = drafter.use(call)
     if problem is None and events is not None and call.name == EVENT_TOOL:
         *before, event = drafter.events
