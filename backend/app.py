@@ -57,6 +57,7 @@ from backend.lorebooks.link_controller import (
     PersonaLorebookController,
 )
 from backend.memory.controller import MemoryController
+from backend.memory.line_words import VOCABULARY
 from backend.memory.model_fetches import EmbeddingModelController
 from backend.openapi import openapi_config
 from backend.openings import OpeningController
@@ -272,5 +273,6 @@ async def _sweep(parts: Services) -> None:
 async def _load_tokenizers(parts: Services) -> None:
     """Load the vocabularies before the first turn needs them, once somebody is here: 50 MB."""
     await parts.somebody_is_here.wait()
-    for name in {best_tokenizer(spec.tokenizer) for spec in parts.registry.specs()}:
+    used = {best_tokenizer(spec.tokenizer) for spec in parts.registry.specs()}
+    for name in {VOCABULARY, *used}:
         await asyncio.to_thread(get_tokenizer, name)

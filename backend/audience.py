@@ -7,7 +7,8 @@ everyone may, an entity that and what names it. A value that cannot be read is f
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Annotated, Literal
 from uuid import UUID
 
@@ -137,3 +138,68 @@ def wanted_keywords(viewpoint: Viewpoint) -> tuple[str, ...]:
     if viewpoint == GM:
         return ()
     return (PUBLIC,) if viewpoint == PUBLIC else (PUBLIC, str(viewpoint))
+
+
+MAX_NAMED = 5
+"""Names in a mark. If there are more, it says how many others there are."""
+
+GM_MARK = "secret: game master only"
+
+MARK_PATTERN = rf"\((?:{GM_MARK}|known to [^()\n]{{1,400}} only)\)"
+"""A mark as a regular expression, because models copy marks to the beginning of their replies."""
+
+
+def _no_name(_: UUID) -> str | None:
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class AudienceMarks:
+    """Tells a model in words who knows a text with a limited audience.
+
+    Attributes:
+        find_name: Returns the name of an entity, or None if the reader may not know it.
+        present: Those who hear what is said. A text that all of them know needs no mark. If it is
+            empty, every text that is not public gets one.
+    """
+
+    find_name: Callable[[UUID], str | None] = _no_name
+    present: frozenset[UUID] = frozenset()
+
+    def words(self, audience: Audience | str) -> str:
+        """Return who knows a text with this audience; empty if it needs no mark.
+
+        The audience may be as a column holds it.
+        """
+        if audience == PUBLIC:
+            return ""
+        listeners = opened(audience) if isinstance(audience, str) else audience
+        if isinstance(listeners, str) or not listeners:
+            return GM_MARK
+        if self.present and self.present.issubset(listeners):
+            return ""
+        names = [" ".join(name.split()) for each in listeners if (name := self.find_name(each))]
+        if not names:
+            return "known to a few only"
+        if len(names) > MAX_NAMED:
+            names[MAX_NAMED:] = [f"{len(names) - MAX_NAMED} others"]
+        *first, last = names
+        known = f"{', '.join(first)} and {last}" if first else last
+        return f"known to {known} only"
+
+    def mark(self, text: str, audience: Audience | str, *, within: Audience | str = PUBLIC) -> str:
+        """Return a text with its mark in front.
+
+        There is none if the text around it has the same one; `within` is the audience of that.
+        """
+        words = self.words(audience) if text.strip() else ""
+        return text if words == self.words(within) else put_mark(text, words)
+
+
+def put_mark(text: str, words: str) -> str:
+    """Return a text with who knows it before it; `words` may be empty."""
+    return f"({words}) {text}" if words else text
+
+
+NAMELESS_MARKS = AudienceMarks()
+"""Marks if no names are known, as in a chat of no campaign that uses a campaign's chronicle."""

@@ -29,6 +29,7 @@ from backend.campaigns.sessions import CampaignSessions
 from backend.campaigns.situations import SituationService
 from backend.campaigns.story_clock import StoryClock
 from backend.campaigns.viewpoints import CampaignAudiences, check_event_audience
+from backend.campaigns.world_copies import WorldCopies
 from backend.characters.personas import PersonaService
 from backend.characters.repository import get_persona
 from backend.characters.service import CharacterService
@@ -244,12 +245,12 @@ class Services:
             participants=participants,
             check_added=partial(self.quotas.check_added, CHATS),
         )
+        checks_added = [partial(self.quotas.check_added, each) for each in (CHATS, STORED_BYTES)]
         self.campaign_transfer = CampaignTransfer(
-            database,
-            index,
-            pool,
-            user_models=user_models,
-            checks_added=[partial(self.quotas.check_added, each) for each in (CHATS, STORED_BYTES)],
+            database, index, pool, user_models=user_models, checks_added=checks_added
+        )
+        participants.add(
+            WorldCopies(database, index, pool, participants=participants, checks_added=checks_added)
         )
         self.messages = MessageService(
             database,

@@ -26,6 +26,7 @@ from backend.memory.index.protocol import (
     Payload,
     Point,
     Query,
+    Sparse,
 )
 
 _SIZE = 8
@@ -73,6 +74,11 @@ class RemoteIndex:
     async def dense_vectors(self, ids: Sequence[UUID]) -> dict[UUID, Floats]:
         """See above."""
         found: dict[UUID, Floats] = await self._ask("dense_vectors", list(ids))
+        return found
+
+    async def term_vectors(self, ids: Sequence[UUID]) -> dict[UUID, Sparse]:
+        """See above."""
+        found: dict[UUID, Sparse] = await self._ask("term_vectors", list(ids))
         return found
 
     async def delete_sources(self, owner_id: UUID, source_ids: Sequence[UUID]) -> None:

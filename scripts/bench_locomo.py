@@ -2,7 +2,7 @@
 """How much of what answers a question memory's search brings back, on the dialogues of LoCoMo.
 
     scripts/bench_locomo.py [--data FILE] [--model-path DIR] [--weights loo|default]
-        [--vectors DIR] [--json]
+        [--without-model] [--vectors DIR] [--json]
 
 Each dialogue is a user's chat: its turns become messages, scenes and points by the code that a
 server runs, in an index of Qdrant Edge in a temporary folder, and its questions, word for word, go
@@ -12,6 +12,8 @@ within a budget of word pieces (of `Speaker: text`, by the model's own tokenizer
 
 Beside it, in the same run and from the same index: BM25 alone, dense alone, their reciprocal rank
 fusion with k=60 and with Qdrant's default k=2 (prefetch 100).
+
+With `--without-model` words alone are searched for; the folder of the model still counts pieces.
 
 With `--vectors` they are kept in that folder and not made again: times then say nothing.
 
@@ -58,9 +60,19 @@ from backend.memory.documents import (
 from backend.memory.embedding.cosines import ModelCosines, cosines_of, measured_cosines
 from backend.memory.embedding.local import LocalEmbedder
 from backend.memory.embedding.protocol import Embedder, Floats
+from backend.memory.few import add_few
 from backend.memory.findings import SearchRequest
 from backend.memory.index.edge import open_edge
-from backend.memory.index.protocol import Point, Query, Scope, ScopePart, VectorIndex
+from backend.memory.index.protocol import (
+    Point,
+    Query,
+    Scope,
+    ScopePart,
+    Sparse,
+    VectorIndex,
+    VectorName,
+)
+from backend.memory.line_words import scale_to_large_corpus
 from backend.memory.nearest import deeper, nearest, split, with_nearest
 from backend.memory.placement import Placement
 from backend.memory.points import Attempt, Blinders, PointMaker, speaker_id
@@ -77,6 +89,7 @@ SHARED = Path(__file__).resolve().parents[2] / "shared" / "data"
 KS = (5, 10, 20, 50)
 BUDGETS = (256, 512, 1024, 2048, 4096)
 CATEGORIES = {1: "multi-hop", 2: "temporal", 3: "open-domain", 4: "single-hop", 5: "adversarial"}
+FILLED = "as a prompt is filled"
 ADVERSARIAL = 0.6
 """How much an adversarial question counts against another where weights are fitted."""
 
@@ -130,6 +143,7 @@ class Bench:
     indexing: float = 0
     searching: list[float] = field(default_factory=list[float])
     embedding: list[float] = field(default_factory=list[float])
+    filled: list[int] = field(default_factory=list[int])
 
 
 class WithoutCache:
@@ -179,7 +193,7 @@ class Desk:
     sealer: Sealer
     blinders: Blinders
     index: VectorIndex
-    embedder: WithoutCache
+    embedder: WithoutCache | None
     service: MemorySearch
 
 
@@ -294,21 +308,23 @@ async def search(desk: Desk, question: Question, bench: Bench) -> Searched:
     begun = time.perf_counter()
     findings = await desk.service.find(desk.sealer, ask)
     taken = time.perf_counter() - begun
-    bench.embedding.append(desk.embedder.seconds * 1000)
-    bench.searching.append((taken - desk.embedder.seconds) * 1000)
+    embedding = desk.embedder.seconds if desk.embedder else 0.0
+    bench.embedding.append(embedding * 1000)
+    bench.searching.append((taken - embedding) * 1000)
 
     blinder = desk.blinders.get(desk.sealer)
     reading = parsed_query.read(question.text, cast=dialogue.speakers, now=dialogue.ended)
-    vector = await desk.embedder.embed_query(desk.sealer, reading.meaning)
+    vector = await embedded(desk, reading.meaning)
     plan = parsed_query.plan(
         reading,
         owner_id=dialogue.user_id,
         parts=where,
         kinds=["message"],
-        dense=blinder.turn(vector),
+        dense=vector,
         blinder=blinder,
     )
-    found, deep = split(plan, await desk.index.search(deeper(plan)))
+    hits, deep = split(plan, await desk.index.search(deeper(plan)))
+    found = scale_to_large_corpus(hits, await desk.index.count(dialogue.user_id))
     searched = Searched(
         question=question,
         found=found,
@@ -324,19 +340,30 @@ async def search(desk: Desk, question: Question, bench: Bench) -> Searched:
     return searched
 
 
+async def embedded(desk: Desk, text: str) -> Floats | None:
+    """The blinded vector of a text, shape (d,); None without a model."""
+    if desk.embedder is None:
+        return None
+    return desk.blinders.get(desk.sealer).turn(await desk.embedder.embed_query(desk.sealer, text))
+
+
 async def verbatim(desk: Desk, question: Question, where: Sequence[ScopePart]) -> Found:
     """What the question finds as it stands, by its vector and by its terms: for the baselines."""
     blinder = desk.blinders.get(desk.sealer)
     scope = Scope(owner_id=desk.dialogue.user_id, parts=where, kinds=["message"])
-    vector = blinder.turn(await desk.embedder.embed_query(desk.sealer, question.text))
-    sparse = blinded(query_terms(question.text), blinder)
-    dense_hits, sparse_hits = await desk.index.search(
+    vector = await embedded(desk, question.text)
+    near: dict[VectorName, Floats | Sparse] = {
+        "sparse": blinded(query_terms(question.text), blinder)
+    }
+    if vector is not None:
+        near["dense"] = vector
+    hits = await desk.index.search(
         [
-            Query(vector="dense", near=vector, scope=scope, limit=parsed_query.LIMIT),
-            Query(vector="sparse", near=sparse, scope=scope, limit=parsed_query.LIMIT),
+            Query(vector=name, near=each, scope=scope, limit=parsed_query.LIMIT)
+            for name, each in near.items()
         ]
     )
-    return {"dense": dense_hits, "sparse": sparse_hits}
+    return {"dense": [], **dict(zip(near, hits, strict=True))}
 
 
 def ranked(
@@ -356,14 +383,20 @@ def ranked(
 
 def listed(searched: Searched, candidates: Sequence[Candidate], broad: float) -> list[UUID]:
     """Turns as they are brought up: the first ones without what says the same."""
-    most = len(searched.vectors)
+    most = len(searched.vectors) or MAX_ITEMS
     first = diversified(candidates[:most], broad)
     chosen = mmr.select(first, searched.vectors, count=most)
     return [each.payload.source_id for each in [*chosen, *candidates[most:]]]
 
 
-def filled(searched: Searched, kept: Sequence[Candidate], broad: float) -> list[UUID]:
-    """Turns as a prompt takes them: those that are near enough, and the nearest by meaning."""
+def filled(
+    searched: Searched, order: Sequence[Candidate], kept: Sequence[Candidate], broad: float
+) -> list[UUID]:
+    """Turns as a prompt takes them: those that are near enough, and the nearest by meaning.
+
+    If they leave the room almost empty, the best few of the others as well.
+    """
+    kept = add_few(kept, order, RankingThresholds(), room=ROOM)
     chosen = mmr.select(diversified(kept, broad), searched.vectors, count=MAX_ITEMS)
     spans = searched.reading.spans
     near = nearest(searched.deep, RankingThresholds(), speakers=searched.speakers, spans=spans)
@@ -466,8 +499,9 @@ def score(
                 "Qdrant's default (RRF k=2)": fused_by_rank(plain, 2),
                 "Talekeeper": listed(searched, order, broad),
                 "with its min_relevance": listed(searched, kept, broad),
-                "as a prompt is filled": filled(searched, kept, broad),
+                FILLED: filled(searched, order, kept, broad),
             }
+            bench.filled.append(sum(bench.pieces[each] for each in orders[FILLED]))
             for name, turns in orders.items():
                 gold = searched.question.gold
                 values = recalls(list(dict.fromkeys(turns)), gold, bench.pieces)
@@ -475,10 +509,14 @@ def score(
     return rows, used
 
 
-async def run(data: Path, model_path: Path, model: Embedder | None = None) -> Bench:
-    """Index all dialogues and ask all questions."""
+async def run(
+    data: Path, model_path: Path, model: Embedder | None = None, *, by_meaning: bool = True
+) -> Bench:
+    """Index all dialogues and ask all questions; by words alone unless `by_meaning`."""
     bench = Bench(read_dialogues(data))
-    embedder = WithoutCache(model or LocalEmbedder(model_path, workers=2))
+    embedder = None
+    if by_meaning:
+        embedder = WithoutCache(model or LocalEmbedder(model_path, workers=2))
     count = word_pieces(model_path)
     with tempfile.TemporaryDirectory(prefix="bench-") as folder:
         spec = LocalEmbedder(model_path).spec
@@ -548,6 +586,7 @@ def summary(bench: Bench, mode: str) -> dict[str, Any]:
         "indexing_seconds": round(bench.indexing, 1),
         "messages_a_second": round(turns / bench.indexing),
         "vector_bytes_a_message": round(bench.size / turns),
+        "pieces_a_prompt": round(statistics.fmean(bench.filled)),
         "embedding_ms_p50": round(statistics.median(bench.embedding), 2),
         "search_ms_p50": round(statistics.median(bench.searching), 2),
         "search_ms_p95": round(statistics.quantiles(bench.searching, n=20)[-1], 2),
@@ -586,6 +625,7 @@ def main() -> None:
         help="folder of the embedding model (ONNX)",
     )
     parser.add_argument("--weights", choices=("loo", "default"), default="loo")
+    parser.add_argument("--without-model", action="store_true", help="search by words alone")
     parser.add_argument("--vectors", type=Path, help="folder to keep vectors in between runs")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
@@ -593,7 +633,10 @@ def main() -> None:
     model = None
     if options.vectors:
         model = KeptVectors(LocalEmbedder(options.model_path, workers=2), options.vectors)
-    figures = summary(asyncio.run(run(options.data, options.model_path, model)), options.weights)
+    bench = asyncio.run(
+        run(options.data, options.model_path, model, by_meaning=not options.without_model)
+    )
+    figures = summary(bench, options.weights)
     if options.json:
         print(json.dumps(figures, indent=2))
     else:

@@ -247,7 +247,7 @@ async def ask(desk: Desk, probe: Probe, size: int) -> Asked:
     request = ask_for(desk.dialogue, probe.question)
     begun = time.perf_counter()
     strict, chosen = await searched(desk, request)
-    taken = time.perf_counter() - begun - desk.embedder.seconds
+    taken = time.perf_counter() - begun - (desk.embedder.seconds if desk.embedder else 0.0)
     both = f"{probe.question}\n{probe.rewritten}"
     _, with_both = await searched(desk, replace(request, text=both))
     _, rewritten = await searched(desk, replace(request, text=probe.rewritten))

@@ -10,7 +10,7 @@ from sqlalchemy import BindParameter, Select, bindparam, select, type_coerce, un
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.types import NullType
 
-from backend.audience import Viewpoint
+from backend.audience import NAMELESS_MARKS, AudienceMarks, Viewpoint
 from backend.campaigns.index_source import read_items, recalled
 from backend.campaigns.item_rows import read_state
 from backend.campaigns.items import PRESENT
@@ -96,6 +96,7 @@ async def find_consequences(
     viewpoint: Viewpoint,
     besides: Collection[UUID] = (),
     kept: Names | None = None,
+    marks: AudienceMarks = NAMELESS_MARKS,
 ) -> dict[UUID, list[Recalled]]:
     """What each of some messages, or the reply to it, changed: as that is now.
 
@@ -104,7 +105,7 @@ async def find_consequences(
 
     Messages come in the order of their weight: what the first ones changed is read first. Items of
     `besides` are left out. Entities are taken from what is `kept` of their campaign, so that a
-    prompt tells of one version of it.
+    prompt tells of one version of it. `marks` say who knows what they bring along.
     """
     if not message_ids:
         return {}
@@ -126,7 +127,7 @@ async def find_consequences(
     gone = [item_id for _, item_id, is_live in rows if not is_live]
     current |= await _current(session, sealer, gone)
     read = await read_items(session, sealer, current.values(), viewpoint, kept)
-    items = await recalled(session, sealer, read, viewpoint, kept=kept)
+    items = await recalled(session, sealer, read, viewpoint, kept=kept, marks=marks)
     found: dict[UUID, list[Recalled]] = {}
     for line, item_id, _ in rows:
         item = items.get(current[item_id])

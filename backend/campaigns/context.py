@@ -12,6 +12,7 @@ from uuid import UUID
 
 import msgspec
 
+from backend.audience import NAMELESS_MARKS, AudienceMarks
 from backend.campaigns.items import Clock, Entity, Item, Relation, Thread, relation_label
 from backend.campaigns.mentions import slug
 
@@ -71,7 +72,8 @@ class Situation:
     the players and the place. `named` are those whom the last lines name, wherever they are. `told`
     are the ids of whatever a full block says something of. `places` are the names of the places
     where the players are. `player_lines` are what the rules say of the first two players in
-    the light form. `in_play` are all items that this was read of.
+    the light form. `in_play` are all items that this was read of. `marks` says who knows what is
+    not for everyone; `stakes`, `events`, `echoes`, `facts`, `places` and `player_lines` are marked.
     """
 
     name: str
@@ -95,6 +97,7 @@ class Situation:
     places: Mapping[UUID, str] = field(default_factory=dict[UUID, str])
     player_lines: Sequence[str] = ()
     in_play: Mapping[UUID, Item] = field(default_factory=dict[UUID, Item])
+    marks: AudienceMarks = NAMELESS_MARKS
 
 
 class Shown(msgspec.Struct, frozen=True, kw_only=True):
@@ -183,6 +186,7 @@ def is_resume_command(text: str) -> bool:
 
 def full_block(now: Situation) -> str:
     """The whole situation as Markdown, some two kilobytes."""
+    mark = now.marks.mark
     sections = [
         _session(now),
         _section(
@@ -191,8 +195,11 @@ def full_block(now: Situation) -> str:
         _section("Current location", _location(now)),
         _section("NPCs present", _people(now)),
         _section("Known facts", [f"- {fact}" for fact in now.facts]),
-        _section("Active threads", [_thread(thread) for thread in _by_tension(now.threads)]),
-        _section("Clocks", [_clock(clock) for clock in now.clocks]),
+        _section(
+            "Active threads",
+            [f"- {mark(_thread(each), each.audience)}" for each in _by_tension(now.threads)],
+        ),
+        _section("Clocks", [f"- {mark(_clock(each), each.audience)}" for each in now.clocks]),
         _section("Today", [f"- {event}" for event in now.events[-MAX_EVENTS:]]),
         _section("Echoes", [f"- {echo}" for echo in now.echoes[:MAX_ECHOES]]),
     ]
@@ -206,7 +213,7 @@ def light_line(now: Situation) -> str:
     if now.location:
         parts.append(f"at {slug(now.location.entity.name)}")
     if now.present:
-        names = [person.entity.name for person in now.present]
+        names = [_name(now, person) for person in now.present]
         more = f" +{len(names) - MAX_IN_LIGHT}" if len(names) > MAX_IN_LIGHT else ""
         parts.append(f"with {', '.join(names[:MAX_IN_LIGHT])}{more}")
     return f"[{' | '.join(parts)}]"
@@ -265,11 +272,11 @@ def _session(now: Situation) -> str:
 
 
 def _players(now: Situation) -> list[str]:
-    return [
-        line
-        for player in now.players
-        for line in _player(player.entity, now.places.get(player.id, ""))
-    ]
+    lines: list[str] = []
+    for player in now.players:
+        head, *more = _player(player.entity, now.places.get(player.id, ""))
+        lines += [now.marks.mark(head, player.entity.audience), *more]
+    return lines
 
 
 def _player(player: Entity, place: str) -> list[str]:
@@ -300,29 +307,36 @@ def _location(now: Situation) -> list[str]:
     if now.location is None:
         return []
     place = now.location.entity
-    return [f"**{place.name}**" + (f": {place.description}" if place.description else "")]
+    text = f"**{place.name}**" + (f": {place.description}" if place.description else "")
+    return [now.marks.mark(text, place.audience)]
 
 
 def _people(now: Situation) -> list[str]:
     lines: list[str] = []
     players = {player.id for player in now.players}
-    feelings = {each.from_id: each.score for each in now.relations if each.to_id in players}
+    feelings = {each.from_id: each for each in now.relations if each.to_id in players}
     for person in now.present[:MAX_DETAILED]:
-        lines.append(_person(person, feelings.get(person.id)))
+        lines.append(_person(now, person, feelings.get(person.id)))
         if person.entity.voice:
             lines.append(f"*Voice: {'; '.join(person.entity.voice)}*")
         if person.entity.wants:
             lines.append(f"Wants: {person.entity.wants}")
-    if others := [person.entity.name for person in now.present[MAX_DETAILED:]]:
+    if others := [_name(now, person) for person in now.present[MAX_DETAILED:]]:
         lines.append(f"Also here: {', '.join(others)}")
     return lines
 
 
-def _person(person: Placed, score: int | None = None) -> str:
-    entity = person.entity
-    feeling = entity.disposition or (relation_label(score) if score is not None else "")
+def _name(now: Situation, person: Placed) -> str:
+    return now.marks.mark(person.entity.name, person.entity.audience)
+
+
+def _person(now: Situation, person: Placed, relation: Relation | None) -> str:
+    entity, feeling = person.entity, person.entity.disposition
+    if relation and not feeling:
+        label = relation_label(relation.score)
+        feeling = now.marks.mark(label, relation.audience, within=entity.audience)
     said = f"**{entity.name}**" + (f" [{entity.status}]" if entity.status else "")
-    return said + (f" - {feeling}" if feeling else "")
+    return now.marks.mark(said + (f" - {feeling}" if feeling else ""), entity.audience)
 
 
 def _by_tension(threads: Iterable[Thread]) -> list[Thread]:
@@ -330,13 +344,13 @@ def _by_tension(threads: Iterable[Thread]) -> list[Thread]:
 
 
 def _thread(thread: Thread) -> str:
-    said = f"- [{thread.tension.upper()}] **{thread.title}**"
+    said = f"[{thread.tension.upper()}] **{thread.title}**"
     said += f": {thread.summary}" if thread.summary else ""
     return said + (f" → Next: {thread.next_step}" if thread.next_step else "")
 
 
 def _clock(clock: Clock) -> str:
-    said = f"- {clock.name} {clock.filled}/{clock.segments}"
+    said = f"{clock.name} {clock.filled}/{clock.segments}"
     return said + (f": {clock.consequence}" if clock.consequence else "")
 
 

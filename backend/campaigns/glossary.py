@@ -13,7 +13,7 @@ from uuid import UUID
 from sqlalchemy import func, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from backend.audience import GM, opened
+from backend.audience import GM, NAMELESS_MARKS, AudienceMarks, opened
 from backend.campaigns import ledger_store
 from backend.campaigns.coinages import key_of
 from backend.campaigns.item_rows import read_state
@@ -154,7 +154,13 @@ def most_terms(budget: int) -> int:
     return min(_MAX_SHOWN, budget // _LEAST_TOKENS)
 
 
-def glossary_lines(terms: Sequence[Term], *, count: Callable[[str], int], budget: int) -> list[str]:
+def glossary_lines(
+    terms: Sequence[Term],
+    *,
+    count: Callable[[str], int],
+    budget: int,
+    marks: AudienceMarks = NAMELESS_MARKS,
+) -> list[str]:
     """The lines of a prompt's glossary, by term, so that they change only as the terms do.
 
     Args:
@@ -162,12 +168,13 @@ def glossary_lines(terms: Sequence[Term], *, count: Callable[[str], int], budget
         count: Counts the tokens of a text.
         budget: Tokens for all lines. A term that does not fit is left out, and one of the next
             that does may take its place.
+        marks: Says who knows a term that is not for everyone.
     """
     lines: list[tuple[str, str]] = []
     refused = 0
     for term in terms:
         meaning = f": {term.definition}" if term.status == "approved" and term.definition else ""
-        line = " ".join(f"- {term.term}{meaning}".split())
+        line = " ".join(f"- {marks.mark(f'{term.term}{meaning}', term.audience)}".split())
         cost = count(f"{line}\n")
         if cost > budget:
             refused += 1

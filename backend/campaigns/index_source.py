@@ -12,7 +12,15 @@ from uuid import UUID
 from sqlalchemy import ColumnElement, Select, and_, bindparam, func, or_, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from backend.audience import GM, Viewpoint, known_to
+from backend.audience import (
+    GM,
+    NAMELESS_MARKS,
+    PUBLIC,
+    AudienceMarks,
+    Viewpoint,
+    known_to,
+    stored,
+)
 from backend.campaigns.item_rows import read_state
 from backend.campaigns.item_texts import joined_lines, names_of, title_of, told
 from backend.campaigns.items import INDEXED, Chapter, Entity, Fact, Item, Scene
@@ -55,7 +63,7 @@ _READ = select(_ITEMS.c.id, _ITEMS.c.campaign_id, _ITEMS.c.kind, _ITEMS.c.sealed
     _ITEMS.c.id.in_(bindparam("ids", expanding=True)), _IS_OWN, _counts()
 )
 _FACTS = (
-    select(_ITEMS.c.id, _ITEMS.c.about_id, _ITEMS.c.sealed_state)
+    select(_ITEMS.c.id, _ITEMS.c.kind, _ITEMS.c.sealed_state)
     .where(
         _ITEMS.c.campaign_id.in_(
             select(_ITEMS.c.campaign_id).where(_ITEMS.c.id.in_(bindparam("ids", expanding=True)))
@@ -104,13 +112,15 @@ class CampaignSource:
     """A user's campaigns, as search finds them. A fact counts until another one supersedes it.
 
     Entities and facts are taken from what is `kept` of a campaign, as they were at that version, so
-    that a prompt tells of one version of it; from the database where they are not.
+    that a prompt tells of one version of it; from the database where they are not. `marks` say who
+    knows what an item brings along, its place and facts about it.
     """
 
     kind: Kind = KIND
 
-    def __init__(self, kept: Names | None = None) -> None:
+    def __init__(self, kept: Names | None = None, marks: AudienceMarks = NAMELESS_MARKS) -> None:
         self._kept = kept
+        self._marks = marks
 
     async def containers(self, session: AsyncSession, *, owner_id: UUID) -> list[UUID]:
         """A user's campaigns."""
@@ -174,11 +184,13 @@ class CampaignSource:
         An entity comes with where it is, and the last facts about it that are not found themselves;
         a fact with the lines that it was made from.
         """
-        kept = self._kept
+        kept, marks = self._kept, self._marks
         found = await read_items(session, sealer, source_ids, viewpoint, kept)
         entities = [each for each, (_, item) in found.items() if isinstance(item, Entity)]
         facts = await _facts_about(session, sealer, entities, viewpoint, besides=found, kept=kept)
-        items = await recalled(session, sealer, found, viewpoint, facts=facts, kept=kept)
+        items = await recalled(
+            session, sealer, found, viewpoint, facts=facts, kept=kept, marks=marks
+        )
         origins = await find_origins(
             session, sealer, [each for each, (_, item) in found.items() if isinstance(item, Fact)]
         )
@@ -194,26 +206,47 @@ async def recalled(
     found: Mapping[UUID, tuple[UUID, Item]],
     viewpoint: Viewpoint,
     *,
-    facts: Mapping[UUID, Sequence[str]] = MappingProxyType({}),
+    facts: Mapping[UUID, Sequence[Fact]] = MappingProxyType({}),
     kept: Names | None = None,
+    marks: AudienceMarks = NAMELESS_MARKS,
 ) -> dict[UUID, Recalled]:
     """Items, given with their campaigns, as memories: with where they are, and with `facts`."""
-    items = [item for _, item in found.values()]
-    about = [item.about_id for item in items if isinstance(item, Fact) and item.about_id]
-    places = [item.location_id for item in items if isinstance(item, Entity) and item.location_id]
-    named = await read_items(session, sealer, [*about, *places], viewpoint, kept)
-    names = {each: item.name for each, (_, item) in named.items() if isinstance(item, Entity)}
-    return {
-        item_id: Recalled(
+
+    def recall(item_id: UUID, campaign_id: UUID, item: Item) -> Recalled:
+        audience = stored(getattr(item, "audience", PUBLIC))
+        names = {
+            each: marks.mark(entity.name, entity.audience, within=audience)
+            for each in _list_named(item)
+            if (entity := entities.get(each)) is not None
+        }
+        own = [
+            marks.mark(fact.text, fact.audience, within=audience) for fact in facts.get(item_id, [])
+        ]
+        return Recalled(
             kind=KIND,
             source_id=item_id,
             container_id=campaign_id,
             title=title_of(item, names),
-            text=joined_lines([told(item, names), *facts.get(item_id, [])]),
+            text=joined_lines([told(item, names), *own]),
             is_past=isinstance(item, Scene | Chapter),
+            audience=audience,
         )
-        for item_id, (campaign_id, item) in found.items()
-    }
+
+    wanted = [each for _, item in found.values() for each in _list_named(item)]
+    named = await read_items(session, sealer, wanted, viewpoint, kept)
+    entities = {each: item for each, (_, item) in named.items() if isinstance(item, Entity)}
+    return {item_id: recall(item_id, *each) for item_id, each in found.items()}
+
+
+def _list_named(item: Item) -> list[UUID]:
+    """The entity that an item names: a fact's subject, an entity's place."""
+    match item:
+        case Fact(about_id=UUID() as about):
+            return [about]
+        case Entity(location_id=UUID() as place):
+            return [place]
+        case _:
+            return []
 
 
 async def read_items(
@@ -246,25 +279,24 @@ async def _facts_about(
     *,
     besides: Collection[UUID],
     kept: Names | None,
-) -> dict[UUID, list[str]]:
+) -> dict[UUID, list[Fact]]:
     """The last facts that count about each of some entities, the newest last."""
-    facts: dict[UUID, list[str]] = {}
+    facts: dict[UUID, list[Fact]] = {}
     if not entity_ids:
         return facts
 
     found = kept.facts(entity_ids, viewpoint, limit=MAX_FACTS) if kept else None
-    if found is not None:
-        rows = [(each, fact.about_id, fact.text) for each, fact in found if fact.about_id]
-    else:
+    if found is None:
         asked = {"ids": entity_ids, "owner": sealer.user_id}
-        rows = [
-            (row.id, row.about_id, read_state(sealer, row.id, row.sealed_state)["text"])
-            for row in await session.execute(_known(_FACTS, viewpoint), asked)
-        ]
-    for fact_id, about_id, text in rows:
-        own = facts.setdefault(about_id, [])
-        if fact_id not in besides and len(own) < FACTS_TOLD:
-            own.insert(0, text)
+        rows = await session.execute(_known(_FACTS, viewpoint), asked)
+        items = ((row.id, _open(sealer, row)) for row in rows)
+        found = [(each, item) for each, item in items if isinstance(item, Fact)]
+    for fact_id, fact in found:
+        if fact.about_id is None or fact_id in besides:
+            continue
+        own = facts.setdefault(fact.about_id, [])
+        if len(own) < FACTS_TOLD:
+            own.insert(0, fact)
     return facts
 
 

@@ -185,6 +185,11 @@ async def fold_items(
     return found
 
 
+async def has_changes(session: AsyncSession, message_id: UUID) -> bool:
+    """True if the ledger has changes of a message."""
+    return await session.scalar(_IS_SOURCE, {"message": message_id}) is not None
+
+
 def _raw(row_id: bytes | UUID) -> bytes:
     """An id that was read without its type: SQLite's driver gives bytes, PostgreSQL's a UUID."""
     return row_id if isinstance(row_id, bytes) else row_id.bytes
@@ -242,6 +247,9 @@ _ADD_SOURCES = table_of(ChangeSource).insert()
 _CHANGE_ITEM = _ITEMS.update().where(_ITEMS.c.id == bindparam("item_id"))
 _STATES = select(_ITEMS.c.id, _ITEMS.c.sealed_state).where(
     _ITEMS.c.id.in_(bindparam("items", expanding=True))
+)
+_IS_SOURCE = (
+    select(ChangeSource.change_id).where(ChangeSource.message_id == bindparam("message")).limit(1)
 )
 _COUNTED = (
     # Thousands of rows: without a type SQLAlchemy hands on what the driver gives, untouched.

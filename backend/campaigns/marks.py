@@ -120,9 +120,17 @@ async def read_again(session: AsyncSession, sealer: Sealer | None, message_id: U
 
 
 async def copy_marks(
-    session: AsyncSession, source_id: UUID, fork_id: UUID, copied: Mapping[UUID, UUID]
+    session: AsyncSession,
+    source_id: UUID,
+    fork_id: UUID,
+    copied: Mapping[UUID, UUID],
+    *,
+    campaign_id: UUID | None = None,
 ) -> None:
-    """Let the copies of messages count as read. `copied` leads from messages to their copies."""
+    """Let the copies of messages count as read. `copied` leads from messages to their copies.
+
+    In another campaign, given by `campaign_id`, no change follows from them.
+    """
     for part in chunks(list(copied)):
         query = select(CampaignMark).where(
             CampaignMark.chat_id == source_id, CampaignMark.id.in_(part)
@@ -131,10 +139,10 @@ async def copy_marks(
             {
                 "id": copied[mark.id],
                 "user_id": mark.user_id,
-                "campaign_id": mark.campaign_id,
+                "campaign_id": campaign_id or mark.campaign_id,
                 "chat_id": fork_id,
                 "position": mark.position,
-                "version": mark.version,
+                "version": 0 if campaign_id else mark.version,
             }
             for mark in await session.scalars(query)
         ]

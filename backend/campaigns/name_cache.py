@@ -13,7 +13,7 @@ from sqlalchemy import bindparam, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from backend.accounts.events import UserSignedOut
-from backend.audience import Viewpoint, is_known_to
+from backend.audience import PUBLIC, Viewpoint, is_known_to
 from backend.campaigns.item_rows import read_state
 from backend.campaigns.items import Entity, Fact, Item, Kind, Relation
 from backend.campaigns.ledger import State, item_of, state_of
@@ -109,6 +109,7 @@ class NameCache(UserSignedOut):
 class Names:
     """Entities' names and aliases at one version of a campaign, and its items in view.
 
+    `audiences` are the entities', as columns hold them.
     In view are its world, open threads, shown clocks, the open scene, echoes and players'
     characters; `around` are all its entities, relations and facts in force; None where they are
     too many to be kept. `tied` are those in `around` by an entity that they name: the people at a
@@ -121,6 +122,7 @@ class Names:
         self.user_id = user_id
         self.version = -1
         self.by_id: dict[UUID, tuple[str, ...]] = {}
+        self.audiences: Mapping[UUID, str] = {}
         self.index = NameIndex([])
         self.in_view: Mapping[UUID, KeptItem] | None = {}
         self.around: Mapping[UUID, KeptItem] | None = {}
@@ -129,6 +131,15 @@ class Names:
         self.around_size = 0
         self.size = 0
         self._states: dict[UUID, tuple[Item, State]] = {}
+
+    def find_audience(self, entity_id: UUID) -> str:
+        """Return who may know an entity, as its column holds it."""
+        return self.audiences.get(entity_id, PUBLIC)
+
+    def find_name(self, entity_id: UUID, viewpoint: Viewpoint) -> str | None:
+        """Return the name of an entity; None if there is none that the viewpoint may know."""
+        names = self.by_id.get(entity_id)
+        return names[0] if names and is_known_to(viewpoint, self.find_audience(entity_id)) else None
 
     def states(self, items: Mapping[UUID, Item]) -> dict[UUID, State]:
         """The states of items. Those of the last call are kept: most come back turn after turn."""
@@ -176,7 +187,7 @@ class Names:
     async def updated(self, session: AsyncSession, sealer: Sealer, campaign: Campaign) -> Names:
         """The same, with what changed since."""
         since = {"campaign_id": campaign.id, "version": self.version}
-        by_id, past = self.by_id, set(self.past)
+        by_id, audiences, past = self.by_id, dict[UUID, str](), set(self.past)
         in_view, around = dict(self.in_view or {}), _Around(self)
         is_renamed = False
         rows = (await session.execute(_CHANGED, since)).all()
@@ -191,6 +202,7 @@ class Names:
             if row.kind == "entity":
                 by_id = dict(by_id) if by_id is self.by_id else by_id
                 before = by_id.pop(row.id, ())
+                audiences[row.id] = row.audience
                 if item is not None:
                     by_id[row.id] = (state["name"], *state.get("aliases", []))
                 is_renamed = is_renamed or by_id.get(row.id, ()) != before
@@ -203,6 +215,7 @@ class Names:
                 in_view[row.id] = kept
         new = Names(self.user_id)
         new.version, new.by_id, new.past = campaign.version, by_id, frozenset(past)
+        new.audiences = {**self.audiences, **audiences} if audiences else self.audiences
         new._states = self._states
         named = ((entity_id, name) for entity_id, names in by_id.items() for name in names)
         new.index = NameIndex(named) if is_renamed else self.index

@@ -17,16 +17,16 @@ from backend.campaigns.records import LOCKED, get_campaign
 from backend.chats.events import (
     AudienceChanged,
     CampaignChosen,
-    ChatCopied,
     ChatDeleted,
     PathMoved,
+    WorldShared,
 )
 from backend.chats.models import Chat, Message
 from backend.database.base import chunks
 from backend.vault.sealing import Sealer
 
 
-class CampaignSessions(AudienceChanged, CampaignChosen, ChatCopied, ChatDeleted, PathMoved):
+class CampaignSessions(AudienceChanged, CampaignChosen, ChatDeleted, PathMoved, WorldShared):
     """Keeps the state of campaigns in line with their chats."""
 
     async def audience_changed(
@@ -47,7 +47,7 @@ class CampaignSessions(AudienceChanged, CampaignChosen, ChatCopied, ChatDeleted,
         if campaign is not None:
             await ledger_paths.path_moved(session, sealer, campaign, chat.id, above=above)
 
-    async def chat_copied(
+    async def world_shared(
         self,
         session: AsyncSession,
         identity: Identity,

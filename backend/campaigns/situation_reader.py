@@ -13,7 +13,7 @@ from uuid import UUID
 
 from sqlalchemy import BindParameter, Select, bindparam, select, union_all
 
-from backend.audience import GM, is_known_to, known_to
+from backend.audience import GM, AudienceMarks, is_known_to, known_to
 from backend.campaigns.chapters import KEPT_SCENES
 from backend.campaigns.context import MAX_DETAILED, Form, Known, Placed, Situation, ranked
 from backend.campaigns.item_rows import read_state
@@ -83,8 +83,13 @@ class SituationReader(CampaignReader):
         known = {each.id: each for each in (*players, *people, *others)}
         relations = await self._relations(names, [each.id for each in (*players, *people)])
         present = ranked(people, named=named, spoke=spoke, relations=relations)
-        places = await self._place_names(
-            names, [*players, *(known[one] for one in asked if one in known)]
+        here = frozenset(each.id for each in (*players, *people))
+        marks = AudienceMarks(
+            partial(names.find_name, viewpoint=self.viewpoint),
+            here if isinstance(self.viewpoint, UUID) else frozenset(),
+        )
+        places = self._place_names(
+            names, marks, [*players, *(known[one] for one in asked if one in known)]
         )
         echoes = sorted(
             (each for each in in_view if isinstance(each[2], Echo)), key=lambda each: -each[1]
@@ -104,20 +109,24 @@ class SituationReader(CampaignReader):
             day=world.day,
             time_of_day=world.time_of_day,
             scene_id=scene_id,
-            stakes=scene.stakes if scene else "",
+            stakes=marks.mark(scene.stakes, scene.audience) if scene else "",
+            marks=marks,
             players=players,
             location=known.get(place) if place else None,
             present=present,
             relations=relations,
             threads=[item for *_, item in in_view if isinstance(item, Thread)],
             clocks=[item for *_, item in in_view if isinstance(item, Clock)],
-            echoes=[echo.text for echo in unresolved.values()],
+            echoes=[marks.mark(echo.text, echo.audience) for echo in unresolved.values()],
             named=[
                 Known(id=one, entity=known[one].entity, place=places.get(one, ""))
                 for one in asked
                 if one in known
             ],
-            player_lines=[rules.light_line(player.entity) for player in players[:2]],
+            player_lines=[
+                marks.mark(rules.light_line(player.entity), player.entity.audience)
+                for player in players[:2]
+            ],
             in_play=in_play | unresolved,
             places={player.id: places.get(player.id, "") for player in players},
         )
@@ -136,10 +145,28 @@ class SituationReader(CampaignReader):
         here = (each.id for each in (*now.players, *now.present))
         return replace(
             now,
-            facts=[text for _, text in told],
-            named=[replace(each, facts=facts.get(each.id, [])) for each in now.named],
+            facts=[self._fact_line(names, now.marks, fact) for _, fact in told],
+            named=[
+                replace(
+                    each,
+                    facts=[
+                        (one, now.marks.mark(fact.text, fact.audience, within=each.entity.audience))
+                        for one, fact in facts.get(each.id, [])
+                    ],
+                )
+                for each in now.named
+            ],
             told=frozenset([*here, *about, *(fact_id for fact_id, _ in told)]),
         )
+
+    def _fact_line(self, names: Names, marks: AudienceMarks, fact: Fact) -> str:
+        """Render a fact with its subject, unless the text names it, and who knows the fact."""
+        text, about = fact.text, fact.about_id
+        subject = names.find_name(about, self.viewpoint) if about else None
+        if about and subject and about not in names.index.find(text):
+            named = marks.mark(subject, names.find_audience(about), within=fact.audience)
+            text = f"{named}: {text}"
+        return marks.mark(text, fact.audience)
 
     async def _in_view(self, names: Names) -> list[tuple[UUID, int, Item]]:
         """The items that every turn reads, the oldest first: (id, its last change, item)."""
@@ -200,26 +227,22 @@ class SituationReader(CampaignReader):
         read = partial(read_state, self.sealer)
         return [(row, item_of(row.kind, read(row.id, row.sealed_state))) async for row in sized]
 
-    async def _place_names(self, names: Names, entities: Sequence[Placed]) -> dict[UUID, str]:
+    def _place_names(
+        self, names: Names, marks: AudienceMarks, entities: Sequence[Placed]
+    ) -> dict[UUID, str]:
         """What the places are called where entities are, by entity."""
-        places = {
-            each.id: where for each in entities if (where := each.entity.location_id) is not None
-        }
-        hidden: set[UUID] = set()
-        if self.viewpoint != GM:
-            known = await self._entities(names, list(places.values()))
-            hidden = set(places.values()).difference(each.id for each in known)
         return {
-            one: names.by_id[where][0]
-            for one, where in places.items()
-            if where in names.by_id and where not in hidden
+            each.id: marks.mark(name, names.find_audience(where), within=each.entity.audience)
+            for each in entities
+            if (where := each.entity.location_id) is not None
+            and (name := names.find_name(where, self.viewpoint)) is not None
         }
 
     async def _facts(
         self, names: Names, about: Sequence[UUID]
-    ) -> dict[UUID, list[tuple[UUID, str]]]:
+    ) -> dict[UUID, list[tuple[UUID, Fact]]]:
         """Facts by the entity that they are about, each with its id, the newest last."""
-        facts: dict[UUID, list[tuple[UUID, str]]] = {}
+        facts: dict[UUID, list[tuple[UUID, Fact]]] = {}
         if not about:
             return facts
         found = names.facts(about, self.viewpoint, limit=MAX_HOT)
@@ -228,7 +251,7 @@ class SituationReader(CampaignReader):
             found = [(row.id, item) for row, item in rows if isinstance(item, Fact)]
         for fact_id, fact in found[::-1]:
             if fact.about_id is not None:
-                facts.setdefault(fact.about_id, []).append((fact_id, fact.text))
+                facts.setdefault(fact.about_id, []).append((fact_id, fact))
         return facts
 
     async def _relations(self, names: Names, ids: Sequence[UUID]) -> list[Relation]:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import TypeVar
 from uuid import UUID
 
 import msgspec
@@ -12,7 +12,7 @@ from sqlalchemy import bindparam, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from backend.accounts.identity import Identity
-from backend.audience import GM, Viewpoint
+from backend.audience import GM, AudienceMarks, Viewpoint
 from backend.campaigns import ledger_paths
 from backend.campaigns.chapters import most_chapters
 from backend.campaigns.context import (
@@ -69,10 +69,6 @@ class CampaignLayers(msgspec.Struct, frozen=True, kw_only=True):
     told: frozenset[UUID]
     now: Situation
     names: Names
-
-
-class _TrialOverError(Exception):
-    """Ends a transaction whose changes were only looked at: it is rolled back."""
 
 
 class SituationService:
@@ -188,21 +184,15 @@ class SituationService:
         if until is None or not rewritten:
             reader = SituationReader(session, identity.sealer, campaign, viewpoint)
             return await self._layers(reader, names, chat, leaf, line=line, recent=recent)
-        layers: list[CampaignLayers] = []
-        with contextlib.suppress(_TrialOverError):
-            async with self._database.write() as trial:
-                campaign = await get_campaign(trial, identity, campaign.id, lock=True)
-                await tree.leave_path(trial, chat.id, above=until)
-                await ledger_paths.path_moved(
-                    trial, identity.sealer, campaign, chat.id, above=until
-                )
-                names = await names.updated(trial, identity.sealer, campaign)
-                reader = SituationReader(trial, identity.sealer, campaign, viewpoint)
-                made = await self._layers(reader, names, chat, leaf, line=line, recent=recent)
-                # A search would find them as they are now.
-                layers.append(msgspec.structs.replace(made, told=made.told | rewritten))
-                raise _TrialOverError
-        return layers[0]
+        async with self._database.trial() as trial:
+            campaign = await get_campaign(trial, identity, campaign.id, lock=True)
+            await tree.leave_path(trial, chat.id, above=until)
+            await ledger_paths.path_moved(trial, identity.sealer, campaign, chat.id, above=until)
+            names = await names.updated(trial, identity.sealer, campaign)
+            reader = SituationReader(trial, identity.sealer, campaign, viewpoint)
+            made = await self._layers(reader, names, chat, leaf, line=line, recent=recent)
+        # A search would find them as they are now.
+        return msgspec.structs.replace(made, told=made.told | rewritten)
 
     async def _layers(
         self,
@@ -229,8 +219,8 @@ class SituationService:
             campaign_id=reader.campaign.id,
             fields=fields,
             terms=await reader.terms(most_terms(settings.glossary_tokens) if "term" in past else 0),
-            chapters=chapters,
-            scenes=scenes,
+            chapters={one: _mark_title(each, now.marks) for one, each in chapters.items()},
+            scenes={one: _mark_title(each, now.marks) for one, each in scenes.items()},
             block=block,
             named=named,
             told=told.union((each.id for each in named), facts, scenes),
@@ -242,6 +232,16 @@ class SituationService:
         """Fold what is stale, in a transaction of its own."""
         async with self._database.write() as session:
             await get_campaign(session, identity, campaign_id, lock=True)
+
+
+_PastT = TypeVar("_PastT", Scene, Chapter)
+
+
+def _mark_title(past: _PastT, marks: AudienceMarks) -> _PastT:
+    """Put who knows a closed scene or a chapter into its title."""
+    words = marks.words(past.audience)
+    title = f"({words}) {past.title}".strip() if words else past.title
+    return msgspec.structs.replace(past, title=title)
 
 
 async def _moment(
@@ -268,7 +268,11 @@ async def _moment(
         events = await current_events(
             session, sealer, chronicle, limit=RECENT_EVENTS, viewpoint=reader.viewpoint
         )
-        today = [each.fields.summary for each in events if (each.fields.day or 0) == now.day]
+        today = [
+            now.marks.mark(each.fields.summary, each.audience)
+            for each in events
+            if (each.fields.day or 0) == now.day
+        ]
         now = replace(now, events=today)
     return state_block(now, shown, last_shown, form=form, why=why), now
 

@@ -9,7 +9,15 @@ from sqlalchemy import ColumnElement, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from backend.accounts.identity import Identity
-from backend.audience import GM, PUBLIC, Audience, Viewpoint
+from backend.audience import (
+    GM,
+    NAMELESS_MARKS,
+    PUBLIC,
+    Audience,
+    AudienceMarks,
+    Viewpoint,
+    known_to_all,
+)
 from backend.campaigns.item_rows import read_state
 from backend.campaigns.ledger import State
 from backend.campaigns.models import Campaign, CampaignItem
@@ -17,6 +25,7 @@ from backend.campaigns.players import match_players
 from backend.campaigns.records import get_campaign, open_campaign
 from backend.chats.events import AudienceChecked
 from backend.chats.models import Chat
+from backend.cpu_pool import unhurried
 from backend.errors import ValidationError
 from backend.vault.sealing import Sealer
 
@@ -36,6 +45,29 @@ async def check_viewpoint(
         session, [viewpoint], campaigns, owner_id=owner_id
     ):
         raise ValidationError(f"`viewpoint` names {viewpoint}, which is no entity of the campaign.")
+
+
+async def read_marks(
+    session: AsyncSession, sealer: Sealer, campaign_id: UUID | None, audience: str
+) -> AudienceMarks:
+    """Return marks with the names of entities that all of a stored audience may know.
+
+    Reads nothing for a public audience, because its texts need no marks.
+    """
+    if audience == PUBLIC or campaign_id is None:
+        return NAMELESS_MARKS
+    query = select(CampaignItem.id, CampaignItem.sealed_state).where(
+        CampaignItem.campaign_id == campaign_id,
+        CampaignItem.user_id == sealer.user_id,
+        CampaignItem.kind == "entity",
+        CampaignItem.exists,
+        known_to_all(audience, CampaignItem.audience),
+    )
+    rows = (await session.execute(query)).all()
+    names: dict[UUID, str] = {}
+    async for row in unhurried(rows, lambda row: len(row.sealed_state)):
+        names[row.id] = read_state(sealer, row.id, row.sealed_state)["name"]
+    return AudienceMarks(names.get)
 
 
 class CampaignAudiences(AudienceChecked):

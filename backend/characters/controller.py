@@ -91,8 +91,9 @@ class CharacterController(Controller):
     ) -> ImportedCharacter:
         """Make a character of a PNG, CHARX, JSON or YAML card of any version.
 
-        What the card holds beyond the fields known here is kept, and comes back on export. A file
-        that is refused leaves nothing behind.
+        Characters of Agnai, Backyard (also `.byaf`), Chub, Character.AI and RisuAI are translated.
+        Members without a field here are kept for the export, and `warnings` name them. Another
+        kind of file is refused by its name. A file that is refused changes nothing.
         """
         return await characters.import_file(identity, await read_file(request))
 

@@ -130,8 +130,13 @@ class ChatController(Controller):
     async def fork_chat(
         self, chat_id: FromPath[UUID], data: JSONBody[Fork], identity: Caller, chats: Chats
     ) -> ChatView:
-        """Copy the path that ends at a message into a chat of its own."""
-        return await chats.fork(identity, chat_id, message_id=data.message_id, title=data.title)
+        """Copy the path that ends at a message into a chat of its own.
+
+        With `world: copy` the copy gets a campaign of its own, too.
+        """
+        return await chats.fork(
+            identity, chat_id, message_id=data.message_id, title=data.title, world=data.world
+        )
 
 
 class MessageController(Controller):

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Protocol, runtime_checkable
 from uuid import UUID
 
+from sqlalchemy import ColumnElement, select
 from sqlalchemy.ext.asyncio import AsyncSession
+from sqlalchemy.orm import InstrumentedAttribute
 
 from backend.accounts.identity import Identity
-from backend.audience import Audience
+from backend.audience import GM, PUBLIC, Audience
 from backend.chats.models import Chat, Message
+from backend.database.base import table_of
 from backend.events import Participants
 from backend.vault.sealing import Sealer
+
+AudienceMap = Callable[[str], str]
+"""Translates a stored audience to the same one in another world."""
 
 
 @runtime_checkable
@@ -28,6 +34,46 @@ class ChatCopied(Protocol):
         copied: Mapping[UUID, UUID],
     ) -> None:
         """Copy what belongs to the chat; `copied` leads from messages to their copies."""
+        ...
+
+
+@runtime_checkable
+class WorldShared(Protocol):
+    """A copy of a chat stays in the chat's world."""
+
+    async def world_shared(
+        self,
+        session: AsyncSession,
+        identity: Identity,
+        source_id: UUID,
+        fork_id: UUID,
+        copied: Mapping[UUID, UUID],
+    ) -> None:
+        """Link changes of the world to the copied messages as well; see `ChatCopied`."""
+        ...
+
+
+StoreWorld = Callable[[AsyncSession, Chat, Mapping[UUID, UUID]], Awaitable[None]]
+"""Stores a copied world for the copy of a chat. The mapping is from messages to their copies."""
+
+
+@runtime_checkable
+class WorldCopied(Protocol):
+    """A copy of a chat is to get a copy of the chat's world."""
+
+    async def world_copied(self, identity: Identity, chat_id: UUID, message_id: UUID) -> StoreWorld:
+        """Copy the world as it is at a message of the chat. Nothing is stored yet."""
+        ...
+
+
+@runtime_checkable
+class WorldParted(Protocol):
+    """A copy of a chat was moved to a copy of its world. Entities have new ids there."""
+
+    async def world_parted(
+        self, session: AsyncSession, identity: Identity, fork: Chat, translate: AudienceMap
+    ) -> None:
+        """Translate audiences, and cut links to chats of the old world."""
         ...
 
 
@@ -134,3 +180,16 @@ class MessageShown(Protocol):
     ) -> None:
         """See to what was made without it."""
         ...
+
+
+async def lead_over(
+    session: AsyncSession,
+    column: InstrumentedAttribute[str],
+    translate: AudienceMap,
+    *rows: ColumnElement[bool],
+) -> None:
+    """Translate the audiences of some rows for another world."""
+    limited, table = column.not_in((GM, PUBLIC)), table_of(column.parent.class_)
+    for audience in (await session.scalars(select(column).where(*rows, limited).distinct())).all():
+        there = {"audience": translate(audience)}
+        await session.execute(table.update().where(*rows, column == audience).values(there))

@@ -134,6 +134,7 @@ class MessageSource:
                     position=row.position,
                     chat_id=row.chat_id,
                     tokens=row.tokens,
+                    audience=row.audience,
                 )
         return found
 
@@ -192,6 +193,7 @@ _COUNTING = select(
     _ROW.position,
     _ROW.tokens,
     _ROW.created_at,
+    _ROW.audience,
     _ROW.sealed_author,
     _ROW.sealed_content,
 ).where(_ROW.id.in_(_IDS), _OWNED, _ROW.is_active, ~_ROW.hidden, _ROW.status != "streaming")

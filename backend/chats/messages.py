@@ -319,6 +319,7 @@ class MessageService:
                 # Whoever has read it meanwhile, a summary or the agent, has to read it again.
                 before = message.audience
                 message.audience, message.updated_at = stored(audience), now()
+                chat.hidden_changes += 1
                 await session.flush()
                 for part in self._participants.of(AudienceChanged):
                     await part.audience_changed(session, identity, message, before=before)

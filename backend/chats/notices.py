@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Literal
 
 import msgspec
 
@@ -19,11 +20,24 @@ class PromptCutNotice(msgspec.Struct, frozen=True, tag_field="kind", tag="prompt
     read: int
 
 
-def encode_notices(notices: Sequence[PromptCutNotice]) -> str | None:
+class ReplyCutNotice(msgspec.Struct, frozen=True, tag_field="kind", tag="reply_cut"):
+    """The model stopped before the reply was complete.
+
+    `reason` is `length` if the reply or the context window reached its limit, and `safety` if the
+    provider's content filter stopped it.
+    """
+
+    reason: Literal["length", "safety"]
+
+
+Notice = PromptCutNotice | ReplyCutNotice
+
+
+def encode_notices(notices: Sequence[Notice]) -> str | None:
     """Return notices as the column of a message holds them."""
     return msgspec.json.encode(notices).decode() if notices else None
 
 
-def decode_notices(stored: str | None) -> list[PromptCutNotice]:
+def decode_notices(stored: str | None) -> list[Notice]:
     """Return the notices of a message's column."""
-    return msgspec.json.decode(stored, type=list[PromptCutNotice]) if stored else []
+    return msgspec.json.decode(stored, type=list[Notice]) if stored else []

@@ -14,7 +14,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import InstrumentedAttribute
 from sqlalchemy.types import NullType
 
-from backend.audience import GM, Viewpoint, known_to
+from backend.audience import GM, PUBLIC, Viewpoint, known_to
 from backend.chats.errors import ChatNotFoundError, MessageNotFoundError
 from backend.chats.models import Chat, ChatCharacter, Message
 from backend.chats.tree import climb_from
@@ -222,13 +222,42 @@ _ROUND_STARTS = (
 )
 
 
-async def round_starts(session: AsyncSession, leaf: Message, *, limit: int) -> list[int]:
+async def round_starts(
+    session: AsyncSession, leaf: Message, *, limit: int, viewpoint: Viewpoint = GM
+) -> list[int]:
     """Stored tokens from the root to where each of the last rounds begins, the last one first.
 
-    A round is a line of the user's and all replies to it.
+    A round is a line of the user's, which the viewpoint may know, and all replies to it.
     """
+    query = _ROUND_STARTS
+    if viewpoint != GM:
+        query = query.where(known_to(viewpoint, Message.audience))
     asked = {"chat": leaf.chat_id, "leaf": leaf.position, "most": limit}
-    return list(await session.scalars(_ROUND_STARTS, asked))
+    return list(await session.scalars(query, asked))
+
+
+_LIMITED = (
+    select(Message.path_tokens - Message.tokens, Message.tokens)
+    .where(
+        Message.chat_id == bindparam("chat"),
+        Message.is_active,
+        Message.position <= bindparam("leaf"),
+        Message.audience != PUBLIC,
+        ~Message.hidden,
+    )
+    .order_by(Message.position)
+)
+
+
+async def list_unknown_lines(
+    session: AsyncSession, leaf: Message, viewpoint: Viewpoint
+) -> Sequence[tuple[int, int]]:
+    """Lines down to `leaf` that a viewpoint may not know: (stored tokens before it, its own)."""
+    if viewpoint == GM:
+        return []
+    query = _LIMITED.where(~known_to(viewpoint, Message.audience))
+    rows = await session.execute(query, {"chat": leaf.chat_id, "leaf": leaf.position})
+    return [(before, tokens) for before, tokens in rows]
 
 
 async def greeting_number(session: AsyncSession, chat_id: UUID) -> int | None:
@@ -288,6 +317,7 @@ class SealedHistory:
     positions: Sequence[int] = ()
     roles: Sequence[Role] = ()
     tokens: Sequence[int] = ()
+    audiences: Sequence[str] = ()
     sealed_contents: Sequence[bytes] = ()
     sealed_authors: Sequence[bytes] = ()
     opened: Sequence[str] = ()
@@ -311,7 +341,14 @@ def _lines(*columns: InstrumentedAttribute[Any]) -> Select[*tuple[Any, ...]]:
     )
 
 
-_COLUMNS = Message.id, Message.position, Message.role, Message.tokens, Message.sealed_content
+_COLUMNS = (
+    Message.id,
+    Message.position,
+    Message.role,
+    Message.tokens,
+    Message.audience,
+    Message.sealed_content,
+)
 _LINES = _lines(*_COLUMNS)
 _LINES_WITH_AUTHORS = _lines(*_COLUMNS, Message.sealed_author)
 _FIRST_BEHIND = select(Message.position).where(_BEHIND).order_by(Message.path_tokens).limit(1)

@@ -18,7 +18,7 @@ from backend.accounts.settings import (
 )
 from backend.audience import Audience, ViewpointText
 from backend.chats.models import MessageStatus
-from backend.chats.notices import PromptCutNotice
+from backend.chats.notices import Notice
 from backend.generation.model import Role
 from backend.generation.sampling import Sampling
 
@@ -91,7 +91,7 @@ class MessageView(msgspec.Struct, kw_only=True):
     shown_thinking: str | None = None
     injected_context: str | None = None
     audience: Audience = "public"
-    notices: list[PromptCutNotice] = []
+    notices: list[Notice] = []
 
 
 class MessagePage(msgspec.Struct, kw_only=True):
@@ -122,11 +122,19 @@ class Deleted(msgspec.Struct, kw_only=True):
     leaf_id: UUID | None
 
 
+ForkWorld = Literal["shared", "copy"]
+
+
 class Fork(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """The message at whose end the new chat's path ends."""
+    """The last message of the new chat's path.
+
+    The copy of a campaign's chat stays in the campaign (`world`: `shared`), or gets a new campaign:
+    a `copy` of the world as it is at the message.
+    """
 
     message_id: UUID
     title: Title | None = None
+    world: ForkWorld = "shared"
 
 
 class AuthorsNote(

@@ -23,6 +23,9 @@ from backend.chats.events import (
     ChatDeleted,
     ConsentWithdrawn,
     PresetChosen,
+    StoreWorld,
+    WorldCopied,
+    WorldShared,
     check_audience,
 )
 from backend.chats.model_choice import counting_spec, effective_model
@@ -34,7 +37,7 @@ from backend.chats.models import (
     ChatCharacter,
     Message,
 )
-from backend.chats.schemas import ChatPatch, ChatSettings, ChatView
+from backend.chats.schemas import ChatPatch, ChatSettings, ChatView, ForkWorld
 from backend.cpu_pool import CpuPool, unhurried
 from backend.database.base import chunks, new_id, now
 from backend.database.engine import Database
@@ -263,20 +266,30 @@ class ChatService:
             await self._index.changed(session, identity, kind="message", container_id=chat_id)
 
     async def fork(
-        self, identity: Identity, chat_id: UUID, *, message_id: UUID, title: str | None
+        self,
+        identity: Identity,
+        chat_id: UUID,
+        *,
+        message_id: UUID,
+        title: str | None,
+        world: ForkWorld = "shared",
     ) -> ChatView:
         """Copy the path that ends at a message into a chat of its own.
 
-        Raises also what `chat_copied` of others raises.
+        It stays in its campaign, or gets a copy of it. Raises also what `chat_copied` and
+        `world_copied` of others raise.
         """
         sealer = identity.sealer
+        worlds: list[StoreWorld] = []
+        if world == "copy":
+            async with self._database.read() as session:
+                await _find_fork_source(session, identity, chat_id, message_id)
+            worlds = [
+                await part.world_copied(identity, chat_id, message_id)
+                for part in self._participants.of(WorldCopied)
+            ]
         async with self._database.write() as session:
-            source = await repository.get_chat(session, chat_id, owner_id=identity.user_id)
-            message = await repository.get_message(session, message_id, owner_id=identity.user_id)
-            if message.chat_id != source.id:
-                raise ValidationError("The message is of another chat.")
-            if message.status == "streaming":
-                raise MessageBusyError("Stop it first, or wait until it is there.")
+            source, message = await _find_fork_source(session, identity, chat_id, message_id)
             members = await repository.character_ids(session, [source.id])
             fork_id = new_id()
             fork = Chat(
@@ -304,8 +317,26 @@ class ChatService:
             fork.leaf_id = copied[message.id]
             for part in self._participants.of(ChatCopied):
                 await part.chat_copied(session, identity, source.id, fork_id, copied)
+            if world == "shared":
+                for sharer in self._participants.of(WorldShared):
+                    await sharer.world_shared(session, identity, source.id, fork_id, copied)
+            for store in worlds:
+                await store(session, fork, copied)
             await self._index.changed(session, identity, kind="message", container_id=fork_id)
             return await _view(session, sealer, fork)
+
+
+async def _find_fork_source(
+    session: AsyncSession, identity: Identity, chat_id: UUID, message_id: UUID
+) -> tuple[Chat, Message]:
+    """A chat and the message at which it is copied."""
+    source = await repository.get_chat(session, chat_id, owner_id=identity.user_id)
+    message = await repository.get_message(session, message_id, owner_id=identity.user_id)
+    if message.chat_id != source.id:
+        raise ValidationError("The message is of another chat.")
+    if message.status == "streaming":
+        raise MessageBusyError("Stop it first, or wait until it is there.")
+    return source, message
 
 
 def _check_no_embedding(patch: dict[str, Any]) -> None:

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import regex  # type: ignore[import-untyped]  # it has no types
 
+from backend.audience import MARK_PATTERN
 from backend.code_spans import CodeSpans
 
 MAX_BLANKS = 1_000
@@ -27,6 +28,7 @@ _MAX_MARKS = 4
 """Characters of marks and a bracket before a name."""
 
 _BLANKS = regex.compile(r"\s*+")
+_AUDIENCE_MARK = regex.compile(MARK_PATTERN)
 
 
 class _Label(NamedTuple):
@@ -49,6 +51,9 @@ class _Labels:
 
     def read(self, text: str, at: int) -> _Label | None:
         """Return the label that begins at a position."""
+        if text[at : at + 1] == "(":
+            mark = _AUDIENCE_MARK.match(text, at, partial=True)
+            return _Label(mark.end(), is_own=True, is_open=mark.partial) if mark else None
         head = text[at : at + self._length]
         name = head.lstrip("*_[").lower()
         if not name and len(head) < _MAX_MARKS:
@@ -78,7 +83,8 @@ class SpeakerFilter:
     A label is a name with a colon at the beginning of a line, in any letter case, perhaps in bold,
     italics or brackets. The speaker's own counts at the beginning of the text; elsewhere it is
     text. Another speaker's counts after that, except in a fenced block: a reply that begins with
-    it is kept, since nothing would be left.
+    it is kept, since nothing would be left. A mark of who knows a line, which prompts put before
+    lines that are not for everyone, is removed as the speaker's own label is.
 
     Linear in the text, however it is cut. It holds back at most a label and `MAX_BLANKS`
     characters of white space, which would otherwise be left at the end.

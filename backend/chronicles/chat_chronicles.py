@@ -6,12 +6,19 @@ from collections.abc import Mapping, Sequence
 from uuid import UUID
 
 import msgspec
-from sqlalchemy import exists, select
+from sqlalchemy import delete, exists, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from backend.accounts.identity import Identity
 from backend.audience import narrowest
-from backend.chats.events import AudienceChanged, ChatCopied, ChatDeleted
+from backend.chats.events import (
+    AudienceChanged,
+    AudienceMap,
+    ChatCopied,
+    ChatDeleted,
+    WorldParted,
+    lead_over,
+)
 from backend.chats.models import CHAT_TITLE, Chat, Message
 from backend.chats.repository import get_chat
 from backend.chronicles.errors import ChronicleFullError, ChronicleNotFoundError
@@ -19,7 +26,7 @@ from backend.chronicles.event_search import all_events
 from backend.chronicles.events import ChronicleFields
 from backend.chronicles.index_source import KIND
 from backend.chronicles.models import Chronicle, ChronicleEvent, EventSource
-from backend.chronicles.reading import SourceMessage, StoryEvent, open_chronicle
+from backend.chronicles.reading import SourceMessage, StoryEvent, counting, open_chronicle
 from backend.chronicles.repository import UNNAMED, make_chronicle
 from backend.chronicles.writing import (
     NewEvent,
@@ -29,13 +36,14 @@ from backend.chronicles.writing import (
     touch,
 )
 from backend.cpu_pool import unhurried
+from backend.database.base import UNSYNCHRONISED
 from backend.memory.outbox import IndexOutbox
 
 MAX_NOTED = 1_000
 """Events whose going the index is told of one by one."""
 
 
-class ChatChronicles(AudienceChanged, ChatCopied, ChatDeleted):
+class ChatChronicles(AudienceChanged, ChatCopied, ChatDeleted, WorldParted):
     """Keeps chats and their chronicles together, in the transactions that change the chats."""
 
     def __init__(self, outbox: IndexOutbox) -> None:
@@ -162,6 +170,27 @@ class ChatChronicles(AudienceChanged, ChatCopied, ChatDeleted):
         fork.chronicle_since = source.chronicle_since
         await session.flush()
         await self._outbox.changed(session, identity, kind=KIND, container_id=copy_id)
+
+    async def world_parted(
+        self, session: AsyncSession, identity: Identity, fork: Chat, translate: AudienceMap
+    ) -> None:
+        """Translate the audiences of a copied chat's events.
+
+        Events that come from other chats of the old world keep counting, or are deleted, as they
+        count now.
+        """
+        mine = (
+            ChronicleEvent.chronicle_id == fork.chronicle_id,
+            ChronicleEvent.user_id == identity.user_id,
+        )
+        left = (await session.scalars(select(ChronicleEvent.id).where(*mine, ~counting()))).all()
+        await remove_events(session, left, owner_id=identity.user_id)
+        elsewhere = EventSource.event_id.in_(select(ChronicleEvent.id).where(*mine))
+        await session.execute(
+            delete(EventSource).where(elsewhere, EventSource.chat_id != fork.id),
+            execution_options=UNSYNCHRONISED,
+        )
+        await lead_over(session, ChronicleEvent.audience, translate, *mine)
 
 
 async def _copy_events(

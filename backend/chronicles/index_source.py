@@ -129,4 +129,5 @@ def _recalled(event: StoryEvent) -> Recalled:
         position=first.position if first else 0,
         chat_id=chats.pop() if len(chats) == 1 else None,
         origins=[Origin(each.id, each.chat_id, each.position) for each in event.sources],
+        audience=event.audience,
     )

@@ -88,6 +88,8 @@ class History:
     positions: list[int] = field(default_factory=list[int])
     thoughts: Mapping[int, int] = field(default_factory=dict[int, int])
     """Tokens of the thoughts that stand before a line, by its position; `tokens` has them, too."""
+    marks: Mapping[int, str] = field(default_factory=dict[int, str])
+    """The words before lines with a limited audience, by position; `tokens` has them, too."""
 
 
 def layout(

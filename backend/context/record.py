@@ -63,6 +63,7 @@ class RecordedHistory(msgspec.Struct, kw_only=True, omit_defaults=True):
 
     `leaf_id` is the last line. `cut` is how many of its characters were sent, when it was still
     to be continued. `thoughts` are the positions of replies that were sent with their thoughts.
+    `marks` say who knew lines that are not for everyone, by position.
     """
 
     leaf_id: UUID
@@ -76,6 +77,7 @@ class RecordedHistory(msgspec.Struct, kw_only=True, omit_defaults=True):
     omitted_first: int | None = None
     omitted_last: int | None = None
     thoughts: list[int] = []
+    marks: dict[int, str] = {}
 
 
 class RecordedLeftOut(msgspec.Struct, kw_only=True, omit_defaults=True):

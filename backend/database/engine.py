@@ -132,6 +132,15 @@ class Database:
             call()
 
     @contextlib.asynccontextmanager
+    async def trial(self) -> AsyncGenerator[AsyncSession]:
+        """A transaction that may write and is rolled back at the end of the block.
+
+        Raises `DatabaseUnavailableError` when the database can't be reached.
+        """
+        async with translated(), self._write_sessions() as session:
+            yield session
+
+    @contextlib.asynccontextmanager
     async def read(self) -> AsyncGenerator[AsyncSession]:
         """A transaction for reading: one consistent view, and never in a writer's way."""
         # Closing ends the transaction: there is nothing to commit.

@@ -9,7 +9,7 @@ from uuid import UUID
 from sqlalchemy import ColumnElement, Row, func, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from backend.audience import GM, Viewpoint, known_to
+from backend.audience import GM, AudienceMarks, Viewpoint, known_to
 from backend.chats.models import MESSAGE_CONTENT, Chat, Message
 from backend.enrichment.cleaning import shown
 from backend.enrichment.llm_selection import Reader
@@ -76,12 +76,13 @@ async def is_as_read(
     return [(row.id, row.updated_at) for row in rows] == list(versions)
 
 
-def told(reader: Reader, row: Line | Message, most: int) -> str:
-    """Render a line of the story as data, in at most `most` characters."""
+def told(reader: Reader, row: Line | Message, most: int, marks: AudienceMarks | None = None) -> str:
+    """Render a line of the story, in at most `most` characters; `marks` say who knows it."""
     sealer = reader.sealer
     author = find_author(sealer, row, reader.player)
     text = sealer.open(MESSAGE_CONTENT, row.id, row.sealed_content)
-    said = shown(f"{author}: {text}" if author else text, most=most)
+    line = f"{author}: {text}" if author else text
+    said = shown(marks.mark(line, row.audience) if marks else line, most=most)
     return f"#{row.position + 1} {said}"
 
 

@@ -51,6 +51,16 @@ _GO_ON = (
     .where(Job.dedupe_key == bindparam("job"), Job.state == "queued", Job.attempts == 0)
     .values(run_after=bindparam("at"))
 )
+_COMPACT_NOW = (
+    update(Job)
+    .where(
+        Job.lane == bindparam("in_lane"),
+        Job.state == "queued",
+        Job.kind == COMPACTION,
+        Job.attempts == 0,
+    )
+    .values(run_after=bindparam("at"))
+)
 
 _LANES = UUID("5d1f2d1e-3f0a-5c55-8a57-6a0c3c1b9e42")
 
@@ -197,8 +207,10 @@ class EnrichmentOutbox(ConsentWithdrawn):
         return job_id
 
     async def go_on(self, session: AsyncSession, chat: Chat) -> None:
-        """Let a compaction go on that waits for an action to be over."""
-        await _bring_forward(session, f"{COMPACTION}/{chat.id}")
+        """Let the compactions of a chat's campaign go on that wait for an action to be over."""
+        if chat.campaign_id is not None:
+            values = {"in_lane": lane_of(chat.campaign_id), "at": now()}
+            await session.execute(_COMPACT_NOW, values, execution_options=UNSYNCHRONISED)
 
     async def summarise(
         self,

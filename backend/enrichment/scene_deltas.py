@@ -72,6 +72,7 @@ def shown_items(table: Table) -> list[str]:
             if (value := _value(held.state, key))
         ]
         kind = held.state["kind"] if held.kind == "entity" else held.kind
+        values += filter(None, [table.references.words(held.state)])
         line = f"{called(held.state)} ({kind}) {'; '.join(values)}"
         lines.append(clipped(one_line(line), MAX_LINE))
     return lines[:MAX_SHOWN]

@@ -27,6 +27,7 @@ from backend.campaigns.play.table import Table
 from backend.campaigns.reader import MAX_HOT, CampaignReader
 from backend.campaigns.records import find_campaign, open_campaign, open_item
 from backend.campaigns.scenes import find_span
+from backend.campaigns.viewpoints import read_marks
 from backend.chats.models import Chat, Message
 from backend.enrichment.budgets import CHARACTERS_A_TOKEN, open_budget
 from backend.enrichment.cleaning import clipped, one_line
@@ -146,7 +147,8 @@ class SceneTask(Task[SceneWork, SceneProposal]):
         if not rows or (scene.status == "open" and not is_open_to_all):
             return None
         audience = narrowest([told_to, *(row.audience for row in rows)])
-        lines = [told(reader, row, most * CHARACTERS_A_TOKEN) for row in rows]
+        marks = await read_marks(session, self.sealer, campaign.id, audience)
+        lines = [told(reader, row, most * CHARACTERS_A_TOKEN, marks) for row in rows]
         text = "\n".join(lines)
         table = await scene_table(session, self.sealer, campaign, text, audience=audience)
         viewpoint = GM if audience == GM else PUBLIC
@@ -167,7 +169,7 @@ class SceneTask(Task[SceneWork, SceneProposal]):
             lines=lines,
             audience=audience,
             threads=[
-                f"{item.title}: {clipped(item.summary, MAX_MOMENT)}"
+                marks.mark(f"{item.title}: {clipped(item.summary, MAX_MOMENT)}", item.audience)
                 for _, item in threads
                 if isinstance(item, Thread) and item.status == "open"
             ],

@@ -11,8 +11,16 @@ from uuid import UUID
 from sqlalchemy import ColumnElement, func, select, true
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from backend.audience import GM, PUBLIC, Viewpoint, is_known_to_all
+from backend.audience import (
+    GM,
+    NAMELESS_MARKS,
+    PUBLIC,
+    AudienceMarks,
+    Viewpoint,
+    is_known_to_all,
+)
 from backend.campaigns.players import Player
+from backend.campaigns.viewpoints import read_marks
 from backend.chats.models import MESSAGE_AUTHOR, MESSAGE_CONTENT, Chat, Message
 from backend.chats.repository import character_ids
 from backend.database.base import unindexed
@@ -36,7 +44,10 @@ EARLIER_TOKENS = 2_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoryLine:
-    """A message, unsealed. `changed_at` is when its text was; None where that does not matter."""
+    """A message, unsealed. `changed_at` is when its text was; None where that does not matter.
+
+    `who_knows` says in words who knows it, where lines of several audiences stand together.
+    """
 
     id: UUID
     position: int
@@ -45,6 +56,7 @@ class StoryLine:
     text: str
     said_at: datetime
     changed_at: datetime | None = None
+    who_knows: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,6 +72,7 @@ class TranscriptSlice:
         left_alone: Events and entries that are as good as gone: neither shown nor compared with.
         is_last: Nothing unread stands behind the lines.
         audience: Of all lines, as a column holds it.
+        marks: Say who knows what is shown beside the lines.
     """
 
     chat_id: UUID
@@ -73,6 +86,7 @@ class TranscriptSlice:
     left_alone: frozenset[UUID] = frozenset()
     is_last: bool = True
     audience: str = PUBLIC
+    marks: AudienceMarks = NAMELESS_MARKS
 
     @property
     def viewpoint(self) -> Viewpoint:
@@ -174,8 +188,10 @@ async def read_range(
     heard = true() if audience == GM else Message.audience.in_([PUBLIC, audience])
     before = await _rows(session, chat, since, above, heard, limit=EARLIER_LINES, backwards=True)
     kept = _within(before, EARLIER_LINES, min(EARLIER_TOKENS, most_tokens // 2))[::-1]
+    marks = await read_marks(session, reader.sealer, chat.campaign_id, audience)
+    # The lines are of one audience: what comes of them is for the same.
     lines = [_line(reader, row, most_tokens) for row in fitting]
-    earlier = [_line(reader, row, most_tokens) for row in kept]
+    earlier = [_line(reader, row, most_tokens, marks) for row in kept]
     return TranscriptSlice(
         chat_id=chat.id,
         chronicle_id=place.chronicle_id,
@@ -188,6 +204,7 @@ async def read_range(
         left_alone=left_alone,
         is_last=len(fitting) == len(rows),
         audience=audience,
+        marks=marks,
     )
 
 
@@ -310,7 +327,9 @@ def _within(rows: Sequence[Any], most_lines: int, most_tokens: int) -> Sequence[
     return rows
 
 
-def _line(reader: Reader, row: Any, most_tokens: int) -> StoryLine:
+def _line(
+    reader: Reader, row: Any, most_tokens: int, marks: AudienceMarks | None = None
+) -> StoryLine:
     sealer = reader.sealer
     text = sealer.open(MESSAGE_CONTENT, row.id, row.sealed_content)
     return StoryLine(
@@ -322,6 +341,7 @@ def _line(reader: Reader, row: Any, most_tokens: int) -> StoryLine:
         text=clipped(text, _CLIPPED_AT * most_tokens),
         said_at=row.created_at,
         changed_at=row.updated_at,
+        who_knows=marks.words(row.audience) if marks else "",
     )
 
 

@@ -18,7 +18,14 @@ from sqlalchemy.orm import aliased
 from backend.accounts.identity import Identity
 from backend.audience import GM, PUBLIC, Viewpoint, is_known_to_all, own_column
 from backend.campaigns.viewpoints import hides_information
-from backend.chats.events import AudienceChanged, ChatCopied, MessageShown
+from backend.chats.events import (
+    AudienceChanged,
+    AudienceMap,
+    ChatCopied,
+    MessageShown,
+    WorldParted,
+    lead_over,
+)
 from backend.chats.models import Chat, Message
 from backend.chats.repository import FOREVER
 from backend.chats.tree import climb_from, subtree
@@ -196,7 +203,7 @@ async def store_summary(
     await upsert(session, ChatSummary, row, key=("id",), update=update, count_up=("revision",))
 
 
-class ChatSummaries(AudienceChanged, ChatCopied, MessageShown):
+class ChatSummaries(AudienceChanged, ChatCopied, MessageShown, WorldParted):
     """Keeps summaries with their chats, in the transactions that change the chats."""
 
     async def audience_changed(
@@ -306,6 +313,16 @@ class ChatSummaries(AudienceChanged, ChatCopied, MessageShown):
         ]
         if read:
             await session.execute(insert(table), read)
+
+    async def world_parted(
+        self, session: AsyncSession, identity: Identity, fork: Chat, translate: AudienceMap
+    ) -> None:
+        """Translate the audiences of a copied chat's summaries; delete those of no one."""
+        mine = ChatSummary.chat_id == fork.id, ChatSummary.user_id == identity.user_id
+        columns = await session.scalars(select(ChatSummary.audience).where(*mine).distinct())
+        gone = [each for each in columns if each != GM and translate(each) == GM]
+        await session.execute(delete(ChatSummary).where(*mine, ChatSummary.audience.in_(gone)))
+        await lead_over(session, ChatSummary.audience, translate, *mine)
 
 
 async def _audience_through(session: AsyncSession, message: Message) -> str:

@@ -13,8 +13,8 @@ from uuid import UUID
 
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from backend.audience import GM, Viewpoint, own_column
-from backend.campaigns.viewpoints import hides_information
+from backend.audience import GM, Viewpoint, narrowest, own_column
+from backend.campaigns.viewpoints import hides_information, read_marks
 from backend.chats.models import Chat, Message
 from backend.enrichment.budgets import CHARACTERS_A_TOKEN, estimate, open_budget
 from backend.enrichment.cleaning import without_tags
@@ -135,6 +135,8 @@ class SummaryTask(Task[SummaryWork, str]):
         )
         if not rows:
             return None
+        known = narrowest([row.audience for row in rows])
+        marks = await read_marks(session, self.sealer, chat.campaign_id, known)
         return SummaryWork(
             reader=reader,
             budget=budget,
@@ -143,7 +145,7 @@ class SummaryTask(Task[SummaryWork, str]):
             to_position=rows[-1].position,
             previous=current,
             versions=[(row.id, row.updated_at) for row in rows],
-            lines=[told(reader, row, most * CHARACTERS_A_TOKEN) for row in rows],
+            lines=[told(reader, row, most * CHARACTERS_A_TOKEN, marks) for row in rows],
             goal=goal,
             words=wanted.words,
             viewpoint=viewpoint,

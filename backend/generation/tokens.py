@@ -154,6 +154,14 @@ class Tokenizer:
         """Tokens of each text, in their order."""
         return [self.count(text) for text in texts]
 
+    def rank(self, word: str) -> int | None:
+        """The place of a word in the vocabulary, from 0; None if it takes several tokens.
+
+        Common words come first: a byte-pair vocabulary is built by frequency.
+        """
+        ids = self._encode(word)
+        return ids[0] if len(ids) == 1 else None
+
     def _count(self, text: str) -> int:
         return sum(len(self._encode(run)) for run in _bounded_runs(text, self._max_run))
 

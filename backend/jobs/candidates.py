@@ -1,8 +1,8 @@
-"""Which jobs could run now, and whose turn it is.
+"""Find the jobs that could run now, in the order of their users' turns.
 
 Lanes: a job is free when no other one of its lane runs, and none that came before it waits. One
-that waits for its key or for its next attempt holds its lane up, for later ones may build on it. A
-dead one does not: it would hold it up for good.
+that waits for its key or for its next attempt holds its lane up, for later ones may build on it,
+but at most until its `lane_until`. A dead one does not: it would hold it up for good.
 
 Turns: users are taken in the order of their ids, beginning with the next after the one who was
 served last, and starting over at the end. Only the first jobs of each user are read, so that a user
@@ -30,6 +30,7 @@ from sqlalchemy import (
     bindparam,
     exists,
     literal,
+    or_,
     select,
     true,
     union_all,
@@ -241,8 +242,15 @@ _SUSPECT = _LEFT_BEHIND.where(_JOB.leases_lost > 0).order_by(_JOB.lease_until).l
 def _lane_is_free(job: Any) -> ColumnElement[bool]:
     other = JOBS.alias()
     same = and_(other.c.lane == job.c.lane, other.c.id != job.c.id)
+    is_before = and_(
+        other.c.id < job.c.id,
+        or_(
+            other.c.lane_until.is_(None),
+            other.c.lane_until > bindparam("at", type_=UtcTime()),
+        ),
+    )
     return and_(
         ~exists().where(same, other.c.state == "running"),
-        ~exists().where(same, other.c.state == "queued", other.c.id < job.c.id),
-        ~exists().where(same, other.c.state == "waiting_key", other.c.id < job.c.id),
+        ~exists().where(same, other.c.state == "queued", is_before),
+        ~exists().where(same, other.c.state == "waiting_key", is_before),
     )

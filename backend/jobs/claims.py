@@ -41,6 +41,7 @@ class Claimed:
     share: UUID
     kind: str
     lane: UUID | None
+    lane_until: datetime | None
     payload: str
     attempts: int
     leases_lost: int

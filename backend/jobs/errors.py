@@ -48,14 +48,17 @@ class WorkerLostError(AppError):
 
 
 class RetryLaterError(AppError):
-    """Not now, and nobody's fault: raised by a handler, it uses up no attempt.
+    """Raised by a handler to wait for a while. It uses up no attempt.
 
     Args:
         after: Seconds to wait.
+        holds_lane: Seconds that the job holds its lane up, counted from the first time that it is
+            put off like this. As long as it waits by default.
     """
 
     slug, title = "job-retry-later", "The job waits for a while"
 
-    def __init__(self, detail: str = "", *, after: float) -> None:
+    def __init__(self, detail: str = "", *, after: float, holds_lane: float | None = None) -> None:
         super().__init__(detail)
         self.after = after
+        self.holds_lane = holds_lane

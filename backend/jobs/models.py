@@ -30,7 +30,8 @@ class Job(Base):
     the user's key under the root key of `root_version`, for this job alone, until `key_until`.
     `leases_lost` counts claims in a row whose worker was not heard of again, neither with a failure
     nor with a checkpoint. `error` is the slug of what went wrong last. `user_id` is null for work
-    on behalf of nobody.
+    on behalf of nobody. While it waits, a job holds its lane up until `lane_until`, or for as long
+    as it waits if that is null.
     """
 
     __tablename__ = "jobs"
@@ -52,6 +53,7 @@ class Job(Base):
     share: Mapped[UUID]
     kind: Mapped[str]
     lane: Mapped[UUID | None]
+    lane_until: Mapped[datetime | None]
     payload: Mapped[str] = mapped_column(default="{}")
     dedupe_key: Mapped[str | None]
     state: Mapped[JobState] = mapped_column(String, default="queued")

@@ -246,7 +246,7 @@ def delay_after(attempts: int, draw: Callable[[], float]) -> timedelta | None:
 
 def queued_at(at: datetime) -> dict[str, Any]:
     """What changes about a job that is to be taken again from then on."""
-    return {"state": "queued", "run_after": at}
+    return {"state": "queued", "run_after": at, "lane_until": None}
 
 
 def after_failure(
@@ -261,6 +261,9 @@ def after_failure(
     if isinstance(error, RetryLaterError):
         about.info("job.put_off", retry_after_s=error.after)
         later = queued_at(at + timedelta(seconds=error.after))
+        if error.holds_lane is not None:
+            first = at + timedelta(seconds=error.holds_lane)
+            later["lane_until"] = job.claimed.lane_until or first
         return {**later, "attempts": job.attempt - 1, "leases_lost": 0}
     if isinstance(error, WorkerLostError):  # it was claimed once more to say so
         wait, attempts = None, job.attempt - 1

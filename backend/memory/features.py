@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import NamedTuple
 
 import numpy as np
@@ -51,6 +52,7 @@ class FeatureTable:
             and are no candidates. Hits of `ASKED` are questions, and lift the line of theirs.
         speakers: Keyed ids of those whom the query names, in its order.
         spans: Times that the query names.
+        aboutness: How much the line is about a row by its words, by the number of its id.
 
     Attributes:
         hits: One of each point.
@@ -61,8 +63,14 @@ class FeatureTable:
     """
 
     def __init__(
-        self, found: Found, *, speakers: Collection[int] = (), spans: Sequence[Span] = ()
+        self,
+        found: Found,
+        *,
+        speakers: Collection[int] = (),
+        spans: Sequence[Span] = (),
+        aboutness: Mapping[int, float] = MappingProxyType({}),
     ) -> None:
+        self._aboutness = aboutness
         self.hits = points(found)
         self.lines = [hit.payload for hit in self.hits]
         rows = {hit.id.int: row for row, hit in enumerate(self.hits)}
@@ -109,6 +117,7 @@ class FeatureTable:
                 bm25=bm25[row],
                 meaning=meanings[row],
                 scene=scenes[row],
+                aboutness=self._aboutness.get(lines[row].source_id.int, 0.0),
             )
             for row in first.values()
         ]

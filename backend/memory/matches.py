@@ -45,7 +45,11 @@ class MatchScale:
     def reason(self, candidate: Candidate, rank: int) -> Reason:
         """Why a candidate was found: its meaning is near, or it has the words."""
         dense, sparse = self.enough.shares(candidate)
-        kind: ReasonKind = "semantic" if dense > 0 and dense >= sparse else "words"
+        if candidate.payload.kind == "lore" and self.enough.lore is not None:
+            is_near = (candidate.signals.dense or 0.0) >= self.enough.lore
+        else:
+            is_near = dense > 0 and dense >= sparse
+        kind: ReasonKind = "semantic" if is_near else "words"
         score = round(candidate.score, 4)
         return Reason(kind, score=score, rank=rank, signals=self._matches(candidate))
 

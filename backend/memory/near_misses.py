@@ -118,7 +118,7 @@ def _not_near(candidate: Candidate, result: SearchResult) -> Reason:
     """How much a candidate has of what it takes, from 0 to 1."""
     least = result.least
     if least.lore is not None and candidate.payload.kind == "lore":
-        share = max(0.0, candidate.signals.dense or 0.0) / least.lore
+        share = max(0.0, least.lore_share(candidate))
     else:
         share = sum(least.shares(candidate))
         if not result.by_meaning:  # words have to do alone what they do half of otherwise

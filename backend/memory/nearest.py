@@ -102,6 +102,11 @@ def nearest(
     return [known.get(each.payload.source_id.int, each) for each in near]
 
 
+def estimate_tokens(candidate: Candidate) -> float:
+    """Return about how many tokens a memory takes in a prompt."""
+    return candidate.payload.words * TOKENS_A_WORD + TOKENS_A_LINE
+
+
 def with_nearest(
     chosen: Sequence[Candidate], near: Sequence[Candidate], *, room: int, most: int
 ) -> list[Candidate]:
@@ -123,8 +128,7 @@ def with_nearest(
     taken: dict[int, Candidate] = {}
     tokens = 0.0
     for each in merged:
-        size = each.payload.words * TOKENS_A_WORD + TOKENS_A_LINE
-        number = each.id.int
+        size, number = estimate_tokens(each), each.id.int
         if number not in taken and (number in is_chosen or tokens + size <= room):
             taken[number] = each
             tokens += size

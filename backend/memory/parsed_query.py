@@ -21,7 +21,7 @@ from backend.memory.index.protocol import (
     Sparse,
     VectorName,
 )
-from backend.memory.query_words import asks_for_new, folded, words_for
+from backend.memory.query_words import asks_for_new, folded, strip_request, words_for
 from backend.memory.signals import Signal
 from backend.memory.spans import Span, spans_in
 from backend.memory.terms import COMMON_WORDS, DEFAULT_LANGUAGE, blinded, languages_of, query_terms
@@ -64,6 +64,15 @@ TIME_CHARACTERS = 1_000
 _SHORTEST_PART = 3
 """Letters of a part of a name that stands for all of it: `Elizabeth` of `Elizabeth Bennet`."""
 
+MAX_SENTENCES = 40
+"""Sentences of one line that are looked at for questions, the last ones."""
+
+MAX_QUESTIONS = 4
+"""Questions of one line that are read by themselves."""
+
+_SENTENCE_END = re.compile(r"([.!?…。！？\n])")  # noqa: RUF001  # Chinese marks
+"""Splits a text into sentences and the marks between them."""
+
 _COMMON = COMMON_WORDS | {"may", "mark"}
 
 
@@ -76,6 +85,7 @@ class ParsedQuery:
             lines, and drown what is asked about them.
         terms: Text whose terms count fully, for lines of a chat: without their names as well.
         lore_terms: The same for everything else, with them.
+        questions: The last sentences that ask something, without names.
         context: Text whose terms count for less.
         names: Of those who take part, who is named, in the order of the text.
         spans: Times that it names.
@@ -85,6 +95,7 @@ class ParsedQuery:
     meaning: str
     terms: str
     lore_terms: str
+    questions: Sequence[str] = ()
     context: str = ""
     names: Sequence[str] = ()
     spans: Sequence[Span] = ()
@@ -112,6 +123,7 @@ def read(
         meaning=bare,
         terms=_content(bare),
         lore_terms=_content(text),
+        questions=[_content(each) for each in _questions(bare)],
         context=without_names(context, cast) if context else "",
         names=named,
         spans=spans_in(_ends(text, TIME_CHARACTERS), now),
@@ -210,6 +222,22 @@ def _content(text: str) -> str:
         for pattern in words.says_nothing:
             bare = pattern.sub(" ", bare)
     return _joined(bare, text)
+
+
+def _questions(text: str) -> list[str]:
+    """Return the last sentences of a text that ask something, folded, without the words that ask.
+
+    O(n) for n characters.
+    """
+    parts = [*_SENTENCE_END.split(text), ""]
+    sentences = [each for each in zip(parts[::2], parts[1::2], strict=True) if each[0].strip()]
+    asked: list[str] = []
+    for said, end in sentences[-MAX_SENTENCES:]:
+        whole = folded(said)
+        bare = strip_request(whole)
+        if end in {"?", "？"} or bare != whole:  # noqa: RUF001  # the Chinese question mark
+            asked.append(bare)
+    return asked[-MAX_QUESTIONS:]
 
 
 def _place(name: str, text: str) -> int:

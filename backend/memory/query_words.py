@@ -122,13 +122,18 @@ def words_for(text: str, likely: Iterable[str]) -> list[QueryWords]:
 
 def asks_for_new(text: str) -> bool:
     """Whether a folded text asks for what is new, in any language."""
-    return _recent().search(text) is not None
+    return _in_any_language("recent").search(text) is not None
+
+
+def strip_request(text: str) -> str:
+    """Return a folded text without words like "tell me about", in any language."""
+    return _in_any_language("request").sub(" ", text)
 
 
 @cache
-def _recent() -> re.Pattern[str]:
-    spaced = "|".join(entry["recent"] for name, entry in _file().items() if name not in _UNSPACED)
-    unspaced = "|".join(_file()[name]["recent"] for name in _UNSPACED)
+def _in_any_language(kind: str) -> re.Pattern[str]:
+    spaced = "|".join(entry[kind] for name, entry in _file().items() if name not in _UNSPACED)
+    unspaced = "|".join(_file()[name][kind] for name in _UNSPACED)
     return re.compile(rf"\b(?:{_either(spaced.split('|'))})\b|{_either(unspaced.split('|'))}")
 
 

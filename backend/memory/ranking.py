@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 
 import numpy as np
 from msgspec import structs
@@ -83,6 +84,7 @@ def rank(
     speakers: Collection[int] = (),
     spans: Sequence[Span] = (),
     wants_recent: bool = False,
+    aboutness: Mapping[int, float] = MappingProxyType({}),
 ) -> list[Candidate]:
     """Fuse what the signals found.
 
@@ -92,6 +94,7 @@ def rank(
         speakers: As for `FeatureTable`.
         spans: As for `FeatureTable`.
         wants_recent: The query asks for what is new. Else age only breaks ties.
+        aboutness: As for `FeatureTable`.
 
     Returns:
         Candidates, best first; each row of the database once, by its best chunk.
@@ -99,7 +102,7 @@ def rank(
     O(n) time and memory for n hits, and the sorting.
     """
     weights = weights or Weights()
-    table = FeatureTable(found, speakers=speakers, spans=spans)
+    table = FeatureTable(found, speakers=speakers, spans=spans, aboutness=aboutness)
     if not table.hits:
         return []
     total = curved(table.values) @ _vector(weights)

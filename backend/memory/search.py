@@ -5,8 +5,9 @@ A search goes like this:
     parsed = parsed_query.read(text, cast=names, now=now)     # what is asked for
     plan = parsed_query.plan(parsed, dense=..., blinder=...)  # the queries, one a signal
     found, deep = split(plan, await index.search(deeper(plan)))
-    ranked = ranking.rank(found, speakers=..., spans=...)     # the best first
-    kept = relevant(ranked, thresholds)                       # nothing rather than noise
+    matches = read_words(parsed, ...).match(term vectors)     # a young world, and lore
+    ranked = ranking.rank(apply_matches(found, ...), ...)     # the best first
+    kept = add_few(relevant(ranked, thresholds), ...)         # nothing rather than noise
     recalled = await source.recall(...)                       # SQL: drop what is not active
     active = diversified(joined(...), ...)                    # lines of events; several places
     chosen = mmr.select(...)                                  # drop what says the same
@@ -20,7 +21,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from uuid import UUID
@@ -38,17 +39,26 @@ from backend.memory.collections import Collections
 from backend.memory.diversity import breadth, diversified, over_scenes
 from backend.memory.embedding.cosines import MINILM
 from backend.memory.embedding.protocol import QueryEmbedder
+from backend.memory.few import add_few
 from backend.memory.findings import HitVectors, Memory, SearchRequest, SearchResult
-from backend.memory.index.protocol import Kind, VectorIndex
+from backend.memory.index.protocol import IndexUnavailableError, Kind, VectorIndex
+from backend.memory.line_words import (
+    WordMatch,
+    apply_matches,
+    find_aboutness,
+    read_words,
+    scale_to_large_corpus,
+)
 from backend.memory.matches import MatchScale, scene_strengths
 from backend.memory.nearest import deeper, nearest, split, with_nearest
 from backend.memory.origins import joined
 from backend.memory.own_models import OwnModels
 from backend.memory.points import Blinders, speaker_id
 from backend.memory.query_vectors import embedded, query_embedder
-from backend.memory.signals import Candidate
+from backend.memory.signals import Candidate, Found
 from backend.memory.sources import Recalled, Source
-from backend.memory.thresholds import MANY, for_corpus, relevant, thresholds
+from backend.memory.thresholds import MANY, relevant, thresholds
+from backend.vault.blinding import Blinder
 from backend.vault.sealing import Sealer
 
 log = get_logger(__name__)
@@ -157,20 +167,25 @@ class MemorySearch:
         queries = await self._pool.run(user_id, plan, size=size)
         asked = deeper(queries) if request.room else [query for _, query in queries]
         found, deep = split(queries, await index.search(asked))
+        if any(found.values()):
+            found = scale_to_large_corpus(found, await self._points(index, user_id))
+        matches = await self._match_words(index, user_id, parsed, blinder, found, size=size)
+        found = apply_matches(found, matches)
         speakers = {speaker_id(name, blinder): name for name in parsed.names}
         ranked = ranking.rank(
-            found, speakers=speakers, spans=parsed.spans, wants_recent=parsed.wants_recent
+            found,
+            speakers=speakers,
+            spans=parsed.spans,
+            wants_recent=parsed.wants_recent,
+            aboutness=find_aboutness(found, matches),
         )
         broad = breadth(parsed.terms, ranked)
         ranked = ranking.weighed(over_scenes(ranked, broad), request.weights)
         least = thresholds(
             request.min_relevance, activates_lore=request.activates_lore, cosines=cosines
         )
-        enough = thresholds(None, activates_lore=False, cosines=cosines)
-        if ranked:
-            points = await self._points(index, user_id)
-            least, enough = for_corpus(least, points), for_corpus(enough, points)
-        kept = relevant(ranked, least)
+        enough = thresholds(None, activates_lore=request.activates_lore, cosines=cosines)
+        kept = add_few(relevant(ranked, least), ranked, least, room=request.room)
         vectors = HitVectors()
         if vector is not None:
             vectors.ask(index, [each.id for each in kept[: request.limit]])
@@ -200,6 +215,31 @@ class MemorySearch:
             scale=scale,
             breadth=broad,
         )
+
+    async def _match_words(
+        self,
+        index: VectorIndex,
+        user_id: UUID,
+        parsed: parsed_query.ParsedQuery,
+        blinder: Blinder,
+        found: Found,
+        *,
+        size: int,
+    ) -> Mapping[UUID, WordMatch]:
+        """Compare the words of a line with the points that are no lines of a chat."""
+        ids = [hit.id for hit in found.get("sparse", ()) if hit.payload.kind != "message"]
+        if not ids:
+            return {}
+        try:
+            texts = await index.term_vectors(ids)
+        except IndexUnavailableError as error:  # the scores of the index count then
+            log.warning("memory.no_term_vectors", problem=error.slug)
+            return {}
+
+        def match() -> Mapping[UUID, WordMatch]:
+            return read_words(parsed, blinder).match(texts)
+
+        return await self._pool.run(user_id, match, size=size)
 
     async def _points(self, index: VectorIndex, owner_id: UUID) -> int:
         """How many points a user has; once they are many nobody counts them again."""

@@ -59,6 +59,7 @@ class Candidate(msgspec.Struct, frozen=True, kw_only=True, gc=False):
         cosine: The best of its cosines; -1 where no vector found it.
         bm25: The best of its sums of weighted terms; 0 where no term found it.
         joined: How near the event is that was made from it, against the best hit.
+        aboutness: How much the line is about it by its words; 1 is enough. Messages have none.
     """
 
     id: UUID
@@ -70,6 +71,7 @@ class Candidate(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     meaning: float = 0.0
     scene: float = 0.0
     joined: float = 0.0
+    aboutness: float = 0.0
 
 
 def gather(signals: Sequence[Signal], hits: Sequence[Sequence[Hit]]) -> Found:

@@ -16,7 +16,7 @@ from sqlalchemy import Result, Select
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import InstrumentedAttribute
 
-from backend.audience import GM, Viewpoint
+from backend.audience import GM, PUBLIC, Viewpoint
 from backend.cpu_pool import unhurried
 from backend.memory.documents import Document
 from backend.memory.index.protocol import Kind, Payload
@@ -46,6 +46,7 @@ class Recalled:
         story_time: The story's own time, which the text gives; empty if it gives none.
         tokens: What the text takes by a count that was stored with it; 0 where there is none.
         origins: The lines that an event or a fact was made from.
+        audience: Who may know it, as a column holds it.
     """
 
     kind: Kind
@@ -60,6 +61,13 @@ class Recalled:
     story_time: str = ""
     tokens: int = 0
     origins: Sequence[Origin] = ()
+    audience: str = PUBLIC
+
+    @property
+    def line(self) -> str:
+        """The text after its title, unless the text begins with the title itself."""
+        is_named = not self.title or self.text.startswith(f"{self.title}:")
+        return self.text if is_named else f"{self.title}: {self.text}"
 
     @classmethod
     def unread(cls, payload: Payload) -> Recalled:

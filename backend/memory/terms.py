@@ -126,21 +126,41 @@ def document_terms(text: str) -> Counter[str]:
 
 def query_terms(text: str) -> dict[str, float]:
     """The terms of a query, each with its weight; a term that is said twice counts once."""
+    weights: dict[str, float] = {}
+    for terms in query_words(text).values():
+        for term, weight in terms.items():
+            weights[term] = max(weight, weights.get(term, 0.0))
+    return weights
+
+
+def query_words(text: str) -> dict[str, dict[str, float]]:
+    """The words of a query, folded, in their order, each with its terms and their weights.
+
+    A word has a term in each language that the query may be in; stop words have none. In scripts
+    without spaces, each pair of characters and each Chinese character is a word.
+    """
     tokens = _tokens(text)
     languages = _likeliest(tokens)
     if DEFAULT_LANGUAGE not in languages:
         languages.append(DEFAULT_LANGUAGE)
-    weights: dict[str, float] = {}
+    words: dict[str, dict[str, float]] = {}
     for token, is_word in tokens:
         if not is_word:
-            weights |= dict.fromkeys(_HAN.findall(token), ONE_CHARACTER_WEIGHT) | weights
-            weights |= dict.fromkeys(_pairs(token), 1.0)
+            words |= {each: {each: ONE_CHARACTER_WEIGHT} for each in _HAN.findall(token)} | words
+            words |= {each: {each: 1.0} for each in _pairs(token)}
             continue
+        terms: dict[str, float] = {}
         for rank, language in enumerate(languages):
             for term in _terms(token, language):
-                weight = OTHER_LANGUAGE_WEIGHT if rank else 1.0
-                weights[term] = max(weight, weights.get(term, 0.0))
-    return weights
+                terms.setdefault(term, OTHER_LANGUAGE_WEIGHT if rank else 1.0)
+        if terms:
+            words[token] = terms
+    return words
+
+
+def list_forms(word: str) -> list[str]:
+    """Return a folded word and its stem in the default language: a common word has rare forms."""
+    return [word, *_terms(word, DEFAULT_LANGUAGE)]
 
 
 def shared_words(asked: Collection[str], text: str, *, most: int = 6) -> tuple[str, ...]:

@@ -14,6 +14,7 @@ from typing import Any, Final, cast, get_args
 
 import msgspec
 
+from backend.characters.cards.kinds import find_kind
 from backend.characters.cards.text import parse_json
 from backend.characters.errors import CardError
 from backend.context.blocks import (
@@ -88,8 +89,11 @@ def read_preset(data: bytes, *, name: str) -> ReadPreset:
     except CardError as error:
         raise PresetFileError(error.detail) from error
     if not isinstance(file, dict) or not isinstance(cast("Object", file).get("prompts"), list):
+        kind = find_kind(cast("object", file))
         raise PresetFileError(
-            "This is no chat-completion preset: it has no list of `prompts`. "
+            kind.explain("a chat-completion preset")
+            if kind
+            else "This is no chat-completion preset: it has no list of `prompts`. "
             "Presets for text completion can't be used."
         )
     source = cast("Object", file)

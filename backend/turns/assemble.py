@@ -107,6 +107,7 @@ class PromptAssembler:
             count=count,
             pinned=loaded.pinned,
             told=told,
+            marks=loaded.marks,
             days=context.days if loaded.campaign else None,
         )
         named = named_items(loaded, count=count)

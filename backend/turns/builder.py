@@ -358,6 +358,7 @@ class PromptBuilder:
                     viewpoint=context.loaded.viewpoint,
                     besides={each.source_id for each in recalled} | campaign.told,
                     kept=campaign.names,
+                    marks=campaign.now.marks,
                 )
 
         context.memories = await self._search.recall(
@@ -365,7 +366,7 @@ class PromptBuilder:
             identity.sealer,
             found,
             known=SCANNED,
-            instead=[CampaignSource(campaign.names)] if campaign else [],
+            instead=[CampaignSource(campaign.names, campaign.now.marks)] if campaign else [],
             then=follow,
         )
         context.near_misses = near_misses(found, context.memories)

@@ -83,7 +83,7 @@ class Built:
     def path_tokens(self) -> int:
         """What the whole history would have taken, in the model's tokens."""
         window = self.window
-        return window.to_model_tokens(round(self.loaded.path_tokens * window.scale))
+        return window.to_model_tokens(round(self.loaded.whole_tokens * window.scale))
 
     @property
     def sent_tokens(self) -> int:

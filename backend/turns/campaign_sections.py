@@ -61,7 +61,7 @@ class CampaignSections:
         if campaign is None:
             return []
         budget = campaign.fields.settings.glossary_tokens
-        lines = glossary_lines(campaign.terms, count=count, budget=budget)
+        lines = glossary_lines(campaign.terms, count=count, budget=budget, marks=campaign.now.marks)
         if not lines:
             return []
         text = self._used.render("sections/glossary", terms="\n".join(lines))

@@ -11,7 +11,7 @@ import msgspec
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from backend.accounts.identity import Identity
-from backend.audience import GM, Viewpoint
+from backend.audience import GM, Viewpoint, put_mark
 from backend.chats import repository as chats
 from backend.chats.counting import line_text
 from backend.chats.models import MESSAGE_AUTHOR, MESSAGE_CONTENT, MESSAGE_THINKING, Message
@@ -283,6 +283,10 @@ def _history(sealer: Sealer, rows: Sequence[Message], recorded: RecordedHistory 
         lines = [
             line_text(author, line, names=True) for author, line in zip(authors, lines, strict=True)
         ]
+    lines = [
+        put_mark(line, recorded.marks.get(row.position, ""))
+        for row, line in zip(rows, lines, strict=True)
+    ]
     if recorded.cut is not None and rows and rows[-1].position == recorded.last:
         lines[-1] = lines[-1][: recorded.cut]
     for at, row in enumerate(rows):

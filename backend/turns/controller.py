@@ -283,10 +283,12 @@ class RunningTurnController(Controller):
     ) -> Response[Any]:
         """Let a turn that waits go on, and stream what comes, from the choice on.
 
-        Sent again, the same choice follows the same turn; another one is refused. With
+        The choice counts from now on, also if the turn is stopped: the changes of the turn so far,
+        the die and its costs belong to its reply. Sent again, the same choice follows the same
+        turn; another one is refused. A question takes an answer in the player's own words. With
         `Accept: application/json` the answer is the turn once it is over, or waits again.
         """
-        last_id = await turns.choose(identity, turn_id, data.option)
+        last_id = await turns.choose(identity, turn_id, data)
         return await answer(request, turns, watch, identity, turn_id, last_id=last_id)
 
 

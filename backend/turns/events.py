@@ -47,8 +47,8 @@ EVENTS: Mapping[str, tuple[str, ...]] = {
     "mood.changed": ("mood", "variant", "position", "effect"),
     "tool.used": ("name", "summary"),
     CALLS_REQUESTED: (),
-    AWAITING: ("kind", "prompt", "options"),
-    CHOSEN: ("option",),
+    AWAITING: ("kind", "prompt", "options", "own"),
+    CHOSEN: ("option", "text"),
     CHANGED: ("changes", "left_out"),
     SUGGESTED: ("items",),
     "usage": ("prompt_tokens", "completion_tokens", "cached_tokens", "thinking_tokens", "model"),
@@ -180,7 +180,9 @@ def stored_progress(sealer: Sealer, turn: Turn, reply: Message | None) -> Progre
         progress.is_waiting = turn.state == "waiting"
         progress.waits_for = turn.waits_for
         return progress
-    if reply is not None and (turn.state == "completed" or progress.transcript.joined("text")):
+    said = progress.transcript
+    is_kept = bool(said.joined("text")) or any(each.name == CHOSEN for each in said.events)
+    if reply is not None and (turn.state == "completed" or is_kept):
         progress.saved = {"message_id": str(reply.id)}
     if turn.state in {"completed", "stopped"}:
         progress.completed = completed_event(turn.id, turn.state, turn.finish or "")

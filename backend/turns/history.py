@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections import Counter as Counts
 from collections.abc import Sequence
 from dataclasses import replace
 
 from msgspec import structs
 
 from backend.accounts.identity import Identity
+from backend.audience import PUBLIC, AudienceMarks, put_mark
 from backend.chats.counting import line_text
 from backend.chats.models import MESSAGE_AUTHOR, MESSAGE_CONTENT
+from backend.chats.repository import SealedHistory
 from backend.context.assembly import Counter, Plan, plan
 from backend.context.budget import ContextOverflowError, eviction_point, joined
 from backend.context.layout import History, Item, LeftOut
@@ -24,7 +27,7 @@ SUMMARY = "summary"
 
 
 def read_from(loaded: LoadedChat, window: PromptWindow) -> int:
-    """Stored tokens from the root after which lines are read.
+    """Stored tokens from the root after which lines are read: those of known lines.
 
     They are as many as history may take beside nothing else, and what a summary needs of those
     before. They are cut when it is known what is always sent.
@@ -59,6 +62,8 @@ def open_history(identity: Identity, context: PromptContext) -> History:
             tokens = unit.count_many(spoken)
             changed = []
         texts = [line_text(author, text, names=unit.names) for author, text in spoken]
+    marks = _mark_lines(texts, lines, context.loaded.marks)
+    changed = [*changed, *marks]
     # The names, if they are sent, stand in the texts by now.
     unnamed = replace(unit, names=False)
     for at, count in zip(
@@ -75,7 +80,18 @@ def open_history(identity: Identity, context: PromptContext) -> History:
         most=context.window.budget.prompt // LARGEST_SHARE,
     )
     messages = list(map(PromptMessage, lines.roles, texts))
-    return History(messages, tokens, list(lines.positions), thoughts)
+    positions = list(lines.positions)
+    words = {positions[at]: said for at, said in marks.items()}
+    return History(messages, tokens, positions, thoughts, words)
+
+
+def _mark_lines(texts: list[str], lines: SealedHistory, marks: AudienceMarks) -> dict[int, str]:
+    """Put who knows a line before each that is not for everyone; the words, by place in `texts`."""
+    found: dict[int, str] = {}
+    for at, audience in enumerate(lines.audiences):
+        if audience != PUBLIC and (words := marks.words(audience)):
+            found[at], texts[at] = words, put_mark(texts[at], words)
+    return found
 
 
 def fit(
@@ -96,14 +112,14 @@ def fit(
     summary = next((item for item in items if item.kind == SUMMARY), None)
     if summary is None or summarised is None or context.loaded.sums_rounds:
         fixed = plan(items, budget=budget, count=count, shape=shape)
-        return fixed, _after(context, _begin(context, fixed, reserved)), []
+        return fixed, _after(context, _begin(context, fixed, reserved, count)), []
     kind: ReasonKind = "summary_no_room"
     try:
         fixed = plan(items, budget=budget, count=count, shape=shape)
     except ContextOverflowError:
         pass
     else:
-        begin = _begin(context, fixed, reserved)
+        begin = _begin(context, fixed, reserved, count)
         history = _following(context, fixed, begin, summarised.path_tokens)
         if history is not None:
             return fixed, history, []
@@ -112,16 +128,27 @@ def fit(
     fixed = plan(rest, budget=budget, count=count, shape=shape)
     reasons = [Reason(kind, count=each.count) for each in summary.reasons]
     left_out = structs.replace(summary, tokens=count(summary.text)).left_out(*reasons)
-    return fixed, _after(context, _begin(context, fixed, reserved)), [left_out]
+    return fixed, _after(context, _begin(context, fixed, reserved, count)), [left_out]
 
 
-def _begin(context: PromptContext, fixed: Plan, reserved: int) -> int:
+def _begin(context: PromptContext, fixed: Plan, reserved: int, count: Counter) -> int:
     """Stored tokens from the root after which history fits beside what is always sent."""
-    window = context.window
-    # Lines are cut by their stored tokens, in which thoughts are not.
-    thoughts = sum(context.history.thoughts.values())
-    fits = window.to_stored(window.budget.for_history(fixed.fixed + reserved + thoughts))
-    return max(eviction_point(context.loaded.path_tokens, fits), context.loaded.summed_up)
+    window, loaded = context.window, context.loaded
+
+    def find_begin(taken: int) -> int:
+        fits = window.to_stored(window.budget.for_history(taken))
+        return max(eviction_point(loaded.path_tokens, fits), loaded.summed_up)
+
+    # Lines are cut by their stored tokens, in which neither thoughts nor marks are.
+    taken = fixed.fixed + reserved + sum(context.history.thoughts.values())
+    begin = find_begin(taken)
+    if not context.history.marks:
+        return begin
+    history = _after(context, begin)
+    kept = Counts(history.marks[at] for at in history.positions if at in history.marks)
+    return find_begin(
+        taken + sum(times * count(put_mark("", each)) for each, times in kept.items())
+    )
 
 
 def _following(context: PromptContext, fixed: Plan, begin: int, summarised: int) -> History | None:
@@ -151,4 +178,5 @@ def _after(context: PromptContext, begin: int) -> History:
         history.tokens[dropped:],
         history.positions[dropped:],
         history.thoughts,
+        history.marks,
     )

@@ -3,7 +3,7 @@
 Reading and unsealing a full window takes longer than everything else that a turn reads. Once a
 message has a reply, neither its text nor the messages above it change. Everything else that decides
 which lines are sent is compared with the database: the end of the path, the token counts, and
-whether lines were hidden.
+whether lines were hidden or got another audience.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class KeptHistory:
     """The lines of a chat that lie wholly after `begin` stored tokens from the root.
 
     Attributes:
-        mark: How lines are counted, and how often lines were hidden or shown.
+        mark: How lines are counted, and how often one was hidden, shown, or got another audience.
         begin: As it was asked for.
         start: Stored tokens from the root to the first line.
         lines: Without the last line of the path.
@@ -83,6 +83,7 @@ class KeptHistory:
             positions=[*kept.positions[first:last], *later.positions],
             roles=[*kept.roles[first:last], *later.roles],
             tokens=[*kept.tokens[first:last], *later.tokens],
+            audiences=[*kept.audiences[first:last], *later.audiences],
             sealed_contents=later.sealed_contents,
             opened=kept.opened[first:last],
         )
@@ -116,7 +117,7 @@ class HistoryCache(UserSignedOut):
                 lines = kept.continued(later, begin=begin, path_tokens=leaf.path_tokens)
                 if lines is not None:
                     return lines
-        return await read(from_sum=begin)
+        return await read(from_sum=loaded.known_path.to_path(begin))
 
     def keep(self, context: PromptContext) -> None:
         """Keep the lines of a prompt with their texts, except for the last one.
@@ -132,6 +133,7 @@ class HistoryCache(UserSignedOut):
             lines.positions[:-1],
             lines.roles[:-1],
             lines.tokens[:-1],
+            lines.audiences[:-1],
             opened=texts[:-1],
         )
         history = KeptHistory(

@@ -6,13 +6,14 @@ from collections.abc import Sequence
 from dataclasses import replace
 from uuid import UUID
 
+from msgspec import structs
 from sqlalchemy import and_, bindparam, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from backend.accounts.identity import Identity
 from backend.accounts.models import User
 from backend.accounts.settings import first_set
-from backend.audience import PUBLIC, Viewpoint, is_known_to
+from backend.audience import GM, PUBLIC, Viewpoint, is_known_to
 from backend.campaigns.errors import StaleCampaignError
 from backend.campaigns.marks import count_unread_rounds, first_unread
 from backend.campaigns.models import Campaign
@@ -33,6 +34,7 @@ from backend.context.budget import eviction_point
 from backend.enrichment.summaries import current_summary
 from backend.enrichment.summary_goals import HOT_ROUNDS
 from backend.lorebooks.chat_books import books_for_chat
+from backend.turns.known_path import KnownPath
 from backend.turns.lore import LoreReader
 from backend.turns.macro_fields import read_variables
 from backend.turns.models import TurnKind
@@ -48,7 +50,7 @@ QUOTED = 20
 """Last lines that macros may quote."""
 
 PLAYED: tuple[TurnKind, ...] = ("reply", "regenerate")
-"""Turns in which the model may use tools. What goes on with a reply adds words alone."""
+"""Turns in which the model may use tools."""
 
 RECENT_MACROS = ("last", "idle")
 """In the names of macros that quote the last lines, or ask how old they are."""
@@ -212,7 +214,8 @@ class ChatLoader:
         quoted = QUOTED if any(map(_may_quote, [*loaded.fields, loaded.line or ""])) else EXCHANGE
         most = max(quoted, lore.depth, RECENT_LINES)
         recent = await self._recent(target, most, viewpoint)
-        return await self._with_rounds(replace(loaded, recent=recent))
+        loaded = await self._with_rounds(replace(loaded, recent=recent))
+        return await self._with_known_path(loaded)
 
     async def _with_rounds(self, loaded: LoadedChat) -> LoadedChat:
         """The same with how far its campaign's story is told, and read, where it has one."""
@@ -226,9 +229,18 @@ class ChatLoader:
         if leaf is None:
             return loaded
         limit = HOT_ROUNDS + fields.settings.memory_interval
+        rounds = await chats.round_starts(self._session, leaf, limit=limit)
+        covered = loaded.summary.path_tokens if loaded.summary else 0
         return replace(
             loaded,
-            rounds=await chats.round_starts(self._session, leaf, limit=limit),
+            rounds=(
+                rounds
+                if loaded.viewpoint == GM
+                else await chats.round_starts(
+                    self._session, leaf, limit=limit, viewpoint=loaded.viewpoint
+                )
+            ),
+            untold_rounds=sum(begin >= covered for begin in rounds),
             # Some of what was told may be in the campaign's state alone.
             unread=(
                 await first_unread(
@@ -243,6 +255,21 @@ class ChatLoader:
                 else 0
             ),
         )
+
+    async def _with_known_path(self, loaded: LoadedChat) -> LoadedChat:
+        """The same, counted by the lines that the viewpoint may know."""
+        leaf = loaded.target.leaf
+        if leaf is None or loaded.viewpoint == GM:
+            return loaded
+        lines = await chats.list_unknown_lines(self._session, leaf, loaded.viewpoint)
+        path, summary, unread = KnownPath.without(lines), loaded.summary, loaded.unread
+        if summary is not None:
+            told = path.to_known(summary.path_tokens)
+            summary = structs.replace(summary, path_tokens=told)
+        if unread is not None:
+            unread = unread._replace(path_tokens=path.to_known(unread.path_tokens))
+        rounds = list(map(path.to_known, loaded.rounds))
+        return replace(loaded, known_path=path, summary=summary, unread=unread, rounds=rounds)
 
     async def with_campaign(self, loaded: LoadedChat) -> LoadedChat:
         """What `load` gave, with what its campaign says now, where it has one."""
@@ -259,10 +286,14 @@ class ChatLoader:
             until=loaded.target.rewritten,
             viewpoint=loaded.viewpoint,
         )
-        # The world that tools change is known to more than hear of it.
-        is_heard = loaded.audience == PUBLIC or not campaign.fields.settings.hidden_information
-        plays = loaded.target.kind in PLAYED and is_heard
-        table = read_table(campaign, loaded.viewpoint) if plays else None
+        # More people know the world that tools change than know of a private turn.
+        hides = campaign.fields.settings.hidden_information
+        is_private = hides and loaded.audience != PUBLIC
+        table = (
+            read_table(campaign, loaded.viewpoint, is_private=is_private)
+            if _is_played(loaded.target)
+            else None
+        )
         return replace(loaded, campaign=campaign, table=table)
 
     def _said(self, target: Target, request: TurnRequest) -> str | None:
@@ -313,8 +344,19 @@ async def first_kept(session: AsyncSession, loaded: LoadedChat, *, budget: int) 
     begin = max(eviction_point(loaded.path_tokens, budget), loaded.summed_up)
     if leaf is None or begin == 0:
         return None
-    first = await chats.first_behind(session, loaded.chat.id, from_sum=begin)
+    from_sum = loaded.known_path.to_path(begin)
+    first = await chats.first_behind(session, loaded.chat.id, from_sum=from_sum)
     return leaf.position + 1 if first is None else first
+
+
+def _is_played(target: Target) -> bool:
+    """True if the model may use tools.
+
+    A reply that was cut off goes on with them, because its turn has not ended. One that is complete
+    goes on with words alone.
+    """
+    cut_off = target.continued is not None and target.continued.status != "complete"
+    return target.kind in PLAYED or cut_off
 
 
 def _may_quote(field: str) -> bool:

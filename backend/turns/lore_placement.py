@@ -175,8 +175,8 @@ def place(
         elif entry.is_constant or as_written:
             slots[entry.position].append(replace(item, place="head"))
         else:
-            by_meaning = all(reason.kind == "semantic" for reason in entry.reasons)
-            rank = entry.rank or 0 if by_meaning else 0
+            is_found = all(reason.kind in {"semantic", "words"} for reason in entry.reasons)
+            rank = entry.rank or 0 if is_found else 0
             ranked.append((-entry.order, replace(item, rank=rank)))
     ranked.sort(key=lambda each: each[0])
     for more, what, reason in (

@@ -5,7 +5,9 @@ action goes on in another mood), end the turn, or suspend it until the player ha
 that waits holds no memory: all that it goes on with is in its row, sealed.
 
 If a model calls no tool although the mood needs one, and it is not known whether it ever does, it
-is asked once more for the calls alone.
+is asked once more for the calls alone. A model that ends before it has told anything is asked to
+narrate first. If it ends before it has gone on to what a die has fixed, the server does that, drops
+the text and asks again.
 """
 
 from __future__ import annotations
@@ -19,8 +21,8 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from backend.campaigns.play.table import Table
-from backend.campaigns.play.tools import Outcome, OutcomeKind
+from backend.campaigns.play.table import FINISH, Table
+from backend.campaigns.play.tools import Outcome, OutcomeKind, refusal
 from backend.generation.figures import ToolSupport
 from backend.generation.model import (
     ModelEmptyReplyError,
@@ -45,7 +47,9 @@ from backend.prompts import PromptLibrary
 from backend.turns.built import Built
 from backend.turns.call_prompt import prompt_for_calls
 from backend.turns.events import AWAITING, CALLS_REQUESTED
+from backend.turns.joints import PARAGRAPH
 from backend.turns.refusals import count_extra
+from backend.turns.schemas import ChoiceRequest
 from backend.turns.transcript import PlayEvent
 
 if TYPE_CHECKING:
@@ -56,7 +60,10 @@ log = get_logger(__name__)
 MAX_REQUESTS = 20
 """To the model in one turn: more than calls and breaks can need."""
 
-PARAGRAPH = "\n\n"
+MAX_NUDGES = 2
+"""Requests in one turn to narrate first. After them the model gets no more tools."""
+
+NARRATE = "There is no narration yet: narrate first, then call finish_turn."
 
 
 class SuspendedPlay(msgspec.Struct, kw_only=True):
@@ -82,16 +89,21 @@ class _Heard:
 
 @dataclass(slots=True, kw_only=True)
 class Play:
-    """How a played turn goes on.
+    """The progress of a played turn.
 
     Attributes:
-        table: What its tools see and change.
+        table: The items that its tools see and change.
         rounds: Calls of this phase that were answered.
         used: Names of the tools that were called, in order.
         viewpoint: As it was asked for: whose knowledge the prompt may hold.
         support: How the model was asked for calls last.
         earlier: What the model took before the turn was suspended.
         requests: How often the model was asked since then.
+        may_wait: False if the turn can't be suspended, because it goes on with a reply.
+        told_from: The place in the transcript of the player's last choice. The narration has to
+            come after it.
+        nudges: The number of requests to narrate first.
+        held: The call of `finish_turn` that came before the narration.
         closing: What is told once the reply is stored.
     """
 
@@ -103,6 +115,10 @@ class Play:
     support: ToolSupport = "native"
     earlier: TokenUsage | None = None
     requests: int = 0
+    may_wait: bool = True
+    told_from: int = 0
+    nudges: int = 0
+    held: ToolCall | None = field(default=None, repr=False)
     closing: Sequence[PlayEvent] = ()
 
     @property
@@ -114,20 +130,29 @@ class Play:
         """Ask the model until the turn is over, or waits. Raises `ModelError`."""
         while self.requests < MAX_REQUESTS and await self._ask(run):
             pass
+        if self.is_waiting:
+            return
         if self._lacks_calls(run):
             await self._ask_for_calls(run)
+        if self.held is not None and run.has_spoken and not self.table.is_over:
+            self._emit(run, await self.table.use(self.held, may_wait=False))
+        for name, data in self.table.end_turn():
+            run.progress.transcript.append_event(name, data)
 
     async def _ask(self, run: TurnRun) -> bool:
         """One request to the model; whether another one follows."""
         self.requests += 1
         transcript = run.progress.transcript
-        heard = _Heard(offered=self.table.offered())
+        may_call = self.nudges < MAX_NUDGES or self._has_narrated(run)
+        heard = _Heard(offered=self.table.offered(may_wait=self.may_wait) if may_call else [])
         await self._hear(run, heard)
         self.support = tool_support(run.model)
         if run.finish == "tool_calls":
             run.finish = "stop"
-        if heard.decided in {"break", "end"} or not heard.calls:
+        if heard.decided in {"break", "end"}:
             return heard.decided == "break"
+        if not heard.calls:
+            return self._goes_on(run)
         said = transcript.joined("text", since=run.request_begin)
         self.rounds.append(ToolRound(heard.calls, heard.results, said))
         if heard.decided == "wait":
@@ -150,8 +175,9 @@ class Play:
                         break  # it talks to nobody: hang up
                     await self._take(run, heard, piece)
         except ModelError as error:
-            # What was decided holds; and a model that has spoken may have nothing to add.
-            has_ended = isinstance(error, ModelEmptyReplyError) and run.has_spoken
+            # A decision stays; a model that has spoken or called may have nothing to add.
+            has_begun = run.has_spoken or bool(self.used)
+            has_ended = isinstance(error, ModelEmptyReplyError) and has_begun
             if heard.decided is None and not has_ended:
                 raise
 
@@ -176,20 +202,61 @@ class Play:
 
     async def _use(self, run: TurnRun, heard: _Heard, call: ToolCall) -> None:
         """Execute a tool call and emit its events."""
-        outcome = await self.table.use(call)
+        is_end = call.name == FINISH and any(tool.name == FINISH for tool in heard.offered)
+        early = self._refuse_early_end(run, call) if is_end else None
+        outcome = early or await self.table.use(call, may_wait=self.may_wait)
+        self.used.append(call.name)
         heard.calls.append(call)
         if outcome.kind == "answer":
             heard.results.append(outcome.result)
         else:
             heard.decided = outcome.kind
         if outcome.kind == "break":
-            self.rounds.clear()
-            run.take_back("text", since=0)
-            run.built = self.guide(run.built)
-        self._emit(run, call, outcome)
+            self._break(run)
+        self._emit(run, outcome)
 
-    def _emit(self, run: TurnRun, call: ToolCall, outcome: Outcome) -> None:
-        self.used.append(call.name)
+    def _refuse_early_end(self, run: TurnRun, call: ToolCall) -> Outcome | None:
+        """Return the outcome of an end that comes too early; None if the turn may end."""
+        if self.table.is_decided:
+            return self.table.move_on()
+        if self._has_narrated(run):
+            return None
+        self.held = call
+        self.nudges += 1
+        return refusal(NARRATE)
+
+    def _goes_on(self, run: TurnRun) -> bool:
+        """True if a model that has ended its reply is asked again, because the turn is not over."""
+        if self.requests >= MAX_REQUESTS:
+            return False
+        if self.table.is_decided:
+            outcome = self.table.move_on()
+            self._break(run)
+            self._emit(run, outcome)
+            return True
+        if self._has_narrated(run) or self.nudges >= MAX_NUDGES or not self.used:
+            return False
+        self.nudges += 1
+        if self.rounds:
+            last = self.rounds[-1]
+            *results, result = last.results
+            results.append({"result": result, "next": NARRATE})
+            self.rounds[-1] = ToolRound(last.calls, results, last.text)
+        return True
+
+    def _has_narrated(self, run: TurnRun) -> bool:
+        """True if the model has narrated something since the player's last choice."""
+        said = run.progress.transcript.joined("text", since=self.told_from)
+        return bool(said.strip())
+
+    def _break(self, run: TurnRun) -> None:
+        """Drop the text and calls of this phase, and prepare the prompt of the next one."""
+        self.rounds.clear()
+        self.held = None
+        run.take_back("text", since=0)
+        run.built = self.guide(run.built)
+
+    def _emit(self, run: TurnRun, outcome: Outcome) -> None:
         for name, data in outcome.events:
             run.progress.transcript.append_event(name, data)
         run.notify()
@@ -204,7 +271,7 @@ class Play:
         A reply that was cut off, or that continues another one, shows nothing.
         """
         return (
-            self.table.mood.needs_calls
+            self.table.needs_calls
             and not self.used
             and run.has_spoken
             and not run.prefix
@@ -233,8 +300,8 @@ class Play:
                     if isinstance(piece, TokenUsage):
                         run.usage = added(run.usage, piece)
                     elif not self.table.is_over:
-                        outcome = await self.table.use(piece, may_wait=False)
-                        self._emit(run, piece, outcome)
+                        self.used.append(piece.name)
+                        self._emit(run, await self.table.use(piece, may_wait=False))
         except ModelError as error:
             log.info("turn.calls_not_told", turn_id=run.turn_id, problem=error.slug)
         self.support = "fenced"
@@ -245,10 +312,10 @@ class Play:
         if said and not said[-1].isspace() and not text[0].isspace():
             run.take(TextPiece(PARAGRAPH))
 
-    def choose(self, option: str) -> None:
-        """Answer the call that waits with the player's choice. Raises `NoSuchOptionError`."""
+    def choose(self, choice: ChoiceRequest) -> None:
+        """Answer the call that waits with the player's choice. Raises `ValidationError`."""
         last = self.rounds[-1]
-        chosen = self.table.choose(option)
+        chosen = self.table.choose(choice.option, choice.text)
         self.rounds[-1] = ToolRound(last.calls, [*last.results, chosen], last.text)
 
     def suspended(self, usage: TokenUsage | None) -> bytes:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from typing import NamedTuple
+from uuid import UUID
 
 import msgspec
 from sqlalchemy import update
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from backend.accounts.identity import Identity
-from backend.campaigns.play.store import commit
+from backend.campaigns.play.store import record_table, view_changes
 from backend.campaigns.play.table import Table
 from backend.campaigns.records import find_campaign
 from backend.chats import repository as chats
@@ -34,31 +35,52 @@ from backend.turns.rows import (
     usage_event,
     write_reply,
 )
+from backend.turns.schemas import ChoiceRequest
 from backend.turns.transcript import PlayEvent
 from backend.turns.turn_run import TurnRun
 from backend.vault.sealing import Sealer
 
 
-async def commit_play(
+class _Recorded(NamedTuple):
+    """Changes that were written: their ids, and how many were not possible any more."""
+
+    ids: list[UUID]
+    left_out: int
+
+
+async def close_play(
     session: AsyncSession, play: Play, run: TurnRun, chat: Chat, message: Message
 ) -> list[PlayEvent]:
-    """Write down what a played turn has changed, with its reply; gives back what is told of it.
+    """Write the changes of a played turn with its reply, and return the events of that.
 
-    The chat's row is locked. What the campaign no longer lets it change is left out, and counted.
+    A turn that did not complete keeps only those that a choice has stored. The chat's row is
+    locked. Changes that are not possible any more are left out, and counted.
     """
     table, events = play.table, list[PlayEvent]()
-    campaign = None
-    if chat.campaign_id is not None and chat.campaign_id == table.state.campaign_id:
-        campaign = await find_campaign(session, run.sealer, chat.campaign_id, lock=True)
-    if campaign is not None:
-        wanted = len(table.ledger)
-        changes = await commit(session, run.sealer, campaign, table, message, run.turn_id)
-        if wanted:
-            left_out = wanted - len(changes)
-            events.append(PlayEvent(CHANGED, {"changes": changes, "left_out": left_out}))
-    if table.suggestions:
+    is_complete = run.outcome == "completed"
+    new = await _record(session, table, run, chat, message) if is_complete else _Recorded([], 0)
+    stored = table.state.stored
+    ids, left_out = [*stored.ids, *new.ids], stored.left_out + new.left_out
+    if ids or left_out:
+        changes = await view_changes(session, run.sealer, ids)
+        events.append(PlayEvent(CHANGED, {"changes": changes, "left_out": left_out}))
+    if is_complete and table.suggestions:
         events.append(PlayEvent(SUGGESTED, {"items": list(table.suggestions)}))
     return events
+
+
+async def _record(
+    session: AsyncSession, table: Table, run: TurnRun, chat: Chat, message: Message
+) -> _Recorded:
+    """Write the changes of a table that are not stored. The chat's row is locked."""
+    if chat.campaign_id is None or chat.campaign_id != table.state.campaign_id:
+        return _Recorded([], 0)
+    campaign = await find_campaign(session, run.sealer, chat.campaign_id, lock=True)
+    if campaign is None:
+        return _Recorded([], 0)
+    wanted = len(table.ledger)
+    ids = await record_table(session, run.sealer, campaign, table, message, run.turn_id)
+    return _Recorded(ids, wanted - len(ids))
 
 
 async def suspend(database: Database, run: TurnRun, play: Play) -> bool:
@@ -100,11 +122,12 @@ def read_suspended(sealer: Sealer, turn: Turn) -> SuspendedPlay:
 
 
 def resume_play(
-    suspended: SuspendedPlay, built: Built, prompts: PromptLibrary, option: str
+    suspended: SuspendedPlay, built: Built, prompts: PromptLibrary, choice: ChoiceRequest
 ) -> tuple[Play, Built]:
     """A turn that waited, with the player's choice, and its prompt as it is now.
 
-    Raises `ConflictError` where the chat is no longer played as it was.
+    Raises `ConflictError` where the chat is no longer played as it was, and `ValidationError` for
+    a choice that the turn does not wait for.
     """
     fresh, table = built.loaded.table, Table.load(suspended.table)
     if fresh is None or fresh.state.campaign_id != table.state.campaign_id:
@@ -118,12 +141,15 @@ def resume_play(
         viewpoint=suspended.viewpoint,
         earlier=suspended.earlier,
     )
-    play.choose(option)
+    play.choose(choice)
     return play, play.guide(built)
 
 
-async def claim(database: Database, identity: Identity, run: TurnRun, *, before: str) -> bool:
+async def claim(database: Database, run: TurnRun, play: Play, *, before: str) -> bool:
     """Let a turn go on here; False where it does not wait any more, or its chat has changed.
+
+    All changes of the table are written in the same transaction, as changes of the reply. So the
+    choice counts, even if the rest of the turn is lost.
 
     `before` are its segments as they were read: each wait has others, so that a choice that comes
     late can't be taken for that of a later wait. One statement, so one of several claims it.
@@ -137,7 +163,7 @@ async def claim(database: Database, identity: Identity, run: TurnRun, *, before:
             update(Turn)
             .where(
                 Turn.id == run.turn_id,
-                Turn.user_id == identity.user_id,
+                Turn.user_id == run.user_id,
                 Turn.state == "waiting",
                 Turn.segments == before,
             )
@@ -152,4 +178,9 @@ async def claim(database: Database, identity: Identity, run: TurnRun, *, before:
             .returning(Turn.id)
             .execution_options(synchronize_session=False)
         )
-        return await session.scalar(claimed) is not None
+        if await session.scalar(claimed) is None:
+            return False
+        reply = await session.get_one(Message, run.reply_id)
+        new = await _record(session, play.table, run, chat, reply)
+    play.table.note_stored(new.ids, left_out=new.left_out)
+    return True

@@ -10,7 +10,7 @@ from uuid import UUID
 
 import msgspec
 
-from backend.audience import GM, PUBLIC, Viewpoint
+from backend.audience import GM, NAMELESS_MARKS, PUBLIC, AudienceMarks, Viewpoint
 from backend.campaigns.ledger import State
 from backend.campaigns.marks import Unread
 from backend.campaigns.play.state import is_unsettled
@@ -38,6 +38,7 @@ from backend.memory.near_misses import NearMiss
 from backend.memory.sources import Recalled
 from backend.reasons import ReasonKind
 from backend.regex.scripts import Scripts
+from backend.turns.known_path import KnownPath
 from backend.turns.lore import LoadedLore
 from backend.turns.prompt_order import LoadedPreset
 from backend.turns.target import Target
@@ -80,8 +81,11 @@ class LoadedChat:
         campaign_fields: What the chat's campaign says of itself; None in a chat of none.
         campaign: What it says now.
         table: What the turn is played at; None where it is not played.
+        known_path: The path as the viewpoint knows it. `summary`, `rounds` and `unread` have the
+            tokens of known lines.
         rounds: Of a campaign's chat, stored tokens from the root to where each of the last rounds
-            begins, the last one first.
+            that the viewpoint may know begins, the last one first.
+        untold_rounds: Those of all last rounds that the summary does not tell.
         unread: Of a campaign's chat, the first message that neither its summary tells nor a
             compaction has read; `unread_rounds` are those since the last one that was read.
         viewpoint: Whose knowledge the prompt may hold.
@@ -124,7 +128,9 @@ class LoadedChat:
     campaign_fields: CampaignFields | None = None
     campaign: CampaignLayers | None = None
     table: Table | None = None
+    known_path: KnownPath = field(default_factory=KnownPath)
     rounds: Sequence[int] = ()
+    untold_rounds: int = 0
     unread: Unread | None = None
     unread_rounds: int = 0
     viewpoint: Viewpoint = GM
@@ -161,9 +167,7 @@ class LoadedChat:
         # A viewpoint that may not know the summary says nothing of how far it goes.
         if self.viewpoint != GM and not settings.hidden_information:
             return False
-        covered = self.summary.path_tokens if self.summary else 0
-        untold = sum(begin >= covered for begin in self.rounds)
-        return untold >= HOT_ROUNDS + settings.memory_interval - 1
+        return self.untold_rounds >= HOT_ROUNDS + settings.memory_interval - 1
 
     @property
     def is_compaction_due(self) -> bool:
@@ -199,9 +203,19 @@ class LoadedChat:
         ]
 
     @property
-    def path_tokens(self) -> int:
+    def whole_tokens(self) -> int:
         """Stored tokens of the whole path."""
         return self.target.leaf.path_tokens if self.target.leaf else 0
+
+    @property
+    def path_tokens(self) -> int:
+        """Stored tokens of the path's lines that the viewpoint may know."""
+        return self.known_path.to_known(self.whole_tokens)
+
+    @property
+    def marks(self) -> AudienceMarks:
+        """Says who knows a text of the prompt that is not for everyone."""
+        return self.campaign.now.marks if self.campaign else NAMELESS_MARKS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

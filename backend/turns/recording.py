@@ -118,6 +118,7 @@ def _recorded_history(built: Built) -> RecordedHistory | None:
         omitted_first=history.positions[gap.start] if gap else None,
         omitted_last=history.positions[gap.stop - 1] if gap else None,
         thoughts=sorted(present.intersection(history.thoughts)),
+        marks={place: words for place, words in history.marks.items() if place in present},
     )
 
 

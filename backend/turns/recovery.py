@@ -7,6 +7,7 @@ from uuid import UUID
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from backend.accounts.identity import Identity
+from backend.campaigns.ledger_store import has_changes
 from backend.chats import tree
 from backend.chats.events import tell_path_moved
 from backend.chats.models import Chat, Message
@@ -21,7 +22,7 @@ from backend.vault.sealing import OVERHEAD, Sealer
 
 
 class TurnRecovery:
-    """Ends turns by their rows alone, with what was said kept."""
+    """Ends turns by their rows alone. Their texts, and changes that a choice has stored, stay."""
 
     def __init__(
         self,
@@ -86,7 +87,7 @@ class TurnRecovery:
         message = await session.get(Message, turn.reply_id) if turn.reply_id else None
         if message is not None and message.status == "streaming":
             has_text = len(message.sealed_content) > OVERHEAD
-            if has_text or turn.kind == "continue":
+            if has_text or turn.kind == "continue" or await has_changes(session, message.id):
                 message.status = "interrupted"
                 tree.set_leaf_hidden(chat, message, hidden=message.hidden or not has_text)
             else:

@@ -11,6 +11,7 @@ from msgspec.structs import replace
 
 from backend.accounts.identity import Identity
 from backend.accounts.settings import MemorySettings, SourceWeights, first_set
+from backend.audience import NAMELESS_MARKS, AudienceMarks
 from backend.chronicles.events import told
 from backend.chronicles.reading import StoryEvent
 from backend.context.layout import History, Item, LeftOut
@@ -116,7 +117,12 @@ def ask_for(
 def semantic_hits(memories: Sequence[Memory]) -> dict[UUID, SemanticHit]:
     """The lore among what was found, by its entries."""
     return {
-        memory.recalled.source_id: SemanticHit(memory.score, memory.rank, memory.reason.signals)
+        memory.recalled.source_id: SemanticHit(
+            memory.score,
+            memory.rank,
+            memory.reason.signals,
+            "words" if memory.reason.kind == "words" else "semantic",
+        )
         for memory in memories
         if memory.recalled.kind == "lore"
     }
@@ -128,25 +134,28 @@ def memory_items(
     count: Callable[[str], int],
     pinned: Sequence[StoryEvent] = (),
     told: Collection[UUID] = (),
+    marks: AudienceMarks = NAMELESS_MARKS,
     days: Mapping[UUID, str] | None = None,
 ) -> list[Item]:
     """Pinned events, then what was found by its rank, but for lore: as a prompt takes them.
 
-    `told` are ids of what another part of the prompt tells. `days` are those of a campaign's story;
-    without them memories carry the date on which they were said.
+    `told` are ids of what another part of the prompt tells; `marks` say who knows what is not for
+    everyone. `days` are those of a campaign's story; without them memories carry the date on which
+    they were said.
     """
     items: list[Item] = []
     times: list[_Time] = []
     found = {memory.recalled.source_id: memory.reason for memory in memories}
     for event in pinned:
         reasons = [Reason("pinned"), *([found[event.id]] if event.id in found else [])]
-        items.append(sized(_pinned(event, reasons, days), count))
+        items.append(sized(_pinned(event, reasons, marks, days), count))
         times.append((event.happened_at, event.place, event.id))
     elsewhere = {*told, *(event.id for event in pinned)}
     for memory in memories:
         source = memory.recalled
         if source.kind != "lore" and source.source_id not in elsewhere:
-            items.append(sized(_found(source, memory.reason, memory.rank, days), count))
+            item = _found(source, memory.reason, memory.rank, marks, days)
+            items.append(sized(item, count))
             times.append((source.said_at or _UNDATED, source.position, source.source_id))
     order = {time: number for number, time in enumerate(sorted(times))}
     return [replace(item, order=order[time]) for item, time in zip(items, times, strict=True)]
@@ -161,7 +170,7 @@ def named_items(loaded: LoadedChat, *, count: Callable[[str], int]) -> list[Item
             Item(
                 kind="entity",
                 title=each.entity.name,
-                text=each.text,
+                text=loaded.marks.mark(each.text, each.entity.audience),
                 place="memory",
                 reasons=[Reason("named", name=each.entity.name)],
                 source_id=each.id,
@@ -183,7 +192,8 @@ def consequence_items(context: PromptContext, *, count: Callable[[str], int]) ->
             if became.source_id not in known and len(items) < MAX_CONSEQUENCES:
                 known.add(became.source_id)
                 reason = Reason("followed", count=memory.recalled.position + 1)
-                items.append(sized(_found(became, reason, memory.rank, context.days), count))
+                item = _found(became, reason, memory.rank, context.loaded.marks, context.days)
+                items.append(sized(item, count))
     return items
 
 
@@ -267,8 +277,13 @@ def sized(item: Item, count: Callable[[str], int]) -> Item:
     return replace(item, tokens=(item.tokens or count(item.text)) + MESSAGE_OVERHEAD)
 
 
-def _found(source: Recalled, reason: Reason, rank: int, days: Mapping[UUID, str] | None) -> Item:
-    text = f"{source.title}: {source.text}" if source.title else source.text
+def _found(
+    source: Recalled,
+    reason: Reason,
+    rank: int,
+    marks: AudienceMarks,
+    days: Mapping[UUID, str] | None,
+) -> Item:
     if source.kind == "message":
         kind, title = "memory", f"message {source.position + 1}"
     else:
@@ -276,7 +291,9 @@ def _found(source: Recalled, reason: Reason, rank: int, days: Mapping[UUID, str]
     return Item(
         kind=kind,
         title=title,
-        text=_dated(text, source.source_id, source.said_at, days),
+        text=_dated(
+            marks.mark(source.line, source.audience), source.source_id, source.said_at, days
+        ),
         place="memory",
         reasons=[reason],
         source_id=source.source_id,
@@ -284,12 +301,17 @@ def _found(source: Recalled, reason: Reason, rank: int, days: Mapping[UUID, str]
     )
 
 
-def _pinned(event: StoryEvent, reasons: Sequence[Reason], days: Mapping[UUID, str] | None) -> Item:
+def _pinned(
+    event: StoryEvent,
+    reasons: Sequence[Reason],
+    marks: AudienceMarks,
+    days: Mapping[UUID, str] | None,
+) -> Item:
     text = told(event.fields)
     return Item(
         kind="event",
         title=_title(text),
-        text=_dated(text, event.id, event.happened_at, days),
+        text=_dated(marks.mark(text, event.audience), event.id, event.happened_at, days),
         place="memory",
         reasons=reasons,
         source_id=event.id,

@@ -12,7 +12,13 @@ import msgspec
 from backend.chats import tree
 from backend.chats.counting import CountUnit
 from backend.chats.models import MESSAGE_CONTENT, MESSAGE_THINKING, Chat, Message
-from backend.chats.notices import PromptCutNotice, encode_notices
+from backend.chats.notices import (
+    Notice,
+    PromptCutNotice,
+    ReplyCutNotice,
+    decode_notices,
+    encode_notices,
+)
 from backend.database.base import now
 from backend.turns.models import TURN_EVENTS, Turn
 from backend.turns.play import added
@@ -70,14 +76,28 @@ def write_reply(run: TurnRun, chat: Chat, message: Message, counts: dict[str, in
     """
     for name, value in _sealed_reply(run, message.id).items():
         setattr(message, name, value)
-    if run.cut is not None:
-        notice = PromptCutNotice(run.built.window.spec.id, run.cut.sent, run.cut.read)
-        message.notices = encode_notices([notice])
+    if run.adds_to_reply:
+        message.notices = encode_notices(_notices(run, message))
     if counts:
         message.token_counts = msgspec.json.encode(counts).decode()
         tree.recount(message, counts[chat.count_unit])
-        if run.has_only_thoughts:
+        if run.outcome != "waiting" and not run.text.strip():
             tree.set_leaf_hidden(chat, message, hidden=True)
+
+
+def _notices(run: TurnRun, message: Message) -> list[Notice]:
+    """Return the notices of the whole reply: how a part before this one ended no longer counts."""
+    notices: list[Notice] = [
+        each for each in decode_notices(message.notices) if isinstance(each, PromptCutNotice)
+    ]
+    if run.cut is not None:
+        notices = [PromptCutNotice(run.built.window.spec.id, run.cut.sent, run.cut.read)]
+    match run.finish:
+        case "length" | "safety" as reason if run.outcome == "completed":
+            notices.append(ReplyCutNotice(reason))
+        case _:
+            pass
+    return notices
 
 
 def _sealed_reply(run: TurnRun, reply_id: UUID) -> dict[str, Any]:
@@ -104,7 +124,8 @@ def counted(run: TurnRun) -> tuple[dict[str, int], SealedRecord | None, int]:
 
     Counts are in the unit of the prompt and in that of the chat. Without a reply there are none.
     """
-    if run.reply_id is None or not (run.text.strip() or run.has_only_thoughts):
+    is_kept = run.text.strip() or run.has_only_thoughts or run.has_stored
+    if run.reply_id is None or not is_kept:
         return {}, None, run.spent_tokens()
     loaded = run.built.loaded
     units = {str(run.built.window.unit), loaded.chat.count_unit}

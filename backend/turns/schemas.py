@@ -23,6 +23,9 @@ from backend.generation.sampling import SamplingField
 from backend.llm.slot_rules import Occupation
 from backend.turns.models import TurnKind, TurnState
 
+MAX_ANSWER = 2_000
+"""Characters of an answer in the player's own words."""
+
 
 class TurnRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
     """What a turn is to do.
@@ -48,10 +51,15 @@ class TurnRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, omit
     viewpoint: ViewpointText | None = None
 
 
-class ChoiceRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """What the player chooses: the `id` of one of the options that the turn waits with."""
+class ChoiceRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The player's choice: the `id` of one of the options that the turn waits with.
+
+    A question can be answered in the player's own words: `option` is then the member `own` of
+    `turn.awaiting_choice`, and `text` the answer.
+    """
 
     option: Annotated[str, msgspec.Meta(min_length=1, max_length=40)]
+    text: Annotated[str, msgspec.Meta(max_length=MAX_ANSWER)] = ""
 
 
 class TurnUsage(msgspec.Struct, kw_only=True):

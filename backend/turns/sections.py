@@ -245,7 +245,8 @@ class SectionBuilder:
         summary = self._loaded.summary
         if summary is None or not summary.text:
             return []
-        text = self.used.render("sections/summary", summary=summary.text)
+        audience = self._loaded.marks.words(summary.audience)
+        text = self.used.render("sections/summary", summary=summary.text, audience=audience)
         reason = Reason("summary", count=summary.position + 1)
         return [section("summary", "Previously", text, reason, summary.message_id)]
 
@@ -300,6 +301,8 @@ class SectionBuilder:
             author = author_of(self._identity, target.line) if target.line else loaded.user_name
             names_sent = self._context.window.unit.names
             text = line_text(author, loaded.said or "", names=names_sent)
+            audience = target.line.audience if target.line else loaded.audience
+            text = loaded.marks.mark(text, audience)
         return Item(
             kind="user_line" if reason == "turn" else "instruction",
             title="User's line" if reason == "turn" else reason.capitalize(),

@@ -43,7 +43,7 @@ from backend.turns.events import EventCursor, Progress, TurnEvent, awaited, stor
 from backend.turns.models import TURN_OUTPUT, TurnState
 from backend.turns.recovery import TurnRecovery
 from backend.turns.runs import RunRegistry
-from backend.turns.schemas import TurnRequest, TurnView
+from backend.turns.schemas import ChoiceRequest, TurnRequest, TurnView
 from backend.turns.start import TurnStarter
 from backend.turns.store import TurnStore
 from backend.turns.turn_run import TurnRun
@@ -117,17 +117,17 @@ class TurnService:
             await asyncio.sleep(0)
         return turn_id
 
-    async def choose(self, identity: Identity, turn_id: UUID, option: str) -> int:
+    async def choose(self, identity: Identity, turn_id: UUID, choice: ChoiceRequest) -> int:
         """Let a turn that waits go on with the player's choice, once however often it is sent.
 
-        Gives back the id of the event after which the choice is told. Raises what
-        `WaitingTurns.choose` raises, and `QuotaExceededError`.
+        Returns the id of the event before that of the choice. Raises what `WaitingTurns.choose`
+        raises, and `QuotaExceededError`.
         """
-        event_id = await self._waiting.made(identity, turn_id, option)
+        event_id = await self._waiting.made(identity, turn_id, choice)
         if event_id is None:
             await self._quotas.check(TOKENS_PER_DAY, identity.user_id)
             with self._quotas.turns.hold(identity.user_id) as permit:
-                run, event_id = await self._waiting.choose(identity, turn_id, option)
+                run, event_id = await self._waiting.choose(identity, turn_id, choice)
                 if run is not None:
                     permit.until(run.finished)
                     self.runs.start(run)

@@ -111,7 +111,12 @@ class TurnStarter:
             continued = reply if target.continued else None
             run = self._make_run(identity, built, turn, continued, rebuild=rebuild)
             if loaded.table is not None:
-                run.play = Play(table=loaded.table, prompts=self._prompts, viewpoint=viewpoint)
+                run.play = Play(
+                    table=loaded.table,
+                    prompts=self._prompts,
+                    viewpoint=viewpoint,
+                    may_wait=target.kind != "continue",
+                )
             if reply is not None:
                 reply.status = "streaming"
             session.add(turn)  # last, in one statement with what it refers to

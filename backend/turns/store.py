@@ -28,7 +28,7 @@ from backend.turns import repository
 from backend.turns.events import completed_event, cut_off
 from backend.turns.lore import store_state
 from backend.turns.models import LEASE, TURN_OUTPUT, TURN_PROBLEM, Turn
-from backend.turns.play_store import commit_play, suspend
+from backend.turns.play_store import close_play, suspend
 from backend.turns.recording import seal_record, store_record
 from backend.turns.recovery import remove_reply
 from backend.turns.rows import (
@@ -161,7 +161,8 @@ class TurnStore:
 
         One transaction: the reply's text, its counts, its context record, what a played turn has
         changed, what was learned of the model's counts, and the turn's end, with which the closing
-        events are filled in. A reply without text or thoughts leaves no message. Where the turn is
+        events are filled in. A reply without text or thoughts leaves no message, unless a choice
+        has stored changes of it. Where the turn is
         this process's no longer (see `store_progress`) nothing is stored.
         """
         play = run.play
@@ -192,7 +193,7 @@ class TurnStore:
                 _end(run, turn, usage, problem)
                 saved = await self._conclude_reply(session, run, chat, turn, reply, counts)
                 # A continuation that added nothing leaves the reply, and its record, as they were.
-                saved = saved and run.adds_to_reply
+                saved = saved and (run.adds_to_reply or run.has_stored)
                 if saved and record is not None and (run.play or not run.record_stored):
                     await store_record(session, run, record)
                 closing = run.play.closing if run.play and saved else ()
@@ -240,8 +241,8 @@ class TurnStore:
             await self._enrichment.continued(session, message.id)
         if run.is_beat:
             await self._enrichment.count_beat(session, run, chat, message, turn_id=run.turn_id)
-        if run.play is not None and run.outcome == "completed":
-            run.play.closing = await commit_play(session, run.play, run, chat, message)
+        if run.play is not None:
+            run.play.closing = await close_play(session, run.play, run, chat, message)
             await self._enrichment.end_scenes(session, run, chat, turn_id=run.turn_id)
         await self._enrichment.read_terms(session, run, chat, message.id)
         await self._enrichment.replied(
@@ -249,7 +250,7 @@ class TurnStore:
             run,
             chat,
             read_settings(run.sealer, chat),
-            path_tokens=run.built.loaded.path_tokens + message.tokens,
+            path_tokens=run.built.loaded.whole_tokens + message.tokens,
             history_budget=run.built.history_budget,
             count_unit=run.built.loaded.chat.count_unit,
             is_summary_due=run.built.loaded.is_summary_due,
@@ -258,7 +259,7 @@ class TurnStore:
             await self._enrichment.write_questions(session, run, chat)
         if run.built.loaded.is_compaction_due:
             await self._enrichment.compact(session, run, chat)
-        elif run.built.loaded.begins_unsettled:
+        elif run.built.loaded.begins_unsettled or run.has_stored:
             await self._enrichment.go_on(session, chat)
         return True
 

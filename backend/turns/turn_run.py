@@ -7,7 +7,7 @@ import contextlib
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 from uuid import UUID
 
 import msgspec
@@ -18,6 +18,7 @@ from backend.errors import AppError, InternalError
 from backend.generation.model import (
     ChatModel,
     Finish,
+    FinishReason,
     ModelContextOverflowError,
     ModelEmptyReplyError,
     Piece,
@@ -35,6 +36,7 @@ from backend.llm.slots import ModelSlots
 from backend.logs import get_logger
 from backend.turns.built import Built
 from backend.turns.events import CONTEXT_READY, EventCursor, Progress, TurnEvent
+from backend.turns.joints import PARAGRAPH, find_joint
 from backend.turns.models import TurnKind, TurnState
 from backend.turns.play import Play
 from backend.turns.prompt_context import Constraint
@@ -85,7 +87,7 @@ class TurnRun:
     finished: asyncio.Event = field(default_factory=asyncio.Event)
     is_asked: bool = False
     usage: TokenUsage | None = None
-    finish: str = ""
+    finish: FinishReason | Literal[""] = ""
     sent: SentRequest = field(default_factory=SentRequest)
     problem: AppError | None = None
     started_at: float = field(default_factory=time.monotonic)
@@ -95,6 +97,7 @@ class TurnRun:
     stored_drops: int = 0
     record_stored: bool = False
     rewritten: tuple[str, str] | None = field(default=None, repr=False)
+    _begun: set[Spoken] = field(default_factory=set[Spoken])
     _waiters: set[asyncio.Future[None]] = field(default_factory=set[asyncio.Future[None]])
     _speaking: asyncio.Task[None] | None = None
     _stop_as: TurnState | None = None
@@ -166,6 +169,11 @@ class TurnRun:
     def adds_to_reply(self) -> bool:
         """True if the reply is not as it was before the turn."""
         return self.has_spoken or (self.has_only_thoughts and self.outcome == "completed")
+
+    @property
+    def has_stored(self) -> bool:
+        """True if a choice of the turn has stored changes, which belong to its reply."""
+        return self.play is not None and bool(self.play.table.state.stored.ids)
 
     @property
     def is_beat(self) -> bool:
@@ -301,6 +309,7 @@ class TurnRun:
     def _listen(self, pieces: AsyncGenerator[Piece, None]) -> AsyncGenerator[Piece, None]:
         """Begin a request. Yield its pieces without labels and lines of other speakers."""
         self.request_begin = self.progress.transcript.length
+        self._begun.clear()
         has_text = bool(self.text.strip())
         return filter_speakers(
             pieces, lambda: make_speaker_filter(self.built.loaded, has_text=has_text)
@@ -310,6 +319,7 @@ class TurnRun:
         """Drop text or thoughts after the first `since` places, and add the event of that."""
         transcript = self.progress.transcript
         transcript.drop(kind, since=since)
+        self._begun.discard(kind)
         left = self.text if kind == "text" else self.thinking
         transcript.append_event(f"{kind}.reset", {"length": len(left)})
         self.notify()
@@ -385,11 +395,9 @@ class TurnRun:
             case ThinkingReset():
                 self.take_back("thinking", since=self.request_begin)
             case TextPiece(text):
-                self.progress.transcript.append("text", text)
-                self.notify()
+                self._append("text", text)
             case ThinkingPiece(text):
-                self.progress.transcript.append("thinking", text)
-                self.notify()
+                self._append("thinking", text)
             case TokenUsage():
                 self.usage = piece
             case Finish(reason):
@@ -399,3 +407,14 @@ class TurnRun:
                 self.sent = SentRequest(shape, left_out)
             case _:
                 pass
+
+    def _append(self, kind: Spoken, text: str) -> None:
+        """Add a piece. The first one of a request is separated from what the reply has already."""
+        if text and kind not in self._begun:
+            self._begun.add(kind)
+            if kind == "text":
+                text = find_joint(self.text, text) + text
+            elif self.thinking.strip() and not text[0].isspace():
+                text = PARAGRAPH + text
+        self.progress.transcript.append(kind, text)
+        self.notify()

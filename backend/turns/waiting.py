@@ -17,8 +17,9 @@ from backend.turns.builder import PromptBuilder
 from backend.turns.errors import ChatChangedError, ChoiceMadeError, TurnNotWaitingError
 from backend.turns.events import AWAITING, CHOSEN, READY, Progress, stored_progress
 from backend.turns.models import Turn
+from backend.turns.play import Play
 from backend.turns.play_store import claim, read_suspended, resume_play
-from backend.turns.schemas import TurnRequest
+from backend.turns.schemas import ChoiceRequest, TurnRequest
 from backend.turns.transcript import Transcript
 from backend.turns.turn_run import TurnRun
 
@@ -41,12 +42,12 @@ class WaitingTurns:
         self._prompts = prompts
 
     async def choose(
-        self, identity: Identity, turn_id: UUID, option: str
+        self, identity: Identity, turn_id: UUID, choice: ChoiceRequest
     ) -> tuple[TurnRun | None, int]:
-        """Claim a turn with a choice.
+        """Claim a turn with a choice. The choice and its costs are stored in the same transaction.
 
-        Gives back the turn, to be run, or None where this choice was made before; and the id of
-        the event after which the choice is told.
+        Returns the turn, to be run, or None if this choice was made before; and the id of the
+        event before that of the choice.
 
         Raises `TurnNotFoundError`, `TurnNotWaitingError`, `ChoiceMadeError`, `ChatChangedError`,
         `ValidationError` for an option that the turn never had, and what `PromptBuilder.build`
@@ -54,25 +55,25 @@ class WaitingTurns:
         """
         for attempt in range(ATTEMPTS):
             turn, reply, progress = await self._read(identity, turn_id)
-            if (event_id := made_before(progress.transcript, option)) is not None:
+            if (event_id := made_before(progress.transcript, choice)) is not None:
                 return None, event_id
             if turn.state != "waiting" or reply is None:
                 raise TurnNotWaitingError("It runs, or is over.")
             if not reply.is_active:
                 raise ChatChangedError("The turn is on another branch. Activate its reply first.")
-            run = await self._resumed(identity, turn, reply, progress, option)
-            if await claim(self._database, identity, run, before=turn.segments):
+            run, play = await self._resumed(identity, turn, reply, progress, choice)
+            if await claim(self._database, run, play, before=turn.segments):
                 return run, READY + progress.transcript.length - 1
             log.info("turn.not_claimed", turn_id=turn_id, attempt=attempt)
         raise ChatChangedError("Look at it again, and choose once more.")
 
-    async def made(self, identity: Identity, turn_id: UUID, option: str) -> int | None:
-        """The id of the event after which a choice is told that was made; None if it was not.
+    async def made(self, identity: Identity, turn_id: UUID, choice: ChoiceRequest) -> int | None:
+        """Return the id of the event before that of a choice that was made; None if it was not.
 
         Raises as `choose` does.
         """
         _, _, progress = await self._read(identity, turn_id)
-        return made_before(progress.transcript, option)
+        return made_before(progress.transcript, choice)
 
     async def _read(
         self, identity: Identity, turn_id: UUID
@@ -83,13 +84,18 @@ class WaitingTurns:
         return turn, reply, stored_progress(identity.sealer, turn, reply)
 
     async def _resumed(
-        self, identity: Identity, turn: Turn, reply: Message, progress: Progress, option: str
-    ) -> TurnRun:
+        self,
+        identity: Identity,
+        turn: Turn,
+        reply: Message,
+        progress: Progress,
+        choice: ChoiceRequest,
+    ) -> tuple[TurnRun, Play]:
         """The turn as it goes on: its prompt is made again, from what came before its reply."""
         suspended = read_suspended(identity.sealer, turn)
         request = TurnRequest(regenerate_of=reply.id, viewpoint=suspended.viewpoint)
         built = await self._builder.build(identity, turn.chat_id, request)
-        play, built = resume_play(suspended, built, self._prompts, option)
+        play, built = resume_play(suspended, built, self._prompts, choice)
         transcript = progress.transcript
         said = transcript.joined("text")
         run = TurnRun(
@@ -111,22 +117,30 @@ class WaitingTurns:
             stored_tokens=get_tokenizer(built.window.stored_unit.tokenizer).count(said),
         )
         progress.is_waiting, progress.usage = False, None
-        transcript.append_event(CHOSEN, {"option": option})
-        return run
+        transcript.append_event(CHOSEN, _chosen(choice))
+        play.told_from = transcript.length
+        return run, play
 
 
-def made_before(transcript: Transcript, option: str) -> int | None:
-    """The id of the event before that of a choice that was made; None if it can still be made.
+def _chosen(choice: ChoiceRequest) -> dict[str, str]:
+    """Return the data of the event of a choice."""
+    text = choice.text.strip()
+    return {"option": choice.option, "text": text} if text else {"option": choice.option}
 
-    Raises `ChoiceMadeError` where another option was chosen of those, `ValidationError` where no
-    wait had this one.
+
+def made_before(transcript: Transcript, choice: ChoiceRequest) -> int | None:
+    """Return the id of the event before that of a choice that was made; None if it is still open.
+
+    Raises `ChoiceMadeError` if the same wait got another choice, and `ValidationError` if no wait
+    had this option.
     """
     asked = False
     for name, data, place in transcript.since(0):
         if name == AWAITING:
-            asked = any(each["id"] == option for each in data["options"])
+            ids = {data.get("own") or None, *(each["id"] for each in data["options"])}
+            asked = choice.option in ids
         elif name == CHOSEN and asked:
-            if data["option"] != option:
+            if data != _chosen(choice):
                 raise ChoiceMadeError(data["option"])
             return READY + place - 1
     if not asked:

@@ -32,7 +32,7 @@ def test_somebody_new_is_told_what_a_password_takes_and_keeps_the_recovery_code(
     watch.expected.append("/api/v1/accounts$")
     visitor.goto("/")
     visitor.get_by_role("button", name="Make an account").click()
-    visitor.get_by_label("Name").fill(f"Ada {uuid4().hex[:8]}")
+    visitor.get_by_label("Username").fill(f"Ada {uuid4().hex[:8]}")
     password = visitor.get_by_label("Password", exact=True)
     password.fill("short")
     visitor.get_by_role("button", name="Make an account").click()
@@ -56,7 +56,7 @@ def test_who_lost_the_password_comes_back_with_the_code(
     phone(visitor)
     visitor.goto("/#/account")
     visitor.get_by_role("button", name="Lost your password?").click()
-    visitor.get_by_label("Name").fill(account.name)
+    visitor.get_by_label("Username").fill(account.name)
     visitor.get_by_label("Recovery code").fill(account.recovery_code)
     visitor.get_by_label("New password").fill("lanterns over the quay")
     visitor.get_by_role("button", name="Go on").click()
@@ -81,7 +81,7 @@ def test_whose_session_ended_comes_back_to_what_they_were_typing(
     page: Page, account: Account, watch: Watch
 ) -> None:
     watch.expected += ["/api/v1/me/settings$", "/api/v1/tokens$", "/api/v1/jobs$"]
-    page.goto("/#/account")
+    page.goto("/#/settings")
     text = page.get_by_label("Instructions for the model")
     expect(text).to_be_visible()
     page.wait_for_load_state("networkidle")  # else what still loads finds out before the line does
@@ -92,7 +92,7 @@ def test_whose_session_ended_comes_back_to_what_they_were_typing(
     door = page.get_by_role("dialog", name="Sign in")
     expect(door).to_contain_text("You are signed out.")
     page.keyboard.press("Escape")
-    door.get_by_label("Name").fill(account.name)
+    door.get_by_label("Username").fill(account.name)
     door.get_by_label("Password", exact=True).fill(PASSWORD)
     door.get_by_role("button", name="Sign in").click()
 
@@ -141,7 +141,7 @@ def test_an_api_key_is_shown_once_and_ended(
 
 
 def test_what_holds_in_every_chat_is_saved_as_it_is_typed(page: Page, account: Account) -> None:
-    page.goto("/#/account")
+    page.goto("/#/settings")
     page.get_by_label("Instructions for the model").fill("Be brief.")
     page.get_by_text("How much the model reads").click()
     with page.expect_response(lambda answer: "12000" in (answer.request.post_data or "")):
@@ -150,13 +150,15 @@ def test_what_holds_in_every_chat_is_saved_as_it_is_typed(page: Page, account: A
     settings = account.get("/me/settings")
     assert settings["system_prompt"] == "Be brief."
     assert settings["budgets"] == {"total": 12000}
+    page.reload()
+    expect(page.get_by_label("Instructions for the model")).to_have_value("Be brief.")
 
+    page.goto("/#/account")
     page.get_by_role("radio", name="Only while I am here").check()
     expect(page.get_by_role("button", name="Dismiss")).to_be_visible()
     assert account.get("/me")["key_mode"] == "sealed"
     page.reload()
     expect(page.get_by_role("radio", name="Only while I am here")).to_be_checked()
-    expect(page.get_by_label("Instructions for the model")).to_have_value("Be brief.")
 
 
 def test_the_door_and_activity_are_accessible(
@@ -169,3 +171,22 @@ def test_the_door_and_activity_are_accessible(
     visitor.goto("/?again#/activity")
     expect(visitor.get_by_text("Search by meaning")).to_be_visible()
     assert_accessible(visitor)
+
+
+def test_settings_are_found_from_a_chat_and_on_a_phone(page: Page, account: Account) -> None:
+    page.goto(f"/#/chats/{account.new_chat()['id']}?panel=settings")
+    panel = page.get_by_role("complementary", name="Settings")
+    for place in ("Models", "Prompt presets", "Regex scripts"):
+        expect(panel.get_by_role("link", name=place, exact=True)).to_be_visible()
+    panel.get_by_role("link", name="In every chat").click()
+    expect(page.get_by_role("heading", name="Settings", level=1)).to_be_visible()
+
+    phone(page)
+    tabs = page.get_by_role("navigation", name="Settings")
+    tabs.get_by_role("link", name="Account").click()
+    expect(page.get_by_role("button", name="Sign out")).to_be_visible()
+    # The row is wider than the screen, and shows the place where one is.
+    expect(tabs.get_by_role("link", name="Account")).to_be_in_viewport(ratio=0.98)
+    assert tabs.evaluate("row => row.scrollLeft") > 0
+    page.get_by_role("link", name="Settings", exact=True).click()
+    expect(tabs.get_by_role("link", name="In every chat")).to_be_in_viewport(ratio=0.98)

@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable
 
 import pytest
-from playwright.sync_api import FilePayload, Page, expect
+from playwright.sync_api import FilePayload, Locator, Page, expect
 
 from tests.support.browser import Account, Watch, dark, phone
 from tests.support.zips import seagate_vault, zipped
@@ -20,6 +20,13 @@ DROPPED = """([name, data]) => {
   held.items.add(new File([bytes], name));
   return held;
 }"""
+
+
+def right_edge(locator: Locator) -> float:
+    """The place of an element's right edge on the screen, in pixels."""
+    box = locator.bounding_box()
+    assert box is not None
+    return box["x"] + box["width"]
 
 
 def test_a_campaign_is_made_set_up_and_played_in(
@@ -37,14 +44,17 @@ def test_a_campaign_is_made_set_up_and_played_in(
     dialog.get_by_label("Time of day").fill("morning")
     dialog.get_by_label("City or region").fill("Seagate")
     assert_accessible(page)
-    dialog.get_by_role("button", name="Save").click()
+    save = dialog.get_by_role("button", name="Save")
+    assert right_edge(save) == pytest.approx(right_edge(dialog.get_by_label("Hook")), abs=1)
+    save.click()
     expect(page.get_by_role("heading", level=1, name="Seagate")).to_be_visible()
     expect(page.get_by_text("Day 5, morning")).to_be_visible()
     assert_accessible(page)
     [made] = account.get("/campaigns")["items"]
     assert (made["day"], made["brief"]["city"], made["rules"]) == (5, "Seagate", "freeform")
 
-    page.get_by_role("link", name="Settings").click()
+    parts = page.get_by_role("navigation", name="Parts of the campaign")
+    parts.get_by_role("link", name="Settings").click()
     page.get_by_label("Name", exact=True).fill("Seagate by night")
     page.get_by_label("Rounds between two summaries").fill("6")
     page.get_by_role("checkbox", name="Approve new terms at once").check()
@@ -57,6 +67,9 @@ def test_a_campaign_is_made_set_up_and_played_in(
     page.get_by_role("button", name="Open a chat").click()
     dialog.get_by_role("button", name="Start").click()
     expect(page).to_have_url(re.compile(r"#/chats/[0-9a-f-]{36}"))
+    # Freeform play has no mood yet, and an empty line of it would show as a stray mark.
+    expect(page.get_by_label("Your line")).to_be_visible()
+    expect(page.locator(".mood")).to_be_hidden()
     [chat] = account.get("/chats")["items"]
     assert chat["campaign_id"] == made["id"]
 

@@ -89,6 +89,32 @@ def test_an_error_amid_a_reply_is_named_beside_what_was_said(
         page.reload()
 
 
+def test_a_reply_that_was_cut_off_goes_on_or_is_written_again(
+    page: Page, account: Account, model: OpenAIServer, assert_accessible: Callable[[Page], None]
+) -> None:
+    page.goto(f"/#/chats/{account.new_chat()['id']}")
+    fault = {"error": {"code": 502, "message": "Provider disconnected"}}
+    model.script(
+        reply("The door opens and the", finish="length"),
+        stream(chunk(content="lamp goes"), fault),
+        reply("It stays shut."),
+    )
+    say(page, "I knock.")
+    last, go_on = page.locator(".message.last"), page.get_by_role("button", name="Continue")
+    expect(last).to_contain_text("The reply reached the longest length allowed")
+    page.reload()
+    expect(last).to_contain_text("The reply reached the longest length allowed")
+    assert_accessible(page)
+    go_on.click()
+    expect(last.locator(".prose")).to_have_text("The door opens and the lamp goes")
+    expect(last).to_contain_text("Something went wrong in the middle of this reply.")
+    expect(last).not_to_contain_text("longest length")
+    expect(go_on).to_be_visible()
+    last.get_by_role("button", name="Try again").click()
+    expect(last.locator(".prose")).to_have_text("It stays shut.")
+    expect(go_on).to_be_hidden()
+
+
 def test_a_test_of_a_provider_quotes_what_its_server_said(
     page: Page, model: OpenAIServer, assert_accessible: Callable[[Page], None]
 ) -> None:

@@ -66,6 +66,7 @@ def test_a_model_is_fetched_with_one_button_and_finds_what_was_said_long_ago(
     english = offered.filter(has_text="all-MiniLM-L6-v2")
     expect(english).to_contain_text("91.1 MB · licence: apache-2.0")
     expect(english).to_contain_text("1 language: English")
+    assert "apache-2.0\n1 language" in english.inner_text()
     expect(offered.filter(has_text="multilingual")).to_contain_text("50 languages: Arabic")
     expect(page.get_by_text("By words alone")).to_be_visible()
     assert_accessible(page)

@@ -20,7 +20,7 @@ def test_everything_a_first_evening_takes_is_done_with_the_keyboard(visitor: Pag
     page, keys = visitor, visitor.keyboard
     page.goto("/")
     press(page, page.get_by_role("button", name="Make an account"))
-    for label, text in (("Name", f"Cleo {uuid4().hex[:8]}"), ("Password", PASSWORD)):
+    for label, text in (("Username", f"Cleo {uuid4().hex[:8]}"), ("Password", PASSWORD)):
         reach(page, page.get_by_label(label, exact=True))
         keys.type(text)
     keys.press("Enter")

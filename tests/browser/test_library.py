@@ -126,8 +126,8 @@ def is_put(answer: Response) -> bool:
 def test_a_regex_script_is_tried_while_it_is_written_and_then_changes_what_is_shown(
     page: Page, account: Account, assert_accessible: Callable[[Page], None]
 ) -> None:
-    page.goto("/#/account")
-    section = page.locator("section").filter(has=page.get_by_role("heading", name="Regex scripts"))
+    page.goto("/#/scripts")
+    section = page.get_by_role("main")
     section.get_by_role("button", name="New script").click()
     dialog = page.get_by_role("dialog")
     dialog.get_by_label("Name", exact=True).fill("Softer")
@@ -155,7 +155,7 @@ def test_a_regex_script_is_tried_while_it_is_written_and_then_changes_what_is_sh
     page.goto(f"/#/chats/{chat['id']}")
     expect(page.get_by_role("article", name="Vey").locator("em")).to_have_text("soft")
 
-    page.goto("/#/account")
+    page.goto("/#/scripts")
     with page.expect_response(is_put):
         section.get_by_role("switch", name="Use Softer").uncheck()
     page.goto(f"/#/chats/{chat['id']}")

@@ -108,6 +108,21 @@ def test_a_search_finds_messages_and_leads_to_them(
     expect(page.get_by_text("Nothing found.")).to_be_visible()
 
 
+def test_a_name_that_a_text_begins_with_is_not_said_twice(page: Page, account: Account) -> None:
+    world = f"/campaigns/{account.post('/campaigns', {'name': 'The mill'})['id']}"
+    robin = account.post(f"{world}/entities", {"kind": "npc", "name": "Robin"})["id"]
+    account.post(f"{world}/facts", {"text": "Robin: cannot swim.", "about_id": robin})
+    page.goto("/#/memory?q=swim")
+    for _ in range(100):  # until it is indexed
+        if account.get("/search", q="swim")["items"]:
+            break
+        page.wait_for_timeout(50)
+    page.reload()
+    found = page.get_by_role("list", name="Best matches first").get_by_role("article").first
+    expect(found.get_by_role("heading")).to_have_text("Robin")
+    expect(found.locator(".prose")).to_have_text("cannot swim.")
+
+
 def test_a_rebuild_says_first_what_it_takes(page: Page, account: Account) -> None:
     chat, chronicle = keeping(account)
     account.turn(chat, text=FOUND)
@@ -115,7 +130,7 @@ def test_a_rebuild_says_first_what_it_takes(page: Page, account: Account) -> Non
     page.get_by_role("button", name="More for The flooded").click()
     page.get_by_role("menuitem", name="Rebuild").click()
     page.get_by_role("button", name="See what it takes").click()
-    expect(page.get_by_text("2 messages:")).to_be_visible()
+    expect(page.get_by_text("Messages: 2.")).to_be_visible()
     page.get_by_role("button", name="Start").click()
     expect(page.get_by_text("Events written: 1")).to_be_visible()
 
@@ -134,7 +149,7 @@ def test_the_status_says_what_is_indexed_and_rebuilds_it(
     phone(page)
     chat = account.new_chat(title="The flooded chapel")["id"]
     account.turn(chat, text=FOUND)
-    page.goto("/#/account")
+    page.goto("/#/settings")
     page.get_by_role("link", name="How memory is").click()
 
     expect(page.get_by_role("listitem").filter(has_text="Messages")).to_contain_text("2")

@@ -131,7 +131,7 @@ def test_what_is_not_known_of_a_cost_is_told_and_not_taken_for_nothing(
 def test_a_zero_is_a_value_and_json_is_checked_as_it_is_typed(
     page: Page, account: Account, assert_accessible: Callable[[Page], None]
 ) -> None:
-    page.goto("/#/account")
+    page.goto("/#/settings")
     page.get_by_text("Choice of words").click()
     page.get_by_label("Seed").fill("0")
     expect(page.get_by_text("Saved")).to_be_visible()
@@ -219,7 +219,7 @@ def test_each_task_has_its_model_in_the_account_and_in_a_chat(
             page.keyboard.press("Enter")
         expect(page.get_by_role("button", name=f"{task}: {name}", exact=True)).to_be_focused()
 
-    page.goto("/#/account")
+    page.goto("/#/settings")
     page.get_by_text("Models for work beside the reply").click()
     for task in ("All of this", "Suggested lines"):
         usual = page.get_by_role("button", name=f"{task}: As the reply: teller-0")
@@ -267,7 +267,7 @@ def test_an_account_names_its_embedding_model_and_memory_tells_when_it_is_gone(
     watch.expected.append("/api/v1/me/settings$")
     body = {"kind": "openai", "slug": "home", "base_url": "http://127.0.0.1:11434/v1"}
     path = f"/providers/{account.post('/providers', body)['id']}"
-    page.goto("/#/account")
+    page.goto("/#/settings")
     page.get_by_text("Models for work beside the reply").click()
     field = page.get_by_label("Memory by meaning")
     field.fill("nobodys/bge-m3")

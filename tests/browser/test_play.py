@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -46,12 +47,20 @@ def test_a_die_is_chosen_and_what_it_changed_is_told_and_undone(
     # It waits for whoever comes back, too.
     page.reload()
     expect(question).to_be_visible()
-    question.get_by_role("listitem").first.get_by_role("button").press("Enter")
+    best = question.get_by_role("listitem").first.get_by_role("button")
+    pips, label = best.locator(".pips").inner_text(), best.locator("b").inner_text()
+    tier, outcome = re.findall("[^:(]+", best.locator("small").inner_text())[:2]
+    chosen = f"{pips}Die {label}: {tier.capitalize()} · {outcome.strip()}"
+    best.press("Enter")
     expect(question).to_be_hidden()
     expect(page.locator(".mood")).to_contain_text("Aftermath")
     told = page.locator(".message.last")
     expect(told).to_contain_text("Talekeeper's demo model told this.")
     expect(page.get_by_role("button", name="I hide, and wait.")).to_be_visible()
+    die = page.locator(".message.last .die")
+    expect(die).to_have_text(chosen)
+    page.reload()
+    expect(die).to_have_text(chosen)
     page.get_by_text("changes in the world").click()
     ledger = page.locator(".changes .ledger")
     expect(ledger).to_contain_text("Somebody raises the alarm")

@@ -20,9 +20,8 @@ def test_a_preset_is_brought_in_put_in_order_and_makes_the_prompt(
 ) -> None:
     chat = account.new_chat(character_ids=[account.import_card()["id"]])
     page.set_viewport_size({"width": 1280, "height": 2400})
-    page.goto("/#/account")
-    page.get_by_role("link", name="Edit presets").click()
-    # The account's page has a heading "Prompt presets" and a button "Import", too.
+    page.goto("/#/settings")
+    page.get_by_role("link", name="Prompt presets").click()
     expect(page.get_by_role("heading", name="Prompt presets", level=1)).to_be_visible()
     with page.expect_file_chooser() as chooser:
         page.get_by_role("button", name="Import").click()
@@ -87,6 +86,8 @@ def test_what_was_changed_elsewhere_is_told_and_kept(
     phone(page)
     page.goto(f"/#/presets/{preset['id']}")
     expect(page.get_by_text("Begin a chat to see")).to_be_visible()
+    name = page.get_by_role("button", name="Chat history", exact=True)
+    expect(name).to_have_css("text-align", "start")
     other = account.client.patch(f"/presets/{preset['id']}", json={"name": "Elsewhere"})
     assert other.is_success
     page.get_by_role("switch", name="Send Persona").click()

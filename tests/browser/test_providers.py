@@ -58,7 +58,7 @@ def test_a_key_is_pasted_into_the_page_and_the_chat_goes_on_with_its_model(
     phone(page)
     page.goto("/")
     page.get_by_role("button", name="Make an account").click()
-    page.get_by_label("Name").fill(f"Ada {uuid4().hex[:8]}")
+    page.get_by_label("Username").fill(f"Ada {uuid4().hex[:8]}")
     page.get_by_label("Password", exact=True).fill(PASSWORD)
     page.get_by_role("button", name="Make an account").click()
     page.get_by_role("checkbox", name="I have kept it").check()

@@ -71,7 +71,7 @@ def sign_out(page: Page) -> None:
 
 
 def say_password(page: Page, name: str) -> None:
-    page.get_by_label("Name").fill(name)
+    page.get_by_label("Username").fill(name)
     page.get_by_label("Password", exact=True).fill(PASSWORD)
     page.keyboard.press("Enter")
     expect(page.get_by_role("heading", name="Second factor")).to_be_visible()
@@ -195,7 +195,7 @@ def test_a_passkey_is_added_signs_in_and_goes(
     page = named.new_page()
     with_security_key(page)
     page.goto("/")
-    page.get_by_label("Name").fill(account.name)
+    page.get_by_label("Username").fill(account.name)
     page.get_by_label("Password", exact=True).fill(PASSWORD)
     page.keyboard.press("Enter")
     expect_inside(page)

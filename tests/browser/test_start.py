@@ -22,7 +22,7 @@ def test_from_the_address_to_the_first_reply(
     phone(page)
     page.goto("/")
     page.get_by_role("button", name="Make an account").click()
-    page.get_by_label("Name").fill(f"Bea {uuid4().hex[:8]}")
+    page.get_by_label("Username").fill(f"Bea {uuid4().hex[:8]}")
     page.get_by_label("Password", exact=True).fill(PASSWORD)
     assert_accessible(page)
     page.get_by_role("button", name="Make an account").click()
@@ -55,7 +55,7 @@ def test_every_place_can_be_reached_and_has_one_heading(
     page: Page, assert_accessible: Callable[[Page], None]
 ) -> None:
     page.goto("/")
-    for place in ("Characters", "Lore", "Memory", "Activity", "Account", "Chats"):
+    for place in ("Characters", "Lore", "Memory", "Activity", "Settings", "Account", "Chats"):
         # The rail's, which stands before all others.
         link = page.get_by_role("link", name=place, exact=True).first
         link.click()

@@ -117,10 +117,10 @@ def test_what_a_continued_reply_said_before_stays_when_text_is_taken_back(
 
     last.get_by_role("button", name="Go on writing").click()
 
-    expect(last.locator(".prose")).to_have_text("Mags waves 🦊.She nods.")
+    expect(last.locator(".prose")).to_have_text("Mags waves 🦊. She nods.")
     portal.call(end.opened.set)
     expect(page.get_by_label("Tools of message 3")).to_be_visible()
-    expect(last.locator(".prose")).to_have_text("Mags waves 🦊.She nods.")
+    expect(last.locator(".prose")).to_have_text("Mags waves 🦊. She nods.")
 
 
 def test_lines_of_other_speakers_are_kept_where_a_setting_says_so(
@@ -130,7 +130,7 @@ def test_lines_of_other_speakers_are_kept_where_a_setting_says_so(
     page.get_by_text("How much the model reads").click()
     page.get_by_label("Keep lines of other speakers").select_option(label="On")
     expect(page.get_by_text("Saved")).to_be_visible()
-    page.goto("/#/account")
+    page.goto("/#/settings")
     expect(page.get_by_label("Instructions for the model")).to_be_visible()
     page.get_by_text("How much the model reads").click()
     page.get_by_label("Keep lines of other speakers").check()

@@ -9,7 +9,7 @@ import pytest
 from anyio.from_thread import BlockingPortal, start_blocking_portal
 from playwright.sync_api import Page, expect
 
-from tests.fakes.openai_server import API_KEY, MODEL, OpenAIServer, reply
+from tests.fakes.openai_server import API_KEY, MODEL, OpenAIServer, called, reply
 from tests.support.browser import Account
 
 pytestmark = pytest.mark.browser
@@ -105,3 +105,24 @@ def test_the_calls_of_what_was_told_change_the_world_and_the_text_stays(
     notes = page.get_by_role("complementary").get_by_role("listitem")
     asked = "The model was asked for tool calls in a block of its text."
     expect(notes.filter(has_text=asked)).to_be_visible()
+
+
+def test_a_question_is_answered_in_the_players_own_words(
+    page: Page,
+    chat: str,
+    vendor: OpenAIServer,
+    assert_accessible: Callable[[Page], None],
+) -> None:
+    vendor.script(called(("ask_player", {"prompt": "Which way?", "options": ["Left", "Right"]})))
+    page.goto(chat)
+    say(page, "I go on.")
+    question = page.get_by_role("region", name="A question for you")
+    own = question.get_by_label("Your own answer")
+    expect(own).to_be_visible()
+    assert_accessible(page)
+    vendor.script(called(("finish_turn", {}), text="You climb."))
+    own.fill("I climb the wall.")
+    own.press("Enter")
+    expect(question).to_be_hidden()
+    expect(page.locator(".message.last")).to_contain_text("You climb.")
+    assert "I climb the wall." in json.dumps(vendor.requests[-1].body["messages"])

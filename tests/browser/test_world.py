@@ -75,6 +75,9 @@ def test_the_world_is_beside_the_chat(
     panel = page.get_by_role("complementary", name="World")
     expect(panel.get_by_role("button", name="Day 5, morning")).to_be_visible()
     expect(section(page, "Party")).to_contain_text("HP 9 / 13")
+    gold = section(page, "Party").get_by_role("button", name="Gold: 15 gold")
+    # A dot separates it from the place behind it.
+    assert gold.evaluate("value => getComputedStyle(value, '::after').content") == '"·"'
     expect(section(page, "Present").get_by_role("listitem")).to_have_count(1)
     expect(section(page, "Present")).to_contain_text("Marlena")
     threads = section(page, "Threads").get_by_role("heading")
@@ -290,6 +293,17 @@ def test_the_world_follows_the_path_of_its_chat(page: Page, seagate: Seagate) ->
         with page.expect_response(read):
             page.get_by_role("button", name=act, exact=True).last.click()
         expect(section(page, "Party")).to_contain_text(f"HP {hp} / 13")
+
+    # A copy of the chat may take a copy of the world along.
+    campaigns = {seagate.path.removeprefix("/campaigns/")}
+    for choice in ("Share the world", "Copy the world"):
+        last = page.get_by_role("article").last
+        last.get_by_role("button", name="More", exact=True).click()
+        page.get_by_role("menuitem", name="Copy into a new chat").click()
+        with page.expect_response("**/fork") as forked:
+            page.get_by_role("dialog").get_by_role("button", name=choice).click()
+        campaigns.add(forked.value.json()["campaign_id"])
+        assert len(campaigns) == (2 if choice == "Copy the world" else 1)
 
 
 def test_what_is_changed_may_belong_to_the_last_reply(page: Page, seagate: Seagate) -> None:

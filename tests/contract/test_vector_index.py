@@ -244,6 +244,18 @@ async def test_dense_vectors_come_back_for_the_points_that_have_one(index: Vecto
     assert found[with_one.id] == pytest.approx(vector, abs=1e-6)
 
 
+async def test_terms_come_back_for_the_points_that_have_some(index: VectorIndex) -> None:
+    with_some = point(ANN, CHAT, sparse={"sparse": terms({2**32 - 1: 1.5, 7: 0.25})})
+    without = point(ANN, CHAT, dense={"dense": unit(1)}, sparse={})
+    await index.upsert([with_some, without])
+    assert await index.term_vectors([]) == {}
+    found = await index.term_vectors([with_some.id, without.id, uuid4()])
+    assert set(found) == {with_some.id}
+    vector = found[with_some.id]
+    pairs = zip(vector.ids.tolist(), vector.weights.tolist(), strict=True)
+    assert dict(pairs) == {2**32 - 1: 1.5, 7: 0.25}
+
+
 def in_chunks(row: UUID) -> tuple[list[Point], Point]:
     """The points of a row of Ann's, and one of Ben's that names the same row."""
     points = [

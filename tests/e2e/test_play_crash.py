@@ -1,4 +1,4 @@
-"""Killed while a played turn waits or goes on: it can be played, and nothing is half done."""
+"""Killed while a played turn waits or goes on: it can be played, and the choice counts once."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.e2e.test_crash import browser, database_of
 from tests.integration.turns.following import TURN, check_tree, follow
 from tests.integration.turns.playing import Game, named, new_game
 from tests.support.process import serving
-from tests.support.server import Event, ok, read_events, text_of
+from tests.support.server import Event, read_events, text_of
 
 pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 
@@ -22,7 +22,7 @@ async def counting(game: Game) -> list[dict[str, Any]]:
     return [each for each in await game.changes() if each["counts"] and each["actor"] == "tool"]
 
 
-async def test_a_turn_that_waits_outlives_its_process_and_one_that_goes_on_leaves_no_trace(
+async def test_a_turn_that_waits_outlives_its_process_and_a_choice_outlives_it_too(
     tmp_path: Path,
 ) -> None:
     with serving(tmp_path, demo_tokens_per_second="0") as served:
@@ -63,10 +63,19 @@ async def test_a_turn_that_waits_outlives_its_process_and_one_that_goes_on_leave
         async with browser(served, cookies) as ada:
             again = game.at(ada)
             assert (await again.turn(turn_id))["state"] == "interrupted"
-            assert await counting(again) == []
+            stored = await counting(again)
+            state = await again.state()
+            play = state["attributes"]["play"]
+            assert (play["mood"], bool(play["tier"])) == ("action", True)
             await again.refused(turn_id, "1.99", 422, "validation-failed")
             assert (await again.choose(turn_id, option))[-1].name == "turn.failed"
-            ok(await ada.client.get(f"{again.path}/state"))
+            assert (await again.state(), await counting(again)) == (state, stored)
+
+            rest = await ada.turn(game.chat, **{"continue": True})
+            assert rest[-1].name == "turn.completed"
+            after = await again.state()
+            assert after["attributes"]["play"]["mood"] == "aftermath"
+            assert after["attributes"]["dice"] == state["attributes"]["dice"]
             database = database_of(tmp_path)
             await check_tree(database, game.chat)
             await database.dispose()

@@ -65,7 +65,7 @@ def read_archive(files: Mapping[str, bytes]) -> CampaignDraft:
     changes = _read(files, "ledger.json", list[ChangeRecord]) or []
     items = _read_items(files)
     kinds = _kinds(main, changes, items)
-    renumbered = _Renumbered(kinds)
+    renumbered = Renumbered(kinds)
     draft = CampaignDraft(
         id=renumbered.ids[main.id],
         fields=CampaignFields(
@@ -122,7 +122,7 @@ def told_items(files: Mapping[str, bytes], draft: CampaignDraft) -> list[UUID]:
     return [item_id for item_id, kind in draft.kinds.items() if kind in there]
 
 
-class _Renumbered:
+class Renumbered:
     """New ids for old ones. Ids sort by time, and the new ones sort as the old ones do."""
 
     def __init__(self, old: Mapping[UUID, Kind]) -> None:
@@ -158,7 +158,7 @@ def _count(value: Any, where: str) -> int:
         raise CampaignFileError(f"{where}.uses: {error}.") from error
 
 
-def _of_kind(renumbered: _Renumbered, kind: Kind, fields: dict[str, Any], where: str) -> State:
+def _of_kind(renumbered: Renumbered, kind: Kind, fields: dict[str, Any], where: str) -> State:
     try:
         msgspec.convert(fields, STRUCTS[kind], strict=True)
     except msgspec.ValidationError as error:
@@ -167,7 +167,7 @@ def _of_kind(renumbered: _Renumbered, kind: Kind, fields: dict[str, Any], where:
 
 
 def _line(
-    renumbered: _Renumbered,
+    renumbered: Renumbered,
     change: ChangeRecord,
     message_ids: Mapping[UUID, UUID],
     told: Collection[UUID],

@@ -1,7 +1,7 @@
-"""Markdown as people keep a world in: front matter, sections, and lists under headings.
+"""Markdown as people keep a world in: front matter, sections, lists and tables under headings.
 
-Blocks alone are read; what stands inside a line stays as it was written, but for `[[links]]`, which
-`unlinked` takes out. A text that a list can't show as it is stands there as a JSON string.
+Only blocks are read. The text of a line stays as it was written, except for `[[links]]`, which
+`unlinked` removes. A text that a list cannot show as it is becomes a JSON string there.
 """
 
 from __future__ import annotations
@@ -26,6 +26,15 @@ if TYPE_CHECKING:
 
 _FENCE = "---"
 _BLOCKS = ("heading", "lheading", "list", "fence", "hr")
+MAX_CELLS = 100_000
+"""Bars (`|`) in one text. With more, its tables stay paragraphs: a cell takes 2 KB of memory."""
+
+_LEVELS = 2
+"""Levels of headings that split a text in any case."""
+
+NEXT_STEP = re.compile(r"(?:\s(?:→|->)\s|(?<=[.!?;])\s)(?=\*{0,2}next(?: steps?)?:)", re.IGNORECASE)
+"""The gap before a next step that is on the same line as its thread."""
+
 _LINK = re.compile(r"\[\[([^\[\]\n]{1,500})\]\]")
 _OPENING = frozenset("('‘’“«¿¡$€£")  # noqa: RUF001  # quotes of every kind
 _NUMBERED = re.compile(r"[0-9]{1,9}[.)]")
@@ -43,21 +52,36 @@ class Document:
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """A heading of the first or second level, and the text up to the next one, as it is written."""
+    """A heading, and the text up to the next one, as it is written. The level of none is 0."""
 
     title: str
     level: int
     text: str
 
 
+Cells = Sequence[tuple[str, str]]
+"""A row of a table: each cell that says something, after the header of its column."""
+
+
 @dataclass(slots=True)
 class Bullet:
-    """An entry of a list, or a paragraph, under its heading; `details` are the entries in it."""
+    """An entry of a list with the entries in it, a paragraph, or a row of a table.
 
-    group: str
+    The text of a row has all its cells.
+    """
+
     text: str
     details: list[str] = field(default_factory=list[str])
     is_listed: bool = True
+    cells: Cells = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """The lists, paragraphs and rows under a heading. `headings` are it and those around it."""
+
+    headings: tuple[str, ...]
+    bullets: list[Bullet] = field(default_factory=list[Bullet])
 
 
 def read_document(text: str) -> Document:
@@ -86,43 +110,110 @@ def read_document(text: str) -> Document:
     return Document(cast("dict[str, Any]", meta), body)
 
 
-def sections(body: str) -> list[Section]:
-    """What a body consists of: first what stands before its first heading."""
+def sections(body: str, is_field: Callable[[str], bool]) -> list[Section]:
+    """Split a body at headings of the first two levels, and at headings that name a field.
+
+    The text before the first heading comes first. A field ends at the next heading of its level.
+    """
     lines = body.split("\n")
     found: list[Section] = []
     title, level, start = "", 0, 0
     for heading, content in _headings(body):
-        if heading.map is None or heading.level or heading.tag not in {"h1", "h2"}:
+        if heading.map is None or heading.level:
+            continue
+        depth = int(heading.tag[1])
+        if depth > max(level, _LEVELS) and not is_field(content.strip()):
             continue
         found.append(Section(title, level, "\n".join(lines[start : heading.map[0]]).strip()))
-        title, level, start = content.strip(), int(heading.tag[1]), heading.map[1]
+        title, level, start = content.strip(), depth, heading.map[1]
     found.append(Section(title, level, "\n".join(lines[start:]).strip()))
     return found
 
 
-def bullets(body: str) -> list[Bullet]:
-    """All entries of a body's lists, and its paragraphs, each with the heading it stands under."""
-    found: list[Bullet] = []
-    group, depth = "", 0
+def groups(body: str) -> list[Group]:
+    """Return all lists, paragraphs and tables of a body by their headings, also of empty ones."""
+    found: list[tuple[tuple[str, ...], list[_Block]]] = [((), [])]
+    path: list[tuple[int, str]] = []
+    depth = at = 0
     tokens = _tokens(body)
-    for at, token in enumerate(tokens):
-        if token.type == "list_item_open":
+    while at < len(tokens):
+        token, blocks = tokens[at], found[-1][1]
+        if token.type == "table_open":
+            rows, at = _table(tokens, at)
+            for cells in rows:
+                _add(blocks, _row_text(cells), depth, cells)
+        elif token.type == "list_item_open":
             depth += 1
             if depth == 1:
-                found.append(Bullet(group, ""))
+                blocks.append(_Block())
         elif token.type == "list_item_close":
             depth -= 1
+        elif token.type == "heading_open" and not depth:
+            level, title = int(token.tag[1]), tokens[at + 1].content.strip()
+            path = [*(each for each in path if each[0] < level), (level, title)]
+            found.append((tuple(title for _, title in path), []))
+            at += 1
         elif token.type in {"inline", "fence"}:
-            text = token.content.strip()
-            if tokens[at - 1].type == "heading_open" and not depth:
-                group = text
-            elif not depth:
-                found.append(Bullet(group, text, is_listed=False))
-            elif depth == 1 and not found[-1].details:
-                found[-1].text = f"{found[-1].text}\n{text}" if found[-1].text else text
-            else:
-                found[-1].details.append(text)
-    return [bullet for bullet in found if bullet.text]
+            _add(blocks, token.content.strip(), depth)
+        at += 1
+    return [
+        Group(headings, [block.finish() for block in blocks if block.texts or block.details])
+        for headings, blocks in found
+    ]
+
+
+@dataclass(slots=True)
+class _Block:
+    """A bullet that is being read."""
+
+    texts: list[str] = field(default_factory=list[str])
+    details: list[str] = field(default_factory=list[str])
+    is_listed: bool = True
+    cells: Cells = ()
+
+    def finish(self) -> Bullet:
+        texts, details = self.texts, self.details
+        if not texts:
+            texts, details = details[:1], details[1:]
+        return Bullet("\n".join(texts), details, self.is_listed, self.cells)
+
+
+def _add(blocks: list[_Block], text: str, depth: int, cells: Cells = ()) -> None:
+    """Add a text, which is part of the last entry if it is inside a list."""
+    if not text:
+        return
+    if not depth:
+        blocks.append(_Block([text], is_listed=bool(cells), cells=cells))
+    elif depth == 1 and not blocks[-1].details:
+        blocks[-1].texts.append(text)
+    else:
+        blocks[-1].details.append(text)
+
+
+def _table(tokens: Sequence[Token], at: int) -> tuple[list[Cells], int]:
+    """Return the rows of the table that begins at a token, and where it ends.
+
+    A table without rows is a row of its header.
+    """
+    header: list[str] = []
+    rows: list[list[str]] = []
+    while tokens[at].type != "table_close":
+        if tokens[at].type == "th_open":
+            header.append(tokens[at + 1].content.strip())
+        elif tokens[at].type == "tr_open" and header:
+            rows.append([])
+        elif tokens[at].type == "td_open":
+            rows[-1].append(tokens[at + 1].content.strip())
+        at += 1
+    if not rows:
+        return [[("", name) for name in header if name]], at
+    # Markdown gives each row as many cells as the header has.
+    found = [zip(header, row, strict=True) for row in rows]
+    return [[(name, cell) for name, cell in row if cell] for row in found], at
+
+
+def _row_text(cells: Cells) -> str:
+    return "; ".join(f"{name}: {cell}" if name else cell for name, cell in cells)
 
 
 def unlinked(text: str, follow: Callable[[str], object] = lambda _: None) -> str:
@@ -175,6 +266,7 @@ def _is_plain(text: str) -> bool:
         and text.isprintable()
         and (text[:1].isalnum() or text[:1] in _OPENING)
         and "[[" not in text
+        and NEXT_STEP.search(text) is None
         and _NUMBERED.match(text) is None
     )
 
@@ -239,14 +331,16 @@ _Dumper.add_representer(str, _write_text)
 
 
 def _tokens(body: str) -> list[Token]:
-    return _parser().parse(body)
+    return _parser(has_tables=body.count("|") <= MAX_CELLS).parse(body)
 
 
 @cache  # takes longer to make than a short file to read
-def _parser() -> MarkdownIt:
+def _parser(*, has_tables: bool) -> MarkdownIt:
     from markdown_it import MarkdownIt  # noqa: PLC0415 - seldom needed, and slow to import
 
     parser = MarkdownIt("zero").enable(list(_BLOCKS))
+    if has_tables:
+        parser.enable("table")
     parser.core.ruler.disable(["inline"])
     return parser
 

@@ -22,16 +22,16 @@ MAX_FOLDERS = 3
 
 
 def read_campaign(data: bytes, name: str) -> tuple[CampaignDraft, Collection[UUID]]:
-    """Read a zip that somebody sends: a campaign, and items that its files leave out.
+    """Read a zip: return its campaign, and the items that its files leave out.
 
-    `name` is what it is called where the file does not say. Raises `CampaignFileError`,
-    `TooLargeError`.
+    `name` is its name if neither the files nor a folder around them have one. Raises
+    `CampaignFileError`, `TooLargeError`.
     """
     check_file_size(len(data))
     if not is_archive(data):
         raise CampaignFileError("This is no zip file.")
     try:
-        files = _without_folder(unpack(data, what="zip file", entries=ZIP_ENTRIES))
+        files, folder = _without_folder(unpack(data, what="zip file", entries=ZIP_ENTRIES))
     except CardLimitError as error:
         limit = {"limit": error.limit, "allowed": error.allowed, "found": error.found}
         raise CampaignFileError(error.detail, extra=limit) from error
@@ -41,25 +41,31 @@ def read_campaign(data: bytes, name: str) -> tuple[CampaignDraft, Collection[UUI
         draft = read_archive(files)
         return draft, told_items(files, draft)
     if is_vault(files):
-        return read_vault(files, name), ()
+        return read_vault(files, folder.strip() or name), ()
     raise CampaignFileError(
         f"The zip file holds no campaign: neither `{MAIN}`, nor a vault with `campaign.md` or "
         "a folder `canon`."
     )
 
 
-def _without_folder(files: Mapping[str, bytes]) -> dict[str, bytes]:
-    """The files without what programs add of their own, and without the folder all of them are in.
+def _without_folder(files: Mapping[str, bytes]) -> tuple[dict[str, bytes], str]:
+    """Remove hidden files, and the folder that contains all others; return its name, too.
 
-    Such a folder may be in another one.
+    Such a folder may be in another one. Then the inner one's name counts.
     """
     kept = {path: data for path, data in files.items() if not _is_hidden(path)}
+    folder = ""
     for _ in range(MAX_FOLDERS):
         tops = {path.partition("/")[0] for path in kept}
-        if len(tops) != 1 or tops <= OWN_FOLDERS or any("/" not in path for path in kept):
+        if (
+            len(tops) != 1
+            or {*map(str.casefold, tops)} <= OWN_FOLDERS
+            or any("/" not in path for path in kept)
+        ):
             break
+        [folder] = tops
         kept = {path.partition("/")[2]: data for path, data in kept.items()}
-    return kept
+    return kept, folder
 
 
 def _is_hidden(path: str) -> bool:

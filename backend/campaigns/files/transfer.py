@@ -196,11 +196,7 @@ class CampaignTransfer:
         fields = open_campaign(identity.sealer, campaign)
         chronicle = await make_chronicle(session, identity, ChronicleFields(name=fields.name))
         campaign.chronicle_id = chronicle.id
-        session.add(campaign)
-        await session.flush()
-        await _insert(session, CampaignItem, rows.items)
-        await self._outbox.changed(session, identity, kind="campaign", container_id=campaign.id)
-        await _insert(session, CampaignChange, rows.changes)
+        await insert_campaign(session, identity, self._outbox, rows)
         for chat in chats:
             await _insert(session, Chat, [{**chat.chat, "chronicle_id": chronicle.id}])
             members = [
@@ -217,6 +213,17 @@ class CampaignTransfer:
             session, identity.sealer, chronicle.id, rows.events, rows.messages, known={}
         ):
             await self._outbox.changed(session, identity, kind=EVENTS, container_id=chronicle.id)
+
+
+async def insert_campaign(
+    session: AsyncSession, identity: Identity, outbox: IndexOutbox, rows: CampaignRows
+) -> None:
+    """Store a campaign with its items and its ledger, and queue its indexing."""
+    session.add(rows.campaign)
+    await session.flush()
+    await _insert(session, CampaignItem, rows.items)
+    await outbox.changed(session, identity, kind="campaign", container_id=rows.campaign.id)
+    await _insert(session, CampaignChange, rows.changes)
 
 
 async def _insert(session: AsyncSession, table: type[Any], rows: Sequence[dict[str, Any]]) -> None:

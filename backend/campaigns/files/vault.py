@@ -58,7 +58,29 @@ TENSION_HEADINGS = {
     "simmering": "Simmering",
 }
 THREAD_ENDS = {"resolved": "resolved", "done": "resolved", "failed": "failed", "dormant": "dormant"}
-LINKED = frozenset({"giver", "location", "present", "audience"})
+THREAD_STATUSES = {
+    **THREAD_ENDS,
+    **dict.fromkeys(("open", "active", "ongoing", "in progress"), "open"),
+}
+PRIORITIES = {
+    **dict.fromkeys(("high", "critical", "urgent"), "high"),
+    **dict.fromkeys(("medium", "normal", "rising"), "medium"),
+    **dict.fromkeys(("low", "simmering"), "low"),
+}
+THREAD_WORDS = frozenset(
+    {*TENSIONS, *THREAD_ENDS, "open", "active", "priority", "tension", "thread", "threads", "quest"}
+    | {"quests", "plot", "plots", "very", "most", "and", "or", "matters", "things", "now", "soon"}
+)
+"""Words of headings that group threads by priority or status."""
+
+CLOCK_KINDS = ("threat", "goal", "project")
+TERM_STATUSES = ("proposed", "approved", "raw", "rejected")
+SCENE_STATUSES = ("open", "closed")
+ECHO_KINDS = ("cost", "threat")
+NO_DAY = "Some day"
+"""The heading of events of no day that follow those of a day."""
+
+LINKED = frozenset({"giver", "location", "present", "audience", "about", "from", "to"})
 """Details of an entry that name entities."""
 UNTITLED = "Untitled"
 WORLD = "World"
@@ -76,10 +98,12 @@ DETAILS: dict[str, frozenset[str]] = {
     THREADS: frozenset(
         {"next", "objective", "kind", "priority", "tension", "status", "giver", "clock"}
     ),
-    TIMELINE: frozenset({"kind", "time", "where", "who", "keyword", "significance", "pinned"}),
+    TIMELINE: frozenset(
+        {"day", "kind", "time", "where", "who", "keyword", "significance", "pinned"}
+    ),
     CLOCKS: frozenset({"filled", "kind", "visible", "linked", "id"}),
-    FACTS: frozenset({"superseded by", "id"}),
-    RELATIONS: frozenset({"note"}),
+    FACTS: frozenset({"about", "superseded by", "id"}),
+    RELATIONS: frozenset({"from", "to", "score", "note"}),
     GLOSSARY: frozenset({"source", "uses", "status"}),
     SCENES: frozenset(
         {"location", "present", "stakes", "type", "mood", "variant", "beats", "moment", "status"}
@@ -88,6 +112,45 @@ DETAILS: dict[str, frozenset[str]] = {
     CHAPTERS: frozenset({"scene"}),
     ECHOES: frozenset({"kind", "resolved"}),
 }
+TITLED = frozenset({THREADS, CLOCKS, GLOSSARY, SCENES, CHAPTERS})
+"""Lists of entries with a title. An entry may have a heading, which is its title then."""
+
+OTHER_NAMES = {
+    "next step": "next",
+    "next steps": "next",
+    "objectives": "objective",
+    "quest giver": "giver",
+    "given by": "giver",
+    "segments": "filled",
+    "progress": "filled",
+    "participants": "who",
+    "place": "where",
+    "key moment": "moment",
+    "key moments": "moment",
+}
+"""Names of details that people use, and those that are known."""
+
+COLUMNS = {
+    **dict.fromkeys(
+        ("thread", "quest", "name", "clock", "term", "word", "scene", "chapter"), "title"
+    ),
+    **dict.fromkeys(
+        ("summary", "description", "definition", "consequence", "meaning", "event", "fact", "echo"),
+        "text",
+    ),
+    **dict.fromkeys(("notes", "reason", "why"), "note"),
+    "date": "day",
+    "subject": "about",
+    "value": "score",
+}
+"""Names of a table's columns, and the details that they are."""
+
+SEVERAL = frozenset(
+    {"next", "objective", "who", "keyword", "moment", "present", "scene", "locked", "audience"}
+    | {"text"}
+)
+"""Details that an entry may have several of."""
+
 EVERYWHERE = frozenset({"title", "text", "audience", "locked"})
 RAW = LINKED | {"objective"}
 """Details that are read as they are written: names, and what has a box in front."""

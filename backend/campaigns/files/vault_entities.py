@@ -1,4 +1,4 @@
-"""Entities as files of a vault: front matter for what is short, the body for what is told."""
+"""Entities as files of a vault: front matter for short values, the body for texts."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from backend.campaigns.files.markdown import (
     Bullet,
     Document,
     Section,
-    bullets,
     document,
+    groups,
     link_target,
     link_targets,
     read_document,
@@ -29,11 +29,55 @@ _HELD = frozenset(
 )  # fmt: skip
 """Front matter that is not an attribute."""
 
+_OTHER_HELD = {"alias": "aliases", "goal": "wants", "goals": "wants"}
+"""Other names of front matter, in the spelling of `_plain`."""
+
+_OTHER_ATTRIBUTES = {
+    "hp_current": "hp",
+    "current_hp": "hp",
+    "hit_points": "hp",
+    "max_hp": "hp_max",
+    "hp_maximum": "hp_max",
+    "maximum_hp": "hp_max",
+    "max_hit_points": "hp_max",
+    "armor_class": "ac",
+    "armour_class": "ac",
+    "gp": "gold",
+}
+_CURRENT_HP = frozenset({"hp_current", "current_hp"})
+_MAX_HP = frozenset(each for each, name in _OTHER_ATTRIBUTES.items() if name == "hp_max")
+_MEASURES = frozenset({"hp", "stress"})
+"""Attributes that may be an object of a current value and a maximum."""
+
+_FIELDS = {
+    "personality": "personality",
+    "personality traits": "personality",
+    "traits": "personality",
+    "voice": "voice",
+    "speech": "voice",
+    "speech pattern": "voice",
+    "speech patterns": "voice",
+    "mannerisms": "voice",
+    "voice and mannerisms": "voice",
+    "voice and speech": "voice",
+    "wants": "wants",
+    "goals": "wants",
+    "secret": "secret",
+    "secrets": "secret",
+    "gm notes": "secret",
+    "gm only": "secret",
+    "dm notes": "secret",
+    "dm only": "secret",
+}
+"""Headings of a body, and the fields that their texts become."""
+
 _IN_BRACKETS = re.compile(r"\[([^\[\]\n]{1,1000})\]")
 _SENTENCE_END = re.compile(r"\n|(?<=[.!?])\s")
+_UNIT = re.compile(r"\s{0,5}(?:gp|gold|gold pieces|coins?|hp|hit points|points)?\.?", re.IGNORECASE)
 _POINTS = re.compile(r"\s{0,5}(-?[0-9]{1,9})\s{0,5}(?:/\s{0,5}([0-9]{1,9}))?(?![0-9.,])")
 
 NAME, LINE, TEXT = 200, 1_000, 20_000
+MAX_LINES = 200
 
 
 class EntityFile:
@@ -48,10 +92,10 @@ class EntityFile:
         self.warnings: list[str] = []
         self.leftover: list[str] = []
         self.links: list[tuple[str, str]] = []
-        self._meta = meta = source.meta
+        self._meta = meta = self._normalise_names(source.meta)
         if source.broken:
             self.warnings.append(f"the front matter can't be read: {source.broken}")
-        parts = sections(source.body)
+        parts = sections(source.body, lambda title: _field(title) is not None)
         heading = parts[1].title if len(parts) > 1 and not parts[0].text else ""
         is_name = bool(heading) and parts[1].level == 1
         name = self._short(meta.get("name"), NAME, "name")
@@ -72,68 +116,87 @@ class EntityFile:
             if meta.get(name) is not None:
                 self.fields[name] = self._short(meta[name], LINE, name)
         self._read_body(parts)
-        for name in ("description", "personality"):
-            if name in meta:
-                self.fields[name] = self._cut(_text(meta[name]), TEXT, name)
-        if "voice" in meta:
-            voice: Any = meta["voice"]
-            self.fields["voice"] = self._lines(
-                map(_text, cast("Any", voice)) if isinstance(voice, list) else _texts(voice)
-            )
+
+    def _normalise_names(self, meta: Mapping[str, Any]) -> dict[str, Any]:
+        """Return front matter with the names of `_HELD` in their own spelling."""
+        found: dict[str, Any] = {}
+        for key, value in meta.items():
+            plain = _plain(key)
+            name = _OTHER_HELD.get(plain, plain if plain in _HELD else key)
+            if name not in found:
+                found[name] = value
+            elif found[name] != value:
+                self._keep_fact(key, value, "it is there more than once")
+        return found
+
+    def _keep_fact(self, key: str, value: Any, why: str) -> None:
+        self.leftover.append(f"{key}: {_text(value)}")
+        self.warnings.append(f"`{key[:NAME]}` is kept as a fact: {why}")
 
     def _read_body(self, parts: Iterable[Section]) -> None:
+        """Read sections by their headings. Sections inside a secret are secret."""
+        told = {
+            name: [text] if (text := _text(self._meta.get(name))) else []
+            for name in ("description", "personality")
+        }
+        voice = [_text(each) for each in _items(self._meta.get("voice"))]
+        secret_level = 0
         described: list[str] = []
         for part in parts:
-            match part.title.casefold():
-                case "personality":
-                    self._read_personality(part.text)
-                case "voice":
-                    self.fields["voice"] = self._lines(_said(bullets(part.text)))
-                case "wants" | "goals" if "wants" not in self.fields:
-                    said = " ".join(_said(bullets(part.text)))
-                    self.fields["wants"] = self._short(said, LINE, "wants")
-                case "secret" | "secrets":
-                    self.secrets += _said(bullets(part.text))
-                case "":
-                    described.append(part.text)
-                case _:
-                    described.append(f"{'#' * part.level} {part.title}\n{part.text}".strip())
+            field = _field(part.title)
+            if secret_level and part.level > secret_level:
+                self.secrets += _read_lines(f"# {part.title}\n{part.text}")
+                continue
+            secret_level = part.level if field == "secret" else 0
+            if field == "personality":
+                self._read_personality(part.text, told["personality"], voice)
+            elif field == "voice":
+                voice += _read_lines(part.text)
+            elif field == "secret":
+                self.secrets += _read_lines(part.text)
+            elif field == "wants" and "wants" not in self.fields:
+                self.fields["wants"] = self._short(" ".join(_read_lines(part.text)), LINE, "wants")
+            elif part.title:
+                described.append(f"{'#' * part.level} {part.title}\n{part.text}".strip())
+            else:
+                described.append(part.text)
         text = "\n\n".join(filter(None, described))
         for sentence in _SENTENCE_END.split(text):
             self.links += [(target, unlinked(sentence)) for target in link_targets(sentence)]
-        self.fields["description"] = self._cut(unlinked(text), TEXT, "description")
-
-    def _read_personality(self, text: str) -> None:
-        """List entries and text in brackets become the voice, other text the personality."""
-        told: list[str] = []
-        voice: list[str] = []
-        for bullet in bullets(text):
-            if bullet.is_listed:
-                voice += _said([bullet])
-                continue
-            said = unlinked(bullet.text)
-            for bracket in _IN_BRACKETS.finditer(said):
-                voice += [each.strip() for each in bracket[1].split(";") if each.strip()]
-            told.append(_IN_BRACKETS.sub("", said).strip())
+        told["description"].append(unlinked(text))
+        for name, texts in told.items():
+            self.fields[name] = self._cut("\n\n".join(filter(None, texts)), TEXT, name)
         self.fields["voice"] = self._lines(voice)
-        personality = "\n\n".join(filter(None, told))
-        self.fields["personality"] = self._cut(personality, TEXT, "personality")
+
+    def _read_personality(self, text: str, told: list[str], voice: list[str]) -> None:
+        """List entries, rows and text in brackets become the voice, other text the personality."""
+        for group in groups(text):
+            told += [unlinked(each) for each in group.headings[-1:]]
+            for bullet in group.bullets:
+                if bullet.is_listed:
+                    voice += _said([bullet])
+                    continue
+                said = unlinked(bullet.text)
+                for bracket in _IN_BRACKETS.finditer(said):
+                    voice += [each.strip() for each in bracket[1].split(";") if each.strip()]
+                told.append(_IN_BRACKETS.sub("", said).strip())
 
     def _attributes(self) -> dict[str, Any]:
-        found = {
-            key[:NAME]: _unwrapped(value)
-            for key, value in self._meta.items()
-            if key and key not in _HELD
-        }
+        found: dict[str, Any] = {}
+        for key, name in self._attribute_names().items():
+            value = _unwrapped(self._meta[key])
+            if not 0 < len(name) <= NAME:
+                self._keep_fact(key[:NAME], value, f"its name has 0 or more than {NAME} characters")
+            elif name in found and found[name] != value:
+                self._keep_fact(key, value, f"`{name}` is there more than once")
+            else:
+                found[name] = value
+        for key in _MEASURES & found.keys():
+            self._read_measure(found, key)
         self.warnings += [
             f"`{key}` is kept among the attributes" for key in found if key not in ATTRIBUTES
         ]
-        for key in ("conditions", "inventory"):
-            if isinstance(found.get(key), str):
-                found[key] = [each.strip() for each in found[key].split(",") if each.strip()]
-        for key in ("hp", "hp_max", "gold"):
-            if isinstance(found.get(key), str):
-                self._read_number(found, key)
+        self._read_values(found)
         kept = self._meta.get("attributes")
         if isinstance(kept, dict):
             members = cast("dict[str, Any]", kept).items()
@@ -142,6 +205,43 @@ class EntityFile:
             self.leftover.append(f"attributes: {_text(kept)}")
         return found
 
+    def _read_values(self, found: dict[str, Any]) -> None:
+        """Make lists and numbers of texts."""
+        for key in ("conditions", "inventory"):
+            if isinstance(found.get(key), str):
+                found[key] = [each.strip() for each in found[key].split(",") if each.strip()]
+        for key in ("hp", "hp_max", "gold"):
+            if isinstance(found.get(key), str):
+                self._read_number(found, key)
+
+    def _attribute_names(self) -> dict[str, str]:
+        """Return the attributes that front matter becomes, by its own names."""
+        plain_keys = {key: _plain(key) for key in self._meta if key not in _HELD}
+        plains = set(plain_keys.values())
+        names = dict(_OTHER_ATTRIBUTES)
+        if plains & _CURRENT_HP and not plains & {"hp_max", *_MAX_HP}:
+            # With a current value in another member, `hp` is the maximum.
+            names["hp"] = "hp_max"
+        return {
+            key: names.get(plain, plain if plain in ATTRIBUTES else key)
+            for key, plain in plain_keys.items()
+        }
+
+    def _read_measure(self, found: dict[str, Any], key: str) -> None:
+        """Make two attributes of `{current: 9, max: 13}`. Its other members are attributes, too."""
+        value = found[key]
+        if not isinstance(value, dict):
+            return
+        del found[key]
+        for member, each in cast("dict[str, Any]", value).items():
+            part = _plain(member)
+            name = key if part in {"current", "now", "value"} else f"{key}_{part}"
+            name = f"{key}_max" if part in {"max", "maximum", "total"} else name
+            if name in found and found[name] != each:
+                self._keep_fact(f"{key}.{member}", each, f"`{name}` is there more than once")
+            else:
+                found[name] = each
+
     def _read_number(self, found: dict[str, Any], key: str) -> None:
         """Make a number of `13/13` or `15 gp`, else a fact."""
         points = _POINTS.match(found[key])
@@ -149,9 +249,13 @@ class EntityFile:
             self.leftover.append(f"{key}: {found.pop(key)}")
             self.warnings.append(f"`{key}` is no number: it is kept as a fact")
             return
+        whole, maximum = found[key], points[2]
         found[key] = int(points[1])
-        if key == "hp" and points[2] is not None:
-            found.setdefault("hp_max", int(points[2]))
+        is_held = (
+            key == "hp" and maximum and found.setdefault("hp_max", int(maximum)) == int(maximum)
+        )
+        if (maximum and not is_held) or not _UNIT.fullmatch(whole[points.end() :]):
+            self._keep_fact(key, whole, f"as a number it is {found[key]:,}")
 
     def _short(self, value: Any, limit: int, where: str) -> str:
         return self._cut(unlinked(_text(value)).strip(), limit, where)
@@ -166,8 +270,10 @@ class EntityFile:
 
     def _lines(self, lines: Iterable[str]) -> list[str]:
         found = [self._cut(each, LINE, "voice") for each in lines]
-        self.leftover += found[200:]
-        return found[:200]
+        if len(found) > MAX_LINES:
+            self.leftover += found[MAX_LINES:]
+            self.warnings.append(f"`voice` has more than {MAX_LINES} lines: the rest are facts")
+        return found[:MAX_LINES]
 
 
 def write_entity(entity: Entity, *, location: str, secrets: list[str], audience: Any) -> bytes:
@@ -229,6 +335,35 @@ def _reads_back(entity: Entity, meta: Mapping[str, Any], body: str, names: Itera
     )
 
 
+def _read_lines(text: str) -> list[str]:
+    """Return the entries, paragraphs and rows of a text, after the heading that they are under."""
+    found: list[str] = []
+    for group in groups(text):
+        heading = "".join(map(unlinked, group.headings[-1:]))
+        lines = _said(group.bullets)
+        found += [f"{heading}: {line}" for line in lines] if heading else lines
+        if heading and not lines:
+            found.append(heading)
+    return found
+
+
+def _field(title: str) -> str | None:
+    """Return the field that a heading names."""
+    return _FIELDS.get(title.casefold().replace("&", "and").strip(" *_:"))
+
+
+def _plain(key: str) -> str:
+    """Return a name of front matter in one spelling."""
+    return "_".join(key.casefold().replace("-", " ").replace("_", " ").split())
+
+
+def _items(value: Any) -> list[Any]:
+    if isinstance(value, list):
+        many: list[Any] = cast("Any", value)
+        return many
+    return [] if value is None or value == "" else [value]
+
+
 def _said(found: Iterable[Bullet]) -> list[str]:
     """Entries and what stands in them, each on its own."""
     return [unlinked(line) for bullet in found for line in (bullet.text, *bullet.details)]
@@ -251,6 +386,9 @@ def _text(value: Any) -> str:
     plain: Any = value if isinstance(value, str) else _unwrapped(value)
     if isinstance(plain, list):
         return ", ".join(map(_text, cast("Any", plain)))
+    if isinstance(plain, dict):
+        members = cast("dict[str, Any]", plain).items()
+        return ", ".join(f"{name}: {_text(each)}" for name, each in members)
     return "" if plain is None else str(plain)
 
 

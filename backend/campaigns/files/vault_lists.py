@@ -1,110 +1,52 @@
-"""What a vault holds in lists under headings: threads, days, clocks, facts and the like."""
+"""The lists of a vault under headings: threads, days, clocks, facts and others."""
 
 from __future__ import annotations
 
 import re
-from collections import defaultdict
-from typing import Any, Protocol
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeVar
 from uuid import UUID
 
 import msgspec
 
 from backend.audience import Audience, stored
 from backend.campaigns.files import vault
-from backend.campaigns.files.draft import CampaignDraft
 from backend.campaigns.files.markdown import (
     Bullet,
     Document,
-    bullets,
     decoded,
+    groups,
     link_target,
-    titled,
+    link_targets,
     unlinked,
 )
-from backend.campaigns.items import MAX_SCENES, STRUCTS, Item, Kind
+from backend.campaigns.files.vault_entries import BOX, Entry, World, split_lines
+from backend.campaigns.items import MAX_SCENES, STRUCTS, Kind
 from backend.campaigns.ledger import State
+from backend.campaigns.mentions import slug
 from backend.chronicles.files import EventRecord
 from backend.database.base import now
 
 _DAY = re.compile(r"day\s{1,5}(-?[0-9]{1,6})(.{0,300})", re.IGNORECASE)
 _PARTS = re.compile(r"([0-9]{1,2})\s{0,5}/\s{0,5}([0-9]{1,2})")
-_BOX = re.compile(r"\[([ xX])\]\s{1,5}")
 _ARROW = re.compile(r"\s{1,5}(?:→|->)\s{1,5}")
-_SCORE = re.compile(r"-?[0-9]{1,3}")
+_SCORE = re.compile(r"[-+]?[0-9]{1,3}")
+_DAY_CELL = re.compile(r"(?:day\s{1,5})?(-?[0-9]{1,6})", re.IGNORECASE)
+_WORD = re.compile(r"[^\W\d_]+")
+_LEADING = re.compile(r"[^\w]*\w+\s*[^\w\s]")
+_PRIORITIES = frozenset({*vault.TENSIONS, *vault.THREAD_ENDS})
+_KINDS = {
+    vault.CLOCKS: vault.CLOCK_KINDS,
+    vault.GLOSSARY: vault.TERM_STATUSES,
+    vault.SCENES: vault.SCENE_STATUSES,
+    vault.ECHOES: vault.ECHO_KINDS,
+}
+"""Headings that group entries, in the singular."""
+
+T = TypeVar("T")
 
 MAX_EVENTS = 20_000
 MAX_USES = 1_000_000_000
-
-
-class World(Protocol):
-    """What is known of a vault's entities, and takes in what lists say."""
-
-    @property
-    def draft(self) -> CampaignDraft:
-        """What becomes of the vault."""
-        ...
-
-    def find(self, name: str, kind: str = "") -> UUID | None:
-        """The entity that a link or a name means."""
-        ...
-
-    def follow(self, target: str) -> None:
-        """Say so where a link leads nowhere."""
-        ...
-
-    def audience(self, value: Any, where: str) -> Audience:
-        """Who may know something."""
-        ...
-
-    def add(self, kind: Kind, item: Item, item_id: UUID | None = None) -> UUID:
-        """Take in an item."""
-        ...
-
-    def note(self, text: str, about: UUID | None) -> None:
-        """Keep what has no other place."""
-        ...
-
-
-class _Entry:
-    """An entry of a list: its text, and its details by their names."""
-
-    def __init__(self, world: World, bullet: Bullet, known: frozenset[str]) -> None:
-        self.group = unlinked(bullet.group)
-        self.heading = bullet.group
-        self.about = link_target(bullet.group)
-        self.text = bullet.text
-        self.said: defaultdict[str, list[str]] = defaultdict(list)
-        self.unknown: list[str] = []
-        self._follow = world.follow
-        for detail in bullet.details:
-            name, colon, value = detail.partition(":")
-            key = name.strip(" *").casefold()
-            if colon and key in known:
-                bare = value.removeprefix("**").strip()
-                self.said[key].append(bare if key in vault.RAW else decoded(bare, world.follow))
-            elif _BOX.match(detail) and "objective" in known:
-                self.said["objective"].append(detail)
-            else:
-                self.unknown.append(unlinked(detail, world.follow))
-
-    def last(self, key: str, default: str = "") -> str:
-        """What a detail says; of several of its name, the last."""
-        return self.said[key][-1] if self.said[key] else default
-
-    def titled(self) -> tuple[str, str]:
-        """The title and the text of an entry that has a title, with what is not understood."""
-        title, text = titled(self.text)
-        title = self.last("title") or unlinked(title, self._follow)
-        text = self.last("text") or unlinked(text, self._follow)
-        return title, " ".join(filter(None, [text, *self.unknown]))
-
-    def whole(self) -> str:
-        """The text of an entry without a title, with what is not understood."""
-        return " ".join([decoded(self.text, self._follow), *self.unknown])
-
-    def fields(self, *names: str) -> dict[str, str]:
-        """Those of the details that are there."""
-        return {name: self.last(name) for name in names if self.said[name]}
 
 
 class ListReader:
@@ -113,6 +55,8 @@ class ListReader:
     def __init__(self, world: World) -> None:
         self._world = world
         self._path = ""
+        self._outline = ""
+        self._known: frozenset[str] = frozenset()
         self._by_name: dict[tuple[Kind, str], UUID] = {}
         self._references: list[tuple[UUID, str, Kind, str]] = []
         self._events: list[EventRecord] = []
@@ -120,8 +64,127 @@ class ListReader:
 
     def read(self, outline: str, path: str, document: Document) -> None:
         """Read one file."""
-        self._path = path
-        read = {
+        self._path, self._outline = path, outline
+        self._known = vault.DETAILS[outline] | vault.EVERYWHERE
+        if document.broken:
+            self._warn(f"the front matter can't be read: {document.broken}")
+        for key, value in document.meta.items():
+            self._warn(f"`{key[:200]}` is kept as a fact")
+            self._world.note(f"{key}: {value}", None)
+        found = [(*self._place(group.headings), group.bullets) for group in groups(document.body)]
+        at = 0
+        while at < len(found):
+            group, subs, content = found[at]
+            at += 1
+            if not subs or not self._is_title(group, content, found[at : at + 1]):
+                self._read_bullets(group, subs, content)
+                continue
+            entry = Entry(self._world, self._known, group=group)
+            entry.said["title"].append(unlinked(subs[0]))
+            entry.add_content(content)
+            while at < len(found) and found[at][1][:1] == subs[:1] and len(found[at][1]) > 1:
+                self._add_part(entry, found[at][1][-1], found[at][2])
+                at += 1
+            self._read_entry(entry)
+
+    def _place(self, headings: tuple[str, ...]) -> tuple[str, tuple[str, ...]]:
+        """Return the heading that groups entries, and the headings inside it."""
+        group = ""
+        inside: list[str] = []
+        for at, heading in enumerate(headings):
+            if self._is_group(heading, is_inside=bool(group)):
+                group, inside = heading, []
+            elif at or not self._is_name(heading):
+                inside.append(heading)
+        return group, tuple(inside)
+
+    def _is_name(self, heading: str) -> bool:
+        """True if a heading only repeats the name of its file."""
+        words = set(slug(heading).split("-"))
+        return words <= {*self._outline.split("-"), *self._outline.removesuffix("s").split("-")}
+
+    def _is_group(self, heading: str, *, is_inside: bool) -> bool:
+        plain = unlinked(heading).strip().casefold()
+        match self._outline:
+            case vault.THREADS:
+                words = _WORD.findall(plain)
+                known = [each for each in words if each in _PRIORITIES]
+                is_only = set(words) <= vault.THREAD_WORDS
+                leads = words[:1] == known[:1] and _LEADING.match(plain) is not None
+                return bool(known) and (is_only or (leads and not is_inside))
+            case vault.TIMELINE:
+                return _DAY.search(heading) is not None or plain == vault.NO_DAY.casefold()
+            case vault.FACTS:
+                is_world = plain in {vault.WORLD.casefold(), vault.FACTS}
+                return is_world or self._world.find(link_target(heading)) is not None
+            case _:
+                kinds = _KINDS.get(self._outline, ())
+                return plain in kinds or plain.removesuffix("s") in kinds
+
+    def _is_title(
+        self, group: str, content: Sequence[Bullet], following: Sequence[tuple[Any, ...]]
+    ) -> bool:
+        """True if a heading is the title of one entry, and not of a list of entries."""
+        if self._outline not in vault.TITLED:
+            return False
+        if group:
+            return True
+        probe = Entry(self._world, self._known)
+        has_parts = bool(following) and len(following[0][1]) > 1
+        listed = [each for each in content if each.is_listed]
+        are_details = all(probe.detail(each.text) for each in listed)
+        return are_details and bool(content or has_parts)
+
+    def _add_part(self, entry: Entry, heading: str, content: Sequence[Bullet]) -> None:
+        """Add the content of a heading inside an entry. The heading may name a detail."""
+        texts = [text for each in content for text in (each.text, *each.details)]
+        if entry.detail(f"{heading}: x"):
+            for text in texts:
+                entry.take(text if entry.detail(text) else f"{heading}: {text}")
+            return
+        entry.said["text"].append(unlinked(heading))
+        entry.add_content(content)
+
+    def _read_bullets(self, group: str, subs: Sequence[str], content: Sequence[Bullet]) -> None:
+        """Read entries one by one. A paragraph of details belongs to the entry before it."""
+        inside = " / ".join(map(unlinked, subs))
+        is_time = self._outline == vault.TIMELINE and bool(group)
+        is_about = self._outline == vault.FACTS and not group
+        if inside and not (content and (is_time or is_about)):
+            self._warn(f"the heading `{inside[:200]}` is not known")
+        entries: list[Entry] = []
+        for bullet in content:
+            if entries and self._outline in vault.TITLED and not bullet.text.startswith("**"):
+                last = entries[-1]
+                lines = split_lines(bullet.text)
+                if all(map(last.detail, lines)) and not bullet.cells:
+                    for line in lines:
+                        last.take(line)
+                    last.add_details(bullet)
+                    continue
+            entry = Entry(
+                self._world,
+                self._known,
+                group=inside if is_about else group,
+                text="" if bullet.cells else bullet.text,
+            )
+            entry.add_cells(bullet.cells, "title" if self._outline in vault.TITLED else "text")
+            entry.add_details(bullet)
+            if is_time and inside:
+                entry.said["time"].insert(0, inside)
+            elif inside and group and self._outline not in vault.TITLED:
+                entry.text = f"{inside}: {decoded(entry.text)}"
+            entries.append(entry)
+        for entry in entries:
+            self._read_entry(entry)
+
+    def _read_entry(self, entry: Entry) -> None:
+        for text in entry.unknown:
+            self._warn(f"`{text[:200]}` is kept in the text of its entry")
+        for key in entry.said.keys() - vault.SEVERAL:
+            if len(set(entry.said[key])) > 1:
+                self._warn(f"`{key}` is there more than once: the last counts")
+        {
             vault.THREADS: self._thread,
             vault.TIMELINE: self._event,
             vault.CLOCKS: self._clock,
@@ -131,15 +194,7 @@ class ListReader:
             vault.SCENES: self._scene,
             vault.CHAPTERS: self._chapter,
             vault.ECHOES: self._echo,
-        }[outline]
-        for key, value in document.meta.items():
-            self._warn(f"`{key[:200]}` is kept as a fact")
-            self._world.note(f"{key}: {value}", None)
-        for bullet in bullets(document.body):
-            entry = _Entry(self._world, bullet, vault.DETAILS[outline] | vault.EVERYWHERE)
-            for text in entry.unknown:
-                self._warn(f"`{text[:200]}` is kept in the text of its entry")
-            read(entry)
+        }[self._outline](entry)
 
     def connect(self) -> None:
         """Let entries refer to each other, and take in the events."""
@@ -156,36 +211,44 @@ class ListReader:
             draft.warn(f"Of the timeline, the last {MAX_EVENTS:,} events are kept")
         draft.events = self._events[-MAX_EVENTS:]
 
-    def _thread(self, entry: _Entry) -> None:
+    def _thread(self, entry: Entry) -> None:
         title, summary = entry.titled()
-        words = entry.group.casefold().split()
-        tension = next((vault.TENSIONS[each] for each in words if each in vault.TENSIONS), "")
+        words = _WORD.findall(entry.group.casefold())
+        known = [each for each in words if each in vault.TENSIONS]
+        known += [each.casefold() for each in entry.said["priority"]] if not known else []
         ends = (vault.THREAD_ENDS[each] for each in words if each in vault.THREAD_ENDS)
+        priority = next((each for each in ("high", "low") if each in words), "medium")
         fields: State = {
-            "tension": tension or "rising",
-            "status": next(ends, "open"),
-            "priority": next((each for each in ("high", "low") if each in words), "medium"),
-            **entry.fields("kind", "priority", "tension", "status"),
+            "tension": self._choice(
+                entry, "tension", vault.TENSIONS, vault.TENSIONS.get("".join(known[:1]), "rising")
+            ),
+            "status": self._choice(entry, "status", vault.THREAD_STATUSES, next(ends, "open")),
+            "priority": self._choice(entry, "priority", vault.PRIORITIES, priority),
+            **entry.fields("kind"),
             "title": title,
             "summary": summary,
-            "next_step": " ".join(entry.said["next"]),
+            "next_step": " ".join(filter(None, entry.said["next"])),
             "objectives": [_objective(text) for text in entry.said["objective"]],
             "giver_id": self._entity(entry, "giver"),
         }
         self._refer(self._add("thread", fields, entry), entry, "clock", "clock_id", "clock")
 
-    def _event(self, entry: _Entry) -> None:
+    def _event(self, entry: Entry) -> None:
         found = _DAY.search(entry.group)
         rest = found[2].strip(" -:,–—") if found else ""  # noqa: RUF001  # dashes of every length
+        day = found[1] if found else None
+        if said := entry.last("day"):
+            told = _DAY_CELL.fullmatch(said)
+            day = told[1] if told else self._unclear("day", said, day)
         fields: State = {
             "summary": entry.whole(),
-            "day": int(found[1]) if found else None,
-            "time": rest,
-            **entry.fields("kind", "time", "where"),
+            "day": int(day) if day else None,
+            "time": " ".join(filter(None, [rest, *entry.said["time"]])),
+            **entry.fields("kind", "where"),
             "who": entry.said["who"],
             "keywords": entry.said["keyword"],
             "happened_at": self._at,
-            "pinned": entry.last("pinned") == "true",
+            "pinned": self._truth(entry, "pinned", default=False),
             "audience": stored(self._audience(entry)),
         }
         if entry.said["significance"]:
@@ -195,63 +258,75 @@ class ListReader:
         except msgspec.ValidationError as error:
             self._keep(entry, str(error))
 
-    def _clock(self, entry: _Entry) -> None:
+    def _clock(self, entry: Entry) -> None:
         name, consequence = entry.titled()
         parts = _PARTS.search(entry.last("filled"))
         fields: State = {
-            "kind": entry.group.casefold(),
+            "kind": _kind(entry.group, vault.CLOCK_KINDS, "threat"),
             **entry.fields("kind"),
             "name": name,
             "consequence": consequence,
-            "visible": entry.last("visible", "true") != "false",
+            "visible": self._truth(entry, "visible", default=True),
         }
-        if fields["kind"] not in {"threat", "goal", "project"}:
-            fields["kind"] = "threat"
         if parts is not None:
             fields |= {"filled": int(parts[1]), "segments": int(parts[2])}
+        elif said := entry.last("filled"):
+            self._unclear("filled", said, None)
         clock_id = self._add("clock", fields, entry)
         self._refer(clock_id, entry, "linked", "linked_id", "clock")
 
-    def _fact(self, entry: _Entry) -> None:
-        is_told = entry.about.casefold() not in {"", vault.WORLD.casefold(), vault.FACTS}
-        about = self._world.find(entry.about) if is_told or "[[" in entry.heading else None
+    def _fact(self, entry: Entry) -> None:
+        heading = entry.last("about") or entry.heading
+        target = link_target(heading)
+        is_told = target.casefold() not in {"", vault.WORLD.casefold(), vault.FACTS}
+        about = self._world.find(target) if is_told or "[[" in heading else None
         text = entry.whole()
         if about is None and is_told:
-            self._warn(f"`{entry.group[:200]}` names nothing in the vault")
-            text = f"{entry.group}: {text}"
+            self._warn(f"`{heading[:200]}` names nothing in the vault")
+            text = f"{unlinked(heading)}: {text}"
         fact_id = self._add("fact", {"text": text, "about_id": about}, entry)
         self._refer(fact_id, entry, "superseded by", "superseded_by", "fact")
 
-    def _relation(self, entry: _Entry) -> None:
+    def _relation(self, entry: Entry) -> None:
         pair, _, said = entry.text.rpartition(":")
-        ends = [self._world.find(link_target(each)) for each in _ARROW.split(pair or entry.text)]
+        names = _ARROW.split(pair or entry.text)
+        links = link_targets(pair)
+        if len(names) > 1 and len(links) == 2:  # noqa: PLR2004  # names may have arrows in them
+            names = links
+        if entry.said["from"]:
+            names, said = [entry.last("from"), entry.last("to")], entry.last("score", "0")
+        ends = [self._world.find(link_target(each)) for each in names]
         score = _SCORE.fullmatch(said.strip())
         if len(ends) != 2 or score is None:  # noqa: PLR2004  # from one to another
             self._keep(entry, "it is not `[[One]] → [[Another]]: score`")
             return
-        note = " ".join([*entry.said["note"], *entry.unknown])
+        rest = [*entry.said["title"], *entry.said["text"], *entry.unknown]
+        if entry.said["from"]:
+            rest.insert(0, entry.text)
+        note = " ".join(filter(None, [*entry.said["note"], *rest]))
         fields = {"from_id": ends[0], "to_id": ends[1], "score": int(score[0]), "note": note}
         self._add("relation", fields, entry)
 
-    def _term(self, entry: _Entry) -> None:
+    def _term(self, entry: Entry) -> None:
         term, definition = entry.titled()
-        status = entry.group.casefold()
         fields: State = {
-            "status": status if status in {"proposed", "raw", "rejected"} else "approved",
+            "status": _kind(entry.group, vault.TERM_STATUSES, "approved"),
             **entry.fields("source", "status"),
             "term": term,
             "definition": definition,
         }
         term_id = self._add("term", fields, entry)
         uses = _number(entry.last("uses", "0"))
-        if term_id is not None and isinstance(uses, int):
+        if not isinstance(uses, int):
+            self._unclear("uses", uses, None)
+        elif term_id is not None:
             self._world.draft.uses[term_id] = min(uses, MAX_USES)
 
-    def _scene(self, entry: _Entry) -> None:
+    def _scene(self, entry: Entry) -> None:
         title, summary = entry.titled()
-        present = [self._world.find(link_target(name)) for name in entry.said["present"]]
+        present = [self._find("present", name) for name in entry.said["present"]]
         fields: State = {
-            "status": "closed" if entry.group.casefold() == "closed" else "open",
+            "status": _kind(entry.group, vault.SCENE_STATUSES, "open"),
             **entry.fields("stakes", "type", "mood", "variant", "status"),
             "title": "" if title == vault.UNTITLED and not entry.said["title"] else title,
             "summary": summary,
@@ -262,7 +337,7 @@ class ListReader:
         }
         self._add("scene", fields, entry)
 
-    def _chapter(self, entry: _Entry) -> None:
+    def _chapter(self, entry: Entry) -> None:
         title, summary = entry.titled()
         is_untitled = title == vault.UNTITLED and not entry.said["title"]
         fields: State = {"title": "" if is_untitled else title, "summary": summary}
@@ -270,17 +345,16 @@ class ListReader:
             for told in entry.said["scene"][:MAX_SCENES]:
                 self._references.append((chapter_id, "scene_ids", "scene", told))
 
-    def _echo(self, entry: _Entry) -> None:
-        kind = "threat" if entry.group.casefold().startswith("threat") else "cost"
+    def _echo(self, entry: Entry) -> None:
         fields: State = {
-            "kind": kind,
+            "kind": _kind(entry.group, vault.ECHO_KINDS, "cost"),
             **entry.fields("kind"),
             "text": entry.whole(),
-            "resolved": entry.last("resolved") == "true",
+            "resolved": self._truth(entry, "resolved", default=False),
         }
         self._add("echo", fields, entry)
 
-    def _add(self, kind: Kind, fields: State, entry: _Entry) -> UUID | None:
+    def _add(self, kind: Kind, fields: State, entry: Entry) -> UUID | None:
         """Take in an item, or keep its text where it can't be one; its id, if it is one."""
         fields["audience"] = self._audience(entry)
         fields["locked"] = entry.said["locked"]
@@ -296,26 +370,45 @@ class ListReader:
         return item_id
 
     def _refer(
-        self, item_id: UUID | None, entry: _Entry, detail: str, field: str, kind: Kind
+        self, item_id: UUID | None, entry: Entry, detail: str, field: str, kind: Kind
     ) -> None:
         if item_id is not None and entry.said[detail]:
             self._references.append((item_id, field, kind, entry.last(detail)))
 
-    def _entity(self, entry: _Entry, detail: str) -> UUID | None:
-        if not entry.said[detail]:
-            return None
+    def _entity(self, entry: Entry, detail: str) -> UUID | None:
+        return self._find(detail, entry.last(detail)) if entry.said[detail] else None
+
+    def _find(self, detail: str, name: str) -> UUID | None:
         kind = "location" if detail == "location" else ""
-        found = self._world.find(link_target(entry.last(detail)), kind)
+        found = self._world.find(link_target(name), kind)
         if found is None:
-            self._warn(f"`{detail}` names nothing in the vault: {entry.last(detail)[:200]}")
+            self._warn(f"`{detail}` names nothing in the vault: {name[:200]}")
         return found
 
-    def _audience(self, entry: _Entry) -> Audience:
+    def _truth(self, entry: Entry, detail: str, *, default: bool) -> bool:
+        said = entry.last(detail).casefold()
+        if said in {"true", "yes", "false", "no"}:
+            return said in {"true", "yes"}
+        return self._unclear(detail, said, default) if said else default
+
+    def _choice(self, entry: Entry, detail: str, choices: Mapping[str, str], default: str) -> str:
+        said = entry.last(detail).casefold()
+        if not said or said in choices:
+            return choices[said] if said else default
+        return self._unclear(detail, said, default)
+
+    def _unclear(self, detail: str, said: str, default: T) -> T:
+        """Warn about a detail that cannot be read, and return its default."""
+        self._warn(f"`{detail}` is not clear, and is left out: {said[:200]}")
+        return default
+
+    def _audience(self, entry: Entry) -> Audience:
         said = entry.said["audience"]
         return self._world.audience(said, self._path) if said else "public"
 
-    def _keep(self, entry: _Entry, why: str) -> None:
-        self._warn(f"`{entry.text[:200]}` is kept as a fact: {why}")
+    def _keep(self, entry: Entry, why: str) -> None:
+        shown = entry.text or entry.last("title") or entry.last("text")
+        self._warn(f"`{shown[:200]}` is kept as a fact: {why}")
         said = [f"{name}: {text}" for name, texts in entry.said.items() for text in texts]
         self._world.note("\n".join([unlinked(entry.text), *said, *entry.unknown]), None)
 
@@ -324,10 +417,16 @@ class ListReader:
 
 
 def _objective(text: str) -> dict[str, Any]:
-    box = _BOX.match(text)
+    box = BOX.match(text)
     if box is None:
         return {"text": decoded(text)}
     return {"text": decoded(text[box.end() :]), "done": box[1] != " "}
+
+
+def _kind(heading: str, kinds: Sequence[str], default: str) -> str:
+    """Return the kind that a heading names, also in the plural."""
+    plain = heading.strip().casefold()
+    return next((each for each in kinds if plain in {each, f"{each}s"}), default)
 
 
 def _number(text: str) -> int | str:

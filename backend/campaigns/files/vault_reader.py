@@ -18,7 +18,7 @@ from backend.campaigns.files import vault
 from backend.campaigns.files.draft import CampaignDraft, check_items
 from backend.campaigns.files.markdown import (
     Document,
-    bullets,
+    groups,
     link_target,
     read_document,
     unlinked,
@@ -146,6 +146,8 @@ class VaultReader:
         except CardError as error:
             raise CampaignFileError(f"{path}: {error.detail}") from error
         members = cast("dict[str, Any]", index) if isinstance(index, dict) else {}
+        if members is not index:
+            self.draft.warn(f"{path} is no object: it is left out")
         day = members.get("current_day", 1)
         if type(day) is int and 1 <= day <= MAX_DAY:
             self._world.day = day
@@ -210,7 +212,12 @@ class VaultReader:
             self.add("fact", Fact(text=part, about_id=about, audience="gm"))
 
     def _read_campaign(self, path: str, document: Document) -> None:
-        meta, fields = document.meta, self.draft.fields
+        plain = {key: key.strip().casefold() for key in document.meta}
+        meta = {
+            plain[key] if plain[key] in _CAMPAIGN else key: value
+            for key, value in document.meta.items()
+        }
+        fields = self.draft.fields
         if document.broken:
             self.draft.warn(f"{path}: the front matter can't be read: {document.broken}")
         if name := str(meta.get("name") or "").strip():
@@ -309,11 +316,17 @@ class VaultReader:
                 self.add("relation", Relation(from_id=entity_id, to_id=found, note=note))
 
     def _keep_text(self, path: str, document: Document) -> None:
+        if document.broken:
+            self.draft.warn(f"{path}: the front matter can't be read: {document.broken}")
         for key, value in document.meta.items():
             self.note(f"{path}: {key}: {value}", None)
-        for bullet in bullets(document.body):
-            said = unlinked("\n".join([bullet.text, *bullet.details]))
-            self.note(": ".join(filter(None, [bullet.group, said])), None)
+        for group in groups(document.body):
+            heading = "".join(map(unlinked, group.headings[-1:]))
+            if not group.bullets:
+                self.note(heading, None)
+            for bullet in group.bullets:
+                said = unlinked("\n".join([bullet.text, *bullet.details]))
+                self.note(": ".join(filter(None, [heading, said])), None)
 
 
 def _is_told(path: str) -> bool:

@@ -20,6 +20,7 @@ from backend.campaigns.play.attributes import attributes_of, members, number
 from backend.campaigns.play.costs import STRESS, Cost, add_stress, cost_text, pay
 from backend.campaigns.play.deltas import Short
 from backend.campaigns.play.dice import TIERS, Tier, srd_tier, tier_of
+from backend.campaigns.play.echoes import add_echo
 from backend.campaigns.play.references import called
 from backend.campaigns.play.state import POOL, Committed, Play
 from backend.campaigns.play.table import Table
@@ -170,8 +171,10 @@ def die_chosen(table: Table, index: int) -> dict[str, Any]:
     costs = [msgspec.convert(cost, Cost) for cost in fixed.costs]
     for cost in costs:
         pay(table, cost, player_id)
+    if costs:
+        add_echo(table, "cost", f"{fixed.hint} ({', '.join(map(cost_text, costs))})")
     table.state.die = die
-    table.state.play = msgspec.structs.replace(play, tier=tier, outcome=fixed.hint)
+    table.state.play = msgspec.structs.replace(play, tier=tier, outcome=fixed.hint, die=die)
     return {
         "dice": dice,
         "die": die,
@@ -196,9 +199,28 @@ def resolve(table: Table, asked: Resolve) -> Outcome:
         raise ToolRefusedError(f"The die has fixed {play.tier} ({play.outcome}), not {asked.tier}.")
     if asked.outcome and asked.outcome.strip().casefold() != play.outcome.strip().casefold():
         raise ToolRefusedError(f"The outcome that was committed to is: {play.outcome}.")
+    _go_to_aftermath(table)
+    summary = f"{play.tier}: {table.play.variant}"
+    return Outcome(kind="break", result={"mood": "aftermath"}, summary=summary)
+
+
+def _go_to_aftermath(table: Table) -> None:
+    play = table.play
     variant = aftermath_of(cast("Tier", play.tier), play.position)
-    table.state.play = msgspec.structs.replace(play, mood="aftermath", variant=variant)
-    return Outcome(kind="break", result={"mood": "aftermath"}, summary=f"{play.tier}: {variant}")
+    table.state.play = msgspec.structs.replace(play, mood="aftermath", variant=variant, turns=0)
+
+
+def leave_action(table: Table) -> None:
+    """Go on to the aftermath that the die has fixed; without a die, give the action up."""
+    if table.play.tier:
+        _go_to_aftermath(table)
+    else:
+        table.turn_to("scene", variant="encounter")
+
+
+def leave_aftermath(table: Table) -> None:
+    """Go back to the scene."""
+    table.turn_to("scene", variant="encounter")
 
 
 def accept(table: Table, asked: Accept) -> Outcome:

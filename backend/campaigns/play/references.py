@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, MutableMapping
 from difflib import get_close_matches
 from typing import NamedTuple
 from uuid import UUID
 
 import msgspec
 
+from backend.audience import GM, PUBLIC, AudienceMarks, put_mark
+from backend.campaigns.item_rows import audience_of
 from backend.campaigns.items import Kind
 from backend.campaigns.ledger import State, exists
 from backend.campaigns.mentions import slug
@@ -45,11 +47,29 @@ class Reference(NamedTuple):
 
 
 class References:
-    """The items that a turn may name: those in play, and entities of the campaign by name."""
+    """The items that a turn may name: those in play, and entities of the campaign by name.
 
-    def __init__(self, items: Mapping[UUID, Held], names: Names | None) -> None:
+    `secrets` collects who knows each found item with a limited audience, by the item's name.
+    """
+
+    def __init__(
+        self,
+        items: Mapping[UUID, Held],
+        names: Names | None,
+        secrets: MutableMapping[str, str] | None = None,
+    ) -> None:
         self._items = items
         self._names = names
+        self._secrets = {} if secrets is None else secrets
+        self._marks = AudienceMarks(self._find_name)
+
+    def words(self, state: State) -> str:
+        """Return who knows an item; empty if it is for everyone."""
+        return self._marks.words(audience_of(state))
+
+    def mark(self, text: str, state: State) -> str:
+        """Return a text about an item, with who knows the item if it is not for everyone."""
+        return put_mark(text, self.words(state)) if text else text
 
     def find(self, said: str, kinds: Collection[str] = ()) -> Reference:
         """The item of a name, an alias, a short reference, or whatever else may mean it alone.
@@ -61,6 +81,17 @@ class References:
         Raises:
             ToolRefusedError: There is none, or more than one; the text lists what there is.
         """
+        found = self._find(said, kinds)
+        audience: str = PUBLIC
+        if found.state is not None:
+            audience = audience_of(found.state)
+        elif self._names is not None:
+            audience = self._names.find_audience(found.id)
+        if words := self._marks.words(audience):
+            self._secrets[found.name] = words
+        return found
+
+    def _find(self, said: str, kinds: Collection[str]) -> Reference:
         wanted = said.strip().casefold()
         candidates = {
             item_id: held.state for item_id, held in self._items.items() if _is_of(held, kinds)
@@ -76,11 +107,15 @@ class References:
             state = candidates[found[0]]
             return Reference(found[0], called(state), state)
         if found:
-            each = ", ".join(f"{called(candidates[i])} #{i.hex[-REF_LENGTH:]}" for i in found)
+            each = ", ".join(
+                f"{self.mark(called(candidates[i]), candidates[i])} #{i.hex[-REF_LENGTH:]}"
+                for i in found
+            )
             raise ToolRefusedError(f"More than one is called {said[:MAX_SAID]}: {each}.")
         if elsewhere := self._elsewhere(wanted, kinds):
             return elsewhere
-        raise ToolRefusedError(_unknown(said, [called(state) for state in candidates.values()]))
+        shown = {called(state): self.mark(called(state), state) for state in candidates.values()}
+        raise ToolRefusedError(_unknown(said, shown))
 
     def in_play(self, said: str, kinds: Collection[str] = ()) -> Reference:
         """`find`, of items whose state is known. Raises `ToolRefusedError`."""
@@ -88,6 +123,12 @@ class References:
         if found.state is None:
             raise ToolRefusedError(f"{found.name} is not here now, and does not change.")
         return found
+
+    def _find_name(self, entity_id: UUID) -> str | None:
+        held = self._items.get(entity_id)
+        if held is not None:
+            return called(held.state)
+        return self._names.find_name(entity_id, GM) if self._names is not None else None
 
     def _elsewhere(self, wanted: str, kinds: Collection[str]) -> Reference | None:
         """An entity by its whole name. What kind it is of is not known, so none may be asked."""
@@ -136,7 +177,9 @@ def _roster(candidates: Mapping[UUID, State], items: Mapping[UUID, Held]) -> Ros
     )
 
 
-def _unknown(said: str, names: list[str]) -> str:
-    near = get_close_matches(said[:MAX_SAID], [name[:MAX_SAID] for name in names], MAX_NEAR, 0.5)
-    listed = ", ".join(near or names[:MAX_NEAR]) or "none"
+def _unknown(said: str, names: Mapping[str, str]) -> str:
+    """Return an error that lists the nearest names; `names` maps them to how they are shown."""
+    cut = {name[:MAX_SAID]: shown for name, shown in names.items()}
+    near = get_close_matches(said[:MAX_SAID], cut, MAX_NEAR, 0.5) or list(cut)[:MAX_NEAR]
+    listed = ", ".join(cut[name] for name in near) or "none"
     return f"There is no {said[:MAX_SAID]!r} here. There is: {listed}."

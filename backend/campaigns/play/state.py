@@ -35,10 +35,11 @@ class Committed(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Play(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """How play stands between two turns: a member of the world's attributes.
+    """Play state between two turns, stored in the attributes of the world.
 
-    `tier` and `outcome` are what a die has fixed, until it is told. `connector` is how the last
-    turn leads on to the next.
+    `tier` and `outcome` are what the `die` has fixed, until it is told. `connector` is how the last
+    turn leads on to the next. `turns` counts the turns in a row that have ended in the mood without
+    a roll, if the rules limit them.
     """
 
     mood: str = ""
@@ -50,7 +51,9 @@ class Play(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     stakes: str = ""
     tier: str = ""
     outcome: str = ""
+    die: int = 0
     connector: str = ""
+    turns: int = 0
 
 
 class Pending(msgspec.Struct, frozen=True, kw_only=True):
@@ -66,6 +69,20 @@ class Roll(msgspec.Struct, frozen=True):
 
     sides: int
     dice: list[int]
+
+
+class Stored(msgspec.Struct, frozen=True, kw_only=True):
+    """The part of a turn that is in the ledger while the turn goes on.
+
+    `changes`, `rolls` and `happened` count from the beginning. `ids` are those of the ledger's
+    changes; `left_out` were not possible any more.
+    """
+
+    changes: int = 0
+    rolls: int = 0
+    happened: int = 0
+    ids: list[UUID] = []
+    left_out: int = 0
 
 
 class TableState(msgspec.Struct, kw_only=True):
@@ -90,6 +107,8 @@ class TableState(msgspec.Struct, kw_only=True):
     pending: Pending | None = None
     suggestions: list[str] = []
     is_over: bool = False
+    is_private: bool = False
+    stored: Stored = Stored()
 
     def last_dice(self) -> dict[str, Any]:
         """The seed, and the last dice that came of it: `first` is the number of the first one."""

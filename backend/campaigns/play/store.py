@@ -34,11 +34,14 @@ from backend.memory.outbox import note_change
 from backend.vault.sealing import Sealer
 
 
-def read_table(layers: CampaignLayers, viewpoint: Viewpoint = GM) -> Table | None:
-    """The table of a turn, made of what its prompt has read.
+def read_table(
+    layers: CampaignLayers, viewpoint: Viewpoint = GM, *, is_private: bool = False
+) -> Table | None:
+    """Return the table of a turn, made of the items that its prompt has read.
 
-    None where the campaign is not played: its setting `tools` is off, or its rules have no moods.
-    What a viewpoint may not know is not at the table.
+    None if the campaign is not played: its setting `tools` is off, or its rules have no moods.
+    Items that the viewpoint may not know are left out. `is_private`: not everyone may know the
+    turn.
     """
     fields = layers.fields
     if not fields.settings.tools or not rules_of(fields.rules).moods():
@@ -50,6 +53,7 @@ def read_table(layers: CampaignLayers, viewpoint: Viewpoint = GM) -> Table | Non
         items=layers.now.in_play,
         states=layers.names.states(layers.now.in_play),
         names=layers.names if viewpoint == GM else None,
+        is_private=is_private,
     )
 
 
@@ -77,11 +81,25 @@ async def commit(
     message: Message | None = None,
     turn_id: UUID | None = None,
 ) -> list[dict[str, Any]]:
-    """Write what a table has changed, and give the changes as `GET .../changes` shows them.
+    """Write a table's changes, and return them as `GET .../changes` shows them."""
+    change_ids = await record_table(session, sealer, campaign, table, message, turn_id)
+    return await view_changes(session, sealer, change_ids)
 
-    With a message they are a turn's, and count while it is told; without one they are the user's.
-    The caller has locked the campaign's row. What can't be any more is left out: the user has
-    locked or deleted it meanwhile, or its bounds would be left.
+
+async def record_table(
+    session: AsyncSession,
+    sealer: Sealer,
+    campaign: Campaign,
+    table: Table,
+    message: Message | None = None,
+    turn_id: UUID | None = None,
+) -> list[UUID]:
+    """Write a table's changes that are not stored, and return their ids.
+
+    With a message they belong to a turn, and count while the message is on the active path. Without
+    one they are the user's. The caller has locked the campaign's row. A change that is not possible
+    any more is left out: the user has locked or deleted its item, or a number would be out of its
+    bounds.
     """
     audience = message.audience if message else PUBLIC
     wanted = [_told_to(change, audience) for change in table.ledger]
@@ -99,6 +117,15 @@ async def commit(
     )
     await _tell(session, sealer, campaign, table, message)
     await session.flush()
+    return change_ids
+
+
+async def view_changes(
+    session: AsyncSession, sealer: Sealer, change_ids: Sequence[UUID]
+) -> list[dict[str, Any]]:
+    """Return changes of the ledger as plain data, in order."""
+    if not change_ids:
+        return []
     views = await change_views(session, sealer, change_ids)
     return [msgspec.to_builtins(view) for view in views]
 

@@ -35,7 +35,7 @@ class Speak(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 
 class Ask(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Ask the player something that only they can decide, and wait for their answer."""
+    """Ask the player something that only they can decide, and wait. They may answer freely."""
 
     prompt: Annotated[str, Meta(min_length=1, max_length=1_000)]
     options: Annotated[list[Said], Meta(min_length=2, max_length=MAX_OPTIONS)]
@@ -176,9 +176,9 @@ def finish_turn(table: Table, asked: FinishTurn) -> Outcome:
     return Outcome(kind="end", result={"changes": count}, summary="Ends the turn")
 
 
-THINK = PlayTool("think_as_dm", Think, think)
-SPEAK = PlayTool("speak_as_npc", Speak, speak)
-ASK = PlayTool("ask_player", Ask, ask, answered)
+THINK = PlayTool("think_as_dm", Think, think, is_private=True)
+SPEAK = PlayTool("speak_as_npc", Speak, speak, is_private=True)
+ASK = PlayTool("ask_player", Ask, ask, answered, is_private=True)
 SET_SCENE = PlayTool("set_scene", SetScene, set_scene)
 ADVANCE_TIME = PlayTool("advance_time", AdvanceTime, advance_time)
 TICK_CLOCK = PlayTool("tick_clock", TickClock, tick_clock)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
-from typing import Any, Literal
+from typing import Any, Literal, cast
 from uuid import UUID
 
 import msgspec
@@ -21,7 +21,18 @@ from backend.campaigns.name_cache import Names
 from backend.campaigns.play import guidance
 from backend.campaigns.play.dice import DiceMode, new_seed, roll
 from backend.campaigns.play.references import Held, References
-from backend.campaigns.play.state import PLAY, POOL, ROLL, Pending, Play, Roll, TableState, play_of
+from backend.campaigns.play.rolls import ROLL_DICE
+from backend.campaigns.play.state import (
+    PLAY,
+    POOL,
+    ROLL,
+    Pending,
+    Play,
+    Roll,
+    Stored,
+    TableState,
+    play_of,
+)
 from backend.campaigns.play.tools import (
     Event,
     Happened,
@@ -56,6 +67,7 @@ class Table:
         self.state = state
         self.names = names
         self.rules: Rules = rules_of(state.rules)
+        self._secrets: dict[str, str] = {}
 
     @classmethod
     def new(
@@ -68,10 +80,12 @@ class Table:
         states: Mapping[UUID, State] = MappingProxyType({}),
         names: Names | None = None,
         seed: str = "",
+        is_private: bool = False,
     ) -> Table:
         """A table for one turn. `items` are those in play, the campaign's world among them.
 
-        `states` are theirs, as far as they are known already.
+        `states` are theirs, as far as they are known already. A turn that `is_private` is not for
+        everyone: its dice are rolled, and it changes nothing.
         """
         held = {
             item_id: Held(kind_of(item), states.get(item_id) or state_of(item))
@@ -86,6 +100,7 @@ class Table:
             items=held,
             play=play,
             before=play,
+            is_private=is_private,
         )
         return cls(state, names)
 
@@ -120,8 +135,19 @@ class Table:
 
     @property
     def happened(self) -> Sequence[Happened]:
-        """What the campaign's chronicle is to tell of this turn."""
-        return self.state.happened
+        """Events for the campaign's chronicle that are not stored."""
+        return self.state.happened[self.state.stored.happened :]
+
+    @property
+    def is_decided(self) -> bool:
+        """True if a die has fixed an outcome, and the turn has not gone on to it."""
+        is_open = self.mood.is_unsettled and self.mood.leave is not None
+        return bool(self.play.tier) and is_open and not self.state.is_private
+
+    @property
+    def needs_calls(self) -> bool:
+        """True if the rules need a tool call in this turn."""
+        return self.mood.needs_calls and not self.state.is_private
 
     @property
     def is_over(self) -> bool:
@@ -131,16 +157,26 @@ class Table:
     @property
     def references(self) -> References:
         """The items that a call may name."""
-        return References(self.state.items, self.names)
+        return References(self.state.items, self.names, self._secrets)
+
+    def mark(self, text: str, state: State) -> str:
+        """Return a text about an item, with who knows the item if it is not for everyone."""
+        return self.references.mark(text, state)
 
     @property
     def ledger(self) -> list[Change]:
-        """What the turn changes, in order."""
+        """The changes of the turn that are not stored, in order. A private turn has none."""
+        if self.state.is_private:
+            return []
+        return [*self.state.changes[self.state.stored.changes :], *self._play_changes()]
+
+    def _play_changes(self) -> list[Change]:
+        """Return the changes of the play state: in the world, and in the open scene."""
         state, play = self.state, self.state.play
-        world, changes = Operations(), list(state.changes)
+        world, changes = Operations(), list[Change]()
         if play != state.before:
             world.set[f"attributes.{PLAY}"] = msgspec.to_builtins(play)
-        if state.rolls:
+        if len(state.rolls) > state.stored.rolls:
             world.set[f"attributes.{ROLL}"] = state.last_dice()
         if world.set:
             changes.append(Change("world", state.campaign_id, world))
@@ -148,6 +184,26 @@ class Table:
         if self.scene_id and any(self.scene.get(key, "") != shown[key] for key in shown):
             changes.append(Change("scene", self.scene_id, Operations(set=shown)))
         return changes
+
+    def note_stored(self, change_ids: Sequence[UUID], *, left_out: int) -> None:
+        """Note that the changes of `ledger` are stored while the turn goes on.
+
+        `change_ids` are those of the written changes, `left_out` counts the others.
+        """
+        state = self.state
+        for change in self._play_changes():
+            held = state.items[change.item_id]
+            after = applied(held.kind, held.state, change.operations)
+            state.items[change.item_id] = Held(held.kind, after)
+            state.changes.append(change)
+        state.before = state.play
+        state.stored = Stored(
+            changes=len(state.changes),
+            rolls=len(state.rolls),
+            happened=len(state.happened),
+            ids=[*state.stored.ids, *change_ids],
+            left_out=state.stored.left_out + left_out,
+        )
 
     @property
     def pool(self) -> list[int]:
@@ -188,12 +244,16 @@ class Table:
     def _run(self, tool: PlayTool, call: ToolCall) -> Outcome:
         """What a tool does; one that refuses leaves everything as it was."""
         before = self.state.copied()
+        self._secrets.clear()
         try:
             arguments = read_arguments(call.arguments, tool.arguments, tool.schema)
             outcome = tool.run(self, arguments)
         except (InvalidCallError, ToolRefusedError, ValidationError) as error:
             self.state = before
             return refusal(error.detail if isinstance(error, ValidationError) else str(error))
+        if self._secrets and isinstance(outcome.result, dict):
+            members = cast("dict[str, Any]", outcome.result)
+            outcome = replace(outcome, result={**members, "who_knows": dict(self._secrets)})
         if outcome.kind == "break":
             self.state.breaks += 1
         self.state.is_over = outcome.kind == "end"
@@ -204,18 +264,55 @@ class Table:
         ]
         return replace(outcome, events=events)
 
-    def choose(self, option_id: str) -> Any:
-        """What the player's choice comes to: the answer to the call that waits.
+    def move_on(self) -> Outcome:
+        """Go on to the outcome that a die has fixed, for a model that does not."""
+        before = self.play
+        self._leave_mood()
+        self.state.breaks += 1
+        return Outcome(kind="break", events=self._mood_changed(before))
 
-        Raises `NoSuchOptionError`.
+    def end_turn(self) -> list[Event]:
+        """End a mood that would stay open, and return the events of that.
+
+        A mood ends if a die has decided it, or if it has lasted for `Mood.max_turns` turns.
+        """
+        before = self.play
+        if self.mood.leave is None or self.state.is_private:
+            return []
+        turns = 1 if self.state.rolls else before.turns + 1
+        if self.is_decided or turns >= self.mood.max_turns:
+            self._leave_mood()
+        else:
+            self.state.play = msgspec.structs.replace(before, turns=turns)
+        return self._mood_changed(before)
+
+    def _leave_mood(self) -> None:
+        if self.mood.leave is not None:
+            self.mood.leave(self)
+
+    def choose(self, option_id: str, text: str = "") -> Any:
+        """Return the result of the call that waits for the player: the one that was chosen.
+
+        `text` is an answer in the player's own words; it goes with the option `Waiting.own`.
+
+        Raises:
+            NoSuchOptionError: The turn does not wait for this option.
+            ValidationError: The text is missing, or belongs to no option.
         """
         pending = self.state.pending
-        options = pending.waiting.options if pending else []
-        index = next((n for n, each in enumerate(options) if each.id == option_id), None)
-        if pending is None or index is None:
+        if pending is None:
             raise NoSuchOptionError("The turn does not wait for this option.")
-        tool = self._tool(pending.tool)
-        result = tool.choose(self, index) if tool.choose else options[index].label
+        waiting, said = pending.waiting, text.strip()
+        ids = [each.id for each in waiting.options]
+        is_own = bool(waiting.own) and option_id == waiting.own
+        if not is_own and option_id not in ids:
+            raise NoSuchOptionError("The turn does not wait for this option.")
+        if is_own != bool(said):
+            raise ValidationError("`text` goes with the option `own`, and only with that.")
+        result: Any = {"answered": said}
+        if not is_own:
+            tool, index = self._tool(pending.tool), ids.index(option_id)
+            result = tool.choose(self, index) if tool.choose else waiting.options[index].label
         self.state.pending = None
         return result
 
@@ -223,13 +320,17 @@ class Table:
         self, tool: str, kind: Literal["question", "die"], prompt: str, options: Sequence[Option],
         data: Any = None,
     ) -> Outcome:  # fmt: skip
-        """Suspend the turn until the player chooses. The options get their ids here."""
+        """Suspend the turn until the player chooses. The options get their ids here.
+
+        A question can be answered in the player's own words, too.
+        """
         self.state.waits += 1
         numbered = [
             msgspec.structs.replace(option, id=f"{self.state.waits}.{index}")
             for index, option in enumerate(options)
         ]
-        waiting = Waiting(kind=kind, prompt=prompt, options=numbered)
+        own = f"{self.state.waits}.own" if kind == "question" else ""
+        waiting = Waiting(kind=kind, prompt=prompt, options=numbered, own=own)
         self.state.pending = Pending(tool=tool, waiting=waiting, data=data)
         return Outcome(kind="wait", summary=prompt)
 
@@ -297,7 +398,7 @@ class Table:
         """Go into a mood. What is not named of `Play` is forgotten."""
         if mood not in self.rules.moods():
             raise ToolRefusedError(f"There is no mood {mood}.")
-        self.state.play = Play(mood=mood, **fields)
+        self.state.play = msgspec.structs.replace(Play(mood=mood), **fields)
 
     def roll(self, count: int, *, sides: int = 6) -> list[int]:
         """Dice of this turn, 1 to `sides` each."""
@@ -310,6 +411,9 @@ class Table:
         if self.is_over or self.waiting is not None or self.state.calls >= MAX_CALLS:
             return []
         tools = self.rules.tools(self.play.mood)
+        if self.state.is_private:
+            tools = [*(tool for tool in tools if tool.is_private), ROLL_DICE]
+            return [tool for tool in tools if may_wait or tool.choose is None]
         if self.is_last_phase:
             return [tool for tool in tools if tool.name == FINISH]
         return [tool for tool in tools if may_wait or tool.choose is None]

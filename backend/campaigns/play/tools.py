@@ -45,11 +45,15 @@ class Option(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Waiting(msgspec.Struct, frozen=True, kw_only=True):
-    """What a turn waits for: an answer of the player's, or a die."""
+    """The question that a turn waits with: for an answer of the player's, or a die.
+
+    `own` is the id of an answer in the player's own words; empty if none is possible.
+    """
 
     kind: Literal["question", "die"]
     prompt: str
     options: list[Option]
+    own: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,12 +90,14 @@ class PlayTool:
         arguments: What it gives; the struct's docstring is the tool's description.
         run: Does it; raises `ToolRefusedError`, or a `ValidationError`, and then changes nothing.
         choose: For a tool that waits: what the player's choice, by its index, comes to.
+        is_private: True if a turn that is not for everyone has it, because it changes no item.
     """
 
     name: str
     arguments: type[msgspec.Struct]
     run: Callable[[Table, Any], Outcome]
     choose: Callable[[Table, int], Any] | None = None
+    is_private: bool = False
 
     @cached_property
     def offer(self) -> Tool:

@@ -6,7 +6,7 @@ package brings further ones under the entry points `talekeeper.rules`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
@@ -40,6 +40,10 @@ class Mood:
         is_unsettled: Nothing that happens in it is compacted before it is over.
         needs_calls: The rules need a tool call in each turn that is played in it. A model that
             makes none is asked for the calls alone, once.
+        leave: Ends the mood by the rules, for a model that does not: goes on to what a die has
+            fixed, or back to where play begins.
+        max_turns: Turns in a row that may end in the mood without a roll; then it is left. Only
+            with `leave`.
     """
 
     name: str
@@ -47,6 +51,8 @@ class Mood:
     prompt: str = ""
     is_unsettled: bool = False
     needs_calls: bool = False
+    leave: Callable[[Table], None] | None = None
+    max_turns: int = 0
 
 
 class Rules(Protocol):

@@ -19,6 +19,8 @@ from backend.campaigns.play.actions import (
     RESOLVE,
     SPEND_DIE,
     fill_pool,
+    leave_action,
+    leave_aftermath,
 )
 from backend.campaigns.play.attributes import (
     attributes_of,
@@ -40,13 +42,26 @@ from backend.campaigns.rules import AttributeType, Mood, Rules
 from backend.errors import ValidationError
 
 MAX_COIN = 1_000
+OPEN_TURNS = 2
+"""Turns that an action without a die, or an aftermath, lasts if the model does not end it."""
 
 _MOODS = {
     "scene": Mood("scene", ("encounter", "opportunity", "discovery"), needs_calls=True),
     "action": Mood(
-        "action", ("controlled", "risky", "desperate"), is_unsettled=True, needs_calls=True
+        "action",
+        ("controlled", "risky", "desperate"),
+        is_unsettled=True,
+        needs_calls=True,
+        leave=leave_action,
+        max_turns=OPEN_TURNS,
     ),
-    "aftermath": Mood("aftermath", ("clean", "costly", "setback", "disaster"), needs_calls=True),
+    "aftermath": Mood(
+        "aftermath",
+        ("clean", "costly", "setback", "disaster"),
+        needs_calls=True,
+        leave=leave_aftermath,
+        max_turns=OPEN_TURNS,
+    ),
     "downtime": Mood("downtime", ("recovery", "project", "entanglement")),
 }
 _TOOLS: Mapping[str, Sequence[PlayTool]] = {

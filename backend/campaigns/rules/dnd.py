@@ -46,6 +46,9 @@ MAX_AC = 40
 MAX_LEVEL = 20
 MAX_ABILITY = 30
 MAX_GOLD = 10**9
+QUIET_TURNS = 3
+"""Turns in a row without a roll after which a fight is over."""
+
 USUAL = 10
 """An ability, or an armour class, that nothing is said of."""
 
@@ -204,6 +207,11 @@ def end_combat(table: Table, asked: EndCombat) -> Outcome:
     return _fight(table, "explore", asked.because or "The fight is over")
 
 
+def leave_fight(table: Table) -> None:
+    """End a fight without a roll."""
+    _fight(table, "explore", "The fight is over")
+
+
 def _fight(table: Table, mood: str, summary: str) -> Outcome:
     table.change(table.state.campaign_id, Operations(set={"flags.combat": mood == "combat"}))
     table.turn_to(mood)
@@ -250,7 +258,7 @@ def _lose(table: Table, target_id: UUID, damage: int) -> dict[str, Any]:
 
 
 _PEOPLE = ("pc", "npc")
-CHECK = PlayTool("ability_check", AbilityCheck, check)
+CHECK = PlayTool("ability_check", AbilityCheck, check, is_private=True)
 ATTACK = PlayTool("attack", Attack, attack)
 HARM = PlayTool("damage", Harm, harm)
 HEAL = PlayTool("heal", Heal, heal)
@@ -260,7 +268,9 @@ END_COMBAT = PlayTool("end_combat", EndCombat, end_combat)
 
 _MOODS = {
     "explore": Mood("explore", needs_calls=True),
-    "combat": Mood("combat", is_unsettled=True, needs_calls=True),
+    "combat": Mood(
+        "combat", is_unsettled=True, needs_calls=True, leave=leave_fight, max_turns=QUIET_TURNS
+    ),
 }
 _DICE = (CHECK, HARM, HEAL, SET_CONDITION)
 _TOOLS: Mapping[str, Sequence[PlayTool]] = {

@@ -20,6 +20,11 @@ import msgspec
 T = TypeVar("T")
 Object = dict[str, Any]
 
+MAX_NAMES = 20
+"""Members that one warning names."""
+
+MAX_NAME_CHARACTERS = 60
+
 _FALSE = frozenset({"", "0", "false", "no", "off"})
 _NOTHING: Any = msgspec.UNSET
 
@@ -131,6 +136,16 @@ class Codec:
         notes.member = around
         return found
 
+    def unread(self, raw: Mapping[str, Any]) -> list[str]:
+        """List members that are not read because another member of the same field is."""
+        objects = {outer: reduce(object_in, outer, raw) for outer in self._outer}
+        lost: list[str] = []
+        for _, places in self._fields:
+            said = [(name, objects[outer].get(name)) for outer, name in places]
+            said = [(name, value) for name, value in said if value is not None and value != ""]
+            lost += [name for name, value in said[1:] if value != said[0][1]]
+        return lost
+
     def write(self, values: Mapping[str, Any]) -> Object:
         """The object of the format that has `values`, which are by their names in the model."""
         written: Object = {}
@@ -190,6 +205,14 @@ def overlaid(
         else:
             found[member] = value
     return found
+
+
+def list_names(members: Iterable[str]) -> str:
+    """Return names of members as a list for people: bounded, and without control characters."""
+    names = list(members)
+    clean = ("".join(c if c.isprintable() else " " for c in each) for each in names[:MAX_NAMES])
+    shown = ", ".join(f"`{each[:MAX_NAME_CHARACTERS].replace('`', ' ')}`" for each in clean)
+    return f"{shown} and {len(names) - MAX_NAMES:,} more" if len(names) > MAX_NAMES else shown
 
 
 def plain_text(value: object) -> str:

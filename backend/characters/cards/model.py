@@ -118,12 +118,12 @@ class Asset:
 
 @dataclass(frozen=True, slots=True)
 class ImportedCard:
-    """What came out of a file.
+    """A card and everything else that was read from a file.
 
     Attributes:
         card: The card, normalised.
-        raw: The JSON object as it came, but for what no text can hold (lone surrogates).
-            `writer` gives back from it what the model does not know.
+        raw: The JSON object as it came, except for lone surrogates, which no text can contain.
+            A file of another program is translated first. `writer` takes unknown members from it.
         spec: The version that the file is of.
         is_png: It is a PNG file.
         avatar: The picture: the PNG file itself, or the main icon of a CHARX or JSON card.

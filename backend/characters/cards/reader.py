@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from codecs import BOM_UTF8
 from collections.abc import Collection, Mapping
 from contextlib import suppress
 from dataclasses import replace
+from typing import Final
 
 from backend.characters.cards import charx, png
+from backend.characters.cards.backyard import MANIFEST, translate_archive
 from backend.characters.cards.charx import RISU_SCHEME, main_icon, media_type, missing
+from backend.characters.cards.kinds import CARD, find_kind
 from backend.characters.cards.limits import check_file_size
 from backend.characters.cards.model import Asset, ImportedCard
 from backend.characters.cards.text import parse_json, parse_text
@@ -16,6 +20,10 @@ from backend.characters.errors import CardError, CardLimitError, NoCardError
 
 _OTHER_IMAGES = (b"\xff\xd8\xff", b"GIF8", b"RIFF")
 """JPEG, GIF, WebP."""
+
+_RISU_MODULE: Final = b"o\0"
+MODULE: Final = "module.risum"
+_MODULE: Final = f"The module of RisuAI in it (`{MODULE}`) is kept for the export, but not read."
 
 
 def read_card(data: bytes) -> ImportedCard:
@@ -38,7 +46,36 @@ def read_card(data: bytes) -> ImportedCard:
         return _read_charx(data)
     if data.startswith(_OTHER_IMAGES):
         raise NoCardError("This is a picture, but no PNG: only PNG pictures carry cards.")
-    return _with_files(normalise(parse_text(data)), {})
+    if data.startswith(_RISU_MODULE):
+        raise CardError(
+            "This is a packed module of RisuAI (.risum), not a character card. It cannot be read."
+        )
+    try:
+        value = parse_text(data)
+    except CardLimitError:
+        raise
+    except CardError:
+        _refuse_lines(data)
+        raise
+    return _with_files(normalise(value), {})
+
+
+def _refuse_lines(data: bytes) -> None:
+    """Raise if a text that could not be parsed has one JSON object a line, as chats have."""
+    first, _, rest = data.removeprefix(BOM_UTF8).lstrip().partition(b"\n")
+    if not first.startswith(b"{") or not rest.lstrip().startswith(b"{"):
+        return
+    try:
+        kind = find_kind(parse_json(first))
+    except CardError:
+        return
+    if kind is not None:
+        raise CardError(kind.explain(CARD))
+    raise CardError("This file has several JSON objects. Import each as a file of its own.")
+
+
+def _with_warning(found: ImportedCard, warning: str) -> ImportedCard:
+    return replace(found, warnings=[*found.warnings, warning])
 
 
 def _with_files(
@@ -57,9 +94,26 @@ def _with_files(
 def _read_charx(data: bytes) -> ImportedCard:
     files = charx.unpack(data)
     text = files.pop(charx.CARD_NAME, None)
-    if text is None:
-        raise CardError(f"The archive is no CHARX: there is no {charx.CARD_NAME} at its root.")
-    return _with_files(normalise(parse_json(text)), files)
+    if text is not None:
+        found = _with_files(normalise(parse_json(text)), files)
+        return _with_warning(found, _MODULE) if MODULE in files else found
+    if MANIFEST in files:
+        translation, pictures = translate_archive(files)
+        found = normalise(translation.card)
+        found = replace(found, warnings=[*translation.warnings, *found.warnings])
+        return _with_files(found, pictures)
+    raise CardError(_describe_archive(files))
+
+
+def _describe_archive(files: Mapping[str, bytes]) -> str:
+    """Return the sentences that refuse an archive without a card."""
+    names = {path.rpartition("/")[2].lower() for path in files}
+    if not names.isdisjoint({"campaign_data.json", "campaign.md"}):
+        return "This is a campaign, not a character card. Import it as a campaign."
+    missing_card = f"The archive is no CHARX: there is no {charx.CARD_NAME} at its root."
+    if any(name.endswith((".png", ".json", ".charx", ".byaf")) for name in names):
+        return f"{missing_card} If it holds cards, unpack it and import each card on its own."
+    return missing_card
 
 
 def _read_png(data: bytes) -> ImportedCard:

@@ -1,227 +1,117 @@
-"""The fields of a card, version by version, and objects of any version read into one `Card`.
+"""Objects of any version of the card format, or of another program, read into one `Card`.
 
-Three things are refused: what is no card, a card without a name, and a text over its limit.
+Refused are other kinds of files, a card without a name, a text over its limit, and a file of
+an unknown kind that would leave the card with nothing but a name.
 """
 
 from __future__ import annotations
 
 import math
 import re
-from typing import Any, Final, cast
+from dataclasses import replace
+from typing import Final, cast
 
 import msgspec
 
 from backend.characters.cards.codec import (
     Codec,
-    Field,
     Notes,
     Object,
-    Reader,
     Unusable,
     finite,
-    object_in,
-    text,
+    list_names,
+    without,
 )
-from backend.characters.cards.limits import (
-    CARD_BYTES,
-    JSON_BYTES,
-    LIST_ITEMS,
-    NAME,
-    SHORT_TEXT,
-    TAG,
-    TAGS,
-    TEXT,
-    Limit,
-)
-from backend.characters.cards.model import Card, CardAsset, ImportedCard, Spec
+from backend.characters.cards.fields import CARD_FIELDS, FLAT_FIELDS, V1_FIELDS, V3_FIELDS
+from backend.characters.cards.foreign import translate
+from backend.characters.cards.kinds import CARD, find_kind, is_card
+from backend.characters.cards.limits import CARD_BYTES
+from backend.characters.cards.model import Card, ImportedCard, Spec
+from backend.characters.cards.translation import says
 from backend.characters.errors import CardError
 
-MAX_SECONDS = 2**53 - 1
-"""The largest integer that every JSON reader takes exactly."""
-
 NEWEST_VERSION = 3.0
+_BEYOND_NAME: Final = FLAT_FIELDS.members - Codec(V1_FIELDS[:1], "flat").members
+
 _SPEC_NAME = re.compile(r"\s*chara_card_v(\d{1,3})\s*", re.IGNORECASE)
 
-
-def _text(limit: Limit) -> Reader[str]:
-    """A reader of texts, which are never cut: it raises `CardLimitError`."""
-
-    def read(value: object, notes: Notes) -> str:
-        found = text(value, notes)
-        limit.check(len(found), f"`{notes.member}`")
-        return found
-
-    return read
-
-
-_read_text, _read_short = _text(TEXT), _text(SHORT_TEXT)
-
-
-def _texts(value: object, notes: Notes, read: Reader[str] = _read_text) -> list[str]:
-    """Any value as a list of texts; a single text is a list of one, null an empty list."""
-    items = _items(value, notes)
-    LIST_ITEMS.check(len(items), f"`{notes.member}`")
-    return [read(item, notes) for item in items if item is not None]
-
-
-def _items(value: object, notes: Notes) -> list[object]:
-    match value:
-        case list():
-            return cast("list[object]", value)
-        case None:
-            notes.bent("was null and is now an empty list")
-            return []
-        case dict():
-            notes.bent("was an object and is now the list of its values")
-            return list(cast("Object", value).values())
-        case "":
-            return []
-        case _:
-            notes.bent("was a single value and is now a list")
-            return [value]
-
-
-def _tags(value: object, notes: Notes) -> list[str]:
-    """A list of tags, none blank; a single text is split at its commas."""
-    if isinstance(value, str) and value.strip():
-        notes.bent("was a single text and was split at its commas")
-        value = value.split(",")
-    tags = [tag.strip() for tag in _texts(value, notes, _read_short) if tag.strip()]
-    TAGS.check(len(tags), f"`{notes.member}`")
-    for tag in tags:
-        TAG.check(len(tag), f"A tag of `{notes.member}`")
-    return tags
-
-
-def _mapping(value: object, _: Notes) -> Object:
-    """An object. PHP writes an empty one as a list."""
-    if isinstance(value, dict):
-        return cast("Object", value)
-    if value == []:
-        return {}
-    raise Unusable("was no object and was left out")
-
-
-def _extensions(value: object, notes: Notes) -> Object:
-    found = _mapping(value, notes)
-    prompt = object_in(found, "depth_prompt").get("prompt")
-    if isinstance(prompt, str):
-        TEXT.check(len(prompt), "`extensions.depth_prompt.prompt`")
-    return found
-
-
-def _book(value: object, notes: Notes) -> Object | None:
-    return _mapping(value, notes) or None
-
-
-def _multilingual(value: object, notes: Notes) -> dict[str, str]:
-    found = _mapping(value, notes)
-    LIST_ITEMS.check(len(found), f"`{notes.member}`")
-    return {
-        _read_short(language, notes): _read_text(note, notes) for language, note in found.items()
+_UNSAID: Final = frozenset(
+    {
+        "spec", "spec_version", "data", "avatar", "chat", "create_date", "creatorcomment", "fav",
+        "talkativeness", "json_data", "metadata", "shallow", "date_added", "date_last_chat",
+        "chat_size", "data_size", "file_name",
     }
-
-
-def _seconds(value: object, notes: Notes) -> int:
-    """A point in time in whole seconds."""
-    try:
-        seconds = int(finite(value, notes))
-    except Unusable:
-        seconds = -1
-    if not 0 <= seconds <= MAX_SECONDS:
-        raise Unusable("was no time in seconds and was left out")
-    return seconds
-
-
-def _uri(value: object, notes: Notes) -> str:
-    # A `data:` URI holds a whole picture: only the file's own size bounds it.
-    uri = text(value, notes)
-    limit = JSON_BYTES if uri.startswith("data:") else SHORT_TEXT
-    limit.check(len(uri), f"`{notes.member}`")
-    return uri
-
-
-_ASSET: Final = Codec(
-    (
-        Field("type", _read_short, {"": "type"}, is_required=True),
-        Field("uri", _uri, {"": "uri"}, is_required=True),
-        Field("name", _read_short, {"": "name"}, is_required=True),
-        Field("ext", _read_short, {"": "ext"}, is_required=True),
-    ),
-    "",
-)
-
-
-def _assets(value: object, notes: Notes) -> list[CardAsset]:
-    if not isinstance(value, list):
-        raise Unusable("was no list and was left out")
-    described = cast("list[object]", value)
-    LIST_ITEMS.check(len(described), f"`{notes.member}`")
-    assets = [
-        CardAsset(**_ASSET.read(cast("Object", entry), notes))
-        for entry in described
-        if isinstance(entry, dict)
-    ]
-    if len(assets) < len(described):
-        notes.bent("had entries that are no objects; they were left out")
-    return assets
-
-
-def _required(name: str, read: Reader[Any], synonyms: str = "") -> Field:
-    """A field of V2 and V3. `synonyms` are names that flat cards of other tools have for it."""
-    return Field(name, read, {"data": name, "flat": f"{name} {synonyms}"}, is_required=True)
-
-
-def _optional(name: str, read: Reader[Any]) -> Field:
-    return Field(name, read, {"data": name, "flat": name})
-
-
-_V1: Final = (
-    _required("name", _text(NAME), "char_name"),
-    _required("description", _read_text, "char_persona context"),
-    _required("personality", _read_text),
-    _required("scenario", _read_text, "world_scenario"),
-    _required("first_mes", _read_text, "char_greeting greeting"),
-    _required("mes_example", _read_text, "example_dialogue"),
-)
-_V2: Final = (
-    _required("creator_notes", _read_text, "creatorcomment"),
-    _required("system_prompt", _read_text),
-    _required("post_history_instructions", _read_text),
-    _required("alternate_greetings", _texts),
-    _required("tags", _tags),
-    _required("creator", _read_short),
-    _required("character_version", _read_short),
-    _required("extensions", _extensions),
-    _optional("character_book", _book),
-)
-_V3: Final = (
-    _optional("nickname", _text(NAME)),
-    _optional("creator_notes_multilingual", _multilingual),
-    _optional("source", _texts),
-    _optional("group_only_greetings", _texts),
-    _optional("creation_date", _seconds),
-    _optional("modification_date", _seconds),
-    _optional("assets", _assets),
-)
-CARD_FIELDS: Final = Codec((*_V1, *_V2, *_V3), "data")
-FLAT_FIELDS: Final = Codec((*_V1, *_V2, *_V3), "flat")
-REQUIRED: Final = frozenset(field.name for field in (*_V1, *_V2) if field.is_required)
-"""What V2 and V3 both ask for. V3 asks for `group_only_greetings` besides."""
-_V1_NAMES: Final = [field.name for field in _V1]
-_V3_NAMES: Final = {field.name for field in _V3}
+)  # fmt: skip
+"""Members that need no warning: SillyTavern and card editors write them about the file."""
 
 
 def normalise(raw: object) -> ImportedCard:
-    """Read a parsed JSON value as a character card.
+    """Read a parsed JSON value as a character card: of the card format, or of another program.
 
     Raises:
-        CardError: No card, or one without a name.
+        CardError: Another kind of file, no name, or nothing but a name.
         CardLimitError: A text, a list or the whole is too long.
     """
+    kind = find_kind(raw)
+    if isinstance(raw, dict) and is_card(cast("Object", raw)):
+        return _read_card(cast("Object", raw))
+    if kind is not None:
+        raise CardError(kind.explain(CARD))
+    if isinstance(raw, list):
+        return normalise(_single(cast("list[object]", raw)))
     if not isinstance(raw, dict):
         raise CardError("This is no character card: a card is a JSON object.")
     source = cast("Object", raw)
+    translation = translate(source)
+    if translation is None and FLAT_FIELDS.members.isdisjoint(source) and "spec" not in source:
+        raise CardError("This is no character card: it has none of a card's fields.")
+    found = _read_card(translation.card if translation else source)
+    more = list(translation.warnings) if translation else []
+    unknown = [each for each in source if each not in FLAT_FIELDS.members and says(source[each])]
+    if unknown and not _says_something(found.card):
+        if translation is None and not any(says(source.get(each)) for each in _BEYOND_NAME):
+            raise CardError(
+                "This is no character card of a kind that is known here: it has a name, but no "
+                f"description, greeting or examples. Not known are {list_names(unknown)}."
+            )
+        more.append("The card has no description, greeting or examples.")
+    return replace(found, warnings=[*more, *found.warnings])
+
+
+def _single(values: list[object]) -> Object:
+    """Return the object of a list of one."""
+    objects = [cast("Object", value) for value in values if isinstance(value, dict)]
+    if not objects:
+        raise CardError("This is no character card: a card is a JSON object.")
+    if len(values) > 1:
+        raise CardError(
+            f"This is a list of {len(values):,} objects. "
+            "Import each character as a file of its own."
+        )
+    return objects[0]
+
+
+def _says_something(card: Card) -> bool:
+    """True if a card says who its character is, or how it speaks."""
+    texts = card.description, card.personality, card.first_mes, card.mes_example, card.system_prompt
+    return any(text.strip() for text in (*texts, *card.alternate_greetings))
+
+
+def _has_words(value: object) -> bool:
+    """True if a value contains text with letters: numbers, dates and flags need no warning."""
+    match value:
+        case str():
+            return any(map(str.isalpha, value))
+        case dict():
+            return any(map(_has_words, cast("Object", value).values()))
+        case list():
+            return any(map(_has_words, cast("list[object]", value)))
+        case _:
+            return False
+
+
+def _read_card(source: Object) -> ImportedCard:
+    """Read an object of the card format."""
     notes = Notes()
     spec, found = _read(source, notes)
     if not found.get("name", "").strip():
@@ -240,24 +130,29 @@ def _read(raw: Object, notes: Notes) -> tuple[Spec, Object]:
     data = raw.get("data")
     if isinstance(data, dict):
         nested = cast("Object", data)
-        _refuse_lorebook(raw, nested)
         spec = _nested_spec(raw, nested, notes)
-        flat = {name: raw[name] for name in _V1_NAMES if raw.get(name) is not None}
-        return spec, CARD_FIELDS.read(flat | nested, notes)
-    _refuse_lorebook(raw, raw)
+        flat = {each.name: raw[each.name] for each in V1_FIELDS if raw.get(each.name) is not None}
+        fields = flat | nested
+        beside = without(raw, CARD_FIELDS.members)
+        _note_unused({**beside, **nested}, fields, CARD_FIELDS, notes)
+        return spec, CARD_FIELDS.read(fields, notes)
     if "spec" in raw:
         notes.add("The card names a version but has no `data`: it was read as V1")
+    _note_unused(raw, raw, FLAT_FIELDS, notes)
     return "v1", FLAT_FIELDS.read(raw, notes)
 
 
-def _refuse_lorebook(raw: Object, fields: Object) -> None:
-    """Raise for a lorebook, and for an object that has nothing of a card's."""
-    talks = any(name in fields for name in _V1_NAMES if name not in {"name", "description"})
-    holds_lore = "entries" in fields or raw.get("type") == "risu"
-    if _spec_name(raw).startswith("lorebook") or (holds_lore and not talks):
-        raise CardError("This is a lorebook, not a character card: import it as a lorebook.")
-    if FLAT_FIELDS.members.isdisjoint(fields) and "spec" not in raw:
-        raise CardError("This is no character card: it has none of a card's fields.")
+def _note_unused(raw: Object, fields: Object, codec: Codec, notes: Notes) -> None:
+    """Name the members that say something and become no field of the card."""
+    unknown = [
+        member
+        for member, value in raw.items()
+        if member not in codec.members and member not in _UNSAID and _has_words(value)
+    ]
+    if unknown:
+        notes.add(f"Not used here, and kept for the export: {list_names(unknown)}")
+    if unread := codec.unread(fields):
+        notes.add(f"Left out, because another member has its place: {list_names(unread)}")
 
 
 def _spec_name(raw: Object) -> str:
@@ -267,7 +162,7 @@ def _spec_name(raw: Object) -> str:
 
 def _nested_spec(raw: Object, data: Object, notes: Notes) -> Spec:
     named = _SPEC_NAME.fullmatch(_spec_name(raw))
-    guess: Spec = "v2" if _V3_NAMES.isdisjoint(data) else "v3"
+    guess: Spec = "v2" if {field.name for field in V3_FIELDS}.isdisjoint(data) else "v3"
     if named is None:
         notes.add(f"The card names no known version: it was read as {guess.upper()}")
         return guess

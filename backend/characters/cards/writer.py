@@ -21,9 +21,9 @@ from backend.characters.cards.charx import (
     media_type,
 )
 from backend.characters.cards.codec import Object, object_in, overlaid, without
+from backend.characters.cards.fields import CARD_FIELDS, FLAT_FIELDS, REQUIRED
 from backend.characters.cards.model import Asset, Card, CardAsset
 from backend.characters.cards.reader import read_texts
-from backend.characters.cards.versions import CARD_FIELDS, FLAT_FIELDS, REQUIRED
 from backend.characters.errors import CardError
 
 ExportSpec = Literal["v2", "v3"]

@@ -105,7 +105,7 @@ class Agent:
         executor = references = None
         if triage.significant:
             lookup = KnowledgeLookup(self.database, self.search, reader.sealer, stretch, self.pool)
-            references = References(stretch.lines)
+            references = References(stretch.lines, stretch.marks)
             latest = await lookup.latest()
             count = _shown_of_each(model.spec)
             near = await lookup.near(count=count)

@@ -21,7 +21,7 @@ from backend.chronicles.reading import StoryEvent
 from backend.cpu_pool import CpuPool
 from backend.enrichment.agent.knowledge_lookup import KnowledgeLookup
 from backend.enrichment.agent.proposals import ProposedEvent, RefusedCallError
-from backend.enrichment.agent.references import References, summary_of
+from backend.enrichment.agent.references import References
 from backend.memory.embedding.protocol import EmbedderError, Floats
 from backend.memory.points import DocumentEmbedder
 from backend.memory.terms import document_terms
@@ -226,7 +226,8 @@ class DuplicateCheck:
             return
         marks = [self.references.events.show(event) for event in asked]
         shown = " ".join(
-            f"{mark}: {summary_of(event.fields)}" for mark, event in zip(marks, asked, strict=True)
+            f"{mark}: {self.references.summary(event)}"
+            for mark, event in zip(marks, asked, strict=True)
         )
         raise RefusedCallError(
             f"{' and '.join(marks)} may say the same. {shown} If so, leave it. If yours is another "
@@ -256,5 +257,5 @@ class DuplicateCheck:
     def _duplicate(self, event: Known) -> RefusedCallError:
         mark = self.references.events.show(event)
         return RefusedCallError(
-            f"duplicate of {mark}: {summary_of(event.fields)}", duplicate_of=event.id
+            f"duplicate of {mark}: {self.references.summary(event)}", duplicate_of=event.id
         )

@@ -7,7 +7,8 @@ from collections.abc import Iterable, Mapping
 from typing import Generic, Protocol, TypeVar
 from uuid import UUID
 
-from backend.chronicles.events import EventFields, told
+from backend.audience import NAMELESS_MARKS, AudienceMarks, put_mark
+from backend.chronicles.events import told
 from backend.chronicles.reading import StoryEvent
 from backend.enrichment.agent.knowledge_lookup import KnownEntry
 from backend.enrichment.agent.proposals import ProposedEntry, ProposedEvent
@@ -69,7 +70,8 @@ class Marks(Generic[T]):
 class References:
     """Everything that a model was shown in one run."""
 
-    def __init__(self, lines: Iterable[StoryLine]) -> None:
+    def __init__(self, lines: Iterable[StoryLine], marks: AudienceMarks = NAMELESS_MARKS) -> None:
+        self._marks = marks
         self.events: Marks[StoryEvent | ProposedEvent] = Marks("E")
         self.entries: Marks[KnownEntry | ProposedEntry] = Marks("L")
         self.messages: set[UUID] = set()
@@ -78,7 +80,15 @@ class References:
     def event(self, event: StoryEvent) -> str:
         """An event, as a line that begins with its mark; what may not be done to it is said."""
         mark = self.events.show(event)
-        return f"{mark}{_kept(event)}: {shown(told(event.fields), most=_EVENT)}"
+        text = self._marks.mark(told(event.fields), event.audience)
+        return f"{mark}{_kept(event)}: {shown(text, most=_EVENT)}"
+
+    def summary(self, event: StoryEvent | ProposedEvent) -> str:
+        """An event in a sentence, for an answer to the model."""
+        text = event.fields.summary
+        if isinstance(event, StoryEvent):
+            text = self._marks.mark(text, event.audience)
+        return shown(text, most=_EVENT)
 
     def entry(self, entry: KnownEntry) -> str:
         """An entry; what may be changed of it is marked as such."""
@@ -90,7 +100,8 @@ class References:
     def message(self, message: Recalled) -> str:
         """A message that was said long ago."""
         self.messages.add(message.source_id)
-        return said(message.position, message.title, message.text, most=_MESSAGE)
+        text = self._marks.mark(message.text, message.audience)
+        return said(message.position, message.title, text, most=_MESSAGE)
 
     @property
     def memory_ids(self) -> list[UUID]:
@@ -110,18 +121,13 @@ def _kept(event: StoryEvent | ProposedEvent) -> str:
 
 def line_shown(line: StoryLine) -> str:
     """A line of the story, behind its mark."""
-    return said(line.position, line.author, line.text, most=_LINE)
+    return said(line.position, line.author, put_mark(line.text, line.who_knows), most=_LINE)
 
 
 def said(position: int, author: str, text: str, *, most: int) -> str:
     """What somebody said, behind the mark of its place."""
     name = " ".join(shown(author, most=_NAME).split()) or "Narrator"
     return f"{_place(position)} {name}: {shown(text, most=most)}"
-
-
-def summary_of(fields: EventFields) -> str:
-    """An event in a sentence, for an answer to the model."""
-    return shown(fields.summary, most=_EVENT)
 
 
 def line_mark(mark: str) -> str:

@@ -10,8 +10,8 @@ from uuid import UUID
 from sqlalchemy import and_, bindparam, or_, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from backend.audience import Audience, known_to_all, stored
-from backend.campaigns.item_rows import read_state
+from backend.audience import Audience, AudienceMarks, known_to_all, stored
+from backend.campaigns.item_rows import audience_of, read_state
 from backend.campaigns.items import Kind
 from backend.campaigns.ledger import State
 from backend.campaigns.mentions import NameIndex
@@ -96,6 +96,15 @@ class KnownWorld:
     def entities(self) -> Mapping[UUID, State]:
         """Entities by their ids."""
         return {one: held.state for one, held in self.items.items() if held.kind == "entity"}
+
+    @property
+    def marks(self) -> AudienceMarks:
+        """Marks for items with a limited audience."""
+        return AudienceMarks(self._find_name)
+
+    def _find_name(self, entity_id: UUID) -> str | None:
+        held = self.items.get(entity_id)
+        return called(held.state) if held else None
 
     def members(self) -> list[Member]:
         """The entities, for a roster."""
@@ -207,7 +216,8 @@ def _told(known: KnownWorld, held: Held) -> str:
         ]
     about = _value(known, state.get("about_id"))
     head = f"{about}: {called(state)}" if about else f"{called(state) or 'The scene'} ({kind})"
-    return clipped(one_line("; ".join([head, *values])), MAX_LINE)
+    said = known.marks.mark("; ".join([head, *values]), audience_of(state))
+    return clipped(one_line(said), MAX_LINE)
 
 
 def _value(known: KnownWorld, value: Any) -> str:

@@ -8,14 +8,14 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from uuid import UUID
 
-from backend.audience import GM, PUBLIC
+from backend.audience import GM, PUBLIC, AudienceMarks
 from backend.chronicles.events import told
 from backend.chronicles.reading import StoryEvent, current_events, read_events_from
 from backend.database.engine import Database
 from backend.enrichment.agent.duplicates import MAX_QUESTIONS, DuplicateFinder
 from backend.enrichment.agent.knowledge_lookup import LATEST
 from backend.enrichment.agent.proposals import mark_of
-from backend.enrichment.agent.references import Marks, summary_of
+from backend.enrichment.agent.references import Marks
 from backend.enrichment.cleaning import clipped, one_line
 from backend.enrichment.compaction.values import DraftedEvent
 from backend.enrichment.runs import Refused
@@ -32,6 +32,7 @@ class KnownEvents:
 
     Args:
         audience: That of the messages, as a column holds it.
+        marks: Say who knows an event.
     """
 
     def __init__(
@@ -43,6 +44,7 @@ class KnownEvents:
         message_ids: Collection[UUID],
         *,
         audience: str,
+        marks: AudienceMarks,
     ) -> None:
         self.seen: set[UUID] = set()
         self._database = database
@@ -51,12 +53,13 @@ class KnownEvents:
         self._chronicle_id = chronicle_id
         self._message_ids = message_ids
         self._audience = audience
+        self._who_knows = marks
         self._marks: Marks[StoryEvent | DraftedEvent] = Marks("H")
 
     async def show(self, *, most: int) -> list[str]:
         """Return the last events as lines that begin with their references."""
         events = (await self._read())[-most:]
-        return [f"{self._marks.show(event)}: {_told(event)}" for event in events]
+        return [f"{self._marks.show(event)}: {self._render(event)}" for event in events]
 
     async def check(self, new: DraftedEvent, drafts: Sequence[DraftedEvent]) -> Refused | None:
         """Return why an event is not written: another one says the same, or may say the same.
@@ -72,7 +75,7 @@ class KnownEvents:
         self.seen.update(known)
         near = await self._finder.nearest(new.fields, list(known.values()))
         if (same := next((each.event for each in near if each.is_same), None)) is not None:
-            reason = f"duplicate of {self._marks.show(same)}: {summary_of(same.fields)}"
+            reason = f"duplicate of {self._marks.show(same)}: {self._summarize(same)}"
             return Refused(tool=_TOOL, reason=reason, duplicate_of=same.id)
         apart: set[UUID] = set()
         for mark in new.differs_from:
@@ -85,9 +88,7 @@ class KnownEvents:
         if not asked:
             return None
         marks = ", ".join(self._marks.show(event) for event in asked)
-        shown = " ".join(
-            f"{self._marks.show(event)}: {summary_of(event.fields)}" for event in asked
-        )
+        shown = " ".join(f"{self._marks.show(event)}: {self._summarize(event)}" for event in asked)
         return Refused(
             tool=_TOOL,
             reason=f"{marks} may say the same. {shown} If so, leave it. If yours is another event, "
@@ -115,6 +116,12 @@ class KnownEvents:
         found = {event.id: event for event in [*latest, *own]}
         return sorted(found.values(), key=lambda each: (each.happened_at, each.place, each.id))
 
+    def _summarize(self, event: StoryEvent | DraftedEvent) -> str:
+        text = event.fields.summary
+        if isinstance(event, StoryEvent):
+            text = self._who_knows.mark(text, event.audience)
+        return clipped(one_line(text), MAX_EVENT)
 
-def _told(event: StoryEvent) -> str:
-    return clipped(one_line(told(event.fields)), MAX_EVENT)
+    def _render(self, event: StoryEvent) -> str:
+        text = self._who_knows.mark(told(event.fields), event.audience)
+        return clipped(one_line(text), MAX_EVENT)

@@ -64,6 +64,9 @@ MOST_CALLS = 3
 WAIT_SECONDS = 900.0
 """How long it waits for an action to be over, if no turn says so before."""
 
+LANE_SECONDS = 300.0
+"""The longest time for which other work of the campaign waits with it."""
+
 CHARACTERS_AN_ITEM = 200
 """What reading an item's names takes, in characters of a text."""
 
@@ -137,7 +140,9 @@ class CompactionTask(Task[CompactionWork, CompactionProposal]):
         known = await read_world(session, self.sealer, campaign, audience=window.audience)
         tools = open_campaign(self.sealer, campaign).settings.tools
         if is_unsettled(known.items[campaign.id].state, known.rules, is_played=tools):
-            raise RetryLaterError("An action is under way.", after=WAIT_SECONDS)
+            raise RetryLaterError(
+                "An action is under way.", after=WAIT_SECONDS, holds_lane=LANE_SECONDS
+            )
         chronicle_id = chat.chronicle_id or campaign.chronicle_id
         return CompactionWork(
             reader=reader,
@@ -218,6 +223,7 @@ class CompactionTask(Task[CompactionWork, CompactionProposal]):
             work.chronicle_id,
             work.message_ids,
             audience=work.window.audience,
+            marks=work.known.marks,
         )
 
     async def _known_now(self, work: CompactionWork) -> KnownWorld:

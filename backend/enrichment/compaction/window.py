@@ -13,6 +13,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from backend.audience import known_to_all
 from backend.campaigns.models import CampaignMark
+from backend.campaigns.viewpoints import read_marks
 from backend.chats.models import MESSAGE_AUTHOR, Chat, Message
 from backend.enrichment.budgets import CHARACTERS_A_TOKEN
 from backend.enrichment.lines import Version, told
@@ -58,6 +59,7 @@ async def read_window(session: AsyncSession, reader: Reader, chat: Chat) -> Wind
     rows = (await session.scalars(same)).all()
     fitting = sum(1 for total in accumulate(row.tokens for row in rows) if total <= most)
     rows = rows[: max(1, fitting)]
+    marks = await read_marks(session, reader.sealer, chat.campaign_id, first.audience)
     before = (
         select(Message)
         .where(
@@ -74,7 +76,7 @@ async def read_window(session: AsyncSession, reader: Reader, chat: Chat) -> Wind
     return Window(
         versions=[(row.id, row.updated_at) for row in rows],
         positions=[row.position for row in rows],
-        earlier=[told(reader, row, EARLIER_CHARACTERS) for row in earlier],
+        earlier=[told(reader, row, EARLIER_CHARACTERS, marks) for row in earlier],
         lines=[told(reader, row, most * CHARACTERS_A_TOKEN) for row in rows],
         audience=first.audience,
         since=first.created_at,

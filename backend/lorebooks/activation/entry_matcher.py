@@ -69,7 +69,9 @@ class EntryMatcher:
         if step != self._step:
             self._step = step
             self._looks.clear()
-        mode = (entry.mode or self._scan.settings.mode) if self._scan.by_meaning else "keys"
+        mode = entry.mode or self._scan.settings.mode
+        if mode == "meaning" and not self._scan.by_meaning:
+            mode = "keys_and_meaning"
         if entry.is_plain and entry not in self._known:
             if mode == "meaning":
                 return None
@@ -79,7 +81,7 @@ class EntryMatcher:
         unasked = self._unasked(entry, effect, is_sticky=is_sticky)
         gate = _gate(entry, self._scan, effect, step)
         hit = None if mode == "keys" else self._scan.semantic.get(entry.entry_id)
-        meant = [Reason("semantic", **hit._asdict())] if hit else []
+        meant = [Reason(**hit._asdict())] if hit else []
         look = self._look(entry, process=gate is None and not unasked)
         if not unasked and not meant:
             return None if mode == "meaning" else self._by_keys(entry, look, gate)

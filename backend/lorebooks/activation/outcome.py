@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 from uuid import UUID
 
 from backend.generation.model import Role
@@ -25,11 +25,15 @@ class ScannedLine(NamedTuple):
 
 
 class SemanticHit(NamedTuple):
-    """An entry that the search by meaning found: its score, its place from 1, and why."""
+    """An entry that a search found: its score, its place from 1, and why.
+
+    `kind` says whether its meaning brought it in or its words.
+    """
 
     score: float
     rank: int
     signals: tuple[Match, ...] = ()
+    kind: Literal["semantic", "words"] = "semantic"
 
 
 TOO_MANY_MACROS = "Entries or keys are left out: what their macros do goes beyond the limits."
@@ -57,8 +61,9 @@ class Scan:
         note: The author's note, where keys are looked for in it.
         speaker, tags: Of the character that is about to speak.
         triggers: What kind of turn it is.
-        semantic: What the search by meaning found.
-        by_meaning: Whether there was one. Without, all entries are found by their keys.
+        semantic: What the search found, by its meaning or by its words.
+        by_meaning: True if it went by meaning, too. If not, entries that are found by their meaning
+            alone are found by their keys as well.
         inactive: Entries that do not count: what they come from is not on the active path.
         greeting: Which greeting the chat was opened with, from 0. Null: not known.
         evaluator: For regexes that RE2 does not take. Without, they are left out with a note.

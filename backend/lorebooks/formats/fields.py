@@ -198,6 +198,8 @@ _OTHERS: Final[dict[Format, dict[str, str]]] = {
         "title": "name",
         "content": "entry",
         "keys": "keywords",
+        "secondary_keys": "secondaryKeys",
+        "constant": "constant",
         "order": "weight",
         "enabled": "enabled",
     },

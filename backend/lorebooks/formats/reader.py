@@ -9,30 +9,45 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Final, cast
 
 from backend.characters.cards import charx, png
-from backend.characters.cards.codec import Notes, Object, object_in
+from backend.characters.cards.codec import Notes, Object, list_names, object_in, plain_text
+from backend.characters.cards.foreign import translate
+from backend.characters.cards.kinds import AS_LOREBOOK, LOREBOOK, find_kind
 from backend.characters.cards.limits import check_file_size
+from backend.characters.cards.model import Card
 from backend.characters.cards.reader import read_card
 from backend.characters.cards.text import parse_text
+from backend.characters.cards.versions import normalise
 from backend.characters.errors import CardError, CardLimitError
 from backend.lorebooks.entries import LoreEntry
 from backend.lorebooks.errors import LoreFileError, LoreLimitError
 from backend.lorebooks.formats.entry import read_book, read_entry
-from backend.lorebooks.formats.fields import CONTENT
+from backend.lorebooks.formats.fields import CONTENT, ENTRIES
 from backend.lorebooks.formats.model import BookSource, EntrySource, Format, ReadBook
 from backend.lorebooks.limits import check_entries
 
 _NO_LOREBOOK = "This is no lorebook: it has no entries of a kind that is known here."
+_OF_FILES: Final = frozenset({"type", "id", "name", "title", "scenarioVersion", "gamestarted"})
+"""Members of a file around a lorebook that need no warning."""
+
+_OF_ENTRIES: Final = frozenset(
+    {"id", "_id", "uid", "folder", "mode", "category", "contextConfig", "lastUpdatedAt", "wigroup"}
+)
+"""Members of entries that need no warning: they order a book, or are read in part."""
+
+_READ_ALONE: Final[frozenset[Format]] = frozenset({"agnai", "risu", "novelai", "kobold"})
+"""Formats that are not written. Those that are may have any members."""
+
 _WORLD_INFOS: Final = frozenset({"uid", "order", "position", "disable", "addMemo"})
 
 
 def read_file(data: bytes, *, given_name: str) -> ReadBook:
-    """Read a lorebook out of a file: a lorebook of any format, or a card that has one in it.
+    """Read a lorebook out of a file: of any format, or inside a card, a module or a story.
 
     CPU-bound: up to some seconds for 20 MB. Call it in a thread.
 
     Args:
         data: The file: JSON, or a card as PNG, CHARX, JSON or YAML.
-        given_name: What the book is called where it has no name of its own.
+        given_name: The name of a book that has none.
 
     Raises:
         LoreFileError: Broken, or no lorebook.
@@ -42,24 +57,57 @@ def read_file(data: bytes, *, given_name: str) -> ReadBook:
     check_file_size(len(data))
     try:
         if data.startswith(png.SIGNATURE) or charx.is_archive(data):
-            card = read_card(data).card
-            book, name = card.character_book, card.name
-        else:
-            value = parse_text(data)
-            if _is_card(value):
-                card = read_card(data).card
-                book, name = card.character_book, card.name
-            else:
-                return read_value(value, given_name=given_name)
+            return _read_book_of(read_card(data).card)
+        value: Any = parse_text(data)
+        if isinstance(value, dict):
+            raw = cast("Object", value)
+            if (inside := _read_inside(raw, given_name=given_name)) is not None:
+                return inside
+            if _is_card(raw):
+                return _read_book_of(normalise(raw).card)
+        return read_value(cast("object", value), given_name=given_name)
     except CardLimitError as error:
         raise LoreLimitError(
             error.detail, limit=error.limit, allowed=error.allowed, found=error.found
         ) from error
     except CardError as error:
         raise LoreFileError(error.detail) from error
-    if book is None:
+
+
+def _read_book_of(card: Card) -> ReadBook:
+    if card.character_book is None:
         raise LoreFileError("This character card has no lorebook in it.")
-    return read_card_book(book, given_name=name)
+    return read_card_book(card.character_book, given_name=card.name)
+
+
+def _read_inside(raw: Object, *, given_name: str) -> ReadBook | None:
+    """Read the lorebook in a file that has more in it; None if it is no such file.
+
+    The rest of the file is left out, and named.
+    """
+    module = object_in(raw, "module") or raw
+    definition = object_in(object_in(raw, "node") or raw, "definition")
+    book: Object
+    if raw.get("type") == "risuModule":
+        name, around, member = "a module of RisuAI", module, "lorebook"
+        book = {"type": "risu", "data": module.get("lorebook") or []}
+    elif isinstance(raw.get("worldinfo"), list):
+        name, around, member = "a story of KoboldAI", raw, "worldinfo"
+        book = {"folders": {}, "entries": raw["worldinfo"]}
+    elif "scenarioVersion" in raw and object_in(raw, "lorebook"):
+        name, around, member = "a story of NovelAI", raw, "lorebook"
+        book = object_in(raw, "lorebook")
+    elif object_in(definition, "embedded_lorebook"):
+        name, around, member = "a download of Chub", definition, "embedded_lorebook"
+        book = object_in(definition, "embedded_lorebook")
+    else:
+        return None
+    own_name = plain_text(around.get("name") or around.get("title")).strip()
+    found = read_value(book, given_name=own_name or given_name)
+    rest = [each for each, value in around.items() if value and each not in {member, *_OF_FILES}]
+    if rest:
+        found.warnings.append(f"Of {name} only the lore is read, not {list_names(rest)}.")
+    return found
 
 
 def read_card_book(book: Object, *, given_name: str) -> ReadBook:
@@ -78,7 +126,11 @@ def read_card_book(book: Object, *, given_name: str) -> ReadBook:
 def read_value(value: object, *, given_name: str) -> ReadBook:
     """Read a parsed JSON value as a lorebook. Raises `LoreFileError`, `LoreLimitError`."""
     if isinstance(value, list):
-        return _read("kobold", {"entries": value}, "entries", given_name=given_name)
+        listed: list[Any] = cast("Any", value)
+        found = _format_of_entries(listed) if listed else "kobold"
+        if found is None:
+            raise LoreFileError(_refusal(listed))
+        return _read(found, {"entries": listed}, "entries", given_name=given_name)
     if not isinstance(value, dict):
         raise LoreFileError(_NO_LOREBOOK)
     raw = cast("Object", value)
@@ -97,19 +149,25 @@ def read_value(value: object, *, given_name: str) -> ReadBook:
     return _read(_format(raw), raw, "entries", given_name=given_name)
 
 
-def _is_card(value: object) -> bool:
-    if not isinstance(value, dict):
-        return False
-    raw = cast("Object", value)
+def _is_card(raw: Object) -> bool:
     named = str(raw.get("spec", "")).startswith("chara_card")
-    return named or "character_book" in raw or "character_book" in object_in(raw, "data")
+    has_book = "character_book" in raw or "character_book" in object_in(raw, "data")
+    return named or has_book or translate(raw) is not None
+
+
+def _refusal(value: object) -> str:
+    """Return why a JSON value is no lorebook, by the kind of file that it is."""
+    kind = find_kind(value)
+    if kind is None or kind.advice.startswith(AS_LOREBOOK):
+        return _NO_LOREBOOK
+    return kind.explain(LOREBOOK)
 
 
 def _format(raw: Object) -> Format:
     """Which format an object with `entries` is of: by its marks, else by its entries'."""
     entries: Any = raw.get("entries")
     if not isinstance(entries, dict | list):
-        raise LoreFileError(_NO_LOREBOOK)
+        raise LoreFileError(_refusal(raw))
     items: list[Any] = [item for _, item in _items(cast("object", entries))]
     marks: dict[Format, bool] = {
         "novelai": "lorebookVersion" in raw,
@@ -121,11 +179,19 @@ def _format(raw: Object) -> Format:
     of_book = _first(marks)
     if of_book is not None:
         return of_book
+    found = _format_of_entries(items)
+    if found is None:
+        raise LoreFileError(_NO_LOREBOOK)
+    return found
+
+
+def _format_of_entries(items: list[Any]) -> Format | None:
+    """Return the first known format among entries."""
     for item in items:
         found = _format_of_entry(cast("Object", item)) if isinstance(item, dict) else None
         if found is not None:
             return found
-    raise LoreFileError(_NO_LOREBOOK)
+    return None
 
 
 def _first(marks: Mapping[Format, bool]) -> Format | None:
@@ -166,15 +232,21 @@ def _read(
     check_entries(len(items))
     said = CONTENT[found]
     entries: list[tuple[LoreEntry, EntrySource]] = []
+    unused: dict[str, None] = {}
     for key, item in items:
         if not isinstance(item, dict) or _is_folder(found, cast("Object", item)):
             notes.add("Something among the entries was no entry and was left out")
             continue
         entry_raw = cast("Object", item)
         entry = read_entry(found, entry_raw, notes)
+        if found in _READ_ALONE:
+            known = ENTRIES[found].members | _OF_ENTRIES
+            unused |= {each: None for each in entry_raw if each not in known and entry_raw[each]}
         is_short = isinstance(entry_raw.get(said), str)
         kept = {**entry_raw, said: None} if is_short else entry_raw
         entries.append((entry, EntrySource(found, kept, key, is_short)))
+    if unused:
+        notes.add(f"Of its entries, not used here, and kept for the export: {list_names(unused)}")
     skipped = len(items) - len(entries)
     beside = {name: value for name, value in raw.items() if name != member}
     fields = read_book(beside, notes, given_name=given_name)

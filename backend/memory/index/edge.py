@@ -139,6 +139,19 @@ class EdgeIndex:
         found = await self._call("vectors", list(ids))
         return {UUID(bytes=each): np.frombuffer(vector, dtype=np.float32) for each, vector in found}
 
+    async def term_vectors(self, ids: Sequence[UUID]) -> dict[UUID, Sparse]:
+        """The `sparse` vectors of points, for those that have one."""
+        if not ids:
+            return {}
+        found = await self._call("term_vectors", list(ids))
+        return {
+            UUID(bytes=each): Sparse(
+                np.frombuffer(vector.ids, dtype=np.uint32),
+                np.frombuffer(vector.weights, dtype=np.float32),
+            )
+            for each, vector in found
+        }
+
     async def delete_sources(self, owner_id: UUID, source_ids: Sequence[UUID]) -> None:
         """Delete every point of these rows."""
         if source_ids:

@@ -46,6 +46,7 @@ from backend.memory.index.edge_messages import (
     Outcome,
     PointMessage,
     QueryMessage,
+    SparseMessage,
     framed,
 )
 from backend.memory.index.scope import OWNER, SOURCE, IndexUnavailableError
@@ -224,6 +225,16 @@ class Engine:
             (point_id, array("f", vector["dense"]).tobytes())
             for point_id, vector in vectors
             if vector and "dense" in vector
+        ]
+
+    def term_vectors(self, ids: Sequence[UUID]) -> list[tuple[bytes, SparseMessage]]:
+        """The `sparse` vectors of points, of those that have one, by the bytes of their ids."""
+        found = self._shard.retrieve(list(ids), with_payload=False, with_vector=["sparse"])
+        vectors = ((each.id.bytes, each.vector) for each in found)
+        return [
+            (point_id, mapping.terms(vector["sparse"]))
+            for point_id, vector in vectors
+            if vector and "sparse" in vector
         ]
 
     def page(

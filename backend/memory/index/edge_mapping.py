@@ -130,6 +130,11 @@ def sparse(vector: SparseMessage) -> engine.SparseVector:
     return engine.SparseVector(array("I", vector.ids).tolist(), _floats(vector.weights))
 
 
+def terms(vector: engine.SparseVector) -> SparseMessage:
+    """The message of a sparse vector that the engine has."""
+    return SparseMessage(array("I", vector.indices).tobytes(), array("f", vector.values).tobytes())
+
+
 def owned(owner_id: UUID | str, *conditions: Any) -> engine.Filter:
     """The owner's points that fulfil the conditions."""
     return engine.Filter(must=[among(OWNER, [owner_id]), *conditions])

@@ -217,6 +217,10 @@ class VectorIndex(Protocol):
         """The `dense` vectors of points, for those that have one. For MMR."""
         ...
 
+    async def term_vectors(self, ids: Sequence[UUID]) -> dict[UUID, Sparse]:
+        """The `sparse` vectors of points, for those that have one."""
+        ...
+
     async def delete_sources(self, owner_id: UUID, source_ids: Sequence[UUID]) -> None:
         """Delete every point of these rows."""
         ...

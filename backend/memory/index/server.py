@@ -30,6 +30,7 @@ from backend.memory.index.protocol import (
     Payload,
     Point,
     Query,
+    Sparse,
     check_dimensions,
 )
 from backend.settings import Settings
@@ -198,6 +199,21 @@ class ServerIndex:
             UUID(str(each.id)): np.asarray(each.vector["dense"], dtype=np.float32)
             for each in records
             if isinstance(each.vector, dict) and "dense" in each.vector
+        }
+
+    async def term_vectors(self, ids: Sequence[UUID]) -> dict[UUID, Sparse]:
+        """The `sparse` vectors of points, for those that have one."""
+        if not ids:
+            return {}
+        names = [str(each) for each in ids]
+        async with self._asked() as (client, _):
+            records = await client.retrieve(
+                self._collection, names, with_payload=False, with_vectors=["sparse"]
+            )
+        return {
+            UUID(str(each.id)): _mapping().terms(each.vector["sparse"])
+            for each in records
+            if isinstance(each.vector, dict) and "sparse" in each.vector
         }
 
     async def delete_sources(self, owner_id: UUID, source_ids: Sequence[UUID]) -> None:

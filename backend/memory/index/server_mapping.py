@@ -12,6 +12,7 @@ from uuid import UUID
 
 import grpc  # type: ignore[import-untyped]  # it has no types
 import httpx
+import numpy as np
 from qdrant_client import models  # noqa: TID251  half of the server's adapter
 from qdrant_client.common.client_exceptions import (  # noqa: TID251  likewise
     ResourceExhaustedResponse,
@@ -141,6 +142,13 @@ def request(query: Query, *, is_quantized: bool) -> models.QueryRequest:
 def sparse(vector: Sparse) -> models.SparseVector:
     """Terms and their weights."""
     return models.SparseVector(indices=vector.ids.tolist(), values=vector.weights.tolist())
+
+
+def terms(vector: models.SparseVector) -> Sparse:
+    """The terms and weights of a sparse vector that the server has."""
+    return Sparse(
+        np.array(vector.indices, dtype=np.uint32), np.array(vector.values, dtype=np.float32)
+    )
 
 
 def owned(owner_id: UUID, *conditions: Any) -> models.Filter:

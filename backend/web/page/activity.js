@@ -1,6 +1,6 @@
 /** What goes on behind the chats, and how the server is. */
 import { api } from "./core/api.js";
-import { attempt } from "./core/dialogs.js";
+import { attempt, remedy } from "./core/dialogs.js";
 import { fill, h, icon, pause } from "./core/dom.js";
 import { progress } from "./core/form.js";
 import { kept } from "./core/store.js";
@@ -36,6 +36,7 @@ export function row(job, read) {
     h("div.grow", {}, name,
       h("small", { class: state === "dead" ? "fault" : "help" }, `${words} · ${ago(job.created_at)}`),
       state === "running" && bar.element),
+    error && remedy({ slug: error }),
     /dead|waiting/.test(state) && act("retry"),
     /^enrichment\.|fetch/.test(job.kind) && !/dead|done/.test(state) && act("stop"));
 }

@@ -30,6 +30,8 @@ const VIEWS = new Map([
   ["providers", ["models/providers", "account"]],
   ["presets", ["presets/list", "presets"]],
   ["presets/id", ["presets/editor", "presets"]],
+  ["settings", ["account/settings", "account"]],
+  ["scripts", ["account/scripts", "account"]],
   ["account", ["account/account", "account"]],
 ]);
 

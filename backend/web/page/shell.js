@@ -13,7 +13,10 @@ const PLACES = [
 const RECENT = 12;
 
 /** Which place of the rail an address belongs to. */
-const AREAS = { "": "chats", personas: "characters", chronicles: "memory", campaigns: "chats", providers: "account", presets: "account" };
+const AREAS = {
+  "": "chats", personas: "characters", chronicles: "memory", campaigns: "chats",
+  providers: "settings", presets: "settings", scripts: "settings",
+};
 
 /** @returns {{element, main, at(path)}} `at` marks where the page is. */
 export function shell() {
@@ -21,9 +24,10 @@ export function shell() {
   const recent = h("nav.recent", { "aria-label": t("shell.recent") });
   const places = h("nav.places", { "aria-label": t("shell.places") }, PLACES.map((each) => place(...each)));
   const activity = place("activity", "activity");
+  const settings = place("settings", "settings");
   const account = place("account", "person");
   const brand = h("a.brand", { href: "#/" }, h("img", { src: asset("icon.svg"), alt: "" }), "Talekeeper");
-  const rail = h("div.rail", {}, brand, places, recent, activity, account);
+  const rail = h("div.rail", {}, brand, places, recent, activity, settings, account);
   const skip = h("button.skip", { onclick: () => main.focus() }, t("shell.skip"));
   const element = h("div.shell", {}, skip, rail, main);
 

@@ -19,6 +19,7 @@ from tests.support.memory import (
     preview,
     remembering,
     search,
+    set_chat,
     settled,
     take_turn,
 )
@@ -158,6 +159,18 @@ class Planted:
         assert answer["thinking"] == self.mark("thinking")
         return reply_id
 
+    def unmarked(self, prompts: list[Any], words: str) -> list[str]:
+        """Entries of prompts that hold one of these without saying who knows it."""
+        found: list[str] = []
+        for message in (each for prompt in prompts for each in prompt["messages"]):
+            entry: list[str] = []
+            for line in message["content"].split("\n"):
+                entry = [line] if line.startswith(("- ", "**", "#")) else [*entry, line]
+                if any(each in line for each in self.markers.values()):
+                    said = "\n".join(entry)
+                    found += [said] if words not in said else []
+        return found
+
     def found(self, *where: Any) -> set[str]:
         """The sources whose markers stand in any of these."""
         text = json.dumps(where, default=str)
@@ -228,6 +241,11 @@ async def test_no_prompt_holds_what_its_viewpoint_may_not_know(
     assert every - jakes.found(for_jake) == set()
     assert every - jakes.found(gm) == set()
     assert set(secret.markers) - NEVER - secret.found(gm) == set()
+    # The narrator, who knows everything, is told who else does.
+    assert secret.unmarked(gm[-1], "secret: game master only") == []
+    assert jakes.unmarked(gm[-1], "known to Jake only") == []
+    # Mara is there too, and does not know.
+    assert jakes.unmarked(for_jake[-1], "known to Jake only") == []
 
 
 async def test_an_audience_that_is_none_is_refused_and_changes_nothing(
@@ -307,6 +325,43 @@ async def test_a_viewpoint_is_not_asked_about_what_it_may_not_know(
     answered_id = await take_turn(ada, chat)
     last = (await ada.messages(chat))[-1]
     assert (last["id"], last["audience"]) == (answered_id, [jake])
+
+
+async def test_history_holds_the_last_rounds_that_its_viewpoint_may_know(
+    ada: Account, model: OpenAIServer
+) -> None:
+    table = await new_table(ada, summaries=True, memory_interval=20)
+    chat = await session_of(table)
+    jake = (await table.add("entities", kind="pc", name="Jake"))["id"]
+    replies: list[str] = []
+    for number in range(1, 9):
+        model.script(reply(f"Answer {number}."))
+        replies.append(await take_turn(ada, chat, text=f"Round {number}."))
+    for number in range(1, 9):
+        model.script(reply(f"Aside {number}, " + "beneath the basalt moths, " * 20))
+        audience: Any = [jake] if number == 4 else "gm"
+        await take_turn(ada, chat, text=f"Whisper {number}.", audience=audience)
+
+    async def shown(viewpoint: str) -> list[str]:
+        prompt = (await preview(ada, chat, "And now?", viewpoint=viewpoint))["prompt"]
+        lines = [each["text"] for each in prompt if each["role"] == "user"][:-1]
+        return [line.rpartition(")")[2].strip(" .") for line in lines]
+
+    rounds = [f"Round {number}" for number in range(1, 9)]
+    whispers = [f"Whisper {number}" for number in range(1, 9)]
+    # Room for about two of the long asides.
+    await set_chat(ada, chat, budgets={"history": 400})
+    assert await shown("gm") == whispers[-2:]
+    assert await shown("public") == rounds
+    assert await shown(jake) == [*rounds, "Whisper 4"]
+
+    # What the summary tells is left to it, but for the last four rounds that are known.
+    body = {"text": "Six rounds.", "through_message_id": replies[5]}
+    assert (
+        ok(await ada.client.put(f"{API}/chats/{chat}/summary", json=body))["audience"] == "public"
+    )
+    assert await shown("public") == rounds[4:]
+    assert await shown(jake) == [*rounds[5:], "Whisper 4"]
 
 
 async def test_with_hidden_information_the_users_line_is_written_by_the_players_character(

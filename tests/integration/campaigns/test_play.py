@@ -102,7 +102,11 @@ async def test_a_turn_is_written_with_its_reply_and_goes_with_it(evening: Evenin
     assert after["attributes"]["play"]["mood"] == "aftermath"
     assert after["attributes"]["dice"] == [6, 4, 1]
     assert after["clocks"][0]["filled"] == 4
-    assert {each["text"] for each in after["echoes"]} == {"A witness", "The Watch: They come."}
+    assert {each["text"] for each in after["echoes"]} == {
+        "A witness",
+        "The Watch: They come.",
+        "it opens, loudly (2 stress, The Watch +1)",
+    }
     assert after["precarity"]["score"] == 3
     assert await evening.story() == ["The Watch: They come."]
     await evening.ada.client.delete(f"{API}/messages/{reply.id}")

@@ -90,6 +90,42 @@ async def test_whoever_is_mentioned_comes_in_with_what_is_known(ada: Account, ta
     assert any("Holt counts the gulls twice." in each["text"] for each in context["prompt"])
 
 
+async def test_facts_name_their_subject_and_who_knows_them(ada: Account, table: Table) -> None:
+    ids = await seagate(table)
+    jake = ids["jake"]
+    for about, text, audience in (
+        ("marlena", "owes the Guild 40 gold", "public"),
+        ("marlena", "Marlena wears a wig", [jake]),
+        ("jake", "is the heir", "gm"),
+        ("holt", "takes bribes", "gm"),
+    ):
+        await table.add("facts", about_id=ids[about], text=text, audience=audience)
+    asked = {"text": "Where is Holt?"}
+    block = (await table.get("/context", **asked))["full"]
+    told = block.partition("### Known facts\n")[2].partition("\n\n")[0].splitlines()
+    assert sorted(told) == [
+        "- (known to Jake only) Marlena wears a wig",
+        "- (secret: game master only) Jake: is the heir",
+        "- Marlena: owes the Guild 40 gold",
+    ]
+    # All who are present know it.
+    for_jake = (await table.get("/context", **asked, viewpoint=jake))["full"]
+    assert "- (known to Jake only) Marlena wears a wig" in for_jake
+    both = [jake, ids["marlena"]]
+    [wig] = [each for each in (await table.get("/facts"))["items"] if "wig" in each["text"]]
+    await table.change(f"/facts/{wig['id']}", audience=both)
+    assert "- Marlena wears a wig" in (await table.get("/context", **asked, viewpoint=jake))["full"]
+    assert (
+        "- (known to Jake and Marlena only) Marlena wears a wig"
+        in (await table.get("/context", **asked))["full"]
+    )
+    # Whoever is named comes in with the facts.
+    chat = await ada.new_chat(campaign_id=table.campaign["id"])
+    await ada.turn(chat["id"], **asked)
+    prompt = "\n".join(each["text"] for each in (await _context(ada, chat["id"]))["prompt"])
+    assert "Inspector Holt (active, at Sunfall Hills): (secret: game master only) takes" in prompt
+
+
 async def test_a_plain_chat_has_nothing_of_a_campaign(ada: Account, table: Table) -> None:
     await seagate(table)
     chat = await ada.new_chat()

@@ -52,12 +52,26 @@ async def server(
         yield server
 
 
+def unmarked_in(texts: list[str]) -> list[str]:
+    """Entries of a prompt that hold a secret without saying who knows it."""
+    found: list[str] = []
+    for text in texts:
+        entry: list[str] = []
+        for line in text.split("\n"):
+            begins = line.startswith(("- ", "**", "#", "PREVIOUSLY"))
+            entry = [line] if begins else [*entry, line]
+            said = "\n".join(entry)
+            if secrets_in(line) and "secret: game master only" not in said:
+                found += [said] if "(known to " not in said else []
+    return found
+
+
 @dataclass(slots=True)
 class Trial:
     """A campaign with hidden information, and who may know which secret.
 
     `known` says of each word whose it is: `gm`, or a player's id. `leaks` are what was seen where
-    it may not be.
+    it may not be; `unmarked` what the game master was shown without who else knows it.
     """
 
     server: Running
@@ -69,6 +83,7 @@ class Trial:
     known: dict[str, str] = field(default_factory=dict[str, str])
     seen: dict[str, set[str]] = field(default_factory=dict[str, set[str]])
     leaks: list[str] = field(default_factory=list[str])
+    unmarked: list[str] = field(default_factory=list[str])
 
     @property
     def ada(self) -> Account:
@@ -143,6 +158,8 @@ class Trial:
         asked = f"{ASKED} Mara asks about {' '.join(word.lower() for word in self.known)}."
         context = await preview(self.ada, self.chat, asked, viewpoint=viewpoint)
         self.look(viewpoint, "preview", context)
+        if viewpoint == "gm":
+            self.unmarked += unmarked_in([each["text"] for each in context["prompt"]])
 
     async def watch_closely(self, viewpoint: str) -> None:
         """The same, with all that a model or a search is asked for."""
@@ -253,6 +270,7 @@ async def test_secrets_reach_nobody_who_may_not_know_them(
         await trial.watch_closely(trial.viewpoints[number % len(trial.viewpoints)])
         await trial.watch("gm")
         assert trial.leaks == []
+        assert trial.unmarked == []
     for viewpoint in trial.viewpoints:
         await trial.watch_closely(viewpoint)
     await trial.watch_closely("gm")

@@ -34,6 +34,7 @@ from backend.vault.root import RootKeys
 from backend.vault.sealing import KEY_BYTES, Sealer
 
 CARDS = Path(__file__).parents[2] / "fixtures" / "cards"
+FOREIGN = CARDS.parent / "foreign_cards"
 CARD_FIXTURES = (
     "syn_v1.json",
     "syn_v2_only_mixedcase_Chara.png",

@@ -21,6 +21,7 @@ from backend.database.engine import Database
 from tests.integration.characters.people import (
     CARD_FIXTURES,
     CARDS,
+    FOREIGN,
     ON_SQLITE_ALONE,
     Person,
     body,
@@ -83,6 +84,20 @@ async def test_an_embedded_lorebook_is_shown_with_the_card(ada: Person) -> None:
     assert character["character_book"] == json.loads(JSON_CARD)["data"]["character_book"]
     assert lorebook["id"] == character["lorebook_id"]
     assert (lorebook["name"], lorebook["entry_count"]) == ("Lighthouse", 2)
+
+
+@ON_SQLITE_ALONE
+@pytest.mark.parametrize("name", ["agnai_attributes", "byaf_character"])
+async def test_a_character_of_another_program_comes_with_its_book(ada: Person, name: str) -> None:
+    imported = await ada.import_card((FOREIGN / f"{name}.json").read_bytes())
+    character, lorebook = imported["character"], imported["lorebook"]
+    assert (character["name"], lorebook["entry_count"]) == ("Odd", 1)
+    [entry] = character["character_book"]["entries"]
+    assert (entry["keys"], entry["content"]) == (["lamp"], "The lamp is old.")
+    exported = await ada.get(f"/characters/{character['id']}/export?format=json")
+    again = await ada.import_card(exported.content)
+    assert card_of(again["character"]) == card_of(character)
+    assert again["warnings"] == []
 
 
 async def test_what_is_not_known_comes_back_on_export_even_after_an_edit(ada: Person) -> None:

@@ -12,6 +12,7 @@ from sqlalchemy import text
 from backend.database.engine import Database
 from tests.integration.characters.people import (
     CARDS,
+    FOREIGN,
     ON_SQLITE_ALONE,
     Person,
     count_rows,
@@ -45,6 +46,16 @@ HOSTILE: dict[str, tuple[bytes, int, str]] = {
     "very deep json": (nested(100_000), 422, "card-limit"),
     "binary": (bytes(range(256)), 422, "unreadable-card"),
     "lorebook": ((CARDS / "syn_lorebook_v3.json").read_bytes(), 422, "unreadable-card"),
+    "group": (
+        (FOREIGN / "st_group.json").read_bytes(),
+        422,
+        "unreadable-card",
+    ),
+    "several lines": (
+        b'{"user_name": "U", "character_name": "C"}\n{"mes": "x"}',
+        422,
+        "unreadable-card",
+    ),
     "long text": (with_members(scenario="s" * 200_001), 422, "card-limit"),
     "yaml tags": (b"name: !!python/object/apply:os.system [id]", 422, "unreadable-card"),
     "yaml bomb": (

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from typing import Any
-from uuid import uuid4
+from uuid import UUID, uuid4
 
 import pytest
 from sqlalchemy import select, update
 
 from backend.chronicles import writing
 from backend.database.base import now
-from backend.enrichment.outbox import COMPACTION, GLOSSARY, SUMMARY, TURN
+from backend.enrichment.outbox import COMPACTION, GLOSSARY, SUMMARY, TURN, lane_of
 from backend.jobs import running as running_jobs
 from backend.jobs.models import Job
 from tests.fakes.openai_server import error
@@ -293,6 +293,25 @@ async def test_while_a_fight_is_on_it_waits_and_goes_on_after(
     await until(is_put_off)
     assert model.asked == []
     assert await play.runs() == []
+    lane = lane_of(UUID(play.table.campaign["id"]))
+
+    async def waiting_kinds() -> set[str]:
+        async with play.server.parts.database.read() as session:
+            return set(await session.scalars(select(Job.kind).where(Job.lane == lane)))
+
+    assert await waiting_kinds() == {COMPACTION, GLOSSARY}
+    # Five minutes later other work of the campaign goes on.
+    async with play.server.parts.database.write() as session:
+        job = await session.scalar(select(Job).where(Job.lane == lane, Job.kind == COMPACTION))
+        assert job is not None
+        assert job.lane_until is not None
+        assert 200 < (job.lane_until - job.updated_at).total_seconds() <= 300
+        job.lane_until = job.created_at
+
+    async def is_released() -> bool:
+        return await waiting_kinds() == {COMPACTION}
+
+    await until(is_released)
     await play.ada.turn(play.chat, text="I strike again.")
     await until(is_put_off)
     # It is looked at again with the turn in which the fight may have ended.
@@ -305,14 +324,20 @@ async def test_while_a_fight_is_on_it_waits_and_goes_on_after(
 
 async def test_a_turn_that_ends_a_fight_lets_it_go_on(play: Evening, model: Compactor) -> None:
     await play.table.change("", flags={"combat": True})
-    await play.turn("I strike.")
-    await play.compact()
-    jobs = select(Job.run_after).where(Job.kind == COMPACTION, Job.payload.contains(play.chat))
+    other = await evening(play.server, play.table)
+    for each in (play, other):
+        await each.turn("I strike.")
+        await each.compact()
+    lane = lane_of(UUID(play.table.campaign["id"]))
+    jobs = select(Job.run_after).where(Job.kind == COMPACTION, Job.lane == lane)
 
     async def is_put_off() -> bool:
-        async with play.server.parts.database.read() as session:
-            after = await session.scalar(jobs)
-        return after is not None and (after - now()).total_seconds() > 600
+        async with play.server.parts.database.write() as session:
+            # The second one has its turn once the first one no longer holds the lane.
+            await session.execute(update(Job).where(Job.lane == lane).values(lane_until=now()))
+            times = list(await session.scalars(jobs))
+        waits = [(each - now()).total_seconds() for each in times]
+        return len(waits) == 2 and min(waits) > 600
 
     await until(is_put_off)
     model.tells = {"I yield": "The fight is over."}
@@ -322,8 +347,9 @@ async def test_a_turn_that_ends_a_fight_lets_it_go_on(play: Evening, model: Comp
         await play.table.change("", flags={"combat": False})
     await turn
     await play.at_rest()
-    [asked] = model.asked
-    assert lines_of(asked)[-1] == "The fight is over."
+    await other.at_rest()
+    asked = [lines_of(each)[-1] for each in model.asked]
+    assert sorted(asked) == ["So it is.", "The fight is over."]
 
 
 @pytest.mark.every_database

@@ -279,6 +279,12 @@ async def test_counts_owners_and_vectors_are_read(server: QdrantServer, index: V
     assert await index.owners() == {OWNER}
     vectors = await index.dense_vectors([item, uuid4()])
     assert {name: list(vector) for name, vector in vectors.items()} == {item: [0.5] * 8}
+    stored = {"sparse": {"indices": [7], "values": [0.5]}}
+    server.answers["points"] = [{"id": str(item), "vector": stored}, {"id": str(uuid4())}]
+    asked = await index.term_vectors([item, uuid4()])
+    assert {name: (each.ids.tolist(), each.weights.tolist()) for name, each in asked.items()} == {
+        item: ([7], [0.5])
+    }
     filters = [each.body.get("filter") for each in server.requests[:2]]
     assert filters == [{"must": [is_equal("o", OWNER)]}, None]
 

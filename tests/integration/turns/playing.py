@@ -37,10 +37,10 @@ class Game:
     async def say(self, text: str = "I go on.", **body: Any) -> list[Event]:
         return await self.account.turn(self.chat, text=text, **body)
 
-    async def choose(self, turn_id: str, option: str) -> list[Event]:
+    async def choose(self, turn_id: str, option: str, **text: str) -> list[Event]:
         """The events of a turn from the choice on."""
         async with self.client.stream(
-            "POST", f"{TURN}/{turn_id}/choice", json={"option": option}
+            "POST", f"{TURN}/{turn_id}/choice", json={"option": option, **text}
         ) as response:
             assert response.status_code == 200, await response.aread()
             return [event async for event in read_events(response)]

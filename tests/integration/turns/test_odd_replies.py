@@ -13,6 +13,7 @@ from tests.fakes.openai_server import (
     MODEL_ID,
     OpenAIServer,
     chunk,
+    reply,
     stream,
     usage_chunk,
 )
@@ -169,3 +170,35 @@ async def test_thinking_and_speaking_in_turns_is_told_in_that_order_ever_after(
     assert (usage["cached_tokens"], usage["thinking_tokens"]) == (3, 2)
     line = (await ada.messages(chat))[-1]
     assert (line["text"], line["thinking"]) == ("Two. Four.", "One. Three. ")
+
+
+async def test_a_continuation_is_separated_from_its_reply_and_stored_as_it_was_streamed(
+    ada: Account, chat: str, vendor: OpenAIServer
+) -> None:
+    first = stream(
+        chunk(reasoning_content="A door."), chunk(content="*She opens the door and"),
+        chunk("length"), usage_chunk(used(9, 9)), "[DONE]",
+    )  # fmt: skip
+    second = stream(
+        chunk(reasoning_content="A room."), chunk(content="looks"), chunk(content=" around.*"),
+        chunk("stop"), usage_chunk(used(9, 9)), "[DONE]",
+    )  # fmt: skip
+    vendor.script(first, second, reply("“Well?”"), reply("\nNobody answers."))
+    await ada.turn(chat, text="Open it.")
+    cut = (await ada.messages(chat))[-1]
+    assert cut["status"] == "complete"
+    assert cut["notices"] == [{"kind": "reply_cut", "reason": "length"}]
+
+    whole = cut["text"]
+    for more in (" looks around.*", " “Well?”", "\nNobody answers."):
+        events = await ada.turn(chat, **{"continue": True})
+        assert text_of(events) == more
+        turn_id = events[0].data["turn_id"]
+        assert text_of(await follow(ada.client, turn_id)) == more
+        # Who comes back after the first five characters gets exactly the rest.
+        after = next(each.id for each in events if each.name == "text.delta") - len(more) + 5
+        assert text_of(await follow(ada.client, turn_id, last_id=after)) == more[5:]
+        line = (await ada.messages(chat))[-1]
+        whole += more
+        assert (line["text"], line["thinking"]) == (whole, "A door.\n\nA room.")
+        assert line["notices"] == []

@@ -266,4 +266,4 @@ async def test_taking_back_leaves_what_a_continued_reply_said_before(
     resets = [event.data for event in events if event.name == "text.reset"]
     assert resets == [{"length": len("Mags waves.")}]
     message = await last(ada, chat)
-    assert (message["text"], message["thinking"]) == ("Mags waves.And nods.", "I go on.")
+    assert (message["text"], message["thinking"]) == ("Mags waves. And nods.", "I go on.")

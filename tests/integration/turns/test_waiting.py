@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncGenerator
 from pathlib import Path
 from uuid import UUID, uuid4
 
+import msgspec
 import pytest
 from sqlalchemy import select
 
 from backend.generation.registry import ModelRegistry
-from backend.turns.models import Turn
+from backend.turns.models import TURN_PLAY, Turn
+from backend.turns.play_store import read_suspended
 from tests.fakes.openai_server import MODEL_ID, OpenAIServer, called, error
 from tests.integration.turns.following import TURN, check_tree, follow, is_over, same_browser
 from tests.integration.turns.playing import FINISH, QUESTION, Game, named, names, new_game
+from tests.integration.turns.seeding import identity_of
 from tests.support.server import Account, Running, ok, problem, running, text_of
 from tests.support.waiting import until
 
@@ -218,13 +222,14 @@ class TestChoosing:
     async def test_sent_often_and_at_once_it_is_made_once(
         self, game: Game, vendor: OpenAIServer
     ) -> None:
-        turn_id = await game.wait_for_choice(vendor)
+        vendor.script(called(DAYS, QUESTION))
+        turn_id = (await game.say())[0].data["turn_id"]
         vendor.script(called(DAYS, FINISH, text="You go."))
         told = await asyncio.gather(*(game.choose(turn_id, "1.0") for _ in range(6)))
         assert {text_of(each) for each in told} == {"You go."}
         assert all(each[-1].name == "turn.completed" for each in told)
         assert len(vendor.requests) == 2
-        assert (await game.state())["day"] == 2
+        assert (await game.state())["day"] == 3
 
     async def test_of_two_options_at_once_one_is_made(
         self, game: Game, vendor: OpenAIServer
@@ -276,6 +281,24 @@ class TestChoosing:
                 *events[len(events) // 2 + 1 :], *rest
             ]  # fmt: skip
 
+    async def test_goes_on_with_what_an_earlier_version_has_stored(
+        self, game: Game, vendor: OpenAIServer, server: Running
+    ) -> None:
+        vendor.script(called(DAYS, QUESTION, text="A fork."))
+        turn_id = (await game.say())[0].data["turn_id"]
+        sealer = (await identity_of(server, game.account)).sealer
+        async with server.parts.database.write() as session:
+            turn = await session.get_one(Turn, UUID(turn_id))
+            suspended = read_suspended(sealer, turn)
+            table = json.loads(suspended.table)
+            del table["stored"], table["is_private"], table["pending"]["waiting"]["own"]
+            suspended.table = json.dumps(table).encode()
+            data = msgspec.json.encode(suspended)
+            turn.sealed_play = sealer.seal_bytes(TURN_PLAY, turn.id, data)
+        vendor.script(called(FINISH, text="You go left."))
+        assert (await game.choose(turn_id, "1.0"))[-1].name == "turn.completed"
+        assert (await game.state())["day"] == 2
+
     async def test_what_the_user_changed_meanwhile_stays(
         self, game: Game, vendor: OpenAIServer
     ) -> None:
@@ -291,7 +314,7 @@ class TestChoosing:
         assert changed["left_out"] == 1
         assert (await game.state())["day"] == 2
 
-    async def test_a_model_that_fails_then_leaves_the_campaign_as_it_was(
+    async def test_a_model_that_fails_then_leaves_what_the_choice_has_stored(
         self, game: Game, vendor: OpenAIServer
     ) -> None:
         vendor.script(called(DAYS, QUESTION, text="Steps."))
@@ -299,7 +322,9 @@ class TestChoosing:
         vendor.script(error(401, message="no"))
         events = await game.choose(turn_id, "1.0")
         assert events[-1].name == "turn.failed"
-        assert (await game.state())["day"] == 1
+        [changed] = named(events, "state.changed")
+        assert len(changed["changes"]) == 1
+        assert (await game.state())["day"] == 2
         kept = (await game.account.messages(game.chat))[-1]
         assert (kept["text"], kept["status"]) == ("Steps.", "failed")
 
@@ -317,9 +342,11 @@ async def test_two_processes_that_get_the_choice_at_once_make_it_once(
         game = await new_game(ada)
         elsewhere = game.at(there)
         for day in range(2, 6):
-            turn_id = await game.wait_for_choice(vendor, text="A fork.")
+            # The day passes with the choice.
+            vendor.script(called(DAYS, QUESTION, text="A fork."))
+            turn_id = (await game.say())[0].data["turn_id"]
             vendor.requests.clear()
-            vendor.script(called(DAYS, FINISH, text="You go."))
+            vendor.script(called(FINISH, text="You go."))
             told = await asyncio.gather(
                 game.choose(turn_id, "1.0"),
                 elsewhere.choose(turn_id, "1.0"),

@@ -247,10 +247,11 @@ async def test_turns_of_every_kind_go_on_inside_the_learned_window(
         vendor.window = WINDOW
         body: dict[str, Any] = {"regenerate_of": reply_id} if kind == "regenerate" else {kind: True}
         events = await ada.turn(chat, **body)
-        assert (events[-1].name, text_of(events), vendor.refusals) == ("turn.completed", "Fine.", 1)
+        assert (events[-1].name, text_of(events).strip()) == ("turn.completed", "Fine.")
+        assert vendor.refusals == 1
         assert ready(events)[1]["total"] == WINDOW
         last = (await ada.messages(chat))[-1]
-        assert last["text"] == ("Fine.Fine." if kind == "continue" else "Fine.")
+        assert last["text"] == ("Fine. Fine." if kind == "continue" else "Fine.")
         await check_tree(server.parts.database, chat)
         if kind == "continue":
             context = await context_of(ada, events)

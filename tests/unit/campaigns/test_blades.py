@@ -84,6 +84,7 @@ async def test_a_partial_success_costs_what_was_committed_to(table: Table) -> No
     again = Table.load(table.save())
     result = choose_die(again, 2)
     assert result["tier"] == "partial"
+    assert (again.play.tier, again.play.die) == ("partial", 2)
     assert result["aftermath"] == "costly"
     assert attributes(again, JAKE)["stress"] == 5
     assert attributes(again, CAMPAIGN)["dice"] == [6, 4, 1]

@@ -45,6 +45,7 @@ from backend.characters.cards.charx import pack
 from backend.chronicles.events import ChronicleFields
 from backend.database.base import new_id
 from tests.support.thorough import rounds
+from tests.support.zips import seagate_vault
 
 UUID_TEXT = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 NOW = datetime(2026, 11, 1, tzinfo=UTC)
@@ -54,7 +55,8 @@ ODD = [
     "- a", "# b", "1. c", "> d", "---", "```", "a\nb", " a ", '"q"', "a: b", "**bold**",
     "08", "1e5", "null", "~", "[x] y", "→", "&a *b", "a\tb", "{}", "é鐘🗝", "@", "a #b",
     "\u2026\u2028\u2026", "## Personality\n- x", "Day 5", "\\", "<b>", "100%", "True", "\x85",
-    "* *", "World",
+    "* *", "World", "Go. Next: x", "a → Next: y", "next: z", "Urgent", "### Voice\nx", "a | b",
+    "| a |\n|--|\n| b |", "# Secret\n## b",
 ]  # fmt: skip
 
 _char = st.characters(codec="utf-8", exclude_characters="\0[]\r")
@@ -253,3 +255,33 @@ def test_a_vault_gives_the_same_state(items: dict[UUID, tuple[Kind, Item]]) -> N
     draft, states = read(write_vault(campaign))
     assert shape(states, draft.kinds) == of(campaign)
     assert sorted(draft.uses.values()) == sorted(campaign.uses.values())
+
+
+BY_HAND = {
+    "canon/open-threads.md": "## Urgent\n### The Muffle\nIt fades.\n- Reward: peace\nNext: Go\n\n"
+    "## Medium\n| Thread | Next | Odd |\n|--|--|--|\n| Debt | Pay. Next: flee | x |\n",
+    "canon/facts.md": "## Marlena\n### Habits\n- Smokes\n## Nobody\n- Gone\n",
+    "canon/clocks.md": "## Goals\n### The tide\nFlood.\n- filled: 2/6\n",
+    "canon/npcs/ada.md": "---\nHP: {current: 9, max: 13, temp: 2}\ngold: 15 gp and a ruby\n---\n"
+    "Text.\n\n### Voice\n- dry\n\n## Speech Patterns\nSays aye.\n\n## Personality\n"
+    "| Trait | When |\n|--|--|\n| slow | always |\n\n### Childhood\nPoor.\n\n## GM notes\nLies.\n",
+    "notes.md": "# One\n| A | B |\n|--|--|\n| 1 | 2 |\n",
+}
+
+
+def test_a_vault_that_people_wrote_is_the_same_after_an_export() -> None:
+    files = {path: text.encode() for path, text in BY_HAND.items()}
+    first, states = read({**seagate_vault(""), **files})
+    assert first.warnings
+    campaign = replace(
+        opened({}, []),
+        id=first.id,
+        fields=first.fields,
+        items=[(each, first.kinds[each], state) for each, state in states.items()],
+    )
+    second, again = read(write_vault(campaign))
+    assert shape(again, second.kinds) == of(campaign)
+    assert second.warnings == [
+        "canon/locations/the-salty-sigil.md: `district` is kept among the attributes",
+        "canon/npcs/ada.md: `hp_temp` is kept among the attributes",
+    ]

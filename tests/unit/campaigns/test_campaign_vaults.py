@@ -8,6 +8,7 @@ import pytest
 
 from backend.campaigns.errors import CampaignFileError
 from backend.campaigns.files.draft import CampaignDraft
+from backend.campaigns.files.markdown import MAX_CELLS, groups
 from backend.campaigns.files.reader import read_campaign
 from tests.support.zips import seagate_vault, zipped
 
@@ -165,3 +166,201 @@ def test_front_matter_that_is_no_plain_yaml_is_text(files: dict[str, bytes | str
 def test_what_is_too_large_or_no_campaign_is_refused(files: dict[str, bytes | str]) -> None:
     with pytest.raises(CampaignFileError):
         read(files)
+
+
+@pytest.mark.parametrize("folder", ["The Coast/", "zip/The Coast/"])
+def test_a_folder_around_everything_names_the_campaign(folder: str) -> None:
+    assert read({f"{folder}canon/npcs/a.md": ""}).fields.name == "The Coast"
+    assert read({f"{folder}NPCs/a.md": ""}).fields.name == "The Coast"
+    assert read({f"{folder}campaign.md": "---\nname: Seagate\n---\n"}).fields.name == "Seagate"
+    assert read({"NPCs/a.md": ""}).fields.name == "Vault"
+
+
+@pytest.mark.parametrize(
+    ("points", "found"),
+    [
+        ("hp: {current: 9, max: 13}", {"hp": 9, "hp_max": 13}),
+        ("hp_current: 9\nhp_max: 13", {"hp": 9, "hp_max": 13}),
+        ("hp: 13\nhp_current: 9", {"hp": 9, "hp_max": 13}),
+        ("HP: 9\nMax HP: 13", {"hp": 9, "hp_max": 13}),
+        ("hit_points: 9/13", {"hp": 9, "hp_max": 13}),
+        ("stress: {current: 2, max: 9}", {"stress": 2, "stress_max": 9}),
+        ("hp:\n  current: 9\n  temp: 3", {"hp": 9, "hp_temp": 3}),
+    ],
+)
+def test_points_are_read_in_every_spelling(points: str, found: dict[str, int]) -> None:
+    assert one(person(f"---\n{points}\n---\n"))["attributes"] == found
+
+
+def test_front_matter_that_says_a_thing_twice_is_kept_as_facts_and_named() -> None:
+    draft = person("---\nhp: 9/13\nhp_max: 15\ngold: 15 gp and a ruby\nName: A\nname: B\n---\n")
+    assert one(draft)["attributes"] == {"hp": 9, "hp_max": 15, "gold": 15}
+    facts = [fact["text"] for fact in told(draft, "fact")]
+    assert facts == ["name: B", "hp: 9/13", "gold: 15 gp and a ruby"]
+    for name in ("`name`", "`hp`", "`gold`"):
+        assert any(name in text for text in draft.warnings)
+
+
+def test_voice_speech_and_personality_are_joined() -> None:
+    draft = person(
+        "---\nvoice: low\n---\nShop.\n\n## Voice\n- slow\n\n## Speech Patterns\nSays aye.\n\n"
+        "## Personality\n- dry\n\nKind.\n\n### Mannerisms\n- hums\n\n### Childhood\nPoor.\n\n"
+        "## Personality\nProud. [curt]\n"
+    )
+    found = one(draft)
+    assert found["voice"] == ["low", "slow", "Says aye.", "dry", "hums", "curt"]
+    assert found["personality"] == "Kind.\n\nProud."
+    assert found["description"] == "Shop.\n\n### Childhood\nPoor."
+
+
+def test_what_is_inside_a_secret_stays_secret() -> None:
+    draft = person("Shop.\n\n## GM notes\n- Lies.\n\n### Voice\nWhispers.\n\n## Voice\nLoud.\n")
+    assert (one(draft)["description"], one(draft)["voice"]) == ("Shop.", ["Loud."])
+    facts = [(fact["text"], fact["audience"]) for fact in told(draft, "fact")]
+    assert facts == [("Lies.", "gm"), ("Voice: Whispers.", "gm")]
+
+
+THREADS = """\
+# Open threads
+
+## Urgent
+### The Fading Muffle
+The anchor is muffled.
+Next: Go in
+- [ ] Get in
+- Reward: peace
+
+#### Objectives
+- Get out
+
+### Salon
+
+## Medium
+- **Debt**: 200 gp. Next: pay it
+- **Bell**: rings
+  Status: done
+
+Next: silence it
+
+### Low tide
+The water falls.
+
+## Personal
+- **Old**: a grudge
+"""
+
+
+def test_headings_inside_a_priority_are_threads_of_that_priority() -> None:
+    draft = read({"canon/open-threads.md": THREADS})
+    found = {each["title"]: each for each in told(draft, "thread")}
+    assert {title: each["tension"] for title, each in found.items()} == {
+        "The Fading Muffle": "urgent", "Salon": "urgent", "Debt": "rising", "Bell": "rising",
+        "Low tide": "rising", "Old": "rising",
+    }  # fmt: skip
+    muffle = found["The Fading Muffle"]
+    assert muffle["summary"] == "The anchor is muffled.\nReward: peace"
+    assert [each["text"] for each in muffle["objectives"]] == ["Get in", "Get out"]
+    assert found["Low tide"]["summary"] == "The water falls."
+    assert (found["Debt"]["summary"], found["Bell"]["status"]) == ("200 gp.", "resolved")
+    steps = {title: each.get("next_step", "") for title, each in found.items()}
+    assert steps == {
+        "The Fading Muffle": "Go in", "Salon": "", "Debt": "pay it", "Bell": "silence it",
+        "Low tide": "", "Old": "",
+    }  # fmt: skip
+    assert draft.warnings == ["canon/open-threads.md: the heading `Personal` is not known"]
+
+
+def test_headings_are_titles_in_every_list_of_titled_entries() -> None:
+    draft = read(
+        {
+            "canon/clocks.md": "## Goals\n### The tide\nFlood.\n- filled: 2/6\n",
+            "canon/glossary.md": "## Raw\n### Muffle\nA spell.\n",
+            "canon/scenes.md": "## Closed\n### The Salon\nThey danced.\n",
+            "canon/chapters.md": "## Over the roofs\nThey ran.\n",
+            "canon/timeline.md": "## Day 5\n### Morning\n- Rose\n",
+        }
+    )
+    clock, term = one(draft, "clock"), one(draft, "term")
+    assert (clock["name"], clock["kind"], clock["filled"], clock["consequence"]) == (
+        "The tide", "goal", 2, "Flood.",
+    )  # fmt: skip
+    assert (term["term"], term["definition"], term["status"]) == ("Muffle", "A spell.", "raw")
+    scene, chapter = one(draft, "scene"), one(draft, "chapter")
+    assert (scene["title"], scene["status"]) == ("The Salon", "closed")
+    assert (chapter["title"], chapter["summary"]) == ("Over the roofs", "They ran.")
+    assert [(each.day, each.time, each.summary) for each in draft.events] == [
+        (5, "Morning", "Rose")
+    ]
+    assert draft.warnings == []
+
+
+def test_rows_of_tables_are_entries() -> None:
+    draft = read(
+        {
+            "canon/open-threads.md": "## High\n| Thread | Summary | Next | Odd |\n|--|--|--|--|\n"
+            "| Debt | 200 gp | Pay | x |\n| [[Bell]] | rings | | |\n",
+            "canon/timeline.md": "| Day | Event | Who |\n|--|--|--|\n| 4 | Found | Jake |\n",
+            "canon/facts.md": "| Fact | About |\n|--|--|\n| Rich | [[Jake]] |\n",
+            "canon/relations.md": "| From | To | Score | Notes |\n|--|--|--|--|\n"
+            "| Jake | Ada | +20 | likes her |\n",
+            "canon/glossary.md": "| Term | Definition |\n|--|--|\n| Muffle | A spell |\n",
+            "pcs/jake.md": "## Personality\n| Trait | When |\n|--|--|\n| dry | always |\n",
+            "npcs/ada.md": "| A | B |\n|--|--|\n| 1 | 2 |\n",
+            "notes.md": "# One\n| A | B |\n|--|--|\n| 1 | 2 |\n",
+        }
+    )
+    debt, bell = told(draft, "thread")
+    assert (debt["title"], debt["summary"], debt["next_step"]) == ("Debt", "200 gp Odd: x", "Pay")
+    assert (bell["title"], bell["summary"], bell["tension"]) == ("Bell", "rings", "urgent")
+    assert [(e.day, e.summary, e.who) for e in draft.events] == [(4, "Found", ["Jake"])]
+    ids = {state["name"]: each for each, state in draft.states.items() if "aliases" in state}
+    relation = one(draft, "relation")
+    ends = str(ids["Jake"]), str(ids["Ada"])
+    assert (relation["from_id"], relation["to_id"]) == ends
+    assert (relation["score"], relation["note"]) == (20, "likes her")
+    assert one(draft, "term")["definition"] == "A spell"
+    facts = {fact["text"]: fact.get("about_id") for fact in told(draft, "fact")}
+    assert facts == {"Rich": ends[0], "One: A: 1; B: 2": None}
+    people = {state["name"]: state for state in told(draft, "entity")}
+    assert people["Jake"]["voice"] == ["Trait: dry; When: always"]
+    assert people["Ada"]["description"] == "| A | B |\n|--|--|\n| 1 | 2 |"
+
+
+def test_a_table_of_too_many_cells_stays_a_paragraph() -> None:
+    head, row = "| a |\n|--|\n", "| x |\n"
+    few, many = (groups(head + row * rows)[0].bullets for rows in (9, MAX_CELLS // 2))
+    assert [bullet.cells for bullet in few] == [[("a", "x")]] * 9
+    assert [bullet.cells for bullet in many] == [()]
+
+
+LOST = {
+    "canon/open-threads.md": "---\nmood: x\n---\n## Odd\n- **A**: b\n  - priority: who knows\n",
+    "canon/timeline.md": "---\n[\n---\n## Before\n- x\n  - pinned: perhaps\n  - day: soon\n",
+    "canon/clocks.md": "## Odd\n- **C**\n  - filled: half\n  - linked: none\n",
+    "canon/facts.md": "## Nobody\n- x\n## World\n### Habits\n- y\n",
+    "canon/relations.md": "## Friends\n- [[A]] → [[B]]\n",
+    "canon/glossary.md": "## Spells\n- **T**\n  - uses: many\n  - source: auto\n  - source: me\n",
+    "canon/scenes.md": "## Open\n- **S**\n  - present: Nobody\n  - beats: few\n",
+    "canon/chapters.md": "- **One**\n  - scene: none\n",
+    "canon/echoes.md": "## Debts\n- paid\n  - resolved: perhaps\n",
+    "canon/temporal-index.json": "[]",
+}
+NAMED = {
+    "canon/open-threads.md": ["`mood`", "`Odd`", "`priority`"],
+    "canon/timeline.md": ["front matter", "`Before`", "`pinned`", "`day`"],
+    "canon/clocks.md": ["`Odd`", "`filled`", "`linked_id`"],
+    "canon/facts.md": ["`Nobody`", "`Habits`"],
+    "canon/relations.md": ["`Friends`", "[[A]] → [[B]]"],
+    "canon/glossary.md": ["`Spells`", "`uses`", "`source`"],
+    "canon/scenes.md": ["`present`", "`**S**` is kept as a fact"],
+    "canon/chapters.md": ["`scene_ids`"],
+    "canon/echoes.md": ["`Debts`", "`resolved`"],
+    "canon/temporal-index.json": ["no object"],
+}
+
+
+@pytest.mark.parametrize("path", LOST)
+def test_everything_that_ends_in_no_field_is_named(path: str) -> None:
+    draft = read({path: LOST[path], "campaign.md": ""})
+    lost = [each for each in NAMED[path] if not any(each in text for text in draft.warnings)]
+    assert lost == [], draft.warnings

@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from backend.campaigns.items import Entity, Scene
+from backend.campaigns.items import Clock, Entity, Scene
 from backend.campaigns.ledger import Operations
 from backend.campaigns.play.table import MAX_CALLS, NoSuchOptionError, Table
 from backend.database.base import new_id
@@ -59,6 +59,23 @@ async def test_a_turn_is_thought_told_and_finished(table: Table) -> None:
     kinds = [change.kind for change in table.ledger]
     assert kinds == ["entity", "entity", "entity", "thread", "fact", "echo", "echo", "world"]
     assert table.play.connector == "but"
+
+
+async def test_a_model_is_told_who_knows_what_it_names() -> None:
+    heron = Entity(kind="npc", name="The Heron", wants="the ledger", audience="gm")
+    plot = Clock(name="The plot", consequence="Fire.", audience=[JAKE])
+    items = town(hp=13, hp_max=13)
+    shade, clock = new_id(), new_id()
+    table = table_of({**items, shade: heron, clock: plot})
+    told = await use(table, "speak_as_npc", npc="the heron")
+    assert told.result["who_knows"] == {"The Heron": "secret: game master only"}
+    ticked = await use(table, "tick_clock", clock="The plot")
+    assert ticked.result["who_knows"] == {"The plot": "known to Jake only"}
+    plain = await use(table, "speak_as_npc", npc="Marlena")
+    assert "who_knows" not in plain.result
+    missing = await use(table, "speak_as_npc", npc="Nobody")
+    assert missing.result["error"].endswith("Marlena, (secret: game master only) The Heron.")
+    assert "(known to Jake only) The plot 1/6: Fire." in table.guidance(load_prompts())
 
 
 async def test_a_question_waits_for_its_own_answer(table: Table) -> None:

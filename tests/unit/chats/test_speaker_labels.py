@@ -16,6 +16,7 @@ OWN = [
     *("Alda:", "Alda :", "alda:", "ALDA\u00a0:", "Alda\uff1a", " \n Alda:\n\n", "Alda: Alda:"),
     *("**Alda:**", "**Alda**:", "*Alda:*", "***Alda***:", "__Alda:__", "_Alda_:"),
     *("[Alda]:", "[Alda:]", "**[Alda]:**"),
+    *("(secret: game master only)", "(known to Alda and Bob only) Alda:"),
 ]
 ENDS = [
     *("tester: I leave.", "Tester: I leave.", "**Bob:** No.", "[Bob]: No.", "Alda Maria: No."),
@@ -32,6 +33,9 @@ TEXT = [
     "**Alda** smiles: yes.",
     "Good.  \n\n",
     "tester: I leave.\nAlda waves.",
+    "(known to Al",
+    "(It rains.)",
+    "Good.\n(secret: game master only) The pears.",
 ]
 
 

@@ -54,10 +54,15 @@ def test_a_mode_says_how_entries_are_found(
 
 
 @pytest.mark.parametrize("mode", ["keys", "keys_and_meaning", "meaning"])
-def test_without_an_embedding_model_every_mode_is_keys(mode: LoreMode) -> None:
+def test_without_an_embedding_model_keys_count_in_every_mode_and_words_in_two(
+    mode: LoreMode,
+) -> None:
     lore = book(entry("It", "inn", mode=mode))
+    worded = {"semantic": {id_of("It"): SemanticHit(0.6, 1, kind="words")}, "by_meaning": False}
     assert titles(scanned(lore, "The inn.")) == ["It"]
     assert titles(scanned(lore, "Rain.")) == []
+    found = {} if mode == "keys" else {"It": ["words 0.60, rank 1"]}
+    assert reasons(scanned(lore, "Rain.", **worded)) == found
 
 
 def test_what_is_vectorized_is_found_by_its_meaning_whatever_its_book_says() -> None:

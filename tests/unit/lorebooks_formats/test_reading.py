@@ -554,3 +554,61 @@ def test_a_card_without_a_book_is_refused() -> None:
 @pytest.mark.parametrize("value", [{"name": "B"}, {"entries": 5}, {"vendor": 1}])
 def test_a_card_s_book_of_any_shape_is_a_book(value: dict[str, Any]) -> None:
     assert read_card_book(value, given_name="Mara").entries == []
+
+
+@pytest.mark.parametrize(
+    ("value", "name", "left_out"),
+    [
+        (
+            {"type": "risuModule", "name": "M", "lorebook": RISU["data"], "trigger": [1]},
+            "M",
+            "`trigger`",
+        ),
+        (
+            {"type": "risuModule", "module": {"name": "M", "lorebook": RISU["data"], "cjs": "x"}},
+            "M",
+            "`cjs`",
+        ),
+        ({"gamestarted": True, "prompt": "x", "worldinfo": [KOBOLD_ENTRY]}, "Given", "`prompt`"),
+        ({"scenarioVersion": 3, "title": "T", "prompt": "x", "lorebook": NOVELAI}, "T", "`prompt`"),
+        (
+            {"node": {"definition": {"name": "N", "x": 1, "embedded_lorebook": AGNAI}}},
+            "Harbour",
+            "`x`",
+        ),
+    ],
+)
+def test_the_lore_in_a_file_with_more_is_read_and_the_rest_named(
+    value: object, name: str, left_out: str
+) -> None:
+    found = read(value)
+    assert found.fields.name == name
+    assert "The lamp is lit." in found.entries[0][0].content
+    assert left_out in found.warnings[-1]
+    assert "trigger" not in found.source.raw
+
+
+def test_the_lore_of_another_program_s_character_is_read() -> None:
+    agnai = {"name": "Odd", "persona": {"attributes": {"a": ["b"]}}, "characterBook": AGNAI}
+    assert one(agnai).keys == ["lamp", "light"]
+    backyard = {"displayName": "Odd", "persona": "p", "loreItems": [{"key": "a, b", "value": "c"}]}
+    assert (one(backyard).keys, one(backyard).content) == (["a", "b"], "c")
+
+
+def test_a_list_is_read_by_the_format_of_its_entries() -> None:
+    assert one([{"keywords": ["a"], "entry": "b"}]).content == "b"
+    assert one([{"uid": 0, "key": ["a"], "content": "b", "order": 3}]).order == 3
+
+
+@pytest.mark.parametrize(
+    ("value", "name"),
+    [
+        ({"name": "G", "members": ["a.png"], "chat_id": "1"}, "a group of SillyTavern"),
+        ({"prompts": [], "prompt_order": []}, "a chat-completion preset"),
+        ([{"scriptName": "S", "findRegex": "x"}], "a regex script"),
+        ({"user_name": "U", "character_name": "C"}, "a chat"),
+    ],
+)
+def test_another_kind_of_file_is_refused_by_its_name(value: object, name: str) -> None:
+    with pytest.raises(LoreFileError, match=f"This is {name}, not a lorebook"):
+        read(value)

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from backend.memory.embedding.cosines import MINILM, ModelCosines, cosines_of
 from backend.memory.features import FEATURES, FEW, FeatureTable, points
 from backend.memory.index.protocol import Hit, Kind, Payload, point_id
+from backend.memory.line_words import scale_to_large_corpus
 from backend.memory.matches import MatchScale, SharedWords, scene_strengths
 from backend.memory.ranking import Weights, rank
 from backend.memory.signals import (
@@ -28,7 +29,7 @@ from backend.memory.signals import (
 from backend.memory.thresholds import (
     MANY,
     RankingThresholds,
-    for_corpus,
+    find_corpus_factor,
     relevant,
     thresholds,
 )
@@ -456,16 +457,14 @@ def test_the_scale_of_a_signal_does_not_matter(
 
 
 def test_a_match_in_a_small_memory_counts_as_much_as_in_a_large_one() -> None:
-    least = RankingThresholds()
-    weighs_less = [candidate("a", sparse=3.0)]
-    assert relevant(weighs_less, least) == []
-    assert relevant(weighs_less, for_corpus(least, 12)) == weighs_less
-    assert for_corpus(least, MANY) == for_corpus(least, 10 * MANY) == least
+    found: dict[Signal, list[Hit]] = {"sparse": [hit("a", 3.0)], "dense": [hit("a", 0.1)]}
+    assert relevant(rank({"sparse": found["sparse"]}), RankingThresholds()) == []
+    small = scale_to_large_corpus(found, 12)
+    assert small["dense"] == found["dense"]
+    assert len(relevant(rank({"sparse": small["sparse"]}), RankingThresholds())) == 1
+    assert scale_to_large_corpus(found, MANY) == scale_to_large_corpus(found, 10 * MANY) == found
 
 
 @given(points=st.integers(0, MANY))
-def test_the_smaller_a_memory_the_less_words_have_to_weigh(points: int) -> None:
-    least = RankingThresholds()
-    fewer, more = for_corpus(least, points), for_corpus(least, points + 1)
-    assert 0 < fewer.sparse <= more.sparse <= least.sparse
-    assert (fewer.dense, fewer.best) == (least.dense, least.best)
+def test_the_smaller_a_memory_the_more_its_words_weigh(points: int) -> None:
+    assert find_corpus_factor(points) >= find_corpus_factor(points + 1) >= 1

@@ -113,6 +113,7 @@ def test_a_change_is_written_and_all_else_is_kept() -> None:
         (b"{", "line 1"),
         (b'{"temp": 0.7, "rep_pen": 1.1}', "text completion"),
         (b'{"prompts": {}}', "prompts"),
+        (b'{"name": "G", "members": [], "chat_id": "1"}', "This is a group of SillyTavern, not"),
         (b'{"prompts": [' + b"[" * 100 + b"]" * 100 + b"]}", "nesting"),
         (b'{"prompts": [], "n": ' + b"9" * 5_000 + b"}", "too long"),
         (b" " * 2_000_001, "bytes"),

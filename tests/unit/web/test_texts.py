@@ -14,6 +14,12 @@ from backend.web.controller import FOLDER
 LITERAL = re.compile(r"\"([\w.-]+)\"|`([\w.-]*\$\{[^`]*)`")
 ASKED = re.compile(r"(?<![\w.])(?:t|has)\(\s*(?:\"([^\"]+)\"|`([^`]+)`)")
 HOLE = re.compile(r"\$\{(?:[^{}]|\{[^{}]*\})*\}")
+COUNTED = re.compile(r"\{(\w+)\} (?:more )?[a-z]+s\b")
+ALWAYS_SEVERAL = {
+    # Shown for two or more, or figures that are never one.
+    "campaign.measures.most", "chat.notices.prompt_cut", "chat.use", "context.of", "lore.of_budget",
+    "memory.merge_text", "memory.today", "message.branches", "message.versions", "models.window",
+}  # fmt: skip
 FORMS = {"zero", "one", "two", "few", "many", "other"}
 
 
@@ -26,6 +32,15 @@ def paths(texts: dict[str, Any], above: str = "") -> set[str]:
         else:
             found |= paths(value, f"{above}{key}.")
     return found
+
+
+def all_texts(texts: dict[str, Any], above: str = "") -> Iterator[tuple[str, str]]:
+    """Yield each text with its path, each form of a text by itself."""
+    for key, value in texts.items():
+        if isinstance(value, str):
+            yield above + key, value
+        else:
+            yield from all_texts(value, f"{above}{key}.")
 
 
 def known_paths() -> set[str]:
@@ -77,3 +92,16 @@ def test_every_text_is_asked_for() -> None:
 
 def test_every_quota_has_a_name() -> None:
     assert {f"account.quotas.{quota.name}" for quota in QUOTAS} <= known_paths()
+
+
+def test_a_text_that_counts_things_has_a_form_for_one() -> None:
+    texts = json.loads((FOLDER / "texts.json").read_text(encoding="utf-8"))
+    plain = {path: text for path, text in all_texts(texts) if path.rpartition(".")[2] not in FORMS}
+    counting = {path for path, text in plain.items() if COUNTED.search(text)}
+    assert sorted(counting - ALWAYS_SEVERAL) == []
+
+
+def test_no_text_has_two_spaces_in_a_row_or_at_an_end() -> None:
+    texts = json.loads((FOLDER / "texts.json").read_text(encoding="utf-8"))
+    odd = [path for path, text in all_texts(texts) if "  " in text or text != text.strip()]
+    assert odd == []

@@ -1,30 +1,18 @@
-/** The account: how the page looks, what chats begin with, and who may come in. */
+/** The account: its keys, who may come in, and what it uses. */
 import { api } from "../core/api.js";
 import { attempt, dialog, sure, toast } from "../core/dialogs.js";
 import { fill, h } from "../core/dom.js";
-import { kept, session, theme } from "../core/store.js";
-import { date, t, texts } from "../core/words.js";
-import { accountScripts } from "../library/scripts.js";
-import { defaults } from "./defaults.js";
+import { kept, session } from "../core/store.js";
+import { date, t } from "../core/words.js";
 import { a, field, NEW, OLD, recovery, secret } from "./door.js";
 import { factors } from "./factors.js";
-import { ask, button, help, part, used } from "./parts.js";
+import { areas, ask, button, choice, part, used } from "./parts.js";
 import { recent } from "./recent.js";
 import { bars, usage } from "./usage.js";
 
 const DEVICE = [/Android|iP\w+|Windows|Mac|Linux(?!; Android)/, /Firefox|Chrome|Safari/];
 const device = (label) => DEVICE.map((each) => each.exec(label)).join(" ").trim() || label;
 const day = (name, at) => a(name, { date: date(at) });
-
-/** One of several, which holds as soon as it is chosen; `act` gives what holds then. */
-function choice(name, values, value, act) {
-  const inputs = values.map((each) => {
-    const onchange = async () => (inputs[values.indexOf(await act(each))].checked = true);
-    return h("input", { type: "radio", name, checked: each === value, onchange });
-  });
-  return part(name, h("div.choice", { role: "radiogroup", "aria-label": a(name) }, values.map((each, at) =>
-    h("label.card", {}, inputs[at], h("span", {}, a(each), help(each))))));
-}
 
 /** What there is below a path. `row` gives a name, what is said of it, and what stands there for "End". */
 function listing(name, path, row, make, act) {
@@ -58,7 +46,6 @@ async function signOut() {
   leave();
 }
 
-const look = (name) => (theme.set(name), name);
 const lend = async (mode) => {
   session.user = (await attempt(() => api.patch("/me", { key_mode: mode }))) ?? session.user;
   if (session.user.key_mode === mode) toast(t("form.saved"));
@@ -115,18 +102,14 @@ const powers = ({ id, username, ...now }) =>
     return h("label.row", {}, box, a(name));
   }));
 
-export default async function ({ signal, title }) {
+export default function ({ title }) {
   title(t("shell.account"));
   const { user } = session;
   return h("div.page.narrow", {},
     h("header", {},
       h("div.grow", {}, h("h1.clip", {}, user.username), user.is_administrator && a("is_administrator")),
       button("sign_out", signOut)),
-    choice("theme", ["auto", "light", "dark"], theme.get(), look),
-    part("providers", h("div", {}, h("a", { href: "#/providers" }, texts.models.providers))),
-    part("presets", h("div", {}, h("a", { href: "#/presets" }, t("presets.manage")))),
-    part("defaults", await defaults(signal)),
-    part("scripts", await accountScripts(signal)),
+    areas("account"),
     choice("mode", ["per_job", "managed", "sealed"], user.key_mode, lend),
     part("security", h("div.row", {}, button("change", change), button("renew", renew), button("rotate", rotate))),
     factors(),
@@ -134,7 +117,6 @@ export default async function ({ signal, title }) {
     listing("keys", "/api-keys", (it) => [it.label, `${a(it.scope)}, ${used(it)}`], "make_key", makeKey),
     recent(),
     usage(),
-    part("memory", h("div", {}, h("a", { href: "#/memory/status" }, texts.memory.status.title))),
     user.is_administrator && [
       listing("invitations", "/admin/invitations", (it) => [day("until", it.expires_at)], "invite", invite),
       listing("people", "/admin/users", (it) => [it.username, day("since", it.created_at), powers(it)]),

@@ -1,8 +1,8 @@
 /** What the sections of the account are made of. */
 import { attempt, dialog } from "../core/dialogs.js";
-import { fill, h } from "../core/dom.js";
+import { fill, h, tabs } from "../core/dom.js";
 import { session } from "../core/store.js";
-import { ago, has } from "../core/words.js";
+import { ago, has, t } from "../core/words.js";
 import { a, doorform } from "./door.js";
 
 export const help = (name) => has(`account.${name}_help`) && h("small.help", {}, a(`${name}_help`));
@@ -10,6 +10,22 @@ export const button = (name, act, more) => h("button", { onclick: () => attempt(
 export const part = (name, ...content) =>
   h("section.stack", {}, h("div", {}, h("h2", {}, a(name)), help(name)), content);
 export const used = ({ last_used_at: at }) => (at ? a("used", { when: ago(at) }) : a("unused"));
+
+const AREAS = ["settings", "providers", "presets", "scripts", "account"];
+
+/** Links between the views of the settings, of which one is here. */
+export const areas = (here) =>
+  tabs(t("settings.title"), here, AREAS.map((name) => [name, t(`settings.areas.${name}`), `#/${name}`]));
+
+/** One of several, which holds as soon as it is chosen; `act` gives what holds then. */
+export function choice(name, values, value, act) {
+  const inputs = values.map((each) => {
+    const onchange = async () => (inputs[values.indexOf(await act(each))].checked = true);
+    return h("input", { type: "radio", name, checked: each === value, onchange });
+  });
+  return part(name, h("div.choice", { role: "radiogroup", "aria-label": a(name) }, values.map((each, at) =>
+    h("label.card", {}, inputs[at], h("span", {}, a(each), help(each))))));
+}
 
 /** Ask for something in a dialog, and show there what `send(values, close, box)` gives. */
 export const ask = (name, fields, send) =>

@@ -37,15 +37,12 @@ export default async function ({ params: { id }, query, signal, title }) {
   const badge = count > 0 && h("span.tag.badge", {}, number(count));
   const named = (name) => (name === "proposals" ? h("span", {}, c("tabs.proposals"), " ", badge) : c(`tabs.${name}`));
   const places = Object.keys(TABS).map((name) => [name, named(name), `${path}?tab=${name}`]);
-  const nav = tabs(c("parts"), here, places);
-  // On a phone the last ones are beyond the edge.
-  requestAnimationFrame(() => nav.querySelector("[aria-current]").scrollIntoView({ block: "nearest", inline: "center" }));
   return h("div.page.campaign", {},
     h("a.row.back", { href: "#/campaigns" }, icon("left"), c("campaigns")),
     h("header", {},
       h("div.grow", {}, heading, when),
       act("plus", c("open_chat"), () => choose(id), "primary"),
       more(c("acts", it), acts(it, () => (location.hash = "#/campaigns")))),
-    nav,
+    tabs(c("parts"), here, places),
     content);
 }

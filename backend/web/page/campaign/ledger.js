@@ -47,8 +47,7 @@ export function line(change, world) {
       h("ul.deltas", {}, deltas(change, world)),
       change.because && h("p.soft", {}, change.because),
       h("p.row.soft", {},
-        h("span", {}, whose(change.actor)),
-        h("time", { datetime: when, title: dateTime(when) }, ago(when)),
+        h("span", {}, whose(change.actor), " · ", h("time", { datetime: when, title: dateTime(when) }, ago(when))),
         change.message_id && source(change.message_id)));
   };
   element.tabIndex = -1;

@@ -46,7 +46,6 @@ export const GROUPS = [
     fields: [
       field("settings.tools", "check", { wide: true }),
       among("settings.dice", "pool", "srd"),
-      count("scene_beats", 1000),
     ],
   },
   {

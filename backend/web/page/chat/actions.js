@@ -12,6 +12,7 @@ const isReply = ({ role }) => role === "assistant";
 /** The greeting is the card's: no other is made. */
 const isRemade = (message) => isReply(message) && message.position > 0;
 const again = (room) => room.take({ regenerate_of: room.path.last().id });
+const resume = (room) => room.take({ continue: true });
 
 /** Go to another version of a message; behind those of the last reply a new one is made. */
 async function swipe(message, room, step) {
@@ -34,6 +35,12 @@ export function promotion({ id }, room) {
   const use = async () => room.path.put(await api.post(`/messages/${id}/thoughts-as-text`));
   return h("button", { type: "button", onclick: alone(room, () => attempt(use)) }, say("use_thoughts"));
 }
+
+/** What can be done about a last reply that was cut off. */
+export const mending = (room) =>
+  h("p.row.mending.last-only", {},
+    act("continue", say("resume"), alone(room, () => resume(room))),
+    act("again", t("common.retry"), alone(room, () => again(room))));
 
 /** What stands under a message. What is for the last one alone, the style sheet hides elsewhere. */
 export function toolbar(message, room) {
@@ -71,7 +78,7 @@ export function toolbar(message, room) {
     count > 1 && h("span.swipes", {}, previous, h("span.figure", {}, `${sibling} / ${count}`), next),
     isReply(message) && [
       button("again", "again", () => again(room), "last-only"),
-      button("continue", "continue", () => room.take({ continue: true }), "last-only"),
+      button("continue", "continue", () => resume(room), "last-only"),
       isRemade(message) && act("layers", say("why"), () => room.open("context", { message: id }), "quiet"),
     ],
     button("edit", "edit", ({ target }) => edit(message, room, target.closest(".message"))),

@@ -47,10 +47,21 @@ export async function goOn({ id, position }, room) {
 
 /** Copy the path that ends at a message into a chat of its own, and offer to go there. */
 export async function fork(message, room) {
-  const { id } = await api.post(`/chats/${room.chat.id}/fork`, { message_id: message.id });
+  const world = room.chat.campaign_id ? await askWorld() : "shared";
+  if (!world) return;
+  const { id } = await api.post(`/chats/${room.chat.id}/fork`, { message_id: message.id, world });
   chats.changed();
   toast(say("forked"), { action: t("common.open"), onaction: () => (location.hash = `#/chats/${id}`) });
 }
+
+/** Let a person choose whether the copy of a chat stays in its campaign. */
+const askWorld = () =>
+  dialog(say("fork"), (close) =>
+    h("div.stack", {},
+      h("p", {}, say("world")),
+      h("footer", {},
+        h("button", { onclick: () => close("copy") }, say("world_copy")),
+        h("button", { onclick: () => close("shared"), autofocus: true }, say("world_shared")))));
 
 /**
  * Delete a message with all below it, unless it is undone. The path leaves it at once, on the

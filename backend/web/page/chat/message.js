@@ -3,9 +3,9 @@ import { fill, h, icon } from "../core/dom.js";
 import { growing, markdown } from "../core/markdown.js";
 import { ago, dateTime, t } from "../core/words.js";
 import { face } from "../library/faces.js";
-import { changed } from "../play/changes.js";
-import { gestures, promotion, toolbar } from "./actions.js";
-import { notices } from "./notices.js";
+import { changed, decided } from "../play/changes.js";
+import { gestures, mending, promotion, toolbar } from "./actions.js";
+import { isCut, notices } from "./notices.js";
 
 /** @returns {{element, update}} `update(message)` shows it in another state. */
 export function drawn(first, room) {
@@ -57,6 +57,8 @@ export function drawn(first, room) {
             status !== "complete" && h("p.state", {}, t(`chat.${waits ? "waiting" : status}`)),
             notices(message),
             silent && h("p.state", {}, t("chat.only_thoughts"), promotion(message, room)),
+            isCut(message) && !waits && mending(room),
+            decided(message, room),
             changed(message, room),
             !waits && toolbar(message, room),
           ],

@@ -210,5 +210,9 @@ export default async function (room, { signal }) {
     h("h3", {}, word("characters")), cast,
     h("h3", {}, word("lorebooks")), lore,
     form.element, summary,
+    h("nav.stack", { "aria-label": word("for_all") },
+      h("h3", {}, word("for_all")),
+      h("p.row", {}, ["settings", "providers", "presets", "scripts"].map((name) =>
+        h("a", { href: `#/${name}` }, word(`areas.${name}`))))),
     h("div", {}, act("delete", word("delete"), remove, "danger")));
 }

@@ -229,10 +229,10 @@ export function turns(room) {
   }
 
   /** Answer what a turn asks: it goes on from there. */
-  async function choose(option) {
+  async function choose(option, text) {
     const { id, kind } = room.waiting;
     // Its events are heard where those of every turn are that was begun.
-    const answer = await send(`/turns/${id}/choice`, { method: "POST", json: { option }, signal });
+    const answer = await send(`/turns/${id}/choice`, { method: "POST", json: { option, text }, signal });
     if (!answer.ok) throw await problemOf(answer);
     answer.body?.cancel();
     await run({ id, kind, begun: true, taken: true });

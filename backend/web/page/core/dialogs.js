@@ -78,13 +78,17 @@ const AT_PROVIDER = new Set([
   "model-unavailable", "model-web-page", "model-wrong-address", "provider-address-refused",
 ]);
 
+/** Errors that another model mends. */
+const AT_SETTINGS = new Set(["model-writes-no-json", "unknown-model"]);
+
 /** A link to where an error can be mended, if there is such a place. */
 export const remedy = ({ slug }) =>
-  AT_PROVIDER.has(slug) && h("a.button", { href: "#/providers" }, t("models.open_settings"));
+  AT_PROVIDER.has(slug) ? h("a.button", { href: "#/providers" }, t("models.open_settings"))
+    : AT_SETTINGS.has(slug) && h("a.button", { href: "#/settings" }, t("settings.open"));
 
 /** Tell of an error; not of what was given up because its view was left. */
 export function complain(error) {
-  if (error.name !== "AbortError") toast(explained(error), { kind: "error" });
+  if (error.name !== "AbortError") toast([explained(error), remedy(error)], { kind: "error" });
 }
 
 /** Do something, and tell of it where it fails; its result, or undefined. */

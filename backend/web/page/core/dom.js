@@ -53,9 +53,12 @@ export function refill(box, ...children) {
 }
 
 /** Links to places beside each other, `[name, text, address]`, of which one is here. */
-export const tabs = (label, here, places) =>
-  h("nav.tabs", { "aria-label": label }, places.map(([name, text, href]) =>
-    h("a", { href, "aria-current": name === here && "page" }, text)));
+export function tabs(label, here, places) {
+  const links = places.map(([name, text, href]) => h("a", { href, "aria-current": name === here && "page" }, text));
+  // On a phone some are beyond the edge.
+  requestAnimationFrame(() => links[places.findIndex(([name]) => name === here)]?.scrollIntoView({ block: "nearest", inline: "center" }));
+  return h("nav.tabs", { "aria-label": label }, links);
+}
 
 const SVG = "http://www.w3.org/2000/svg";
 /** An element of a drawing. */

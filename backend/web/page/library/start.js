@@ -46,7 +46,7 @@ export const card = (item) =>
 
 /** Cards that come in. */
 export const cards = importing({
-  accept: ".png,.apng,.charx,.json,.yaml,.yml,image/png",
+  accept: ".png,.apng,.charx,.byaf,.json,.yaml,.yml,image/png",
   drop: say("drop"),
   async send(file, options) {
     const { character, lorebook, found_by, warnings } = await api.upload("/characters/import", file, options);

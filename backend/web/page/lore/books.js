@@ -31,7 +31,7 @@ const entries = (book) => h("span.figure", {}, t("lore.entries", { count: book.e
 const create = () => naming(lorebooks, t("lore.new"), (book) => (location.hash = address(book)));
 
 const files = importing({
-  accept: ".json,.lorebook,.png,.charx",
+  accept: ".json,.lorebook,.scenario,.png,.charx,.byaf",
   drop: t("lore.drop"),
   async send(file, options) {
     const name = file.name.replace(/\.\w+$/, "");

@@ -1,7 +1,7 @@
 /** One chronicle: its timeline, what the agent did for it, and having it written anew. */
 import { api } from "../core/api.js";
 import { more } from "../core/dialogs.js";
-import { act, fill, h } from "../core/dom.js";
+import { act, fill, h, icon } from "../core/dom.js";
 import { acts, files, m, tabs } from "./parts.js";
 import { rebuild, strip } from "./rebuild.js";
 import { runs } from "./runs.js";
@@ -42,6 +42,7 @@ export default async function chronicle({ params, query, signal, title }) {
   }
 
   const view = h("div.page", {},
+    h("a.row.back", { href: "#/chronicles" }, icon("left"), m("chronicles")),
     h("header", {},
       h("h1", {}, it.name),
       h("div.row", {}, line && act("plus", m("add"), line.add, "primary"), menu)),

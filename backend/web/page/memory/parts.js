@@ -128,7 +128,7 @@ export const files = importing({
     chronicles.changed();
     then?.();
     const link = h("a", { href: `#/chronicles/${made.chronicle_id}` }, name ?? file.name);
-    return [[link, h("small", {}, m("imported", made))]];
+    return [[link, h("small", {}, m("imported", { ...made, count: made.created }))]];
   },
 });
 

@@ -61,11 +61,13 @@ function result(it, find, names) {
   const [sign, place, key] = KINDS[it.kind];
   const href = `#/${place}/${it.container_id}?${key}=${it.position ?? it.source_id}`;
   const home = names.get(it.container_id) ?? "";
+  // Heading and text may begin with the same name.
+  const text = it.title && it.text.startsWith(`${it.title}:`) ? it.text.slice(it.title.length + 1).trim() : it.text;
   const reasons = it.signals?.map(signal) ?? [why([it.why])];
   return h("li", {},
     h("article", {},
       h("h2.row", {}, icon(sign), h("a.plain", { href }, it.title || home)),
       h("p.soft", {}, m(`found.${it.kind}`, { home }), it.story_time ? `, ${it.story_time}` : it.said_at && `, ${date(it.said_at)}`),
-      h("p.prose", {}, passage(it.text, find, SHOWN))),
+      h("p.prose", {}, passage(text, find, SHOWN))),
     h("ul.signals", { "aria-label": m("why") }, reasons.map((each) => h("li", {}, upper(each)))));
 }

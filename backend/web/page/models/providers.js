@@ -4,6 +4,7 @@ import { attempt, deleting, dialog, explained, more, sure, toast } from "../core
 import { act, fill, h, refill } from "../core/dom.js";
 import { sendform } from "../core/form.js";
 import { json, mergePatch } from "../core/json.js";
+import { areas } from "../account/parts.js";
 import { NAME } from "../library/parts.js";
 import { session } from "../core/store.js";
 import { t } from "../core/words.js";
@@ -151,5 +152,6 @@ export default async function ({ signal, title, query }) {
   if (query.has("model")) setTimeout(() => show(query.get("model")));
   return h("div.page.narrow", {},
     h("header", {}, h("h1", {}, m("providers")), act("plus", m("add"), add, "primary")),
+    areas("providers"),
     h("p.soft.lead", {}, m("help")), empty, list, addresses);
 }

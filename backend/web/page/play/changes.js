@@ -3,6 +3,7 @@ import { api } from "../core/api.js";
 import { attempt } from "../core/dialogs.js";
 import { fill, h, style } from "../core/dom.js";
 import { t } from "../core/words.js";
+import { FACES, named } from "./stage.js";
 
 const NEWEST = 200;
 
@@ -34,6 +35,23 @@ export function follow(room) {
     put(items.filter((each) => each.actor === "tool" && each.message_id && each.counts).reverse());
   };
   attempt(read);
+  // A choice is kept, whatever becomes of the rest of its turn.
+  let hasChosen = false;
+  room.events.addEventListener("played", ({ detail: { event } }) => (hasChosen ||= event === "turn.choice_made"), { signal });
+  room.events.addEventListener("turn", () => {
+    if (hasChosen) attempt(read);
+    hasChosen = false;
+  }, { signal });
+}
+
+/** The die that decided a reply, and what it fixed. */
+export function decided(message, room) {
+  const all = room.changes?.get(message.id) ?? [];
+  const { tier, die, outcome } = all.map(({ set }) => set["attributes.play"]).findLast((play) => play?.tier) ?? {};
+  if (!tier) return false;
+  const said = die ? t("play.decided", { die, tier: named(tier) }) : named(tier);
+  return h("p.row.die", {}, die && h("span.pips", { "aria-hidden": "true" }, FACES[die - 1]),
+    h("span", {}, [said, outcome].filter(Boolean).join(" · ")));
 }
 
 /** The line under a reply that changed something; its changes unfold below it. */

@@ -8,10 +8,10 @@ import { pause } from "./downtime.js";
 
 const p = (path, values) => t(`play.${path}`, values);
 /** A word of the rules as people read it; one that only these rules have, by its own name. */
-const named = (word) => (has(`play.words.${word}`) ? p(`words.${word}`) : word.replaceAll("_", " "));
+export const named = (word) => (has(`play.words.${word}`) ? p(`words.${word}`) : word.replaceAll("_", " "));
 
 /** Faces of a die, as Unicode has them. */
-const FACES = "⚀⚁⚂⚃⚄⚅";
+export const FACES = "⚀⚁⚂⚃⚄⚅";
 
 /**
  * The line of the mood, what is being done, and the question that a turn waits with; they stand
@@ -76,7 +76,7 @@ export function stage(room) {
     const buttons = [...question.querySelectorAll("button")];
     for (const each of buttons) each.disabled = true;
     try {
-      await (option ? room.choose(option.id) : room.abandon());
+      await (option ? room.choose(option.id, option.text) : room.abandon());
     } catch (error) {
       complain(error);
       for (const each of buttons) each.disabled = false;
@@ -86,15 +86,26 @@ export function stage(room) {
     h("button.option", { type: "button", onclick: () => take(option) },
       option.die && h("span.pips", { "aria-hidden": "true" }, FACES[option.die - 1]),
       h("span.grow", {}, h("b", {}, option.label), option.detail && h("small", {}, option.detail))));
+  /** An answer in the player's own words. */
+  const answer = (id) => {
+    const said = h("input.grow", { maxlength: 2000, required: true, "aria-label": p("own") });
+    const onsubmit = (event) => {
+      event.preventDefault();
+      const text = said.value.trim();
+      if (text) take({ id, text });
+    };
+    return h("form.own", { onsubmit }, said, h("button", { type: "submit" }, p("answer")));
+  };
   const ask = () => {
     const { waiting } = room;
     question.hidden = !waiting;
     if (!waiting) return fill(question);
-    const { kind, prompt, options } = waiting.waiting;
+    const { kind, prompt, options, own } = waiting.waiting;
     question.ariaLabel = p(kind);
     fill(question,
       h("p.asks", { tabindex: -1 }, prompt),
       h("ol.options", { class: kind }, options.map(offer)),
+      own && answer(own),
       h("button.quiet", { type: "button", onclick: () => take(null) }, p("abandon")));
     room.announce(`${prompt} ${options.map(({ label }) => label).join(", ")}`);
     question.querySelector("p").focus({ preventScroll: true });

@@ -1,7 +1,8 @@
 /** Prompt presets: all of them, and how they come in and go out. */
 import { api } from "../core/api.js";
 import { attempt, complain, deleting, more, toast, undoable } from "../core/dialogs.js";
-import { act, h, icon, refill } from "../core/dom.js";
+import { areas } from "../account/parts.js";
+import { act, h, refill } from "../core/dom.js";
 import { pick } from "../core/importing.js";
 import { t } from "../core/words.js";
 
@@ -59,10 +60,10 @@ export default async function ({ signal, title }) {
       ]));
   await read();
   return h("div.page", {},
-    h("a.row.back", { href: "#/account" }, icon("left"), say("account")),
     h("header", {}, h("h1", {}, say("title")), h("div.row", {},
       act("plus", say("add"), make),
       act("upload", say("import"), () => pick(".json,application/json", bring, true)))),
-    h("p.about", {}, say("about")),
+    areas("presets"),
+    h("p.soft.lead", {}, say("about")),
     rows, empty);
 }

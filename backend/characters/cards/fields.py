@@ -1,0 +1,220 @@
+"""The fields of a card, version by version, with readers for values of any type."""
+
+from __future__ import annotations
+
+from typing import Any, Final, cast
+
+from backend.characters.cards.codec import (
+    Codec,
+    Field,
+    Notes,
+    Object,
+    Reader,
+    Unusable,
+    finite,
+    object_in,
+    text,
+)
+from backend.characters.cards.limits import (
+    JSON_BYTES,
+    LIST_ITEMS,
+    NAME,
+    SHORT_TEXT,
+    TAG,
+    TAGS,
+    TEXT,
+    Limit,
+)
+from backend.characters.cards.model import CardAsset
+
+MAX_SECONDS = 2**53 - 1
+"""The largest integer that every JSON reader takes exactly."""
+
+
+def _text(limit: Limit) -> Reader[str]:
+    """A reader of texts, which are never cut: it raises `CardLimitError`."""
+
+    def read(value: object, notes: Notes) -> str:
+        found = text(value, notes)
+        limit.check(len(found), f"`{notes.member}`")
+        return found
+
+    return read
+
+
+_read_text, _read_short = _text(TEXT), _text(SHORT_TEXT)
+
+
+def _texts(value: object, notes: Notes, read: Reader[str] = _read_text) -> list[str]:
+    """Any value as a list of texts; a single text is a list of one, null an empty list."""
+    items = _items(value, notes)
+    LIST_ITEMS.check(len(items), f"`{notes.member}`")
+    return [read(item, notes) for item in items if item is not None]
+
+
+def _items(value: object, notes: Notes) -> list[object]:
+    match value:
+        case list():
+            return cast("list[object]", value)
+        case None:
+            notes.bent("was null and is now an empty list")
+            return []
+        case dict():
+            notes.bent("was an object and is now the list of its values")
+            return list(cast("Object", value).values())
+        case "":
+            return []
+        case _:
+            notes.bent("was a single value and is now a list")
+            return [value]
+
+
+def _tags(value: object, notes: Notes) -> list[str]:
+    """A list of tags, none blank; a single text is split at its commas."""
+    if isinstance(value, str) and value.strip():
+        notes.bent("was a single text and was split at its commas")
+        value = value.split(",")
+    tags = [tag.strip() for tag in _texts(value, notes, _read_short) if tag.strip()]
+    TAGS.check(len(tags), f"`{notes.member}`")
+    for tag in tags:
+        TAG.check(len(tag), f"A tag of `{notes.member}`")
+    return tags
+
+
+def _mapping(value: object, _: Notes) -> Object:
+    """An object. PHP writes an empty one as a list."""
+    if isinstance(value, dict):
+        return cast("Object", value)
+    if value == []:
+        return {}
+    raise Unusable("was no object and was left out")
+
+
+def _extensions(value: object, notes: Notes) -> Object:
+    found = _mapping(value, notes)
+    prompt = object_in(found, "depth_prompt").get("prompt")
+    if isinstance(prompt, str):
+        TEXT.check(len(prompt), "`extensions.depth_prompt.prompt`")
+    return found
+
+
+def _book(value: object, notes: Notes) -> Object | None:
+    return _mapping(value, notes) or None
+
+
+def _multilingual(value: object, notes: Notes) -> dict[str, str]:
+    found = _mapping(value, notes)
+    LIST_ITEMS.check(len(found), f"`{notes.member}`")
+    return {
+        _read_short(language, notes): _read_text(note, notes) for language, note in found.items()
+    }
+
+
+def _seconds(value: object, notes: Notes) -> int:
+    """A point in time in whole seconds."""
+    try:
+        seconds = int(finite(value, notes))
+    except Unusable:
+        seconds = -1
+    if not 0 <= seconds <= MAX_SECONDS:
+        raise Unusable("was no time in seconds and was left out")
+    return seconds
+
+
+def _uri(value: object, notes: Notes) -> str:
+    # A `data:` URI holds a whole picture: only the file's own size bounds it.
+    uri = text(value, notes)
+    limit = JSON_BYTES if uri.startswith("data:") else SHORT_TEXT
+    limit.check(len(uri), f"`{notes.member}`")
+    return uri
+
+
+_ASSET: Final = Codec(
+    (
+        Field("type", _read_short, {"": "type"}, is_required=True),
+        Field("uri", _uri, {"": "uri"}, is_required=True),
+        Field("name", _read_short, {"": "name"}, is_required=True),
+        Field("ext", _read_short, {"": "ext"}, is_required=True),
+    ),
+    "",
+)
+
+
+def _assets(value: object, notes: Notes) -> list[CardAsset]:
+    if not isinstance(value, list):
+        raise Unusable("was no list and was left out")
+    described = cast("list[object]", value)
+    LIST_ITEMS.check(len(described), f"`{notes.member}`")
+    assets = [
+        CardAsset(**_ASSET.read(cast("Object", entry), notes))
+        for entry in described
+        if isinstance(entry, dict)
+    ]
+    if len(assets) < len(described):
+        notes.bent("had entries that are no objects; they were left out")
+    return assets
+
+
+def _find_places(name: str, synonyms: str) -> dict[str, str]:
+    """Return the members of a field: its name, and the same in camel case, as some tools write it.
+
+    In flat cards there are `synonyms`, too.
+    """
+    first, *words = name.split("_")
+    camel = first + "".join(map(str.capitalize, words))
+    names = name if camel == name else f"{name} {camel}"
+    return {"data": names, "flat": f"{names} {synonyms}"}
+
+
+def _required(name: str, read: Reader[Any], synonyms: str = "") -> Field:
+    """A field of V2 and V3. `synonyms` are names that flat cards of other tools have for it."""
+    return Field(name, read, _find_places(name, synonyms), is_required=True)
+
+
+def _optional(name: str, read: Reader[Any], synonyms: str = "") -> Field:
+    return Field(name, read, _find_places(name, synonyms))
+
+
+V1_FIELDS: Final = (
+    _required("name", _text(NAME), "char_name charName displayName"),
+    _required("description", _read_text, "char_persona charPersona context persona"),
+    _required("personality", _read_text),
+    _required("scenario", _read_text, "world_scenario worldScenario"),
+    _required(
+        "first_mes",
+        _read_text,
+        "char_greeting charGreeting greeting first_message firstMessage",
+    ),
+    _required(
+        "mes_example",
+        _read_text,
+        "example_dialogue exampleDialogue example_dialogs exampleDialogs example_messages "
+        "mes_examples mesExamples exampleMessages exampleMessage sampleChat",
+    ),
+)
+_V2: Final = (
+    _required("creator_notes", _read_text, "creatorcomment creatorComment"),
+    _required("system_prompt", _read_text),
+    _required("post_history_instructions", _read_text),
+    _required("alternate_greetings", _texts),
+    _required("tags", _tags),
+    _required("creator", _read_short),
+    _required("character_version", _read_short),
+    _required("extensions", _extensions),
+    _optional("character_book", _book, "embedded_lorebook"),
+)
+V3_FIELDS: Final = (
+    _optional("nickname", _text(NAME)),
+    _optional("creator_notes_multilingual", _multilingual),
+    _optional("source", _texts),
+    _optional("group_only_greetings", _texts),
+    _optional("creation_date", _seconds),
+    _optional("modification_date", _seconds),
+    _optional("assets", _assets),
+)
+CARD_FIELDS: Final = Codec((*V1_FIELDS, *_V2, *V3_FIELDS), "data")
+FLAT_FIELDS: Final = Codec((*V1_FIELDS, *_V2, *V3_FIELDS), "flat")
+REQUIRED: Final = frozenset(field.name for field in (*V1_FIELDS, *_V2) if field.is_required)
+"""Members that V2 and V3 require. V3 also requires `group_only_greetings`."""
+SPEECH: Final = Codec(V1_FIELDS[2:], "flat").members
+"""Members that only a card has, unlike a name and a description."""

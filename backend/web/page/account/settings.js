@@ -1,0 +1,19 @@
+/** What holds in all chats, and how the page looks. */
+import { h } from "../core/dom.js";
+import { theme } from "../core/store.js";
+import { t, texts } from "../core/words.js";
+import { defaults } from "./defaults.js";
+import { areas, choice, part } from "./parts.js";
+
+const look = (name) => (theme.set(name), name);
+
+/** #/settings */
+export default async function ({ signal, title }) {
+  title(t("settings.title"));
+  return h("div.page.narrow", {},
+    h("header", {}, h("h1", {}, t("settings.title"))),
+    areas("settings"),
+    part("defaults", await defaults(signal)),
+    part("memory", h("div", {}, h("a", { href: "#/memory/status" }, texts.memory.status.title))),
+    choice("theme", ["auto", "light", "dark"], theme.get(), look));
+}

@@ -1,0 +1,271 @@
+"""An evening with a careless model and a bad connection: the world stays consistent."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections import Counter
+from collections.abc import AsyncGenerator
+from pathlib import Path
+from typing import Any
+from uuid import UUID
+
+import msgspec
+import pytest
+from sqlalchemy import select
+
+from backend.campaigns.play.dice import tier_of
+from backend.jobs.models import Job
+from backend.memory.outbox import FORGET
+from backend.turns.models import Turn
+from tests.fakes.game_master import CarelessGameMaster
+from tests.fakes.openai_server import API_KEY, MODEL
+from tests.fakes.scripted_server import Gate
+from tests.integration.turns.following import TURN, check_tree, follow, is_over, turn_under_way
+from tests.integration.turns.playing import Game, new_game
+from tests.integration.turns.seeding import identity_of
+from tests.support.folding import check_fold
+from tests.support.server import Account, Event, Running, ok, read_events, running
+from tests.support.waiting import until
+
+pytestmark = pytest.mark.anyio
+
+TURNS = 40
+HABITS = ("good", "ignore", "unknown", "finish", "voice", "prose", "ignore")
+SECRET = "obsidian ledger"
+NAME = "ada"
+
+
+class Evening:
+    """One player, a careless game master, and what has to be true of the dice in the end."""
+
+    def __init__(self, url: str, folder: Path) -> None:
+        self.url, self.folder = url, folder
+        self.game: Game
+        self.master = CarelessGameMaster()
+        self.stack = contextlib.AsyncExitStack()
+        self.cuts: list[str] = []
+        self.choices = self.refills = 0
+        self.states: Counter[str] = Counter()
+
+    @contextlib.asynccontextmanager
+    async def open(self) -> AsyncGenerator[Evening]:
+        async with self.master, self.stack:
+            await self.serve()
+            account = await self.stack.enter_async_context(self.server.account(NAME))
+            await self.prepare(account)
+            yield self
+
+    async def serve(self) -> None:
+        self.server: Running = await self.stack.enter_async_context(running(self.url, self.folder))
+
+    async def restart(self) -> None:
+        """Close the application, and open it again on the same database."""
+        await self.stack.aclose()
+        await self.serve()
+        account = await self.stack.enter_async_context(self.server.signed_in(NAME))
+        self.game = self.game.at(account)
+
+    async def prepare(self, account: Account) -> None:
+        provider = {"kind": "openai", "slug": "mine", "api_key": API_KEY}
+        provider |= {"base_url": self.master.url}
+        models = [{"name": MODEL, "tool_support": "native"}]
+        path = "/api/v1/providers"
+        ok(await account.client.post(path, json={**provider, "models": models}), 201)
+        self.game = await new_game(account, rules="blades")
+        settings = {"hidden_information": True, "compaction_interval": 3, "memory_interval": 3}
+        ok(await account.client.patch(self.game.path, json={"settings": settings}))
+        people = [
+            await self.game.add("entities", kind=kind, name=name)
+            for kind, name in (("pc", "Jake"), ("npc", "Marlena"), ("npc", "Holt"))
+        ]
+        self.jake, self.marlena, self.holt = (each["id"] for each in people)
+        path = f"/api/v1/chats/{self.game.chat}/settings"
+        chat = {"chronicle_enabled": True, "model": f"mine/{MODEL}"}
+        ok(await account.client.patch(path, json=chat))
+
+    @property
+    def account(self) -> Account:
+        return self.game.account
+
+    async def dice(self) -> list[int]:
+        found: list[int] = (await self.game.state())["attributes"].get("dice", [])
+        return found
+
+    async def mood(self) -> str:
+        play = (await self.game.state())["attributes"].get("play", {"mood": "scene"})
+        return str(play["mood"])
+
+    async def act(self, number: int) -> tuple[str, dict[str, Any]]:
+        """Begin a risky action: the turn that waits, and the option to choose.
+
+        Whatever was left open before is over after two turns.
+        """
+        self.master.has_risk = False
+        for _ in range(3):
+            if await self.mood() == "scene":
+                break
+            await self.game.say("I wait.")
+        self.master.has_risk, self.master.number = True, number
+        before = await self.dice()
+        events = await self.game.say(f"I pick lock {number}.")
+        assert events[-1].name == "turn.awaiting_choice", events[-1]
+        self.refills += not before
+        self.left = before or None
+        option: dict[str, Any] = events[-1].data["options"][-1]
+        return str(events[0].data["turn_id"]), option
+
+    async def chosen(self, number: int, option: dict[str, Any]) -> None:
+        """Note what a choice has to have changed, and look at the dice."""
+        self.choices += 1
+        if tier_of(option["die"]) in {"partial", "bad"}:
+            self.cuts.append(f"cut {number}")
+        after = await self.dice()
+        if self.left is not None:
+            assert sorted([*after, option["die"]]) == sorted(self.left)
+        else:
+            assert len(after) == 3
+
+    async def choose_and_stop(self, turn_id: str, option: str, *, at: str) -> list[Event]:
+        """Choose, and stop the turn at the first event of a name."""
+        self.master.gate = Gate()
+        events = list[Event]()
+        body = {"option": option}
+        path = f"{TURN}/{turn_id}/choice"
+        async with self.game.client.stream("POST", path, json=body) as response:
+            async for event in read_events(response):
+                events.append(event)
+                if event.name == at:
+                    ok(await self.game.client.post(f"{TURN}/{turn_id}/stop"), 202)
+        self.open_gate()
+        assert events[-1].data["state"] == "stopped"
+        return events
+
+    def open_gate(self) -> None:
+        if self.master.gate is not None:
+            self.master.gate.opened.set()
+        self.master.gate = None
+
+    async def risk(self, number: int) -> None:
+        """A turn with a die, which ends in one of four ways."""
+        turn_id, option = await self.act(number)
+        chosen = option["id"]
+        match number % 8:
+            case 0:
+                await self.game.choose(turn_id, chosen)
+            case 2:
+                await self.choose_and_stop(turn_id, chosen, at="text.delta")
+                await self.chosen(number, option)
+                await self.account.turn(self.game.chat, **{"continue": True})
+            case 4:
+                if number == 20:
+                    await self.restart()
+                told = await asyncio.gather(*(self.game.choose(turn_id, chosen) for _ in range(3)))
+                assert len({each[-1].id for each in told}) == 1
+            case _:
+                await self.choose_and_stop(turn_id, chosen, at="turn.choice_made")
+        if number % 8 != 2:
+            await self.chosen(number, option)
+        again = await self.game.choose(turn_id, chosen)
+        assert again[-1].name in {"turn.completed", "turn.failed"}
+        self.master.has_risk = False
+
+    async def quiet(self, number: int) -> None:
+        """A turn without a die, which is disturbed in one of four ways."""
+        self.master.has_risk = False
+        match number % 8:
+            case 1:
+                audience = "gm" if number % 16 == 1 else [self.marlena]
+                await self.game.say(f"Psst: the {SECRET} {number}.", audience=audience)
+            case 3:
+                self.master.gate = Gate()
+                async with turn_under_way(self.account, self.game.chat, text="I go.") as (
+                    turn_id,
+                    events,
+                ):
+                    await self.until_told(events)
+                if number == 27:
+                    await self.restart()
+                self.open_gate()
+                await until(lambda: is_over(self.account, turn_id))
+                if number == 27:
+                    assert (await self.game.turn(turn_id))["state"] == "interrupted"
+                    await self.account.turn(self.game.chat, **{"continue": True})
+            case 5:
+                self.master.gate = Gate()
+                async with turn_under_way(self.account, self.game.chat, text="I stay.") as (
+                    turn_id,
+                    events,
+                ):
+                    await self.until_told(events)
+                    ok(await self.game.client.post(f"{TURN}/{turn_id}/stop"), 202)
+                    assert [each async for each in events][-1].data["state"] == "stopped"
+                self.open_gate()
+            case _:
+                await self.game.say("I look around.")
+                last = (await self.account.messages(self.game.chat))[-1]
+                await self.account.turn(self.game.chat, regenerate_of=last["id"])
+
+    async def until_told(self, events: AsyncGenerator[Event]) -> None:
+        async for event in events:
+            if event.name == "text.delta":
+                return
+
+    async def check(self) -> None:
+        """The world is the fold of its ledger, and each die and each cost is in it once."""
+        identity = await identity_of(self.server, self.account)
+        counting = await check_fold(self.server, identity, self.game.campaign["id"])
+        operations = [each for _, each in counting]
+        dice = [each for each in operations if "attributes.dice" in each.set]
+        assert len(dice) == self.choices + self.refills
+        cuts = [text for each in operations for text in each.add.get("attributes.harm", ())]
+        assert cuts == self.cuts
+        state = await self.game.state()
+        (jake,) = (each for each in state["entities"] if each["name"] == "Jake")
+        assert jake["attributes"].get("harm", []) == self.cuts
+        for _, each in counting:
+            assert SECRET not in msgspec.json.encode(each).decode()
+
+    async def jobs(self) -> list[tuple[str, str]]:
+        """The account's jobs that wait, run or died."""
+        query = select(Job.kind, Job.state).where(
+            Job.user_id == UUID(self.account.user["id"]), Job.state != "done", Job.kind != FORGET
+        )
+        async with self.server.parts.database.read() as session:
+            return [(row.kind, row.state) for row in await session.execute(query)]
+
+
+@pytest.fixture
+async def evening(sqlite_url: str, tmp_path: Path) -> AsyncGenerator[Evening]:
+    async with Evening(sqlite_url, tmp_path).open() as evening:
+        yield evening
+
+
+async def test_an_evening_of_forty_turns_leaves_a_consistent_world(evening: Evening) -> None:
+    for number in range(TURNS):
+        evening.master.habit = HABITS[number % len(HABITS)]
+        await (evening.quiet if number % 2 else evening.risk)(number)
+        if number % 10 == 9:
+            await evening.check()
+    evening.master.habit = "good"
+    await evening.game.say("Good night.")
+    await evening.check()
+
+    async def is_idle() -> bool:
+        return not await evening.jobs()
+
+    await until(is_idle)
+    await evening.check()
+    game = evening.game
+    assert await evening.mood() in {"scene", "aftermath"}
+    async with evening.server.parts.database.read() as session:
+        turns = list(await session.scalars(select(Turn).where(Turn.chat_id == UUID(game.chat))))
+    assert {turn.state for turn in turns} == {"completed", "stopped", "interrupted"}
+    for turn in turns:
+        assert (await follow(game.client, str(turn.id)))[-1].name.startswith("turn.")
+    await check_tree(evening.server.parts.database, game.chat)
+    for viewpoint in ("public", evening.holt):
+        asked = {"text": f"Where is the {SECRET}?", "prompt": "true", "viewpoint": viewpoint}
+        path = f"/api/v1/chats/{game.chat}/context"
+        prompt = ok(await game.client.get(path, params=asked))["prompt"]
+        assert not [each for each in prompt if f"Psst: the {SECRET}" in each["text"]]

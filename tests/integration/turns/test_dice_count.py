@@ -1,0 +1,368 @@
+"""Dice that a model ignores, choices that are stopped, and turns that forget to narrate."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncGenerator
+from typing import Any
+
+import pytest
+
+from backend.generation.registry import ModelRegistry
+from tests.fakes.game_master import ENGAGE
+from tests.fakes.openai_server import MODEL_ID, OpenAIServer, called, chunk, error, reply, stream
+from tests.fakes.scripted_server import Answer, Gate
+from tests.integration.turns.following import TURN, check_tree, follow
+from tests.integration.turns.playing import FINISH, QUESTION, Game, named, names, new_game
+from tests.support.server import Account, Event, Running, ok, read_events, running, text_of
+
+pytestmark = pytest.mark.anyio
+
+BAD = [
+    {"kind": "harm", "what": "a cut hand"},
+    {"kind": "heat", "amount": 2},
+]
+OUTCOMES: list[dict[str, Any]] = [
+    {"tier": "critical", "hint": "it sings"},
+    {"tier": "success", "hint": "it opens"},
+    {"tier": "partial", "hint": "it groans", "costs": [{"kind": "heat", "amount": 1}]},
+    {"tier": "bad", "hint": "the pick snaps", "costs": BAD},
+]
+SPEND = ("spend_die", {"situation": "The lock.", "outcomes": OUTCOMES})
+WITHDRAW = ("resolve", {"tier": "withdrawn"})
+
+
+@pytest.fixture(scope="module")
+async def vendor() -> AsyncGenerator[OpenAIServer]:
+    async with OpenAIServer() as vendor:
+        yield vendor
+
+
+@pytest.fixture(scope="module")
+async def server(
+    shared_url: str, vendor: OpenAIServer, tmp_path_factory: pytest.TempPathFactory
+) -> AsyncGenerator[Running]:
+    registry = ModelRegistry(demo_tokens_per_second=0, openai=vendor.config(), default=MODEL_ID)
+    async with running(shared_url, tmp_path_factory.mktemp("data"), registry=registry) as server:
+        yield server
+
+
+@pytest.fixture
+async def game(ada: Account, vendor: OpenAIServer) -> Game:
+    """A town of blades with Jake, who has bad dice alone."""
+    vendor.requests.clear()
+    game = await new_game(ada, rules="blades")
+    await game.add("entities", kind="pc", name="Jake", attributes={"stress": 0})
+    ok(await game.client.patch(game.path, json={"attributes": {"dice": [1, 1, 1]}}))
+    return game
+
+
+async def wait_for_die(game: Game, vendor: OpenAIServer, *, text: str = "Click.") -> str:
+    """Take a turn that comes to the player's die: its id."""
+    vendor.script(called(("engage", ENGAGE)), called(SPEND, text=text))
+    events = await game.say("I pick the lock.")
+    assert events[-1].name == "turn.awaiting_choice"
+    return str(events[0].data["turn_id"])
+
+
+async def read_world(game: Game) -> tuple[str, list[str], int, list[int]]:
+    """The mood, Jake's harm, the heat, and the dice that are left."""
+    state = await game.state()
+    (jake,) = (each for each in state["entities"] if each["name"] == "Jake")
+    world = state["attributes"]
+    mood = world.get("play", {}).get("mood", "scene")
+    return mood, jake["attributes"].get("harm", []), world.get("heat", 0), world["dice"]
+
+
+def at_risk(mood: str) -> tuple[str, list[str], int, list[int]]:
+    """The world after one bad die."""
+    return mood, ["a cut hand"], 2, [1, 1]
+
+
+BEFORE = ("scene", list[str](), 0, [1, 1, 1])
+
+
+async def choose_and_stop(game: Game, turn_id: str, *, after_text: bool) -> list[Event]:
+    """Choose the die, and stop the turn while the model speaks."""
+    events = list[Event]()
+    body = {"option": "1.0"}
+    async with game.client.stream("POST", f"{TURN}/{turn_id}/choice", json=body) as response:
+        async for event in read_events(response):
+            events.append(event)
+            if event.name == ("text.delta" if after_text else "turn.choice_made"):
+                ok(await game.client.post(f"{TURN}/{turn_id}/stop"), 202)
+    return events
+
+
+class TestAModelThatIgnoresTheDie:
+    @pytest.mark.parametrize(
+        "ignoring",
+        [
+            reply("The lock springs open, and all is well."),
+            called(FINISH, text="The lock springs open, and all is well."),
+            called(FINISH),
+            called(("no_such_tool", {}), text="The lock springs open."),
+        ],
+        ids=["prose", "finish_turn", "finish_turn alone", "an unknown tool"],
+    )
+    async def test_is_asked_again_for_the_aftermath_that_the_die_has_fixed(
+        self, game: Game, vendor: OpenAIServer, ignoring: Answer
+    ) -> None:
+        turn_id = await wait_for_die(game, vendor)
+        is_unknown = "no_such_tool" in str(ignoring.events)
+        again = (reply("It is open."),) if is_unknown else ()
+        vendor.script(ignoring, *again, called(FINISH, text="The pick snaps."))
+        events = await game.choose(turn_id, "1.0")
+        assert events[-1].name == "turn.completed"
+        assert "text.reset" in names(events)
+        kept = (await game.account.messages(game.chat))[-1]
+        assert (kept["text"], kept["status"]) == ("The pick snaps.", "complete")
+        assert await read_world(game) == at_risk("aftermath")
+        guidance = str(vendor.requests[-1].body["messages"])
+        assert "THE AFTERMATH (setback)" in guidance
+        assert "What happened is fixed: bad, the pick snaps" in guidance
+        assert "all is well" not in guidance
+        [moved] = named(events, "mood.changed")
+        assert (moved["mood"], moved["variant"]) == ("aftermath", "setback")
+
+    async def test_has_the_new_numbers_in_the_aftermath_and_the_costs_echo(
+        self, game: Game, vendor: OpenAIServer
+    ) -> None:
+        turn_id = await wait_for_die(game, vendor)
+        vendor.script(called(("resolve", {"tier": "bad"})), called(FINISH, text="Snap."))
+        await game.choose(turn_id, "1.0")
+        guidance = str(vendor.requests[-1].body["messages"])
+        assert "- Jake: harm a cut hand" in guidance
+        assert "- heat 2" in guidance
+        echoes = [each["text"] for each in (await game.state())["echoes"]]
+        assert echoes == ["the pick snaps (harm: a cut hand, 2 heat)"]
+
+    async def test_leaves_no_action_open_for_more_than_two_turns(
+        self, game: Game, vendor: OpenAIServer
+    ) -> None:
+        vendor.script(called(("engage", ENGAGE)), reply("You try the lock."))
+        await game.say()
+        assert await read_world(game) == ("action", [], 0, [1, 1, 1])
+        vendor.script(reply("You go on trying."))
+        assert named(await game.say(), "mood.changed")[0]["mood"] == "scene"
+        assert await read_world(game) == BEFORE
+
+    async def test_settles_an_action_that_an_earlier_turn_has_left_open(
+        self, game: Game, vendor: OpenAIServer
+    ) -> None:
+        turn_id = await wait_for_die(game, vendor)
+        vendor.script(error(401, message="no"))
+        assert (await game.choose(turn_id, "1.0"))[-1].name == "turn.failed"
+        vendor.script(reply("All is well."), reply("The pick is in pieces."))
+        events = await game.say("And now?")
+        assert text_of(events).endswith("The pick is in pieces.")
+        assert await read_world(game) == at_risk("aftermath")
+        vendor.script(called(FINISH, text="You bind the hand."))
+        await game.say("I bind my hand.")
+        assert await read_world(game) == at_risk("scene")
+
+    async def test_leaves_no_fight_open_in_which_nobody_rolls(
+        self, ada: Account, vendor: OpenAIServer
+    ) -> None:
+        game = await new_game(ada, rules="dnd")
+        vendor.script(called(("start_combat", {})), called(FINISH, text="They draw."))
+        await game.say()
+        for expected in (True, False):
+            assert (await game.state())["flags"]["combat"]
+            vendor.script(called(FINISH, text="They wait."))
+            await game.say()
+            assert (await game.state())["flags"]["combat"] is expected
+
+
+class TestAChosenDie:
+    @pytest.mark.every_database
+    async def test_counts_though_the_narration_is_stopped_and_continue_tells_the_rest(
+        self, game: Game, vendor: OpenAIServer, server: Running
+    ) -> None:
+        turn_id = await wait_for_die(game, vendor, text="Click.")
+        gate = Gate()
+        vendor.script(
+            called(("resolve", {"tier": "bad"})),
+            stream(chunk(content="The pick snaps, and"), gate, chunk("stop")),
+        )
+        events = await choose_and_stop(game, turn_id, after_text=True)
+        gate.opened.set()
+        assert events[-1].data["state"] == "stopped"
+        [changed] = named(events, "state.changed")
+        [answer] = [
+            each for each in await game.account.messages(game.chat) if each["role"] != "user"
+        ]
+        assert (answer["text"], answer["status"]) == ("The pick snaps, and", "interrupted")
+        assert await read_world(game) == at_risk("action")
+        assert (await game.state())["attributes"]["play"]["position"] == ENGAGE["position"]
+        counting = [each["id"] for each in await game.changes() if each["counts"]]
+        assert {each["id"] for each in changed["changes"]} <= set(counting)
+        assert await game.choose(turn_id, "1.0") == events
+        assert [each["id"] for each in await game.changes() if each["counts"]] == counting
+
+        vendor.requests.clear()
+        vendor.script(called(("resolve", {"tier": "bad"})), called(FINISH, text=" you bleed."))
+        rest = await game.account.turn(game.chat, **{"continue": True})
+        assert rest[-1].name == "turn.completed"
+        offered = [each["function"]["name"] for each in vendor.requests[0].body["tools"]]
+        assert "resolve" in offered
+        assert "spend_die" not in offered
+        kept = (await game.account.messages(game.chat))[-1]
+        assert (kept["id"], kept["text"]) == (answer["id"], "The pick snaps, and you bleed.")
+        assert await read_world(game) == at_risk("aftermath")
+        await check_tree(server.parts.database, game.chat)
+
+        vendor.script(called(FINISH, text="You leave the lock alone."))
+        await game.account.turn(game.chat, regenerate_of=answer["id"])
+        assert await read_world(game) == BEFORE
+        ok(await game.client.post(f"/api/v1/messages/{answer['id']}/activate"))
+        assert await read_world(game) == at_risk("aftermath")
+
+    async def test_counts_though_nothing_was_told(
+        self, game: Game, vendor: OpenAIServer, server: Running
+    ) -> None:
+        turn_id = await wait_for_die(game, vendor, text="")
+        gate = Gate()
+        vendor.script(stream(gate, chunk("stop")))
+        events = await choose_and_stop(game, turn_id, after_text=False)
+        gate.opened.set()
+        assert names(events)[-2:] == ["message.saved", "turn.completed"]
+        assert await follow(game.client, turn_id, last_id=events[0].id) == events[1:]
+        answer = (await game.account.messages(game.chat))[-1]
+        assert (answer["text"], answer["status"]) == ("", "interrupted")
+        assert await read_world(game) == at_risk("action")
+        await check_tree(server.parts.database, game.chat)
+        vendor.script(reply("All is well."), called(FINISH, text="The pick snaps."))
+        await game.account.turn(game.chat, **{"continue": True})
+        kept = (await game.account.messages(game.chat))[-1]
+        assert (kept["id"], kept["text"]) == (answer["id"], "The pick snaps.")
+        assert await read_world(game) == at_risk("aftermath")
+        await check_tree(server.parts.database, game.chat)
+
+    async def test_counts_in_a_turn_that_is_given_up_at_a_later_question(
+        self, ada: Account, vendor: OpenAIServer
+    ) -> None:
+        game = await new_game(ada)
+        vendor.script(called(("advance_time", {"days": 1}), QUESTION))
+        turn_id = (await game.say())[0].data["turn_id"]
+        vendor.script(called(("advance_time", {"days": 1}), QUESTION))
+        assert (await game.choose(turn_id, "1.0"))[-1].name == "turn.awaiting_choice"
+        assert (await game.state())["day"] == 2
+        ok(await game.client.post(f"{TURN}/{turn_id}/stop"), 202)
+        assert (await game.state())["day"] == 2
+        assert (await game.account.messages(game.chat))[-1]["status"] == "interrupted"
+
+
+class TestForgettingToNarrate:
+    @pytest.fixture
+    async def game(self, ada: Account, vendor: OpenAIServer) -> Game:
+        vendor.requests.clear()
+        game = await new_game(ada)
+        await game.add("entities", kind="npc", name="Marlena")
+        return game
+
+    @pytest.mark.parametrize(
+        "second",
+        [called(FINISH, text="The rain stops."), reply("The rain stops.")],
+        ids=["finished again", "only told"],
+    )
+    async def test_an_end_without_text_is_refused_and_nothing_is_lost(
+        self, game: Game, vendor: OpenAIServer, second: Answer
+    ) -> None:
+        end = ("finish_turn", {**FINISH[1], "threat": "Steps on the stairs."})
+        second = (
+            called(end, text="The rain stops.") if "tool_calls" in str(second.events) else second
+        )
+        vendor.script(called(("advance_time", {"days": 1}), end), second)
+        events = await game.say()
+        assert events[-1].name == "turn.completed"
+        assert text_of(events) == "The rain stops."
+        assert "narrate first" in vendor.requests[-1].body["messages"][-1]["content"]
+        state = await game.state()
+        assert state["day"] == 2
+        assert [each["text"] for each in state["echoes"]] == ["Steps on the stairs."]
+        assert named(events, "suggestions") == [{"items": ["Wait", "Knock"]}]
+
+    async def test_a_voice_without_text_is_asked_to_narrate(
+        self, game: Game, vendor: OpenAIServer
+    ) -> None:
+        vendor.script(
+            called(("speak_as_npc", {"npc": "Marlena"})), reply(""), reply("She drawls a greeting.")
+        )
+        events = await game.say()
+        assert events[-1].name == "turn.completed"
+        assert text_of(events) == "She drawls a greeting."
+        told = json.loads(vendor.requests[-1].body["messages"][-1]["content"])
+        assert told["result"] == {"name": "Marlena"}
+        assert "narrate first" in told["next"]
+
+    async def test_a_model_that_never_narrates_is_asked_twice_more(
+        self, game: Game, vendor: OpenAIServer
+    ) -> None:
+        vendor.script(called(FINISH), called(FINISH), called(FINISH))
+        events = await game.say()
+        assert events[-1].name == "turn.failed"
+        assert events[-1].data["type"].endswith("model-empty-reply")
+        assert len(vendor.requests) == 3
+        assert "tools" not in vendor.requests[-1].body
+
+
+class TestAnAnswerOfOnesOwn:
+    async def test_goes_to_the_model_and_counts_once(
+        self, ada: Account, vendor: OpenAIServer
+    ) -> None:
+        game = await new_game(ada)
+        vendor.script(called(QUESTION, text="A fork."))
+        events = await game.say()
+        turn_id, own = events[0].data["turn_id"], events[-1].data["own"]
+        for body in (
+            {"option": own},
+            {"option": own, "text": " "},
+            {"option": "1.0", "text": "Up"},
+        ):
+            refused = await game.client.post(f"{TURN}/{turn_id}/choice", json=body)
+            assert refused.status_code == 422
+        vendor.script(called(FINISH, text="You climb."))
+        rest = await game.choose(turn_id, own, text=" I climb the wall. ")
+        assert rest[0].data == {"option": own, "text": "I climb the wall."}
+        assert rest[-1].name == "turn.completed"
+        told = json.loads(vendor.requests[-1].body["messages"][-1]["content"])
+        assert told == {"answered": "I climb the wall."}
+        assert await game.choose(turn_id, own, text="I climb the wall.") == rest
+        body = {"option": own, "text": "I swim."}
+        refused = await game.client.post(f"{TURN}/{turn_id}/choice", json=body)
+        assert refused.status_code == 409
+
+    async def test_is_none_for_a_die(self, game: Game, vendor: OpenAIServer) -> None:
+        turn_id = await wait_for_die(game, vendor)
+        assert (await game.turn(turn_id))["waiting"]["own"] == ""
+
+
+async def test_a_private_turn_rolls_dice_and_changes_nothing(
+    ada: Account, vendor: OpenAIServer
+) -> None:
+    game = await new_game(ada, rules="dnd")
+    ok(await game.client.patch(game.path, json={"settings": {"hidden_information": True}}))
+    await game.add("entities", kind="pc", name="Anna", attributes={"hp": 20})
+    before = await game.state(), await game.changes()
+    check = ("ability_check", {"character": "Anna", "ability": "wisdom", "dc": 10})
+    hit = ("damage", {"target": "Anna", "damage": "1d6"})
+    vendor.requests.clear()
+    vendor.script(called(check, ("roll_dice", {"dice": "2d6+1"}), hit), reply("You see a shape."))
+    events = await game.say("I listen at the door.", audience="gm")
+    assert events[-1].name == "turn.completed"
+    used = [each["name"] for each in named(events, "tool.used")]
+    assert used == ["ability_check", "roll_dice"]
+    asked, told = (each.body for each in vendor.requests)
+    offered = {each["function"]["name"] for each in asked["tools"]}
+    assert offered == {"think_as_dm", "speak_as_npc", "ask_player", "ability_check", "roll_dice"}
+    assert "APART FROM THE OTHERS" in str(asked["messages"])
+    results = [json.loads(each["content"]) for each in told["messages"] if each["role"] == "tool"]
+    assert 3 <= results[1]["total"] <= 13
+    assert "error" in results[2]
+    vendor.script(called(QUESTION))
+    events = await game.say("I wait.", audience="gm")
+    vendor.script(called(("roll_dice", {"dice": "1d4"}), text="You go left."), reply("It is dark."))
+    rest = await game.choose(events[0].data["turn_id"], "1.0")
+    assert rest[-1].name == "turn.completed"
+    assert (await game.state(), await game.changes()) == before
