@@ -850,6 +850,11 @@ async def test_a_user_without_a_persona_is_the_only_player_character(
     assert set(people) == {"Jake", "Marlena", "Inspector Holt"}
     assert (people["Jake"]["status"], people["Jake"]["disposition"]) == ("limping", "cheerful")
     assert [each["who"] for each in await play.events()] == [["Jake", "Marlena"]]
+    greeter = await play.ada.new_character(name="Lena", first_mes="Good morning, {{user}}.")
+    opened = await play.ada.new_chat(
+        campaign_id=play.table.campaign["id"], character_ids=[greeter["id"]]
+    )
+    assert (await play.ada.messages(opened["id"]))[0]["text"] == "Good morning, Jake."
     persona = ok(
         await play.ada.client.post(f"{API}/personas", json={"name": "Robin", "description": ""}),
         201,
