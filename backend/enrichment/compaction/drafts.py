@@ -308,7 +308,7 @@ class Drafter:
 
     def _read(self, name: str, value: Any) -> Any:
         """Return a field's value with names instead of references."""
-        texts = cast("list[Any]", value) if isinstance(value, list) else [value]
+        texts = cast("Sequence[Any]", value) if isinstance(value, list) else [value]
         for text in texts:
             if isinstance(text, str) and name in _NAMES:
                 self._names.check_name(text)
