@@ -22,10 +22,12 @@ from backend.campaigns.index_source import CampaignSource
 from backend.campaigns.item_audiences import ItemAudiences
 from backend.campaigns.item_service import ItemService
 from backend.campaigns.name_cache import NameCache
+from backend.campaigns.players import find_player_name
 from backend.campaigns.proposal_service import ProposalService
 from backend.campaigns.service import CampaignService
 from backend.campaigns.sessions import CampaignSessions
 from backend.campaigns.situations import SituationService
+from backend.campaigns.story_clock import StoryClock
 from backend.campaigns.viewpoints import CampaignAudiences, check_event_audience
 from backend.campaigns.world_copies import WorldCopies
 from backend.characters.personas import PersonaService
@@ -180,7 +182,13 @@ class Services:
 
         regexes = RegexProcess()
         engine = ScriptEngine(regexes)
-        self.scripts = ScriptService(database, engine, pool, accounts=self.accounts)
+        self.scripts = ScriptService(
+            database,
+            engine,
+            pool,
+            accounts=self.accounts,
+            find_player_name=find_player_name,
+        )
         self.characters = CharacterService(
             database,
             CardBookService(index, check_added=check_entries),
@@ -201,7 +209,7 @@ class Services:
         self.campaign_items = ItemService(database)
         self.campaign_history = HistoryService(database)
         self.campaign_proposals = ProposalService(database)
-        names = NameCache()
+        names, clock = NameCache(), StoryClock()
         self.histories = HistoryCache()
         self.situations = SituationService(database, names)
         self.downtime = DowntimeService(database, names)
@@ -220,6 +228,7 @@ class Services:
             CampaignAudiences(),
             ItemAudiences(),
             names,
+            clock,
             memory,
             self.lore,
             self.histories,
@@ -276,6 +285,7 @@ class Services:
             slots=slots,
             histories=self.histories,
             situations=self.situations,
+            clock=clock,
             enrichment=enrichment_outbox,
             user_models=user_models,
             messages=self.messages,
@@ -299,11 +309,19 @@ class Services:
             database, builder, self.lore, counts, self.chats, self.accounts, pool
         )
         # Not `search`: so lists name their query parameter.
-        self.search_service = SearchService(database, memory.search, SOURCES, rows, pool)
+        self.search_service = SearchService(database, memory.search, SOURCES, rows, pool, clock)
         self.memory_status = MemoryStatusService(database, memory, SOURCES)
 
         enrichment = open_enrichment(
-            settings, database, user_models, prompts, memory, pool, enrichment_outbox, slots
+            settings,
+            database,
+            user_models,
+            prompts,
+            memory,
+            pool,
+            enrichment_outbox,
+            slots,
+            clock=clock,
         )
         self.enrichment = EnrichmentService(database, queue, index, user_models, settings, prompts)
         self.scenes = SceneService(database, enrichment_outbox)

@@ -13,6 +13,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from backend.accounts.identity import Identity
 from backend.accounts.service import AccountService
 from backend.campaigns.errors import CampaignNotFoundError
+from backend.campaigns.players import find_player_name
 from backend.characters import repository as characters
 from backend.characters.cards.model import Card
 from backend.characters.errors import CharacterNotFoundError, PersonaNotFoundError
@@ -77,8 +78,9 @@ class OpeningService:
                 persona = await characters.find_persona(
                     session, persona_id, owner_id=identity.user_id, sealer=identity.sealer
                 )
+            played = await find_player_name(session, identity.sealer, new.campaign_id)
             scripts = await running_scripts(session, identity, new.character_ids[:1])
-        user = persona.name if persona else self._accounts.name_of(identity)
+        user = persona.name if persona else played or self._accounts.name_of(identity)
         greetings: list[MessageDraft] = []
         if first is not None:
             is_group = len(new.character_ids) > 1

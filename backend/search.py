@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from functools import partial
 from typing import Annotated, Literal
@@ -16,6 +16,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from backend.accounts.identity import Identity
 from backend.audience import GM, Viewpoint, ViewpointText, read_viewpoint
+from backend.campaigns.story_clock import StoryClock
 from backend.campaigns.viewpoints import check_viewpoint
 from backend.characters import repository as characters
 from backend.chats import repository as chats
@@ -46,7 +47,8 @@ class FoundMemory(msgspec.Struct, kw_only=True):
 
     `scores` are those of the index, by signal, and `score` what they came to.
     `container_id` is the campaign, the chronicle, the lorebook or the chat. `position` is where in
-    its chat a message stands.
+    its chat a message stands. `story_time` is the day of a campaign's story, such as "Day 5", or
+    the time that an event gives; it may be empty.
     """
 
     kind: str
@@ -55,6 +57,7 @@ class FoundMemory(msgspec.Struct, kw_only=True):
     title: str
     text: str
     said_at: datetime | None
+    story_time: str
     position: int | None
     rank: int
     score: float
@@ -100,9 +103,11 @@ class SearchService:
         sources: Sequence[Source],
         rows: RowReader,
         pool: CpuPool,
+        clock: StoryClock,
     ) -> None:
         self._rows = rows
         self._pool = pool
+        self._clock = clock
         self._database = database
         self._search = search
         self._sources = {source.kind: source for source in sources}
@@ -140,9 +145,17 @@ class SearchService:
             viewpoint=viewpoint,
         )
         result = await self._search.find(identity.sealer, request)
-        memories = await self._search.recall(self._database, identity.sealer, result)
+        days: dict[UUID, str] = {}
+
+        async def date(session: AsyncSession, memories: Sequence[Memory]) -> None:
+            recalled = [each.recalled for each in memories]
+            days.update(await self._clock.find_days(session, identity.sealer, recalled))
+
+        memories = await self._search.recall(self._database, identity.sealer, result, then=date)
         size = sum(len(memory.recalled.text) for memory in memories)
-        items = await self._pool.run(identity.user_id, partial(_shown, text, memories), size=size)
+        items = await self._pool.run(
+            identity.user_id, partial(_shown, text, memories, days), size=size
+        )
         answer = SearchAnswer(items=items, notes=list(result.notes))
         if with_near_misses:
             answer.near_misses = await self._near_misses(identity, result, memories)
@@ -284,13 +297,13 @@ def _missed(missed: NearMiss, recalled: Recalled | None) -> MissedMemory:
     )
 
 
-def _shown(asked: str, memories: Sequence[Memory]) -> list[FoundMemory]:
+def _shown(asked: str, memories: Sequence[Memory], days: Mapping[UUID, str]) -> list[FoundMemory]:
     """What was found, with the words that it shares with what was asked. CPU-bound."""
     words = SharedWords(asked)
-    return [_found(memory, words) for memory in memories]
+    return [_found(memory, words, days) for memory in memories]
 
 
-def _found(memory: Memory, words: SharedWords) -> FoundMemory:
+def _found(memory: Memory, words: SharedWords, days: Mapping[UUID, str]) -> FoundMemory:
     recalled = memory.recalled
     signals = words.told(memory.reason, recalled.text).signals
     return FoundMemory(
@@ -300,6 +313,7 @@ def _found(memory: Memory, words: SharedWords) -> FoundMemory:
         title=recalled.title,
         text=recalled.text,
         said_at=recalled.said_at,
+        story_time=recalled.story_time or days.get(recalled.source_id, ""),
         position=recalled.position if recalled.kind == "message" else None,
         rank=memory.rank,
         score=round(memory.score, 4),

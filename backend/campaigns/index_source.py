@@ -191,7 +191,7 @@ class CampaignSource:
         items = await recalled(
             session, sealer, found, viewpoint, facts=facts, kept=kept, marks=marks
         )
-        origins = await _origins(
+        origins = await find_origins(
             session, sealer, [each for each, (_, item) in found.items() if isinstance(item, Fact)]
         )
         return {
@@ -300,13 +300,13 @@ async def _facts_about(
     return facts
 
 
-async def _origins(
-    session: AsyncSession, sealer: Sealer, fact_ids: Sequence[UUID]
+async def find_origins(
+    session: AsyncSession, sealer: Sealer, item_ids: Sequence[UUID]
 ) -> dict[UUID, list[Origin]]:
-    """The lines that made each of some facts, on active paths; the latest first."""
+    """Return the lines that made or changed some items, on active paths; the latest first."""
     found: dict[UUID, list[Origin]] = {}
-    if fact_ids:
-        asked = {"ids": fact_ids, "owner": sealer.user_id}
+    if item_ids:
+        asked = {"ids": item_ids, "owner": sealer.user_id}
         for item_id, message_id, chat_id, position in await session.execute(_ORIGINS, asked):
             found.setdefault(item_id, []).append(Origin(message_id, chat_id, position))
     return found

@@ -21,7 +21,7 @@ from backend.audience import (
 from backend.campaigns.item_rows import read_state
 from backend.campaigns.ledger import State
 from backend.campaigns.models import Campaign, CampaignItem
-from backend.campaigns.reader import Condition
+from backend.campaigns.players import match_players
 from backend.campaigns.records import get_campaign, open_campaign
 from backend.chats.events import AudienceChecked
 from backend.chats.models import Chat
@@ -126,7 +126,7 @@ async def players_viewpoint(
     campaign = await get_campaign(session, identity, campaign_id)
     if not open_campaign(identity.sealer, campaign).settings.hidden_information:
         return GM
-    query = select(CampaignItem.id, CampaignItem.sealed_state).where(*_players_of(campaign_id))
+    query = select(CampaignItem.id, CampaignItem.sealed_state).where(*match_players(campaign_id))
     players: dict[UUID, State] = {
         row.id: read_state(identity.sealer, row.id, row.sealed_state)
         for row in await session.execute(query)
@@ -150,18 +150,9 @@ async def players_among(
 ) -> Sequence[UUID]:
     """Those entities of a campaign that are players' characters."""
     query = select(CampaignItem.id).where(
-        CampaignItem.id.in_(entity_ids), *_players_of(campaign_id)
+        CampaignItem.id.in_(entity_ids), *match_players(campaign_id)
     )
     return (await session.scalars(query.order_by(CampaignItem.id))).all()
-
-
-def _players_of(campaign_id: UUID | None) -> Sequence[Condition]:
-    return (
-        CampaignItem.campaign_id == campaign_id,
-        CampaignItem.kind == "entity",
-        CampaignItem.subkind == "pc",
-        CampaignItem.exists,
-    )
 
 
 async def _check(

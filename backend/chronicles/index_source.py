@@ -124,6 +124,7 @@ def _recalled(event: StoryEvent) -> Recalled:
         container_id=event.chronicle_id,
         title="",
         text=told(event.fields),
+        story_time=when_in_story(event.fields),
         said_at=event.happened_at,
         position=first.position if first else 0,
         chat_id=chats.pop() if len(chats) == 1 else None,

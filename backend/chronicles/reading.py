@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from datetime import datetime
 from functools import cache
 from typing import Any
@@ -14,7 +14,7 @@ from sqlalchemy import ColumnElement, Row, exists, select
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import aliased
 
-from backend.audience import GM, PUBLIC, Viewpoint, known_to
+from backend.audience import GM, PUBLIC, Viewpoint, known_to, known_to_all
 from backend.chats.errors import MessageNotFoundError
 from backend.chats.models import Message
 from backend.chronicles.events import ChronicleFields, EventFields
@@ -162,6 +162,26 @@ async def current_events(
     if pinned:
         conditions.append(ChronicleEvent.is_pinned.expression)
     return (await _read_events(session, sealer, *conditions, latest=limit))[::-1]
+
+
+async def read_events_from(
+    session: AsyncSession,
+    sealer: Sealer,
+    chronicle_id: UUID,
+    message_ids: Collection[UUID],
+    *,
+    audience: str,
+) -> list[StoryEvent]:
+    """Return current events that come from any of some messages and that an audience may know."""
+    told = select(EventSource.event_id).where(EventSource.message_id.in_(message_ids))
+    return await _read_events(
+        session,
+        sealer,
+        ChronicleEvent.chronicle_id == chronicle_id,
+        ChronicleEvent.id.in_(told),
+        current(),
+        known_to_all(audience, ChronicleEvent.audience),
+    )
 
 
 async def _read_events(

@@ -27,6 +27,7 @@ from backend.enrichment.cleaning import clipped, one_line
 from backend.enrichment.pipeline import PathChangedError, Task, Work
 from backend.enrichment.runs import RunDetail
 from backend.enrichment.summary_task import plain
+from backend.generation.declined_answers import check_declined
 from backend.generation.model import ModelMalformedAnswerError, Prompt, PromptMessage
 from backend.generation.tool_arguments import plain_schema
 
@@ -103,6 +104,7 @@ class ChapterTask(Task[ChapterWork, ChapterProposal]):
         summary = plain(one_line(said.summary), MAX_SUMMARY)
         if not summary:
             raise ModelMalformedAnswerError("The model was asked for a chapter: none came.")
+        check_declined(summary)
         return ChapterProposal(
             title=plain(one_line(said.title), MAX_TITLE),
             summary=summary,

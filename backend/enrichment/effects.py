@@ -3,26 +3,31 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 from uuid import UUID
 
+import msgspec
 from sqlalchemy import select
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from backend.audience import PUBLIC
+from backend.campaigns.story_clock import StoryClock, StoryTime
 from backend.chronicles import writing
 from backend.chronicles.errors import ChronicleFullError, ChronicleNotFoundError
+from backend.chronicles.events import EventFields
 from backend.chronicles.models import ChronicleEvent
-from backend.chronicles.reading import counting, open_chronicle, open_event
+from backend.chronicles.reading import counting, open_chronicle, open_event, read_events_from
 from backend.chronicles.repository import get_chronicle
+from backend.enrichment.agent.duplicates import is_any_told
 from backend.enrichment.agent.proposals import (
     Proposal,
     ProposedChange,
     ProposedEntry,
     ProposedEvent,
 )
+from backend.enrichment.pipeline import EventsChangedError
 from backend.enrichment.runs import EffectKind, Refused, RunEffect
 from backend.enrichment.story import TranscriptSlice
 from backend.lorebooks import authoring
@@ -72,6 +77,19 @@ def effect_on(
     )
 
 
+def stamp_time(fields: EventFields, at: StoryTime | None) -> EventFields:
+    """Return an event's fields with the story's time, unless the story itself gives a day."""
+    if at is None or fields.day is not None:
+        return fields
+    return msgspec.structs.replace(fields, day=at.day, time=fields.time or at.time)
+
+
+def _find_line(event: ProposedEvent) -> UUID:
+    """Return the last line of an event; of one that is mended, the last before the mending one."""
+    told = event.sources[:-1] if event.mends is not None else event.sources
+    return (told or event.sources)[-1].id
+
+
 @dataclass(frozen=True, slots=True)
 class ProposalWriter:
     """Writes what the agent proposes in one run. The caller tells the index.
@@ -84,11 +102,16 @@ class ProposalWriter:
     sealer: Sealer
     stretch: TranscriptSlice
     run_id: UUID
+    clock: StoryClock
     effects: list[RunEffect] = field(default_factory=list[RunEffect])
     refused: list[Refused] = field(default_factory=list[Refused])
 
-    async def write(self, proposals: Sequence[Proposal]) -> None:
-        """Write the proposals, and mark what they supersede."""
+    async def write(self, proposals: Sequence[Proposal], *, seen: Collection[UUID] = ()) -> None:
+        """Write the proposals, and mark what they supersede.
+
+        Raises `EventsChangedError` for events like those that were written since the proposed ones
+        were compared with those `seen`.
+        """
         if not proposals:
             return
         owner_id, chronicle_id = self.sealer.user_id, self.stretch.chronicle_id
@@ -99,7 +122,15 @@ class ProposalWriter:
         except ChronicleNotFoundError:
             self._refuse("create_chronicle_event", "The chronicle is gone.")
             return
-        await self._write_events([each for each in proposals if isinstance(each, ProposedEvent)])
+        events = [each for each in proposals if isinstance(each, ProposedEvent)]
+        if events:
+            lines = [line.id for line in self.stretch.lines]
+            written = await read_events_from(
+                self.session, self.sealer, chronicle_id, lines, audience=self.stretch.audience
+            )
+            if is_any_told([each.fields for each in events], written, seen=seen):
+                raise EventsChangedError
+        await self._write_events(events)
         name = open_chronicle(self.sealer, chronicle).name
         entries = [each for each in proposals if not isinstance(each, ProposedEvent)]
         if entries and self.stretch.audience != PUBLIC:
@@ -113,9 +144,12 @@ class ProposalWriter:
 
     async def _write_events(self, proposed: Sequence[ProposedEvent]) -> None:
         proposed = [each for each in proposed if await self._is_as_read(each)]
+        times = await self.clock.find_times(
+            self.session, self.sealer, [_find_line(each) for each in proposed]
+        )
         new = [
             writing.NewEvent(
-                fields=each.fields,
+                fields=stamp_time(each.fields, times.get(_find_line(each))),
                 significance=each.significance,
                 source="agent",
                 happened_at=each.happened_at,

@@ -54,6 +54,7 @@ from backend.enrichment.pipeline import (
 )
 from backend.enrichment.runs import RunDetail
 from backend.enrichment.story import readable
+from backend.generation.declined_answers import check_declined
 from backend.generation.model import (
     Prompt,
     PromptMessage,
@@ -160,8 +161,9 @@ class GlossaryTask(Task[GlossaryWork, GlossaryProposal]):
         terms = await known_terms(session, self.sealer, campaign.id)
         waiting = sum(known.status == "proposed" for known in terms)
         names, players, texts = await self._cast(session, chat, message)
+        reader = await self.reader(session, chat)
         return GlossaryWork(
-            reader=await self.reader(session, chat),
+            reader=reader,
             budget=budget,
             message_ids=[message.id],
             from_position=message.position,
@@ -174,7 +176,7 @@ class GlossaryTask(Task[GlossaryWork, GlossaryProposal]):
             version=-1 if campaign.is_stale else campaign.version,
             terms=terms,
             names=[*names, *await entity_names(session, self.sealer, campaign.id)],
-            players=players,
+            players=[*players, reader.player.name] if reader.player else players,
             texts=[*texts, fields.name, *msgspec.structs.astuple(fields.brief)],
             proposes=fields.settings.approve_terms or waiting < MAX_PROPOSED,
         )
@@ -286,6 +288,8 @@ class GlossaryTask(Task[GlossaryWork, GlossaryProposal]):
             ]
         )
         said = await self.ask(work, prompt, SCHEMA, _Answer)
+        for each in said.terms:
+            check_declined(each.definition)
         kept = _kept(said.terms, candidates, passage, found.familiar)
         tags_found = {one.tag for one in found.tags}
         return kept, [tag for tag in TAGS if tag in tags_found and tag in said.tags]

@@ -10,13 +10,14 @@ from sqlalchemy import ColumnElement, Row, func, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from backend.audience import GM, AudienceMarks, Viewpoint, known_to
-from backend.chats.models import MESSAGE_AUTHOR, MESSAGE_CONTENT, Chat, Message
+from backend.chats.models import MESSAGE_CONTENT, Chat, Message
 from backend.enrichment.cleaning import shown
-from backend.enrichment.story import readable
-from backend.vault.sealing import Sealer
+from backend.enrichment.llm_selection import Reader
+from backend.enrichment.story import find_author, readable
+from backend.generation.model import Role
 
-Line = Row[UUID, int, bytes, bytes, str, datetime]
-"""Id, position, author and text, both sealed, audience, and when the text changed."""
+Line = Row[UUID, int, bytes, bytes, str, datetime, Role, UUID | None]
+"""Id, position, sealed author, sealed text, audience, time of the last change, role, persona."""
 
 Version = tuple[UUID, datetime]
 """Which message a line is, and when its text changed."""
@@ -47,6 +48,8 @@ async def read_lines(
             Message.sealed_content,
             Message.audience,
             Message.updated_at,
+            Message.role,
+            Message.persona_id,
         )
         .where(*lines)
         .order_by(Message.position)
@@ -73,9 +76,10 @@ async def is_as_read(
     return [(row.id, row.updated_at) for row in rows] == list(versions)
 
 
-def told(sealer: Sealer, row: Line | Message, most: int, marks: AudienceMarks | None = None) -> str:
-    """A line of the story as data, of at most `most` characters; `marks` say who knows it."""
-    author = sealer.open(MESSAGE_AUTHOR, row.id, row.sealed_author)
+def told(reader: Reader, row: Line | Message, most: int, marks: AudienceMarks | None = None) -> str:
+    """Render a line of the story, in at most `most` characters; `marks` say who knows it."""
+    sealer = reader.sealer
+    author = find_author(sealer, row, reader.player)
     text = sealer.open(MESSAGE_CONTENT, row.id, row.sealed_content)
     line = f"{author}: {text}" if author else text
     said = shown(marks.mark(line, row.audience) if marks else line, most=most)

@@ -12,6 +12,8 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from backend.accounts.identity import open_settings
 from backend.accounts.models import KeyMode, User
 from backend.accounts.settings import UserSettings, first_set
+from backend.campaigns.players import Player, find_player
+from backend.characters import repository as characters
 from backend.chats.models import Chat
 from backend.chats.schemas import ChatSettings
 from backend.chats.service import read_settings
@@ -43,7 +45,8 @@ class Reader:
 
     It has the user's key at hand, for the index's jobs that follow. `asked_ids` are the models that
     the task may ask. `stretch_tokens` is in the chat's unit. `writes_questions`: also what lines
-    answer, which the demo model can't tell.
+    answer, which the demo model can't tell. `player` is the character that the user is in
+    the chat's campaign without a persona.
     """
 
     sealer: Sealer = field(repr=False)
@@ -56,6 +59,7 @@ class Reader:
     safety: Mapping[HarmCategory, SafetyThreshold] | None
     stretch_tokens: int
     writes_questions: bool = False
+    player: Player | None = None
 
     @property
     def model(self) -> ChatModel:
@@ -108,7 +112,19 @@ async def find_reader(
         stretch_tokens=most,
         writes_questions=first_set((own.memory, account.memory), "questions", default=False)
         and all(spec.provider != "demo" for spec in specs if spec.id == model_id),
+        player=await _find_player(session, sealer, chat, account),
     )
+
+
+async def _find_player(
+    session: AsyncSession, sealer: Sealer, chat: Chat, account: UserSettings
+) -> Player | None:
+    persona_id = chat.persona_id or account.persona_id
+    if persona_id and await characters.find_persona(
+        session, persona_id, owner_id=sealer.user_id, sealer=sealer
+    ):
+        return None
+    return await find_player(session, sealer, chat.campaign_id)
 
 
 def choose_model(

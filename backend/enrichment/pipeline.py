@@ -32,6 +32,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from backend.accounts.models import User
 from backend.campaigns.records import find_campaign
+from backend.campaigns.story_clock import StoryClock
 from backend.chats.errors import ChatNotFoundError
 from backend.chats.models import Chat
 from backend.chats.repository import get_chat
@@ -55,6 +56,7 @@ from backend.errors import AppError
 from backend.generation.model import (
     ModelBlockedError,
     ModelContextOverflowError,
+    ModelDeclinedError,
     ModelEmptyReplyError,
     ModelError,
     ModelMalformedAnswerError,
@@ -78,7 +80,12 @@ from backend.wire import MAX_INTEGER, ShownProblem
 
 log = get_logger(__name__)
 
-PASSED_OVER = ModelBlockedError, ModelEmptyReplyError, ModelMalformedAnswerError
+PASSED_OVER = (
+    ModelBlockedError,
+    ModelDeclinedError,
+    ModelEmptyReplyError,
+    ModelMalformedAnswerError,
+)
 """What lines may call forth for ever: nothing that comes after them would be read."""
 
 BLOCKED_ATTEMPTS = 3
@@ -101,6 +108,12 @@ class PathChangedError(AppError):
     """The lines are not as they were read any more: nothing of the run is written."""
 
     slug, title = "path-changed", "The chat went another way meanwhile"
+
+
+class EventsChangedError(PathChangedError):
+    """Other work has written events like those of the run, of the same lines: it begins again."""
+
+    slug, title = "events-changed", "The same lines were written down at the same time"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -145,6 +158,7 @@ class EnrichmentRuntime:
     index: IndexOutbox
     outbox: EnrichmentOutbox
     slots: ModelSlots
+    clock: StoryClock
     draw: Callable[[], float] = random.random
 
 
@@ -268,15 +282,15 @@ class Task(ABC, Generic[W, P]):
         return self._most_tokens >= LEAST_STRETCH_TOKENS
 
     async def ask(self, work: W, prompt: Prompt, schema: Mapping[str, Any], answer: type[A]) -> A:
-        """What the model answers, as a struct; what that took is noted.
+        """Return the model's answer as a struct, and count its tokens.
 
-        Raises `ModelMalformedAnswerError` where it is none, and other errors of the model's.
+        Raises `ModelMalformedAnswerError` if it is none, and other errors of the model's.
         """
         model = work.reader.model
         try:
             sampling = work.reader.sampling_of(model, self.output_tokens(work))
             said = await model.structured(prompt, schema, sampling)
-        except ModelMalformedAnswerError:
+        except (ModelMalformedAnswerError, ModelDeclinedError):
             work.budget.take(None, prompt, "")
             raise
         work.budget.take(said.usage, prompt, str(said.value))

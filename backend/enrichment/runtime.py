@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
+from backend.campaigns.story_clock import StoryClock
 from backend.cpu_pool import CpuPool
 from backend.database.engine import Database
 from backend.enrichment.agent.agent import Agent
@@ -36,7 +37,7 @@ from backend.prompts import PromptLibrary
 from backend.settings import Settings
 
 
-def open_enrichment(
+def open_enrichment(  # noqa: PLR0913  # everything that it puts together
     settings: Settings,
     database: Database,
     user_models: UserModels,
@@ -45,11 +46,13 @@ def open_enrichment(
     pool: CpuPool,
     outbox: EnrichmentOutbox,
     slots: ModelSlots,
+    *,
+    clock: StoryClock,
 ) -> EnrichmentRuntime:
     """What tasks work with. They ask `user_models` for models and look into `memory`."""
     agent = Agent(prompts, memory.search, database, memory.embedder_of, settings, pool)
     return EnrichmentRuntime(
-        database, user_models, settings, prompts, agent, memory.outbox, outbox, slots
+        database, user_models, settings, prompts, agent, memory.outbox, outbox, slots, clock
     )
 
 

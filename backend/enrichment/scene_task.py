@@ -43,6 +43,7 @@ from backend.enrichment.scene_consequences import Seed, new_threads
 from backend.enrichment.scene_deltas import compared, scene_table, shown_items, told_since
 from backend.enrichment.scene_quotes import Quote, quoted_facts
 from backend.enrichment.summary_task import plain
+from backend.generation.declined_answers import check_declined
 from backend.generation.model import (
     ModelMalformedAnswerError,
     Prompt,
@@ -147,7 +148,7 @@ class SceneTask(Task[SceneWork, SceneProposal]):
             return None
         audience = narrowest([told_to, *(row.audience for row in rows)])
         marks = await read_marks(session, self.sealer, campaign.id, audience)
-        lines = [told(self.sealer, row, most * CHARACTERS_A_TOKEN, marks) for row in rows]
+        lines = [told(reader, row, most * CHARACTERS_A_TOKEN, marks) for row in rows]
         text = "\n".join(lines)
         table = await scene_table(session, self.sealer, campaign, text, audience=audience)
         viewpoint = GM if audience == GM else PUBLIC
@@ -200,6 +201,7 @@ class SceneTask(Task[SceneWork, SceneProposal]):
         moments = [plain(one_line(each), MAX_MOMENT) for each in said.key_moments]
         if not summary:
             raise ModelMalformedAnswerError("The model was asked for a scene's summary: none came.")
+        check_declined(summary)
         seeds, bad_seeds = _read(said.seeds[:MAX_SEEDS], Seed, "thread")
         deltas, bad_deltas = _read(said.changes[:MAX_CHANGES], FieldDelta, "change")
         quotes, bad_quotes = _read(said.kept[:MAX_KEPT], Quote, "quote")

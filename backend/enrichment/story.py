@@ -11,7 +11,15 @@ from uuid import UUID
 from sqlalchemy import ColumnElement, func, select, true
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from backend.audience import GM, NAMELESS_MARKS, PUBLIC, AudienceMarks, Viewpoint
+from backend.audience import (
+    GM,
+    NAMELESS_MARKS,
+    PUBLIC,
+    AudienceMarks,
+    Viewpoint,
+    is_known_to_all,
+)
+from backend.campaigns.players import Player
 from backend.campaigns.viewpoints import read_marks
 from backend.chats.models import MESSAGE_AUTHOR, MESSAGE_CONTENT, Chat, Message
 from backend.chats.repository import character_ids
@@ -105,6 +113,21 @@ class PathRange:
     to_position: int
 
 
+def find_author(sealer: Sealer, row: Any, player: Player | None) -> str:
+    """Return the name of the author of a message.
+
+    A line that the user wrote without a persona is by `player`, not by the account.
+    """
+    if (
+        player is not None
+        and row.role == "user"
+        and row.persona_id is None
+        and is_known_to_all(row.audience, player.audience)
+    ):
+        return player.name
+    return sealer.open(MESSAGE_AUTHOR, row.id, row.sealed_author)
+
+
 def readable(chat: Chat) -> ColumnElement[bool]:
     """Lines of the active path but for hidden ones, and such as are being written."""
     return (
@@ -153,7 +176,7 @@ async def read_range(
     All of one audience. Hidden lines and such as are being written are left out. Whoever reads on
     begins behind the last line's position. None where nothing is left.
     """
-    sealer, most_tokens = reader.sealer, reader.stretch_tokens
+    most_tokens = reader.stretch_tokens
     inside = Message.position.between(place.from_position, place.to_position)
     rows = await _rows(session, chat, since, inside, limit=STRETCH_LINES + 1)
     fitting = _fitting(rows, STRETCH_LINES, most_tokens) or rows[:1]
@@ -165,10 +188,10 @@ async def read_range(
     heard = true() if audience == GM else Message.audience.in_([PUBLIC, audience])
     before = await _rows(session, chat, since, above, heard, limit=EARLIER_LINES, backwards=True)
     kept = _within(before, EARLIER_LINES, min(EARLIER_TOKENS, most_tokens // 2))[::-1]
-    marks = await read_marks(session, sealer, chat.campaign_id, audience)
+    marks = await read_marks(session, reader.sealer, chat.campaign_id, audience)
     # The lines are of one audience: what comes of them is for the same.
-    lines = [_line(sealer, row, most_tokens) for row in fitting]
-    earlier = [_line(sealer, row, most_tokens, marks) for row in kept]
+    lines = [_line(reader, row, most_tokens) for row in fitting]
+    earlier = [_line(reader, row, most_tokens, marks) for row in kept]
     return TranscriptSlice(
         chat_id=chat.id,
         chronicle_id=place.chronicle_id,
@@ -273,6 +296,7 @@ async def _rows(
             Message.created_at,
             Message.updated_at,
             Message.audience,
+            Message.persona_id,
             Message.sealed_author,
             Message.sealed_content,
         )
@@ -304,13 +328,14 @@ def _within(rows: Sequence[Any], most_lines: int, most_tokens: int) -> Sequence[
 
 
 def _line(
-    sealer: Sealer, row: Any, most_tokens: int, marks: AudienceMarks | None = None
+    reader: Reader, row: Any, most_tokens: int, marks: AudienceMarks | None = None
 ) -> StoryLine:
+    sealer = reader.sealer
     text = sealer.open(MESSAGE_CONTENT, row.id, row.sealed_content)
     return StoryLine(
         id=row.id,
         position=row.position,
-        author=sealer.open(MESSAGE_AUTHOR, row.id, row.sealed_author),
+        author=find_author(sealer, row, reader.player),
         role=row.role,
         # One line is read even where it alone is too long: what fits of it.
         text=clipped(text, _CLIPPED_AT * most_tokens),

@@ -91,8 +91,8 @@ class StudyTask(StretchTask[AgentResult]):
 
         `removed` is what the run deleted before.
         """
-        writer = ProposalWriter(session, self.sealer, work.stretch, work.run_id)
-        await writer.write(study.proposals)
+        writer = ProposalWriter(session, self.sealer, work.stretch, work.run_id, self.runtime.clock)
+        await writer.write(study.proposals, seen=study.seen)
         effects = [*removed, *writer.effects]
         changed: Changed = defaultdict(set)
         for effect in effects:

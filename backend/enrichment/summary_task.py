@@ -41,8 +41,10 @@ from backend.enrichment.summary_goals import (
     next_audience,
     wanted_summary,
 )
+from backend.generation.declined_answers import check_declined
 from backend.generation.model import (
     ModelBlockedError,
+    ModelDeclinedError,
     ModelEmptyReplyError,
     ModelError,
     Prompt,
@@ -66,9 +68,6 @@ CHARS_PER_WORD = 7
 """Of long words, with the blank behind them."""
 
 PASSED_OVER = "Nothing came back for these lines: the summary goes on behind them, without them."
-
-REFUSED = (ModelBlockedError, ModelEmptyReplyError)
-"""Some providers' filters say that they are at work, others only let nothing through."""
 
 _SENTENCE_ENDS = ".!?…。\n"
 
@@ -146,7 +145,7 @@ class SummaryTask(Task[SummaryWork, str]):
             to_position=rows[-1].position,
             previous=current,
             versions=[(row.id, row.updated_at) for row in rows],
-            lines=[told(self.sealer, row, most * CHARACTERS_A_TOKEN, marks) for row in rows],
+            lines=[told(reader, row, most * CHARACTERS_A_TOKEN, marks) for row in rows],
             goal=goal,
             words=wanted.words,
             viewpoint=viewpoint,
@@ -220,6 +219,7 @@ class SummaryTask(Task[SummaryWork, str]):
         text = plain(said, min(MAX_SUMMARY_CHARS, work.words * OVERLONG * CHARS_PER_WORD))
         if not text:
             raise ModelEmptyReplyError
+        check_declined(text)
         return text
 
     async def apply(
@@ -235,7 +235,7 @@ class SummaryTask(Task[SummaryWork, str]):
         match error:
             case PathChangedError():
                 return Recovery()
-            case ModelBlockedError() | ModelEmptyReplyError():
+            case ModelBlockedError() | ModelDeclinedError() | ModelEmptyReplyError():
                 if self.job.attempt < BLOCKED_ATTEMPTS:
                     return Recovery(raises=error)
                 # It would be so for ever, and nothing behind these lines would be summed up.

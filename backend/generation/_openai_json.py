@@ -9,6 +9,7 @@ from typing import Any
 
 from backend.generation import _openai_mapping as wire
 from backend.generation._replies import Delta, parse_value, said, tool_answer
+from backend.generation.declined_answers import check_declined
 from backend.generation.model import (
     ModelMalformedAnswerError,
     Prompt,
@@ -52,10 +53,14 @@ def json_members(schema: Mapping[str, Any], way: JsonWay) -> dict[str, Any]:
 
 
 def read_value(answer: Delta, way: JsonWay, *, who: str) -> Any:
-    """The value in an answer. Raises `ModelMalformedAnswerError` where there is none."""
+    """Return the value in an answer.
+
+    Raises `ModelMalformedAnswerError` if there is none, and `ModelDeclinedError`.
+    """
     if way == "tool":
-        calls = tool_answer(answer, who=who).calls
-        if not calls:
+        whole = tool_answer(answer, who=who)
+        if not (calls := whole.calls):
+            check_declined(whole.text)
             raise ModelMalformedAnswerError(f"{who} was asked for a call and wrote something else.")
         return dict(calls[0].arguments)
     text, finish = said(answer, who=who)

@@ -10,6 +10,7 @@ from typing import Any
 
 from backend.generation._json import clean_text, parse_json
 from backend.generation._tool_calls import MAX_CALLS
+from backend.generation.declined_answers import check_declined
 from backend.generation.event_reader import CharacterJoiner
 from backend.generation.failures import find_interruption
 from backend.generation.model import (
@@ -259,6 +260,7 @@ def parse_value(text: str, *, who: str, finish: FinishReason) -> Any:
 
     Raises:
         ModelInterruptedError: It was cut off at the output limit.
+        ModelDeclinedError: The model declines to answer.
         ModelMalformedAnswerError: It is not JSON.
     """
     bare = text.strip()
@@ -271,6 +273,7 @@ def parse_value(text: str, *, who: str, finish: FinishReason) -> Any:
             raise ModelInterruptedError(
                 f"{who} reached max_output_tokens in the middle of its answer."
             ) from None
+        check_declined(text)
         raise ModelMalformedAnswerError(
             f"{who} was asked for JSON and wrote something else."
         ) from None

@@ -452,6 +452,13 @@ class ModelBlockedError(ModelError):
         self.reason = reason
 
 
+class ModelDeclinedError(ModelError):
+    """The model wrote that it will not do its task. It may do so if it is asked again."""
+
+    status, slug, title = 502, "model-declined", "The model declined to answer"
+    retryable = True
+
+
 class ModelEmptyReplyError(ModelError):
     """The model finished without anything that could be used."""
 

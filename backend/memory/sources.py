@@ -43,6 +43,7 @@ class Recalled:
         position: Of a message, its depth in the tree; of an event, that of its first message.
         chat_id: A message's chat; that of an event's messages, where they are all of one.
         is_past: Whether it tells of what is over, not of how things are.
+        story_time: The story's own time, which the text gives; empty if it gives none.
         tokens: What the text takes by a count that was stored with it; 0 where there is none.
         origins: The lines that an event or a fact was made from.
         audience: Who may know it, as a column holds it.
@@ -57,6 +58,7 @@ class Recalled:
     position: int = 0
     chat_id: UUID | None = None
     is_past: bool = False
+    story_time: str = ""
     tokens: int = 0
     origins: Sequence[Origin] = ()
     audience: str = PUBLIC

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from datetime import datetime
 from functools import partial
 from uuid import UUID
@@ -122,10 +122,15 @@ def _names_alone(*, user: str, char: str) -> MacroContext:
     )
 
 
+FindPlayerName = Callable[[AsyncSession, Sealer, UUID | None], Awaitable[str | None]]
+"""Returns the name of the character that the user is in a campaign."""
+
+
 class ScriptService:
     """What a user does with regex scripts, and what they do with messages.
 
-    Where no persona is chosen, `{{user}}` is the account's name.
+    Without a persona, `{{user}}` is the name that `find_player_name` returns for the chat's
+    campaign, or the account's.
     """
 
     def __init__(
@@ -135,11 +140,13 @@ class ScriptService:
         pool: CpuPool,
         *,
         accounts: AccountService,
+        find_player_name: FindPlayerName,
     ) -> None:
         self._database = database
         self._engine = engine
         self._pool = pool
         self._accounts = accounts
+        self._find_player_name = find_player_name
 
     async def read(self, identity: Identity) -> tuple[list[RegexScript], int]:
         """The account's scripts, and their revision: 0 where none were ever set."""
@@ -229,7 +236,11 @@ class ScriptService:
         persona = persona_id and await find_persona(
             session, persona_id, owner_id=owner_id, sealer=sealer
         )
-        user = persona.name if persona else self._accounts.name_of(identity)
+        if persona:
+            user = persona.name
+        else:
+            played = await self._find_player_name(session, sealer, chat.campaign_id)
+            user = played or self._accounts.name_of(identity)
         return {
             speaker: ready_scripts(
                 self._engine,

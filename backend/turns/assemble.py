@@ -108,6 +108,7 @@ class PromptAssembler:
             pinned=loaded.pinned,
             told=told,
             marks=loaded.marks,
+            days=context.days if loaded.campaign else None,
         )
         named = named_items(loaded, count=count)
         followed = consequence_items(context, count=count)

@@ -22,6 +22,7 @@ from backend.campaigns.consequences import find_consequences
 from backend.campaigns.errors import StaleCampaignError
 from backend.campaigns.index_source import CampaignSource
 from backend.campaigns.situations import SituationService
+from backend.campaigns.story_clock import StoryClock
 from backend.chats.counting import CountUnit
 from backend.chats.errors import EmptyMessageError
 from backend.chats.messages import MessageService
@@ -94,6 +95,7 @@ class PromptBuilder:
         rephraser: Rephraser,
         histories: HistoryCache,
         situations: SituationService,
+        clock: StoryClock,
         enrichment: EnrichmentOutbox,
         user_models: UserModels,
         messages: MessageService,
@@ -108,6 +110,7 @@ class PromptBuilder:
         self._lore = lore
         self._histories = histories
         self._situations = situations
+        self._clock = clock
         self._enrichment = enrichment
         self._search = search
         self._rephraser = rephraser
@@ -344,9 +347,10 @@ class PromptBuilder:
         campaign = context.loaded.campaign
 
         async def follow(session: AsyncSession, memories: Sequence[Memory]) -> None:
-            """What became of what the lines among them tell."""
+            """Read the consequences of the lines among them, and their days in the story."""
             if campaign is not None:
                 recalled = [each.recalled for each in memories]
+                context.days = await self._clock.find_days(session, identity.sealer, recalled)
                 context.consequences = await find_consequences(
                     session,
                     identity.sealer,

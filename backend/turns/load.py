@@ -13,12 +13,13 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from backend.accounts.identity import Identity
 from backend.accounts.models import User
 from backend.accounts.settings import first_set
-from backend.audience import GM, PUBLIC, Viewpoint
+from backend.audience import GM, PUBLIC, Viewpoint, is_known_to
 from backend.campaigns.context import played_block
 from backend.campaigns.errors import StaleCampaignError
 from backend.campaigns.marks import count_unread_rounds, first_unread
 from backend.campaigns.models import Campaign
 from backend.campaigns.play.store import read_table
+from backend.campaigns.players import find_player
 from backend.campaigns.records import open_campaign
 from backend.campaigns.situations import RECENT_LINES, SituationService
 from backend.characters import repository as characters
@@ -120,10 +121,15 @@ class ChatLoader:
             if persona_id
             else None
         )
-        user_name = persona.name if persona else self._user_name
+        player = None
+        if persona is None:
+            player = await find_player(self._session, sealer, chat.campaign_id)
+        user_name = persona.name if persona else player.name if player else self._user_name
         viewpoint = await find_viewpoint(
             self._session, self._identity, chat, request, user_name, usual=settings.viewpoint
         )
+        if player is not None and not is_known_to(viewpoint, player.audience):
+            user_name = self._user_name
         target = answerable(
             target, viewpoint, audience if request.text else PUBLIC, is_preview=self._is_preview
         )

@@ -302,6 +302,7 @@ class PromptContext:
         history: The same as the model gets it: unsealed, after regex scripts, with its tokens.
         memories: What was found and counts, best first.
         consequences: What followed from lines that were found, as it is now, by line.
+        days: The story's day of memories of a campaign, by their ids: see `StoryClock.find_days`.
         near_misses: What was found, too, and not brought up.
         by_meaning: Whether it was looked for by meaning, too.
         notes: What there is to say about the search.
@@ -319,6 +320,7 @@ class PromptContext:
     consequences: Mapping[UUID, Sequence[Recalled]] = field(
         default_factory=dict[UUID, Sequence[Recalled]]
     )
+    days: Mapping[UUID, str] = field(default_factory=dict[UUID, str])
     near_misses: Sequence[NearMiss] = ()
     by_meaning: bool = False
     notes: Sequence[str] = ()

@@ -23,7 +23,12 @@ from backend.enrichment.llm_selection import choose_model, limit_output, safe_sa
 from backend.enrichment.models import EnrichmentRun
 from backend.enrichment.runs import note_done
 from backend.errors import AppError
-from backend.generation.model import ModelMalformedAnswerError, Prompt, PromptMessage
+from backend.generation.model import (
+    ModelDeclinedError,
+    ModelMalformedAnswerError,
+    Prompt,
+    PromptMessage,
+)
 from backend.generation.tool_arguments import plain_schema
 from backend.jobs.errors import RetryLaterError
 from backend.llm.slot_rules import Rank, Work
@@ -156,7 +161,7 @@ class Rephraser:
         prompt = Prompt([PromptMessage("user", asked)])
         try:
             said = await model.structured(prompt, SCHEMA, sampling)
-        except (ModelMalformedAnswerError, asyncio.CancelledError):
+        except (ModelMalformedAnswerError, ModelDeclinedError, asyncio.CancelledError):
             budget.take(None, prompt, "")  # the model has read it all the same
             raise
         budget.take(said.usage, prompt, str(said.value))

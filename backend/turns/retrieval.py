@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import UTC, datetime
 from uuid import UUID
 
@@ -135,24 +135,27 @@ def memory_items(
     pinned: Sequence[StoryEvent] = (),
     told: Collection[UUID] = (),
     marks: AudienceMarks = NAMELESS_MARKS,
+    days: Mapping[UUID, str] | None = None,
 ) -> list[Item]:
     """Pinned events, then what was found by its rank, but for lore: as a prompt takes them.
 
     `told` are ids of what another part of the prompt tells; `marks` say who knows what is not for
-    everyone.
+    everyone. `days` are those of a campaign's story; without them memories carry the date on which
+    they were said.
     """
     items: list[Item] = []
     times: list[_Time] = []
     found = {memory.recalled.source_id: memory.reason for memory in memories}
     for event in pinned:
         reasons = [Reason("pinned"), *([found[event.id]] if event.id in found else [])]
-        items.append(sized(_pinned(event, reasons, marks), count))
+        items.append(sized(_pinned(event, reasons, marks, days), count))
         times.append((event.happened_at, event.place, event.id))
     elsewhere = {*told, *(event.id for event in pinned)}
     for memory in memories:
         source = memory.recalled
         if source.kind != "lore" and source.source_id not in elsewhere:
-            items.append(sized(_found(source, memory.reason, memory.rank, marks), count))
+            item = _found(source, memory.reason, memory.rank, marks, days)
+            items.append(sized(item, count))
             times.append((source.said_at or _UNDATED, source.position, source.source_id))
     order = {time: number for number, time in enumerate(sorted(times))}
     return [replace(item, order=order[time]) for item, time in zip(items, times, strict=True)]
@@ -189,7 +192,7 @@ def consequence_items(context: PromptContext, *, count: Callable[[str], int]) ->
             if became.source_id not in known and len(items) < MAX_CONSEQUENCES:
                 known.add(became.source_id)
                 reason = Reason("followed", count=memory.recalled.position + 1)
-                item = _found(became, reason, memory.rank, context.loaded.marks)
+                item = _found(became, reason, memory.rank, context.loaded.marks, context.days)
                 items.append(sized(item, count))
     return items
 
@@ -274,7 +277,13 @@ def sized(item: Item, count: Callable[[str], int]) -> Item:
     return replace(item, tokens=(item.tokens or count(item.text)) + MESSAGE_OVERHEAD)
 
 
-def _found(source: Recalled, reason: Reason, rank: int, marks: AudienceMarks) -> Item:
+def _found(
+    source: Recalled,
+    reason: Reason,
+    rank: int,
+    marks: AudienceMarks,
+    days: Mapping[UUID, str] | None,
+) -> Item:
     if source.kind == "message":
         kind, title = "memory", f"message {source.position + 1}"
     else:
@@ -282,7 +291,9 @@ def _found(source: Recalled, reason: Reason, rank: int, marks: AudienceMarks) ->
     return Item(
         kind=kind,
         title=title,
-        text=_dated(source.said_at, marks.mark(source.line, source.audience)),
+        text=_dated(
+            marks.mark(source.line, source.audience), source.source_id, source.said_at, days
+        ),
         place="memory",
         reasons=[reason],
         source_id=source.source_id,
@@ -290,12 +301,17 @@ def _found(source: Recalled, reason: Reason, rank: int, marks: AudienceMarks) ->
     )
 
 
-def _pinned(event: StoryEvent, reasons: Sequence[Reason], marks: AudienceMarks) -> Item:
+def _pinned(
+    event: StoryEvent,
+    reasons: Sequence[Reason],
+    marks: AudienceMarks,
+    days: Mapping[UUID, str] | None,
+) -> Item:
     text = told(event.fields)
     return Item(
         kind="event",
         title=_title(text),
-        text=_dated(event.happened_at, marks.mark(text, event.audience)),
+        text=_dated(marks.mark(text, event.audience), event.id, event.happened_at, days),
         place="memory",
         reasons=reasons,
         source_id=event.id,
@@ -310,5 +326,11 @@ def _title(text: str) -> str:
     return words[: _TITLE - 3].rpartition(" ")[0] + "..."
 
 
-def _dated(at: datetime | None, text: str) -> str:
-    return f"[{at.day} {at:%B %Y}] {text}" if at else text
+def _dated(
+    text: str, source_id: UUID, said_at: datetime | None, days: Mapping[UUID, str] | None
+) -> str:
+    if days is None:
+        date = f"{said_at.day} {said_at:%B %Y}" if said_at else ""
+    else:
+        date = days.get(source_id, "")
+    return f"[{date}] {text}" if date else text

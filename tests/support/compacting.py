@@ -30,11 +30,17 @@ Call = tuple[str, dict[str, Any]]
 
 
 class Compactor(HoldingServer):
-    """Tells a line, and compacts: `finds` has the calls for lines with a text in them."""
+    """Tells a line, and compacts: `finds` has the calls for lines with a text in them.
+
+    `records` has those of the chronicle's agent. It declines once what is in `declines`, by the
+    beginnings of system texts.
+    """
 
     def __init__(self) -> None:
         super().__init__()
         self.finds: dict[str, list[Call]] = {}
+        self.records: dict[str, list[Call]] = {}
+        self.declines: set[str] = set()
         self.tells: dict[str, str] = {}
         self.fails: list[Answer] = []
         self.has_tools = True
@@ -44,6 +50,7 @@ class Compactor(HoldingServer):
     def reset(self) -> None:
         self.requests.clear()
         self.finds, self.tells, self.fails, self.has_tools = {}, {}, [], True
+        self.records, self.declines = {}, set()
         self.is_opened.set()
         self.may_tell.set()
 
@@ -74,11 +81,20 @@ class Compactor(HoldingServer):
     def usual(self, request: Request) -> Answer:
         if not request.path.endswith("/completions"):
             return super().usual(request)
+        system = str(request.body["messages"][0]["content"])
+        if declined := next((each for each in self.declines if system.startswith(each)), None):
+            self.declines.discard(declined)
+            return reply("I'm sorry, but I can't help with that.", used=usage(50, 5))
         if is_compaction(request):
             if self.fails:
                 return self.fails.pop(0)
             return self.answered(request)
-        system = str(request.body["messages"][0]["content"])
+        return self.wrote(request, system)
+
+    def wrote(self, request: Request, system: str) -> Answer:
+        """The answer to anything but a compaction."""
+        if system.startswith("You keep the chronicle"):
+            return self.studied(request)
         if "response_format" in request.body or system.startswith("Task: glossary"):
             return reply(json.dumps({"why": "", "significant": False, "kinds": [], "terms": []}))
         if system.startswith("Task: rolling summary"):
@@ -86,6 +102,14 @@ class Compactor(HoldingServer):
         line = str(request.body["messages"][-1]["content"])
         told = next((told for said, told in self.tells.items() if said in line), "So it is.")
         return reply(told)
+
+    def studied(self, request: Request) -> Answer:
+        """The answer to a request of the chronicle's agent."""
+        calls = self.calls_of(request)
+        if "response_format" in request.body:
+            return reply(json.dumps({"why": "", "significant": bool(calls), "kinds": []}))
+        is_answered = request.body["messages"][-1]["role"] == "tool"
+        return reply("Done.") if is_answered or not calls else called(*calls)
 
     def answered(self, request: Request) -> Answer:
         """The answer to a request for a compaction, in the way in which it was asked."""
@@ -104,6 +128,17 @@ class Compactor(HoldingServer):
             (name, {"because": text, "source_turns": [int(number)], **arguments})
             for number, text in LINE.findall(inside)
             for said, calls in self.finds.items()
+            if said in text
+            for name, arguments in calls
+        ]
+
+    def calls_of(self, request: Request) -> list[Call]:
+        """The calls of the chronicle's agent for the new lines."""
+        inside = shown(request).partition("<new_lines>\n")[2]
+        return [
+            (name, {"source_messages": [f"#{number}"], **arguments})
+            for number, text in LINE.findall(inside)
+            for said, calls in self.records.items()
             if said in text
             for name, arguments in calls
         ]
@@ -160,9 +195,14 @@ class Evening:
         await self.at_rest()
         return str(events[0].data["reply_id"])
 
-    async def at_rest(self, *, states: frozenset[str] = frozenset({"done", "dead"})) -> None:
-        """Wait until no compaction of the chat is to be done."""
-        query = select(Job.state).where(Job.kind == COMPACTION, Job.payload.contains(self.chat))
+    async def at_rest(
+        self,
+        *,
+        kind: str = COMPACTION,
+        states: frozenset[str] = frozenset({"done", "dead"}),
+    ) -> None:
+        """Wait until no compaction, or other work, of the chat is to be done."""
+        query = select(Job.state).where(Job.kind == kind, Job.payload.contains(self.chat))
 
         async def is_over() -> bool:
             async with self.server.parts.database.read() as session:
@@ -193,6 +233,14 @@ class Evening:
         page = await self.table.get("/changes", limit=200)
         found = [each for each in page["items"][::-1] if each["actor"] == "compactor"]
         return [each for each in found if all_of_them or each["counts"]]
+
+    async def events(self) -> list[dict[str, Any]]:
+        """The events of the chronicle that count, in story order."""
+        client = self.ada.client
+        settings = ok(await client.get(f"{API}/chats/{self.chat}/settings"))
+        path = f"{API}/chronicles/{settings['chronicle_id']}/events"
+        found: list[dict[str, Any]] = ok(await client.get(path))["items"]
+        return found
 
     async def runs(self) -> list[dict[str, Any]]:
         found = ok(await self.ada.client.get(f"{API}/chats/{self.chat}/enrichment"))["items"]

@@ -14,6 +14,7 @@ from uuid import UUID
 
 from sqlalchemy import delete, select
 
+from backend.campaigns.story_clock import StoryClock
 from backend.chats.models import Chat, Message
 from backend.chronicles.reading import StoryEvent, current_events
 from backend.enrichment.models import EnrichmentMark, EnrichmentRun
@@ -357,6 +358,7 @@ def enrichment(server: Running) -> EnrichmentRuntime:
         parts.cpu_pool,
         EnrichmentOutbox(parts.queue),
         parts.slots,
+        clock=StoryClock(),
     )
 
 

@@ -179,18 +179,14 @@ class _Writer:
         return dict(sorted(groups.items(), key=lambda each: order.index(each[0])))
 
     def _days(self) -> Iterable[tuple[str, Sequence[str]]]:
-        """The events that are current, in story order; a heading wherever the day changes."""
-        found: list[tuple[str, list[str]]] = []
+        """Return the current events by day, in story order; those of no day first."""
+        found: defaultdict[int | None, list[str]] = defaultdict(list)
         for event in self._campaign.events:
-            if not event.is_current:
-                continue
-            day = event.fields.day
-            heading = "" if day is None else f"Day {day}"
-            if not found or found[-1][0] != heading:
-                # What is of no day has no heading, and so can't follow one that has.
-                found.append((heading or ("" if not found else vault.NO_DAY), []))
-            found[-1][1].extend(self._event(event))
-        return found
+            if event.is_current:
+                found[event.fields.day].extend(self._event(event))
+        undated = [("", found.pop(None))] if None in found else []
+        days = sorted((day, lines) for day, lines in found.items() if day is not None)
+        return [*undated, *((f"Day {day}", lines) for day, lines in days)]
 
     def _event(self, event: StoryEvent) -> list[str]:
         fields = event.fields

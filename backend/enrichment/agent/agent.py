@@ -29,9 +29,11 @@ from backend.enrichment.cleaning import one_line
 from backend.enrichment.llm_selection import OUTPUT_TOKENS, Reader
 from backend.enrichment.runs import RunDetail
 from backend.enrichment.story import TranscriptSlice
+from backend.generation.declined_answers import check_declined
 from backend.generation.model import (
     ChatModel,
     ModelContextOverflowError,
+    ModelDeclinedError,
     ModelEmptyReplyError,
     ModelMalformedAnswerError,
     ModelSpec,
@@ -138,6 +140,7 @@ class Agent:
                 note=" ".join(notes),
             ),
             proposals=executor.proposals if executor else [],
+            seen=executor.duplicates.seen if executor else (),
         )
 
     async def _triage(
@@ -154,16 +157,18 @@ class Agent:
         )
         try:
             answer = await model.structured(prompt, TRIAGE_SCHEMA, sampling)
-        except ModelMalformedAnswerError:
+        except (ModelMalformedAnswerError, ModelDeclinedError):
             budget.take(None, prompt, "")
             raise
         budget.take(answer.usage, prompt, str(answer.value))
         try:
-            return read_triage(answer.value)
+            triage = read_triage(answer.value)
         except InvalidCallError as error:
             raise ModelMalformedAnswerError(
                 "The model was asked for a decision and wrote something else."
             ) from error
+        check_declined(triage.why)
+        return triage
 
     async def _loop(
         self,
@@ -242,6 +247,8 @@ async def _asked(
         answer = ToolAnswer(text="", calls=(), usage=None, finish="stop")
     said = "".join([answer.text, *(str(dict(call.arguments)) for call in answer.calls)])
     budget.take(answer.usage, prompt, said)
+    if not (answer.calls or prompt.rounds):
+        check_declined(answer.text)
     return answer
 
 

@@ -8,8 +8,8 @@ whatever language the story is told. docs/duplicates.md has the figures.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Generic, Protocol, TypeVar
 from uuid import UUID
@@ -155,6 +155,26 @@ def _compared(fields: EventFields, events: Sequence[E], cosines: Floats | None) 
     return sorted(near, key=lambda each: -(each.likeness + (each.cosine or 0.0)))
 
 
+def is_any_told(
+    new: Iterable[EventFields], written: Iterable[StoryEvent], *, seen: Collection[UUID]
+) -> bool:
+    """True if events that were written since may say the same as new ones, by words alone.
+
+    For the transaction that writes the new ones: no model can be asked there.
+
+    Args:
+        new: What is about to be written.
+        written: What is there, of the same messages.
+        seen: Ids of the events that the new ones were compared with before.
+    """
+    unseen = [event for event in written if event.id not in seen]
+    return any(
+        near.is_same or near.may_be_same()
+        for fields in new
+        for near in _compared(fields, unseen, None)
+    )
+
+
 def terms_of(text: str) -> frozenset[str]:
     """The stems of a text, without stop words, as the index has them."""
     return frozenset(document_terms(text))
@@ -176,13 +196,15 @@ Known = StoryEvent | ProposedEvent
 class DuplicateCheck:
     """Compares new events with what the index finds, the latest events, and those of this run.
 
-    What speaks against a call is shown with it: it becomes one of the `references`.
+    What speaks against a call is shown with it: it becomes one of the `references`. `seen` are the
+    ids of all that was compared.
     """
 
     finder: DuplicateFinder
     lookup: KnowledgeLookup
     references: References
     latest: Sequence[StoryEvent]
+    seen: set[UUID] = field(default_factory=set[UUID])
 
     async def check_new(
         self,
@@ -223,7 +245,9 @@ class DuplicateCheck:
         left_out = {each.supersedes for each in proposed}
         if besides is not None:
             left_out.add(besides.id)
-        everything: list[Known] = [*found.events.values(), *self.latest, *proposed]
+        told = await self.lookup.told()
+        everything: list[Known] = [*found.events.values(), *self.latest, *told, *proposed]
+        self.seen.update(event.id for event in everything)
         others = {event.id: event for event in everything if event.id not in left_out}
         near = await self.finder.nearest(fields, list(others.values()))
         if (same := next((each for each in near if each.is_same), None)) is not None:

@@ -11,7 +11,7 @@ from uuid import UUID
 
 from sqlalchemy import select
 
-from backend.chronicles.reading import StoryEvent, current_events, get_events
+from backend.chronicles.reading import StoryEvent, current_events, get_events, read_events_from
 from backend.cpu_pool import CpuPool
 from backend.database.base import now
 from backend.database.engine import Database
@@ -107,6 +107,22 @@ class KnowledgeLookup:
                 viewpoint=self.stretch.viewpoint,
             )
         return [event for event in events if event.id not in self.stretch.left_alone]
+
+    async def told(self) -> list[StoryEvent]:
+        """Return the events that are drawn from the new lines at this moment.
+
+        A compaction reads them, too, and may write while the agent reads.
+        """
+        stretch = self.stretch
+        async with self.database.read() as session:
+            events = await read_events_from(
+                session,
+                self.sealer,
+                stretch.chronicle_id,
+                [line.id for line in stretch.lines],
+                audience=stretch.audience,
+            )
+        return [event for event in events if event.id not in stretch.left_alone]
 
     async def near(self, *, count: int) -> LookupResult:
         """What is near the new lines: lore that they name, and a few looks, evenly over them.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -70,10 +70,14 @@ Proposal = ProposedEvent | ProposedEntry | ProposedChange
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AgentResult:
-    """What came of reading a stretch: `detail` is all of the run but for what is written."""
+    """What came of reading a stretch: `detail` is all of the run but for what is written.
+
+    `seen` are the events that those proposed were compared with.
+    """
 
     detail: RunDetail
     proposals: Sequence[Proposal] = ()
+    seen: Collection[UUID] = ()
 
 
 class RefusedCallError(Exception):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from typing import Generic, Protocol, TypeVar
 from uuid import UUID
@@ -14,6 +15,9 @@ from backend.enrichment.agent.proposals import ProposedEntry, ProposedEvent
 from backend.enrichment.cleaning import shown
 from backend.enrichment.story import StoryLine
 from backend.memory.sources import Recalled
+
+MARK = re.compile(r"(?:#|E|L)[0-9]{1,9}")
+"""The form of a mark of a line, an event or an entry."""
 
 _EVENT = 900
 _ENTRY = 1_500

@@ -26,7 +26,7 @@ from backend.enrichment.agent.proposals import (
     said_of,
     words_of,
 )
-from backend.enrichment.agent.references import References, line_mark
+from backend.enrichment.agent.references import MARK, References, line_mark
 from backend.enrichment.agent.tools import (
     KNOWLEDGE,
     Call,
@@ -143,6 +143,7 @@ class ToolExecutor:
             who=words_of(call.who),
             keywords=words_of(call.keywords),
         )
+        self._check_names(fields.who)
         before = self._event(call.supersedes) if call.supersedes.strip() else None
         if isinstance(before, StoryEvent) and before.is_pinned:
             raise pinned(call.supersedes)
@@ -169,6 +170,7 @@ class ToolExecutor:
         self._check_room()
         event = self._event(call.event)
         mended = mended_event(event, call, source=self._source(self.stretch.lines[-1]))
+        self._check_names(mended.fields.who)
         await self.duplicates.check_changed(
             mended.fields, proposed=self._proposed_events(), besides=event
         )
@@ -177,6 +179,7 @@ class ToolExecutor:
     async def _create_entry(self, call: CreateLorebookEntry) -> dict[str, Any]:
         self._check_room()
         title = said_of(call.title, "title")
+        self._check_names([title])
         entry = LoreEntry(title=title, content=content_of(call.content), keys=keys_of(call.keys))
         for known in [*self.references.entries.things, *await self.lookup.lore()]:
             if known.entry.title.strip().casefold() == title.casefold():
@@ -216,6 +219,13 @@ class ToolExecutor:
             raise RefusedCallError(
                 f"{self.most_writes} writes is all there is in one run. Call finish."
             )
+
+    def _check_names(self, names: Sequence[str]) -> None:
+        """Raise `RefusedCallError` for a mark instead of a name, unless a line contains it."""
+        for name in names:
+            is_told = any(name in line.text for line in self.stretch.lines)
+            if MARK.fullmatch(name) and not is_told:
+                raise RefusedCallError(f"{mark_of(name)} is a mark. Give the name.")
 
     def _event(self, mark: str) -> StoryEvent | ProposedEvent:
         event = self.references.events.get(mark)

@@ -6,7 +6,8 @@ who is known, somebody new, who is made once, or it is not clear which, and the 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, cast
 from uuid import UUID
 
@@ -19,15 +20,14 @@ from backend.campaigns.ledger import Operations, State, applied, creation, diffe
 from backend.campaigns.mentions import slug
 from backend.campaigns.play.references import Held, called
 from backend.campaigns.play.tools import ToolRefusedError
-from backend.campaigns.roster import Roster
 from backend.database.base import new_id
 from backend.enrichment.cleaning import clipped, one_line
 from backend.enrichment.compaction.known import (
     KnownWorld,
     changeable,
     key_of,
-    member_of,
 )
+from backend.enrichment.compaction.naming import ItemNames
 from backend.enrichment.compaction.tools import UPDATERS, Call, FieldType, Updater, schema_of
 from backend.enrichment.compaction.values import (
     MAX_TEXT,
@@ -50,6 +50,7 @@ MAX_DRAFTS = 200
 """Changes of one run."""
 
 _PEOPLE = frozenset({"pc", "npc", "faction"})
+_NAMES = frozenset({"name", "title", "aliases"})
 
 
 class Drafter:
@@ -60,6 +61,7 @@ class Drafter:
         references: Items by what the model was told to call them.
         positions: Of the messages that were read, by the number that they were shown with.
         audience: Who may know what is written, as a column holds it.
+        text: See `ItemNames`, also for the player.
     """
 
     def __init__(
@@ -69,16 +71,25 @@ class Drafter:
         positions: Mapping[int, int],
         *,
         audience: str,
+        text: str,
+        player_id: UUID | None = None,
+        player_names: Collection[str] = (),
     ) -> None:
         self.drafts: list[Drafted] = []
         self.events: list[DraftedEvent] = []
         self._known = known
-        self._references = references
         self._positions = positions
         self._audience = audience
         self._items = dict(known.items)
         self._made_at: dict[UUID, int] = {}
-        self._roster = Roster(known.members(), present=known.present)
+        self._names = ItemNames(
+            known,
+            self._items,
+            references,
+            text=text,
+            player_id=player_id,
+            player_names=player_names,
+        )
 
     def use(self, call: ToolCall) -> Refused | None:
         """Take a call in; what is wrong with it, if it can't be, and then nothing has changed."""
@@ -104,16 +115,36 @@ class Drafter:
             self._record(asked, positions[-1])
         else:
             world, rest = parted(asked) if "day" in updater.fields else (None, asked)
-            if world is not None:
-                self._change(updater, world, self._known.campaign_id, positions[-1])
-            if world is None or rest.set or rest.add or rest.remove:
-                self._update(updater, rest, positions[-1])
+            if world is None:
+                self._update(updater, asked, positions[-1])
+            else:
+                self._change_world(updater, world, rest, positions[-1])
+
+    def _change_world(self, updater: Updater, world: Call, rest: Call, position: int) -> None:
+        """Change the world's day or time and the place that a call is about: both or none."""
+        campaign_id, count = self._known.campaign_id, len(self.drafts)
+        before = self._items[campaign_id]
+        self._names.find_reference(rest.ref)
+        self._change(updater, world, campaign_id, position)
+        if rest.set or rest.add or rest.remove:
+            try:
+                self._update(updater, rest, position)
+            except (ToolRefusedError, ValidationError):
+                self._items[campaign_id] = before
+                del self.drafts[count:]
+                raise
 
     def _sources(self, asked: Call) -> list[int]:
-        """Positions of the lines that a call comes from, of those that were read; else the last."""
+        """Return the positions of the lines that a call comes from; the last if it names none.
+
+        Raises `ToolRefusedError` if it names others alone.
+        """
         said = [str(each).strip().lstrip("#") for each in asked.source_turns]
         numbers = [int(each) for each in said if each.isdecimal() and len(each) < 10]  # noqa: PLR2004
         found = sorted({self._positions[each] for each in numbers if each in self._positions})
+        if said and not found:
+            first, last = min(self._positions), max(self._positions)
+            raise ToolRefusedError(f"`source_turns` are new lines: from #{first} to #{last}.")
         return found or [max(self._positions.values())]
 
     def _update(self, updater: Updater, asked: Call, position: int) -> None:
@@ -129,11 +160,13 @@ class Drafter:
 
     def _find(self, updater: Updater, asked: Call) -> Sequence[UUID]:
         """The item that a call is about: several where it is not clear which, none if it is new."""
-        if updater.kind == "scene":
-            return (self._known.scene_id,) if self._known.scene_id else self._made("scene")
-        if (named := self._references.get(asked.ref.strip().upper())) is not None:
+        named = self._names.find_reference(asked.ref or asked.name)
+        if named is not None:
             self._check_kind(updater, named)
             return (named,)
+        self._names.check_name(asked.name)
+        if updater.kind == "scene":
+            return (self._known.scene_id,) if self._known.scene_id else self._made("scene")
         name = one_line(asked.name or asked.ref)
         if not name:
             raise ToolRefusedError("Say by `ref` or `name` what it is about.")
@@ -144,9 +177,9 @@ class Drafter:
                 for one, held in self._items.items()
                 if held.kind == updater.kind and slug(called(held.state)) == wanted
             ][:1]
-        found = self._roster.resolve(name, updater.subkinds[0])
+        found = self._names.resolve(name, updater.subkinds[0])
         if not found and updater.subkinds[0] in _PEOPLE:
-            found = self._roster.resolve(name)
+            found = self._names.resolve(name)
         if len(found) == 1:
             self._check_kind(updater, found[0])
         return found
@@ -198,7 +231,7 @@ class Drafter:
         self._made_at[item_id] = position
         self._add(kind, item_id, made, asked, position)
         if kind == "entity":
-            self._roster.add(member_of(item_id, after))
+            self._names.add(item_id)
         if unclear is not None:
             rest = Operations(set={unclear.field: None})
             self._add(kind, item_id, rest, asked, position, unclear)
@@ -210,11 +243,10 @@ class Drafter:
             raise ToolRefusedError("A fact is a sentence, in `set.text`.")
         about, unclear = None, None
         if mention := one_line(asked.name or asked.ref):
-            found = self._entities(mention)
+            found = self._names.find_entities(mention)
             about = found[0] if len(found) == 1 else None
             unclear = _unclear(mention, found, "about_id") if len(found) > 1 else None
-            if not found:
-                raise ToolRefusedError(f"There is no {mention[:60]!r}: record them first.")
+        old = self._names.find_fact(str(asked.set.get("supersedes") or ""))
         same = (
             held.state["text"].casefold() == text.casefold()
             and held.state.get("about_id") == (str(about) if about else None)
@@ -223,9 +255,6 @@ class Drafter:
         )
         if any(same):
             return
-        old = self._references.get(str(asked.set.get("supersedes") or "").strip().upper())
-        if old is not None and self._items[old].kind != "fact":
-            raise ToolRefusedError("`supersedes` is the reference of a fact.")
         position = max(position, self._made_at.get(about, position) if about else position)
         fact = STRUCTS["fact"](text=text, about_id=about, audience=opened(self._audience))  # type: ignore[call-arg]
         made, fact_id = creation(fact), new_id()
@@ -236,9 +265,13 @@ class Drafter:
 
     def _tell(self, asked: Call, positions: Sequence[int]) -> None:
         """An event of the chronicle."""
-        fields, weight = event_of(asked)
-        because = clipped(one_line(asked.because), MAX_BECAUSE)
-        self.events.append(DraftedEvent(fields, weight, because, positions))
+        event = event_of(asked, positions, clipped(one_line(asked.because), MAX_BECAUSE))
+        fields = msgspec.structs.replace(
+            event.fields,
+            where=self._names.spell(event.fields.where),
+            who=[self._names.spell_person(name) for name in event.fields.who],
+        )
+        self.events.append(replace(event, fields=fields))
 
     def _operations(
         self, updater: Updater, asked: Call, state: State
@@ -270,28 +303,29 @@ class Drafter:
                     if ids:
                         to[key_of(updater, name)] = ids if is_list else ids[0]
                 else:
-                    to[key_of(updater, name)] = read_value(name, kind, value, how)
+                    to[key_of(updater, name)] = self._read(name, read_value(name, kind, value, how))
         return operations, unclear
+
+    def _read(self, name: str, value: Any) -> Any:
+        """Return a field's value with names instead of references."""
+        texts = cast("Sequence[Any]", value) if isinstance(value, list) else [value]
+        for text in texts:
+            if isinstance(text, str) and name in _NAMES:
+                self._names.check_name(text)
+        spelled = [self._names.spell(each) if isinstance(each, str) else each for each in texts]
+        return spelled if isinstance(value, list) else spelled[0]
 
     def _referred(self, mentions: Sequence[str], key: str) -> tuple[list[str], Unclear | None]:
         """The ids of entities that are mentioned, as far as it is clear whom is meant."""
         ids: list[str] = []
         for mention in mentions:
-            found = self._entities(mention)
-            if not found:
-                raise ToolRefusedError(f"There is no {mention[:60]!r}: record them first.")
+            found = self._names.find_entities(mention)
             if len(found) > 1:
                 if key == "present":
                     raise ToolRefusedError(f"It is not clear who is meant by {mention[:60]!r}.")
                 return ids, _unclear(mention, found, key)
             ids.append(str(found[0]))
         return ids, None
-
-    def _entities(self, mention: str) -> Sequence[UUID]:
-        named = self._references.get(mention.strip().upper())
-        if named is not None:
-            return (named,) if self._items[named].kind == "entity" else ()
-        return self._roster.resolve(mention)
 
     def _made(self, kind: Kind) -> list[UUID]:
         return [one for one in self._made_at if self._items[one].kind == kind][:1]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from functools import partial
@@ -12,7 +12,6 @@ from uuid import UUID
 from sqlalchemy import insert, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from backend.audience import GM, PUBLIC
 from backend.campaigns.models import CampaignMark
 from backend.campaigns.play.state import is_unsettled
 from backend.campaigns.records import (
@@ -20,12 +19,12 @@ from backend.campaigns.records import (
     open_campaign,
 )
 from backend.chats.models import Chat, Message
-from backend.chronicles.events import told
-from backend.chronicles.reading import current_events
 from backend.cpu_pool import unhurried
 from backend.enrichment.agent.agent import DEMO_NOTE
+from backend.enrichment.agent.duplicates import DuplicateFinder
 from backend.enrichment.budgets import open_budget
-from backend.enrichment.cleaning import clipped, one_line
+from backend.enrichment.cleaning import one_line
+from backend.enrichment.compaction.chronicle import ChronicleWriter
 from backend.enrichment.compaction.drafts import Drafter
 from backend.enrichment.compaction.known import (
     KnownWorld,
@@ -34,6 +33,7 @@ from backend.enrichment.compaction.known import (
     read_world,
     show,
 )
+from backend.enrichment.compaction.known_events import KnownEvents
 from backend.enrichment.compaction.tools import offered
 from backend.enrichment.compaction.window import Window, is_unread, read_window
 from backend.enrichment.compaction.writing import CompactionWriter
@@ -41,6 +41,7 @@ from backend.enrichment.effects import note_in_index
 from backend.enrichment.errors import ChronicleNotEnabledError
 from backend.enrichment.pipeline import PathChangedError, Task, Work
 from backend.enrichment.runs import Refused, RunDetail
+from backend.generation.declined_answers import check_declined
 from backend.generation.model import (
     ChatModel,
     ModelEmptyReplyError,
@@ -73,7 +74,9 @@ MAX_WRITES = 40
 WRITES_TOKENS = 4_096
 """An answer has up to 40 calls, of about 100 tokens each."""
 MAX_EVENTS = 20
-MAX_EVENT = 300
+"""Known events that are shown, the last ones."""
+
+EVENT_TOOL = "chronicle_event_tool"
 
 
 T = TypeVar("T")
@@ -86,14 +89,14 @@ class CompactionWork(Work):
     campaign_id: UUID
     window: Window
     known: KnownWorld
-    events: Sequence[str]
 
 
 @dataclass(frozen=True, slots=True)
 class CompactionProposal:
     """Calls that can be, in order, and what they come to in the campaign's state as it is `known`.
 
-    `shown` says by what the model was told to call items.
+    `shown` says by what the model was told to call items, `seen` are the events that those of the
+    calls were compared with.
     """
 
     calls: Sequence[ToolCall]
@@ -101,6 +104,7 @@ class CompactionProposal:
     shown: ShownWorld
     known: KnownWorld
     drafter: Drafter
+    seen: Collection[UUID]
     note: str = ""
 
 
@@ -130,7 +134,7 @@ class CompactionTask(Task[CompactionWork, CompactionProposal]):
         if campaign is None:
             return None
         reader = await self.reader(session, chat)
-        window = await read_window(session, self.sealer, chat, most=reader.stretch_tokens)
+        window = await read_window(session, reader, chat)
         if window is None:
             return None
         known = await read_world(session, self.sealer, campaign, audience=window.audience)
@@ -140,17 +144,6 @@ class CompactionTask(Task[CompactionWork, CompactionProposal]):
                 "An action is under way.", after=WAIT_SECONDS, holds_lane=LANE_SECONDS
             )
         chronicle_id = chat.chronicle_id or campaign.chronicle_id
-        events = (
-            await current_events(
-                session,
-                self.sealer,
-                chronicle_id,
-                limit=MAX_EVENTS,
-                viewpoint=GM if window.audience == GM else PUBLIC,
-            )
-            if chronicle_id
-            else []
-        )
         return CompactionWork(
             reader=reader,
             budget=await open_budget(session, self.runtime.settings, self.sealer.user_id),
@@ -161,10 +154,6 @@ class CompactionTask(Task[CompactionWork, CompactionProposal]):
             campaign_id=campaign.id,
             window=window,
             known=known,
-            events=[
-                clipped(one_line(known.marks.mark(told(each.fields), each.audience)), MAX_EVENT)
-                for each in events
-            ],
         )
 
     async def propose(self, work: CompactionWork) -> CompactionProposal:
@@ -172,11 +161,19 @@ class CompactionTask(Task[CompactionWork, CompactionProposal]):
         model, window = work.reader.model, work.window
         text = "\n".join([*window.earlier, *window.lines])
         shown = await self._unhurried(work.known, partial(show, work.known, text), text)
+        events = await self._known_events(work)
         prompts = self.runtime.prompts
         story = prompts["enrichment/compaction_lines"].render(
-            world=shown.lines, events=work.events, earlier=window.earlier, lines=window.lines
+            world=shown.lines,
+            events=await events.show(most=MAX_EVENTS) if events else [],
+            earlier=window.earlier,
+            lines=window.lines,
         )
-        system = prompts["enrichment/compaction"].render(most=MAX_WRITES)
+        player = work.reader.player
+        system = prompts["enrichment/compaction"].render(
+            most=MAX_WRITES,
+            player=one_line(player.name) if player and player.id in work.known.items else "",
+        )
         opening = [PromptMessage("system", system), PromptMessage("user", story)]
         tools = offered(attributes_of(work.known))
         drafter, _ = await self._unhurried(work.known, partial(_drafted, work, work.known, shown))
@@ -195,7 +192,7 @@ class CompactionTask(Task[CompactionWork, CompactionProposal]):
                 break  # what it has called before is not lost by it
             results: list[Any] = []
             async for call in unhurried(made):
-                problem = drafter.use(call)
+                problem = await _use(drafter, call, events)
                 results.append({"error": problem.reason} if problem else {"ok": True})
                 if problem is None:
                     calls.append(call)
@@ -210,7 +207,24 @@ class CompactionTask(Task[CompactionWork, CompactionProposal]):
             drafter, again = await self._unhurried(known, read)
             refused += again
         note = DEMO_NOTE if model.spec.provider == "demo" else ""
-        return CompactionProposal(calls, refused, shown, known, drafter, note)
+        seen = events.seen if events else frozenset[UUID]()
+        return CompactionProposal(calls, refused, shown, known, drafter, seen, note)
+
+    async def _known_events(self, work: CompactionWork) -> KnownEvents | None:
+        """Return the events that new ones are compared with; None without a chronicle."""
+        if work.chronicle_id is None:
+            return None
+        agent = self.runtime.agent
+        embedder = await agent.embedder_of(self.sealer)
+        return KnownEvents(
+            self.runtime.database,
+            self.sealer,
+            DuplicateFinder(self.sealer, embedder, agent.pool),
+            work.chronicle_id,
+            work.message_ids,
+            audience=work.window.audience,
+            marks=work.known.marks,
+        )
 
     async def _known_now(self, work: CompactionWork) -> KnownWorld:
         """The state once the model has answered: while it worked, play has gone on."""
@@ -258,12 +272,29 @@ class CompactionTask(Task[CompactionWork, CompactionProposal]):
             campaign=campaign,
             messages=messages,
             audience=work.window.audience,
-            run_id=work.run_id,
             refused=[*proposal.refused, *again],
         )
-        await writer.change(chat, drafter.drafts, since=work.window.since)
-        changed = await writer.tell(work.chronicle_id, drafter.events)
-        await note_in_index(session, self.runtime.index, work.reader, changed)
+        if work.chronicle_id is None:
+            await writer.change(chat, drafter.drafts, since=work.window.since)
+        else:
+            chronicle = ChronicleWriter(
+                session=session,
+                sealer=self.sealer,
+                clock=self.runtime.clock,
+                chat=chat,
+                chronicle_id=work.chronicle_id,
+                messages=messages,
+                audience=work.window.audience,
+                run_id=work.run_id,
+                effects=writer.effects,
+                refused=writer.refused,
+            )
+            has_day = any(draft.kind == "world" for draft in drafter.drafts)
+            timed = await chronicle.find_timed() if has_day else ()
+            await writer.change(chat, drafter.drafts, since=work.window.since)
+            await chronicle.move(timed)
+            await chronicle.add(drafter.events, seen=proposal.seen)
+            await note_in_index(session, self.runtime.index, work.reader, chronicle.changed)
         campaign.compactions += 1
         marks = [
             {
@@ -286,6 +317,17 @@ class CompactionTask(Task[CompactionWork, CompactionProposal]):
         )
 
 
+async def _use(drafter: Drafter, call: ToolCall, events: KnownEvents | None) -> Refused | None:
+    """Use a call, unless its event is written already; return why it is refused."""
+    problem = drafter.use(call)
+    if problem is None and events is not None and call.name == EVENT_TOOL:
+        *before, event = drafter.events
+        problem = await events.check(event, before)
+        if problem is not None:
+            drafter.events.remove(event)
+    return problem
+
+
 def _drafted(
     work: CompactionWork, known: KnownWorld, shown: ShownWorld, calls: Sequence[ToolCall] = ()
 ) -> tuple[Drafter, list[Refused]]:
@@ -294,7 +336,16 @@ def _drafted(
     Lines are named by the numbers that they were shown with.
     """
     positions = {position + 1: position for position in work.window.positions}
-    drafter = Drafter(known, shown.references, positions, audience=work.window.audience)
+    player = work.reader.player
+    drafter = Drafter(
+        known,
+        shown.references,
+        positions,
+        audience=work.window.audience,
+        text="\n".join(work.window.lines),
+        player_id=player.id if player else None,
+        player_names=work.window.player_names,
+    )
     return drafter, [problem for call in calls if (problem := drafter.use(call))]
 
 
@@ -327,4 +378,6 @@ async def _asked(
     work.budget.take(usage, prompt, said)
     if not (calls or text.strip() or prompt.rounds):
         raise ModelEmptyReplyError("It wrote thoughts and nothing else.")
+    if not (calls or prompt.rounds):
+        check_declined(text)
     return calls, text

@@ -157,7 +157,8 @@ UPDATERS: Mapping[str, Updater] = {
         ),
         Updater(
             "chronicle_event_tool",
-            "Something that happened and will be remembered: `set.summary`, one sentence.",
+            "Something that happened and will be remembered: `set.summary`, one sentence."
+            " `add.differs_from` are events that it was taken for, and that it is not.",
             "event",
             {
                 "summary": "text",
@@ -167,6 +168,7 @@ UPDATERS: Mapping[str, Updater] = {
                 "where": "text",
                 "who": "list",
                 "keywords": "list",
+                "differs_from": "list",
                 "significance": "number",
             },
         ),

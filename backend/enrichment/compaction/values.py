@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, cast
 from uuid import UUID
 
@@ -14,6 +14,7 @@ from backend.campaigns.items import Kind
 from backend.campaigns.ledger import Operations
 from backend.campaigns.play.tools import ToolRefusedError
 from backend.chronicles.events import EventFields
+from backend.database.base import new_id
 from backend.enrichment.cleaning import clipped, one_line
 from backend.enrichment.compaction.tools import Call, FieldType
 
@@ -42,12 +43,18 @@ class Drafted:
 
 @dataclass(frozen=True, slots=True)
 class DraftedEvent:
-    """Something for the chronicle, from the messages at these positions."""
+    """Something for the chronicle, from the messages at these positions.
+
+    `id` stands for it until it has a row. `differs_from` are the references of events that it was
+    taken for.
+    """
 
     fields: EventFields
     significance: int
     because: str
     positions: Sequence[int]
+    differs_from: Sequence[str] = ()
+    id: UUID = field(default_factory=new_id)
 
 
 def parted(asked: Call) -> tuple[Call | None, Call]:
@@ -99,8 +106,8 @@ def _is_number(text: str) -> bool:
     return text.strip().lstrip("+-").isdecimal() and len(text) < 12  # noqa: PLR2004
 
 
-def event_of(asked: Call) -> tuple[EventFields, int]:
-    """The event that a call tells of, and how much it matters. Raises `ToolRefusedError`."""
+def event_of(asked: Call, positions: Sequence[int], because: str) -> DraftedEvent:
+    """Return the event that a call tells of. Raises `ToolRefusedError`."""
     given = {**asked.add, **asked.set}
     names = EventFields.__struct_fields__
     said = {name: cleaned(value) for name, value in given.items() if name in names}
@@ -110,7 +117,13 @@ def event_of(asked: Call) -> tuple[EventFields, int]:
         raise ToolRefusedError("An event has a `set.summary`, one sentence.")
     try:
         weight = msgspec.convert(given.get("significance", 3), int)
-        return msgspec.convert(said, EventFields), min(max(weight, 1), 5)
+        return DraftedEvent(
+            fields=msgspec.convert(said, EventFields),
+            significance=min(max(weight, 1), 5),
+            because=because,
+            positions=positions,
+            differs_from=listed(given.get("differs_from", [])),
+        )
     except msgspec.ValidationError as error:
         raise ToolRefusedError(f"{error}.") from None
 

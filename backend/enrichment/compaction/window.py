@@ -14,11 +14,11 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from backend.audience import known_to_all
 from backend.campaigns.models import CampaignMark
 from backend.campaigns.viewpoints import read_marks
-from backend.chats.models import Chat, Message
+from backend.chats.models import MESSAGE_AUTHOR, Chat, Message
 from backend.enrichment.budgets import CHARACTERS_A_TOKEN
 from backend.enrichment.lines import Version, told
+from backend.enrichment.llm_selection import Reader
 from backend.enrichment.story import last_reply, readable
-from backend.vault.sealing import Sealer
 
 MAX_LINES = 200
 EARLIER_LINES = 4
@@ -31,7 +31,8 @@ _IS_READ = select(CampaignMark.id).where(CampaignMark.id == Message.id).exists()
 class Window:
     """Lines that were not read yet, all of one audience, and a few before them that it may know.
 
-    `since` is when the first of them was said.
+    `since` is when the first of them was said. `player_names` are the stored names of the user if
+    the lines show the player character instead.
     """
 
     versions: Sequence[Version]
@@ -40,17 +41,16 @@ class Window:
     lines: Sequence[str]
     audience: str
     since: datetime
+    player_names: frozenset[str] = frozenset()
 
 
-async def read_window(
-    session: AsyncSession, sealer: Sealer, chat: Chat, *, most: int
-) -> Window | None:
-    """The first lines that one call reads, of at most `most` stored tokens together.
+async def read_window(session: AsyncSession, reader: Reader, chat: Chat) -> Window | None:
+    """The first lines that one call reads, of at most `stretch_tokens` stored tokens together.
 
     They end with the last reply of the chat, and begin where its owner agreed that it is read. None
     where nothing is left.
     """
-    conditions = await _unread(session, chat)
+    most, conditions = reader.stretch_tokens, await _unread(session, chat)
     query = select(Message).where(*conditions).order_by(Message.position)
     first = (await session.execute(query.limit(1))).scalar_one_or_none()
     if first is None:
@@ -59,7 +59,7 @@ async def read_window(
     rows = (await session.scalars(same)).all()
     fitting = sum(1 for total in accumulate(row.tokens for row in rows) if total <= most)
     rows = rows[: max(1, fitting)]
-    marks = await read_marks(session, sealer, chat.campaign_id, first.audience)
+    marks = await read_marks(session, reader.sealer, chat.campaign_id, first.audience)
     before = (
         select(Message)
         .where(
@@ -76,11 +76,19 @@ async def read_window(
     return Window(
         versions=[(row.id, row.updated_at) for row in rows],
         positions=[row.position for row in rows],
-        earlier=[told(sealer, row, EARLIER_CHARACTERS, marks) for row in earlier],
-        lines=[told(sealer, row, most * CHARACTERS_A_TOKEN) for row in rows],
+        earlier=[told(reader, row, EARLIER_CHARACTERS, marks) for row in earlier],
+        lines=[told(reader, row, most * CHARACTERS_A_TOKEN) for row in rows],
         audience=first.audience,
         since=first.created_at,
+        player_names=_player_names(reader, [*earlier, *rows]),
     )
+
+
+def _player_names(reader: Reader, rows: Sequence[Message]) -> frozenset[str]:
+    if reader.player is None:
+        return frozenset()
+    own = [row for row in rows if row.role == "user" and row.persona_id is None]
+    return frozenset(reader.sealer.open(MESSAGE_AUTHOR, row.id, row.sealed_author) for row in own)
 
 
 async def is_unread(session: AsyncSession, chat: Chat, window: Window) -> bool:

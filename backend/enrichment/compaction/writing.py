@@ -1,12 +1,10 @@
-"""Writes what a compaction comes to: changes of one version, and events. Nothing here commits."""
+"""Writes the changes that a compaction comes to, as one version. Nothing here commits."""
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
-from uuid import UUID
 
 from msgspec import structs
 from sqlalchemy.ext.asyncio import AsyncSession
@@ -21,12 +19,7 @@ from backend.campaigns.models import Campaign
 from backend.campaigns.proposals import keep
 from backend.campaigns.records import item_name, item_states, named_items
 from backend.chats.models import Chat, Message
-from backend.chronicles.errors import ChronicleFullError
-from backend.chronicles.reading import SourceMessage
-from backend.chronicles.writing import NewEvent, add_events, first_place
-from backend.database.base import now
-from backend.enrichment.compaction.values import Drafted, DraftedEvent
-from backend.enrichment.effects import Changed, effect_on
+from backend.enrichment.compaction.values import Drafted
 from backend.enrichment.runs import Refused, RunEffect
 from backend.vault.sealing import Sealer
 
@@ -47,7 +40,6 @@ class CompactionWriter:
     campaign: Campaign
     messages: Mapping[int, Message]
     audience: str
-    run_id: UUID
     effects: list[RunEffect] = field(default_factory=list[RunEffect])
     refused: list[Refused] = field(default_factory=list[Refused])
 
@@ -92,24 +84,6 @@ class CompactionWriter:
             for change_id, draft in zip(change_ids, wanted, strict=True)
         )
 
-    async def tell(self, chronicle_id: UUID | None, events: Sequence[DraftedEvent]) -> Changed:
-        """Write events into a chronicle, each from its messages: what the index has to look at."""
-        changed: Changed = defaultdict(set)
-        if chronicle_id is None or not events:
-            return changed
-        new = [self._event(each) for each in events]
-        try:
-            rows = await add_events(self.session, self.sealer, chronicle_id, new)
-        except ChronicleFullError as error:
-            self.refused.append(Refused(tool="chronicle_event_tool", reason=error.detail))
-            return changed
-        self.effects.extend(
-            effect_on(row, "event_created", title=each.fields.summary, because=each.because)
-            for row, each in zip(rows, events, strict=True)
-        )
-        changed["event", chronicle_id].update(row.id for row in rows)
-        return changed
-
     async def _with_room(self, drafts: Sequence[Draft]) -> Sequence[Draft]:
         """All drafts; where the campaign is full, those alone that change what there is."""
         made = {draft.item_id for draft in drafts if exists(draft.operations.set)}
@@ -134,20 +108,4 @@ class CompactionWriter:
             audience=self.audience,
             replaces=draft.replaces,
             unclear=draft.unclear,
-        )
-
-    def _event(self, event: DraftedEvent) -> NewEvent:
-        sources = [
-            SourceMessage(id=message.id, chat_id=message.chat_id, position=message.position)
-            for message in (self.messages[position] for position in event.positions)
-        ]
-        return NewEvent(
-            fields=event.fields,
-            significance=event.significance,
-            source="campaign",
-            happened_at=now(),
-            place=first_place(sources),
-            sources=sources,
-            run_id=self.run_id,
-            audience=self.audience,
         )

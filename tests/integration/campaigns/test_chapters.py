@@ -177,7 +177,14 @@ async def test_a_scene_that_its_user_hides_takes_its_chapter_along(play: Play) -
     assert [each["audience"] for each in await play.chapters()] == ["gm"]
 
 
-@pytest.mark.parametrize("broken", ["no JSON", '{"title": "", "summary": ""}', '{"title": "A"}'])
+@pytest.mark.parametrize(
+    "broken",
+    [
+        "no JSON",
+        '{"title": "", "summary": ""}',
+        '{"title": "A", "summary": "I won\'t write this."}',
+    ],
+)
 async def test_what_fails_is_seen_and_tried_again(play: Play, model: Recorder, broken: str) -> None:
     model.fails = [error(500), reply(broken)]
     for number in range(1, 5):

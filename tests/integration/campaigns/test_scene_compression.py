@@ -187,7 +187,14 @@ async def test_a_crash_between_asking_and_writing_leaves_nothing_behind(
     assert len(await play.changes()) == 2
 
 
-@pytest.mark.parametrize("broken", ["no JSON", '{"summary": "", "key_moments": []}'])
+@pytest.mark.parametrize(
+    "broken",
+    [
+        "no JSON",
+        '{"summary": "", "key_moments": []}',
+        '{"summary": "I cannot help with that.", "key_moments": []}',
+    ],
+)
 async def test_what_fails_is_seen_and_tried_again(play: Play, model: Recorder, broken: str) -> None:
     model.fails = [error(500), reply(broken)]
     await play.turn()

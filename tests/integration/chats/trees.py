@@ -13,6 +13,7 @@ from sqlalchemy import select
 
 from backend.accounts.identity import Identity
 from backend.accounts.models import User
+from backend.campaigns.players import find_player_name
 from backend.campaigns.sessions import CampaignSessions
 from backend.chats import repository, tree
 from backend.chats.counting import CountUnit, recount
@@ -168,7 +169,11 @@ class Grove:
             index,
             pool=pool,
             scripts=ScriptService(
-                database, ScriptEngine(RegexProcess()), pool, accounts=ALL_ARE_ADA
+                database,
+                ScriptEngine(RegexProcess()),
+                pool,
+                accounts=ALL_ARE_ADA,
+                find_player_name=find_player_name,
             ),
             macros=LineMacroService(database, pool, accounts=ALL_ARE_ADA),
             participants=PARTICIPANTS,

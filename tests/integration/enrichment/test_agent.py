@@ -381,11 +381,14 @@ async def test_only_what_was_shown_can_be_named_and_only_new_lines_are_sources(
             event("Garrik drowned.", "#2"),
             event("Garrik drowned.", "#99"),
             event("Garrik drowned.", supersedes="E9"),
+            event("Garrik drowned.", who=["E1"]),
+            entry("L9", "A bell under the sea."),
             ("drop_tables", {"chat_id": study.chat_id}),
         ],
     )
     reasons = [reason for _, reason in await last_refused(study)]
-    assert len(reasons) == 7
+    assert len(reasons) == 9
+    assert {"E1 is a mark. Give the name.", "L9 is a mark. Give the name."} <= set(reasons)
     assert "E7 is no event that you were shown." in reasons
     assert any(reason.startswith("#2 is not among the new lines") for reason in reasons)
     assert await study.summaries() == [CHAPEL]

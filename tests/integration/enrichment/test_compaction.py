@@ -11,7 +11,7 @@ from sqlalchemy import select, update
 
 from backend.chronicles import writing
 from backend.database.base import now
-from backend.enrichment.outbox import COMPACTION, GLOSSARY, lane_of
+from backend.enrichment.outbox import COMPACTION, GLOSSARY, SUMMARY, TURN, lane_of
 from backend.jobs import running as running_jobs
 from backend.jobs.models import Job
 from tests.fakes.openai_server import error
@@ -369,7 +369,7 @@ async def test_all_is_written_or_nothing(
             raise RuntimeError
         return await real(*args, **more)
 
-    monkeypatch.setattr("backend.enrichment.compaction.writing.add_events", failing)
+    monkeypatch.setattr(writing, "add_events", failing)
     async with model.thinking() as is_reached:
         await play.compact()
         await is_reached.wait()
@@ -775,6 +775,129 @@ async def test_a_compaction_calls_for_a_full_block(play: Evening, model: Compact
     await play.compacted()
     context = await play.table.get("/context", chat_id=play.chat, text="I wait.")
     assert (context["form"], context["why"]) == ("full", "a compaction came in between")
+
+
+async def test_a_reference_that_was_not_shown_is_refused_and_makes_nothing(
+    play: Evening, model: Compactor
+) -> None:
+    town = await seagate(play.table)
+    await play.table.add("threads", title="The debt")
+    model.finds = {
+        "T8 beeps": [
+            ("npc_updater_tool", {"ref": "E99", "set": {"status": "gone"}}),
+            ("npc_updater_tool", {"ref": "#77", "name": "Gareth", "set": {"status": "gone"}}),
+            ("npc_updater_tool", {"name": "E98", "set": {"status": "gone"}}),
+            ("npc_updater_tool", {"ref": "T1", "set": {"status": "gone"}}),
+            ("npc_updater_tool", {"name": "Lena", "add": {"aliases": ["E97"]}}),
+            ("thread_updater_tool", {"ref": "T77", "set": {"summary": "Due."}}),
+            ("clock_updater_tool", {"ref": "C9", "set": {"segments": 4}}),
+            ("scene_narrative_updater_tool", {"ref": "E96", "set": {"title": "Below"}}),
+            ("environment_updater_tool", {"ref": "E95", "set": {"day": 6}}),
+            ("fact_recorder_tool", {"ref": "E94", "set": {"text": "He is gone."}}),
+            ("fact_recorder_tool", {"set": {"text": "It is shut.", "supersedes": "F77"}}),
+            ("chronicle_event_tool", {"set": {"summary": "They left.", "who": ["E93"]}}),
+            (*DEBT[:1], {**DEBT[1], "source_turns": [77]}),
+            # A robot of this name is in the line.
+            ("npc_updater_tool", {"name": "T8", "set": {"status": "beeping"}}),
+        ]
+    }
+    await play.turn("T8 beeps.")
+    await play.compacted()
+    [run] = await play.runs()
+    reasons = [each["reason"] for each in run["refused"]]
+    for number in (93, 94, 95, 96, 97, 98, 99):
+        assert sum(f"There is no E{number}." in reason for reason in reasons) == 3
+    for part in ("no #77", "no T77", "no C9", "'F77' is none", "it is a storyline", "#1 to #2"):
+        assert any(part in reason for reason in reasons), part
+    assert [
+        each["name"] for each in await play.items("entities") if each["id"] not in town.values()
+    ] == ["T8"]
+    assert [each["title"] for each in await play.items("threads")] == ["The debt"]
+    assert (await play.items("clocks"), await play.items("scenes")) == ([], [])
+    assert (await play.table.get("/state"))["day"] == 5
+    assert [len(model.asked), run["state"]] == [3, "done"]
+
+
+async def test_a_user_without_a_persona_is_the_only_player_character(
+    play: Evening, model: Compactor
+) -> None:
+    account = play.ada.name
+    await play.turn("I open the door.")
+    await seagate(play.table)
+    limps: Call = ("npc_updater_tool", {"name": "You", "set": {"status": "limping"}})
+    smiles: Call = ("npc_updater_tool", {"name": account, "set": {"disposition": "cheerful"}})
+    told: Call = (
+        "chronicle_event_tool",
+        {"set": {"summary": "Jake limped out.", "who": ["the user", "Marlena"]}},
+    )
+    model.finds = {"I limp out": [limps, smiles, told]}
+    await play.turn("I limp out.")
+    assert [each["author"] for each in (await play.ada.messages(play.chat))[::2]] == [
+        account,
+        "Jake",
+    ]
+    prompt = str(await play.prompt())
+    assert "decide for Jake" in prompt
+    assert account not in prompt
+    await play.compacted()
+    [asked] = model.asked
+    assert "#1 Jake: I open the door." in asked
+    assert "#3 Jake: I limp out." in asked
+    assert account not in asked
+    people = {
+        each["name"]: each for each in await play.items("entities") if each["kind"] != "location"
+    }
+    assert set(people) == {"Jake", "Marlena", "Inspector Holt"}
+    assert (people["Jake"]["status"], people["Jake"]["disposition"]) == ("limping", "cheerful")
+    assert [each["who"] for each in await play.events()] == [["Jake", "Marlena"]]
+    greeter = await play.ada.new_character(name="Lena", first_mes="Good morning, {{user}}.")
+    opened = await play.ada.new_chat(
+        campaign_id=play.table.campaign["id"], character_ids=[greeter["id"]]
+    )
+    assert (await play.ada.messages(opened["id"]))[0]["text"] == "Good morning, Jake."
+    persona = ok(
+        await play.ada.client.post(f"{API}/personas", json={"name": "Robin", "description": ""}),
+        201,
+    )
+    ok(await play.ada.client.patch(f"{API}/chats/{play.chat}", json={"persona_id": persona["id"]}))
+    assert "decide for Robin" in str(await play.prompt())
+
+
+async def test_an_answer_that_declines_is_a_failure_and_is_asked_for_again(
+    play: Evening, model: Compactor
+) -> None:
+    await play.table.change("", settings={"memory_interval": 1})
+    model.finds = {"Holt falls": [HOLT]}
+    model.records = {"Holt falls": [("create_chronicle_event", {"summary": "Holt fell."})]}
+    model.tells = {"Holt falls": "Above him the *Skyglass* shone."}
+    model.declines = {
+        "Task: compaction",
+        "Task: rolling summary",
+        "Task: glossary",
+        "You keep the chronicle of a roleplay story. Write",
+    }
+    await play.turn("Holt falls down the stairs.")
+    for _ in range(5):
+        await play.turn()
+    await play.compact()
+    for kind in (COMPACTION, TURN, SUMMARY, GLOSSARY):
+        await play.at_rest(kind=kind)
+    assert model.declines == set()
+    path = f"{API}/chats/{play.chat}/enrichment"
+    runs = ok(await play.ada.client.get(path, params={"limit": 50}))["items"][::-1]
+    for kind in ("compaction", "turn", "summary", "glossary"):
+        states = [(each["state"], each["error"]) for each in runs if each["kind"] == kind]
+        assert states[0] == ("failed", "model-declined"), kind
+        assert {state for state, _ in states[1:]} == {"done"}, kind
+    failed = next(each for each in runs if each["kind"] == "compaction")
+    assert (failed["prompt_tokens"], failed["problem"]["title"]) == (
+        50,
+        "The model declined to answer",
+    )
+    assert await play.entity("Inspector Holt") is not None
+    assert [each["summary"] for each in await play.events()] == ["Holt fell."]
+    summary = ok(await play.ada.client.get(f"{API}/chats/{play.chat}/summary"))
+    assert summary["text"] == "So it went."
 
 
 async def test_a_model_without_tools_is_asked_in_another_way(

@@ -272,7 +272,8 @@ async def test_variables_are_kept_when_a_line_is_stored_and_by_nothing_else(
         assert "\n.\n" in (await preview(eve, hers))["prompt"][0]["text"]
 
 
-async def test_macros_in_what_was_said_stay_as_they_are(ada: Account, chat: str) -> None:
+async def test_macros_in_a_stored_line_stay_as_they_are(ada: Account, chat: str) -> None:
+    await set_chat(ada, chat, expand_macros=False)
     context = await turn(ada, chat, text="{{user}} {{setvar::a::b}} {{random::a::b}} <USER>")
     assert context["prompt"][-1]["text"] == "{{user}} {{setvar::a::b}} {{random::a::b}} <USER>"
     note = {"text": "Last: {{lastMessage}} / {{lastUserMessage}}", "depth": 0}

@@ -67,7 +67,7 @@ function result(it, find, names) {
   return h("li", {},
     h("article", {},
       h("h2.row", {}, icon(sign), h("a.plain", { href }, it.title || home)),
-      h("p.soft", {}, m(`found.${it.kind}`, { home }), it.said_at && `, ${date(it.said_at)}`),
+      h("p.soft", {}, m(`found.${it.kind}`, { home }), it.story_time ? `, ${it.story_time}` : it.said_at && `, ${date(it.said_at)}`),
       h("p.prose", {}, passage(text, find, SHOWN))),
     h("ul.signals", { "aria-label": m("why") }, reasons.map((each) => h("li", {}, upper(each)))));
 }
