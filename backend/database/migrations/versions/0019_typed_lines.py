@@ -7,7 +7,7 @@ from alembic import op
 
 from backend.database.stored_bytes import count_table, stop_counting
 
-revision = "2026_11_24"
+revision = "2026_11_19"
 down_revision = "2026_11_18"
 branch_labels = None
 depends_on = None

@@ -7,8 +7,8 @@ from alembic import op
 
 from backend.database.types import UtcTime
 
-revision = "2026_11_19"
-down_revision = "2026_11_24"
+revision = "2026_11_20"
+down_revision = "2026_11_19"
 branch_labels = None
 depends_on = None
 

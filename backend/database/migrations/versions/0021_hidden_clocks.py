@@ -5,8 +5,8 @@ from __future__ import annotations
 import sqlalchemy as sa
 from alembic import op
 
-revision = "2026_11_26"
-down_revision = "2026_11_19"
+revision = "2026_11_21"
+down_revision = "2026_11_20"
 branch_labels = None
 depends_on = None
 
