@@ -33,6 +33,8 @@ __all__ = ["ada", "shared_url"]
 
 pytestmark = [pytest.mark.anyio]
 
+SECRET = "(secret: game master only)"
+
 
 @pytest.fixture(scope="module")
 async def server(
@@ -119,7 +121,8 @@ async def test_an_entity_says_where_it_is_and_what_is_known_of_it(
     await settled(server)
     (all_of_it,) = await found(table, "bloodhound")
     assert all_of_it == (
-        "Holt: npc, bloodhound, active, at The Vault\nHe limps since the flood.\nHe is the thief."
+        f"Holt: npc, bloodhound, active, at {SECRET} The Vault\n"
+        f"He limps since the flood.\n{SECRET} He is the thief."
     )
     (public,) = await found(table, "bloodhound", viewpoint="public")
     assert public == "Holt: npc, bloodhound, active\nHe limps since the flood."
@@ -150,7 +153,7 @@ async def test_scenes_that_are_over_and_chapters_are_found(table: Table, server:
     await settled(server)
     context = await preview(table.account, chat, "Who burned the windmill?")
     assert set(remembered(context, "campaign")) >= {
-        scene, "The fire: Chapter\nThe windmill was Holt's."
+        scene, f"{SECRET} The fire: Chapter\nThe windmill was Holt's."
     }  # fmt: skip
     await table.change(f"/scenes/{over['id']}", status="open")
     assert await found(table, "spark") == []
@@ -228,9 +231,9 @@ async def test_a_search_from_a_viewpoint_finds_what_that_one_may_know(
     await table.add("facts", text="The vault is below the bank.", about_id=holt)
     await settled(server)
     gm = [
+        f"{SECRET} Holt: The vault door is blue.",
+        f"{SECRET} Holt: The vault is below the bank.",
         "Holt: The vault code is 7734.",
-        "Holt: The vault door is blue.",
-        "Holt: The vault is below the bank.",
     ]
     assert sorted(await found(table, "vault")) == gm
     assert sorted(await found(table, "vault", viewpoint=jake)) == [
