@@ -813,7 +813,9 @@ async def test_a_reference_that_was_not_shown_is_refused_and_makes_nothing(
         each["name"] for each in await play.items("entities") if each["id"] not in town.values()
     ] == ["T8"]
     assert [each["title"] for each in await play.items("threads")] == ["The debt"]
-    assert (await play.items("clocks"), await play.items("scenes")) == ([], [])
+    assert await play.items("clocks") == []
+    # The scene that the turn itself has opened.
+    assert [scene["title"] for scene in await play.items("scenes")] == [""]
     assert (await play.table.get("/state"))["day"] == 5
     assert [len(model.asked), run["state"]] == [3, "done"]
 

@@ -133,7 +133,7 @@ class TestAModelThatIgnoresTheDie:
         await game.choose(turn_id, "1.0")
         guidance = str(vendor.requests[-1].body["messages"])
         assert "- Jake: harm a cut hand" in guidance
-        assert "- heat 2" in guidance
+        assert "Heat: 2/9" in guidance
         echoes = [each["text"] for each in (await game.state())["echoes"]]
         assert echoes == ["the pick snaps (harm: a cut hand, 2 heat)"]
 
