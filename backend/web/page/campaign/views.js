@@ -27,13 +27,12 @@ function health(edit, { hp, hp_max: most }) {
 }
 
 /** Stress, as boxes that fill up. */
-const MOST_STRESS = 9;
-const stress = (edit, { stress: at }) => Number.isInteger(at) && h("button.value.marks", {
-  type: "button", title: label("stress"), "aria-label": `${label("stress")}: ${at} / ${MOST_STRESS}`,
+const stress = (edit, { stress: at, stress_max: most = 9 }) => Number.isInteger(at) && h("button.value.marks", {
+  type: "button", title: label("stress"), "aria-label": `${label("stress")}: ${at} / ${most}`,
   onclick: () => edit("attributes"),
-}, label("stress"), Array.from({ length: MOST_STRESS }, (_, place) => h("i", { class: place < at ? "on" : "" })));
+}, label("stress"), Array.from({ length: Math.min(most, 20) }, (_, place) => h("i", { class: place < at ? "on" : "" })));
 
-const SHEET = ["stress", "trauma", "harm", "class", "hp", "hp_max", "gold", "conditions", "inventory"];
+const SHEET = ["stress", "stress_max", "trauma", "harm", "class", "hp", "hp_max", "gold", "conditions", "inventory"];
 const listed = (one) => (Array.isArray(one) ? one : one ? [one] : []);
 
 function entity(item, world, edit) {
