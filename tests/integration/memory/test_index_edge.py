@@ -185,9 +185,21 @@ def engines() -> list[int]:
             children += map(int, (thread / "children").read_text().split())
     for pid in children:
         with suppress(FileNotFoundError, ProcessLookupError):
-            if b"edge_engine" in Path(f"/proc/{pid}/cmdline").read_bytes():
+            if b"edge_engine" in command_of(pid):
                 found.append(pid)
     return found
+
+
+def command_of(pid: int) -> bytes:
+    """The command line of a process; a dead one has none.
+
+    A process that was just started has none for a moment, after its parent is told that it runs.
+    """
+    process = Path(f"/proc/{pid}")
+    while not (command := (process / "cmdline").read_bytes()):
+        if (process / "stat").read_text().rpartition(")")[2].split()[0] in "ZX":
+            break
+    return command
 
 
 def files_of(pid: int) -> str:
