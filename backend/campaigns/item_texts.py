@@ -61,14 +61,19 @@ def title_of(item: Item, names: Mapping[UUID, str]) -> str:
     return next(iter(names_of(item)), "")
 
 
-def _attributes(entity: Entity) -> list[str]:
-    """Attributes in words; numbers say nothing that somebody looks for."""
-    lines: list[str] = []
-    for name, value in entity.attributes.items():
+def worded_attributes(attributes: Mapping[str, Any]) -> dict[str, list[str]]:
+    """Return the texts in attributes; numbers say nothing that somebody looks for."""
+    found: dict[str, list[str]] = {}
+    for name, value in attributes.items():
         values: list[Any] = value if isinstance(value, list) else [value]
         if words := [each for each in values if isinstance(each, str) and each.strip()]:
-            lines.append(f"{name}: {', '.join(words)}")
-    return lines
+            found[name] = words
+    return found
+
+
+def _attributes(entity: Entity) -> list[str]:
+    worded = worded_attributes(entity.attributes)
+    return [f"{name}: {', '.join(words)}" for name, words in worded.items()]
 
 
 def joined_lines(texts: Iterable[str]) -> str:

@@ -159,11 +159,8 @@ def open_items(sealer: Sealer, rows: Iterable[Any]) -> list[tuple[UUID, Kind, St
     return [(row.id, row.kind, read_state(sealer, row.id, row.sealed_state)) for row in rows]
 
 
-def known_items(items: Iterable[tuple[UUID, Kind, State]]) -> list[tuple[UUID, Kind, State]]:
-    """Return the items that exist, for a player: without flags, which are the game master's.
-
-    References to items that are not among them are left out.
-    """
+def existing_items(items: Iterable[tuple[UUID, Kind, State]]) -> list[tuple[UUID, Kind, State]]:
+    """Return the items that exist, without references to items that are not among them."""
     known = [each for each in items if exists(each[2])]
     found = {str(item_id) for item_id, *_ in known}
     kept: list[tuple[UUID, Kind, State]] = []
@@ -172,11 +169,6 @@ def known_items(items: Iterable[tuple[UUID, Kind, State]]) -> list[tuple[UUID, K
         if lost & {"from_id", "to_id"}:
             continue
         left = {name: value for name, value in state.items() if name not in lost}
-        if kind == "world":
-            left["flags"] = {}
-            left["locked"] = [
-                each for each in state.get("locked", ()) if each.partition(".")[0] != "flags"
-            ]
         for name in REFERENCE_LISTS:
             if isinstance(left.get(name), list):
                 left[name] = [each for each in left[name] if each in found]
