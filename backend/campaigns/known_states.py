@@ -7,17 +7,21 @@ private unless it is listed here.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 from uuid import UUID
 
 import msgspec
 
+from backend.audience import GM
 from backend.campaigns.item_texts import worded_attributes
-from backend.campaigns.items import Kind
-from backend.campaigns.ledger import EXISTS, State, exists
+from backend.campaigns.items import Item, Kind
+from backend.campaigns.ledger import EXISTS, State, exists, item_of, state_of
+from backend.campaigns.models import CampaignItem
 from backend.campaigns.play.state import PLAY, play_of
-from backend.campaigns.rules import Rules
+from backend.campaigns.reader import CampaignReader
+from backend.campaigns.records import keep_references, references
+from backend.campaigns.rules import Rules, rules_of
 
 _FIELDS: Mapping[Kind, frozenset[str]] = {
     "world": frozenset({"day", "time_of_day", "attributes"}),
@@ -73,6 +77,20 @@ def known_state(kind: Kind, state: State, rules: Rules) -> State | None:
     if kind == "entity" and state["kind"] != "pc":
         known["attributes"] = _attributes(state, rules)
     return {EXISTS: True, **known}
+
+
+async def known_rows(
+    reader: CampaignReader, rows: Sequence[tuple[CampaignItem, Item]]
+) -> list[tuple[CampaignItem, Item]]:
+    """Return items as the reader's viewpoint knows them, which may leave some out."""
+    if reader.viewpoint == GM:
+        return list(rows)
+    rules = rules_of(reader.campaign.rules)
+    states = [(row, known_state(row.kind, state_of(item), rules)) for row, item in rows]
+    known = [(row, item_of(row.kind, state)) for row, state in states if state is not None]
+    named = {each for _, item in known for ids in references(item).values() for each in ids}
+    found = {str(each) for each in await reader.known_ids(named)}
+    return [(row, item_of(row.kind, keep_references(state_of(item), found))) for row, item in known]
 
 
 def _is_rendered(kind: Kind, state: State) -> bool:

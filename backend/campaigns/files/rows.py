@@ -20,7 +20,7 @@ from backend.campaigns.item_rows import item_row, read_state
 from backend.campaigns.items import Kind
 from backend.campaigns.ledger import State, exists
 from backend.campaigns.models import OPERATIONS, Campaign
-from backend.campaigns.records import REFERENCE_LISTS, REFERENCES, seal_campaign
+from backend.campaigns.records import keep_references, seal_campaign
 from backend.chats.counting import CountUnit
 from backend.chats.logs import ChatLog, message_rows
 from backend.chats.models import CHAT_TITLE
@@ -165,14 +165,8 @@ def existing_items(items: Iterable[tuple[UUID, Kind, State]]) -> list[tuple[UUID
     found = {str(item_id) for item_id, *_ in known}
     kept: list[tuple[UUID, Kind, State]] = []
     for item_id, kind, state in known:
-        lost = {name for name in REFERENCES if state.get(name) and state[name] not in found}
-        if lost & {"from_id", "to_id"}:
-            continue
-        left = {name: value for name, value in state.items() if name not in lost}
-        for name in REFERENCE_LISTS:
-            if isinstance(left.get(name), list):
-                left[name] = [each for each in left[name] if each in found]
-        kept.append((item_id, kind, left))
+        if kind != "relation" or {state["from_id"], state["to_id"]} <= found:
+            kept.append((item_id, kind, keep_references(state, found)))
     return kept
 
 

@@ -243,8 +243,10 @@ async def test_a_players_file_contains_no_text_that_the_players_prompts_do_not_c
             for text in (ASKED, "continue", told.text("name"), told.text("old scene"))
         ]
         shown.append(await table.get("/context", chat_id=chat, text=ASKED, viewpoint=viewpoint))
-        for text in (ASKED, told.text("attribute")):
-            shown.append(await search(ada, text, viewpoint=viewpoint, chat_id=chat, limit=100))
+        shown += [
+            await search(ada, text, viewpoint=viewpoint, chat_id=chat, limit=100)
+            for text in (ASKED, told.text("attribute"))
+        ]
         prompts = [each.body for each in model.requests[asked:] if "messages" in each.body]
         seen[viewpoint] = [*seen.get("public", []), *shown, *prompts]
 
@@ -258,6 +260,15 @@ async def test_a_players_file_contains_no_text_that_the_players_prompts_do_not_c
             assert told.found(whole) == set(told.by_source)
         if viewpoint == "public":
             assert jakes.found(files) == set()
+        state = await table.get("/state", viewpoint=viewpoint)
+        for told in known:
+            assert told.found(state) - told.found(files) == set()
+        assert known[-1].found(state) > {"name", "thread", "clock", "echo", "stakes"}
+        assert (state["flags"], state["locked"]) == ({}, [])
+        for path, members in (("/changes", "items"), ("/versions", "items"),
+                              ("/comparison", "differences")):  # fmt: skip
+            assert (await table.get(path, viewpoint=viewpoint))[members] == []
+            assert (await table.get(path, viewpoint="gm"))[members] != []
         world = json.loads(files["json"]["campaign_data.json"])["world"]
         assert world["attributes"] == {"heat": 5, "wanted": 2, "play": {"mood": "scene"}}
         assert "locked" not in json.dumps(files["json"])
