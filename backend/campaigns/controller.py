@@ -160,7 +160,7 @@ class CampaignController(Controller):
         """The world as it is now: day, scene, who and what is near, what is open, the last echoes.
 
         At most 500 entities, and 100 each of threads, clocks and echoes; `more` counts the others.
-        `viewpoint` shows what prompts of `public`, or of an entity, can contain.
+        `viewpoint` leaves out fields that prompts of `public`, or of an entity, cannot contain.
         """
         return await situations.state(identity, campaign_id, viewpoint=read_viewpoint(viewpoint))
 
@@ -276,7 +276,7 @@ class CampaignController(Controller):
         version: Annotated[int, QueryParameter(ge=1, le=MAX_INTEGER)] = 1,
         viewpoint: FromQuery[ViewpointText] = GM,
     ) -> Comparison:
-        """What each item that changed since was in that version, and what it is now.
+        """Each item that changed since: its fields in that version, and its fields now.
 
         For a `viewpoint` other than `gm` there are no differences.
         """

@@ -166,7 +166,7 @@ class HistoryService:
     async def compare(
         self, identity: Identity, campaign_id: UUID, version: int, *, viewpoint: Viewpoint = GM
     ) -> Comparison:
-        """What differs between a version and now.
+        """Return the differences between a version and now.
 
         Raises `CampaignNotFoundError`, `CampaignVersionNotFoundError`, `ValidationError`.
         """

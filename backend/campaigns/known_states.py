@@ -8,13 +8,13 @@ private unless it is listed here.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 from uuid import UUID
 
 import msgspec
 
 from backend.audience import GM
-from backend.campaigns.item_texts import worded_attributes
+from backend.campaigns.item_texts import find_words
 from backend.campaigns.items import Item, Kind
 from backend.campaigns.ledger import EXISTS, State, exists, item_of, state_of
 from backend.campaigns.models import CampaignItem
@@ -50,11 +50,11 @@ Items = Iterable[tuple[UUID, Kind, State]]
 
 
 def known_items(items: Items, rules: Rules) -> list[tuple[UUID, Kind, State]]:
-    """Return what a player knows of items that a viewpoint may know.
+    """Return items of a viewpoint with the fields that a player knows.
 
     Prompts render how people feel about players' characters, and no other relation.
     """
-    known = [
+    known: list[tuple[UUID, Kind, State]] = [
         (item_id, kind, found)
         for item_id, kind, state in items
         if (found := known_state(kind, state, rules)) is not None
@@ -108,7 +108,7 @@ def _is_rendered(kind: Kind, state: State) -> bool:
 
 
 def _world_attributes(state: State, rules: Rules) -> State:
-    """Return how play stands, and the numbers that the rules count in the open."""
+    """Return the state of play, and the numbers that the rules show to players."""
     attributes: State = state.get("attributes") or {}
     counted: Mapping[str, Any] = rules.schema("world").get("properties", {})
     known = {name: value for name, value in attributes.items() if name in counted}
@@ -120,17 +120,17 @@ def _world_attributes(state: State, rules: Rules) -> State:
 def _attributes(state: State, rules: Rules) -> State:
     """Return the attributes of someone who is no player's character, or of a place or thing.
 
-    A prompt has their words, and the values that a model may change by itself. It renders no
-    object.
+    A prompt has their words, and the values that a model may change without a tool. It renders
+    no object.
     """
     attributes: State = state.get("attributes") or {}
-    worded, changeable = worded_attributes(attributes), rules.changeable("entity", state)
+    worded, changeable = find_words(attributes), rules.changeable("entity", state)
     known: State = {}
     for name, value in attributes.items():
         if name not in changeable and name not in worded:
             continue
         if isinstance(value, list):
-            listed: list[Any] = value
+            listed: list[Any] = cast("Any", value)
             plain = [each for each in listed if not isinstance(each, dict | list)]
             known[name] = plain if name in changeable else worded[name]
         else:

@@ -105,9 +105,9 @@ class CampaignTransfer:
         *,
         viewpoint: Viewpoint = GM,
     ) -> ExportedFile:
-        """A zip of a campaign, or of what prompts of a viewpoint can contain of it.
+        """A zip of a campaign, or of its texts that prompts of a player can contain.
 
-        That has no ledger, and of events and lines those that count now.
+        A player's zip has no ledger, and only events and lines that count now.
 
         Raises `CampaignNotFoundError`, `ValidationError`.
         """

@@ -24,7 +24,7 @@ from tests.support.memory import (
 from tests.support.models import asking
 from tests.support.server import Account, Running, ok
 from tests.support.shared import ada, shared_url
-from tests.support.zips import unzipped
+from tests.support.zips import unzipped, zipped
 
 __all__ = ["ada", "shared_url"]
 
@@ -258,6 +258,9 @@ async def test_a_players_file_contains_no_text_that_the_players_prompts_do_not_c
             # The file has all the rest.
             assert set(told.by_source) - told.found(files) == PRIVATE & set(told.by_source)
             assert told.found(whole) == set(told.by_source)
+        for form in files.values():
+            upload = {"file": ("player.zip", zipped(form), "application/zip")}
+            ok(await ada.client.post(f"{API}/campaigns/import", files=upload), 201)
         if viewpoint == "public":
             assert jakes.found(files) == set()
         state = await table.get("/state", viewpoint=viewpoint)
