@@ -78,7 +78,8 @@ class CampaignTransferController(Controller):
 
         `json` has the ledger and the chats too. `vault` is a folder of Markdown for people and
         programs such as Obsidian; its import begins a ledger of its own. `viewpoint` is for a
-        player: it holds what `public`, or an entity, may know, and no ledger.
+        player: the file holds texts that prompts of `public`, or of an entity, can contain, and no
+        ledger.
         """
         seen = read_viewpoint(viewpoint)
         file = await campaign_transfer.export(identity, campaign_id, file_format, viewpoint=seen)

@@ -28,14 +28,16 @@ from backend.campaigns.files.rows import (
     ChatRows,
     campaign_rows,
     chat_rows,
-    known_items,
+    existing_items,
     open_changes,
     open_items,
 )
 from backend.campaigns.files.vault_writer import write_vault
 from backend.campaigns.item_service import MAX_ITEMS
+from backend.campaigns.known_states import known_items
 from backend.campaigns.models import Campaign, CampaignChange, CampaignItem, ChangeSource
 from backend.campaigns.records import campaign_views, open_campaign, reading
+from backend.campaigns.rules import rules_of
 from backend.campaigns.schemas import CampaignView
 from backend.campaigns.service import check_room
 from backend.campaigns.viewpoints import check_viewpoint
@@ -103,7 +105,9 @@ class CampaignTransfer:
         *,
         viewpoint: Viewpoint = GM,
     ) -> ExportedFile:
-        """A zip of a campaign, or of what a viewpoint may know of it: then it has no ledger.
+        """A zip of a campaign, or of its texts that prompts of a player can contain.
+
+        A player's zip has no ledger, and only events and lines that count now.
 
         Raises `CampaignNotFoundError`, `ValidationError`.
         """
@@ -118,23 +122,26 @@ class CampaignTransfer:
             chats: Sequence[tuple[Chat, list[UUID], Sequence[Any]]] = ()
             if campaign.chronicle_id is not None:
                 events = await all_events(session, sealer, campaign.chronicle_id)
-                events = [each for each in events if is_known_to(viewpoint, each.audience)]
+                if viewpoint != GM:
+                    events = [_known_event(each) for each in events if _is_known(each, viewpoint)]
             if file_format == "json":
                 chats = await _chats(session, campaign)
             if file_format == "json" and viewpoint == GM:
                 changes, sources = await _changes(session, campaign)
 
         def write() -> bytes:
-            items = open_items(sealer, rows)
+            items, counters = open_items(sealer, rows), CompactionRecord()
+            if viewpoint == GM:
+                counters.version = campaign.version
+                counters.edits = campaign.edits
+                counters.compactions = campaign.compactions
+            else:
+                items = existing_items(known_items(items, rules_of(fields.rules)))
             found = OpenCampaign(
                 id=campaign_id,
                 fields=fields,
-                counters=CompactionRecord(
-                    version=campaign.version,
-                    edits=campaign.edits,
-                    compactions=campaign.compactions,
-                ),
-                items=items if viewpoint == GM else known_items(items),
+                counters=counters,
+                items=items,
                 uses={row.id: row.uses for row in rows if row.kind == "term"},
                 changes=open_changes(sealer, changes, sources),
                 chronicle=ChronicleFields(name=fields.name),
@@ -236,6 +243,16 @@ async def _items(session: AsyncSession, campaign: Campaign, viewpoint: Viewpoint
     mine = CampaignItem.campaign_id == campaign.id, CampaignItem.user_id == campaign.user_id
     query = query.where(*mine, known_to(viewpoint, CampaignItem.audience))
     return (await session.execute(query.order_by(CampaignItem.id))).all()
+
+
+def _is_known(event: StoryEvent, viewpoint: Viewpoint) -> bool:
+    return event.is_current and is_known_to(viewpoint, event.audience)
+
+
+def _known_event(event: StoryEvent) -> StoryEvent:
+    """Return an event without the keywords that find it, because no prompt renders them."""
+    fields = msgspec.structs.replace(event.fields, keywords=[])
+    return msgspec.structs.replace(event, fields=fields)
 
 
 async def _changes(
