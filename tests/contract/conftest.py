@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from uuid import uuid4
 
@@ -12,12 +13,8 @@ import pytest
 
 from backend.memory.index.edge import open_edge
 from backend.memory.index.protocol import VectorIndex
-from backend.memory.index.server import ServerIndex
 from backend.settings import Settings
-from tests.support.points import connected
-
-Open = Callable[[str, int | None], Awaitable[VectorIndex]]
-"""Opens a collection by its name, with this dimension."""
+from tests.support.points import Open, open_collections
 
 IMAGE = "qdrant/qdrant:v1.19.0"
 
@@ -70,22 +67,24 @@ def _has_container_engine() -> bool:
 )
 async def open_index(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Open]:
     """Open collections of one engine, closed at the end."""
-    opened: list[VectorIndex] = []
-    settings = None
-    if request.param != "edge":
-        settings = request.getfixturevalue("qdrant")
-        settings = settings.model_copy(update={"qdrant_protocol": request.param})
+    if request.param == "edge":
+        async with _open_edges(tmp_path / "index") as open_one:
+            yield open_one
+        return
+    settings: Settings = request.getfixturevalue("qdrant")
+    prefix = f"{settings.qdrant_collection_prefix}{tmp_path.name}-"
+    changes = {"qdrant_protocol": request.param, "qdrant_collection_prefix": prefix}
+    async with open_collections(settings.model_copy(update=changes)) as open_one:
+        yield open_one
 
-    async def open_one(name: str, dimension: int | None) -> VectorIndex:
-        if settings is None:
-            index: VectorIndex = await open_edge(tmp_path / "index", name, dimension)
-        else:
-            index = await connected(settings, f"{tmp_path.name}-{name}", dimension)
-        opened.append(index)
-        return index
 
-    yield open_one
-    for index in opened:
-        if isinstance(index, ServerIndex):
-            await (await index.connected()).delete_collection(index._collection)
-        await index.aclose()
+@asynccontextmanager
+async def _open_edges(folder: Path) -> AsyncGenerator[Open]:
+    async with AsyncExitStack() as stack:
+
+        async def open_one(name: str, dimension: int | None) -> VectorIndex:
+            index = await open_edge(folder, name, dimension)
+            stack.push_async_callback(index.aclose)
+            return index
+
+        yield open_one
