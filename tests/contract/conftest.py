@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
@@ -15,8 +14,7 @@ from backend.memory.index.edge import open_edge
 from backend.memory.index.protocol import VectorIndex
 from backend.settings import Settings
 from tests.support.points import Open, open_collections
-
-IMAGE = "qdrant/qdrant:v1.19.0"
+from tests.support.qdrant_container import GRPC_PORT, HTTP_PORT, start_qdrant
 
 
 @pytest.fixture(scope="session")
@@ -26,36 +24,18 @@ def qdrant() -> Iterator[Settings]:
     if url := os.environ.get("TEST_QDRANT_URL"):  # noqa: TID251  no setting of the program's
         yield Settings.model_validate({"qdrant_url": url, "qdrant_collection_prefix": prefix})
         return
-    if not _has_container_engine():
-        pytest.skip("no container engine answers, and there is no TEST_QDRANT_URL")
-    try:
-        from testcontainers.core.container import DockerContainer
-        from testcontainers.core.wait_strategies import HttpWaitStrategy
-
-        container = DockerContainer(IMAGE).with_exposed_ports(6333, 6334)
-        container.waiting_for(HttpWaitStrategy(6333, "/readyz"))
-        container.start()
-    except Exception as error:  # noqa: BLE001  whatever keeps containers from starting here
-        pytest.skip(f"a container with {IMAGE} does not start ({type(error).__name__})")
+    container = start_qdrant()
     try:
         host = container.get_container_host_ip()
         yield Settings.model_validate(
             {
-                "qdrant_url": f"http://{host}:{container.get_exposed_port(6333)}",
-                "qdrant_grpc_port": int(container.get_exposed_port(6334)),
+                "qdrant_url": f"http://{host}:{container.get_exposed_port(HTTP_PORT)}",
+                "qdrant_grpc_port": int(container.get_exposed_port(GRPC_PORT)),
                 "qdrant_collection_prefix": prefix,
             }
         )
     finally:
         container.stop()
-
-
-def _has_container_engine() -> bool:
-    """Asked here, because the client for it leaves a socket open where there is none."""
-    if os.environ.get("DOCKER_HOST"):  # noqa: TID251  no setting of the program's
-        return True
-    with socket.socket(socket.AF_UNIX) as connection:
-        return connection.connect_ex("/var/run/docker.sock") == 0
 
 
 @pytest.fixture(
