@@ -31,6 +31,7 @@ from sqlalchemy import update
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from backend.accounts.models import User
+from backend.campaigns.name_cache import NameCache
 from backend.campaigns.records import find_campaign
 from backend.campaigns.story_clock import StoryClock
 from backend.chats.errors import ChatNotFoundError
@@ -159,6 +160,7 @@ class EnrichmentRuntime:
     outbox: EnrichmentOutbox
     slots: ModelSlots
     clock: StoryClock
+    names: NameCache
     draw: Callable[[], float] = random.random
 
 
