@@ -383,6 +383,26 @@ async def test_an_item_that_is_deleted_while_the_model_works_costs_one_call_and_
     ]
 
 
+async def test_a_chat_that_is_deleted_while_the_model_works_does_not_make_it_free(
+    play: Evening, model: Compactor
+) -> None:
+    async def spent() -> int:
+        items = ok(await play.ada.client.get(f"{API}/me/usage"))["items"]
+        [used] = [each["used"] for each in items if each["quota"] == "tokens_per_day"]
+        return int(used)
+
+    await play.turn("Holt falls down the stairs.")
+    for kind in (TURN, GLOSSARY):
+        await play.at_rest(kind=kind)
+    before = await spent()
+    async with model.thinking() as is_reached:
+        await play.compact()
+        await is_reached.wait()
+        ok(await play.ada.client.delete(f"{API}/chats/{play.chat}"), 204)
+    await play.at_rest()
+    assert await spent() == before + 110
+
+
 @pytest.mark.every_database
 async def test_all_is_written_or_nothing(
     play: Evening, model: Compactor, monkeypatch: pytest.MonkeyPatch
