@@ -261,7 +261,7 @@ async def _sweep(parts: Services) -> None:
 
 
 def _chores(parts: Services, *, is_long_round: bool) -> dict[str, Callable[[], object]]:
-    """Return what one round of the sweep does, by names for the log.
+    """Return the chores of one round of the sweep, by names for the log.
 
     Nothing in one chore depends on another: if one fails, the others are done.
     """

@@ -104,7 +104,7 @@ class NameCache(UserSignedOut):
         *,
         known: Names | None = None,
     ) -> Names:
-        """Return the same names, and keep nothing: for jobs, whose user may not be signed in here.
+        """Return the same names without keeping them: the user of a job may not be signed in here.
 
         Only changes since `known`, or since what is kept, are read.
         """

@@ -23,6 +23,10 @@ class UnfinishedJob(NamedTuple):
     attempts: int
 
 
+_Found = Mapping[UUID | None, Sequence[UnfinishedJob]]
+"""Unfinished jobs by their lanes."""
+
+
 class SummaryWatch:
     """Reads the unfinished jobs of one kind, by their lanes, at most every `LOOK_SECONDS`."""
 
@@ -34,7 +38,7 @@ class SummaryWatch:
             Job.state.in_(["queued", "running"]),
         )
         self._lanes: set[UUID] = set()
-        self._next: asyncio.Task[Mapping[UUID, Sequence[UnfinishedJob]]] | None = None
+        self._next: asyncio.Task[_Found] | None = None
 
     async def look(self, lane: UUID) -> Sequence[UnfinishedJob]:
         """Return the unfinished jobs of a lane, as of the next look."""
@@ -44,11 +48,11 @@ class SummaryWatch:
         found = await asyncio.shield(self._next)
         return found.get(lane, ())
 
-    async def _look(self) -> Mapping[UUID, Sequence[UnfinishedJob]]:
+    async def _look(self) -> _Found:
         await asyncio.sleep(LOOK_SECONDS)
-        # Whoever comes from here on waits for the look after this one.
+        # A turn that asks from here on waits for the look after this one.
         lanes, self._lanes, self._next = self._lanes, set(), None
-        found: defaultdict[UUID, list[UnfinishedJob]] = defaultdict(list)
+        found: defaultdict[UUID | None, list[UnfinishedJob]] = defaultdict(list)
         async with self._database.read() as session:
             for lane, state, attempts in await session.execute(self._query, {"lanes": list(lanes)}):
                 found[lane].append(UnfinishedJob(state, attempts))

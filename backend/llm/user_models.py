@@ -328,7 +328,7 @@ async def _keep(
     revision: int,
     abilities: ServerAbilities,
 ) -> None:
-    """Store what was learned. No one awaits this, and the next reply can learn it again."""
+    """Store abilities. No one awaits this, and the next reply can learn them again."""
     learned = msgspec.json.encode(abilities).decode()
     try:
         async with database.write() as session:

@@ -180,7 +180,7 @@ async def read_world(
 async def refresh_world(
     session: AsyncSession, sealer: Sealer, campaign: Campaign, known: KnownWorld, *, audience: str
 ) -> KnownWorld:
-    """Return a world as it is now. Only what has changed is read, as the campaign may be locked."""
+    """Return a world as it is now. Only changed items are read, as the campaign may be locked."""
     since = {"campaign": campaign.id, "version": known.version}
     items = dict(known.items)
     rows = (await session.execute(_CHANGED, since)).all()
