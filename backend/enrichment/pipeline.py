@@ -31,6 +31,7 @@ from sqlalchemy import update
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from backend.accounts.models import User
+from backend.campaigns.name_cache import NameCache
 from backend.campaigns.records import find_campaign
 from backend.campaigns.story_clock import StoryClock
 from backend.chats.errors import ChatNotFoundError
@@ -75,6 +76,7 @@ from backend.llm.user_models import UserModels
 from backend.logs import get_logger
 from backend.memory.outbox import IndexOutbox
 from backend.prompts import PromptLibrary
+from backend.quotas.ledgers import add_tokens_if_account
 from backend.settings import Settings
 from backend.wire import MAX_INTEGER, ShownProblem
 
@@ -159,6 +161,7 @@ class EnrichmentRuntime:
     outbox: EnrichmentOutbox
     slots: ModelSlots
     clock: StoryClock
+    names: NameCache
     draw: Callable[[], float] = random.random
 
 
@@ -326,6 +329,13 @@ class Task(ABC, Generic[W, P]):
             if chat is not None:
                 detail = RunDetail(message_ids=list(work.message_ids))
                 await note_failed(session, self.sealer, self._row(chat, work, detail, error))
+            else:
+                await self._note_tokens(session, work)
+
+    async def _note_tokens(self, session: AsyncSession, work: W) -> None:
+        """Note the tokens of a run whose chat was deleted while the model worked."""
+        spent = work.budget.prompt_tokens + work.budget.completion_tokens
+        await add_tokens_if_account(session, self.sealer.user_id, spent)
 
     async def _load(self) -> W | None:
         try:
@@ -376,6 +386,8 @@ class Task(ABC, Generic[W, P]):
                 )
                 run = self._row(chat, work, detail, error)
                 self._log(work, await note_failed(session, self.sealer, run), count=0)
+            else:
+                await self._note_tokens(session, work)
         if isinstance(error, ModelRateLimitError) and error.retry_after is not None:
             raise RetryLaterError(error.detail, after=max(1.0, error.retry_after)) from error
         if recovery.raises is error:

@@ -41,6 +41,9 @@ _PAGE = 500
 _PAGE_AHEAD = 100
 """Points whose payloads are read ahead at a time: 2 ms that a search may have to wait."""
 
+_MAX_AHEAD = 1_000
+"""Users whose payloads were read ahead, or are being read. For more, the first of them go."""
+
 _PAUSE_AHEAD = 0.01
 """Seconds between two of these pages."""
 
@@ -206,8 +209,11 @@ class EdgeIndex:
 
     def _read_ahead(self, owner_id: UUID) -> None:
         """Have the payloads of a user who searches come before they are found."""
-        if owner_id not in self._ahead:
-            self._ahead[owner_id] = asyncio.create_task(self._pages_ahead(owner_id))
+        if owner_id in self._ahead:
+            return
+        if len(self._ahead) >= _MAX_AHEAD:
+            self._ahead.pop(next(iter(self._ahead))).cancel()
+        self._ahead[owner_id] = asyncio.create_task(self._pages_ahead(owner_id))
 
     async def _pages_ahead(self, owner_id: UUID) -> None:
         """Read a user's payloads while nothing is searched for, and while there is room."""
