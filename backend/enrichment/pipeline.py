@@ -343,15 +343,18 @@ class Task(ABC, Generic[W, P]):
                 chat = await get_chat(session, self.chat_id, owner_id=self.sealer.user_id)
                 return await self.load(session, chat)
         except (ChatNotFoundError, ChronicleNotEnabledError, OtherChronicleError) as error:
-            # It is done. Where the job is kept, it says why.
             async with self.job.finish() as session:
-                await session.execute(
-                    update(Job)
-                    .where(Job.id == self.job.id)
-                    .values(error=error.slug)
-                    .execution_options(synchronize_session=False)
-                )
+                await self._note_reason(session, error)
             return None
+
+    async def _note_reason(self, session: AsyncSession, error: AppError) -> None:
+        """Have the job say why it is over, if its row is kept."""
+        await session.execute(
+            update(Job)
+            .where(Job.id == self.job.id)
+            .values(error=error.slug)
+            .execution_options(synchronize_session=False)
+        )
 
     async def _write(self, work: W, proposal: P) -> None:
         async with self.job.finish() if work.ends_job else self.job.step() as session:
@@ -375,6 +378,8 @@ class Task(ABC, Generic[W, P]):
         async with self.job.step() as session:
             chat = await self.locked_chat(session)
             recovery = await self.recover(session, work, error)
+            if recovery.is_over and isinstance(error, AppError):
+                await self._note_reason(session, error)
             if chat is not None:
                 note = recovery.note
                 if isinstance(error, ModelWritesNoJsonError):
