@@ -12,6 +12,7 @@ import msgspec
 
 from backend.audience import GM, opened, stored
 from backend.campaigns.errors import CampaignFileError
+from backend.campaigns.item_service import MAX_ITEMS
 from backend.campaigns.items import Kind
 from backend.campaigns.ledger import (
     DELETION,
@@ -85,6 +86,11 @@ class CampaignDraft:
             self.warnings.append(text)
         elif len(self.warnings) == MAX_WARNINGS:
             self.warnings.append("There is more that was not understood.")
+
+    def check_count(self) -> None:
+        """Raise `CampaignFileError` if there are more items than a campaign may have."""
+        if len(self.kinds) > MAX_ITEMS:
+            raise CampaignFileError(f"The file has more than {MAX_ITEMS:,} items.")
 
     def audience(self, column: str) -> str:
         """An audience of the file as it is stored here; who is not known here may know nothing."""
