@@ -31,6 +31,7 @@ from backend.campaigns.rules import rules_of
 from backend.campaigns.schemas import CampaignFields
 from backend.chats.logs import ChatLog
 from backend.chronicles.files import EventRecord
+from backend.cpu_pool import check_stopped
 from backend.database.base import now
 from backend.errors import ValidationError
 
@@ -112,6 +113,7 @@ def settle(draft: CampaignDraft, *, told: Iterable[UUID] = ()) -> dict[UUID, tup
     changes = _by_item(draft.lines)
     needed: dict[UUID, Operations] = {}
     for item_id, kind in draft.kinds.items():
+        check_stopped()
         lines = changes[item_id]
         state = fold(kind, (line.operations for line in lines))
         settled[item_id] = state, lines[-1].seq if lines else 0
@@ -145,6 +147,7 @@ def check_items(draft: CampaignDraft) -> None:
     """Raise `CampaignFileError` where an item is not what its kind and the rules let it be."""
     rules = rules_of(draft.fields.rules)
     for item_id, state in draft.states.items():
+        check_stopped()
         kind = draft.kinds[item_id]
         name = state.get("name") or state.get("title") or kind
         try:

@@ -84,10 +84,10 @@ _SHOWN_LINKS = 3
 
 
 class EntityFile:
-    """What one file says of an entity, references still by name.
+    """The entity of one file, with references by name.
 
-    `leftover` holds what found no place in it, and `warnings` what somebody should know. `links`
-    has the first sentence that links to each name.
+    `leftover` contains the texts that no field takes, and `warnings` the messages about the file.
+    `links` has the first sentence that links to each name.
     """
 
     def __init__(self, kind: EntityKind, stem: str, source: Document) -> None:

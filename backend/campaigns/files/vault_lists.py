@@ -28,6 +28,7 @@ from backend.campaigns.items import MAX_SCENES, STRUCTS, Kind
 from backend.campaigns.ledger import State
 from backend.campaigns.mentions import slug
 from backend.chronicles.files import EventRecord
+from backend.cpu_pool import check_stopped
 from backend.database.base import now
 
 _DAY = re.compile(r"day\s{1,5}(-?[0-9]{1,6})(.{0,300})", re.IGNORECASE)
@@ -90,6 +91,7 @@ class ListReader:
         sections = self._place(groups(document.body))
         at = 0
         while at < len(sections):
+            check_stopped()
             section, at = sections[at], at + 1
             has_parts = at < len(sections) and section.has_part(sections[at])
             if not self._is_title(section, has_parts=has_parts):
@@ -174,6 +176,7 @@ class ListReader:
             self._warn(f"the heading `{inside[:200]}` is not known")
         entries: list[Entry] = []
         for bullet in section.bullets:
+            check_stopped()
             if entries and self._outline in vault.TITLED and not _starts_entry(bullet):
                 last = entries[-1]
                 lines = split_lines(bullet.text)

@@ -40,6 +40,7 @@ from backend.campaigns.rules import DEFAULT, known_rules, rules_of
 from backend.campaigns.schemas import Brief, CampaignFields, CampaignSettings
 from backend.characters.cards.text import parse_json
 from backend.characters.errors import CardError, CardLimitError
+from backend.cpu_pool import check_stopped
 from backend.database.base import new_id
 from backend.errors import ValidationError
 
@@ -80,6 +81,7 @@ def read_vault(files: Mapping[str, bytes], name: str) -> CampaignDraft:
         raise CampaignFileError(f"The vault has more than {MAX_LINES:,} lines of text.")
     documents: dict[str, Document] = {}
     for path, text in texts.items():
+        check_stopped()
         try:
             documents[path] = read_document(text)
         except CardLimitError as error:
@@ -120,6 +122,7 @@ class VaultReader:
         lists: list[tuple[str, str, Document]] = []
         others: list[tuple[str, Document]] = []
         for path, document in documents.items():
+            check_stopped()
             kind, outline = vault.entity_kind(path), vault.outline_name(path)
             if path.casefold() == vault.MAIN:
                 self._read_campaign(path, document)
@@ -195,6 +198,7 @@ class VaultReader:
 
     def add(self, kind: Kind, item: Item, item_id: UUID | None = None) -> UUID:
         """Take in an item. Raises `CampaignFileError` if there are too many."""
+        check_stopped()
         item_id = item_id or new_id()
         self.draft.kinds[item_id] = kind
         self.draft.check_count()
@@ -308,6 +312,7 @@ class VaultReader:
         """A link to somebody in an entity's text is a relation; the sentence is its note."""
         related: set[UUID] = set()
         for target, note in file.links.items():
+            check_stopped()
             self.follow(target)
             found = self.find(target)
             if found is None or found == entity_id or found in related:
@@ -326,6 +331,7 @@ class VaultReader:
             if not group.bullets:
                 self.note(heading, None)
             for bullet in group.bullets:
+                check_stopped()
                 said = unlinked("\n".join([bullet.text, *bullet.details]))
                 self.note(": ".join(filter(None, [heading, said])), None)
 

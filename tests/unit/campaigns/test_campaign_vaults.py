@@ -376,10 +376,9 @@ def test_links_over_the_limit_make_no_relations_and_are_named() -> None:
     links = " ".join(f"[[p{number}]]" for number in range(MAX_LINKS + 5))
     draft = read({**people, "npcs/marlena.md": links})
     assert len(told(draft, "relation")) == MAX_LINKS
-    assert draft.warnings == [
-        f"npcs/marlena.md: it links to more than {MAX_LINKS:,} names: 5 of them make no relations: "
-        "[[p1000]], [[p1001]], [[p1002]] and others"
-    ]
+    [warning] = draft.warnings
+    assert warning.startswith("npcs/marlena.md: it links to more than 1,000 names: 5 of them make")
+    assert warning.endswith("no relations: [[p1000]], [[p1001]], [[p1002]] and others")
 
 
 def test_of_several_entities_of_a_name_the_wanted_kind_and_then_the_first_counts() -> None:
