@@ -26,7 +26,7 @@ from uuid import UUID
 
 import msgspec
 
-from backend.errors import TooManyRequestsError, UnavailableError
+from backend.errors import BadRequestError, TooManyRequestsError, UnavailableError
 
 T = TypeVar("T")
 
@@ -59,6 +59,12 @@ _SPARE_THREADS = 4
 _stop: contextvars.ContextVar[threading.Event | None] = contextvars.ContextVar(
     "cpu_pool_stop", default=None
 )
+
+
+client_gone: contextvars.ContextVar[asyncio.Future[None] | None] = contextvars.ContextVar(
+    "client_gone", default=None
+)
+"""Done if the client of the request has closed the connection. None if work goes on then."""
 
 
 class WorkStoppedError(Exception):
@@ -99,6 +105,12 @@ class TooMuchWorkError(TooManyRequestsError):
             extra={"limit": MOST_WAITING},
             headers={"Retry-After": "1"},
         )
+
+
+class ClientGoneError(BadRequestError):
+    """The client closed the connection before the work on its text was done."""
+
+    slug, title = "client-gone", "The client closed the connection"
 
 
 class WorkTimeoutError(UnavailableError):
@@ -160,8 +172,8 @@ class CpuPool:
     ) -> T:
         """Do `work` in a thread, when it is the user's turn, with the caller's context variables.
 
-        If the caller is cancelled, work that waits is dropped. Work that has begun goes on to its
-        next `check_stopped`, and the user's next work waits until then.
+        If the caller is cancelled or its `client_gone`, work that waits is dropped. Work that has
+        begun goes on to its next `check_stopped`, and the user's next work waits until then.
 
         Args:
             user_id: Whose text it is.
@@ -175,10 +187,25 @@ class CpuPool:
         Raises:
             TooMuchWorkError: Too much of the user's waits already.
             WorkTimeoutError: It ran for more than `DEADLINE_SECONDS`.
+            ClientGoneError: The client of the request has closed the connection.
             UnavailableError: The pool is closed.
         """
         if size is not None and size <= SMALL:
             return work()
+        running = self._run(user_id, work, is_job=is_job)
+        gone = client_gone.get()
+        if gone is None:
+            return await running
+        task = asyncio.create_task(running)
+        try:
+            await asyncio.wait((task, gone), return_when=asyncio.FIRST_COMPLETED)
+            if not task.done():
+                raise ClientGoneError
+            return task.result()
+        finally:
+            task.cancel()
+
+    async def _run(self, user_id: UUID, work: Callable[[], T], *, is_job: bool) -> T:
         await self._enter(user_id, is_job=is_job)
         stop = threading.Event()
         context = contextvars.copy_context()
