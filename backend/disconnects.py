@@ -1,4 +1,4 @@
-"""Stops the work of requests whose client has closed the connection."""
+"""Stop the work of a request after its client has closed the connection."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from backend.wire import ENDS_WITH_CLIENT
 
 
 class DisconnectMiddleware(ASGIMiddleware):
-    """Tells `CpuPool` if the client of an `ENDS_WITH_CLIENT` route closes the connection.
+    """A signal to `CpuPool` that the client of an `ENDS_WITH_CLIENT` route has disconnected.
 
     Only work in the pool ends then. A transaction that has begun is never interrupted. Place this
     after all middlewares that read the body, because it reads all that follows the body.
