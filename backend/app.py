@@ -34,6 +34,7 @@ from backend.chronicles.controller import ChronicleController, ChronicleTransfer
 from backend.chronicles.event_controller import EventController
 from backend.container import Services
 from backend.database.base import now
+from backend.disconnects import DisconnectMiddleware
 from backend.enrichment.compaction.controller import CompactionController
 from backend.enrichment.controller import (
     EnrichmentController,
@@ -178,6 +179,7 @@ def guarding(parts: Services) -> list[ASGIMiddleware]:
         ),
         QuotaMiddleware(parts.quotas, upload_above=JSON_BODY_BYTES),
         IdempotencyMiddleware(parts.database),
+        DisconnectMiddleware(),
     ]
 
 

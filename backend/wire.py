@@ -39,6 +39,9 @@ STREAMS = "streams"
 FILES = "files"
 """The media types of the files that a route answers with."""
 
+ENDS_WITH_CLIENT = "ends_with_client"
+"""True if the route's work over texts stops when its client closes the connection."""
+
 # What it tells the quotas.
 PREVIEWS = "previews"
 """True where the route holds one of the account's previews for as long as it takes."""

@@ -28,6 +28,7 @@ from backend.chats.models import (
     Chat,
 )
 from backend.chats.schemas import Title
+from backend.cpu_pool import check_stopped
 from backend.database.base import new_id
 from backend.errors import ValidationError
 from backend.generation.model import Role
@@ -186,6 +187,7 @@ def read_log(data: bytes) -> ChatLog:
 
 
 def _decoded(decoder: msgspec.json.Decoder[LineT], text: bytes, number: int) -> LineT:
+    check_stopped()
     try:
         line = decoder.decode(text)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:

@@ -32,6 +32,7 @@ from tests.support.heartbeat import PROMISED, Heartbeat, heartbeat
 from tests.support.memory import settled, take_turn
 from tests.support.server import Account, Running, ok, running
 from tests.support.waiting import until
+from tests.support.zips import zipped
 
 API = "/api/v1"
 KB = 1_000
@@ -202,6 +203,18 @@ async def test_a_card_of_a_million_values(server: Running, ada: Account) -> None
             f"{API}/characters/import", files={"file": ("card.json", body + extensions + b"}}}")}
         )
     assert response.status_code == 201, response.text
+    unnoticed(heart)
+
+
+async def test_a_vault_of_many_links(server: Running, ada: Account) -> None:
+    links = " ".join(f"[[{word}]]" for word in prose(1_000 * KB).split())
+    data = zipped({"npcs/mara.md": links, "canon/facts.md": f"- {links}"})
+    async with heartbeat() as heart:
+        made = ok(
+            await ada.client.post(f"{API}/campaigns/import", files={"file": ("vault.zip", data)}),
+            201,
+        )
+    assert any("make no relations" in warning for warning in made["warnings"])
     unnoticed(heart)
 
 

@@ -37,6 +37,7 @@ from backend.characters.cards.text import parse_json
 from backend.characters.errors import CardError
 from backend.chats.logs import YEARS, ChatLog, new_message_ids, read_log
 from backend.chronicles.files import EventRecord, read_file
+from backend.cpu_pool import check_stopped
 from backend.database.base import new_id
 from backend.errors import AppError, ValidationError
 
@@ -173,6 +174,7 @@ def _line(
     told: Collection[UUID],
 ) -> LedgerLine:
     """A change under new ids. It counts as its messages say, where any of them came along."""
+    check_stopped()
     sources = {each.message_id for each in change.sources} & message_ids.keys()
     where = f"ledger.json, change {change.seq}"
     if change.created_at.tzinfo is None or change.created_at.year not in YEARS:
@@ -202,6 +204,7 @@ def _read_items(files: Mapping[str, bytes]) -> list[ItemRecord]:
     seen: set[UUID] = set()
     for kind, name in (*named, *ITEM_FILES.items()):
         for number, fields in enumerate(_read(files, name, list[dict[str, Any]]) or []):
+            check_stopped()
             where = f"{name}[{number}]"
             try:
                 item_id = msgspec.convert(fields.pop("id", None) or new_id(), UUID)

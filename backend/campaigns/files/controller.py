@@ -24,7 +24,7 @@ from backend.characters.uploads import (
     read_upload,
 )
 from backend.chronicles.errors import ChronicleFullError
-from backend.wire import FILES, RAISES, etag
+from backend.wire import ENDS_WITH_CLIENT, FILES, RAISES, etag
 
 
 class CampaignTransferController(Controller):
@@ -35,7 +35,10 @@ class CampaignTransferController(Controller):
 
     @post(
         "/import",
-        opt={RAISES: (CampaignFileError, CampaignFullError, ChronicleFullError)},
+        opt={
+            ENDS_WITH_CLIENT: True,
+            RAISES: (CampaignFileError, CampaignFullError, ChronicleFullError),
+        },
         summary="Import a campaign",
         operation_class=NamedFileOperation,
         request_max_body_size=MAX_UPLOAD_BYTES,

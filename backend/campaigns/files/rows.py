@@ -26,6 +26,7 @@ from backend.chats.logs import ChatLog, message_rows
 from backend.chats.models import CHAT_TITLE
 from backend.chronicles.reading import SourceMessage
 from backend.chronicles.transfer import IncomingEvent, incoming_event
+from backend.cpu_pool import check_stopped
 from backend.database.base import new_id
 from backend.vault.sealing import Sealer
 
@@ -114,6 +115,7 @@ def campaign_rows(
     changes: list[dict[str, Any]] = []
     sources: list[dict[str, Any]] = []
     for line in draft.lines:
+        check_stopped()
         change_id = new_id()
         changes.append(
             {

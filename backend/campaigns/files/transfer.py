@@ -14,7 +14,6 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from backend.accounts.identity import Identity
 from backend.audience import GM, Viewpoint, is_known_to, known_to
-from backend.campaigns.errors import CampaignFileError
 from backend.campaigns.files.archive import (
     CompactionRecord,
     OpenCampaign,
@@ -33,7 +32,6 @@ from backend.campaigns.files.rows import (
     open_items,
 )
 from backend.campaigns.files.vault_writer import write_vault
-from backend.campaigns.item_service import MAX_ITEMS
 from backend.campaigns.known_states import known_items
 from backend.campaigns.models import Campaign, CampaignChange, CampaignItem, ChangeSource
 from backend.campaigns.records import campaign_views, open_campaign, reading
@@ -162,8 +160,7 @@ class CampaignTransfer:
         """
         sealer = identity.sealer
         draft, told = await self._pool.run(sealer.user_id, partial(read_campaign, data, name))
-        if len(draft.kinds) > MAX_ITEMS:
-            raise CampaignFileError(f"The file has more than {MAX_ITEMS:,} items.")
+        draft.check_count()
         chats = await self._chat_rows(identity, draft)
 
         def make() -> CampaignRows:
