@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Annotated, Any, Generic, Self, TypeVar, cast
 
@@ -17,6 +18,12 @@ StructT = TypeVar("StructT", bound=msgspec.Struct)
 
 
 RowT = TypeVar("RowT")
+
+_SLICE_ITEMS = 500
+"""Items that are converted in a millisecond or two."""
+
+_PLACE = re.compile(r"`\$\[(\d+)\]")
+"""The place of an item in a message of msgspec."""
 
 MAX_PAGE = 500
 MAX_INTEGER = 2**31 - 1
@@ -91,6 +98,27 @@ def struct_from(kind: type[StructT], source: object, /, **members: Any) -> Struc
         if name not in members:
             members[name] = getattr(source, name)
     return kind(**members)
+
+
+def convert_list(values: Any, kind: type[T], *, at: str = "$") -> list[T]:
+    """Convert parsed JSON to a list of `kind`, strictly, a slice at a time.
+
+    One call for all of a long list would keep other threads waiting.
+
+    Raises:
+        msgspec.ValidationError: It is no such list. The message names the place below `at`.
+    """
+    if not isinstance(values, list):
+        return msgspec.convert(values, list[kind], strict=True)
+    items: list[Any] = cast("list[Any]", values)
+    found: list[T] = []
+    for start in range(0, len(items), _SLICE_ITEMS):
+        try:
+            found += msgspec.convert(items[start : start + _SLICE_ITEMS], list[kind], strict=True)
+        except msgspec.ValidationError as error:
+            message = _PLACE.sub(lambda place: f"`{at}[{start + int(place[1])}]", str(error), 1)  # noqa: B023
+            raise msgspec.ValidationError(message) from None
+    return found
 
 
 def merge_patch(current: StructT, patch: dict[str, Any]) -> StructT:

@@ -54,7 +54,7 @@ _ABILITIES: Mapping[str, Ability] = {
 
 
 class ModelListTooLargeError(ModelRequestError):
-    """The server's list of models is too large to be read. Its models have to be named by the user."""
+    """The server's list of models is too large to be read: the user has to name its models."""
 
     slug, title = "model-list-too-large", "The list of models is too large"
 
@@ -125,8 +125,8 @@ async def _ask_list(adapter: Adapter) -> list[ListedModel]:
 def read_listing(body: Any) -> list[ListedModel]:
     """The models of a listing: an array, or an object with an array under a usual name.
 
-    At most one more than `MAX_LISTED`, which shows that there are more. CPU-bound. An entry is an object or a name. Entries that can't be understood are left out. Raises
-    `ValueError` if there is no list.
+    An entry is an object or a name. Entries that can't be understood are left out. Of more models
+    than `MAX_LISTED`, one more is returned. CPU-bound. Raises `ValueError` if there is no list.
     """
     found: dict[str, ListedModel] = {}
     for each in _entries(body):
