@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from functools import partial
+from types import GenericAlias
 from typing import Annotated, Any, Generic, Self, TypeVar, cast
 
 import msgspec
@@ -108,17 +110,23 @@ def convert_list(values: Any, kind: type[T], *, at: str = "$") -> list[T]:
     Raises:
         msgspec.ValidationError: It is no such list. The message names the place below `at`.
     """
+    kinds: Any = GenericAlias(list, (kind,))
+    convert = partial(msgspec.convert, type=kinds, strict=True)
     if not isinstance(values, list):
-        return msgspec.convert(values, list[kind], strict=True)
-    items: list[Any] = cast("list[Any]", values)
+        return convert(values)
+    items = cast("Any", values)
     found: list[T] = []
     for start in range(0, len(items), _SLICE_ITEMS):
         try:
-            found += msgspec.convert(items[start : start + _SLICE_ITEMS], list[kind], strict=True)
+            found += convert(items[start : start + _SLICE_ITEMS])
         except msgspec.ValidationError as error:
-            message = _PLACE.sub(lambda place: f"`{at}[{start + int(place[1])}]", str(error), 1)  # noqa: B023
-            raise msgspec.ValidationError(message) from None
+            raise msgspec.ValidationError(_move_place(str(error), at, start)) from None
     return found
+
+
+def _move_place(message: str, at: str, start: int) -> str:
+    """Return a message of msgspec with the place of an item in the whole list."""
+    return _PLACE.sub(lambda found: f"`{at}[{start + int(found[1])}]", message, count=1)
 
 
 def merge_patch(current: StructT, patch: dict[str, Any]) -> StructT:
