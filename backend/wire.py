@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from types import GenericAlias
 from typing import Annotated, Any, Generic, Self, TypeVar, cast
@@ -110,8 +110,8 @@ def convert_list(values: Any, kind: type[T], *, at: str = "$") -> list[T]:
     Raises:
         msgspec.ValidationError: It is no such list. The message names the place below `at`.
     """
-    kinds: Any = GenericAlias(list, (kind,))
-    convert = partial(msgspec.convert, type=kinds, strict=True)
+    list_kind: Any = GenericAlias(list, (kind,))
+    convert: Callable[[Any], list[T]] = partial(msgspec.convert, type=list_kind, strict=True)
     if not isinstance(values, list):
         return convert(values)
     items = cast("Any", values)

@@ -55,7 +55,7 @@ _KEPT = {"cache_control": {"type": "ephemeral"}}
 """At a block: what is sent up to here is kept, and read by requests that begin with the same."""
 
 MAX_BLOCKS = 1_000
-"""Blocks of one answer. Further ones are ignored, and so is what belongs to them."""
+"""Blocks of one answer. The calls and signatures of further ones are ignored."""
 
 MAX_SIGNATURE = 2**20
 """Characters of a block's signature: the API puts the thoughts themselves into it, encrypted."""

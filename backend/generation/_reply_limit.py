@@ -1,4 +1,4 @@
-"""The longest reply that is read from a server, whatever it sends."""
+"""The limit on the length of a reply, because a server may send one without an end."""
 
 from __future__ import annotations
 

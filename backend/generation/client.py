@@ -43,13 +43,13 @@ _UNFRAMED = (b"{", b"[", b"<")
 """Beginnings of an answer that is not a stream of events: JSON, or a web page."""
 
 MAX_RESOURCE_BYTES = 2**20
-"""Of a resource, such as a list of models. Lists of some hundred models take half of it."""
+"""The size of a resource, such as a list of models. Some hundred models take half of it."""
 
 MAX_VALUE_BYTES = 4 * 2**20
-"""Of an answer that is one value: it is parsed at once."""
+"""The size of an answer that is one value, which is parsed at once."""
 
 _MAX_ERROR_BYTES = 2**16
-"""Of an error that is parsed. Of a longer one the beginning is read as text."""
+"""The size of an error that is parsed. Only the beginning of a larger one is read, as text."""
 
 _LONGEST_TEXT = 4_000
 """Bytes of an error that is not JSON: enough to tell what it is."""

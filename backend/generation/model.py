@@ -26,7 +26,7 @@ FinishReason = Literal["stop", "length", "safety", "tool_calls", "other"]
 
 
 MAX_REPLY_CHARACTERS = 400_000
-"""Of a reply's text, and of its thoughts: about 100,000 tokens each, several times the longest."""
+"""The length of a reply's text, and of its thoughts: about 100,000 tokens each."""
 
 
 class PromptMessage(msgspec.Struct, frozen=True, gc=False):

@@ -86,8 +86,8 @@ class SourceRow:
     """A row that was read, still sealed.
 
     Attributes:
-        size: Bytes of its own that are opened for its documents.
-        size_beside: Bytes of the rows beside it that are opened for them, too.
+        size: Bytes of the row that are opened for its documents.
+        size_beside: Bytes of its neighbours that are opened for them, too.
         documents: Opens it and makes what is indexed of it. CPU-bound, without the database: to be
             called in a thread, for one row after the other in the order they came in.
     """

@@ -21,8 +21,8 @@ from backend.lorebooks.activation.timed import TimedState
 from backend.turns.prompt_context import LoadedChat, PromptWindow
 
 REPLY_RESERVES = 4
-"""How many times its reserve a reply may take before it is cut. The reserve only holds room free in
-the window, so models that are asked for no length write more."""
+"""A reply may be this many times as long as its reserve. The reserve only keeps room free in the
+window, so a model that is asked for no length may write more."""
 
 MIN_REPLY_TOKENS = 256
 """Tokens that a reply may be expected to take in any case: a user may reserve a single one."""
