@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import UTC
 from itertools import pairwise
 from typing import Any, NamedTuple, TypeVar, cast
@@ -40,6 +40,7 @@ from backend.chronicles.files import EventRecord, read_file
 from backend.cpu_pool import check_stopped
 from backend.database.base import new_id
 from backend.errors import AppError, ValidationError
+from backend.wire import convert_list
 
 MAX_CHATS = 1_000
 
@@ -63,7 +64,7 @@ def read_archive(files: Mapping[str, bytes]) -> CampaignDraft:
     main = _read(files, MAIN, CampaignRecord)
     assert main is not None  # noqa: S101  # it is what the zip was recognised by
     counters = _read(files, "compaction_state.json", CompactionRecord) or CompactionRecord()
-    changes = _read(files, "ledger.json", list[ChangeRecord]) or []
+    changes = _read_list(files, "ledger.json", ChangeRecord)
     items = _read_items(files)
     kinds = _kinds(main, changes, items)
     renumbered = Renumbered(kinds)
@@ -203,7 +204,7 @@ def _read_items(files: Mapping[str, bytes]) -> list[ItemRecord]:
     named: list[tuple[Kind, str]] = [("entity", name) for name in ENTITY_FILES.values()]
     seen: set[UUID] = set()
     for kind, name in (*named, *ITEM_FILES.items()):
-        for number, fields in enumerate(_read(files, name, list[dict[str, Any]]) or []):
+        for number, fields in enumerate(_read_list(files, name, dict[str, Any])):
             check_stopped()
             where = f"{name}[{number}]"
             try:
@@ -257,8 +258,19 @@ def _read(files: Mapping[str, bytes], name: str, kind: type[T]) -> T | None:
     """One file as what it is to hold; None where there is none."""
     if name not in files:
         return None
+    return _convert(files, name, lambda value: msgspec.convert(value, kind, strict=True))
+
+
+def _read_list(files: Mapping[str, bytes], name: str, kind: type[T]) -> list[T]:
+    """The entries of one file; none if there is no such file."""
+    if name not in files:
+        return []
+    return _convert(files, name, lambda value: convert_list(value, kind))
+
+
+def _convert(files: Mapping[str, bytes], name: str, convert: Callable[[Any], T]) -> T:
     try:
-        return msgspec.convert(parse_json(files[name]), kind, strict=True)
+        return convert(parse_json(files[name]))
     except CardError as error:
         raise CampaignFileError(f"{name}: {error.detail}") from error
     except msgspec.ValidationError as error:

@@ -53,7 +53,7 @@ from backend.chronicles.index_source import KIND as EVENTS
 from backend.chronicles.reading import StoryEvent
 from backend.chronicles.repository import make_chronicle
 from backend.chronicles.transfer import write_events
-from backend.cpu_pool import CpuPool
+from backend.cpu_pool import CpuPool, unhurried
 from backend.database.base import chunks
 from backend.database.engine import Database
 from backend.generation.tokens import best_tokenizer
@@ -261,10 +261,14 @@ async def _changes(
         *(column for column in CampaignChange.__table__.c if column.key != "user_id"),
         CampaignItem.kind,
     ).join(CampaignItem, CampaignItem.id == CampaignChange.item_id)
-    rows = (await session.execute(query.where(*mine).order_by(CampaignChange.seq))).all()
+    changes = await session.execute(query.where(*mine).order_by(CampaignChange.seq))
+    rows = [row async for row in unhurried(changes)]
     sources: defaultdict[UUID, list[SourceRecord]] = defaultdict(list)
-    theirs = select(ChangeSource).join(CampaignChange, CampaignChange.id == ChangeSource.change_id)
-    for each in await session.scalars(theirs.where(*mine).order_by(ChangeSource.message_id)):
+    theirs = select(ChangeSource.change_id, ChangeSource.chat_id, ChangeSource.message_id).join(
+        CampaignChange, CampaignChange.id == ChangeSource.change_id
+    )
+    origins = await session.execute(theirs.where(*mine).order_by(ChangeSource.message_id))
+    async for each in unhurried(origins):
         record = SourceRecord(chat_id=each.chat_id, message_id=each.message_id)
         sources[each.change_id].append(record)
     return rows, sources
