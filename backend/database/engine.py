@@ -119,6 +119,11 @@ class Database:
         """The engine that may write: for tools."""
         return self._writer
 
+    @property
+    def place(self) -> str:
+        """The place of this database for the operator."""
+        return find_place(self.url)
+
     @contextlib.asynccontextmanager
     async def write(self) -> AsyncGenerator[AsyncSession]:
         """A transaction that commits at the end of the block, or rolls back.

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from sqlalchemy import Connection, inspect, text
 
 import backend
-from backend.database.engine import Database, find_place, translated
+from backend.database.engine import Database, translated
 from backend.errors import AppError
 
 if TYPE_CHECKING:
@@ -80,7 +80,7 @@ def refuse_unknown(revision: str | None, database: Database) -> None:
     if revision is None or _is_known(revision):
         return
     raise SchemaError(
-        f"The database {find_place(database.url)} is at revision {revision}. Talekeeper "
+        f"The database {database.place} is at revision {revision}. Talekeeper "
         f"{backend.__version__} does not know it ({HEAD} is its newest), and changed nothing. If "
         "a newer Talekeeper wrote it, install that one again. Otherwise put a backup of this "
         "version in its place, or start with another database and bring your exports in there."
