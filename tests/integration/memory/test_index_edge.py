@@ -320,10 +320,22 @@ async def test_one_collection_is_nothing_to_another(tmp_path: Path) -> None:
     await first.aclose()
 
 
-async def test_a_disk_that_cannot_be_written_is_told(tmp_path: Path) -> None:
-    (tmp_path / "index").write_text("a file where the folder should be")
-    with pytest.raises(IndexUnavailableError, match="in the data folder failed"):
-        await open_edge(tmp_path / "index", "tales", DIMENSION)
+async def test_a_folder_that_cannot_be_used_is_opened_once_it_can(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("backend.memory.index.edge._OPEN_AGAIN_AFTER", 0.0)
+    folder = tmp_path / "index"
+    folder.write_text("a file where the folder should be")
+    index = await open_edge(folder, "tales", DIMENSION)
+    try:
+        with pytest.raises(IndexUnavailableError, match="in the data folder failed"):
+            await index.ping()
+        folder.unlink()
+        await index.upsert([point(OWNER, CHAT)])
+        assert index.is_new
+        assert await index.count(OWNER) == 1
+    finally:
+        await index.aclose()
 
 
 async def test_what_is_found_stays_the_same_when_segments_are_put_in_order(
