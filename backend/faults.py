@@ -66,7 +66,7 @@ def explain(error: BaseException, settings: Settings) -> str | None:
 def _explain_file(error: OSError, settings: Settings) -> str | None:
     # Writing to an open file raises an error without its name.
     path = error.filename or (settings.data_dir if error.errno in _NO_ROOM else None)
-    return path and _explain_path(error.errno or 0, path)
+    return _explain_path(error.errno or 0, path) if path else None
 
 
 def _explain_path(number: int, path: Path | str) -> str:

@@ -92,9 +92,10 @@ def _is_known(revision: str) -> bool:
     from alembic.util import CommandError  # noqa: PLC0415  # as above
 
     try:
-        return ScriptDirectory.from_config(alembic_config()).get_revision(revision) is not None
+        ScriptDirectory.from_config(alembic_config()).get_revision(revision)
     except CommandError:
         return False
+    return True
 
 
 def alembic_config() -> Config:

@@ -10,6 +10,7 @@ import signal
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -169,7 +170,8 @@ def test_faults_of_files_name_the_file(number: int) -> None:
     from backend.faults import explain
     from backend.settings import Settings
 
+    values: dict[str, Any] = {"_env_file": None, "data_dir": Path("/data")}
     error = OSError(number, os.strerror(number), "/data/root.key")
-    explanation = explain(error, Settings(data_dir=Path("/data")))
+    explanation = explain(error, Settings(**values))
     assert explanation is not None
     assert explanation.startswith("/data/root.key cannot be ")

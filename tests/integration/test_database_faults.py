@@ -8,6 +8,7 @@ import struct
 import threading
 from collections.abc import AsyncGenerator
 from pathlib import Path
+from typing import Any
 from uuid import UUID
 
 import pytest
@@ -23,6 +24,11 @@ from backend.settings import Settings
 from tests.support.server import PASSWORD, ok, problem, running
 
 pytestmark = [pytest.mark.anyio, pytest.mark.every_database]
+
+
+def settings_of(url: str) -> Settings:
+    values: dict[str, Any] = {"_env_file": None, "database_url": url}
+    return Settings(**values)
 
 
 @contextlib.asynccontextmanager
@@ -67,7 +73,7 @@ async def test_a_password_that_is_wrong_is_not_unavailability() -> None:
 async def test_bringing_the_tables_up_to_date_says_which_database_does_not_answer(
     place: str,
 ) -> None:
-    settings = Settings(database_url=f"postgresql+asyncpg://user:secret@{place}/name")
+    settings = settings_of(f"postgresql+asyncpg://user:secret@{place}/name")
     database = Database(settings.resolved_database_url)
     with pytest.raises(DatabaseUnavailableError) as failed:
         await migrate.upgrade(database)
@@ -86,7 +92,7 @@ async def test_a_server_that_refuses_is_explained(state: str, says: str) -> None
         with pytest.raises(DBAPIError) as failed:
             await migrate.upgrade(database)
         url = database.url.render_as_string(hide_password=False)
-        explanation = explain(failed.value, Settings(database_url=url))
+        explanation = explain(failed.value, settings_of(url))
     assert explanation is not None
     assert says in explanation
     assert "secret" not in explanation
