@@ -155,7 +155,7 @@ def _no_name(_: UUID) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class AudienceMarks:
-    """Tells a model in words who knows a text with a limited audience.
+    """Renders who knows a text with a limited audience, in words for a model.
 
     Attributes:
         find_name: Returns the name of an entity, or None if the reader may not know it.

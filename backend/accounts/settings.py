@@ -36,8 +36,8 @@ class BudgetSettings(SettingsStruct, frozen=True, kw_only=True):
 
 
 LoreMode = Literal["keys", "keys_and_meaning", "meaning"]
-"""How lorebook entries are found: by their keys, by what they are about, or by both. Without an
-embedding model their words say what they are about, and all are found by their keys as well."""
+"""The search for lorebook entries: by keys, by meaning, or by both. Without an embedding model the
+words of an entry stand in for its meaning, and all entries are found by their keys as well."""
 
 DEFAULT_MODE: LoreMode = "keys_and_meaning"
 

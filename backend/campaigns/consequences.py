@@ -98,14 +98,14 @@ async def find_consequences(
     kept: Names | None = None,
     marks: AudienceMarks = NAMELESS_MARKS,
 ) -> dict[UUID, list[Recalled]]:
-    """What each of some messages, or the reply to it, changed: as that is now.
+    """Return the items that each message, or the reply to it, changed, in their present state.
 
-    That is so for what was changed again since: a line that comes back from long ago tells what was
-    true then, and this says what became of it. Of a fact that is the one which supersedes it.
+    An old line in a prompt says something that was true then. These items show the state now. A
+    fact is replaced by the newest fact that supersedes it.
 
-    Messages come in the order of their weight: what the first ones changed is read first. Items of
-    `besides` are left out. Entities are taken from what is `kept` of their campaign, so that a
-    prompt tells of one version of it. `marks` say who knows what they bring along.
+    Messages come in the order of their weight, and items of the first ones are read first. Items of
+    `besides` are left out. Entities are taken from those `kept` of their campaign, so that a prompt
+    has one version of it. `marks` add who knows an item.
     """
     if not message_ids:
         return {}

@@ -71,7 +71,7 @@ class Known:
 
 @dataclass(frozen=True, kw_only=True)
 class Situation:
-    """What the story's present moment is, as a viewpoint may know it.
+    """The story's present moment, as far as a viewpoint may know it.
 
     `players` begin with the one whom the story follows.
     `present` are the people at the place, the nearest to the story first. `facts` are about them,
@@ -201,7 +201,7 @@ def is_resume_command(text: str) -> bool:
     return " ".join(said.rstrip("?!. ").casefold().split()) in RESUME_COMMANDS
 
 
-def played_block(block: StateBlock, now: Situation) -> StateBlock:
+def render_played_block(block: StateBlock, now: Situation) -> StateBlock:
     """Return the block of a played turn, without the parts that its guidance renders."""
     full, injected = full_block(now, is_played=True), block.injected
     if injected.form == "full":

@@ -125,7 +125,7 @@ class ItemService:
         *,
         message_id: UUID | None = None,
     ) -> msgspec.Struct:
-        """Add an item. With `message_id` it is there while that message is told; so for changes.
+        """Add an item. With `message_id` it exists while that message is on the active path.
 
         An open scene takes the players' characters along to its place.
 

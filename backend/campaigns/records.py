@@ -272,7 +272,7 @@ async def edit_item(
     *,
     cause: Message | None = None,
 ) -> None:
-    """Write what a merge patch changes of an item as one change of the user's.
+    """Write a merge patch of an item as one change by the user.
 
     A scene that opens, or moves, takes the players' characters along.
     """

@@ -1,4 +1,4 @@
-"""Scenes as they are played: how they begin and end, their beats, where in a chat they are told.
+"""Scenes in play: their beginning and end, their beats, and their messages in a chat.
 
 A beat is a finished turn of the open scene. It is a change of the reply's, so that it counts while
 the reply is told: a regenerated one has a beat of its own. So are the beginning of a scene where
@@ -125,7 +125,7 @@ async def count_beat(
 async def end_left_scenes(
     session: AsyncSession, sealer: Sealer, chat: Chat, reply: Message, *, turn_id: UUID
 ) -> None:
-    """End the open scenes that no player's character is in any more, as changes of the reply.
+    """End open scenes that all player characters have left, as changes of the reply.
 
     A scene whose status is locked stays open. So do all after a reply that is not for everyone.
     """

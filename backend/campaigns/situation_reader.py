@@ -306,7 +306,7 @@ class SituationReader(CampaignReader):
 
 
 def fact_line(names: Names, marks: AudienceMarks, fact: Fact, viewpoint: Viewpoint) -> str:
-    """Return a fact by itself: with whom it is about, unless it says so, and who knows it."""
+    """Return the text of a fact with its subject, unless it names it, and with its mark."""
     text, about = fact.text, fact.about_id
     subject = names.find_name(about, viewpoint) if about else None
     if about and subject and about not in names.index.find(text):

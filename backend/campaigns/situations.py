@@ -173,7 +173,7 @@ class SituationService:
         viewpoint: Viewpoint = GM,
         player: str = "",
     ) -> CampaignLayers:
-        """What a chat's campaign puts into a prompt.
+        """Return the parts of a prompt that come from the chat's campaign.
 
         Args:
             session: Where to read.

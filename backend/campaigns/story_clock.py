@@ -129,10 +129,10 @@ class StoryClock(UserSignedOut):
     async def find_days(
         self, session: AsyncSession, sealer: Sealer, memories: Iterable[Recalled]
     ) -> dict[UUID, str]:
-        """Return the story's day of memories that are of campaigns, such as "Day 5", by their ids.
+        """Return the story's day of each memory of a campaign, such as "Day 5", by its id.
 
-        A memory that was made from lines has the day of the last of them. What is true now and was
-        made from no line has no day, nor has an event that gives its own time.
+        A memory that was made from lines has the day of the last one. Items that no line made have
+        no day, and neither have events with a time of their own.
         """
         lines: dict[UUID, UUID] = {}
         past: list[UUID] = []

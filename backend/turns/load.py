@@ -14,7 +14,7 @@ from backend.accounts.identity import Identity
 from backend.accounts.models import User
 from backend.accounts.settings import first_set
 from backend.audience import GM, PUBLIC, Viewpoint, is_known_to
-from backend.campaigns.context import played_block
+from backend.campaigns.context import render_played_block
 from backend.campaigns.errors import StaleCampaignError
 from backend.campaigns.marks import count_unread_rounds, first_unread
 from backend.campaigns.models import Campaign
@@ -297,7 +297,7 @@ class ChatLoader:
             else None
         )
         if table is not None and not is_private:
-            block = played_block(campaign.block, campaign.now)
+            block = render_played_block(campaign.block, campaign.now)
             campaign = structs.replace(campaign, block=block)
         return replace(loaded, campaign=campaign, table=table)
 

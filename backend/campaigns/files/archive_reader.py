@@ -79,11 +79,11 @@ def read_archive(files: Mapping[str, bytes]) -> CampaignDraft:
         compactions=counters.compactions,
     )
     _check_rules(draft)
-    draft.states[draft.id] = {EXISTS: True, **_of_kind(renumbered, "world", main.world, MAIN)}
+    draft.states[draft.id] = {EXISTS: True, **_read_item(renumbered, "world", main.world, MAIN)}
     for where, item_id, kind, fields in items:
         if kind == "term":
             draft.uses[renumbered.ids[item_id]] = _count(fields.pop("uses", 0), where)
-        state = _of_kind(renumbered, kind, fields, where)
+        state = _read_item(renumbered, kind, fields, where)
         draft.states[renumbered.ids[item_id]] = {EXISTS: True, **state}
     check_items(draft)
     draft.chats, message_ids = _read_chats(files)
@@ -160,7 +160,7 @@ def _count(value: Any, where: str) -> int:
         raise CampaignFileError(f"{where}.uses: {error}.") from error
 
 
-def _of_kind(renumbered: Renumbered, kind: Kind, fields: dict[str, Any], where: str) -> State:
+def _read_item(renumbered: Renumbered, kind: Kind, fields: dict[str, Any], where: str) -> State:
     try:
         msgspec.convert(fields, STRUCTS[kind], strict=True)
     except msgspec.ValidationError as error:

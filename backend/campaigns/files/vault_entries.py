@@ -117,7 +117,7 @@ class Entry:
         """Return the last value of a detail."""
         return self.said[key][-1] if self.said[key] else default
 
-    def titled(self) -> tuple[str, str]:
+    def split_title(self) -> tuple[str, str]:
         """Return the title and the text, which ends with unknown details."""
         title, text = titled(self.text)
         title = self.last("title") or unlinked(title, self._follow)

@@ -238,7 +238,7 @@ class ListReader:
         box = BOX.match(entry.text)
         if box is not None:
             entry.text = entry.text[box.end() :]
-        title, summary = entry.titled()
+        title, summary = entry.split_title()
         words = _WORD.findall(entry.group.casefold())
         known = [each for each in words if each in vault.TENSIONS]
         known += [each.casefold() for each in entry.said["priority"]] if not known else []
@@ -288,7 +288,7 @@ class ListReader:
             self._keep(entry, str(error))
 
     def _clock(self, entry: Entry) -> None:
-        name, consequence = entry.titled()
+        name, consequence = entry.split_title()
         parts = _PARTS.search(entry.last("filled"))
         fields: State = {
             "kind": _kind(entry.group, vault.CLOCK_KINDS, "threat"),
@@ -337,7 +337,7 @@ class ListReader:
         self._add("relation", fields, entry)
 
     def _term(self, entry: Entry) -> None:
-        term, definition = entry.titled()
+        term, definition = entry.split_title()
         fields: State = {
             "status": _kind(entry.group, vault.TERM_STATUSES, "approved"),
             **entry.fields("source", "status"),
@@ -352,7 +352,7 @@ class ListReader:
             self._world.draft.uses[term_id] = min(uses, MAX_USES)
 
     def _scene(self, entry: Entry) -> None:
-        title, summary = entry.titled()
+        title, summary = entry.split_title()
         present = [self._find("present", name) for name in entry.said["present"]]
         fields: State = {
             "status": _kind(entry.group, vault.SCENE_STATUSES, "open"),
@@ -367,7 +367,7 @@ class ListReader:
         self._add("scene", fields, entry)
 
     def _chapter(self, entry: Entry) -> None:
-        title, summary = entry.titled()
+        title, summary = entry.split_title()
         is_untitled = title == vault.UNTITLED and not entry.said["title"]
         fields: State = {"title": "" if is_untitled else title, "summary": summary}
         if (chapter_id := self._add("chapter", fields, entry)) is not None:

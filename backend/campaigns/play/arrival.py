@@ -33,7 +33,7 @@ def arrive(table: Table, place_id: UUID) -> str:
 
     If the campaign is too large to be kept in memory, these are the people who are in play already.
     """
-    _bring_in(table, place_id)
+    _add_people(table, place_id)
     players = [Placed(id=one, entity=_entity(table, one)) for one in table.players]
     people = [
         Placed(id=one, entity=_entity(table, one))
@@ -58,7 +58,7 @@ def arrive(table: Table, place_id: UUID) -> str:
     )
 
 
-def _bring_in(table: Table, place_id: UUID) -> None:
+def _add_people(table: Table, place_id: UUID) -> None:
     names, items = table.names, table.state.items
     if names is None:
         return

@@ -115,7 +115,7 @@ class References:
         if elsewhere := self._elsewhere(wanted, kinds):
             return elsewhere
         shown = {called(state): self.mark(called(state), state) for state in candidates.values()}
-        raise ToolRefusedError(_unknown(said, shown))
+        raise ToolRefusedError(_render_unknown(said, shown))
 
     def in_play(self, said: str, kinds: Collection[str] = ()) -> Reference:
         """`find`, of items whose state is known. Raises `ToolRefusedError`."""
@@ -177,7 +177,7 @@ def _roster(candidates: Mapping[UUID, State], items: Mapping[UUID, Held]) -> Ros
     )
 
 
-def _unknown(said: str, names: Mapping[str, str]) -> str:
+def _render_unknown(said: str, names: Mapping[str, str]) -> str:
     """Return an error that lists the nearest names; `names` maps them to how they are shown."""
     cut = {name[:MAX_SAID]: shown for name, shown in names.items()}
     near = get_close_matches(said[:MAX_SAID], cut, MAX_NEAR, 0.5) or list(cut)[:MAX_NEAR]

@@ -64,7 +64,7 @@ class NoSuchOptionError(ValidationError):
 
 
 class Table:
-    """A turn that is played. What a model asks for is checked here, whatever it says.
+    """A turn that is played. Each tool call of the model is checked here.
 
     Attributes:
         state: All of it that is saved.

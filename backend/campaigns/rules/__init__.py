@@ -82,7 +82,7 @@ class Rules(Protocol):
         ...
 
     def precarity(self, players: Sequence[Entity], world: World) -> dict[str, Any] | None:
-        """How close the players' characters are to ruin; None where the game has no such thing.
+        """Return the players' distance from ruin; None if the game has no such measure.
 
         `score` is a number, `label` what it is called, `voice` how the narration then sounds.
         `lines` are sentences about the numbers, for prompts.

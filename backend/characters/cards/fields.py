@@ -166,26 +166,26 @@ def _find_places(name: str, synonyms: str) -> dict[str, str]:
     return {"data": names, "flat": f"{names} {synonyms}"}
 
 
-def _required(name: str, read: Reader[Any], synonyms: str = "") -> Field:
+def _define_required(name: str, read: Reader[Any], synonyms: str = "") -> Field:
     """A field of V2 and V3. `synonyms` are names that flat cards of other tools have for it."""
     return Field(name, read, _find_places(name, synonyms), is_required=True)
 
 
-def _optional(name: str, read: Reader[Any], synonyms: str = "") -> Field:
+def _define_optional(name: str, read: Reader[Any], synonyms: str = "") -> Field:
     return Field(name, read, _find_places(name, synonyms))
 
 
 V1_FIELDS: Final = (
-    _required("name", _text(NAME), "char_name charName displayName"),
-    _required("description", _read_text, "char_persona charPersona context persona"),
-    _required("personality", _read_text),
-    _required("scenario", _read_text, "world_scenario worldScenario"),
-    _required(
+    _define_required("name", _text(NAME), "char_name charName displayName"),
+    _define_required("description", _read_text, "char_persona charPersona context persona"),
+    _define_required("personality", _read_text),
+    _define_required("scenario", _read_text, "world_scenario worldScenario"),
+    _define_required(
         "first_mes",
         _read_text,
         "char_greeting charGreeting greeting first_message firstMessage",
     ),
-    _required(
+    _define_required(
         "mes_example",
         _read_text,
         "example_dialogue exampleDialogue example_dialogs exampleDialogs example_messages "
@@ -193,24 +193,24 @@ V1_FIELDS: Final = (
     ),
 )
 _V2: Final = (
-    _required("creator_notes", _read_text, "creatorcomment creatorComment"),
-    _required("system_prompt", _read_text),
-    _required("post_history_instructions", _read_text),
-    _required("alternate_greetings", _texts),
-    _required("tags", _tags),
-    _required("creator", _read_short),
-    _required("character_version", _read_short),
-    _required("extensions", _extensions),
-    _optional("character_book", _book, "embedded_lorebook"),
+    _define_required("creator_notes", _read_text, "creatorcomment creatorComment"),
+    _define_required("system_prompt", _read_text),
+    _define_required("post_history_instructions", _read_text),
+    _define_required("alternate_greetings", _texts),
+    _define_required("tags", _tags),
+    _define_required("creator", _read_short),
+    _define_required("character_version", _read_short),
+    _define_required("extensions", _extensions),
+    _define_optional("character_book", _book, "embedded_lorebook"),
 )
 V3_FIELDS: Final = (
-    _optional("nickname", _text(NAME)),
-    _optional("creator_notes_multilingual", _multilingual),
-    _optional("source", _texts),
-    _optional("group_only_greetings", _texts),
-    _optional("creation_date", _seconds),
-    _optional("modification_date", _seconds),
-    _optional("assets", _assets),
+    _define_optional("nickname", _text(NAME)),
+    _define_optional("creator_notes_multilingual", _multilingual),
+    _define_optional("source", _texts),
+    _define_optional("group_only_greetings", _texts),
+    _define_optional("creation_date", _seconds),
+    _define_optional("modification_date", _seconds),
+    _define_optional("assets", _assets),
 )
 CARD_FIELDS: Final = Codec((*V1_FIELDS, *_V2, *V3_FIELDS), "data")
 FLAT_FIELDS: Final = Codec((*V1_FIELDS, *_V2, *V3_FIELDS), "flat")

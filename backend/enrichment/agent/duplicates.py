@@ -196,8 +196,8 @@ Known = StoryEvent | ProposedEvent
 class DuplicateCheck:
     """Compares new events with what the index finds, the latest events, and those of this run.
 
-    What speaks against a call is shown with it: it becomes one of the `references`. `seen` are the
-    ids of all that was compared.
+    The objections to a call are shown with it, among the `references`. `seen` are the ids of all
+    events that were compared.
     """
 
     finder: DuplicateFinder

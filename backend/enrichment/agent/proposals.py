@@ -70,7 +70,7 @@ Proposal = ProposedEvent | ProposedEntry | ProposedChange
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AgentResult:
-    """What came of reading a stretch: `detail` is all of the run but for what is written.
+    """The result of reading some messages: proposals, and the rest of the run as `detail`.
 
     `seen` are the events that those proposed were compared with.
     """
