@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
-from collections.abc import AsyncGenerator, Mapping, Sequence
-from inspect import signature
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from functools import partial
+from inspect import isawaitable, signature
 from itertools import count
 
 from litestar import Controller, Litestar, Router
@@ -33,6 +34,7 @@ from backend.chronicles.controller import ChronicleController, ChronicleTransfer
 from backend.chronicles.event_controller import EventController
 from backend.container import Services
 from backend.database.base import now
+from backend.disconnects import DisconnectMiddleware
 from backend.enrichment.compaction.controller import CompactionController
 from backend.enrichment.controller import (
     EnrichmentController,
@@ -177,6 +179,7 @@ def guarding(parts: Services) -> list[ASGIMiddleware]:
         ),
         QuotaMiddleware(parts.quotas, upload_above=JSON_BODY_BYTES),
         IdempotencyMiddleware(parts.database),
+        DisconnectMiddleware(),
     ]
 
 
@@ -250,24 +253,42 @@ async def _sweep(parts: Services) -> None:
     rounds = count(1)
     while True:
         await asyncio.sleep(SWEEP_EVERY)
-        try:
-            await parts.turns.recover(all_running=False)
-            await finish_deletions(parts.database)
-            await parts.sessions.forget_ended()
-            await forget_old(parts.database, at=now())
-            await fold_ledger(parts.database)
-            if next(rounds) % LOOK_EVERY == 0:
-                await parts.database.optimize()
-                await forget_old_activity(parts.database)
-            await parts.jobs.clean(at=now())
-            await parts.memory.follow_model()
-            await parts.memory.prepare()
-            parts.memory.blinders.sweep()
-            parts.lore.sweep()
-            parts.histories.sweep()
-            parts.user_models.sweep()
-        except Exception as error:  # the next round tries again
-            log.warning("server.sweep_failed", exc_info=error)
+        for name, chore in _chores(parts, is_long_round=next(rounds) % LOOK_EVERY == 0).items():
+            try:
+                found = chore()
+                if isawaitable(found):
+                    await found
+            except Exception as error:  # the next round tries again
+                log.warning("server.sweep_failed", chore=name, exc_info=error)
+
+
+def _chores(parts: Services, *, is_long_round: bool) -> dict[str, Callable[[], object]]:
+    """Return the chores of one round of the sweep, by names for the log.
+
+    Nothing in one chore depends on another: if one fails, the others are done.
+    """
+    database, memory = parts.database, parts.memory
+    chores: dict[str, Callable[[], object]] = {
+        # Nothing is waited for in these, so a database that hangs does not hold them up.
+        "blinders": memory.blinders.sweep,
+        "lore": parts.lore.sweep,
+        "histories": parts.histories.sweep,
+        "user_models": parts.user_models.sweep,
+        "turns": partial(parts.turns.recover, all_running=False),
+        "deletions": partial(finish_deletions, database),
+        "sessions": parts.sessions.forget_ended,
+        "idempotency": partial(forget_old, database, at=now()),
+        "ledger": partial(fold_ledger, database),
+        "jobs": partial(parts.jobs.clean, at=now()),
+        "index_model": memory.follow_model,
+        "index": memory.prepare,
+    }
+    if is_long_round:
+        chores |= {
+            "optimize": database.optimize,
+            "activity": partial(forget_old_activity, database),
+        }
+    return chores
 
 
 async def _load_tokenizers(parts: Services) -> None:

@@ -19,7 +19,6 @@ from typing import Any
 from pydantic import ValidationError as SettingsFault
 
 import backend
-from backend.errors import AppError
 from backend.logs import configure_logging, get_logger
 from backend.settings import Settings
 from backend.terminal import ask_password, show_progress
@@ -52,11 +51,28 @@ def main(arguments: Sequence[str] | None = None) -> int:
     command: Command = options.command
     try:
         return _run(command(settings, options))
-    except (UsageError, AppError) as error:
+    except UsageError as error:
         print(f"talekeeper: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         return 130
+    except Exception as error:  # noqa: BLE001  # logged, with its places
+        print(f"talekeeper: {_explain(error, settings)}", file=sys.stderr)
+        return 1
+
+
+def _explain(error: Exception, settings: Settings) -> str:
+    """Say why a command ended; the log has the places of an unexpected error."""
+    from backend.faults import explain
+
+    explanation = explain(error, settings)
+    if explanation is not None:
+        return explanation
+    log.critical("process.failed", exc_info=error)
+    return (
+        f"An unexpected error ended it ({type(error).__name__}); the log says where. Start it "
+        "again. If it ends again, report the line process.failed of the log."
+    )
 
 
 def _run(work: Coroutine[Any, Any, int]) -> int:
@@ -127,8 +143,8 @@ async def _serve(settings: Settings, _: argparse.Namespace) -> int:
     from backend.server import Server, address, greeting, server_config
 
     with _lock(settings), _listen(settings) as listener:
-        database = await _ready_database(settings)
-        parts = await build_services(settings, _root_keys(settings, create=True), database)
+        database, root = await _open_installation(settings, create_root_key=True)
+        parts = await build_services(settings, root, database)
         config = server_config(
             observe(create_app(parts), Transport(settings.public_origin, settings.trusted_proxies)),
             settings,
@@ -164,7 +180,7 @@ async def _work(settings: Settings, _: argparse.Namespace) -> int:
         )
     if not settings.job_workers:
         raise UsageError("TALEKEEPER_JOB_WORKERS is 0: there is nothing to do here.")
-    database, root = await _ready_database(settings), _root_keys(settings)
+    database, root = await _open_installation(settings)
     parts = await build_services(settings, root, database)
     # Nobody signs in here: keys come with the jobs, or from standing slots.
     keys = JobKeys(root)
@@ -286,29 +302,29 @@ async def _rotate(settings: Settings, options: argparse.Namespace) -> int:
 @contextlib.asynccontextmanager
 async def _locked_database(settings: Settings) -> AsyncGenerator[Any]:
     with _lock(settings):
-        database = await _ready_database(settings)
+        database, _ = await _open_installation(settings)
         try:
             yield database
         finally:
             await database.dispose()
 
 
-async def _ready_database(settings: Settings) -> Any:
+async def _open_installation(settings: Settings, *, create_root_key: bool = False) -> Any:
+    """Open the database and its root key, and bring the tables up to date.
+
+    The key comes first, so that a database that it does not open stays as it is.
+    """
+    from backend.accounts.names import load_database_root_keys
     from backend.database.engine import Database
     from backend.database.migrate import HEAD, upgrade
 
     database = Database(settings.resolved_database_url, pool_size=settings.database_pool_size)
+    path, value = settings.resolved_root_key_file, settings.root_key_text
+    root = await load_database_root_keys(database, path, value=value, create=create_root_key)
     if await upgrade(database):
         gc.collect()  # 4 MiB, which would stay: what is there by the first answer is never freed
         log.info("database.migrated", revision=HEAD)
-    return database
-
-
-def _root_keys(settings: Settings, *, create: bool = False) -> Any:
-    from backend.vault.root import load_root_keys
-
-    path, value = settings.resolved_root_key_file, settings.root_key_text
-    return load_root_keys(path, value=value, create=create)
+    return database, root
 
 
 @contextlib.contextmanager

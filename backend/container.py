@@ -322,6 +322,7 @@ class Services:
             enrichment_outbox,
             slots,
             clock=clock,
+            names=names,
         )
         self.enrichment = EnrichmentService(database, queue, index, user_models, settings, prompts)
         self.scenes = SceneService(database, enrichment_outbox)

@@ -9,15 +9,17 @@ from typing import Literal
 
 from sqlalchemy import select
 
+from backend.accounts.names import has_root_key, load_database_root_keys
 from backend.accounts.settings import UserSettings
 from backend.chats.schemas import ChatSettings
 from backend.database.engine import Database
-from backend.database.migrate import HEAD, current_revision
+from backend.database.migrate import HEAD, current_revision, refuse_unknown
 from backend.enrichment.llm_selection import choose_model
-from backend.errors import AppError
+from backend.faults import explain, find_folder_fault, find_index_fault
 from backend.generation.environment import build_registry
 from backend.generation.tokens import best_tokenizer, get_tokenizer
 from backend.llm.models import InstallationProvider, ProviderConfig, open_shared
+from backend.logs import get_logger
 from backend.memory.embedding.local import NOT_INSTALLED, LocalEmbedder, is_installed
 from backend.memory.embedding.protocol import EmbedderError
 from backend.memory.embedding.registry import build_embedder, may_be_shared
@@ -27,6 +29,8 @@ from backend.memory.runtime import collections_of, index_folder
 from backend.prompts import load_prompts
 from backend.settings import Settings
 from backend.vault.root import RootKeyError, load_root_keys
+
+log = get_logger(__name__)
 
 State = Literal["ok", "missing", "fault"]
 
@@ -44,6 +48,7 @@ class Finding:
 async def examine(settings: Settings) -> list[Finding]:
     """Look at every part without changing anything."""
     checks: tuple[Callable[[Settings], Awaitable[Finding]], ...] = (
+        _data_folder,
         _root_key,
         _database,
         _prompts,
@@ -63,17 +68,41 @@ async def examine(settings: Settings) -> list[Finding]:
     for check in checks:
         try:
             findings.append(await check(settings))
-        except AppError as error:
+        except Exception as error:  # logged, unless it can be explained
+            explanation = explain(error, settings)
+            if explanation is None:
+                log.critical("doctor.check_failed", exc_info=error)
+                explanation = f"an unexpected error ({type(error).__name__}); the log says where"
             name = check.__name__.strip("_").replace("_", " ")
-            findings.append(Finding(name, "fault", error.title, error.detail))
+            findings.append(Finding(name, "fault", explanation))
     return findings
 
 
+async def _data_folder(settings: Settings) -> Finding:
+    folder = settings.data_dir
+    if fault := find_folder_fault(folder):
+        return Finding("data folder", "fault", fault)
+    if not folder.exists():
+        return Finding("data folder", "missing", f"no {folder} yet; the first start makes it")
+    return Finding("data folder", "ok", str(folder))
+
+
 async def _root_key(settings: Settings) -> Finding:
-    path = settings.resolved_root_key_file
-    if settings.root_key is None and not path.exists():
+    path, value = settings.resolved_root_key_file, settings.root_key_text
+    if not await _is_in_order(_tables, settings):
+        # Only the key itself can be looked at: the database's own finding says why.
+        is_needed = False
+    else:
+        database = Database(settings.resolved_database_url)
+        try:
+            is_needed = await has_root_key(database)
+            if is_needed:
+                await load_database_root_keys(database, path, value=value)
+        finally:
+            await database.dispose()
+    if value is None and not is_needed and not path.exists():
         return Finding("root key", "missing", f"none at {path} yet; the first start makes it")
-    keys = load_root_keys(path, value=settings.root_key_text)
+    keys = load_root_keys(path, value=value)
     if settings.root_key is not None:
         return Finding("root key", "ok", f"version {keys.current}, from TALEKEEPER_ROOT_KEY")
     if stat.S_IMODE(path.stat().st_mode) & 0o077:
@@ -91,15 +120,34 @@ async def _root_key(settings: Settings) -> Finding:
     )
 
 
+async def _is_in_order(check: Callable[[Settings], Awaitable[Finding]], settings: Settings) -> bool:
+    """True if the checked part exists and can be used."""
+    try:
+        return (await check(settings)).state != "missing"
+    except Exception:  # noqa: BLE001  # as above
+        return False
+
+
 async def _database(settings: Settings) -> Finding:
+    finding = await _tables(settings)
+    if finding.state == "ok":
+        database = Database(settings.resolved_database_url)
+        try:
+            await database.check()
+        finally:
+            await database.dispose()
+    return finding
+
+
+async def _tables(settings: Settings) -> Finding:
     kind = "SQLite" if settings.embedded else "PostgreSQL"
     path = settings.data_dir / "talekeeper.sqlite3"
     if settings.embedded and not settings.database_url and not path.exists():
         return Finding("database", "missing", f"no {path} yet; the first start makes it")
     database = Database(settings.resolved_database_url)
     try:
-        await database.ping()
         revision = await current_revision(database)
+        refuse_unknown(revision, database)
     finally:
         await database.dispose()
     if revision != HEAD:
@@ -151,7 +199,7 @@ async def _providers(settings: Settings) -> Finding:
 
 async def _shared(settings: Settings) -> dict[str, ProviderConfig | None]:
     """The installation's providers by their slugs; None for those that do not open."""
-    if (await _database(settings)).state != "ok" or (await _root_key(settings)).state == "missing":
+    if not await _is_in_order(_tables, settings) or not await _is_in_order(_root_key, settings):
         return {}
     root = load_root_keys(settings.resolved_root_key_file, value=settings.root_key_text)
     database = Database(settings.resolved_database_url)
@@ -222,6 +270,8 @@ async def _anthropic(settings: Settings) -> Finding:
 
 
 async def _index(settings: Settings) -> Finding:
+    if fault := find_index_fault(settings):
+        return Finding("index", "fault", fault)
     if not settings.qdrant_url:
         folder = index_folder(settings)
         state = "there" if folder.is_dir() else "the first start makes it"
@@ -232,8 +282,8 @@ async def _index(settings: Settings) -> Finding:
 
 async def _own_embeddings(settings: Settings) -> Finding:
     name = "own embeddings"
-    if (await _database(settings)).state != "ok":
-        return Finding(name, "missing", "the database is not there yet")
+    if not await _is_in_order(_tables, settings):
+        return Finding(name, "missing", "not looked at: the database is not in order yet")
     database = Database(settings.resolved_database_url)
     chosen = IndexState.is_chosen.is_(True)
     try:

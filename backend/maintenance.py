@@ -179,6 +179,7 @@ async def _memory(
     user_models = UserModels(build_registry(settings), settings, _root_keys(settings))
     memory = await open_memory(settings, database, queue, outbox, sources, pool, user_models)
     try:
+        await memory.collections.current.ping()  # nothing can be done without
         yield memory
     finally:
         await memory.aclose()

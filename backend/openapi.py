@@ -33,7 +33,7 @@ from backend.accounts.idempotency import (
 from backend.accounts.middleware import CSRF_HEADER, PLAIN_COOKIE, PUBLIC, SECURE_COOKIE
 from backend.characters.errors import PersonaNotFoundError
 from backend.chronicles.errors import ChronicleFullError, ChronicleNotFoundError
-from backend.cpu_pool import TooMuchWorkError
+from backend.cpu_pool import TooMuchWorkError, WorkTimeoutError
 from backend.database.engine import DatabaseUnavailableError
 from backend.errors import MEDIA_TYPE, AppError
 from backend.lorebooks.errors import LorebookFullError
@@ -72,6 +72,7 @@ EVERYWHERE: tuple[type[AppError], ...] = (
     IdempotencyKeyReusedError,
     errors.InternalError,
     TooMuchWorkError,
+    WorkTimeoutError,
     DatabaseUnavailableError,
 )
 """What any route may answer with."""

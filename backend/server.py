@@ -6,13 +6,16 @@ import asyncio
 import contextlib
 import signal
 import socket
+import sys
 from collections.abc import Generator
 from typing import Any
 
 import uvicorn
+from uvicorn.lifespan.on import LifespanOn, LifespanSendMessage
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 import backend
+from backend.faults import find_index_fault
 from backend.generation.registry import ModelRegistry
 from backend.jobs.service import JobService
 from backend.settings import Settings
@@ -178,6 +181,22 @@ def server_config(app: Any, settings: Settings, *, shutdown_seconds: int) -> uvi
     )
 
 
+class _Lifespan(LifespanOn):
+    """Keeps the error that ended the start.
+
+    Litestar passes on its traceback as one text, which the log would have to withhold.
+    """
+
+    error: BaseException | None = None
+
+    async def send(self, message: LifespanSendMessage) -> None:
+        """Take the error while Litestar handles it."""
+        if message["type"] == "lifespan.startup.failed":
+            self.error = sys.exception()
+            message = {"type": "lifespan.startup.failed", "message": ""}
+        await super().send(message)
+
+
 class Server(uvicorn.Server):
     """Uvicorn, with an end that streams are told of.
 
@@ -190,6 +209,16 @@ class Server(uvicorn.Server):
         super().__init__(config)
         self._turns = turns
         self._jobs = jobs
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Start the application. Raises the error that ends the start."""
+        self.lifespan = lifespan = _Lifespan(self.config)
+        try:
+            await super().startup(sockets)
+        except SystemExit:
+            if lifespan.error is None:
+                raise
+            raise lifespan.error from None
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Stop listening, end every turn, let the answers go out, and close the application."""
@@ -261,6 +290,8 @@ def greeting(
         f"Talekeeper {backend.__version__} at {address(settings.host, listener)}",
         f"  models: {', '.join(spec.id for spec in registry.specs())}",
     ]
+    if fault := find_index_fault(settings):
+        lines.append(f"  No index: {fault}")
     if not embeds:
         lines += [
             "  No embedding model: memory is searched by words alone. `talekeeper model fetch`, or",

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Callable, Sequence
+from functools import partial
+from types import GenericAlias
 from typing import Annotated, Any, Generic, Self, TypeVar, cast
 
 import msgspec
@@ -17,6 +20,12 @@ StructT = TypeVar("StructT", bound=msgspec.Struct)
 
 
 RowT = TypeVar("RowT")
+
+_SLICE_ITEMS = 500
+"""Items that are converted in a millisecond or two."""
+
+_PLACE = re.compile(r"`\$\[(\d+)\]")
+"""The place of an item in a message of msgspec."""
 
 MAX_PAGE = 500
 MAX_INTEGER = 2**31 - 1
@@ -38,6 +47,9 @@ STREAMS = "streams"
 """The events that a route streams: the members of each one's data, by its name."""
 FILES = "files"
 """The media types of the files that a route answers with."""
+
+ENDS_WITH_CLIENT = "ends_with_client"
+"""True if the route's work over texts stops when its client closes the connection."""
 
 # What it tells the quotas.
 PREVIEWS = "previews"
@@ -91,6 +103,33 @@ def struct_from(kind: type[StructT], source: object, /, **members: Any) -> Struc
         if name not in members:
             members[name] = getattr(source, name)
     return kind(**members)
+
+
+def convert_list(values: Any, kind: type[T], *, at: str = "$") -> list[T]:
+    """Convert parsed JSON to a list of `kind`, strictly, a slice at a time.
+
+    One call for all of a long list would keep other threads waiting.
+
+    Raises:
+        msgspec.ValidationError: It is no such list. The message names the place below `at`.
+    """
+    list_kind: Any = GenericAlias(list, (kind,))
+    convert: Callable[[Any], list[T]] = partial(msgspec.convert, type=list_kind, strict=True)
+    if not isinstance(values, list):
+        return convert(values)
+    items = cast("Any", values)
+    found: list[T] = []
+    for start in range(0, len(items), _SLICE_ITEMS):
+        try:
+            found += convert(items[start : start + _SLICE_ITEMS])
+        except msgspec.ValidationError as error:
+            raise msgspec.ValidationError(_move_place(str(error), at, start)) from None
+    return found
+
+
+def _move_place(message: str, at: str, start: int) -> str:
+    """Return a message of msgspec with the place of an item in the whole list."""
+    return _PLACE.sub(lambda found: f"`{at}[{start + int(found[1])}]", message, count=1)
 
 
 def merge_patch(current: StructT, patch: dict[str, Any]) -> StructT:

@@ -3,7 +3,8 @@
     python -m scripts._enrichment_process serve|work [argument...]
 
 A job that failed waits 0.1 s and not 5 s before its second attempt, 2 s at most and not an hour; a
-worker that is gone is missed after 3 s and not 60. Where TALEKEEPER_QDRANT_URL is set, the index is
+worker that is gone is missed after 3 s and not 60. A job that lost two processes waits 4 s and not
+15, and after three 12 s and not 60. Where TALEKEEPER_QDRANT_URL is set, the index is
 not a Qdrant server's but the one of `_enrichment_index.py`, at that port.
 """
 
@@ -15,7 +16,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from backend.cli import main
-from backend.jobs import running, worker
+from backend.jobs import candidates, running, worker
 from backend.memory.index import server
 from backend.settings import Settings
 from scripts._enrichment_index import RemoteIndex
@@ -23,6 +24,7 @@ from scripts._enrichment_index import RemoteIndex
 LEASE = timedelta(seconds=3)
 HEARTBEAT = timedelta(seconds=0.75)
 FIRST_DELAY, LONGEST_DELAY = 0.1, 2.0
+ONCE_LOST, TWICE_LOST = timedelta(seconds=4), timedelta(seconds=12)
 
 
 def hurry() -> None:
@@ -31,6 +33,8 @@ def hurry() -> None:
         (running, "FIRST_DELAY", FIRST_DELAY),
         (running, "LONGEST_DELAY", LONGEST_DELAY),
         (worker, "HEARTBEAT", HEARTBEAT),
+        (candidates, "ONCE_LOST", ONCE_LOST),
+        (candidates, "TWICE_LOST", TWICE_LOST),
     ):
         if not hasattr(holder, name):
             raise SystemExit(f"{holder.__name__} has no {name} any more: change this script.")

@@ -4,15 +4,22 @@ from __future__ import annotations
 
 import os
 import unicodedata
+from pathlib import Path
 from uuid import UUID
 
-from sqlalchemy import select
+from sqlalchemy import Connection, inspect, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from backend.accounts.models import InstanceKey, User
 from backend.database.base import upsert
 from backend.database.engine import Database
-from backend.vault.root import RootKeys, Wrapped
+from backend.vault.root import (
+    RootKeyError,
+    RootKeys,
+    RootSealBrokenError,
+    Wrapped,
+    load_root_keys,
+)
 from backend.vault.sealing import KEY_BYTES, derive, digest, open_with, seal_with
 
 INSTANCE_CONTEXT = b"instance-key"
@@ -54,6 +61,47 @@ class InstanceKeys:
     def name_of(self, user: User) -> str:
         """An account's name."""
         return open_with(self._names, user.wrapped_name, context=user.id.bytes).decode()
+
+
+async def load_database_root_keys(
+    database: Database, path: Path, *, value: str | None = None, create: bool = False
+) -> RootKeys:
+    """Load the root key of a database; `create` makes one for a database without any.
+
+    The tables may be those of an older version. Raises `RootKeyError` if the key is missing or
+    does not open the database's keys.
+    """
+    row = await _find_instance_key(database)
+    root = load_root_keys(path, value=value, create=create and row is None)
+    if row is not None:
+        try:
+            root.unwrap(row, context=INSTANCE_CONTEXT)
+        except RootSealBrokenError as error:
+            raise RootKeyError(
+                "The root key does not open this database: it belongs to another one, or the "
+                "database is damaged. Put the root key and the database that belong together in "
+                "place."
+            ) from error
+    return root
+
+
+async def has_root_key(database: Database) -> bool:
+    """True if the database needs the root key that it was first used with."""
+    return await _find_instance_key(database) is not None
+
+
+async def _find_instance_key(database: Database) -> Wrapped | None:
+    """Return the installation's key as it is stored; None before the first start."""
+
+    def has_table(connection: Connection) -> bool:
+        return inspect(connection).has_table(InstanceKey.__tablename__)
+
+    async with database.read() as session:
+        if not await (await session.connection()).run_sync(has_table):
+            return None
+        query = select(InstanceKey.root_version, InstanceKey.wrapped)
+        row = (await session.execute(query)).first()
+    return None if row is None else Wrapped(row.root_version, row.wrapped)
 
 
 async def load_instance_keys(database: Database, root: RootKeys) -> InstanceKeys:

@@ -155,12 +155,14 @@ class CampaignController(Controller):
         campaign_id: FromPath[UUID],
         identity: NamedDependency[Identity],
         situations: NamedDependency[SituationService],
+        viewpoint: FromQuery[ViewpointText] = GM,
     ) -> StateView:
         """The world as it is now: day, scene, who and what is near, what is open, the last echoes.
 
         At most 500 entities, and 100 each of threads, clocks and echoes; `more` counts the others.
+        `viewpoint` leaves out fields that prompts of `public`, or of an entity, cannot contain.
         """
-        return await situations.state(identity, campaign_id)
+        return await situations.state(identity, campaign_id, viewpoint=read_viewpoint(viewpoint))
 
     @get(
         "/{campaign_id:uuid}/context",
@@ -202,9 +204,19 @@ class CampaignController(Controller):
         campaign_history: NamedDependency[HistoryService],
         limit: PageSize = 50,
         before: PlaceCursor = None,
+        viewpoint: FromQuery[ViewpointText] = GM,
     ) -> ChangePage:
-        """Changes, newest first; each says who made it, and whether it counts."""
-        return await campaign_history.changes(identity, campaign_id, limit=limit, before=before)
+        """Changes, newest first; each says who made it, and whether it counts.
+
+        The ledger is the game master's: for another `viewpoint` it is empty.
+        """
+        return await campaign_history.changes(
+            identity,
+            campaign_id,
+            limit=limit,
+            before=before,
+            viewpoint=read_viewpoint(viewpoint),
+        )
 
     @post(
         "/{campaign_id:uuid}/changes/{change_id:uuid}/undo",
@@ -236,9 +248,19 @@ class CampaignController(Controller):
         campaign_history: NamedDependency[HistoryService],
         limit: PageSize = 50,
         before: PlaceCursor = None,
+        viewpoint: FromQuery[ViewpointText] = GM,
     ) -> VersionPage:
-        """Versions, newest first: changes that were made together."""
-        return await campaign_history.versions(identity, campaign_id, limit=limit, before=before)
+        """Versions, newest first: changes that were made together.
+
+        For a `viewpoint` other than `gm` there are none.
+        """
+        return await campaign_history.versions(
+            identity,
+            campaign_id,
+            limit=limit,
+            before=before,
+            viewpoint=read_viewpoint(viewpoint),
+        )
 
     @get(
         "/{campaign_id:uuid}/comparison",
@@ -252,9 +274,15 @@ class CampaignController(Controller):
         identity: NamedDependency[Identity],
         campaign_history: NamedDependency[HistoryService],
         version: Annotated[int, QueryParameter(ge=1, le=MAX_INTEGER)] = 1,
+        viewpoint: FromQuery[ViewpointText] = GM,
     ) -> Comparison:
-        """What each item that changed since was in that version, and what it is now."""
-        return await campaign_history.compare(identity, campaign_id, version)
+        """Each item that changed since: its fields in that version, and its fields now.
+
+        For a `viewpoint` other than `gm` there are no differences.
+        """
+        return await campaign_history.compare(
+            identity, campaign_id, version, viewpoint=read_viewpoint(viewpoint)
+        )
 
     @post(
         "/{campaign_id:uuid}/restore",

@@ -10,6 +10,7 @@ from sqlalchemy import func, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from backend.accounts.identity import Identity
+from backend.audience import GM, Viewpoint
 from backend.campaigns import ledger_paths, ledger_store
 from backend.campaigns.errors import (
     CampaignChangeNotFoundError,
@@ -47,6 +48,7 @@ from backend.campaigns.schemas import (
     VersionPage,
     VersionView,
 )
+from backend.campaigns.viewpoints import check_viewpoint
 from backend.cpu_pool import unhurried
 from backend.database.engine import Database
 from backend.vault.sealing import Sealer
@@ -56,15 +58,24 @@ MAX_COMPARED = 500
 
 
 class HistoryService:
-    """Shows the ledger, and takes changes back."""
+    """Shows the ledger, and takes changes back.
+
+    No prompt of a player contains the ledger, so from a player's viewpoint it is empty.
+    """
 
     def __init__(self, database: Database) -> None:
         self._database = database
 
     async def changes(
-        self, identity: Identity, campaign_id: UUID, *, limit: int, before: int | None
+        self,
+        identity: Identity,
+        campaign_id: UUID,
+        *,
+        limit: int,
+        before: int | None,
+        viewpoint: Viewpoint = GM,
     ) -> ChangePage:
-        """The ledger, newest first. Raises `CampaignNotFoundError`."""
+        """The ledger, newest first. Raises `CampaignNotFoundError`, `ValidationError`."""
         query = (
             select(CampaignChange, CampaignItem)
             .join(CampaignItem, CampaignItem.id == CampaignChange.item_id)
@@ -77,7 +88,10 @@ class HistoryService:
         )
         if before is not None:
             query = query.where(CampaignChange.seq < before)
-        async with reading(self._database, identity, campaign_id) as (session, _):
+        async with reading(self._database, identity, campaign_id) as (session, campaign):
+            await check_viewpoint(session, viewpoint, [campaign.id], owner_id=identity.user_id)
+            if viewpoint != GM:
+                return ChangePage(items=[], next=None)
             rows = [(row[0], row[1]) for row in await session.execute(query)]
             sources = await _first_sources(session, [change.id for change, _ in rows])
         items = [
@@ -109,11 +123,17 @@ class HistoryService:
             return _view_change(identity.sealer, change, item, sources.get(change.id))
 
     async def versions(
-        self, identity: Identity, campaign_id: UUID, *, limit: int, before: int | None
+        self,
+        identity: Identity,
+        campaign_id: UUID,
+        *,
+        limit: int,
+        before: int | None,
+        viewpoint: Viewpoint = GM,
     ) -> VersionPage:
         """Versions, newest first: changes that were written together.
 
-        Raises `CampaignNotFoundError`.
+        Raises `CampaignNotFoundError`, `ValidationError`.
         """
         query = (
             select(
@@ -132,7 +152,10 @@ class HistoryService:
         )
         if before is not None:
             query = query.where(CampaignChange.version < before)
-        async with reading(self._database, identity, campaign_id) as (session, _):
+        async with reading(self._database, identity, campaign_id) as (session, campaign):
+            await check_viewpoint(session, viewpoint, [campaign.id], owner_id=identity.user_id)
+            if viewpoint != GM:
+                return VersionPage(items=[], next=None)
             rows = (await session.execute(query)).all()
         items = [
             VersionView(version=row[0], actor=row[1], changes=row[2], created_at=row[3])
@@ -140,13 +163,18 @@ class HistoryService:
         ]
         return VersionPage(items=items, next=items[-1].version if len(rows) > limit else None)
 
-    async def compare(self, identity: Identity, campaign_id: UUID, version: int) -> Comparison:
-        """What differs between a version and now.
+    async def compare(
+        self, identity: Identity, campaign_id: UUID, version: int, *, viewpoint: Viewpoint = GM
+    ) -> Comparison:
+        """Return the differences between a version and now.
 
-        Raises `CampaignNotFoundError`, `CampaignVersionNotFoundError`.
+        Raises `CampaignNotFoundError`, `CampaignVersionNotFoundError`, `ValidationError`.
         """
         async with reading(self._database, identity, campaign_id) as (session, campaign):
-            differing = await _since(session, identity.sealer, campaign, version)
+            await check_viewpoint(session, viewpoint, [campaign.id], owner_id=identity.user_id)
+            differing = (
+                await _since(session, identity.sealer, campaign, version) if viewpoint == GM else []
+            )
         items = [
             Difference(
                 target=Target(kind=kind, id=item_id, name=item_name(kind, then, current)),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from types import MappingProxyType
-from typing import Any
+from typing import Any, cast
 from uuid import UUID
 
 from backend.campaigns.items import Chapter, Entity, Fact, Item, Scene, Thread
@@ -61,14 +61,19 @@ def title_of(item: Item, names: Mapping[UUID, str]) -> str:
     return next(iter(names_of(item)), "")
 
 
-def _attributes(entity: Entity) -> list[str]:
-    """Attributes in words; numbers say nothing that somebody looks for."""
-    lines: list[str] = []
-    for name, value in entity.attributes.items():
-        values: list[Any] = value if isinstance(value, list) else [value]
+def find_words(attributes: Mapping[str, Any]) -> dict[str, list[str]]:
+    """Return the texts in attributes by name. A search for words never means a number."""
+    found: dict[str, list[str]] = {}
+    for name, value in attributes.items():
+        values: list[Any] = cast("Any", value) if isinstance(value, list) else [value]
         if words := [each for each in values if isinstance(each, str) and each.strip()]:
-            lines.append(f"{name}: {', '.join(words)}")
-    return lines
+            found[name] = words
+    return found
+
+
+def _attributes(entity: Entity) -> list[str]:
+    found = find_words(entity.attributes)
+    return [f"{name}: {', '.join(words)}" for name, words in found.items()]
 
 
 def joined_lines(texts: Iterable[str]) -> str:

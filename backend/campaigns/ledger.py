@@ -17,6 +17,9 @@ import msgspec
 
 from backend.campaigns.items import MAX_BEATS, MAX_DAY, STRUCTS, Item, Kind
 from backend.errors import ValidationError
+from backend.logs import get_logger
+
+log = get_logger(__name__)
 
 State = dict[str, Any]
 Bounds = Mapping[str, tuple[int, int]]
@@ -65,7 +68,8 @@ def fold(kind: Kind, changes: Iterable[Operations], before: State | None = None)
         try:
             state = applied(kind, state, change)
         except ValidationError:
-            continue
+            # Its message may quote the user's text.
+            log.warning("campaign.change_skipped", source=kind)
     return state
 
 

@@ -86,22 +86,48 @@ class NameCache(UserSignedOut):
 
     def __init__(self) -> None:
         self._kept: OrderedDict[UUID, Names] = OrderedDict()
+        self._sign_outs = 0
 
     async def names(self, session: AsyncSession, sealer: Sealer, campaign: Campaign) -> Names:
         """The names as of the version that `session` sees."""
-        kept = self._kept.pop(campaign.id, None)
-        if kept is None or kept.version > campaign.version:
-            kept = Names(sealer.user_id)
-        if kept.version < campaign.version:
-            kept = await kept.updated(session, sealer, campaign)
-        self._kept[campaign.id] = kept
+        sign_outs = self._sign_outs
+        names = await self.read(session, sealer, campaign)
+        if sign_outs == self._sign_outs:  # else it may be this user who has signed out
+            self._keep(campaign.id, names)
+        return names
+
+    async def read(
+        self,
+        session: AsyncSession,
+        sealer: Sealer,
+        campaign: Campaign,
+        *,
+        known: Names | None = None,
+    ) -> Names:
+        """Return the same names without keeping them: the user of a job may not be signed in here.
+
+        Only changes since `known`, or since what is kept, are read.
+        """
+        names = known or self._kept.get(campaign.id)
+        if names is None or names.version > campaign.version:
+            names = Names(sealer.user_id)
+        if names.version < campaign.version:
+            names = await names.updated(session, sealer, campaign)
+        return names
+
+    def _keep(self, campaign_id: UUID, names: Names) -> None:
+        """Keep names, unless those of a later version were kept while they were read."""
+        kept = self._kept.get(campaign_id)
+        if kept is None or kept.version <= names.version:
+            self._kept[campaign_id] = names
+        self._kept.move_to_end(campaign_id)
         size = sum(each.size for each in self._kept.values())
         while len(self._kept) > CAMPAIGNS_KEPT or (size > KEPT_BYTES and len(self._kept) > 1):
             size -= self._kept.popitem(last=False)[1].size
-        return kept
 
     def user_signed_out(self, user_id: UUID) -> None:
         """Drop what is kept of a user."""
+        self._sign_outs += 1
         for key in [key for key, kept in self._kept.items() if kept.user_id == user_id]:
             del self._kept[key]
 

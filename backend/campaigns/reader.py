@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from uuid import UUID
 
 from sqlalchemy import ColumnElement, Select, case, func, or_, select, union_all
@@ -118,9 +118,8 @@ class CampaignReader:
         first = (
             select(CampaignItem.place_id)
             .where(
-                CampaignItem.campaign_id == self.campaign.id,
+                *self._own,
                 CampaignItem.kind == "entity",
-                CampaignItem.exists,
                 CampaignItem.subkind == "pc",
                 CampaignItem.place_id.is_not(None),
             )
@@ -145,6 +144,11 @@ class CampaignReader:
             CampaignItem.kind == "entity", limit=MAX_ENTITIES, newest=True, rank=rank
         )
         return sorted(rows, key=lambda each: each[0].id)
+
+    async def known_ids(self, item_ids: Collection[UUID]) -> set[UUID]:
+        """Return the ids of items that exist and that the viewpoint may know."""
+        query = select(CampaignItem.id).where(*self._own, CampaignItem.id.in_(item_ids))
+        return set(await self.session.scalars(query))
 
     async def counts(self, *kinds: Kind) -> dict[Kind, int]:
         """How many items of some kinds matter now."""

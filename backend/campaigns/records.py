@@ -318,6 +318,16 @@ def references(item: Item) -> dict[str, list[UUID]]:
     return found
 
 
+def keep_references(state: State, known: Collection[str]) -> State:
+    """Return a state without the ids of items that are not known."""
+    lost = {name for name in REFERENCES if state.get(name) and state[name] not in known}
+    left = {name: value for name, value in state.items() if name not in lost}
+    for name in REFERENCE_LISTS:
+        if isinstance(left.get(name), list):
+            left[name] = [each for each in left[name] if each in known]
+    return left
+
+
 def named_items(operations: Operations) -> list[UUID]:
     """Items that a change points to."""
     found: list[UUID] = []

@@ -27,6 +27,7 @@ from backend.campaigns.context import (
 )
 from backend.campaigns.glossary import most_terms
 from backend.campaigns.items import Chapter, Entity, Scene, Term, World
+from backend.campaigns.known_states import known_rows
 from backend.campaigns.models import Campaign, CampaignItem
 from backend.campaigns.name_cache import NameCache, Names
 from backend.campaigns.reader import MAX_HOT, CampaignReader
@@ -79,17 +80,30 @@ class SituationService:
         self._database = database
         self._names = names
 
-    async def state(self, identity: Identity, campaign_id: UUID) -> StateView:
-        """Raises `CampaignNotFoundError`."""
+    async def state(
+        self, identity: Identity, campaign_id: UUID, *, viewpoint: Viewpoint = GM
+    ) -> StateView:
+        """Raises `CampaignNotFoundError`, `ValidationError`."""
         async with reading(self._database, identity, campaign_id) as (session, campaign):
-            reader = CampaignReader(session, identity.sealer, campaign)
-            worlds = await reader.of_kind("world")
+            await check_viewpoint(session, viewpoint, [campaign_id], owner_id=identity.user_id)
+            reader = CampaignReader(session, identity.sealer, campaign, viewpoint)
+            worlds = await known_rows(reader, await reader.of_kind("world"))
             scene = await reader.open_scene()
             entities = await reader.nearest(scene[1] if scene else None)
             threads = await reader.of_kind("thread", CampaignItem.is_live, limit=MAX_HOT)
             clocks = await reader.of_kind("clock", CampaignItem.is_live, limit=MAX_HOT)
             echoes = await reader.of_kind("echo", limit=MAX_HOT, newest=True)
             counts = await reader.counts("entity", "thread", "clock", "echo")
+            more = {
+                "entities": counts["entity"] - len(entities),
+                "threads": counts["thread"] - len(threads),
+                "clocks": counts["clock"] - len(clocks),
+                "echoes": counts["echo"] - len(echoes),
+            }
+            scenes = await known_rows(reader, [scene] if scene else [])
+            entities, threads, clocks, echoes = [
+                await known_rows(reader, rows) for rows in (entities, threads, clocks, echoes)
+            ]
         world = worlds[0][1]
         assert isinstance(world, World)  # noqa: S101
         players = [item for _, item in entities if isinstance(item, Entity) and item.kind == "pc"]
@@ -100,18 +114,13 @@ class SituationService:
             flags=world.flags,
             attributes=world.attributes,
             locked=world.locked,
-            scene=view_item(*scene) if scene else None,
+            scene=next((view_item(*each) for each in scenes), None),
             entities=[view_item(*each) for each in entities],
             threads=[view_item(*each) for each in threads],
             clocks=[view_item(*each) for each in clocks],
             echoes=[view_item(*each) for each in echoes],
             precarity=rules_of(campaign.rules).precarity(players, world),
-            more={
-                "entities": counts["entity"] - len(entities),
-                "threads": counts["thread"] - len(threads),
-                "clocks": counts["clock"] - len(clocks),
-                "echoes": counts["echo"] - len(echoes),
-            },
+            more=more,
         )
 
     async def context(

@@ -18,7 +18,7 @@ from backend.audience import GM
 from backend.campaigns import ledger_paths
 from backend.campaigns.files.archive_reader import Renumbered
 from backend.campaigns.files.draft import CampaignDraft, LedgerLine, settle
-from backend.campaigns.files.rows import CampaignRows, campaign_rows, known_items, open_items
+from backend.campaigns.files.rows import CampaignRows, campaign_rows, existing_items, open_items
 from backend.campaigns.files.transfer import insert_campaign
 from backend.campaigns.ledger import Operations
 from backend.campaigns.marks import copy_marks
@@ -183,7 +183,7 @@ def copy_world(sealer: Sealer, world: WorldAtMessage) -> WorldCopy:
     One change makes each item. Its actor is the one with the last word in the old ledger, and its
     time is when they changed the item, so that later work meets the same precedence.
     """
-    items = known_items(open_items(sealer, world.items))
+    items = existing_items(open_items(sealer, world.items))
     renumbered = Renumbered({item_id: kind for item_id, kind, _ in items})
     ids = renumbered.ids
     writers = _writers(world.writers)

@@ -39,7 +39,7 @@ from backend.characters.uploads import (
     read_image,
 )
 from backend.errors import ConflictError, PreconditionFailedError
-from backend.wire import FILES, PATCHES, RAISES, Page, PageSize, etag
+from backend.wire import ENDS_WITH_CLIENT, FILES, PATCHES, RAISES, Page, PageSize, etag
 
 AnyRequest = Request[Any, Any, Any]
 
@@ -78,7 +78,7 @@ class CharacterController(Controller):
 
     @post(
         "/import",
-        opt={RAISES: (CardError, NoCardError, CardLimitError)},
+        opt={ENDS_WITH_CLIENT: True, RAISES: (CardError, NoCardError, CardLimitError)},
         summary="Import a card file",
         operation_class=FileOperation,
         request_max_body_size=MAX_UPLOAD_BYTES,

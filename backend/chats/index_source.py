@@ -278,8 +278,13 @@ class _Stretch:
         sizes = [len(self.rows[each].sealed_content) for each in (message_id, *scene)]
         if asked := self.questions.get(message_id):
             sizes.append(len(asked.sealed or b""))
-        documents = partial(self._documents, message_id, scene)
-        return SourceRow(source_id=message_id, size=sum(sizes), documents=documents)
+        beside = (*self._ids_before(message_id), *self._ids_after(message_id))
+        return SourceRow(
+            source_id=message_id,
+            size=sum(sizes),
+            size_beside=sum(len(self.rows[each].sealed_content) for each in beside),
+            documents=partial(self._documents, message_id, scene),
+        )
 
     def _documents(self, message_id: UUID, scene: Sequence[UUID]) -> list[Document]:
         """What is indexed of a message, and of the scene that those of `scene` make."""
@@ -288,8 +293,8 @@ class _Stretch:
         if row.status != "streaming":
             found += message_documents(
                 self._line(message_id),
-                before=self._before(message_id),
-                after=self._after(message_id),
+                before=[self._line(each) for each in self._ids_before(message_id)],
+                after=[self._line(each) for each in self._ids_after(message_id)],
             )
             if asked := self.questions.get(message_id):
                 found += question_documents(found[0], asked.open(self._sealer))
@@ -321,20 +326,20 @@ class _Stretch:
             audience=row.audience,
         )
 
-    def _before(self, message_id: UUID) -> list[Line]:
-        """What stands above a message, as far as its window reaches, oldest first."""
-        found: list[Line] = []
+    def _ids_before(self, message_id: UUID) -> list[UUID]:
+        """The messages above one, as far as its window reaches, oldest first."""
+        found: list[UUID] = []
         parent = self.rows[message_id].parent_id
         while parent is not None and parent in self.rows and len(found) < WINDOW:
-            found.append(self._line(parent))
+            found.append(parent)
             parent = self.rows[parent].parent_id
         return found[::-1]
 
-    def _after(self, message_id: UUID) -> list[Line]:
-        """What follows a message where the path goes, or last went, on below it."""
-        found: list[Line] = []
+    def _ids_after(self, message_id: UUID) -> list[UUID]:
+        """The messages that follow one where the path goes, or last went, on below it."""
+        found: list[UUID] = []
         child = self._selected.get(message_id)
         while child is not None and len(found) < WINDOW:
-            found.append(self._line(child))
+            found.append(child)
             child = self._selected.get(child)
         return found

@@ -28,6 +28,7 @@ from backend.chats.models import (
     Chat,
 )
 from backend.chats.schemas import Title
+from backend.cpu_pool import check_stopped
 from backend.database.base import new_id
 from backend.errors import ValidationError
 from backend.generation.model import Role
@@ -107,21 +108,29 @@ def write_log(
 ) -> bytes:
     """A chat's file; `rows` are its messages with all columns, by position, then id.
 
-    With a viewpoint it has the messages that this one may know, each below the last of them above
-    it, and nothing of what models thought.
+    With a player's viewpoint it has what prompts of this one can contain: of the active path the
+    messages that it may know and that are not hidden, each below the last of them above it. A
+    title, a line before its macros were expanded, and what models thought are in no prompt.
     """
-    known = [row for row in rows if is_known_to(viewpoint, row.audience)]
+    is_whole = viewpoint == GM
+    known: list[Any] = []
     # By position, so that of whoever is above it is known already where that leads.
     above: dict[UUID | None, UUID | None] = {None: None}
     for row in rows:
-        above[row.id] = row.id if is_known_to(viewpoint, row.audience) else above[row.parent_id]
+        is_told = row.is_active and not row.hidden and is_known_to(viewpoint, row.audience)
+        if is_whole or is_told:
+            known.append(row)
+            above[row.id] = row.id
+        else:
+            above[row.id] = above[row.parent_id]
     lines = [_line(sealer, row) for row in known]
     for line in lines:
         line.parent_id = above[line.parent_id]
-        line.thinking = line.thinking if viewpoint == GM else None
+        if not is_whole:
+            line.typed = line.thinking = None
     head = LogHead(
         id=chat.id,
-        title=sealer.open(CHAT_TITLE, chat.id, chat.sealed_title),
+        title=sealer.open(CHAT_TITLE, chat.id, chat.sealed_title) if is_whole else "",
         leaf_id=above[chat.leaf_id],
         character_ids=list(character_ids),
         persona_id=chat.persona_id,
@@ -178,6 +187,7 @@ def read_log(data: bytes) -> ChatLog:
 
 
 def _decoded(decoder: msgspec.json.Decoder[LineT], text: bytes, number: int) -> LineT:
+    check_stopped()
     try:
         line = decoder.decode(text)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:

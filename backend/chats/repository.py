@@ -70,11 +70,18 @@ async def get_chat(
 
     `lock` lets one transaction at a time change the chat's tree.
     """
-    query = _LOCKED_CHAT if lock else _CHAT
-    chat = await session.scalar(query, {"chat_id": chat_id, "owner_id": owner_id})
+    chat = await find_chat(session, chat_id, owner_id=owner_id, lock=lock)
     if chat is None:
         raise ChatNotFoundError
     return chat
+
+
+async def find_chat(
+    session: AsyncSession, chat_id: UUID, *, owner_id: UUID, lock: bool = False
+) -> Chat | None:
+    """Return a chat, locked as by `get_chat`; None if it is absent or someone else's."""
+    query = _LOCKED_CHAT if lock else _CHAT
+    return await session.scalar(query, {"chat_id": chat_id, "owner_id": owner_id})
 
 
 async def lock_trees(session: AsyncSession, chat_ids: Iterable[UUID]) -> None:

@@ -23,7 +23,7 @@ from backend.chronicles.schemas import ChronicleView, NewChronicle
 from backend.chronicles.service import ChronicleService
 from backend.chronicles.transfer import ChronicleTransfer, ImportedChronicle
 from backend.errors import PreconditionFailedError
-from backend.wire import FILES, PATCHES, RAISES, Page, PageSize, etag
+from backend.wire import ENDS_WITH_CLIENT, FILES, PATCHES, RAISES, Page, PageSize, etag
 
 AnyRequest = Request[Any, Any, Any]
 Caller = NamedDependency[Identity]
@@ -111,7 +111,7 @@ class ChronicleTransferController(Controller):
 
     @post(
         "/import",
-        opt={RAISES: (ChronicleFileError, ChronicleFullError)},
+        opt={ENDS_WITH_CLIENT: True, RAISES: (ChronicleFileError, ChronicleFullError)},
         summary="Import a chronicle file",
         operation_class=NamedFileOperation,
         request_max_body_size=MAX_UPLOAD_BYTES,

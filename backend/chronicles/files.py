@@ -30,7 +30,7 @@ from backend.chronicles.events import (
 from backend.chronicles.models import EventSourceName
 from backend.chronicles.reading import StoryEvent
 from backend.chronicles.schemas import Moment, Sources, Summary
-from backend.wire import struct_from
+from backend.wire import convert_list, struct_from
 
 FORMAT = "talekeeper-chronicle"
 VERSION = 1
@@ -112,17 +112,21 @@ def read_file(data: bytes) -> ChronicleFile:
         raise ChronicleFileError(error.detail) from error
     _check_kind(value)
     try:
-        file = msgspec.convert(value, ChronicleFile, strict=True)
+        # The events by themselves: there may be very many.
+        head: Any = {**value, "events": []} if isinstance(value.get("events"), list) else value
+        file = msgspec.convert(head, ChronicleFile, strict=True)
+        events = convert_list(value.get("events", []), EventRecord, at="$.events")
     except msgspec.ValidationError as error:
         raise ChronicleFileError(_placed(str(error))) from error
-    pinned = sum(event.pinned for event in file.events)
+    file = msgspec.structs.replace(file, events=events)
+    pinned = sum(event.pinned for event in events)
     _check_count("pinned events", pinned, MAX_PINNED, "pinned_events")
-    for number, event in enumerate(file.events):
+    for number, event in enumerate(events):
         if event.happened_at.year not in YEARS:
             raise ChronicleFileError(
                 f"events[{number}].happened_at must be in the years {YEARS[0]} to {YEARS[-1]}."
             )
-    _check_ids(file.events)
+    _check_ids(events)
     return file
 
 

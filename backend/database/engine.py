@@ -10,7 +10,7 @@ from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import Connection, create_engine, event, make_url, text
+from sqlalchemy import URL, Connection, create_engine, event, make_url, text
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 from sqlalchemy.ext.asyncio import (
@@ -22,7 +22,7 @@ from sqlalchemy.ext.asyncio import (
 
 from backend.database import sqlite_connection
 from backend.database.write_ahead_log import WriteAheadLog
-from backend.errors import UnavailableError
+from backend.errors import AppError, UnavailableError
 from backend.logs import get_logger
 
 log = get_logger(__name__)
@@ -51,6 +51,12 @@ UNAVAILABLE_CODES = frozenset(
 """Primary result codes of a SQLite file that can't be used as things are. A damaged file, or one
 that is no database, is not among them: waiting mends neither."""
 
+DAMAGED_STATES = ("XX001", "XX002")
+"""SQLSTATEs of damaged data and of a damaged index."""
+
+DAMAGED_CODES = frozenset({sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB})
+"""Primary result codes of a damaged SQLite file, and of a file that is no database."""
+
 
 EffectNote = Callable[[AsyncSession], Awaitable[None]]
 EFFECT_NOTE: ContextVar[EffectNote | None] = ContextVar("effect_note", default=None)
@@ -71,6 +77,12 @@ class DatabaseUnavailableError(UnavailableError):
     """The database does not answer; nothing was half done."""
 
     slug, title = "database-unavailable", "The database does not answer"
+
+
+class DatabaseDamagedError(AppError):
+    """The database's file is damaged, or is no database."""
+
+    slug, title = "database-damaged", "The database is damaged"
 
 
 class Database:
@@ -109,11 +121,8 @@ class Database:
 
     @property
     def place(self) -> str:
-        """Where the database is, for the person who runs Talekeeper: host and port, or a file."""
-        if self.is_sqlite:
-            return self.url.database or ":memory:"
-        host = self.url.host or self.url.query.get("host") or "localhost"
-        return f"{host}:{self.url.port or POSTGRES_PORT}"
+        """The place of this database for the operator."""
+        return find_place(self.url)
 
     @contextlib.asynccontextmanager
     async def write(self) -> AsyncGenerator[AsyncSession]:
@@ -194,6 +203,14 @@ class Database:
         async with self.read() as session:
             await session.execute(text("SELECT 1"))
 
+    async def check(self) -> None:
+        """Raise `DatabaseDamagedError` for a damaged SQLite file; reads all of it."""
+        if not self.is_sqlite:
+            return
+        async with self.read() as session:
+            if await session.scalar(text("PRAGMA quick_check(1)")) != "ok":
+                raise DatabaseDamagedError
+
     async def dispose(self) -> None:
         """Close every connection."""
         await self._writer.dispose()
@@ -201,27 +218,38 @@ class Database:
             await self._reader.dispose()
 
 
+def find_place(url: URL | str) -> str:
+    """Return the place of a database for the operator: host and port, or the path of a file."""
+    parsed = make_url(url)
+    if parsed.get_backend_name() == "sqlite":
+        return parsed.database or ":memory:"
+    host = parsed.host or parsed.query.get("host") or "localhost"
+    return f"{host}:{parsed.port or POSTGRES_PORT}"
+
+
 @contextlib.asynccontextmanager
 async def translated() -> AsyncGenerator[None]:
-    """Tell a database that is down (`DatabaseUnavailableError`) from a statement that is wrong."""
+    """Distinguish a database that is down or damaged from a wrong statement.
+
+    Raises `DatabaseUnavailableError` and `DatabaseDamagedError`.
+    """
     try:
         yield
     except (ConnectionError, TimeoutError, PoolTimeoutError) as error:
         raise DatabaseUnavailableError(TRY_AGAIN) from error
     except DBAPIError as error:
-        if not _is_unavailability(error):
-            raise
-        raise DatabaseUnavailableError(TRY_AGAIN) from error
-
-
-def _is_unavailability(error: DBAPIError) -> bool:
-    state = getattr(error.orig, "sqlstate", None) or ""  # asyncpg's errors have it
-    code = getattr(error.orig, "sqlite_errorcode", None) or 0  # sqlite3's; its low byte is primary
-    return (
-        error.connection_invalidated
-        or state.startswith(UNAVAILABLE_STATES)
-        or code & 0xFF in UNAVAILABLE_CODES
-    )
+        state = getattr(error.orig, "sqlstate", None) or ""  # asyncpg's errors have it
+        code = getattr(error.orig, "sqlite_errorcode", None) or 0  # sqlite3's
+        primary = code & 0xFF
+        if state in DAMAGED_STATES or primary in DAMAGED_CODES:
+            raise DatabaseDamagedError from error
+        if (
+            error.connection_invalidated
+            or state.startswith(UNAVAILABLE_STATES)
+            or primary in UNAVAILABLE_CODES
+        ):
+            raise DatabaseUnavailableError(TRY_AGAIN) from error
+        raise
 
 
 def _postgres_engine(url: str, *, pool_size: int) -> AsyncEngine:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sqlalchemy import Connection, inspect, text
 
-from backend.database.engine import Database, DatabaseUnavailableError, translated
+import backend
+from backend.database.engine import Database, translated
 from backend.errors import AppError
 
 if TYPE_CHECKING:
@@ -27,10 +26,7 @@ class SchemaError(AppError):
 
 
 async def current_revision(database: Database) -> str | None:
-    """The revision that the tables are at; None for an empty database.
-
-    This, and what is below, raises `DatabaseUnavailableError`, which says where the database is.
-    """
+    """The revision that the tables are at; None for an empty database."""
 
     def read(connection: Connection) -> str | None:
         if not inspect(connection).has_table("alembic_version"):
@@ -38,7 +34,7 @@ async def current_revision(database: Database) -> str | None:
         found = connection.scalar(text("SELECT version_num FROM alembic_version"))
         return None if found is None else str(found)
 
-    async with _naming(database), database.read() as session:
+    async with database.read() as session:
         return await (await session.connection()).run_sync(read)
 
 
@@ -68,25 +64,38 @@ async def _run(database: Database, target: str, *, down: bool) -> None:
         config.attributes["connection"] = connection
         (command.downgrade if down else command.upgrade)(config, target)
 
+    revision = await current_revision(database)
+    refuse_unknown(revision, database)
     try:
-        async with _naming(database), translated():
+        async with translated():
             await database.change_tables(run)
     except CommandError as error:
         raise SchemaError(
-            f"Its tables are at a revision that this version does not know ({HEAD} is its newest). "
-            "Run the version of Talekeeper that wrote it, or a newer one."
+            f"From revision {revision or 'base'} there is no way to {target}; {HEAD} is the newest."
         ) from error
 
 
-@asynccontextmanager
-async def _naming(database: Database) -> AsyncGenerator[None]:
-    """Say where the database is, when it does not answer."""
+def refuse_unknown(revision: str | None, database: Database) -> None:
+    """Raise `SchemaError` if this version does not know the revision that the tables are at."""
+    if revision is None or _is_known(revision):
+        return
+    raise SchemaError(
+        f"The database {database.place} is at revision {revision}. Talekeeper "
+        f"{backend.__version__} does not know it ({HEAD} is its newest), and changed nothing. If "
+        "a newer Talekeeper wrote it, install that one again. Otherwise put a backup of this "
+        "version in its place, or start with another database and bring your exports in there."
+    )
+
+
+def _is_known(revision: str) -> bool:
+    from alembic.script import ScriptDirectory  # noqa: PLC0415  # as above
+    from alembic.util import CommandError  # noqa: PLC0415  # as above
+
     try:
-        yield
-    except DatabaseUnavailableError as error:
-        raise DatabaseUnavailableError(
-            f"The database at {database.place} does not answer."
-        ) from error
+        ScriptDirectory.from_config(alembic_config()).get_revision(revision)
+    except CommandError:
+        return False
+    return True
 
 
 def alembic_config() -> Config:

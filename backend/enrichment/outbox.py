@@ -7,7 +7,7 @@ import contextlib
 from typing import Any
 from uuid import UUID, uuid5
 
-from sqlalchemy import bindparam, delete, select, update
+from sqlalchemy import bindparam, delete, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from backend.campaigns.marks import read_again
@@ -19,6 +19,7 @@ from backend.chats.schemas import ChatSettings
 from backend.database.base import UNSYNCHRONISED, now
 from backend.enrichment.errors import ChronicleNotEnabledError
 from backend.enrichment.models import EnrichmentMark
+from backend.enrichment.summary_watch import SummaryWatch
 from backend.jobs.models import Job
 from backend.jobs.queue import JobQueue, NewJob
 from backend.memory.outbox import KeyHolder
@@ -37,13 +38,6 @@ NEED_CONSENT = (TURN, REBUILD, GLOSSARY, COMPACTION, QUESTIONS)
 
 SUMMARY_WAIT = 30.0
 WORKER_WAIT = 5.0
-LOOK_SECONDS = 0.1
-
-_UNFINISHED = select(Job.state, Job.attempts).where(
-    Job.lane == bindparam("in_lane"),
-    Job.kind == SUMMARY,
-    Job.state.in_(["queued", "running"]),
-)
 
 _GO_ON = (
     update(Job)
@@ -78,6 +72,7 @@ class EnrichmentOutbox(ConsentWithdrawn):
 
     def __init__(self, queue: JobQueue) -> None:
         self._queue = queue
+        self._summaries = SummaryWatch(queue.database, SUMMARY)
 
     async def replied(
         self,
@@ -258,8 +253,8 @@ class EnrichmentOutbox(ConsentWithdrawn):
 
         Waits for one attempt: `WORKER_WAIT` seconds until it begins, `SUMMARY_WAIT` for its end.
         """
-        database, lane = self._queue.database, lane_of(chat_id)
-        async with database.write() as session:
+        lane = lane_of(chat_id)
+        async with self._queue.database.write() as session:
             await self.summarise(
                 session, holder, chat_id, history_budget=history_budget, count_unit=count_unit
             )
@@ -269,8 +264,7 @@ class EnrichmentOutbox(ConsentWithdrawn):
             async with asyncio.timeout(WORKER_WAIT) as limit:
                 has_begun = False
                 while True:
-                    async with database.read() as session:
-                        waiting = (await session.execute(_UNFINISHED, {"in_lane": lane})).all()
+                    waiting = await self._summaries.look(lane)
                     if not waiting:
                         return True
                     if not any(row.state == "running" or not row.attempts for row in waiting):
@@ -278,7 +272,6 @@ class EnrichmentOutbox(ConsentWithdrawn):
                     if not has_begun and any(row.state == "running" for row in waiting):
                         has_begun = True
                         limit.reschedule(asyncio.get_running_loop().time() + SUMMARY_WAIT)
-                    await asyncio.sleep(LOOK_SECONDS)
         return False
 
     async def study(

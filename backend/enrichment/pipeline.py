@@ -31,6 +31,7 @@ from sqlalchemy import update
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from backend.accounts.models import User
+from backend.campaigns.name_cache import NameCache
 from backend.campaigns.records import find_campaign
 from backend.campaigns.story_clock import StoryClock
 from backend.chats.errors import ChatNotFoundError
@@ -75,6 +76,7 @@ from backend.llm.user_models import UserModels
 from backend.logs import get_logger
 from backend.memory.outbox import IndexOutbox
 from backend.prompts import PromptLibrary
+from backend.quotas.ledgers import add_tokens_if_account
 from backend.settings import Settings
 from backend.wire import MAX_INTEGER, ShownProblem
 
@@ -159,6 +161,7 @@ class EnrichmentRuntime:
     outbox: EnrichmentOutbox
     slots: ModelSlots
     clock: StoryClock
+    names: NameCache
     draw: Callable[[], float] = random.random
 
 
@@ -326,6 +329,13 @@ class Task(ABC, Generic[W, P]):
             if chat is not None:
                 detail = RunDetail(message_ids=list(work.message_ids))
                 await note_failed(session, self.sealer, self._row(chat, work, detail, error))
+            else:
+                await self._note_tokens(session, work)
+
+    async def _note_tokens(self, session: AsyncSession, work: W) -> None:
+        """Note the tokens of a run whose chat was deleted while the model worked."""
+        spent = work.budget.prompt_tokens + work.budget.completion_tokens
+        await add_tokens_if_account(session, self.sealer.user_id, spent)
 
     async def _load(self) -> W | None:
         try:
@@ -333,15 +343,18 @@ class Task(ABC, Generic[W, P]):
                 chat = await get_chat(session, self.chat_id, owner_id=self.sealer.user_id)
                 return await self.load(session, chat)
         except (ChatNotFoundError, ChronicleNotEnabledError, OtherChronicleError) as error:
-            # It is done. Where the job is kept, it says why.
             async with self.job.finish() as session:
-                await session.execute(
-                    update(Job)
-                    .where(Job.id == self.job.id)
-                    .values(error=error.slug)
-                    .execution_options(synchronize_session=False)
-                )
+                await self._note_reason(session, error)
             return None
+
+    async def _note_reason(self, session: AsyncSession, error: AppError) -> None:
+        """Have the job say why it is over, if its row is kept."""
+        await session.execute(
+            update(Job)
+            .where(Job.id == self.job.id)
+            .values(error=error.slug)
+            .execution_options(synchronize_session=False)
+        )
 
     async def _write(self, work: W, proposal: P) -> None:
         async with self.job.finish() if work.ends_job else self.job.step() as session:
@@ -365,6 +378,8 @@ class Task(ABC, Generic[W, P]):
         async with self.job.step() as session:
             chat = await self.locked_chat(session)
             recovery = await self.recover(session, work, error)
+            if recovery.is_over and isinstance(error, AppError):
+                await self._note_reason(session, error)
             if chat is not None:
                 note = recovery.note
                 if isinstance(error, ModelWritesNoJsonError):
@@ -376,6 +391,8 @@ class Task(ABC, Generic[W, P]):
                 )
                 run = self._row(chat, work, detail, error)
                 self._log(work, await note_failed(session, self.sealer, run), count=0)
+            else:
+                await self._note_tokens(session, work)
         if isinstance(error, ModelRateLimitError) and error.retry_after is not None:
             raise RetryLaterError(error.detail, after=max(1.0, error.retry_after)) from error
         if recovery.raises is error:

@@ -43,6 +43,7 @@ from backend.enrichment.story import (
 )
 from backend.enrichment.study import StudyTask, StudyWork
 from backend.errors import AppError
+from backend.generation.registry import UnknownModelError
 from backend.jobs.errors import RetryLaterError
 from backend.jobs.running import delay_after
 from backend.prompts import PromptLibrary
@@ -156,6 +157,8 @@ class RebuildTask(StudyTask):
         """
         if not isinstance(error, AppError):
             return Recovery(raises=error)
+        if isinstance(error, UnknownModelError):  # waiting does not bring it back
+            return Recovery(is_over=True)
         failures = self._state.failures + 1
         if isinstance(error, PASSED_OVER) and failures >= BLOCKED_ATTEMPTS:
             await self._go_on(work, ())

@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
+from backend.campaigns.name_cache import NameCache
 from backend.campaigns.story_clock import StoryClock
 from backend.cpu_pool import CpuPool
 from backend.database.engine import Database
@@ -48,11 +49,12 @@ def open_enrichment(  # noqa: PLR0913  # everything that it puts together
     slots: ModelSlots,
     *,
     clock: StoryClock,
+    names: NameCache,
 ) -> EnrichmentRuntime:
     """What tasks work with. They ask `user_models` for models and look into `memory`."""
     agent = Agent(prompts, memory.search, database, memory.embedder_of, settings, pool)
     return EnrichmentRuntime(
-        database, user_models, settings, prompts, agent, memory.outbox, outbox, slots, clock
+        database, user_models, settings, prompts, agent, memory.outbox, outbox, slots, clock, names
     )
 
 

@@ -19,7 +19,7 @@ from backend.audience import GM, PUBLIC, Audience, is_known_to_all, stored
 from backend.campaigns.ledger import State, difference
 from backend.campaigns.ledger_store import Change
 from backend.campaigns.models import Campaign, CampaignChange
-from backend.campaigns.name_cache import NameCache
+from backend.campaigns.name_cache import Names
 from backend.campaigns.play.deltas import Deltas, FieldDelta, apply_deltas, changeable_fields
 from backend.campaigns.play.references import called
 from backend.campaigns.play.table import Table
@@ -45,7 +45,13 @@ _BEGUN = select(func.min(CampaignChange.created_at)).where(
 
 
 async def scene_table(
-    session: AsyncSession, sealer: Sealer, campaign: Campaign, text: str, *, audience: str
+    session: AsyncSession,
+    sealer: Sealer,
+    campaign: Campaign,
+    names: Names,
+    text: str,
+    *,
+    audience: str,
 ) -> Table:
     """The items that a scene may have changed: who and what is there, and whom its text names.
 
@@ -53,7 +59,6 @@ async def scene_table(
     """
     viewpoint = GM if audience == GM else PUBLIC
     reader = SituationReader(session, sealer, campaign, viewpoint)
-    names = await NameCache().names(session, sealer, campaign)
     situation = await reader.situation(names, line=text, recent=())
     fields = open_campaign(sealer, campaign)
     items = situation.in_play

@@ -22,6 +22,7 @@ from backend.campaigns.items import Scene, Thread
 from backend.campaigns.ledger import Operations
 from backend.campaigns.ledger_store import Change
 from backend.campaigns.models import Campaign, CampaignItem
+from backend.campaigns.name_cache import Names
 from backend.campaigns.play.deltas import FieldDelta
 from backend.campaigns.play.table import Table
 from backend.campaigns.reader import MAX_HOT, CampaignReader
@@ -89,7 +90,8 @@ SCHEMA = {**plain_schema(_Answer), "required": list(_Answer.__struct_fields__)}
 class SceneWork(Work):
     """Lines of a scene behind position `after`, which its summary covers already.
 
-    `audience` is of all that comes of them, as a column holds it.
+    `audience` is of all that comes of them, as a column holds it. `names` are of the campaign's
+    version that was read.
     """
 
     campaign_id: UUID
@@ -101,6 +103,7 @@ class SceneWork(Work):
     audience: str
     threads: Sequence[str]
     items: Sequence[str]
+    names: Names
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,7 +153,8 @@ class SceneTask(Task[SceneWork, SceneProposal]):
         marks = await read_marks(session, self.sealer, campaign.id, audience)
         lines = [told(reader, row, most * CHARACTERS_A_TOKEN, marks) for row in rows]
         text = "\n".join(lines)
-        table = await scene_table(session, self.sealer, campaign, text, audience=audience)
+        names = await self.runtime.names.read(session, self.sealer, campaign)
+        table = await scene_table(session, self.sealer, campaign, names, text, audience=audience)
         viewpoint = GM if audience == GM else PUBLIC
         known = CampaignReader(session, self.sealer, campaign, viewpoint)
         threads = await known.of_kind("thread", limit=MAX_HOT, newest=True)
@@ -174,6 +178,7 @@ class SceneTask(Task[SceneWork, SceneProposal]):
                 if isinstance(item, Thread) and item.status == "open"
             ],
             items=shown_items(table),
+            names=names,
         )
 
     def output_tokens(self, work: SceneWork) -> int:  # noqa: ARG002  # the base class's
@@ -243,7 +248,8 @@ class SceneTask(Task[SceneWork, SceneProposal]):
             session, self.sealer, campaign, proposal.seeds, audience=work.audience
         )
         text, audience = "\n".join(work.lines), work.audience
-        table = await scene_table(session, self.sealer, campaign, text, audience=audience)
+        names = await self.runtime.names.read(session, self.sealer, campaign, known=work.names)
+        table = await scene_table(session, self.sealer, campaign, names, text, audience=audience)
         facts, unquoted = await quoted_facts(
             session,
             self.sealer,

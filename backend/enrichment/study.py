@@ -28,6 +28,7 @@ from backend.enrichment.pipeline import (
 )
 from backend.enrichment.runs import RunDetail, RunEffect
 from backend.enrichment.story import TranscriptSlice, behind_mark, is_unchanged, read_unread
+from backend.generation.registry import UnknownModelError
 from backend.memory.index.protocol import Kind
 
 P = TypeVar("P")
@@ -152,6 +153,8 @@ class TurnTask(StudyTask):
         """The next attempt, or the job behind the next reply, goes on behind the watermark."""
         if isinstance(error, PathChangedError):
             return Recovery()
+        if isinstance(error, UnknownModelError):  # waiting does not bring it back
+            return Recovery(is_over=True)
         if (
             isinstance(error, PASSED_OVER)
             and self.job.attempt >= BLOCKED_ATTEMPTS

@@ -54,6 +54,12 @@ _OPENING = "[Start]"
 _KEPT = {"cache_control": {"type": "ephemeral"}}
 """At a block: what is sent up to here is kept, and read by requests that begin with the same."""
 
+MAX_BLOCKS = 1_000
+"""Blocks of one answer. The calls and signatures of further ones are ignored."""
+
+MAX_SIGNATURE = 2**20
+"""Characters of a block's signature: the API puts the thoughts themselves into it, encrypted."""
+
 _THOUGHTS = "thoughts"
 """Where thoughts stand in the state of a call."""
 
@@ -271,7 +277,8 @@ class _Block:
     arguments: list[str] = field(default_factory=list[str])
     length: int = 0
     thoughts: list[str] = field(default_factory=list[str])
-    signature: str = ""
+    signature: list[str] = field(default_factory=list[str])
+    signed: int = 0
 
 
 class MessageReader:
@@ -283,6 +290,7 @@ class MessageReader:
 
     def __init__(self) -> None:
         self._blocks: dict[int, _Block] = {}
+        self._begun = 0
         self._thoughts: list[Mapping[str, Any]] = []
         self._usage: dict[str, Any] = {}
         self._has_ended = False
@@ -300,10 +308,10 @@ class MessageReader:
                 self._usage |= mapping(mapping(members.get("message")).get("usage"))
             case "content_block_start":
                 calls = self._close(index)
-                self._blocks[index] = _Block(mapping(members.get("content_block")))
-                return Delta((*calls, *_said(self._blocks[index].begun)))
+                block = self._begin(index, mapping(members.get("content_block")))
+                return Delta((*calls, *_said(block.begun)))
             case "content_block_delta":
-                block = self._blocks.setdefault(index, _Block({}))
+                block = self._blocks.get(index) or self._begin(index, {})
                 return Delta(self._grown(block, mapping(members.get("delta"))))
             case "content_block_stop":
                 return Delta(self._close(index))
@@ -335,12 +343,22 @@ class MessageReader:
             block.arguments.append(arguments_text(delta.get("partial_json")))
             block.length += len(block.arguments[-1])
         block.thoughts.append(_text(delta, "thinking"))
-        block.signature += _text(delta, "signature")
+        if block.signed <= MAX_SIGNATURE:
+            block.signature.append(_text(delta, "signature"))
+            block.signed += len(block.signature[-1])
         return _said(delta)
 
     def close(self) -> tuple[ToolCall, ...]:
         """See `AnswerReader`."""
         return tuple(chain.from_iterable(map(self._close, list(self._blocks))))
+
+    def _begin(self, index: int, begun: Mapping[str, Any]) -> _Block:
+        """Begin a block, which is kept unless there are too many."""
+        block = _Block(begun)
+        self._begun += 1
+        if self._begun <= MAX_BLOCKS:
+            self._blocks[index] = block
+        return block
 
     def _close(self, index: int) -> tuple[ToolCall, ...]:
         """End the block of an index, if one is open, and return the calls in it."""
@@ -353,7 +371,7 @@ class MessageReader:
         match begun.get("type"):
             case "thinking":
                 thought = "".join((_text(begun, "thinking"), *block.thoughts))
-                signature = _text(begun, "signature") + block.signature
+                signature = "".join((_text(begun, "signature"), *block.signature))
                 self._thoughts.append({**begun, "thinking": thought, "signature": signature})
             case "redacted_thinking":
                 self._thoughts.append(begun)

@@ -36,6 +36,9 @@ _STANDARD = frozenset({"index", "id", "type", "function", *NAMES, *ARGUMENTS})
 
 _MAX_INDEX_DIGITS = 9
 
+MAX_MEMBERS = 20
+"""Members of a call that the standard does not name. They are sent back with it."""
+
 
 @dataclass(frozen=True, slots=True)
 class _Fragment:
@@ -78,7 +81,8 @@ class _PartialCall:
             self.name = fragment.name
         elif fragment.name != self.name and not self.length:
             self.name += fragment.name
-        self.members |= fragment.members
+        if len(self.members) <= MAX_MEMBERS:
+            self.members |= fragment.members
         if self.length <= MAX_ARGUMENTS:
             self.arguments.append(fragment.arguments)
             self.length += len(fragment.arguments)

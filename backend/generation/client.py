@@ -16,6 +16,7 @@ from backend.generation.event_reader import (
     parse_json_bytes,
     read_json_lines,
 )
+from backend.generation.model import ModelMalformedAnswerError
 
 if TYPE_CHECKING:
     import httpx2
@@ -40,6 +41,15 @@ _BLANK = b"\xef\xbb\xbf \t\r\n"
 
 _UNFRAMED = (b"{", b"[", b"<")
 """Beginnings of an answer that is not a stream of events: JSON, or a web page."""
+
+MAX_RESOURCE_BYTES = 2**20
+"""The size of a resource, such as a list of models. Some hundred models take half of it."""
+
+MAX_VALUE_BYTES = 4 * 2**20
+"""The size of an answer that is one value, which is parsed at once."""
+
+_MAX_ERROR_BYTES = 2**16
+"""The size of an error that is parsed. Only the beginning of a larger one is read, as text."""
 
 _LONGEST_TEXT = 4_000
 """Bytes of an error that is not JSON: enough to tell what it is."""
@@ -82,6 +92,13 @@ class ServerError(Exception):
         return isinstance(self.body, str) and self.body.lstrip().startswith("<")
 
 
+class AnswerTooLargeError(ModelMalformedAnswerError):
+    """The answer is larger than any of its kind should be."""
+
+    def __init__(self) -> None:
+        super().__init__("The model's server sent an answer that is too large.")
+
+
 class ModelClient:
     """Sends requests to one server.
 
@@ -96,7 +113,7 @@ class ModelClient:
         """Send a request and return the JSON of its answer. Raise `ServerError`."""
         response = await self.open(url, body)
         async with aclosing(response):
-            value = _parsed(response, await response.aread())
+            value = _parsed(response, await _read_at_most(response, MAX_VALUE_BYTES))
         return _checked(response, value)
 
     async def post_raw(self, url: str, body: Mapping[str, Any]) -> bytes:
@@ -106,11 +123,12 @@ class ModelClient:
             return await response.aread()
 
     async def get(self, url: str) -> Any:
-        """Return the JSON of a resource. Raise `ServerError`."""
-        response = await self.http.get(url, headers=_JSON_HEADERS)
+        """Return the JSON of a resource. Raise `ServerError`, `AnswerTooLargeError`."""
+        async with self.http.stream("GET", url, headers=_JSON_HEADERS) as response:
+            data = await _read_at_most(response, MAX_RESOURCE_BYTES)
         if not response.is_success:
-            raise _refusal(response, response.content)
-        return _parsed(response, response.content)
+            raise _refusal(response, data)
+        return _parsed(response, data)
 
     async def open(self, url: str, body: Mapping[str, Any]) -> httpx2.Response:
         """Send a request and return its answer, whose body is unread. Raise `ServerError`."""
@@ -120,7 +138,7 @@ class ModelClient:
         if response.is_success:
             return response
         async with aclosing(response):
-            raise _refusal(response, await response.aread())
+            raise _refusal(response, await _read_at_most(response, MAX_VALUE_BYTES))
 
     async def _send(self, url: str, content: bytes) -> httpx2.Response:
         """Send a request. If the connection was closed before an answer, send it once more.
@@ -228,8 +246,11 @@ class AnswerStream:
     async def _read_unframed(
         self, head: bytes, rest: AsyncIterator[bytes]
     ) -> AsyncGenerator[Any, None]:
-        parts = [head]
+        parts, size = [head], len(head)
         async for part in rest:
+            size += len(part)
+            if size > MAX_VALUE_BYTES:
+                raise AnswerTooLargeError
             parts.append(part)
             yield None
         data = b"".join(parts)
@@ -268,9 +289,22 @@ def _parsed(response: httpx2.Response, data: bytes) -> Any:
 def _refusal(response: httpx2.Response, data: bytes) -> ServerError:
     """Return the error for an answer that is one by its status, or that is not JSON."""
     body: Any = data[:_LONGEST_TEXT].decode(errors="replace").strip()
-    with suppress(ValueError):  # a web page of a proxy
-        body = parse_json_bytes(data)
+    if len(data) <= _MAX_ERROR_BYTES:
+        with suppress(ValueError):  # a web page of a proxy
+            body = parse_json_bytes(data)
     return ServerError(response.status_code, body, response.headers)
+
+
+async def _read_at_most(response: httpx2.Response, most: int) -> bytes:
+    """Return the bytes of an answer. Raise `AnswerTooLargeError` if there are more than `most`."""
+    parts: list[bytes] = []
+    size = 0
+    async for part in response.aiter_bytes():
+        size += len(part)
+        if size > most:
+            raise AnswerTooLargeError
+        parts.append(part)
+    return b"".join(parts)
 
 
 async def _read_rest(received: AsyncIterator[bytes]) -> None:

@@ -12,7 +12,7 @@ import msgspec
 from backend.generation._json import mapping, sequence
 from backend.generation.anthropic import DEFAULT_BASE_URL as ANTHROPIC_URL
 from backend.generation.anthropic import AnthropicProvider
-from backend.generation.client import ServerError
+from backend.generation.client import MAX_RESOURCE_BYTES, AnswerTooLargeError, ServerError
 from backend.generation.figures import Ability, ListedModel
 from backend.generation.gemini import DEFAULT_BASE_URL as GEMINI_URL
 from backend.generation.gemini import GeminiConnection, GeminiProvider
@@ -25,6 +25,9 @@ from backend.generation.registry import Adapter
 from backend.generation.window_probes import read_listed_window
 
 SECONDS = 20.0
+
+MAX_LISTED = 2_000
+"""Models of one server that are kept."""
 
 _WITHOUT_LIST = frozenset(
     {
@@ -48,6 +51,12 @@ _ABILITIES: Mapping[str, Ability] = {
     "structured_outputs": "structured",
     "reasoning": "thinking",
 }
+
+
+class ModelListTooLargeError(ModelRequestError):
+    """The server's list of models is too large to be read: the user has to name its models."""
+
+    slug, title = "model-list-too-large", "The list of models is too large"
 
 
 class NoModelListError(ModelRequestError):
@@ -90,6 +99,11 @@ async def _ask_list(adapter: Adapter) -> list[ListedModel]:
             raise ModelTimeoutError(
                 f"{adapter.who} did not list its models in {SECONDS:g} s."
             ) from None
+        except AnswerTooLargeError:
+            raise ModelListTooLargeError(
+                f"The list of models at {url} is larger than {MAX_RESOURCE_BYTES // 2**20} MB. "
+                "Type the names of its models."
+            ) from None
         except ModelError:
             raise
         except ServerError as error:
@@ -101,7 +115,7 @@ async def _ask_list(adapter: Adapter) -> list[ListedModel]:
         except Exception as error:  # noqa: BLE001 - a server may answer anything
             raise adapter.failure(error) from None
     try:
-        return read_listing(listing)
+        return await asyncio.to_thread(read_listing, listing)
     except ValueError:
         raise NoModelListError(
             f"The answer at {url} has no list of models. {_TYPE_NAMES}"
@@ -111,8 +125,8 @@ async def _ask_list(adapter: Adapter) -> list[ListedModel]:
 def read_listing(body: Any) -> list[ListedModel]:
     """The models of a listing: an array, or an object with an array under a usual name.
 
-    An entry is an object or a name. Entries that can't be understood are left out. Raises
-    `ValueError` if there is no list.
+    An entry is an object or a name. Entries that can't be understood are left out. Of more models
+    than `MAX_LISTED`, one more is returned. CPU-bound. Raises `ValueError` if there is no list.
     """
     found: dict[str, ListedModel] = {}
     for each in _entries(body):
@@ -122,6 +136,8 @@ def read_listing(body: Any) -> list[ListedModel]:
             model = _model(entry)
             if model is not None:
                 found[model.name] = model
+        if len(found) > MAX_LISTED:
+            break
     return list(found.values())
 
 

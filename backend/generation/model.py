@@ -25,6 +25,10 @@ Fixable = Literal["tool_support", "shape"]
 FinishReason = Literal["stop", "length", "safety", "tool_calls", "other"]
 
 
+MAX_REPLY_CHARACTERS = 400_000
+"""The length of a reply's text, and of its thoughts: about 100,000 tokens each."""
+
+
 class PromptMessage(msgspec.Struct, frozen=True, gc=False):
     """One message as the model sees it. A prompt has thousands: they are made a fifth as fast."""
 
@@ -66,13 +70,15 @@ class Prompt:
 
     The first `stable` messages are likely to begin the next prompt, too: a provider that keeps what
     it is told to keeps those. `reply_room` is what the prompt leaves of the window, in the model's
-    tokens; None if nobody has counted it.
+    tokens; None if nobody has counted it. After `reply_limit` characters of text, or of thoughts,
+    the reply is cut.
     """
 
     messages: Sequence[PromptMessage]
     rounds: Sequence[ToolRound] = ()
     stable: int = 0
     reply_room: int | None = None
+    reply_limit: int = MAX_REPLY_CHARACTERS
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,7 @@ sampling setting, or a member that Talekeeper adds itself. What a refusal shows 
 
 from __future__ import annotations
 
+import asyncio
 import time
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Mapping, Sequence
@@ -19,6 +20,7 @@ from msgspec import structs
 from backend.generation._provider import ModelProvider
 from backend.generation._refusals import Refusal, read_refusal
 from backend.generation._replies import Delta, parse_value, relay, said, tool_answer
+from backend.generation._reply_limit import ReplyLimit
 from backend.generation.client import ModelClient, ServerError
 from backend.generation.figures import MessageShape
 from backend.generation.message_shapes import find_stricter_shape, shape_prompt
@@ -316,13 +318,18 @@ class ServerModel(ABC, Generic[ProviderT]):
         self, client: ModelClient, request: ModelRequest
     ) -> AsyncGenerator[Delta, None]:
         """Yield the answer to one request with its thoughts separated. Raise `ServerError`."""
-        thoughts = self._thought_reader(request)
+        thoughts, limit = self._thought_reader(request), ReplyLimit(request.prompt.reply_limit)
         finish: FinishReason | None = None
         try:
-            async with aclosing(self._answer(client, request)) as deltas:
-                async for delta in deltas:
-                    finish = delta.finish or finish
-                    yield thoughts.read(delta)
+            async with aclosing(self._answer(client, request)) as answer:
+                async for delta in answer:
+                    for part in (parts := limit.read(delta)):
+                        finish = part.finish or finish
+                        yield thoughts.read(part)
+                        if len(parts) > 1:
+                            await asyncio.sleep(0)
+                    if limit.is_reached:
+                        break
         except Exception:
             yield thoughts.break_off()
             raise

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from importlib import resources
 from importlib.util import find_spec
 
+from backend.cpu_pool import check_stopped
 from backend.errors import InternalError, UnavailableError
 
 MESSAGE_OVERHEAD = 4
@@ -163,7 +164,11 @@ class Tokenizer:
         return ids[0] if len(ids) == 1 else None
 
     def _count(self, text: str) -> int:
-        return sum(len(self._encode(run)) for run in _bounded_runs(text, self._max_run))
+        tokens = 0
+        for run in _bounded_runs(text, self._max_run):
+            check_stopped()
+            tokens += len(self._encode(run))
+        return tokens
 
 
 def _bounded_runs(text: str, most: int) -> Iterator[str]:

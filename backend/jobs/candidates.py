@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict, deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from functools import cache
 from typing import Any, Literal
 from uuid import UUID
@@ -28,6 +28,7 @@ from sqlalchemy import (
     Select,
     and_,
     bindparam,
+    case,
     exists,
     literal,
     or_,
@@ -50,6 +51,8 @@ of each user, because some jobs wait for earlier ones of their lanes."""
 FIRST = 6
 """Most jobs of each share that are looked for at first: more only where few users have any. Each is
 checked against the others of its lane."""
+ONCE_LOST, TWICE_LOST = timedelta(seconds=15), timedelta(seconds=60)
+"""Waits before a job that lost its process again is claimed; after the first loss there is none."""
 EVERYTHING = {"shares": 2**31 - 1, "depth": 2**31 - 1}
 LAST = UUID(int=2**128 - 1)
 """No share comes after it: a search that starts here starts over with the first."""
@@ -100,6 +103,8 @@ async def candidates(
         **_of_each(each),
         "start": start or LAST,
         "open_to": wanted.open_to,
+        "once_lost": at - ONCE_LOST,
+        "twice_lost": at - TWICE_LOST,
     }
     waiting: list[Waiting] = ["waiting_key"] if wanted.open_to else []
     found: list[Row[UUID, UUID]] = []
@@ -235,8 +240,20 @@ _LEFT_BEHIND = select(_JOB.id, _JOB.share).where(
 _ABANDONED = _LEFT_BEHIND.where(_JOB.leases_lost == 0).limit(bindparam("count", type_=Integer()))
 """Jobs whose worker has not been heard of."""
 
-_SUSPECT = _LEFT_BEHIND.where(_JOB.leases_lost > 0).order_by(_JOB.lease_until).limit(1)
-"""The one of them that has waited longest of those that lost a lease before."""
+_SUSPECT = (
+    _LEFT_BEHIND.where(
+        _JOB.leases_lost > 0,
+        _JOB.lease_until
+        <= case(
+            (_JOB.leases_lost == 1, bindparam("once_lost", type_=UtcTime())),
+            (_JOB.leases_lost == 2, bindparam("twice_lost", type_=UtcTime())),  # noqa: PLR2004
+            else_=bindparam("at", type_=UtcTime()),
+        ),
+    )
+    .order_by(_JOB.lease_until)
+    .limit(1)
+)
+"""The one that has waited longest of those that lost a lease before, once its wait is over."""
 
 
 def _lane_is_free(job: Any) -> ColumnElement[bool]:

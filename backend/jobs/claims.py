@@ -88,8 +88,8 @@ _TAKE = cast(
         lease_owner=bindparam("owner"),
         lease_until=bindparam("until"),
         fence=_JOB.fence + 1,
-        attempts=_JOB.attempts + 1,
-        # One that runs can be claimed only because its lease ran out.
+        # One that runs can be claimed only because its lease ran out: its attempt begins again.
+        attempts=_JOB.attempts + case((_JOB.state == "running", 0), else_=1),
         leases_lost=_JOB.leases_lost + case((_JOB.state == "running", 1), else_=0),
         updated_at=bindparam("at"),
     )
@@ -118,9 +118,16 @@ async def claim(
     if session.get_bind().dialect.name == "postgresql":
         await session.execute(_IN_ORDER)
     ids = await candidates(session, wanted, at, start)
+    return await take(session, ids, wanted.owner, at=at, lease=lease)
+
+
+async def take(
+    session: AsyncSession, ids: Sequence[UUID], owner: UUID, *, at: datetime, lease: timedelta
+) -> list[Claimed]:
+    """Take those of some jobs that are free, in the order of `ids`."""
     if not ids:
         return []
-    values = {"ids": ids, "at": at, "until": at + lease, "owner": wanted.owner}
+    values = {"ids": ids, "at": at, "until": at + lease, "owner": owner}
     rows = await session.execute(_TAKE, values)
     order = {job_id: place for place, job_id in enumerate(ids)}
     return sorted((Claimed(*row) for row in rows), key=lambda each: order[each.id])
@@ -177,15 +184,20 @@ async def end_many(session: AsyncSession, jobs: Sequence[Claimed], *, at: dateti
 
 
 async def renew(
-    session: AsyncSession, owner: UUID, *, at: datetime, lease: timedelta = LEASE
+    session: AsyncSession, jobs: Sequence[Claimed], *, at: datetime, lease: timedelta = LEASE
 ) -> set[tuple[UUID, int]]:
-    """Renew a worker's leases, but those that a transaction of its own holds just now.
+    """Renew the leases of one worker's jobs, except those that a transaction locks.
 
     Returns (id, fence) of those that were renewed. A lease that has run out stays lost.
     """
     mine = (
         select(_JOB.id)
-        .where(_JOB.state == "running", _JOB.lease_owner == owner, _JOB.lease_until > at)
+        .where(
+            _JOB.id.in_([each.id for each in jobs]),
+            _JOB.state == "running",
+            _JOB.lease_owner == jobs[0].lease_owner,
+            _JOB.lease_until > at,
+        )
         .with_for_update(skip_locked=True)
     )
     query = (

@@ -21,6 +21,9 @@ from backend.database.engine import Database
 from backend.jobs import claims
 from backend.jobs.claims import Claimed
 from backend.jobs.errors import LostLeaseError, TakenBackError
+from backend.logs import get_logger
+
+log = get_logger(__name__)
 
 T = TypeVar("T")
 
@@ -89,8 +92,10 @@ class SharedEnds:
             while self._waiting:
                 places, self._waiting = self._waiting[:MOST], self._waiting[MOST:]
                 is_committed = False
-                with contextlib.suppress(Exception):  # each tries by itself, and finds out
+                try:
                     is_committed = await self._end(places)
+                except Exception as error:  # each job tries again alone
+                    log.warning("job.ends_failed", count=len(places), exc_info=error)
                 for place in places:
                     _settle(place.entered, None)
                     _settle(place.committed, is_committed)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from backend.errors import AppError, ConflictError, NotFoundError
 
 MAX_LEASES_LOST = 3
-"""Workers in a row that a job may bring down. Each costs everybody whom that process served."""
+"""Processes in a row that a job may lose. After that it gets one more try, with no other job."""
 
 
 class JobNotFoundError(NotFoundError):
@@ -42,7 +42,7 @@ class TakenBackError(AppError):
 
 
 class WorkerLostError(AppError):
-    """The job's worker stopped in the middle of it, killed or hung, 3 times in a row."""
+    """Its process was killed or hung 3 times in a row, and once more while no other job ran."""
 
     slug, title = "job-worker-lost", "The process that worked on it ended too often"
 

@@ -29,9 +29,9 @@ class Job(Base):
     `fence` counts claims: a worker with an older number changes nothing any more. `wrapped_key` is
     the user's key under the root key of `root_version`, for this job alone, until `key_until`.
     `leases_lost` counts claims in a row whose worker was not heard of again, neither with a failure
-    nor with a checkpoint. `error` is the slug of what went wrong last. `user_id` is null for work
-    on behalf of nobody. While it waits, a job holds its lane up until `lane_until`, or for as long
-    as it waits if that is null.
+    nor with a checkpoint; `attempts` does not count them. `error` is the slug of what went wrong
+    last. `user_id` is null for work on behalf of nobody. While it waits, a job holds its lane up
+    until `lane_until`, or for as long as it waits if that is null.
     """
 
     __tablename__ = "jobs"

@@ -19,7 +19,12 @@ from backend.errors import AppError
 from backend.jobs import claims
 from backend.jobs.claims import ENDED, Claimed
 from backend.jobs.ends import Effect, SharedEnds
-from backend.jobs.errors import LostLeaseError, RetryLaterError, WorkerLostError
+from backend.jobs.errors import (
+    MAX_LEASES_LOST,
+    LostLeaseError,
+    RetryLaterError,
+    WorkerLostError,
+)
 from backend.jobs.models import Job
 from backend.logs import get_logger
 from backend.vault.sealing import Sealer
@@ -52,7 +57,8 @@ class RunningJob:
     `checkpoint` left. `sealer` is None where the kind needs no key. `attempt` counts from 1;
     `created_at` is when the work was caused.
     The rest is the worker's: `ends` is where it ends with others, if it does, and `leave` hears
-    that it has nothing left to do but that.
+    that it has nothing left to do but that. While `runs_alone`, no other job runs in its process,
+    because it has lost several; that is over once it has stored a checkpoint.
     """
 
     def __init__(
@@ -79,6 +85,7 @@ class RunningJob:
         self.is_over = False
         self.is_writing = False
         self.is_ending = False
+        self.runs_alone = claimed.leases_lost >= MAX_LEASES_LOST
         self.leave: Callable[[RunningJob], None] | None = None
         self._database = database
         self._keep = keep
@@ -153,7 +160,8 @@ class RunningJob:
             if await session.scalar(_HELD, self.claimed.held(self._clock())) is None:
                 raise LostLeaseError
             yield session
-            await self._store(session)
+            has_checkpoint = await self._store(session)
+        self.runs_alone = self.runs_alone and not has_checkpoint
 
     def checkpoint(self, payload: dict[str, Any]) -> None:
         """Replace the payload: what the next attempt begins with, should this one fail.
@@ -190,15 +198,18 @@ class RunningJob:
         finally:
             self.is_writing = False
 
-    async def _store(self, session: AsyncSession) -> None:
+    async def _store(self, session: AsyncSession) -> bool:
+        """Store the changes of a step in the row. True if there is a checkpoint among them."""
         at = self._clock()
         changes, self._changes = self._changes, {}
         values = {"lease_until": at + self._lasts, "updated_at": at, **changes}
-        if "payload" in changes:  # the next attempt goes on from there
+        has_checkpoint = "payload" in changes
+        if has_checkpoint:  # the next attempt goes on from there
             values["leases_lost"] = 0
         query = update(Job).where(Job.id == self.id).values(values)
         await session.execute(query, execution_options=UNSYNCHRONISED)
         self._stored_at = at
+        return has_checkpoint
 
 
 Handler = Callable[[RunningJob], Awaitable[None]]
@@ -265,13 +276,10 @@ def after_failure(
             first = at + timedelta(seconds=error.holds_lane)
             later["lane_until"] = job.claimed.lane_until or first
         return {**later, "attempts": job.attempt - 1, "leases_lost": 0}
-    if isinstance(error, WorkerLostError):  # it was claimed once more to say so
-        wait, attempts = None, job.attempt - 1
-    else:
-        wait, attempts = delay_after(job.attempt, draw), job.attempt
-    about = about.bind(attempt=attempts, exc_info=unexpected)
+    about = about.bind(attempt=job.attempt, exc_info=unexpected)
+    wait = None if isinstance(error, WorkerLostError) else delay_after(job.attempt, draw)
     if wait is None:
-        about.error("job.died")
-        return {"state": "dead", "error": slug, "attempts": attempts, **ENDED}
+        about.error("job.died", leases_lost=job.claimed.leases_lost)
+        return {"state": "dead", "error": slug, **ENDED}
     about.warning("job.failed", retry_after_s=round(wait.total_seconds(), 1))
     return {**queued_at(at + wait), "error": slug, "leases_lost": 0}

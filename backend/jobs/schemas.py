@@ -6,7 +6,7 @@ from uuid import UUID
 
 import msgspec
 
-from backend.jobs.errors import MAX_LEASES_LOST, WorkerLostError
+from backend.jobs.errors import WorkerLostError
 from backend.jobs.models import Job, JobState
 from backend.wire import struct_from
 
@@ -51,9 +51,6 @@ class JobView(msgspec.Struct, kw_only=True, frozen=True):
 def _detail(job: Job) -> str | None:
     if job.state != "dead" or job.error != WorkerLostError.slug:
         return None
-    if job.leases_lost < MAX_LEASES_LOST:
-        last = f"in the last of {job.attempts} attempts"
-        return f"Its worker stopped while it ran, {last}; retry it by hand."
     return f"Its worker stopped {job.leases_lost} times while it ran; retry it by hand."
 
 

@@ -48,7 +48,9 @@ class JobService:
 
     async def take_over(self, *, at: datetime) -> None:
         """End the leases of a process that is no more, where there is one process at a time."""
-        running = update(Job).where(Job.state == "running").values(lease_until=at)
+        # A wait after a lease that ran out before does not begin again.
+        is_held = (Job.state == "running", Job.lease_until > at)
+        running = update(Job).where(*is_held).values(lease_until=at)
         async with self._database.write() as session:
             await session.execute(running, execution_options=UNSYNCHRONISED)
 

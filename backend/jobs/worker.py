@@ -26,7 +26,6 @@ from backend.jobs.errors import (
 from backend.jobs.keys import JobKeys, KeyHolders
 from backend.jobs.queue import ANSWER_SECONDS, JobQueue
 from backend.jobs.running import (
-    MAX_ATTEMPTS,
     Clock,
     JobKind,
     RunningJob,
@@ -46,6 +45,8 @@ PAUSE_SECONDS = 1.0
 """After the database did not answer."""
 CLOSE_SECONDS = 10.0
 """Longest that a handler is waited for when it is told to stop."""
+ROOM_SECONDS = 5.0
+"""Longest that jobs may go on when one has to run alone. Then they are interrupted and put back."""
 
 
 class Worker:
@@ -116,17 +117,10 @@ class Worker:
         if self._tasks:
             await asyncio.wait(self._tasks, timeout=CLOSE_SECONDS)
         self._tasks = []
-        self._slots.take_back(after=0.0)
-        running = [job.task for job in self._jobs.values() if job.task is not None]
-        for task in running:
-            task.cancel()
-        if running:
-            await asyncio.wait(running, timeout=CLOSE_SECONDS)
-        left, self._jobs = list(self._jobs.values()), {}
         try:
-            await self._let_go(left)
+            await self._put_all_back(after=0.0)
         except Exception as error:  # their leases run out by themselves
-            log.warning("job.release_failed", count=len(left), exc_info=error)
+            log.warning("job.release_failed", exc_info=error)
 
     async def _work(self) -> None:
         with self._queue.listening(self._wake):
@@ -194,10 +188,11 @@ class Worker:
         is_thorough = time.monotonic() >= self._thorough_at
         # What a worker left behind may bring this one down: the fewer are beside it the better.
         ahead = 0 if is_thorough else self._slots.ahead
+        is_free = not any(job.runs_alone for job in self._jobs.values() if job not in ended)
         return Wanted(
             owner=self.id,
             kinds=tuple(self._kinds),
-            count=self._slots.room(len(self._jobs) - len(ended), ahead=ahead),
+            count=self._slots.room(len(self._jobs) - len(ended), ahead=ahead) if is_free else 0,
             per_share=max(1, (self._concurrency + ahead) * 3 // 4),
             running=running,
             queued=self._takes_queued,
@@ -220,14 +215,50 @@ class Worker:
         except BaseException:
             await self._let_go(jobs)
             raise
+        alone: list[RunningJob] = []
         for job in jobs:
             job.sealer = sealers.get(job.id)
             if job.sealer is None and job.user_id is not None and self._kinds[job.kind].needs_key:
                 await self._wait_for_key(job)
-            elif job.claimed.leases_lost >= MAX_LEASES_LOST or job.attempt > MAX_ATTEMPTS:
+            elif job.claimed.leases_lost > MAX_LEASES_LOST:
                 await self._fail(job, WorkerLostError())
+            elif job.runs_alone:
+                alone.append(job)
             else:
                 self._slots.add(job)
+        if alone:
+            await self._run_alone(*alone)
+
+    async def _run_alone(self, job: RunningJob, *later: RunningJob) -> None:
+        """Start a job once no other one runs here. Put the `later` ones back.
+
+        Until then the job waits in the queue, so it is not blamed for a process that ends first.
+        """
+        if later:
+            await self._let_go(list(later))
+        if len(self._jobs) == 1:
+            self._slots.add(job)
+            return
+        await self._let_go([job])
+        await self._put_all_back(after=ROOM_SECONDS)
+        if self._is_closing:
+            return
+        at = self._clock()
+        async with self._database.write() as session:
+            claimed = await claims.take(session, [job.id], self.id, at=at, lease=self._lease)
+            holders = await self._keys.load(session, self._needing(claimed), at=at)
+        await self._begin(claimed, holders, at)
+
+    async def _put_all_back(self, *, after: float) -> None:
+        """Put all jobs back, those that run after so many seconds at most."""
+        self._slots.take_back(after=0.0)
+        running = [job.task for job in self._jobs.values() if job.task is not None]
+        if running:
+            await asyncio.wait(running, timeout=after)
+            for task in running:
+                task.cancel()
+            await asyncio.wait(running, timeout=CLOSE_SECONDS)
+        await self._let_go(list(self._jobs.values()))
 
     def _start(self, job: RunningJob) -> None:
         job.task = asyncio.create_task(self._run(job))
@@ -310,17 +341,23 @@ class Worker:
         self._wake.set()
 
     async def _let_go(self, jobs: list[RunningJob]) -> None:
-        """Give jobs back as they were before they were claimed."""
-        async with self._database.write() as session:
-            at = self._clock()
+        """Give jobs back as they were before they were claimed.
+
+        Should that fail, their leases run out.
+        """
+        try:
+            async with self._database.write() as session:
+                at = self._clock()
+                for job in jobs:
+                    if job in self._returned:
+                        await claims.end_many(session, [job.claimed], at=at)
+                    elif not job.is_over:
+                        changes = {**queued_at(at), "attempts": job.attempt - 1}
+                        await claims.put_back(session, job.claimed, at=at, changes=changes)
+            self._returned = [job for job in self._returned if job not in jobs]
+        finally:
             for job in jobs:
-                if job in self._returned:
-                    await claims.end_many(session, [job.claimed], at=at)
-                elif not job.is_over:
-                    changes = {**queued_at(at), "attempts": job.attempt - 1}
-                    await claims.put_back(session, job.claimed, at=at, changes=changes)
-        for job in jobs:
-            self._forget(job)
+                self._forget(job)
 
     async def _beat(self) -> None:
         renewed_at = time.monotonic()
@@ -350,9 +387,12 @@ class Worker:
 
     async def renew(self) -> None:
         """Renew the leases of all that runs here, and stop what is no longer this worker's."""
-        before = [job for job in self._jobs.values() if not job.is_writing]
+        jobs = list(self._jobs.values())
+        before = [job for job in jobs if not job.is_writing]
         async with self._database.write() as session:
-            renewed = await claims.renew(session, self.id, at=self._clock(), lease=self._lease)
+            renewed = await claims.renew(
+                session, [job.claimed for job in jobs], at=self._clock(), lease=self._lease
+            )
         self._interrupt_lost(before, renewed)
 
     def _interrupt_lost(self, jobs: list[RunningJob], held: set[tuple[UUID, int]]) -> None:

@@ -19,7 +19,7 @@ from backend.llm.ratios import ratio_of
 from backend.llm.task_models import usual_task_model
 from backend.llm.user_models import UserModels
 from backend.settings import Settings
-from backend.wire import EXAMPLE, PREVIEWS, RAISES, Page
+from backend.wire import ENDS_WITH_CLIENT, EXAMPLE, PREVIEWS, RAISES, Page
 
 MAX_TEXTS = 100
 MAX_CHARACTERS = 200_000
@@ -131,6 +131,7 @@ class TokenController(Controller):
         opt={
             NEEDS: "read",
             PREVIEWS: True,
+            ENDS_WITH_CLIENT: True,
             RAISES: (UnknownModelError,),
             EXAMPLE: {"texts": ["The door creaks open.", ""]},
         },

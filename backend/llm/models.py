@@ -29,7 +29,6 @@ from backend.vault.root import RootKeys, Wrapped
 from backend.vault.sealing import Column, Sealer
 
 MAX_CHOSEN = 500
-MAX_LISTED = 2_000
 
 HeaderName = Annotated[str, msgspec.Meta(min_length=1, max_length=100)]
 HeaderValue = Annotated[str, msgspec.Meta(max_length=2_000)]

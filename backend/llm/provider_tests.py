@@ -26,7 +26,7 @@ from backend.generation.figures import (
     Price,
     ToolSupport,
 )
-from backend.generation.listing import list_models
+from backend.generation.listing import MAX_LISTED, list_models
 from backend.generation.model import (
     ChatModel,
     ModelEmptyReplyError,
@@ -42,7 +42,6 @@ from backend.generation.network import AddressRefusedError, RefusedAddress
 from backend.generation.registry import OfferedProvider, UnknownModelError
 from backend.generation.sampling import Sampling
 from backend.llm.models import (
-    MAX_LISTED,
     InstallationProvider,
     Provider,
     ProviderConfig,

@@ -303,7 +303,7 @@ class UserModels(UserSignedOut):
 
     def _retire(self, adapters: Iterable[Adapter]) -> None:
         for adapter in adapters:
-            task = asyncio.ensure_future(adapter.retire())
+            task = asyncio.ensure_future(_end(adapter))
             self._closing.add(task)
             task.add_done_callback(self._closing.discard)
 
@@ -328,13 +328,25 @@ async def _keep(
     revision: int,
     abilities: ServerAbilities,
 ) -> None:
+    """Store abilities. No one awaits this, and the next reply can learn them again."""
     learned = msgspec.json.encode(abilities).decode()
-    async with database.write() as session:
-        await session.execute(
-            update(table)
-            .where(table.id == row_id, table.revision == revision)
-            .values(abilities=learned)
-        )
+    try:
+        async with database.write() as session:
+            await session.execute(
+                update(table)
+                .where(table.id == row_id, table.revision == revision)
+                .values(abilities=learned)
+            )
+    except Exception as error:  # the reply does not depend on it
+        log.warning("provider.abilities_not_stored", provider_id=row_id, exc_info=error)
+
+
+async def _end(adapter: Adapter) -> None:
+    """Close an adapter after its last reply. No one awaits this."""
+    try:
+        await adapter.retire()
+    except Exception as error:  # its provider is no longer used
+        log.warning("provider.not_closed", exc_info=error)
 
 
 def kind_of(config: Config) -> ProviderKind:

@@ -38,7 +38,7 @@ from backend.lorebooks.schemas import (
     NewLoreEntry,
 )
 from backend.lorebooks.service import LorebookService
-from backend.wire import FILES, PATCHES, RAISES, Page, PageSize, PlaceCursor, etag
+from backend.wire import ENDS_WITH_CLIENT, FILES, PATCHES, RAISES, Page, PageSize, PlaceCursor, etag
 
 AnyRequest = Request[Any, Any, Any]
 
@@ -77,7 +77,7 @@ class LorebookController(Controller):
 
     @post(
         "/import",
-        opt={RAISES: (LoreFileError, LoreLimitError, LorebookFullError)},
+        opt={ENDS_WITH_CLIENT: True, RAISES: (LoreFileError, LoreLimitError, LorebookFullError)},
         summary="Import a lorebook file",
         operation_class=NamedFileOperation,
         request_max_body_size=MAX_UPLOAD_BYTES,

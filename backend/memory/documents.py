@@ -26,6 +26,9 @@ WINDOW = 2
 _BESIDE_WORDS = 40
 """Words of a neighbour, of its near end, in a window for vectors: models read 128 to 512 tokens."""
 
+_BESIDE_CHARACTERS = 16_000
+"""Characters of a neighbour, of its near end, that are cut into parts: `WINDOW` parts have less."""
+
 _SCENE_CHARACTERS = 5_000
 """Characters of a message that count in its scene, which is made anew with each of its messages."""
 
@@ -53,6 +56,18 @@ class Line:
     def chunks(self) -> list[str]:
         """Its text in parts, cut once: the windows of its neighbours show them as well."""
         return chunked(self.text)
+
+    @cached_property
+    def first_chunks(self) -> list[str]:
+        """The parts at its beginning that the windows of lines above it show."""
+        is_short = len(self.text) <= _BESIDE_CHARACTERS
+        return (self.chunks if is_short else chunked(self.text[:_BESIDE_CHARACTERS]))[:WINDOW]
+
+    @cached_property
+    def last_chunks(self) -> list[str]:
+        """The parts at its end that the windows of lines below it show."""
+        is_short = len(self.text) <= _BESIDE_CHARACTERS
+        return (self.chunks if is_short else chunked(self.text[-_BESIDE_CHARACTERS:]))[-WINDOW:]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,8 +117,8 @@ def message_documents(
     chunks = line.chunks
     above = [each for each in before[-WINDOW:] if _is_beside(each, line)]
     below = [each for each in after[:WINDOW] if _is_beside(each, line)]
-    heads = [(each.author, part) for each in above for part in each.chunks[-WINDOW:]]
-    tails = [(each.author, part) for each in below for part in each.chunks[:WINDOW]]
+    heads = [(each.author, part) for each in above for part in each.last_chunks]
+    tails = [(each.author, part) for each in below for part in each.first_chunks]
     pieces = [*heads, *((line.author, chunk) for chunk in chunks), *tails]
     documents: list[Document] = []
     for number, chunk in enumerate(chunks):

@@ -273,7 +273,7 @@ class Indexer:
             await index.delete_sources(owner_id, list(gone))
         left -= gone
         for some in slices(rows, SLICE_BYTES):
-            size = sum(row.size for row in some)
+            size = sum(row.size + row.size_beside for row in some)
             documents = await self._pool.run(
                 owner_id, partial(_documents, some), size=size, is_job=True
             )

@@ -172,6 +172,7 @@ class MemoryRuntime(UserSignedOut):
         """Drop what is kept in the clear of a user who leaves."""
         self.blinders.forget(user_id)
         self.own.user_signed_out(user_id)
+        self.search.user_signed_out(user_id)
         if self.embedder is not None:
             self.embedder.forget(user_id)
         # Names of a story are looked for with patterns, and `re` keeps the last ones.

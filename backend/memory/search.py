@@ -66,6 +66,9 @@ log = get_logger(__name__)
 SPARE = 3
 """So many times the memories that are asked for are looked up: some are not active any more."""
 
+MAX_COUNTED = 1_000
+"""Users of whom it is kept that they have many points. For more, the first of them go."""
+
 DEEPER = 8
 """Multiplier for the hits of each signal when most of the usual ones belong to branches left."""
 
@@ -115,7 +118,7 @@ class MemorySearch:
         self._sources = sources
         self.embedder = embedder
         self._blinders = blinders
-        self._many: set[tuple[str, UUID]] = set()
+        self._many: dict[tuple[str, UUID], None] = {}
 
     @contextlib.asynccontextmanager
     async def searching(self, sealer: Sealer) -> AsyncGenerator[Searching]:
@@ -248,8 +251,15 @@ class MemorySearch:
             return MANY
         count = await index.count(owner_id)
         if count >= MANY:
-            self._many.add(key)
+            if len(self._many) >= MAX_COUNTED:
+                del self._many[next(iter(self._many))]
+            self._many[key] = None
         return count
+
+    def user_signed_out(self, user_id: UUID) -> None:
+        """Count a user's points again: they may have deleted most of them since."""
+        for key in [each for each in self._many if each[1] == user_id]:
+            del self._many[key]
 
     async def recall(
         self,

@@ -86,13 +86,15 @@ class SourceRow:
     """A row that was read, still sealed.
 
     Attributes:
-        size: Bytes that are opened for its documents.
+        size: Bytes of the row that are opened for its documents.
+        size_beside: Bytes of its neighbours that are opened for them, too.
         documents: Opens it and makes what is indexed of it. CPU-bound, without the database: to be
             called in a thread, for one row after the other in the order they came in.
     """
 
     source_id: UUID
     size: int
+    size_beside: int = 0
     documents: Callable[[], list[Document]]
 
 

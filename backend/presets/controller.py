@@ -19,7 +19,7 @@ from backend.presets.errors import PresetFileError, PresetNotFoundError, Presets
 from backend.presets.schemas import ChosenPreset, ImportedPreset, PresetItem, PresetView
 from backend.presets.service import PresetService
 from backend.presets.tavern_reader import MAX_FILE_BYTES
-from backend.wire import FILES, PATCHES, RAISES, Page, PageSize, etag
+from backend.wire import ENDS_WITH_CLIENT, FILES, PATCHES, RAISES, Page, PageSize, etag
 
 AnyRequest = Request[Any, Any, Any]
 
@@ -56,7 +56,7 @@ class PresetController(Controller):
 
     @post(
         "/import",
-        opt={RAISES: (PresetFileError, PresetsFullError)},
+        opt={ENDS_WITH_CLIENT: True, RAISES: (PresetFileError, PresetsFullError)},
         summary="Import a preset file",
         operation_class=NamedFileOperation,
         request_max_body_size=MAX_FILE_BYTES + MEGABYTE,

@@ -52,6 +52,12 @@ async def add_tokens(session: AsyncSession, user_id: UUID, tokens: int) -> None:
         await session.execute(_SPENT, row)
 
 
+async def add_tokens_if_account(session: AsyncSession, user_id: UUID, tokens: int) -> None:
+    """Note tokens of work whose chat was deleted, unless the account was deleted, too."""
+    if await session.scalar(select(exists().where(User.id == user_id))):
+        await add_tokens(session, user_id, tokens)
+
+
 async def tokens_today(session: AsyncSession, user_id: UUID) -> int:
     """Tokens that were spent today, in UTC."""
     return await session.scalar(_TODAY, {"owner": user_id, "today": now().date()}) or 0

@@ -14,11 +14,20 @@ from backend.context.macros import Variables
 from backend.context.record import Totals
 from backend.generation.figures import MessageShape
 from backend.generation.message_shapes import shape_messages
-from backend.generation.model import Prompt, PromptMessage
+from backend.generation.model import MAX_REPLY_CHARACTERS, Prompt, PromptMessage
 from backend.generation.sampling import Sampling
 from backend.generation.tokens import MESSAGE_OVERHEAD, get_tokenizer
 from backend.lorebooks.activation.timed import TimedState
 from backend.turns.prompt_context import LoadedChat, PromptWindow
+
+REPLY_RESERVES = 4
+"""A reply may be this many times as long as its reserve. The reserve only keeps room free in the
+window, so a model that is asked for no length may write more."""
+
+MIN_REPLY_TOKENS = 256
+"""Tokens that a reply may be expected to take in any case: a user may reserve a single one."""
+
+CHARACTERS_PER_TOKEN = 4
 
 _TOLD = frozenset({"summary", "chapters", "scenes", "state"})
 """Kinds of items that say what happened, in place of lines that are not sent."""
@@ -62,6 +71,16 @@ class Built:
         window = self.window
         prompt = window.to_model_tokens(self.assembled.tokens)
         return max(1, window.spec.usable_window - window.extra - prompt)
+
+    @property
+    def reply_limit(self) -> int:
+        """Characters after which a reply is cut: four times those that it was expected to take."""
+        expected = max(
+            self.window.limits.reply_reserve,
+            self.window.sampling.max_output_tokens or 0,
+            MIN_REPLY_TOKENS,
+        )
+        return min(REPLY_RESERVES * expected * CHARACTERS_PER_TOKEN, MAX_REPLY_CHARACTERS)
 
     @property
     def totals(self) -> Totals:

@@ -166,7 +166,7 @@ class Play:
         """Take what the model says, and let its calls happen as they come."""
 
         def ask() -> AsyncGenerator[Piece, None]:
-            prompt = replace(run.built.prompt, rounds=self.rounds)
+            prompt = replace(run.prompt, rounds=self.rounds)
             return stream_with_tools(run.model, prompt, heard.offered, run.built.sampling)
 
         count = partial(count_extra, tools=heard.offered, rounds=self.rounds)

@@ -19,19 +19,24 @@ from backend.turns.errors import TurnNotFoundError
 from backend.turns.models import OPEN, ContextText, StoredContextRecord, Turn, TurnState
 
 
-async def find_turn(session: AsyncSession, turn_id: UUID) -> Turn | None:
-    """A turn by its id, of any user: the caller looks at the owner."""
-    return await session.get(Turn, turn_id, populate_existing=True)
+async def find_turn(session: AsyncSession, turn_id: UUID, *, owner_id: UUID) -> Turn | None:
+    """Return a turn; None if it is absent or someone else's."""
+    return await session.scalar(_TURN, {"turn_id": turn_id, "owner_id": owner_id})
 
 
 async def get_turn(session: AsyncSession, turn_id: UUID, *, owner_id: UUID) -> Turn:
     """Raises `TurnNotFoundError`, both when absent and when someone else's."""
-    turn = await find_turn(session, turn_id)
-    if turn is None or turn.user_id != owner_id:
+    turn = await find_turn(session, turn_id, owner_id=owner_id)
+    if turn is None:
         raise TurnNotFoundError
     return turn
 
 
+_TURN = (
+    select(Turn)
+    .where(Turn.id == bindparam("turn_id"), Turn.user_id == bindparam("owner_id"))
+    .execution_options(populate_existing=True)
+)
 _CHAT = select(Chat).where(Chat.id == bindparam("chat_id")).with_for_update()
 _TURN_AND_REPLY = (
     select(Turn, Message)

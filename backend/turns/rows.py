@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
+from functools import partial
 from typing import Any
 from uuid import UUID
 
@@ -61,12 +62,16 @@ def sealed_events(run: TurnRun, closing: Sequence[PlayEvent] = ()) -> bytes | No
     return run.sealer.seal_bytes(TURN_EVENTS, run.turn_id, msgspec.json.encode(events))
 
 
-def progress_row(run: TurnRun) -> dict[str, Any]:
-    """What the reply's row gets while the model speaks."""
+def capture_progress(run: TurnRun) -> Callable[[], dict[str, Any]]:
+    """Capture the reply as it is now, and return a function that makes its row.
+
+    The function counts and seals: it is CPU-bound, and may be called in a thread.
+    """
     if run.reply_id is None:
         raise ValueError("Only a reply is stored as it grows.")
-    more = run.unstored_tokens()
-    return {"key": run.reply_id, "more": more, **_sealed_reply(run, run.reply_id)}
+    count = run.capture_unstored()
+    seal = partial(_sealed_reply, run, run.reply_id, run.text, run.thinking)
+    return lambda: {"key": run.reply_id, "more": count(), **seal()}
 
 
 def write_reply(run: TurnRun, chat: Chat, message: Message, counts: dict[str, int]) -> None:
@@ -74,7 +79,7 @@ def write_reply(run: TurnRun, chat: Chat, message: Message, counts: dict[str, in
 
     A reply without text is hidden: it may not be sent to a model.
     """
-    for name, value in _sealed_reply(run, message.id).items():
+    for name, value in _sealed_reply(run, message.id, run.text, run.thinking).items():
         setattr(message, name, value)
     if run.adds_to_reply:
         message.notices = encode_notices(_notices(run, message))
@@ -100,15 +105,11 @@ def _notices(run: TurnRun, message: Message) -> list[Notice]:
     return notices
 
 
-def _sealed_reply(run: TurnRun, reply_id: UUID) -> dict[str, Any]:
-    thinking = run.thinking
+def _sealed_reply(run: TurnRun, reply_id: UUID, text: str, thinking: str) -> dict[str, Any]:
+    seal = run.sealer.seal
     return {
-        "sealed_content": run.sealer.seal(
-            MESSAGE_CONTENT, reply_id, run.text if run.text.strip() else ""
-        ),
-        "sealed_thinking": (
-            run.sealer.seal(MESSAGE_THINKING, reply_id, thinking) if thinking else None
-        ),
+        "sealed_content": seal(MESSAGE_CONTENT, reply_id, text if text.strip() else ""),
+        "sealed_thinking": seal(MESSAGE_THINKING, reply_id, thinking) if thinking else None,
         "updated_at": now(),
     }
 

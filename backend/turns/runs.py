@@ -143,8 +143,10 @@ class RunRegistry:
             return set()
         stopped: set[UUID] = set()
         for run in runs:
-            with contextlib.suppress(Exception):
+            try:
                 stopped |= await self._store([run])
+            except Exception as error:  # the next second tries again
+                log.warning("turn.progress_not_stored", turn_id=run.turn_id, exc_info=error)
         return stopped
 
 

@@ -55,6 +55,7 @@ log = get_logger(__name__)
 
 ATTEMPTS = 3
 FOLLOW_EVERY = 0.5
+NEW_ID = "Make a new one for each turn."
 
 
 class TurnService:
@@ -153,6 +154,7 @@ class TurnService:
             if turn is not None:
                 raise TurnInProgressError(turn.id)
 
+        is_outrun = False
         for attempt in range(ATTEMPTS):
             # A new line without an id needs no look: the index on running turns refuses a second
             # one. Whatever else goes by the last message has to know that none runs.
@@ -169,12 +171,16 @@ class TurnService:
                 )
             except IntegrityError:
                 # A turn that came first has the place of the running one, or this one's id. The
-                # next look says which, and raises.
+                # next look says which, and raises, unless the id is that of someone else's turn.
                 log.info("turn.outrun", chat_id=chat_id, turn_id=turn_id, attempt=attempt)
+                is_outrun = True
                 continue
             if run is not None:
                 return run
+            is_outrun = False
             log.info("turn.chat_changed", chat_id=chat_id, turn_id=turn_id, attempt=attempt)
+        if is_outrun and request.turn_id is not None:
+            raise TurnIdReusedError(NEW_ID)
         raise ChatChangedError("Look at it again, and send the line once more.")
 
     async def events(
@@ -296,11 +302,11 @@ async def _is_replay(
     session: AsyncSession, identity: Identity, turn_id: UUID, fingerprint: bytes
 ) -> bool:
     """Whether this request started this turn before. Raises `TurnIdReusedError`."""
-    turn = await repository.find_turn(session, turn_id)
+    turn = await repository.find_turn(session, turn_id, owner_id=identity.user_id)
     if turn is None:
         return False
-    if turn.user_id != identity.user_id or turn.request_digest != fingerprint:
-        raise TurnIdReusedError("Make a new one for each turn.")
+    if turn.request_digest != fingerprint:
+        raise TurnIdReusedError(NEW_ID)
     return True
 
 

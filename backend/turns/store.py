@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 from uuid import UUID
 
 import msgspec
@@ -32,9 +32,9 @@ from backend.turns.play_store import close_play, suspend
 from backend.turns.recording import seal_record, store_record
 from backend.turns.recovery import remove_reply
 from backend.turns.rows import (
+    capture_progress,
     encoded,
     finished,
-    progress_row,
     replace_totals,
     sealed_events,
     segments_of,
@@ -42,6 +42,8 @@ from backend.turns.rows import (
     write_reply,
 )
 from backend.turns.turn_run import TurnRun
+
+T = TypeVar("T")
 
 _NOT_COUNTED = "{}"
 
@@ -123,12 +125,13 @@ class TurnStore:
             for run in runs
             if events[run.turn_id] > run.stored_events
         ]
-        replies = {run.turn_id: progress_row(run) for run in dirty}
+        captured = {run.turn_id: capture_progress(run) for run in dirty}
         records = {
             run.turn_id: await asyncio.to_thread(seal_record, run)
             for run in dirty
             if run.has_spoken and not run.record_stored
         }
+        replies = await asyncio.to_thread(_call_each, captured) if captured else {}
         async with self._database.write() as session:
             await lock_trees(session, {run.chat_id for run in runs})
             connection = await session.connection()
@@ -285,6 +288,10 @@ class TurnStore:
         await self._index.changed(
             session, run, kind="message", container_id=turn.chat_id, source_ids=said
         )
+
+
+def _call_each(functions: Mapping[UUID, Callable[[], T]]) -> dict[UUID, T]:
+    return {key: function() for key, function in functions.items()}
 
 
 def _end(

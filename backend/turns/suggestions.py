@@ -8,7 +8,8 @@ from uuid import UUID
 import msgspec
 
 from backend.accounts.identity import Identity
-from backend.chats.repository import get_chat
+from backend.chats.errors import ChatNotFoundError
+from backend.chats.repository import find_chat
 from backend.database.base import new_id
 from backend.database.engine import Database
 from backend.enrichment.budgets import CHARACTERS_A_TOKEN
@@ -25,7 +26,7 @@ from backend.generation.model import (
 from backend.llm.slot_rules import Rank, Work
 from backend.llm.slots import ModelBusyError, ModelSlots, SlotTakenError
 from backend.quotas.definitions import TOKENS_PER_DAY
-from backend.quotas.ledgers import add_tokens
+from backend.quotas.ledgers import add_tokens_if_account
 from backend.quotas.service import Quotas
 from backend.turns.builder import PromptBuilder
 from backend.turns.built import Built
@@ -68,7 +69,8 @@ class SuggestionService:
         """Lines that the user could say next, made by the model of the same prompt.
 
         Raises what building a prompt raises, `ModelError`, `QuotaExceededError`, and
-        `ModelBusyError` or `ChatChangedError` where turns come first for too long.
+        `ModelBusyError` or `ChatChangedError` where turns come first for too long, and
+        `ChatNotFoundError` if the chat is deleted while the model works.
         """
         await self._quotas.check(TOKENS_PER_DAY, identity.user_id)
         with self._quotas.turns.hold(identity.user_id):
@@ -78,14 +80,16 @@ class SuggestionService:
             completion_tokens=len(str(answer.value)) // CHARACTERS_A_TOKEN + 1,
         )
         async with self._database.write() as session:
-            await add_tokens(
-                session, identity.user_id, usage.prompt_tokens + usage.completion_tokens
-            )
-            # It may have been deleted meanwhile.
-            chat = await get_chat(session, chat_id, owner_id=identity.user_id)
-            run = _run(identity.user_id, chat_id, built.window.spec.id, usage, seconds)
-            run.campaign_id = chat.campaign_id
-            session.add(run)
+            # A chat that was deleted while the model worked does not make the tokens free.
+            spent = usage.prompt_tokens + usage.completion_tokens
+            await add_tokens_if_account(session, identity.user_id, spent)
+            chat = await find_chat(session, chat_id, owner_id=identity.user_id)
+            if chat is not None:
+                run = _run(identity.user_id, chat_id, built.window.spec.id, usage, seconds)
+                run.campaign_id = chat.campaign_id
+                session.add(run)
+        if chat is None:
+            raise ChatNotFoundError
         try:
             lines = msgspec.convert(answer.value, _Suggested).lines
         except msgspec.ValidationError:

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 from uuid import UUID
 
@@ -16,12 +16,14 @@ from backend.accounts.models import KeyMode
 from backend.chats.models import MessageStatus
 from backend.errors import AppError, InternalError
 from backend.generation.model import (
+    MAX_REPLY_CHARACTERS,
     ChatModel,
     Finish,
     FinishReason,
     ModelContextOverflowError,
     ModelEmptyReplyError,
     Piece,
+    Prompt,
     SentRequest,
     TextPiece,
     TextReset,
@@ -112,6 +114,15 @@ class TurnRun:
         """What the model has thought aloud."""
         return self.prefix_thinking + self._joined("thinking")
 
+    @property
+    def prompt(self) -> Prompt:
+        """The prompt of the next request, with the characters that are left for the whole reply."""
+        transcript = self.progress.transcript
+        new = max(len(transcript.joined("text")), len(transcript.joined("thinking")))
+        whole = max(len(self.text), len(self.thinking))
+        left = min(self.built.reply_limit - new, MAX_REPLY_CHARACTERS - whole)
+        return replace(self.built.prompt, reply_limit=max(0, left))
+
     def _joined(self, kind: Spoken) -> str:
         if self.rewritten is not None:
             return self.rewritten[kind == "thinking"]
@@ -180,13 +191,17 @@ class TurnRun:
         """Whether it completes a reply, which counts once, however often it goes on."""
         return self.outcome == "completed" and self.status_before != "complete"
 
-    def unstored_tokens(self) -> int:
-        """How many tokens longer the reply is than its row says, about. CPU-bound."""
-        tokenizer = get_tokenizer(self.built.window.stored_unit.tokenizer)
-        transcript = self.progress.transcript
+    def capture_unstored(self) -> Callable[[], int]:
+        """Return a function that counts how many tokens the reply is longer than its row says.
+
+        The function is CPU-bound. It counts the reply as it was when it was captured.
+        """
+        tokenizer = self.built.window.stored_unit.tokenizer
+        transcript, before = self.progress.transcript, 0
+        text = transcript.joined("text", since=max(0, self.stored_length))
         if transcript.drops > self.stored_drops:
-            return tokenizer.count(transcript.joined("text")) - self.stored_tokens
-        return tokenizer.count(transcript.joined("text", since=max(0, self.stored_length)))
+            text, before = transcript.joined("text"), self.stored_tokens
+        return lambda: get_tokenizer(tokenizer).count(text) - before
 
     def spent_tokens(self) -> int:
         """Tokens that it took, also if the provider reported none. CPU-bound."""
@@ -295,16 +310,19 @@ class TurnRun:
         if self.play is not None:
             await self.play.run(self)
         else:
-            stream = self.hear(lambda: self.model.stream(self.built.prompt, self.built.sampling))
+            stream = self.hear(lambda: self.model.stream(self.prompt, self.built.sampling))
             async with contextlib.aclosing(stream):
                 async for piece in stream:
                     self.take(piece)
         if self.outcome != "waiting" and not self.adds_to_reply:
-            raise ModelEmptyReplyError(
-                "It wrote thoughts and nothing else. Try again, or switch its thinking off."
-                if self.progress.transcript.joined("thinking").strip()
-                else "Try again, or choose another model."
-            )
+            raise ModelEmptyReplyError(self._explain_emptiness())
+
+    def _explain_emptiness(self) -> str:
+        if not self.prompt.reply_limit:
+            return f"No reply may be longer than {MAX_REPLY_CHARACTERS:,} characters."
+        if self.progress.transcript.joined("thinking").strip():
+            return "It wrote thoughts and nothing else. Try again, or switch its thinking off."
+        return "Try again, or choose another model."
 
     def _listen(self, pieces: AsyncGenerator[Piece, None]) -> AsyncGenerator[Piece, None]:
         """Begin a request. Yield its pieces without labels and lines of other speakers."""

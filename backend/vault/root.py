@@ -91,15 +91,20 @@ def load_root_keys(path: Path, *, value: str | None = None, create: bool = False
 
     Raises `RootKeyError`.
     """
-    if value is not None:
-        return parse_root_keys(value)
-    if not path.exists():
+    if value is None and not path.exists():
         if not create:
             raise RootKeyError(
-                f"{path} does not exist. Put the root key there, or into TALEKEEPER_ROOT_KEY."
+                f"{path.name} is missing: {path} does not exist, and no new key was written. Put "
+                "your copy of the root key back there, or into TALEKEEPER_ROOT_KEY."
             )
         _create(path, _line(1, os.urandom(KEY_BYTES)))
-    return parse_root_keys(_read(path))
+    source, text = ("TALEKEEPER_ROOT_KEY", value) if value is not None else (path, _read(path))
+    try:
+        return parse_root_keys(text)
+    except RootKeyError as error:
+        raise RootKeyError(
+            f"{source} cannot be used. {error.detail} Put your copy of the root key there."
+        ) from None
 
 
 def add_root_key(path: Path) -> RootKeys:

@@ -84,7 +84,9 @@ def reads_as(line: Line, text: str) -> bool:
     """Whether a message reads as it was written; replies may have been continued."""
     if line.text is None or _without_flood(text) == line.text:
         return True
-    return text.startswith(line.text) and bool(REPLY_MARK.match(text, len(line.text)))
+    return text.startswith(line.text) and bool(
+        REPLY_MARK.match(text.removeprefix(line.text).removeprefix(" "))
+    )
 
 
 def _changed(line: Line, text: str, outputs: dict[str, str]) -> str:
@@ -103,10 +105,10 @@ def is_said(text: str, sent: Collection[str], outputs: Mapping[str, str]) -> boo
     marks = list(REPLY_MARK.finditer(text))
     ends = [*(each.start() for each in marks[1:]), len(text)][: len(marks)]
     start = _without_flood(text[: marks[0].start()] if marks else text)
-    return (not start or start in sent) and all(
-        # What is said after a choice begins a paragraph of its own.
+    return (not start or start in sent or start.removesuffix(" ") in sent) and all(
+        # What is said after a choice begins a paragraph of its own; a continuation, after a space.
         outputs.get(mark[0], "").startswith(
-            _without_flood(text[mark.start() : end]).removesuffix(PARAGRAPH)
+            _without_flood(text[mark.start() : end]).removesuffix(PARAGRAPH).removesuffix(" ")
         )
         for mark, end in zip(marks, ends, strict=True)
     )

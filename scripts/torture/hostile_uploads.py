@@ -1,8 +1,10 @@
-"""Uploads that are refused: what they cost before that."""
+"""Uploads that cost the most before they are refused or read."""
 
 from __future__ import annotations
 
 import asyncio
+import io
+import zipfile
 
 from scripts.torture.hostile_user import HostileUser
 
@@ -35,7 +37,16 @@ async def several_at_once(user: HostileUser) -> None:
     await asyncio.gather(*(user.upload(CARDS, data) for _ in range(8)))
 
 
+async def linked_vault(user: HostileUser) -> None:
+    """A vault whose entity links to itself 200,000 times in one sentence."""
+    data = io.BytesIO()
+    with zipfile.ZipFile(data, "w") as vault:
+        vault.writestr("npcs/a.md", "[[a]] " * 200_000)
+    await user.upload("/campaigns/import", data.getvalue())
+
+
 UPLOADS = {
+    "a vault of 200,000 links": linked_vault,
     "20 MB of brackets": brackets,
     "20 MB of short texts": letters,
     "20 MB of members": objects,

@@ -15,9 +15,13 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import httpx
 
+from backend.memory.index.protocol import IndexUnavailableError
+from backend.memory.index.server import server_collections
+from backend.settings import Settings
 from scripts._bench_table import DatabaseName, Started, start
 from scripts._enrichment_wire import MODEL, MODEL_ID, listen
 from scripts.torture.model import DIMENSION, TaggedModel
@@ -158,8 +162,14 @@ class Installation:
 
     @property
     def index_folder(self) -> Path:
-        """Where Qdrant Edge keeps the collections, where there is no Qdrant server."""
-        return (self.data if self.index_port is None else self.root) / "index"
+        """The folder of the collections that servers open with Qdrant Edge."""
+        return self.data / "index"
+
+    @property
+    def index_settings(self) -> Settings:
+        """The servers' settings for a Qdrant server."""
+        given = {name: text for name, text in self.settings.items() if name.startswith("qdrant_")}
+        return Settings.model_validate(given)
 
     @property
     def processes(self) -> list[Process]:
@@ -249,6 +259,8 @@ async def installation(
         "embedding_model": "vectors",
         "embedding_dimension": DIMENSION,
         "qdrant_url": qdrant_url or (f"http://127.0.0.1:{index.greeting}" if index else ""),
+        # Collections of other installations on the same server are none of this one's.
+        "qdrant_collection_prefix": f"torture-{uuid4().hex[:8]}-",
         **settings,
     }
     environment = _environment(given, root)
@@ -279,7 +291,21 @@ async def installation(
         await made.kill()
         if index is not None:
             await index.kill()
+        if qdrant_url:
+            await _delete_collections(made.index_settings)
         listener.close()
+
+
+async def _delete_collections(settings: Settings) -> None:
+    """Delete an installation's collections on a Qdrant server; report those that are left."""
+    prefix = settings.qdrant_collection_prefix
+    try:
+        async with httpx.AsyncClient(base_url=settings.qdrant_url, trust_env=False) as client:
+            for name in await server_collections(settings):
+                (await client.delete(f"/collections/{prefix}{name}")).raise_for_status()
+    except (IndexUnavailableError, httpx.HTTPError) as error:
+        kind = type(error).__name__
+        print(f"collections {prefix}* are left on the Qdrant server: {kind}", file=sys.stderr)
 
 
 def _server(number: int, launcher: list[str], environment: dict[str, str], root: Path) -> Process:

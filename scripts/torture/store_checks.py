@@ -6,7 +6,8 @@ import asyncio
 import re
 import time
 from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import AsyncIterator, Collection, Mapping
+from contextlib import aclosing
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -27,8 +28,9 @@ from backend.database.engine import Database
 from backend.enrichment.models import EnrichmentRun
 from backend.enrichment.runs import open_detail
 from backend.jobs.models import Job
-from backend.memory.index.edge import open_edge
-from backend.memory.index.protocol import VectorIndex
+from backend.memory.index.edge import folders_in, open_edge
+from backend.memory.index.protocol import Kind, VectorIndex
+from backend.memory.index.server import open_server, server_collections
 from backend.memory.models import IndexChange, IndexState
 from backend.memory.placement import dimension_of
 from backend.memory.reconciler import differences
@@ -41,7 +43,7 @@ from scripts._canary import disguises, sightings_in
 from scripts._enrichment_index import RemoteIndex
 from scripts.torture.client import PASSWORD, Client
 from scripts.torture.installation import Installation
-from scripts.torture.model import DIMENSION, LINE_MARK
+from scripts.torture.model import LINE_MARK
 from scripts.torture.model_checks import ChosenModel, check_vectors
 
 SETTLE_WITHIN = 120.0
@@ -146,56 +148,85 @@ async def check_index(
 ) -> tuple[list[str], Counter[str]]:
     """Rows without points, points without rows, points and vectors of the wrong user or model.
 
-    Also says how many `points` and `vectors` there are. The servers must not run: Qdrant Edge is
-    open in one process alone.
+    Also returns how many `rows`, `points` and `vectors` there are. A check that compared no row
+    fails. The servers must not run: Qdrant Edge is open in one process alone.
     """
     found: list[str] = []
     count: Counter[str] = Counter()
     async with database.read() as session:
         users = set(await session.scalars(select(User.id)))
         states = (await session.execute(select(IndexState.collection, IndexState.user_id))).all()
-    there = {path.stem for path in made.index_folder.glob("*.[0-9]*") if path.is_dir()}
-    for name in sorted(there | {name for name, _ in states}):
-        index = await _open_index(made, name)
-        if strangers := await index.owners() - users:
-            found.append(f"index: {len(strangers)} who are gone have points in {name}")
-        here = users & {user_id for each, user_id in states if each == name}
-        for user_id in here:
-            found += await _check_rows_of(database, index, user_id)
-        for sealer, model in chosen.items():
-            if sealer.user_id in here and not model.is_gone:
-                wrong, vectors = await check_vectors(database, index, sealer, SOURCES, model)
+    for name in sorted(await _list_collections(made) | {name for name, _ in states}):
+        async with aclosing(await _open_index(made, name)) as index:
+            if strangers := await index.owners() - users:
+                found.append(f"index: {len(strangers)} who are gone have points in {name}")
+            here = users & {user_id for each, user_id in states if each == name}
+            for user_id in here:
+                wrong, rows = await _compare_rows(database, index, user_id)
                 found += wrong
-                count["vectors"] += vectors
-        count["points"] += await index.count()
-        count["collections"] += 1
-        await index.aclose()
+                count["rows"] += rows
+            for sealer, model in chosen.items():
+                if sealer.user_id in here and not model.is_gone:
+                    wrong, vectors = await check_vectors(database, index, sealer, SOURCES, model)
+                    found += wrong
+                    count["vectors"] += vectors
+            count["points"] += await index.count()
+            count["collections"] += 1
+    for user_id in users - {user_id for _, user_id in states}:
+        if rows := sum([len(stored) async for _, _, stored in _read_rows(database, user_id)]):
+            found.append(f"index: {rows} rows of {user_id} are in no collection")
+    if not count["rows"]:
+        found.append("index: no row was compared with its points")
     return found, count
 
 
-async def _check_rows_of(database: Database, index: VectorIndex, user_id: UUID) -> list[str]:
+async def _compare_rows(
+    database: Database, index: VectorIndex, user_id: UUID
+) -> tuple[list[str], int]:
+    """Compare a user's rows with their points; and how many rows there are."""
     found: list[str] = []
+    rows = 0
+    async for kind, container, stored in _read_rows(database, user_id):
+        rows += len(stored)
+        held = await differences(index, user_id, container, kind, stored)
+        if held.missing or held.gone:
+            found.append(
+                f"index: {kind}s of {container}: {len(held.missing)} are not in "
+                f"{index.name}, {len(held.gone)} are left in it"
+            )
+    return found, rows
+
+
+async def _read_rows(
+    database: Database, user_id: UUID
+) -> AsyncIterator[tuple[Kind, UUID, Mapping[UUID, int]]]:
+    """Kind, container, and versions by row, of all that is to be in the index for a user."""
     for source in SOURCES:
         async with database.read() as session:
             containers = await source.containers(session, owner_id=user_id)
         for container in containers:
             async with database.read() as session:
                 stored = await source.inventory(session, container, owner_id=user_id)
-            held = await differences(index, user_id, container, source.kind, stored or {})
-            if held.missing or held.gone:
-                found.append(
-                    f"index: {source.kind}s of {container}: {len(held.missing)} are not in "
-                    f"{index.name}, {len(held.gone)} are left in it"
-                )
-    return found
+            yield source.kind, container, stored or {}
+
+
+async def _list_collections(made: Installation) -> set[str]:
+    """The names of all collections, where the servers have them."""
+    if made.index_port is not None:
+        return await RemoteIndex(made.index_port, "", None).collections()
+    if made.index_settings.qdrant_url:
+        return await server_collections(made.index_settings)
+    return folders_in(made.index_folder)
 
 
 async def _open_index(made: Installation, name: str) -> VectorIndex:
-    if made.index_port is None:
-        return await open_edge(made.index_folder, name, dimension_of(name))
-    index = RemoteIndex(made.index_port, name, dimension_of(name) or DIMENSION)
-    await index.open()
-    return index
+    if made.index_port is not None:
+        index = RemoteIndex(made.index_port, name, dimension_of(name))
+        await index.open()
+        return index
+    if made.index_settings.qdrant_url:
+        return await open_server(made.index_settings, name, dimension_of(name))
+    return await open_edge(made.index_folder, name, dimension_of(name))
 
 
 def check_plaintext(canary: str, folders: Mapping[str, Path]) -> list[str]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from uuid import UUID, uuid4
 
@@ -23,11 +22,10 @@ from backend.memory.index.protocol import (
 )
 from backend.memory.ranking import rank
 from backend.memory.signals import SIGNALS, Signal, gather
-from tests.support.points import DIMENSION, point, query, scope, terms, unit
+from tests.support.points import DIMENSION, Open, point, query, scope, terms, unit
 
 pytestmark = pytest.mark.anyio
 
-Open = Callable[[str, int | None], Awaitable[VectorIndex]]
 ANN, BEN = uuid4(), uuid4()
 CHAT, BOOK = uuid4(), uuid4()
 

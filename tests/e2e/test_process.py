@@ -93,7 +93,10 @@ def test_a_database_that_does_not_answer_is_said_in_one_sentence(
 ) -> None:
     result = talekeeper(tmp_path, *command, database_url=NOWHERE)
     assert result.returncode == 1
-    assert result.stderr == "talekeeper: The database at 127.0.0.1:1 does not answer.\n"
+    assert result.stderr == (
+        "talekeeper: The database at 127.0.0.1:1 does not answer. Start it, or correct "
+        "TALEKEEPER_DATABASE_URL.\n"
+    )
     assert not result.stdout
 
 

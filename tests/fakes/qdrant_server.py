@@ -129,6 +129,9 @@ class QdrantServer(ScriptedServer):
             return {"exists": name in self.collections}
         if request.method == "GET":
             return self.collections[name]
+        if request.method == "DELETE":
+            del self.collections[name]
+            return True
         vectors: dict[str, dict[str, int]] = request.body["vectors"]
         size = vectors["dense"]["size"] if vectors else None
         self.collections[name] = collection_info(size, indexed=())

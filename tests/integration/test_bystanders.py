@@ -27,11 +27,14 @@ from backend.campaigns.ledger_store import Change
 from backend.campaigns.records import get_campaign
 from backend.chats.models import Chat
 from backend.database.base import new_id
+from backend.generation.registry import ModelRegistry
+from tests.fakes.openai_server import MODEL_ID, OpenAIServer, chunk, stream
 from tests.integration.turns.seeding import identity_of, seed
 from tests.support.heartbeat import PROMISED, Heartbeat, heartbeat
 from tests.support.memory import settled, take_turn
 from tests.support.server import Account, Running, ok, running
 from tests.support.waiting import until
+from tests.support.zips import zipped
 
 API = "/api/v1"
 KB = 1_000
@@ -95,6 +98,27 @@ async def test_a_message_of_fifty_thousand_short_lines(server: Running, ada: Acc
     async with heartbeat() as heart:
         await take_turn(ada, chat_id, text="a\n" * 50_000)
         await settled(server)
+    unnoticed(heart)
+
+
+async def test_a_reply_of_many_megabytes_below_a_message_of_two(
+    sqlite_template: Path, tmp_path: Path
+) -> None:
+    file = shutil.copy(sqlite_template, tmp_path / "talekeeper.sqlite3")
+    async with OpenAIServer() as vendor:
+        registry = ModelRegistry(openai=vendor.config(), default=MODEL_ID)
+        async with (
+            running(f"sqlite+aiosqlite:///{file}", tmp_path / "data", registry=registry) as server,
+            server.account("ada") as ada,
+        ):
+            chat_id = await opened(ada)
+            await take_turn(ada, chat_id, text="Hello, who is there?")
+            await settled(server)
+            await seed(server, ada, chat_id, ["Ada: a\n" * 300_000])
+            vendor.script(stream(*[chunk(content="a\n" * 250_000)] * 16))
+            async with heartbeat() as heart:
+                await take_turn(ada, chat_id, text="Go on.")
+                await settled(server)
     unnoticed(heart)
 
 
@@ -202,6 +226,18 @@ async def test_a_card_of_a_million_values(server: Running, ada: Account) -> None
             f"{API}/characters/import", files={"file": ("card.json", body + extensions + b"}}}")}
         )
     assert response.status_code == 201, response.text
+    unnoticed(heart)
+
+
+async def test_a_vault_of_many_links(server: Running, ada: Account) -> None:
+    links = " ".join(f"[[{word}]]" for word in prose(1_000 * KB).split())
+    data = zipped({"npcs/mara.md": links, "canon/facts.md": f"- {links}"})
+    async with heartbeat() as heart:
+        made = ok(
+            await ada.client.post(f"{API}/campaigns/import", files={"file": ("vault.zip", data)}),
+            201,
+        )
+    assert any("make no relations" in warning for warning in made["warnings"])
     unnoticed(heart)
 
 

@@ -8,6 +8,7 @@ import struct
 import threading
 from collections.abc import AsyncGenerator
 from pathlib import Path
+from typing import Any
 from uuid import UUID
 
 import pytest
@@ -17,10 +18,17 @@ from sqlalchemy.exc import DBAPIError
 from backend.accounts.models import DataKey, KeySlot, LoginFailures
 from backend.database import migrate
 from backend.database.base import now
-from backend.database.engine import Database, DatabaseUnavailableError
+from backend.database.engine import Database, DatabaseDamagedError, DatabaseUnavailableError
+from backend.faults import explain
+from backend.settings import Settings
 from tests.support.server import PASSWORD, ok, problem, running
 
 pytestmark = [pytest.mark.anyio, pytest.mark.every_database]
+
+
+def settings_of(url: str) -> Settings:
+    values: dict[str, Any] = {"_env_file": None, "database_url": url}
+    return Settings(**values)
 
 
 @contextlib.asynccontextmanager
@@ -65,11 +73,29 @@ async def test_a_password_that_is_wrong_is_not_unavailability() -> None:
 async def test_bringing_the_tables_up_to_date_says_which_database_does_not_answer(
     place: str,
 ) -> None:
-    database = Database(f"postgresql+asyncpg://user:secret@{place}/name")
+    settings = settings_of(f"postgresql+asyncpg://user:secret@{place}/name")
+    database = Database(settings.resolved_database_url)
     with pytest.raises(DatabaseUnavailableError) as failed:
         await migrate.upgrade(database)
-    assert str(failed.value) == f"The database at {place} does not answer."
+    explanation = explain(failed.value, settings)
+    assert explanation is not None
+    assert explanation.startswith(f"The database at {place} does not answer.")
+    assert "secret" not in explanation
     await database.dispose()
+
+
+@pytest.mark.parametrize(
+    ("state", "says"), [("28P01", "refuses the user or the password"), ("3D000", "not on that")]
+)
+async def test_a_server_that_refuses_is_explained(state: str, says: str) -> None:
+    async with refusing(state) as database:
+        with pytest.raises(DBAPIError) as failed:
+            await migrate.upgrade(database)
+        url = database.url.render_as_string(hide_password=False)
+        explanation = explain(failed.value, settings_of(url))
+    assert explanation is not None
+    assert says in explanation
+    assert "secret" not in explanation
 
 
 async def test_a_socket_that_is_gone_is_unavailability(tmp_path: Path) -> None:
@@ -140,7 +166,7 @@ async def test_a_file_that_is_no_database_is_not_taken_for_one_that_is_busy(
     file = tmp_path / "talekeeper.sqlite3"
     file.write_bytes(b"Once upon a time. " * 1000)
     database = Database(f"sqlite+aiosqlite:///{file}")
-    with pytest.raises(DBAPIError, match="not a database"):
+    with pytest.raises(DatabaseDamagedError):
         await database.ping()
     await database.dispose()
 

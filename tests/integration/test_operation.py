@@ -14,6 +14,9 @@ import pytest
 from sqlalchemy import NullPool, make_url
 from sqlalchemy.ext.asyncio import create_async_engine
 
+from backend import app
+from backend.jobs.service import JobService
+from backend.turns.service import TurnService
 from tests.support.logs import Logged, caught_logs
 from tests.support.server import Account, Running, ok, problem, running
 from tests.support.waiting import PATIENCE
@@ -232,3 +235,25 @@ async def test_while_the_database_is_busy_nothing_is_half_done(
         other.close()
         made = ok(await ada.client.post(f"{API}/chats", json={}), 201)
         assert ok(await ada.client.get(f"{API}/chats"))["items"] == [made]
+
+
+async def test_a_chore_that_fails_keeps_no_other_from_being_done(
+    sqlite_url: str, tmp_path: Path, logged: Logged, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done = asyncio.Event()
+
+    async def fail(*_: Any, all_running: bool) -> None:
+        if not all_running:  # in the sweep, not at the start
+            raise RuntimeError(CANARY)
+
+    async def clean(*_: Any, **__: Any) -> None:
+        done.set()
+
+    monkeypatch.setattr(app, "SWEEP_EVERY", 0.02)
+    monkeypatch.setattr(TurnService, "recover", fail)
+    monkeypatch.setattr(JobService, "clean", clean)
+    async with running(sqlite_url, tmp_path):
+        await asyncio.wait_for(done.wait(), PATIENCE)
+    failed = logged.lines("server.sweep_failed")
+    assert {line["chore"] for line in failed} == {"turns"}
+    assert CANARY not in logged.text

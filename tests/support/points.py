@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
 from typing import Any
 from uuid import UUID, uuid4
 
+import httpx
 import numpy as np
 
 from backend.memory.index.protocol import (
@@ -19,6 +21,7 @@ from backend.memory.index.protocol import (
     ScopePart,
     Sparse,
     SparseName,
+    VectorIndex,
     VectorName,
     point_id,
 )
@@ -26,6 +29,9 @@ from backend.memory.index.server import ServerIndex
 from backend.settings import Settings
 
 DIMENSION = 8
+
+Open = Callable[[str, int | None], Awaitable[VectorIndex]]
+"""Opens a collection by its name, with this dimension."""
 
 
 def unit(*numbers: float) -> Floats:
@@ -98,3 +104,26 @@ async def connected(settings: Settings, name: str, dimension: int | None) -> Ser
     index = ServerIndex(settings, name, dimension)
     await index.connected()
     return index
+
+
+@asynccontextmanager
+async def open_collections(settings: Settings) -> AsyncGenerator[Open]:
+    """Open collections on a server. At the end they are closed, and deleted there."""
+    opened: list[VectorIndex] = []
+    names: set[str] = set()
+
+    async def open_one(name: str, dimension: int | None) -> VectorIndex:
+        names.add(settings.qdrant_collection_prefix + name)
+        index = await connected(settings, name, dimension)
+        opened.append(index)
+        return index
+
+    try:
+        yield open_one
+    finally:
+        for index in opened:
+            await index.aclose()
+        # With a client of its own, because those of the indexes are closed.
+        async with httpx.AsyncClient(base_url=settings.qdrant_url, trust_env=False) as client:
+            for name in names:
+                (await client.delete(f"/collections/{name}")).raise_for_status()

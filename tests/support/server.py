@@ -199,7 +199,12 @@ def settings_of(**values: Any) -> Settings:
 
 @contextlib.asynccontextmanager
 async def running(
-    database_url: str, folder: Path, *, registry: ModelRegistry | None = None, **settings: Any
+    database_url: str,
+    folder: Path,
+    *,
+    registry: ModelRegistry | None = None,
+    root: RootKeys = ROOT,
+    **settings: Any,
 ) -> AsyncGenerator[Running]:
     """Serve on a free port until the block ends."""
     values = {
@@ -218,7 +223,7 @@ async def running(
         gc.unfreeze()
     gc.collect()
     parts = await build_services(
-        config, ROOT, Database(database_url), kdf=CHEAP_KDF, registry=registry
+        config, root, Database(database_url), kdf=CHEAP_KDF, registry=registry
     )
     # By this protocol number asyncio knows that it may send small packets at once; without it each
     # request of a connection that is kept waits 40 ms for the last answer's acknowledgement.

@@ -14,6 +14,7 @@ from uuid import UUID
 
 from sqlalchemy import delete, select
 
+from backend.campaigns.name_cache import NameCache
 from backend.campaigns.story_clock import StoryClock
 from backend.chats.models import Chat, Message
 from backend.chronicles.reading import StoryEvent, current_events
@@ -359,6 +360,7 @@ def enrichment(server: Running) -> EnrichmentRuntime:
         EnrichmentOutbox(parts.queue),
         parts.slots,
         clock=StoryClock(),
+        names=NameCache(),
     )
 
 

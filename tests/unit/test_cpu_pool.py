@@ -12,7 +12,15 @@ from uuid import uuid4
 
 import pytest
 
-from backend.cpu_pool import MOST_WAITING, SMALL, CpuPool, TooMuchWorkError
+from backend.cpu_pool import (
+    MOST_WAITING,
+    SMALL,
+    CpuPool,
+    TooMuchWorkError,
+    WorkStoppedError,
+    WorkTimeoutError,
+    check_stopped,
+)
 from backend.errors import UnavailableError
 
 pytestmark = pytest.mark.anyio
@@ -40,7 +48,23 @@ class Held:
         return "done"
 
 
-async def begun(work: Held) -> None:
+class Endless:
+    """Work in a loop that never ends by itself."""
+
+    def __init__(self) -> None:
+        self.has_begun = threading.Event()
+        self.was_stopped = threading.Event()
+
+    def __call__(self) -> None:
+        self.has_begun.set()
+        try:
+            while True:
+                check_stopped()
+        finally:
+            self.was_stopped.set()
+
+
+async def begun(work: Held | Endless) -> None:
     while not work.has_begun.is_set():
         await asyncio.sleep(0.001)
 
@@ -147,6 +171,79 @@ async def test_a_cancelled_caller_leaves_its_place_when_the_work_has_ended(pool:
     assert not following.done()
     hog.may_end.set()
     assert await asyncio.wait_for(following, 30) == "next"
+
+
+async def test_running_work_of_a_cancelled_caller_stops(pool: CpuPool) -> None:
+    endless = Endless()
+    task = asyncio.create_task(pool.run(ADA, endless))
+    await begun(endless)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert await asyncio.wait_for(pool.run(ADA, lambda: "next"), 30) == "next"
+    assert endless.was_stopped.is_set()
+
+
+async def test_work_past_its_deadline_stops_and_its_caller_gets_an_error(
+    pool: CpuPool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("backend.cpu_pool.DEADLINE_SECONDS", 0.05)
+    endless = Endless()
+    with pytest.raises(WorkTimeoutError):
+        await pool.run(ADA, endless)
+    assert await asyncio.wait_for(pool.run(ADA, lambda: "next"), 30) == "next"
+    assert endless.was_stopped.is_set()
+
+
+async def test_work_past_its_deadline_that_does_not_stop_still_holds_its_users_place(
+    pool: CpuPool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hog = Held()
+    with monkeypatch.context() as short, pytest.raises(WorkTimeoutError):
+        short.setattr("backend.cpu_pool.DEADLINE_SECONDS", 0.05)
+        await pool.run(ADA, hog)
+    following = asyncio.create_task(pool.run(ADA, lambda: "next"))
+    await settled()
+    assert not following.done()
+    hog.may_end.set()
+    assert await asyncio.wait_for(following, 30) == "next"
+
+
+async def test_slow_work_of_some_users_does_not_stop_the_others(
+    pool: CpuPool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("backend.cpu_pool.SLOW_SECONDS", 0.01)
+    hogs = [Held() for _ in range(4)]
+    slow = [asyncio.create_task(pool.run(uuid4(), hog)) for hog in hogs]
+    assert await asyncio.wait_for(pool.run(ADA, lambda: "meanwhile"), 30) == "meanwhile"
+    for hog in hogs:
+        hog.may_end.set()
+    await asyncio.gather(*slow)
+    assert pool._free == 2
+
+
+async def test_a_timeout_of_the_work_itself_is_an_error_like_any_other(pool: CpuPool) -> None:
+    def failing() -> None:
+        raise TimeoutError
+
+    with pytest.raises(TimeoutError):
+        await pool.run(ADA, failing)
+
+
+async def test_a_closed_pool_stops_work_that_does_not_end_soon(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("backend.cpu_pool.CLOSE_SECONDS", 0.01)
+    pool, endless = CpuPool(1), Endless()
+    task = asyncio.create_task(pool.run(ADA, endless))
+    await begun(endless)
+    await pool.aclose()
+    with pytest.raises(WorkStoppedError):
+        await task
+
+
+def test_work_outside_of_the_pool_is_never_stopped() -> None:
+    check_stopped()
 
 
 @pytest.mark.parametrize("is_job", [False, True])

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
 from backend.settings import Settings
+from tests.support.compose import ROOT, compose_files, find_faults, read_compose
 
-ROOT = Path(__file__).parents[2]
+COMPOSE_FILES = compose_files()
 VARIABLES = {f"TALEKEEPER_{name.upper()}" for name in Settings.model_fields}
 
 
@@ -26,16 +28,139 @@ def copied_into_the_image() -> list[str]:
 
 @pytest.fixture(scope="module")
 def compose() -> dict[str, Any]:
-    loaded: dict[str, Any] = yaml.safe_load(text("compose.yaml"))
-    return loaded
+    return read_compose(ROOT / "compose.yaml")
 
 
-@pytest.mark.parametrize("path", ["Dockerfile", "compose.yaml"])
-def test_only_settings_that_exist_are_set(path: str) -> None:
-    named = set(re.findall(r"TALEKEEPER_[A-Z_]+[A-Z]", text(path)))
+@pytest.mark.parametrize("path", [ROOT / "Dockerfile", *COMPOSE_FILES], ids=lambda path: path.name)
+def test_only_settings_that_exist_are_set(path: Path) -> None:
+    named = set(re.findall(r"TALEKEEPER_[A-Z_]+[A-Z]", path.read_text(encoding="utf-8")))
 
     assert named
     assert named <= VARIABLES
+
+
+@pytest.mark.parametrize("path", COMPOSE_FILES, ids=lambda path: path.name)
+def test_the_services_of_a_compose_file_can_start(path: Path) -> None:
+    assert find_faults(read_compose(path), path.parent) == []
+
+
+def test_the_compose_file_is_among_those_that_are_checked() -> None:
+    assert ROOT / "compose.yaml" in COMPOSE_FILES
+
+
+def pool(compose: dict[str, Any]) -> dict[str, Any]:
+    made: dict[str, Any]
+    (made,) = compose["networks"]["default"]["ipam"]["config"]
+    return made
+
+
+Damage = Callable[[dict[str, Any]], object]
+
+DAMAGES: dict[str, tuple[Damage, str]] = {
+    "every address is given out": (
+        lambda compose: pool(compose).pop("ip_range"),
+        "door: 172.30.8.2 may be given to another service",
+    ),
+    "the fixed address is given out": (
+        lambda compose: pool(compose).update(ip_range="172.30.8.0/25"),
+        "door: 172.30.8.2 may be given to another service",
+    ),
+    "the range is in another subnet": (
+        lambda compose: pool(compose).update(ip_range="172.30.9.128/25"),
+        "default: 172.30.9.128/25 is outside of 172.30.8.0/24",
+    ),
+    "the fixed address is in another subnet": (
+        lambda compose: pool(compose).update(subnet="172.31.0.0/16", ip_range="172.31.8.0/24"),
+        "door: 172.30.8.2 is in no subnet of the network default",
+    ),
+    "the fixed address is the gateway": (
+        lambda compose: pool(compose).update(gateway="172.30.8.2"),
+        "door: 172.30.8.2 is the gateway of the network default",
+    ),
+    "replicas have one address": (
+        lambda compose: compose["services"]["door"].update(deploy={"replicas": 2}),
+        "door: its replicas cannot share 172.30.8.2",
+    ),
+    "two services have one address": (
+        lambda compose: compose["services"]["qdrant"].update(
+            networks=compose["services"]["door"]["networks"]
+        ),
+        "qdrant: 172.30.8.2 is the address of door",
+    ),
+    "a secret is not defined": (
+        lambda compose: compose["secrets"].pop("qdrant_api_key"),
+        "qdrant: qdrant_api_key is not among the secrets",
+    ),
+    "a secret is not given": (
+        lambda compose: compose["services"]["postgres"].pop("secrets"),
+        "postgres: the secret database_password is read and not given",
+    ),
+    "a config is not defined": (
+        lambda compose: compose.pop("configs"),
+        "door: caddyfile is not among the configs",
+    ),
+    "a volume is not defined": (
+        lambda compose: compose["volumes"].pop("models"),
+        "work: models is not among the volumes",
+    ),
+    "a network is not defined": (
+        lambda compose: compose["services"]["work"].update(networks=["inside"]),
+        "work: inside is not among the networks",
+    ),
+    "a service in an address is not defined": (
+        lambda compose: compose["services"].pop("qdrant"),
+        "api: qdrant is not among the services",
+    ),
+    "a service that is waited for is not defined": (
+        lambda compose: compose["services"].pop("migrate"),
+        "work: migrate is not among the services",
+    ),
+    "a setting is not defined": (
+        lambda compose: compose["services"]["api"]["environment"].update(TALEKEEPER_PROXIES="*"),
+        "api: TALEKEEPER_PROXIES is no setting",
+    ),
+    "a setting has a wrong value": (
+        lambda compose: compose["services"]["api"]["environment"].update(TALEKEEPER_PORT="http"),
+        "api: ('port',): Input should be a valid integer, unable to parse string as an integer",
+    ),
+    "a variable of the engine is not set": (
+        lambda compose: compose["services"]["api"].update(image="talekeeper:$TAG"),
+        "api: $TAG has no default",
+    ),
+    "a file of variables is missing": (
+        lambda compose: compose["services"]["api"].update(env_file=["missing.env"]),
+        "api: missing.env is not there",
+    ),
+    "a health check is disabled": (
+        lambda compose: compose["services"]["postgres"].update(healthcheck={"disable": True}),
+        "migrate: it waits for the health of postgres, which has no health check",
+    ),
+    "a health check is missing": (
+        lambda compose: compose["services"]["postgres"].pop("healthcheck"),
+        "migrate: it waits for the health of postgres, which has no health check",
+    ),
+    "a service never ends": (
+        lambda compose: compose["services"]["migrate"].update(restart="always"),
+        "api: it waits for the end of migrate, which is restarted",
+    ),
+}
+
+
+@pytest.mark.parametrize(("damage", "fault"), DAMAGES.values(), ids=DAMAGES)
+def test_a_fault_of_a_compose_file_is_found(
+    compose: dict[str, Any], damage: Damage, fault: str
+) -> None:
+    damaged = deepcopy(compose)
+    damage(damaged)
+
+    assert fault in find_faults(damaged)
+
+
+def test_the_door_asks_a_service_that_is_defined(compose: dict[str, Any]) -> None:
+    asked = re.findall(r"^\s+name (\S+)$", compose["configs"]["caddyfile"]["content"], re.MULTILINE)
+
+    assert asked
+    assert set(asked) <= compose["services"].keys()
 
 
 @pytest.mark.parametrize("source", copied_into_the_image())
@@ -83,11 +208,3 @@ def test_secrets_are_files_that_neither_git_nor_the_image_takes(compose: dict[st
     assert {Path(file).parts[0] for file in files} == {"secrets"}
     assert "/secrets/" in text(".gitignore").splitlines()
     assert text(".dockerignore").splitlines()[1] == "*"
-
-
-def test_what_a_service_waits_for_can_happen(compose: dict[str, Any]) -> None:
-    services = compose["services"]
-    for service in services.values():
-        for name, wait in service.get("depends_on", {}).items():
-            is_checked = "healthcheck" in services[name] or services[name]["image"] == "talekeeper"
-            assert is_checked or wait["condition"] != "service_healthy"

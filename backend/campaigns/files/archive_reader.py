@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import UTC
 from itertools import pairwise
 from typing import Any, NamedTuple, TypeVar, cast
@@ -37,8 +37,10 @@ from backend.characters.cards.text import parse_json
 from backend.characters.errors import CardError
 from backend.chats.logs import YEARS, ChatLog, new_message_ids, read_log
 from backend.chronicles.files import EventRecord, read_file
+from backend.cpu_pool import check_stopped
 from backend.database.base import new_id
 from backend.errors import AppError, ValidationError
+from backend.wire import convert_list
 
 MAX_CHATS = 1_000
 
@@ -62,7 +64,7 @@ def read_archive(files: Mapping[str, bytes]) -> CampaignDraft:
     main = _read(files, MAIN, CampaignRecord)
     assert main is not None  # noqa: S101  # it is what the zip was recognised by
     counters = _read(files, "compaction_state.json", CompactionRecord) or CompactionRecord()
-    changes = _read(files, "ledger.json", list[ChangeRecord]) or []
+    changes = _read_list(files, "ledger.json", ChangeRecord)
     items = _read_items(files)
     kinds = _kinds(main, changes, items)
     renumbered = Renumbered(kinds)
@@ -173,6 +175,7 @@ def _line(
     told: Collection[UUID],
 ) -> LedgerLine:
     """A change under new ids. It counts as its messages say, where any of them came along."""
+    check_stopped()
     sources = {each.message_id for each in change.sources} & message_ids.keys()
     where = f"ledger.json, change {change.seq}"
     if change.created_at.tzinfo is None or change.created_at.year not in YEARS:
@@ -201,7 +204,8 @@ def _read_items(files: Mapping[str, bytes]) -> list[ItemRecord]:
     named: list[tuple[Kind, str]] = [("entity", name) for name in ENTITY_FILES.values()]
     seen: set[UUID] = set()
     for kind, name in (*named, *ITEM_FILES.items()):
-        for number, fields in enumerate(_read(files, name, list[dict[str, Any]]) or []):
+        for number, fields in enumerate(_read_list(files, name, dict[str, Any])):
+            check_stopped()
             where = f"{name}[{number}]"
             try:
                 item_id = msgspec.convert(fields.pop("id", None) or new_id(), UUID)
@@ -254,8 +258,19 @@ def _read(files: Mapping[str, bytes], name: str, kind: type[T]) -> T | None:
     """One file as what it is to hold; None where there is none."""
     if name not in files:
         return None
+    return _convert(files, name, lambda value: msgspec.convert(value, kind, strict=True))
+
+
+def _read_list(files: Mapping[str, bytes], name: str, kind: type[T]) -> list[T]:
+    """The entries of one file; none if there is no such file."""
+    if name not in files:
+        return []
+    return _convert(files, name, lambda value: convert_list(value, kind))
+
+
+def _convert(files: Mapping[str, bytes], name: str, convert: Callable[[Any], T]) -> T:
     try:
-        return msgspec.convert(parse_json(files[name]), kind, strict=True)
+        return convert(parse_json(files[name]))
     except CardError as error:
         raise CampaignFileError(f"{name}: {error.detail}") from error
     except msgspec.ValidationError as error:

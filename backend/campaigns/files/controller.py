@@ -24,7 +24,7 @@ from backend.characters.uploads import (
     read_upload,
 )
 from backend.chronicles.errors import ChronicleFullError
-from backend.wire import FILES, RAISES, etag
+from backend.wire import ENDS_WITH_CLIENT, FILES, RAISES, etag
 
 
 class CampaignTransferController(Controller):
@@ -35,7 +35,10 @@ class CampaignTransferController(Controller):
 
     @post(
         "/import",
-        opt={RAISES: (CampaignFileError, CampaignFullError, ChronicleFullError)},
+        opt={
+            ENDS_WITH_CLIENT: True,
+            RAISES: (CampaignFileError, CampaignFullError, ChronicleFullError),
+        },
         summary="Import a campaign",
         operation_class=NamedFileOperation,
         request_max_body_size=MAX_UPLOAD_BYTES,
@@ -78,7 +81,8 @@ class CampaignTransferController(Controller):
 
         `json` has the ledger and the chats too. `vault` is a folder of Markdown for people and
         programs such as Obsidian; its import begins a ledger of its own. `viewpoint` is for a
-        player: it holds what `public`, or an entity, may know, and no ledger.
+        player: the file holds texts that prompts of `public`, or of an entity, can contain, and no
+        ledger.
         """
         seen = read_viewpoint(viewpoint)
         file = await campaign_transfer.export(identity, campaign_id, file_format, viewpoint=seen)

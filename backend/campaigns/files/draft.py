@@ -12,6 +12,7 @@ import msgspec
 
 from backend.audience import GM, opened, stored
 from backend.campaigns.errors import CampaignFileError
+from backend.campaigns.item_service import MAX_ITEMS
 from backend.campaigns.items import Kind
 from backend.campaigns.ledger import (
     DELETION,
@@ -30,6 +31,7 @@ from backend.campaigns.rules import rules_of
 from backend.campaigns.schemas import CampaignFields
 from backend.chats.logs import ChatLog
 from backend.chronicles.files import EventRecord
+from backend.cpu_pool import check_stopped
 from backend.database.base import now
 from backend.errors import ValidationError
 
@@ -86,6 +88,11 @@ class CampaignDraft:
         elif len(self.warnings) == MAX_WARNINGS:
             self.warnings.append("There is more that was not understood.")
 
+    def check_count(self) -> None:
+        """Raise `CampaignFileError` if there are more items than a campaign may have."""
+        if len(self.kinds) > MAX_ITEMS:
+            raise CampaignFileError(f"The file has more than {MAX_ITEMS:,} items.")
+
     def audience(self, column: str) -> str:
         """An audience of the file as it is stored here; who is not known here may know nothing."""
         audience = opened(column)
@@ -106,6 +113,7 @@ def settle(draft: CampaignDraft, *, told: Iterable[UUID] = ()) -> dict[UUID, tup
     changes = _by_item(draft.lines)
     needed: dict[UUID, Operations] = {}
     for item_id, kind in draft.kinds.items():
+        check_stopped()
         lines = changes[item_id]
         state = fold(kind, (line.operations for line in lines))
         settled[item_id] = state, lines[-1].seq if lines else 0
@@ -139,6 +147,7 @@ def check_items(draft: CampaignDraft) -> None:
     """Raise `CampaignFileError` where an item is not what its kind and the rules let it be."""
     rules = rules_of(draft.fields.rules)
     for item_id, state in draft.states.items():
+        check_stopped()
         kind = draft.kinds[item_id]
         name = state.get("name") or state.get("title") or kind
         try:

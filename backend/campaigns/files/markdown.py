@@ -27,7 +27,10 @@ if TYPE_CHECKING:
 _FENCE = "---"
 _BLOCKS = ("heading", "lheading", "list", "fence", "hr")
 MAX_CELLS = 100_000
-"""Bars (`|`) in one text. With more, its tables stay paragraphs: a cell takes 2 KB of memory."""
+"""Cells in one text. With more, its tables stay paragraphs: a cell takes 2 KB of memory."""
+
+MAX_HEADING = 500
+"""Characters of a heading. A longer one is a paragraph: each entry under it would repeat it."""
 
 _LEVELS = 2
 """Levels of headings that split a text in any case."""
@@ -148,7 +151,7 @@ def groups(body: str) -> list[Group]:
                 blocks.append(_Block())
         elif token.type == "list_item_close":
             depth -= 1
-        elif token.type == "heading_open" and not depth:
+        elif token.type == "heading_open" and not depth and _is_heading(tokens[at + 1]):
             level, title = int(token.tag[1]), tokens[at + 1].content.strip()
             path = [*(each for each in path if each[0] < level), (level, title)]
             found.append((tuple(title for _, title in path), []))
@@ -205,6 +208,9 @@ def _table(tokens: Sequence[Token], at: int) -> tuple[list[Cells], int]:
         elif tokens[at].type == "td_open":
             rows[-1].append(tokens[at + 1].content.strip())
         at += 1
+    if any(len(name) > MAX_HEADING for name in header):
+        # Each row would repeat it.
+        header, rows = [""] * len(header), [header, *rows]
     if not rows:
         return [[("", name) for name in header if name]], at
     # Markdown gives each row as many cells as the header has.
@@ -331,7 +337,7 @@ _Dumper.add_representer(str, _write_text)
 
 
 def _tokens(body: str) -> list[Token]:
-    return _parser(has_tables=body.count("|") <= MAX_CELLS).parse(body)
+    return _parser(has_tables=_count_cells(body) <= MAX_CELLS).parse(body)
 
 
 @cache  # takes longer to make than a short file to read
@@ -348,5 +354,23 @@ def _parser(*, has_tables: bool) -> MarkdownIt:
 def _headings(body: str) -> Iterator[tuple[Token, str]]:
     tokens = _tokens(body)
     for token, following in pairwise(tokens):
-        if token.type == "heading_open":
+        if token.type == "heading_open" and _is_heading(following):
             yield token, following.content
+
+
+def _is_heading(content: Token) -> bool:
+    return len(content.content) <= MAX_HEADING
+
+
+def _count_cells(body: str) -> int:
+    """Return the cells of a text, as if each part between empty lines were a table.
+
+    Markdown gives each row of a table as many cells as its header has.
+    """
+    cells = rows = most = 0
+    for line in body.split("\n"):
+        if line.strip(" \t"):
+            rows, most = rows + 1, max(most, line.count("|"))
+        else:
+            cells, rows, most = cells + rows * most, 0, 0
+    return cells + rows * most

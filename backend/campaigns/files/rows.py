@@ -20,12 +20,13 @@ from backend.campaigns.item_rows import item_row, read_state
 from backend.campaigns.items import Kind
 from backend.campaigns.ledger import State, exists
 from backend.campaigns.models import OPERATIONS, Campaign
-from backend.campaigns.records import REFERENCE_LISTS, REFERENCES, seal_campaign
+from backend.campaigns.records import keep_references, seal_campaign
 from backend.chats.counting import CountUnit
 from backend.chats.logs import ChatLog, message_rows
 from backend.chats.models import CHAT_TITLE
 from backend.chronicles.reading import SourceMessage
 from backend.chronicles.transfer import IncomingEvent, incoming_event
+from backend.cpu_pool import check_stopped
 from backend.database.base import new_id
 from backend.vault.sealing import Sealer
 
@@ -114,6 +115,7 @@ def campaign_rows(
     changes: list[dict[str, Any]] = []
     sources: list[dict[str, Any]] = []
     for line in draft.lines:
+        check_stopped()
         change_id = new_id()
         changes.append(
             {
@@ -159,28 +161,14 @@ def open_items(sealer: Sealer, rows: Iterable[Any]) -> list[tuple[UUID, Kind, St
     return [(row.id, row.kind, read_state(sealer, row.id, row.sealed_state)) for row in rows]
 
 
-def known_items(items: Iterable[tuple[UUID, Kind, State]]) -> list[tuple[UUID, Kind, State]]:
-    """Return the items that exist, for a player: without flags, which are the game master's.
-
-    References to items that are not among them are left out.
-    """
+def existing_items(items: Iterable[tuple[UUID, Kind, State]]) -> list[tuple[UUID, Kind, State]]:
+    """Return the items that exist, without references to items that are not among them."""
     known = [each for each in items if exists(each[2])]
     found = {str(item_id) for item_id, *_ in known}
     kept: list[tuple[UUID, Kind, State]] = []
     for item_id, kind, state in known:
-        lost = {name for name in REFERENCES if state.get(name) and state[name] not in found}
-        if lost & {"from_id", "to_id"}:
-            continue
-        left = {name: value for name, value in state.items() if name not in lost}
-        if kind == "world":
-            left["flags"] = {}
-            left["locked"] = [
-                each for each in state.get("locked", ()) if each.partition(".")[0] != "flags"
-            ]
-        for name in REFERENCE_LISTS:
-            if isinstance(left.get(name), list):
-                left[name] = [each for each in left[name] if each in found]
-        kept.append((item_id, kind, left))
+        if kind != "relation" or {state["from_id"], state["to_id"]} <= found:
+            kept.append((item_id, kind, keep_references(state, found)))
     return kept
 
 

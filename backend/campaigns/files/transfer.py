@@ -14,7 +14,6 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from backend.accounts.identity import Identity
 from backend.audience import GM, Viewpoint, is_known_to, known_to
-from backend.campaigns.errors import CampaignFileError
 from backend.campaigns.files.archive import (
     CompactionRecord,
     OpenCampaign,
@@ -28,14 +27,15 @@ from backend.campaigns.files.rows import (
     ChatRows,
     campaign_rows,
     chat_rows,
-    known_items,
+    existing_items,
     open_changes,
     open_items,
 )
 from backend.campaigns.files.vault_writer import write_vault
-from backend.campaigns.item_service import MAX_ITEMS
+from backend.campaigns.known_states import known_items
 from backend.campaigns.models import Campaign, CampaignChange, CampaignItem, ChangeSource
 from backend.campaigns.records import campaign_views, open_campaign, reading
+from backend.campaigns.rules import rules_of
 from backend.campaigns.schemas import CampaignView
 from backend.campaigns.service import check_room
 from backend.campaigns.viewpoints import check_viewpoint
@@ -53,7 +53,7 @@ from backend.chronicles.index_source import KIND as EVENTS
 from backend.chronicles.reading import StoryEvent
 from backend.chronicles.repository import make_chronicle
 from backend.chronicles.transfer import write_events
-from backend.cpu_pool import CpuPool
+from backend.cpu_pool import CpuPool, unhurried
 from backend.database.base import chunks
 from backend.database.engine import Database
 from backend.generation.tokens import best_tokenizer
@@ -103,7 +103,9 @@ class CampaignTransfer:
         *,
         viewpoint: Viewpoint = GM,
     ) -> ExportedFile:
-        """A zip of a campaign, or of what a viewpoint may know of it: then it has no ledger.
+        """A zip of a campaign, or of its texts that prompts of a player can contain.
+
+        A player's zip has no ledger, and only events and lines that count now.
 
         Raises `CampaignNotFoundError`, `ValidationError`.
         """
@@ -118,23 +120,26 @@ class CampaignTransfer:
             chats: Sequence[tuple[Chat, list[UUID], Sequence[Any]]] = ()
             if campaign.chronicle_id is not None:
                 events = await all_events(session, sealer, campaign.chronicle_id)
-                events = [each for each in events if is_known_to(viewpoint, each.audience)]
+                if viewpoint != GM:
+                    events = [_known_event(each) for each in events if _is_known(each, viewpoint)]
             if file_format == "json":
                 chats = await _chats(session, campaign)
             if file_format == "json" and viewpoint == GM:
                 changes, sources = await _changes(session, campaign)
 
         def write() -> bytes:
-            items = open_items(sealer, rows)
+            items, counters = open_items(sealer, rows), CompactionRecord()
+            if viewpoint == GM:
+                counters.version = campaign.version
+                counters.edits = campaign.edits
+                counters.compactions = campaign.compactions
+            else:
+                items = existing_items(known_items(items, rules_of(fields.rules)))
             found = OpenCampaign(
                 id=campaign_id,
                 fields=fields,
-                counters=CompactionRecord(
-                    version=campaign.version,
-                    edits=campaign.edits,
-                    compactions=campaign.compactions,
-                ),
-                items=items if viewpoint == GM else known_items(items),
+                counters=counters,
+                items=items,
                 uses={row.id: row.uses for row in rows if row.kind == "term"},
                 changes=open_changes(sealer, changes, sources),
                 chronicle=ChronicleFields(name=fields.name),
@@ -155,8 +160,7 @@ class CampaignTransfer:
         """
         sealer = identity.sealer
         draft, told = await self._pool.run(sealer.user_id, partial(read_campaign, data, name))
-        if len(draft.kinds) > MAX_ITEMS:
-            raise CampaignFileError(f"The file has more than {MAX_ITEMS:,} items.")
+        draft.check_count()
         chats = await self._chat_rows(identity, draft)
 
         def make() -> CampaignRows:
@@ -238,6 +242,16 @@ async def _items(session: AsyncSession, campaign: Campaign, viewpoint: Viewpoint
     return (await session.execute(query.order_by(CampaignItem.id))).all()
 
 
+def _is_known(event: StoryEvent, viewpoint: Viewpoint) -> bool:
+    return event.is_current and is_known_to(viewpoint, event.audience)
+
+
+def _known_event(event: StoryEvent) -> StoryEvent:
+    """Return an event without the keywords that find it, because no prompt renders them."""
+    fields = msgspec.structs.replace(event.fields, keywords=[])
+    return msgspec.structs.replace(event, fields=fields)
+
+
 async def _changes(
     session: AsyncSession, campaign: Campaign
 ) -> tuple[Sequence[Any], dict[UUID, list[SourceRecord]]]:
@@ -247,10 +261,14 @@ async def _changes(
         *(column for column in CampaignChange.__table__.c if column.key != "user_id"),
         CampaignItem.kind,
     ).join(CampaignItem, CampaignItem.id == CampaignChange.item_id)
-    rows = (await session.execute(query.where(*mine).order_by(CampaignChange.seq))).all()
+    changes = await session.execute(query.where(*mine).order_by(CampaignChange.seq))
+    rows = [row async for row in unhurried(changes)]
     sources: defaultdict[UUID, list[SourceRecord]] = defaultdict(list)
-    theirs = select(ChangeSource).join(CampaignChange, CampaignChange.id == ChangeSource.change_id)
-    for each in await session.scalars(theirs.where(*mine).order_by(ChangeSource.message_id)):
+    theirs = select(ChangeSource.change_id, ChangeSource.chat_id, ChangeSource.message_id).join(
+        CampaignChange, CampaignChange.id == ChangeSource.change_id
+    )
+    origins = await session.execute(theirs.where(*mine).order_by(ChangeSource.message_id))
+    async for each in unhurried(origins):
         record = SourceRecord(chat_id=each.chat_id, message_id=each.message_id)
         sources[each.change_id].append(record)
     return rows, sources

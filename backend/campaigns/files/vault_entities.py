@@ -78,12 +78,16 @@ _POINTS = re.compile(r"\s{0,5}(-?[0-9]{1,9})\s{0,5}(?:/\s{0,5}([0-9]{1,9}))?(?![
 
 NAME, LINE, TEXT = 200, 1_000, 20_000
 MAX_LINES = 200
+MAX_LINKS = 1_000
+"""Names that the text of one entity links to. Others make no relations."""
+_SHOWN_LINKS = 3
 
 
 class EntityFile:
-    """What one file says of an entity, references still by name.
+    """The entity of one file, with references by name.
 
-    `leftover` holds what found no place in it, and `warnings` what somebody should know.
+    `leftover` contains the texts that no field takes, and `warnings` the messages about the file.
+    `links` has the first sentence that links to each name.
     """
 
     def __init__(self, kind: EntityKind, stem: str, source: Document) -> None:
@@ -91,7 +95,7 @@ class EntityFile:
         self.stem = stem
         self.warnings: list[str] = []
         self.leftover: list[str] = []
-        self.links: list[tuple[str, str]] = []
+        self.links: dict[str, str] = {}
         self._meta = meta = self._normalise_names(source.meta)
         if source.broken:
             self.warnings.append(f"the front matter can't be read: {source.broken}")
@@ -161,12 +165,28 @@ class EntityFile:
             else:
                 described.append(part.text)
         text = "\n\n".join(filter(None, described))
-        for sentence in _SENTENCE_END.split(text):
-            self.links += [(target, unlinked(sentence)) for target in link_targets(sentence)]
+        self._read_links(text)
         told["description"].append(unlinked(text))
         for name, texts in told.items():
             self.fields[name] = self._cut("\n\n".join(filter(None, texts)), TEXT, name)
         self.fields["voice"] = self._lines(voice)
+
+    def _read_links(self, text: str) -> None:
+        found: dict[str, str] = {}
+        for sentence in _SENTENCE_END.split(text):
+            if targets := link_targets(sentence):
+                note = unlinked(sentence).strip()[:LINE]
+                for target in targets:
+                    found.setdefault(target, note)
+        names = list(found)
+        self.links = {name: found[name] for name in names[:MAX_LINKS]}
+        if left_out := names[MAX_LINKS:]:
+            shown = ", ".join(f"[[{name[:NAME]}]]" for name in left_out[:_SHOWN_LINKS])
+            more = " and others" if len(left_out) > _SHOWN_LINKS else ""
+            self.warnings.append(
+                f"it links to more than {MAX_LINKS:,} names: {len(left_out):,} of them make no "
+                f"relations: {shown}{more}"
+            )
 
     def _read_personality(self, text: str, told: list[str], voice: list[str]) -> None:
         """List entries, rows and text in brackets become the voice, other text the personality."""

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, TypeVar
 from uuid import UUID
 
@@ -27,6 +28,7 @@ from backend.campaigns.items import MAX_SCENES, STRUCTS, Kind
 from backend.campaigns.ledger import State
 from backend.campaigns.mentions import slug
 from backend.chronicles.files import EventRecord
+from backend.cpu_pool import check_stopped
 from backend.database.base import now
 
 _DAY = re.compile(r"day\s{1,5}(-?[0-9]{1,6})(.{0,300})", re.IGNORECASE)
@@ -86,35 +88,38 @@ class ListReader:
         for key, value in document.meta.items():
             self._warn(f"`{key[:200]}` is kept as a fact")
             self._world.note(f"{key}: {value}", None)
-        sections = [self._place(group) for group in groups(document.body)]
+        sections = self._place(groups(document.body))
         at = 0
         while at < len(sections):
+            check_stopped()
             section, at = sections[at], at + 1
-            end = at
-            while end < len(sections) and section.has_part(sections[end]):
-                end += 1
-            parts = sections[at:end]
-            if not self._is_title(section, has_parts=bool(parts)):
+            has_parts = at < len(sections) and section.has_part(sections[at])
+            if not self._is_title(section, has_parts=has_parts):
                 self._read_bullets(section)
                 continue
             entry = Entry(self._world, self._known, group=section.group)
             entry.said["title"].append(unlinked(section.inside[0]))
             entry.add_content(section.bullets)
-            for part in parts:
-                self._add_part(entry, part)
-            at = end
+            while at < len(sections) and section.has_part(sections[at]):
+                self._add_part(entry, sections[at])
+                at += 1
             self._read_entry(entry)
 
-    def _place(self, found: Group) -> _Section:
+    def _place(self, found: Iterable[Group]) -> list[_Section]:
         """Separate the heading that groups entries from the headings inside it."""
-        group = ""
-        inside: list[str] = []
-        for at, heading in enumerate(found.headings):
-            if self._is_group(heading, is_inside=bool(group)):
-                group, inside = heading, []
-            elif at or not self._is_name(heading):
-                inside.append(heading)
-        return _Section(group, inside, found.bullets)
+        # Each heading is repeated by all groups inside it.
+        is_group, is_name = cache(self._is_group), cache(self._is_name)
+        sections: list[_Section] = []
+        for each in found:
+            group = ""
+            inside: list[str] = []
+            for at, heading in enumerate(each.headings):
+                if is_group(heading, is_inside=bool(group)):
+                    group, inside = heading, []
+                elif at or not is_name(heading):
+                    inside.append(heading)
+            sections.append(_Section(group, inside, each.bullets))
+        return sections
 
     def _is_name(self, heading: str) -> bool:
         """True if a heading only repeats the name of its file."""
@@ -171,6 +176,7 @@ class ListReader:
             self._warn(f"the heading `{inside[:200]}` is not known")
         entries: list[Entry] = []
         for bullet in section.bullets:
+            check_stopped()
             if entries and self._outline in vault.TITLED and not _starts_entry(bullet):
                 last = entries[-1]
                 lines = split_lines(bullet.text)

@@ -40,6 +40,7 @@ from backend.campaigns.rules import DEFAULT, known_rules, rules_of
 from backend.campaigns.schemas import Brief, CampaignFields, CampaignSettings
 from backend.characters.cards.text import parse_json
 from backend.characters.errors import CardError, CardLimitError
+from backend.cpu_pool import check_stopped
 from backend.database.base import new_id
 from backend.errors import ValidationError
 
@@ -80,6 +81,7 @@ def read_vault(files: Mapping[str, bytes], name: str) -> CampaignDraft:
         raise CampaignFileError(f"The vault has more than {MAX_LINES:,} lines of text.")
     documents: dict[str, Document] = {}
     for path, text in texts.items():
+        check_stopped()
         try:
             documents[path] = read_document(text)
         except CardLimitError as error:
@@ -103,7 +105,8 @@ class VaultReader:
         self._world = World()
         self._files: dict[UUID, EntityFile] = {}
         # What a file is called comes before a name, and that before an alias.
-        self._names: tuple[dict[str, list[UUID]], ...] = ({}, {}, {})
+        # For each name, the first entity of each kind.
+        self._names: tuple[dict[str, dict[str, UUID]], ...] = ({}, {}, {})
         self._notes = 0
 
     def text(self, path: str, data: bytes) -> str:
@@ -119,6 +122,7 @@ class VaultReader:
         lists: list[tuple[str, str, Document]] = []
         others: list[tuple[str, Document]] = []
         for path, document in documents.items():
+            check_stopped()
             kind, outline = vault.entity_kind(path), vault.outline_name(path)
             if path.casefold() == vault.MAIN:
                 self._read_campaign(path, document)
@@ -174,7 +178,7 @@ class VaultReader:
         found = next(filter(None, spelled), None)
         if found is None:
             return None
-        return next((each for each in found if self._files[each].kind == kind), found[0])
+        return found.get(kind) or next(iter(found.values()))
 
     def follow(self, target: str) -> None:
         """Say so where a link leads nowhere."""
@@ -193,9 +197,11 @@ class VaultReader:
         return [each for each in found if each is not None]
 
     def add(self, kind: Kind, item: Item, item_id: UUID | None = None) -> UUID:
-        """Take in an item."""
+        """Take in an item. Raises `CampaignFileError` if there are too many."""
+        check_stopped()
         item_id = item_id or new_id()
         self.draft.kinds[item_id] = kind
+        self.draft.check_count()
         self.draft.states[item_id] = creation(item).set
         return item_id
 
@@ -247,7 +253,7 @@ class VaultReader:
         spelled = [file.stem], [file.name, slug(file.name)], file.fields["aliases"]
         for names, known in zip(spelled, self._names, strict=True):
             for name in dict.fromkeys(each.casefold() for each in names):
-                known.setdefault(name, []).append(entity_id)
+                known.setdefault(name, {}).setdefault(file.kind, entity_id)
         for warning in file.warnings:
             self.draft.warn(f"{path}: {warning}")
 
@@ -305,14 +311,14 @@ class VaultReader:
     def _relate(self, entity_id: UUID, file: EntityFile) -> None:
         """A link to somebody in an entity's text is a relation; the sentence is its note."""
         related: set[UUID] = set()
-        for target, sentence in file.links:
+        for target, note in file.links.items():
+            check_stopped()
             self.follow(target)
             found = self.find(target)
             if found is None or found == entity_id or found in related:
                 continue
             if {file.kind, self._files[found].kind} <= {"pc", "npc", "faction"}:
                 related.add(found)
-                note = sentence.strip()[:1_000]
                 self.add("relation", Relation(from_id=entity_id, to_id=found, note=note))
 
     def _keep_text(self, path: str, document: Document) -> None:
@@ -325,6 +331,7 @@ class VaultReader:
             if not group.bullets:
                 self.note(heading, None)
             for bullet in group.bullets:
+                check_stopped()
                 said = unlinked("\n".join([bullet.text, *bullet.details]))
                 self.note(": ".join(filter(None, [heading, said])), None)
 

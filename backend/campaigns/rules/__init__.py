@@ -18,10 +18,13 @@ from backend.campaigns.items import Entity, Kind, World
 from backend.campaigns.ledger import State
 from backend.cpu_pool import resolve_structs
 from backend.errors import ValidationError
+from backend.logs import get_logger
 
 if TYPE_CHECKING:
     from backend.campaigns.play.table import Table
     from backend.campaigns.play.tools import PlayTool
+
+log = get_logger(__name__)
 
 DEFAULT = "freeform"
 ENTRY_POINTS = "talekeeper.rules"
@@ -123,4 +126,14 @@ def check_rules(name: str) -> None:
 
 def rules_of(name: str) -> Rules:
     """The rules of a campaign; those of a module that is gone are `freeform`."""
-    return known_rules().get(name, known_rules()[DEFAULT])
+    found = known_rules().get(name)
+    if found is None:
+        _warn_of_missing(name)
+        return known_rules()[DEFAULT]
+    return found
+
+
+@cache
+def _warn_of_missing(name: str) -> None:
+    """Log once in a process that a campaign is played by other rules than it names."""
+    log.warning("campaign.rules_missing", source=name)

@@ -4,24 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Any, cast
 from uuid import UUID
 
-from sqlalchemy import and_, bindparam, or_, select
+from sqlalchemy import and_, bindparam, case, or_, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from backend.audience import Audience, AudienceMarks, known_to_all, stored
+from backend.audience import Audience, AudienceMarks, is_known_to_all, known_to_all, stored
 from backend.campaigns.item_rows import audience_of, read_state
 from backend.campaigns.items import Kind
 from backend.campaigns.ledger import State
 from backend.campaigns.mentions import NameIndex
 from backend.campaigns.models import Campaign, CampaignItem
+from backend.campaigns.name_cache import NameCache
 from backend.campaigns.party import is_scene_here, story_place
 from backend.campaigns.play.references import Held, called
 from backend.campaigns.play.state import PLAY, POOL, ROLL
 from backend.campaigns.roster import Member
 from backend.campaigns.rules import AttributeType, Rules, rules_of
-from backend.cpu_pool import unhurried
+from backend.cpu_pool import SEALED_FACTOR, unhurried
 from backend.enrichment.cleaning import clipped, one_line
 from backend.enrichment.compaction.tools import UPDATERS, Updater
 from backend.vault.sealing import Sealer
@@ -30,6 +32,9 @@ MAX_ENTITIES = 60
 MAX_THREADS = 30
 MAX_CLOCKS = 20
 MAX_FACTS = 60
+MAX_KNOWN = 2_000
+"""Items that are read: those that changed last. An entity that the text names is read, too."""
+MAX_NAMED = 200
 MAX_LINE = 600
 MAX_VALUE = 240
 """Characters of an item, and of one of its fields, that are shown."""
@@ -45,26 +50,40 @@ _MOST: Mapping[Kind, int] = {"thread": MAX_THREADS, "clock": MAX_CLOCKS}
 _REFERENCES = {"location": "location_id", "giver": "giver_id", "present": "present"}
 _HIDDEN = frozenset({PLAY, POOL, ROLL})
 
-_COLUMNS = (CampaignItem.id, CampaignItem.kind, CampaignItem.audience, CampaignItem.sealed_state)
+_COLUMNS = (CampaignItem.id, CampaignItem.kind, CampaignItem.sealed_state)
 _OF_CAMPAIGN = CampaignItem.campaign_id == bindparam("campaign"), CampaignItem.exists
-_ITEMS = select(*_COLUMNS).where(
-    *_OF_CAMPAIGN,
-    or_(
-        CampaignItem.kind.in_(("world", "entity", "thread", "clock")),
-        and_(CampaignItem.kind == "scene", CampaignItem.is_live),
-    ),
+_IS_LIVE_SCENE = and_(CampaignItem.kind == "scene", CampaignItem.is_live)
+_IS_LIVE_FACT = and_(CampaignItem.kind == "fact", CampaignItem.is_live)
+_IS_CHANGEABLE = or_(CampaignItem.kind.in_(("world", "entity", "thread", "clock")), _IS_LIVE_SCENE)
+_COMES_FIRST = or_(CampaignItem.kind == "world", CampaignItem.subkind == "pc", _IS_LIVE_SCENE)
+_ITEMS = (
+    select(*_COLUMNS)
+    .where(*_OF_CAMPAIGN, _IS_CHANGEABLE)
+    .order_by(case((_COMES_FIRST, 0), else_=1), CampaignItem.version.desc(), CampaignItem.id.desc())
+    .limit(bindparam("most"))
+)
+_NAMED = select(*_COLUMNS).where(
+    *_OF_CAMPAIGN, CampaignItem.id.in_(bindparam("named", expanding=True))
 )
 _FACTS = (
     select(*_COLUMNS)
-    .where(*_OF_CAMPAIGN, CampaignItem.kind == "fact", CampaignItem.is_live)
+    .where(*_OF_CAMPAIGN, _IS_LIVE_FACT)
     .order_by(CampaignItem.seq.desc())
     .limit(500)
+)
+_CHANGED = select(
+    *_COLUMNS,
+    CampaignItem.audience,
+    and_(CampaignItem.exists, or_(_IS_CHANGEABLE, _IS_LIVE_FACT)).label("counts"),
+).where(
+    CampaignItem.campaign_id == bindparam("campaign"),
+    CampaignItem.version > bindparam("version"),
 )
 
 
 @dataclass(frozen=True, slots=True)
 class KnownWorld:
-    """Items of a campaign at one version. Facts are the latest ones alone."""
+    """The latest items of a campaign at one version, within `MAX_KNOWN`."""
 
     campaign_id: UUID
     version: int
@@ -127,15 +146,48 @@ class ShownWorld:
 
 
 async def read_world(
-    session: AsyncSession, sealer: Sealer, campaign: Campaign, *, audience: str
+    session: AsyncSession,
+    sealer: Sealer,
+    campaign: Campaign,
+    names: NameCache,
+    lines: Sequence[str],
+    *,
+    audience: str,
 ) -> KnownWorld:
-    """The items of a campaign that all may know who have this stored audience."""
+    """Return the items of a campaign that all may know who have this stored audience.
+
+    In a campaign with more than `MAX_KNOWN` items, entities that `lines` name are found by `names`.
+    """
     place, knows = {"campaign": campaign.id}, known_to_all(audience, CampaignItem.audience)
-    rows = (await session.execute(_ITEMS.where(knows), place)).all()
+    rows = list(await session.execute(_ITEMS.where(knows), {**place, "most": MAX_KNOWN}))
+    if len(rows) == MAX_KNOWN:
+        index = (await names.read(session, sealer, campaign)).index
+        named: dict[UUID, None] = {}
+        async for line in unhurried(lines, lambda line: SEALED_FACTOR * len(line)):
+            named |= dict.fromkeys(index.find(line))
+        for row in rows:
+            named.pop(row.id, None)
+        wanted = {**place, "named": list(named)[:MAX_NAMED]}
+        rows += await session.execute(_NAMED.where(knows), wanted)
+    rows.sort(key=attrgetter("id"))
     facts = (await session.execute(_FACTS.where(knows), place)).all()
     items: dict[UUID, Held] = {}
     async for row in unhurried([*rows, *facts], lambda row: len(row.sealed_state)):
         items[row.id] = Held(row.kind, read_state(sealer, row.id, row.sealed_state))
+    return KnownWorld(campaign.id, campaign.version, rules_of(campaign.rules), items)
+
+
+async def refresh_world(
+    session: AsyncSession, sealer: Sealer, campaign: Campaign, known: KnownWorld, *, audience: str
+) -> KnownWorld:
+    """Return a world as it is now. Only changed items are read, as the campaign may be locked."""
+    since = {"campaign": campaign.id, "version": known.version}
+    items = dict(known.items)
+    rows = (await session.execute(_CHANGED, since)).all()
+    async for row in unhurried(rows, lambda row: len(row.sealed_state)):
+        items.pop(row.id, None)
+        if row.counts and is_known_to_all(audience, row.audience):
+            items[row.id] = Held(row.kind, read_state(sealer, row.id, row.sealed_state))
     return KnownWorld(campaign.id, campaign.version, rules_of(campaign.rules), items)
 
 

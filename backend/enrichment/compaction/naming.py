@@ -57,13 +57,12 @@ class ItemNames:
     def find_reference(self, said: str) -> UUID | None:
         """Return the item that a reference names; None if `said` is a name.
 
-        Raises `ToolRefusedError` for a reference that was not shown.
+        Raises `ToolRefusedError` for a reference that was not shown, or whose item was deleted.
         """
-        mark = said.strip().upper()
-        if (found := self._references.get(mark)) is not None:
-            return found
-        self.check_name(said)
-        return None
+        found = self._find_shown(said)
+        if found is None:
+            self.check_name(said)
+        return found
 
     def check_name(self, said: str) -> None:
         """Raise `ToolRefusedError` for a text that is a reference, and no name of the story."""
@@ -109,7 +108,7 @@ class ItemNames:
         """
         if not said.strip():
             return None
-        found = self._references.get(said.strip().upper())
+        found = self._find_shown(said)
         if found is None or self._items[found].kind != "fact":
             raise ToolRefusedError(
                 f"`supersedes` is the reference of a fact: {said.strip()[:_SHOWN]!r} is none."
@@ -126,6 +125,21 @@ class ItemNames:
         return called(self._items[self._player_id].state) if self._player_id else said
 
     def spell(self, text: str) -> str:
-        """Return a text; instead of a reference, the name of its item."""
-        found = self._references.get(text.strip().upper())
+        """Return a text; instead of a reference, the name of its item.
+
+        Raises `ToolRefusedError` for the reference of an item that was deleted.
+        """
+        found = self._find_shown(text)
         return text if found is None else called(self._items[found].state)
+
+    def _find_shown(self, said: str) -> UUID | None:
+        """Return the item that a reference was shown for; None if there was none.
+
+        Raises `ToolRefusedError` if the item is no longer in the state: it was deleted, or hidden
+        from the audience, while the model was working.
+        """
+        mark = said.strip().upper()
+        found = self._references.get(mark)
+        if found is not None and found not in self._items:
+            raise ToolRefusedError(f"{mark} no longer exists.")
+        return found

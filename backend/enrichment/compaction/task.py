@@ -12,7 +12,7 @@ from uuid import UUID
 from sqlalchemy import insert, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from backend.campaigns.models import CampaignMark
+from backend.campaigns.models import Campaign, CampaignMark
 from backend.campaigns.play.state import is_unsettled
 from backend.campaigns.records import (
     find_campaign,
@@ -31,6 +31,7 @@ from backend.enrichment.compaction.known import (
     ShownWorld,
     attributes_of,
     read_world,
+    refresh_world,
     show,
 )
 from backend.enrichment.compaction.known_events import KnownEvents
@@ -137,7 +138,14 @@ class CompactionTask(Task[CompactionWork, CompactionProposal]):
         window = await read_window(session, reader, chat)
         if window is None:
             return None
-        known = await read_world(session, self.sealer, campaign, audience=window.audience)
+        known = await read_world(
+            session,
+            self.sealer,
+            campaign,
+            self.runtime.names,
+            [*window.earlier, *window.lines],
+            audience=window.audience,
+        )
         tools = open_campaign(self.sealer, campaign).settings.tools
         if is_unsettled(known.items[campaign.id].state, known.rules, is_played=tools):
             raise RetryLaterError(
@@ -232,7 +240,13 @@ class CompactionTask(Task[CompactionWork, CompactionProposal]):
             campaign = await find_campaign(session, self.sealer, work.campaign_id)
             if campaign is None or campaign.is_stale or campaign.version == work.known.version:
                 return work.known
-            return await read_world(session, self.sealer, campaign, audience=work.window.audience)
+            return await self._refresh(session, campaign, work, work.known)
+
+    async def _refresh(
+        self, session: AsyncSession, campaign: Campaign, work: CompactionWork, known: KnownWorld
+    ) -> KnownWorld:
+        audience = work.window.audience
+        return await refresh_world(session, self.sealer, campaign, known, audience=audience)
 
     async def _unhurried(self, known: KnownWorld, read: Callable[[], T], text: str = "") -> T:
         """Do what takes longer the more a campaign has; no transaction waits for it."""
@@ -261,8 +275,7 @@ class CompactionTask(Task[CompactionWork, CompactionProposal]):
             raise PathChangedError
         drafter, again = proposal.drafter, list[Refused]()
         if campaign.version != proposal.known.version:  # this very moment
-            audience = work.window.audience
-            known = await read_world(session, self.sealer, campaign, audience=audience)
+            known = await self._refresh(session, campaign, work, proposal.known)
             drafter, again = _drafted(work, known, proposal.shown, proposal.calls)
         query = select(Message).where(Message.id.in_(work.message_ids))
         messages = {message.position: message for message in await session.scalars(query)}

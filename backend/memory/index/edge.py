@@ -37,9 +37,15 @@ _BATCH = 32
 _START_AGAIN_AFTER = 1.0
 """Seconds between two tries to start an engine that was killed."""
 
+_OPEN_AGAIN_AFTER = 5.0
+"""Seconds after a try that failed: the folder is at fault, and a search must not wait for each."""
+
 _PAGE = 500
 _PAGE_AHEAD = 100
 """Points whose payloads are read ahead at a time: 2 ms that a search may have to wait."""
+
+_MAX_AHEAD = 1_000
+"""Users whose payloads were read ahead, or are being read. For more, the first of them go."""
 
 _PAUSE_AHEAD = 0.01
 """Seconds between two of these pages."""
@@ -49,7 +55,8 @@ async def open_edge(folder: Path, name: str, dimension: int | None) -> EdgeIndex
     """Open the collection `name` below `folder`, or make it.
 
     A damaged collection, or one of another format or dimension, is deleted and made again, empty:
-    `is_new` says so, and everything in it can be indexed again from the database.
+    `is_new` says so, and everything in it can be indexed again from the database. While the folder
+    is at fault, every call raises `IndexUnavailableError` and tries to open it again.
 
     Args:
         folder: Where collections live, each in a folder of its name.
@@ -57,7 +64,7 @@ async def open_edge(folder: Path, name: str, dimension: int | None) -> EdgeIndex
         dimension: Of the dense vectors; None for a collection without any.
 
     Raises:
-        IndexUnavailableError: When another process has it open, or the disk is at fault.
+        IndexUnavailableError: When another process has it open.
     """
     index = EdgeIndex(folder, name, dimension)
     await index.open()
@@ -82,14 +89,18 @@ class EdgeIndex:
         self._next_start = 0.0
         self._payloads = PayloadCache()
         self._writes: set[asyncio.Task[None]] = set()
+        self._was_open = False
         self._is_closed = False
         self._searches = 0
         self._ahead: dict[UUID, asyncio.Task[None]] = {}
 
     async def open(self) -> None:
-        """Start the engine. Raises `IndexUnavailableError`."""
+        """Start the engine. Raises `IndexUnavailableError` if another process has it open."""
         try:
-            self.is_new = await self._start(may_make=True)
+            await self._start()
+        except EngineError as error:
+            # The server runs without the index until a later call can open it.
+            log.warning("index.not_opened", collection=self.name, error_type=error.kind)
         except BaseException:
             await self.aclose()
             raise
@@ -206,8 +217,11 @@ class EdgeIndex:
 
     def _read_ahead(self, owner_id: UUID) -> None:
         """Have the payloads of a user who searches come before they are found."""
-        if owner_id not in self._ahead:
-            self._ahead[owner_id] = asyncio.create_task(self._pages_ahead(owner_id))
+        if owner_id in self._ahead:
+            return
+        if len(self._ahead) >= _MAX_AHEAD:
+            self._ahead.pop(next(iter(self._ahead))).cancel()
+        self._ahead[owner_id] = asyncio.create_task(self._pages_ahead(owner_id))
 
     async def _pages_ahead(self, owner_id: UUID) -> None:
         """Read a user's payloads while nothing is searched for, and while there is room."""
@@ -262,16 +276,17 @@ class EdgeIndex:
                 if time.monotonic() < self._next_start:
                     raise EngineError("It ended a moment ago.")
                 log.warning("index.engine_started_again")
-                await self._start(may_make=False)
+                await self._start()
             if self._process is None:
                 raise IndexUnavailableError("The index is closed.")
             return self._process
 
-    async def _start(self, *, may_make: bool) -> bool:
-        """Start the engine and open the collection; whether it is new.
+    async def _start(self) -> None:
+        """Start the engine and open the collection, which only the first opening may make.
 
         Raises:
-            IndexUnavailableError: As for `open_edge`.
+            EngineError: The folder is at fault.
+            IndexUnavailableError: Another process has it open, or it may not be made.
         """
         self._next_start = time.monotonic() + _START_AGAIN_AFTER
         # Of what was being written when the last one ended nothing is known.
@@ -282,24 +297,24 @@ class EdgeIndex:
         process = await EngineProcess.start()
         try:
             is_new, was_damaged = await process.call(
-                "open", self._folder, self.name, self._dimension, may_make=may_make
+                "open", self._folder, self.name, self._dimension, may_make=not self._was_open
             )
-        except BaseException as error:
+        except BaseException:
+            self._next_start = time.monotonic() + _OPEN_AGAIN_AFTER
             await process.end()
-            if isinstance(error, EngineError):
-                raise IndexUnavailableError(self._failed) from error
             raise
         if was_damaged:
             log.warning("index.made_anew")
+        if not self._was_open:
+            self._was_open, self.is_new = True, is_new
         self._process = process
-        made: bool = is_new
-        return made
 
     @property
     def _failed(self) -> str:
         return (
-            f"The index {self.name} in the data folder failed. Look whether the disk is full; "
-            "otherwise restart, and rebuild it with `talekeeper reindex`."
+            f"The index {self.name} in the data folder failed. `talekeeper doctor` says if "
+            "its folder or the disk is at fault; otherwise restart, and rebuild it with "
+            "`talekeeper reindex`."
         )
 
 

@@ -22,7 +22,11 @@ _LIMIT = 1 << 20
 
 
 class EngineError(Exception):
-    """A call failed, or the process is gone."""
+    """A call failed, or the process is gone. `kind` is the type of the engine's error, if any."""
+
+    def __init__(self, text: str, *, kind: str = "") -> None:
+        super().__init__(text)
+        self.kind = kind
 
 
 class EngineProcess:
@@ -90,7 +94,8 @@ class EngineProcess:
         if outcome == "unavailable":
             raise IndexUnavailableError(value)
         if outcome == "failed":
-            raise EngineError(value)
+            kind, colon, _ = value.partition(":")
+            raise EngineError(value, kind=kind if colon else "")
         return value
 
     async def end(self) -> None:

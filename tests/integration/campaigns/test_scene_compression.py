@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from sqlalchemy import select
 
+from backend.campaigns.name_cache import Names
 from backend.enrichment.outbox import SCENE
 from backend.jobs.models import Job
 from tests.fakes.openai_server import called, error, reply
@@ -51,6 +52,25 @@ async def test_after_so_many_beats_a_scene_is_compressed(play: Play, model: Reco
     assert {each["message_id"] for each in await play.changes()} == {said}
     [run] = await play.runs()
     assert (run["state"], run["why"], run["prompt_tokens"]) == ("done", DEBT["title"], 100)
+
+
+async def test_a_compression_reads_of_the_campaign_what_no_turn_has_read(
+    play: Play, model: Recorder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await seagate(play.table)
+    await play.turn()
+    since, read = list[int](), Names.updated
+
+    async def noting(names: Names, *arguments: Any) -> Names:
+        since.append(names.version)
+        return await read(names, *arguments)
+
+    monkeypatch.setattr(Names, "updated", noting)
+    await play.turn()
+    await play.turn()
+    assert len(model.asked) == 1
+    assert since
+    assert -1 not in since
 
 
 async def test_at_its_end_what_is_left_is_compressed_and_the_prompt_has_it(

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
+from typing import Any, cast
 from uuid import UUID
 
 import pytest
+from sqlalchemy.ext.asyncio import AsyncSession
 
 from backend.audience import GM, PUBLIC
 from backend.campaigns import name_cache
 from backend.campaigns.name_cache import NameCache, Names
 from backend.campaigns.records import get_campaign
 from backend.campaigns.situation_reader import SituationReader
+from backend.database.engine import DatabaseUnavailableError
 from tests.integration.campaigns.seagate import Table, seagate
 from tests.integration.turns.seeding import identity_of
 from tests.support.server import Running, ok
@@ -75,6 +79,92 @@ async def test_nothing_is_kept_of_who_has_signed_out(server: Running, table: Tab
     assert await _compare(server, table, cache) is first
     cache.user_signed_out(first.user_id)
     assert await _compare(server, table, cache) is not first
+
+
+async def test_a_read_that_fails_costs_nothing_that_was_kept(server: Running, table: Table) -> None:
+    cache, town = NameCache(), await seagate(table)
+    before = await _compare(server, table, cache)
+    await table.change(f"/entities/{town['jake']}", status="asleep")
+
+    async def fail() -> None:
+        raise ConnectionError
+
+    with pytest.raises(DatabaseUnavailableError):
+        await _read(server, table, cache, fail)
+    assert await _read(server, table, cache) == [before.version]
+
+
+async def test_turns_at_the_same_time_read_what_changed_alone(
+    server: Running, table: Table
+) -> None:
+    cache, town = NameCache(), await seagate(table)
+    before = await _compare(server, table, cache)
+    await table.change(f"/entities/{town['jake']}", status="asleep")
+    seen: list[int] = []
+
+    async def read_too() -> None:
+        seen.extend(await _read(server, table, cache))
+
+    assert await _read(server, table, cache, read_too) == [before.version]
+    assert seen == [before.version]
+
+
+async def test_an_earlier_state_does_not_replace_a_later_one(server: Running, table: Table) -> None:
+    cache, town = NameCache(), await seagate(table)
+    before = await _compare(server, table, cache)
+    identity = await identity_of(server, table.account)
+    async with server.parts.database.read() as session:
+        campaign = await get_campaign(session, identity, UUID(table.campaign["id"]))
+        await table.change(f"/entities/{town['jake']}", status="asleep")
+        assert await _read(server, table, cache) == [before.version]
+        late = await cache.names(session, identity.sealer, campaign)
+    assert late.version == before.version
+    assert await _read(server, table, cache) == []
+
+
+async def test_nothing_is_kept_of_a_user_who_signs_out_during_a_read(
+    server: Running, table: Table
+) -> None:
+    cache, identity = NameCache(), await identity_of(server, table.account)
+    await seagate(table)
+
+    async def sign_out() -> None:
+        cache.user_signed_out(identity.user_id)
+
+    assert await _read(server, table, cache, sign_out) == [-1]
+    assert await _read(server, table, cache) == [-1]
+
+
+async def _nothing() -> None:
+    pass
+
+
+class _Noting:
+    """A session that does something before it reads. Notes since which versions it reads."""
+
+    def __init__(self, session: AsyncSession, before: Callable[[], Awaitable[None]]) -> None:
+        self._session, self._before = session, before
+        self.versions: list[int] = []
+
+    async def execute(self, statement: Any, values: dict[str, Any]) -> Any:
+        self.versions.append(values["version"])
+        await self._before()
+        return await self._session.execute(statement, values)
+
+
+async def _read(
+    server: Running,
+    table: Table,
+    cache: NameCache,
+    before: Callable[[], Awaitable[None]] = _nothing,
+) -> list[int]:
+    """Read names through a cache; return since which versions the database was asked."""
+    identity = await identity_of(server, table.account)
+    async with server.parts.database.read() as session:
+        campaign = await get_campaign(session, identity, UUID(table.campaign["id"]))
+        noting = _Noting(session, before)
+        await cache.names(cast("AsyncSession", noting), identity.sealer, campaign)
+    return noting.versions
 
 
 async def _compare(server: Running, table: Table, cache: NameCache) -> Names:

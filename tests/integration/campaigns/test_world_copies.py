@@ -121,6 +121,7 @@ async def play(ada: Account) -> Evening:
         asked = {"params": {"message_id": replies[-1]}, "json": fields}
         ok(await table.ask("PATCH", path, **asked))
 
+    await table.change("", flags={"bridge_down": True}, locked=["day", "flags.bridge_down"])
     replies = [await take_turn(ada, chat, text="I come in.")]
     await follows(f"/entities/{jake}", attributes={"hp": 9})
     replies.append(await take_turn(ada, chat, text="Psst.", audience=[jake]))

@@ -352,6 +352,57 @@ async def test_a_turn_that_ends_a_fight_lets_it_go_on(play: Evening, model: Comp
     assert sorted(asked) == ["So it is.", "The fight is over."]
 
 
+async def test_an_item_that_is_deleted_while_the_model_works_costs_one_call_and_no_other_change(
+    play: Evening, model: Compactor
+) -> None:
+    thread = await play.table.add("threads", title="The Fading Muffle", kind="quest")
+    fact = await play.table.add("facts", text="The gate is shut.")
+    model.finds = {
+        "Holt falls": [
+            ("quest_updater_tool", {"ref": "T1", "set": {"tension": "urgent"}}),
+            ("fact_recorder_tool", {"set": {"text": "It is open.", "supersedes": "F1"}}),
+            ("chronicle_event_tool", {"set": {"summary": "Holt fell.", "where": "T1"}}),
+            HOLT,
+        ]
+    }
+    await play.turn("Holt falls down the stairs.")
+    async with model.thinking() as is_reached:
+        await play.compact()
+        await is_reached.wait()
+        for kind, item in (("threads", thread), ("facts", fact)):
+            ok(await play.table.ask("DELETE", f"/{kind}/{item['id']}"), 204)
+    await play.at_rest()
+
+    assert len(model.asked) == 1
+    [run] = await play.runs()
+    assert [each["title"] for each in run["written"]] == ["Inspector Holt"]
+    assert [each["reason"] for each in run["refused"]] == [
+        "T1 no longer exists.",
+        "F1 no longer exists.",
+        "T1 no longer exists.",
+    ]
+
+
+async def test_a_chat_that_is_deleted_while_the_model_works_does_not_make_it_free(
+    play: Evening, model: Compactor
+) -> None:
+    async def spent() -> int:
+        items = ok(await play.ada.client.get(f"{API}/me/usage"))["items"]
+        [used] = [each["used"] for each in items if each["quota"] == "tokens_per_day"]
+        return int(used)
+
+    await play.turn("Holt falls down the stairs.")
+    for kind in (TURN, GLOSSARY):
+        await play.at_rest(kind=kind)
+    before = await spent()
+    async with model.thinking() as is_reached:
+        await play.compact()
+        await is_reached.wait()
+        ok(await play.ada.client.delete(f"{API}/chats/{play.chat}"), 204)
+    await play.at_rest()
+    assert await spent() == before + 110
+
+
 @pytest.mark.every_database
 async def test_all_is_written_or_nothing(
     play: Evening, model: Compactor, monkeypatch: pytest.MonkeyPatch

@@ -9,9 +9,12 @@ from pathlib import Path
 from typing import Any, ClassVar
 from uuid import UUID
 
+import msgspec
 import pytest
 from sqlalchemy import select
 
+from backend.accounts.models import USER_SETTINGS, User
+from backend.accounts.settings import EnrichmentSettings, UserSettings
 from backend.database.base import now
 from backend.enrichment.models import EnrichmentRun
 from backend.enrichment.outbox import REBUILD
@@ -22,6 +25,7 @@ from backend.jobs.running import JobKind
 from backend.jobs.worker import Worker
 from tests.fakes.openai_server import MODEL_ID, reply, usage
 from tests.fakes.scripted_server import Answer
+from tests.integration.turns.seeding import identity_of
 from tests.support.memory import API, settled
 from tests.support.server import ROOT, ok, problem
 from tests.support.studying import (
@@ -405,6 +409,25 @@ async def test_it_ends_when_consent_is_withdrawn(study: Study) -> None:
     assert len(study.model.server.requests) - asked == 3
     assert [state for state, _ in await runs(study)] == ["done"]
     assert [each.place for each in await study.events()] == [11, 29, 52]
+
+
+async def test_it_ends_when_its_model_is_deleted(small: Study) -> None:
+    study = small
+    await long_story(study)
+    asked = len(study.model.server.requests)
+    await start(study)
+    identity = await identity_of(study.server, study.account)
+    chosen = UserSettings(enrichment=EnrichmentSettings(model="gone/model"))
+    async with study.server.parts.database.write() as session:
+        user = await session.get_one(User, identity.user_id)
+        user.sealed_settings = identity.sealer.seal_bytes(
+            USER_SETTINGS, user.id, msgspec.json.encode(chosen)
+        )
+    async with rebuilder(study):
+        ended = await over(study)
+    assert (ended["state"], ended["error"]) == ("done", "unknown-model")
+    assert await runs(study) == [("failed", "unknown-model")]
+    assert len(study.model.server.requests) == asked
 
 
 async def test_it_waits_when_the_tokens_of_the_day_are_spent(

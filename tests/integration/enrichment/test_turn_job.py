@@ -328,7 +328,7 @@ async def test_the_provider_says_when_to_come_back(study: Study, model: Vendor) 
 
 
 @pytest.mark.every_database
-async def test_an_unknown_model_is_a_failed_run_that_says_so(study: Study) -> None:
+async def test_an_unknown_model_ends_the_job_with_a_run_that_says_so(study: Study) -> None:
     """The model was on offer when it was chosen, and no longer is."""
     identity = await identity_of(study.server, study.account)
     chosen = UserSettings(enrichment=EnrichmentSettings(model="gemini/none"))
@@ -341,6 +341,7 @@ async def test_an_unknown_model_is_a_failed_run_that_says_so(study: Study) -> No
     await study.read()
     ((run, _),) = await study.runs()
     assert (run.state, run.error, run.model) == ("failed", "unknown-model", "gemini/none")
+    assert await study.jobs() == []
 
 
 @pytest.mark.every_database

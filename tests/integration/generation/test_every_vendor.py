@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import aclosing
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -29,6 +30,7 @@ from backend.generation.model import (
     Prompt,
     PromptMessage,
     TextPiece,
+    ThinkingPiece,
     TokenUsage,
     Tool,
 )
@@ -373,3 +375,42 @@ async def test_many_replies_at_once_are_not_mixed_up(vendor: Vendor) -> None:
     replies = await asyncio.gather(*(one() for _ in range(count)))
 
     assert sorted(replies) == sorted(f"{n}-{n}" for n in range(count))
+
+
+@pytest.mark.parametrize("kind", ["said", "thought"])
+async def test_a_reply_without_an_end_is_cut_and_hung_up_on(vendor: Vendor, kind: str) -> None:
+    event = getattr(vendor, kind)("Word. " * 50)
+    vendor.server.script(Answer(events=[*[event] * 40, Silence()]))
+    prompt = replace(PROMPT, reply_limit=10_000)
+
+    heard = [piece async for piece in vendor.connect().stream(prompt, PLAIN)]
+
+    *pieces, finish = heard
+    assert finish == Finish("length")
+    texts = [each.text for each in pieces if isinstance(each, TextPiece | ThinkingPiece)]
+    assert "".join(texts) == ("Word. " * 2_000)[:10_000]
+    await asyncio.wait_for(vendor.server.hung_up.wait(), PATIENCE)
+
+
+async def test_a_reply_that_comes_in_one_piece_lets_others_work_while_it_is_read(
+    vendor: Vendor,
+) -> None:
+    vendor.server.script(Answer(events=[vendor.said("Ada: a\n" * 20_000), *vendor.ended]))
+    longest = before = 0
+
+    async with aclosing(vendor.connect().stream(PROMPT, PLAIN)) as pieces:
+
+        async def watch() -> None:
+            nonlocal longest, before
+            while True:
+                longest, before = max(longest, length - before), length
+                await asyncio.sleep(0)
+
+        length = 0
+        watcher = asyncio.create_task(watch())
+        async for piece in pieces:
+            length += len(piece.text) if isinstance(piece, TextPiece) else 0
+        watcher.cancel()
+
+    assert length == 140_000
+    assert longest < 20_000

@@ -15,6 +15,7 @@ from backend.jobs.models import Job
 from backend.jobs.queue import JobQueue, NewJob
 from backend.jobs.running import RunningJob
 from tests.integration.jobs.working import Workshop, is_empty, jobs, kind_of
+from tests.support.logs import caught_logs
 from tests.support.waiting import until
 
 pytestmark = [pytest.mark.anyio, pytest.mark.every_database]
@@ -117,14 +118,16 @@ async def test_where_an_effect_that_is_known_before_cannot_be_made_its_job_alone
     async with queue.database.write() as session:
         for number in range(JOBS):
             await queue.enqueue(session, NewJob("note", payload={"number": number}))
-    workshop.worker(
-        {"note": kind_of(note_twice, ends_together=True)}, draw=lambda: 60.0
-    )  # no second try
+    with caught_logs() as logged:
+        workshop.worker(
+            {"note": kind_of(note_twice, ends_together=True)}, draw=lambda: 60.0
+        )  # no second try
 
-    async def half_is_left() -> bool:
-        left = await jobs(queue.database)
-        return [job.error for job in left] == ["internal-error"] * (JOBS // 2)
+        async def half_is_left() -> bool:
+            left = await jobs(queue.database)
+            return [job.error for job in left] == ["internal-error"] * (JOBS // 2)
 
-    await until(half_is_left)
+        await until(half_is_left)
+    assert logged.lines("job.ends_failed")
     assert await noted(queue) == Counter([b"0", b"1", b"2"])
     assert {job.attempts for job in await jobs(queue.database)} == {1}

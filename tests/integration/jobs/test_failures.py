@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from datetime import timedelta
+from typing import Any
 from uuid import UUID
 
 import pytest
@@ -14,9 +15,11 @@ from backend.accounts.models import LoginFailures
 from backend.database.base import new_id, now
 from backend.database.engine import Database
 from backend.errors import UnavailableError
+from backend.jobs import claims
+from backend.jobs import worker as worker_module
 from backend.jobs.errors import LostLeaseError, RetryLaterError
 from backend.jobs.models import Job
-from backend.jobs.queue import JobQueue
+from backend.jobs.queue import JobQueue, NewJob
 from backend.jobs.running import RunningJob
 from backend.jobs.service import DONE_STAYS, JobService
 from backend.jobs.worker import Worker
@@ -40,10 +43,10 @@ SECRET = "the-canary-sings-in-the-cellar"
 
 
 async def lapse(database: Database, job_id: UUID | None) -> None:
-    """Let a lease run out, as it does for a worker that sleeps."""
+    """Let a lease run out, long enough ago that no wait is left after it."""
     async with database.write() as session:
         query = update(Job).where(Job.id == job_id)
-        await session.execute(query.values(lease_until=now() - timedelta(seconds=1)))
+        await session.execute(query.values(lease_until=now() - timedelta(minutes=10)))
 
 
 async def note(job: RunningJob, key: bytes) -> None:
@@ -152,13 +155,13 @@ async def test_a_worker_that_slept_past_its_lease_changes_nothing(
     outcomes: list[str] = []
 
     async def handle(job: RunningJob) -> None:
-        await gates[job.attempt - 1].wait()
+        await gates[job.claimed.fence - 1].wait()
         try:
-            await note(job, b"by attempt %d" % job.attempt)
+            await note(job, b"by claim %d" % job.claimed.fence)
         except LostLeaseError:
-            outcomes.append(f"attempt {job.attempt} lost")
+            outcomes.append(f"claim {job.claimed.fence} lost")
             raise
-        outcomes.append(f"attempt {job.attempt} done")
+        outcomes.append(f"claim {job.claimed.fence} done")
 
     job_id = await put(queue, "note", user_id=ada.id)
     workshop.worker({"note": kind_of(handle)})
@@ -177,15 +180,15 @@ async def test_a_worker_that_slept_past_its_lease_changes_nothing(
     gates[0].set()
 
     async def gave_up() -> bool:
-        return outcomes == ["attempt 1 lost"]
+        return outcomes == ["claim 1 lost"]
 
     # Either worker may have claimed it again.
     await until(gave_up)
     assert await notes(database) == {}
     gates[1].set()
     await until(lambda: is_empty(database))
-    assert await notes(database) == {b"by attempt 2": 2}
-    assert outcomes == ["attempt 1 lost", "attempt 2 done"]
+    assert await notes(database) == {b"by claim 2": 1}
+    assert outcomes == ["claim 1 lost", "claim 2 done"]
 
 
 async def test_a_heartbeat_stops_what_is_no_longer_this_workers(
@@ -264,26 +267,22 @@ async def test_one_that_is_given_back_absorbs_the_one_that_came_meanwhile(
     assert [(job.id, job.state) for job in await jobs(database)] == [(first, "queued")]
 
 
-async def test_one_that_brings_down_every_worker_dies_at_last(
+async def test_a_job_that_is_lost_in_its_last_attempt_begins_it_again(
     queue: JobQueue, workshop: Workshop, ada: Person
 ) -> None:
-    database = queue.database
+    database, attempts = queue.database, list[int]()
     job_id = await put(queue, "note", user_id=ada.id)
     async with database.write() as session:
         query = update(Job).where(Job.id == job_id)
         past = now() - timedelta(seconds=1)
         await session.execute(query.values(state="running", attempts=8, lease_until=past))
 
-    async def handle(_: RunningJob) -> None:
-        raise AssertionError
+    async def handle(job: RunningJob) -> None:
+        attempts.append(job.attempt)
 
     workshop.worker({"note": kind_of(handle)})
-
-    async def is_dead() -> bool:
-        return await state_of(database, job_id) == "dead"
-
-    await until(is_dead)
-    assert (await one(database, job_id)).error == "job-worker-lost"
+    await until(lambda: is_empty(database))
+    assert attempts == [8]
 
 
 async def lost_by(worker: Worker, database: Database, job_id: UUID | None, fence: int) -> None:
@@ -310,14 +309,14 @@ async def hang(_: RunningJob) -> None:
     await asyncio.Event().wait()
 
 
-async def test_a_job_whose_worker_stops_three_times_dies_and_is_retried_by_hand(
+async def test_a_job_that_is_lost_alone_as_well_dies_and_is_retried_by_hand(
     queue: JobQueue, workshop: Workshop, ada: Person
 ) -> None:
     database, service = queue.database, JobService(queue)
     job_id = await put(queue, "note", user_id=ada.id)
     assert job_id is not None
     with caught_logs() as logged:
-        for fence in (1, 2, 3):
+        for fence in (1, 2, 3, 4):
             await lost_by(workshop.worker({"note": kind_of(hang)}), database, job_id, fence)
         workshop.worker({"note": kind_of(hang)})
 
@@ -326,10 +325,163 @@ async def test_a_job_whose_worker_stops_three_times_dies_and_is_retried_by_hand(
 
         await until(is_dead)
     view = await service.get(ada.id, job_id)
-    assert (view.error, view.attempts) == ("job-worker-lost", 3)
-    assert view.detail == "Its worker stopped 3 times while it ran; retry it by hand."
+    assert (view.error, view.attempts) == ("job-worker-lost", 1)
+    assert view.detail == "Its worker stopped 4 times while it ran; retry it by hand."
     (line,) = logged.lines("job.died")
     assert (line["job_id"], line["problem"]) == (str(job_id), "job-worker-lost")
+
+
+async def lose(database: Database, job_id: UUID | None, *, times: int, ago: timedelta) -> None:
+    """Leave a job behind as its last process does, when it has lost several."""
+    async with database.write() as session:
+        values = {
+            "state": "running",
+            "attempts": 1,
+            "leases_lost": times - 1,
+            "lease_until": now() - ago,
+        }
+        await session.execute(update(Job).where(Job.id == job_id).values(values))
+
+
+@pytest.mark.parametrize(("times", "wait"), [(1, 0), (2, 15), (3, 60)])
+async def test_a_job_waits_longer_each_time_that_its_process_is_lost(
+    queue: JobQueue, workshop: Workshop, ada: Person, times: int, wait: int
+) -> None:
+    job_id = await put(queue, "note", user_id=ada.id)
+    await lose(queue.database, job_id, times=times, ago=timedelta())
+    begun, clock = now(), Clock()
+    worker = workshop.worker({"note": kind_of(hang)}, start=False, poll=0.0, clock=clock)
+    for seconds in (wait - 1, wait + 1):
+        clock.at = begun + timedelta(seconds=seconds)
+        await worker._turn_over()
+        is_claimed = (await one(queue.database, job_id)).lease_owner == worker.id
+        assert is_claimed == (seconds >= wait)
+
+
+async def put_lost(queue: JobQueue, owner: Person, **values: Any) -> UUID | None:
+    """Enqueue a job of the kind `suspect` with the marks of lost processes."""
+    async with queue.database.write() as session:
+        job_id = await queue.enqueue(session, NewJob(kind="suspect", user_id=owner.id))
+        await session.execute(update(Job).where(Job.id == job_id).values(values))
+    queue.wake()
+    return job_id
+
+
+@pytest.mark.parametrize("goes_on", ["at its end", "at a checkpoint"])
+async def test_a_job_that_lost_three_processes_runs_alone(
+    queue: JobQueue, workshop: Workshop, ada: Person, monkeypatch: pytest.MonkeyPatch, goes_on: str
+) -> None:
+    monkeypatch.setattr(worker_module, "ROOM_SECONDS", 0.1)
+    database, running, together = queue.database, set[str](), list[set[str]]()
+    gate, is_alone, others_done = asyncio.Event(), asyncio.Event(), list[int]()
+
+    async def suspect(job: RunningJob) -> None:
+        running.add("suspect")
+        is_alone.set()
+        together.append(set(running))
+        await asyncio.sleep(0.2)
+        together.append(set(running))
+        running.discard("suspect")
+        if goes_on == "at a checkpoint":
+            async with job.step():
+                job.checkpoint({"from": 1})
+            await gate.wait()
+
+    async def other(job: RunningJob) -> None:
+        running.add("other")
+        try:
+            if not is_alone.is_set():
+                await asyncio.Event().wait()
+        finally:
+            running.discard("other")
+        others_done.append(job.attempt)
+
+    worker = workshop.worker({"suspect": kind_of(suspect), "note": kind_of(other)})
+    for _ in range(3):
+        await put(queue, "note", user_id=ada.id)
+
+    async def others_run() -> bool:
+        return "other" in running
+
+    await until(others_run)
+    long_ago = now() - timedelta(hours=1)
+    await put_lost(queue, ada, state="running", leases_lost=2, lease_until=long_ago)
+    await put(queue, "note", user_id=ada.id)
+
+    async def others_are_over() -> bool:
+        return len(others_done) == 4
+
+    await until(others_are_over)
+    assert together == [{"suspect"}] * 2
+    # Those that made room used up no attempt.
+    assert set(others_done) == {1}
+    gate.set()
+    await until(lambda: is_empty(database))
+    assert worker._jobs == {}
+
+
+async def test_a_process_that_ends_before_a_job_runs_alone_is_not_lost_by_it(
+    queue: JobQueue, workshop: Workshop, ada: Person
+) -> None:
+    database = queue.database
+    other = await put(queue, "note", user_id=ada.id)
+    worker = workshop.worker({"note": kind_of(hang), "suspect": kind_of(hang)})
+
+    async def runs() -> bool:
+        return await state_of(database, other) == "running"
+
+    await until(runs)
+    job_id = await put_lost(queue, ada, leases_lost=3, fence=3)
+
+    async def makes_room() -> bool:
+        job = await one(database, job_id)
+        return (job.fence, job.state) == (4, "queued")
+
+    await until(makes_room)
+    await vanish(worker)
+    assert (await one(database, job_id)).leases_lost == 3
+    await lapse(database, other)
+    again = workshop.worker({"suspect": kind_of(hang)})
+
+    async def runs_alone() -> bool:
+        job = await one(database, job_id)
+        return (job.state, job.lease_owner, job.leases_lost) == ("running", again.id, 3)
+
+    await until(runs_alone)
+
+
+async def test_a_job_that_could_not_be_put_back_is_claimed_when_its_lease_runs_out(
+    queue: JobQueue, workshop: Workshop, ada: Person, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    database, fails = queue.database, asyncio.Event()
+
+    async def fail(_: RunningJob) -> None:
+        await fails.wait()
+        raise UnavailableError
+
+    lost, other = [await put(queue, kind, user_id=ada.id) for kind in ("fail", "note")]
+    worker = workshop.worker({"fail": kind_of(fail), "note": kind_of(hang)})
+
+    async def both_run() -> bool:
+        return {job.state for job in await jobs(database)} == {"running"}
+
+    await until(both_run)
+
+    async def refuse(*_: object, **__: object) -> bool:
+        raise UnavailableError
+
+    monkeypatch.setattr(claims, "put_back", refuse)
+    fails.set()
+
+    async def is_forgotten() -> bool:
+        return len(worker._jobs) == 1
+
+    await until(is_forgotten)
+    monkeypatch.undo()
+    before = {job.id: job.lease_until for job in await jobs(database)}
+    await worker.renew()
+    after = {job.id: job.lease_until for job in await jobs(database)}
+    assert [after[each] != before[each] for each in (lost, other) if each] == [False, True]
 
 
 async def test_a_worker_that_is_stopped_in_order_loses_no_lease(

@@ -62,13 +62,13 @@ async def test_two_workers_one_of_which_is_killed_again_and_again_do_each_job_on
     assert {row.failures for row in rows} == {1}
 
 
-async def test_a_job_that_freezes_its_process_is_given_up_after_three_of_them(
+async def test_a_job_that_freezes_its_process_is_given_up_after_four_of_them(
     database: Database, database_url: str, queue: JobQueue, ada: Person
 ) -> None:
     async with database.write() as session:
         job_id = await queue.enqueue(session, NewJob("freeze", ada.id))
         await queue.enqueue(session, NewJob("count", ada.id, payload={"number": 1}))
-    for _ in range(3):
+    for _ in range(4):
         with working(database_url) as victim:
             assert victim.stdout is not None
             assert await asyncio.to_thread(victim.stdout.readline) == "freezes\n"

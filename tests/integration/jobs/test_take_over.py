@@ -51,4 +51,17 @@ async def test_a_job_of_a_process_that_is_gone_is_taken_over_at_once(database: D
 
     await until(is_over)
     await worker.aclose()
-    assert done == [2]
+    assert done == [1]
+
+
+async def test_starting_again_does_not_make_a_lost_job_wait_longer(database: Database) -> None:
+    queue = JobQueue(database, RootKeys({1: b"r" * 32}))
+    lost_at = now() - timedelta(minutes=1)
+    async with database.write() as session:
+        job_id = await queue.enqueue(session, NewJob(kind="work"))
+        values = {"state": "running", "leases_lost": 2, "lease_until": lost_at}
+        await session.execute(update(Job).values(values))
+    await JobService(queue).take_over(at=now())
+    async with database.read() as session:
+        job = await session.get_one(Job, job_id)
+    assert job.lease_until == lost_at

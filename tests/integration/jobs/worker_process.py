@@ -14,6 +14,7 @@ from datetime import timedelta
 from backend.accounts.models import LoginFailures
 from backend.database.base import now, upsert
 from backend.database.engine import Database
+from backend.jobs import candidates
 from backend.jobs.keys import JobKeys
 from backend.jobs.queue import JobQueue
 from backend.jobs.running import JobKind, RunningJob
@@ -41,6 +42,7 @@ async def freeze(_: RunningJob) -> None:
 
 
 async def main(url: str) -> None:
+    candidates.ONCE_LOST = candidates.TWICE_LOST = timedelta(seconds=0.1)
     configure_logging("error", "json")
     database = Database(url)
     queue = JobQueue(database, ROOT)

@@ -8,11 +8,13 @@ from typing import Any
 
 import pytest
 
+from backend.generation.listing import MAX_LISTED
 from tests.fakes.anthropic_server import AnthropicServer
 from tests.fakes.gemini_server import GeminiServer
 from tests.fakes.openai_server import API_KEY, OpenAIServer, reply
 from tests.fakes.scripted_server import Answer
 from tests.integration.llm.test_providers import PROVIDERS, add
+from tests.support.heartbeat import PROMISED, heartbeat
 from tests.support.server import Account, Running, ok, problem, running
 
 pytestmark = pytest.mark.anyio
@@ -191,6 +193,34 @@ async def test_names_typed_by_hand_work_where_a_server_has_no_list(
         ("reply", True),
     ]
     assert model.requests[-1].body["model"] == "typed"
+
+
+async def test_a_list_that_is_too_large_is_not_read_and_the_test_says_so(
+    ada: Account, model: OpenAIServer
+) -> None:
+    made = await add(ada, model, models=[{"name": "typed"}])
+    large = Answer(body={"data": [{"id": "a", "description": "x" * 2**20}]})
+    model.script(large)
+    found = await listing(ada, made)
+    assert [each["name"] for each in found["items"]] == ["typed"]
+    assert found["problem"]["slug"] == "model-list-too-large"
+    model.script(large, reply("Hello."))
+    tested = ok(await ada.client.post(f"{PROVIDERS}/{made['id']}/test", json={}))
+    assert (tested["ok"], tested["models"]) == (True, 0)
+    listed, replied = tested["steps"]
+    assert (listed["ok"], replied["ok"]) == (False, True)
+    assert f"{model.url}/models is larger than 1 MB" in listed["detail"]
+
+
+async def test_a_list_of_very_many_models_is_cut_and_read_beside_everybody_s_work(
+    ada: Account, model: OpenAIServer
+) -> None:
+    made = await add(ada, model, models=[])
+    model.script(Answer(body=[f"{number:x}" for number in range(100_000)]))
+    async with heartbeat() as heart:
+        found = await listing(ada, made)
+    assert (len(found["items"]), found["is_cut"]) == (MAX_LISTED, True)
+    assert heart.longest < PROMISED
 
 
 async def test_a_server_without_models_has_an_empty_list(ada: Account, model: OpenAIServer) -> None:

@@ -12,11 +12,13 @@ import pytest
 from sqlalchemy import select
 
 from backend.accounts.models import User
+from backend.llm import user_models
 from backend.llm.models import Provider
 from tests.fakes.one_slot_server import OneSlotServer
 from tests.fakes.openai_server import API_KEY, MODEL, OpenAIServer, error, reply
 from tests.fakes.scripted_server import Answer
 from tests.integration.turns.seeding import identity_of
+from tests.support.logs import caught_logs
 from tests.support.server import Account, Running, ok, problem, running, text_of
 from tests.support.waiting import until
 
@@ -322,6 +324,26 @@ async def test_that_a_model_thinks_first_is_kept_with_its_provider(
 
     assert "text.reset" not in {event.name for event in events}
     assert text_of(events) == "Well met."
+
+
+async def test_what_was_learned_and_could_not_be_stored_is_logged_and_costs_no_reply(
+    ada: Account, server: Running, model: OpenAIServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = await add(ada, model)
+    await choose(ada, OWN)
+    chat = await ada.new_chat()
+    model.script(reply("Who?</think>", "Well met."))
+
+    def fail(*_: Any) -> None:
+        raise RuntimeError
+
+    monkeypatch.setattr(user_models, "update", fail)
+    with caught_logs() as logged:
+        assert text_of(await ada.turn(chat["id"], text="Hello.")) == "Well met."
+        await server.parts.user_models.settle()
+    assert [line["provider_id"] for line in logged.lines("provider.abilities_not_stored")] == [
+        made["id"]
+    ]
 
 
 async def test_what_was_learned_of_a_server_is_kept_until_it_is_tried_out_or_changed(

@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 import qdrant_edge as engine  # noqa: TID251  to look at what it keeps
 
+from backend.memory.index import edge
 from backend.memory.index.edge import EdgeIndex, open_edge
 from backend.memory.index.edge_engine import FORMAT
 from backend.memory.index.edge_process import EngineProcess
@@ -37,6 +38,7 @@ WRITER = """
 import asyncio, sys
 from pathlib import Path
 from uuid import UUID
+from backend.memory.index import edge
 from backend.memory.index.edge import open_edge
 from tests.support.points import DIMENSION, point
 
@@ -330,10 +332,22 @@ async def test_one_collection_is_nothing_to_another(tmp_path: Path) -> None:
     await first.aclose()
 
 
-async def test_a_disk_that_cannot_be_written_is_told(tmp_path: Path) -> None:
-    (tmp_path / "index").write_text("a file where the folder should be")
-    with pytest.raises(IndexUnavailableError, match="in the data folder failed"):
-        await open_edge(tmp_path / "index", "tales", DIMENSION)
+async def test_a_folder_that_cannot_be_used_is_opened_once_it_can(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("backend.memory.index.edge._OPEN_AGAIN_AFTER", 0.0)
+    folder = tmp_path / "index"
+    folder.write_text("a file where the folder should be")
+    index = await open_edge(folder, "tales", DIMENSION)
+    try:
+        with pytest.raises(IndexUnavailableError, match="in the data folder failed"):
+            await index.ping()
+        folder.unlink()
+        await index.upsert([point(OWNER, CHAT)])
+        assert index.is_new
+        assert await index.count(OWNER) == 1
+    finally:
+        await index.aclose()
 
 
 async def test_what_is_found_stays_the_same_when_segments_are_put_in_order(
@@ -472,3 +486,18 @@ async def test_payloads_hold_ids_numbers_booleans_and_the_kind(tmp_path: Path) -
         assert len(texts) == 5
         assert all(str(UUID(text)) == text for text in texts)
         assert {type(value) for value in fields.values()} <= {str, int, bool}
+
+
+async def test_what_is_kept_of_users_who_search_is_bounded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(edge, "_MAX_AHEAD", 2)
+    index = await open_edge(tmp_path, "tales", DIMENSION)
+    try:
+        for owner in (uuid4() for _ in range(5)):
+            await index.upsert([point(owner, CHAT)])
+            [hits] = await index.search([query(unit(1), scope(owner, CHAT))])
+            assert len(hits) == 1
+        assert len(index._ahead) == 2
+    finally:
+        await index.aclose()

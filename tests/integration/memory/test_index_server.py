@@ -11,7 +11,16 @@ import pytest
 from backend.memory.index.protocol import IndexUnavailableError, Scope, ScopePart, VectorIndex
 from tests.fakes.qdrant_server import DIMENSION, QdrantServer, collection_info, failed
 from tests.fakes.scripted_server import Answer
-from tests.support.points import connected, point, query, scope, server_settings, terms, unit
+from tests.support.points import (
+    connected,
+    open_collections,
+    point,
+    query,
+    scope,
+    server_settings,
+    terms,
+    unit,
+)
 
 pytestmark = pytest.mark.anyio
 
@@ -321,3 +330,15 @@ async def test_deleting_names_the_owner_and_waits(server: QdrantServer, index: V
         [is_equal("o", OWNER), is_any("c", CHAT)],
         [is_equal("o", OWNER)],
     ]
+
+
+async def test_the_collections_of_a_test_are_deleted_though_it_closed_their_indexes(
+    server: QdrantServer,
+) -> None:
+    async with open_collections(server_settings(server.url)) as open_one:
+        first = await open_one("tales", DIMENSION)
+        await first.aclose()
+        await open_one("tales", DIMENSION)
+        await open_one("words", None)
+        assert server.collections.keys() == {NAME, "talekeeper-words"}
+    assert server.collections == {}

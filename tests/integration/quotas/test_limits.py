@@ -447,7 +447,9 @@ async def test_when_the_days_tokens_are_spent_turns_wait_for_midnight(serve: Ser
         ok(await ada.client.get(f"{path}/context"))
         # It is in the database: another process, or this one after a restart, knows it, too.
         async with server.account("Ben") as ben:
-            await ben.turn((await ben.new_chat())["id"], text="Hello.")
+            events = await ben.turn((await ben.new_chat())["id"], text="Hello.")
+            theirs = {"text": "More.", "turn_id": events[0].data["turn_id"]}
+            refused(await ada.client.post(f"{path}/turns", json=theirs), "tokens_per_day")
 
 
 async def test_a_turn_that_is_stopped_is_not_free(serve: Serve) -> None:

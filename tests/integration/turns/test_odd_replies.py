@@ -18,7 +18,7 @@ from tests.fakes.openai_server import (
     usage_chunk,
 )
 from tests.fakes.openai_server import usage as used
-from tests.fakes.scripted_server import Break, Gate
+from tests.fakes.scripted_server import Answer, Break, Gate, Silence
 from tests.integration.turns.following import (
     TURN,
     follow,
@@ -27,7 +27,7 @@ from tests.integration.turns.following import (
     turn_under_way,
 )
 from tests.support.server import Account, Running, ok, running, text_of
-from tests.support.waiting import until
+from tests.support.waiting import PATIENCE, until
 
 pytestmark = pytest.mark.anyio
 
@@ -202,3 +202,36 @@ async def test_a_continuation_is_separated_from_its_reply_and_stored_as_it_was_s
         whole += more
         assert (line["text"], line["thinking"]) == (whole, "A door.\n\nA room.")
         assert line["notices"] == []
+
+
+@pytest.mark.parametrize(
+    ("member", "event"), [("content", "text.delta"), ("reasoning_content", "thinking.delta")]
+)
+async def test_a_reply_without_an_end_is_cut_at_four_times_its_reserve(
+    ada: Account, chat: str, vendor: OpenAIServer, member: str, event: str
+) -> None:
+    vendor.hung_up.clear()
+    vendor.script(stream(*[chunk(**{member: "Word. " * 5_000})] * 20, Silence()))
+    events = await ada.turn(chat, text="Well?")
+
+    reserve = dict(others(events))["context.ready"]["totals"]["reply_reserve"]
+    [(name, text)] = said(events)
+    assert (name, len(text)) == (event, 4 * reserve * 4)
+    await asyncio.wait_for(vendor.hung_up.wait(), PATIENCE)
+    line = (await ada.messages(chat))[-1]
+    assert (line["text"] or line["thinking"]) == text
+    assert line["status"] == "complete"
+    assert line["notices"] == [{"kind": "reply_cut", "reason": "length"}]
+
+
+async def test_a_reply_that_comes_as_a_whole_is_cut_in_the_same_way(
+    ada: Account, chat: str, vendor: OpenAIServer
+) -> None:
+    body = {"choices": [{"message": {"content": "Word. " * 80_000}, "finish_reason": "stop"}]}
+    vendor.script(Answer(body=body))
+    events = await ada.turn(chat, text="Well?")
+
+    reserve = dict(others(events))["context.ready"]["totals"]["reply_reserve"]
+    assert len(text_of(events)) == 4 * reserve * 4
+    line = (await ada.messages(chat))[-1]
+    assert line["notices"] == [{"kind": "reply_cut", "reason": "length"}]

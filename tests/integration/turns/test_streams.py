@@ -16,6 +16,7 @@ from backend.chats.models import MESSAGE_CONTENT, Message
 from backend.database.engine import Database
 from backend.turns import runs, streaming
 from backend.turns.models import ContextText, StoredContextRecord, Turn
+from backend.turns.store import TurnStore
 from backend.turns.turn_run import TurnRun
 from tests.integration.turns.following import (
     TURN,
@@ -30,6 +31,7 @@ from tests.integration.turns.following import (
     turn_under_way,
 )
 from tests.integration.turns.seeding import identity_of
+from tests.support.logs import caught_logs
 from tests.support.server import (
     Account,
     Event,
@@ -444,3 +446,28 @@ async def test_changes_of_a_tree_and_stores_of_a_reply_never_wait_for_each_other
             await asyncio.gather(*(change(number) for number in range(30)))
             await finish(ada, turn_id, events)
         await check_tree(server.parts.database, chat)
+
+
+async def test_a_turn_whose_progress_cannot_be_stored_is_named_in_the_log(
+    sqlite_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def fail(*_: Any) -> set[UUID]:
+        raise RuntimeError
+
+    monkeypatch.setattr(TurnStore, "store_progress", fail)
+    with caught_logs() as logged:
+        async with (
+            running(sqlite_url, tmp_path, demo_tokens_per_second=100) as server,
+            server.account() as ada,
+        ):
+            chats = [str((await ada.new_chat())["id"]) for _ in range(2)]
+            async with (
+                turn_under_way(ada, chats[0], text="/demo long 400") as (first, _),
+                turn_under_way(ada, chats[1], text="/demo long 400") as (second, _),
+            ):
+
+                async def are_named() -> bool:
+                    lines = logged.lines("turn.progress_not_stored")
+                    return {first, second} <= {line.get("turn_id") for line in lines}
+
+                await until(are_named)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncGenerator
 from typing import Any
 from uuid import UUID
@@ -21,8 +22,11 @@ from tests.fakes.openai_server import (
     reply,
     stream,
     usage,
+    usage_chunk,
 )
+from tests.fakes.scripted_server import Gate
 from tests.support.server import Account, Running, ok, problem, running
+from tests.support.waiting import until
 
 pytestmark = [pytest.mark.anyio, pytest.mark.every_database]
 
@@ -139,3 +143,23 @@ async def test_suggestions_cost_what_they_took_and_leave_the_agent_its_day(
     assert (work["tokens_today"], run["kind"], run["can_undo"]) == (0, "suggestions", False)
     undone = await ada.client.post(f"/api/v1/enrichment/runs/{run['id']}/undo")
     problem(undone, 409, "nothing-to-undo")
+
+
+async def test_suggestions_are_paid_for_if_the_chat_is_deleted_while_the_model_works(
+    ada: Account, model: OpenAIServer
+) -> None:
+    chat, gate = str((await ada.new_chat())["id"]), Gate()
+    lines = chunk(content='{"lines": ["I run."]}')
+    model.script(stream(lines, gate, usage_chunk(usage(900, 30)), DONE))
+    before = len(model.requests)
+    asked = asyncio.create_task(ada.client.post(f"/api/v1/chats/{chat}/suggestions", json={}))
+
+    async def is_asked() -> bool:
+        return len(model.requests) > before
+
+    await until(is_asked)
+    ok(await ada.client.delete(f"/api/v1/chats/{chat}"), 204)
+    gate.opened.set()
+    problem(await asked, 404, "chat-not-found")
+    items = ok(await ada.client.get("/api/v1/me/usage"))["items"]
+    assert [each["used"] for each in items if each["quota"] == "tokens_per_day"] == [930]

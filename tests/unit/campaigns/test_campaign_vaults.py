@@ -8,8 +8,9 @@ import pytest
 
 from backend.campaigns.errors import CampaignFileError
 from backend.campaigns.files.draft import CampaignDraft
-from backend.campaigns.files.markdown import MAX_CELLS, groups
+from backend.campaigns.files.markdown import MAX_CELLS, MAX_HEADING, groups
 from backend.campaigns.files.reader import read_campaign
+from backend.campaigns.files.vault_entities import MAX_LINKS
 from tests.support.zips import seagate_vault, zipped
 
 
@@ -339,6 +340,59 @@ def test_a_table_of_too_many_cells_stays_a_paragraph() -> None:
     few, many = (groups(head + row * rows)[0].bullets for rows in (9, MAX_CELLS // 2))
     assert [bullet.cells for bullet in few] == [[("a", "x")]] * 9
     assert [bullet.cells for bullet in many] == [()]
+
+
+def test_a_table_that_markdown_would_widen_beyond_the_limit_stays_a_paragraph() -> None:
+    columns = 400
+    text = "|a" * columns + "\n" + "|-" * columns + "\n" + "x\n" * (MAX_CELLS // columns)
+    assert [bullet.cells for bullet in groups(text)[0].bullets] == [()]
+
+
+def test_a_long_heading_is_a_paragraph() -> None:
+    long = "a" * (MAX_HEADING + 1)
+    [before, named] = groups(f"# {long}\n- x\n\n# {long[1:]}\n- y\n")
+    assert [bullet.text for bullet in before.bullets] == [long, "x"]
+    assert named.headings == (long[1:],)
+    draft = person(f"# {long}\nKeeps a shop.")
+    assert one(draft)["name"] == "Marlena"
+    assert long in one(draft)["description"]
+
+
+def test_a_table_with_a_long_header_keeps_all_its_cells() -> None:
+    long = "a" * (MAX_HEADING + 1)
+    [header, row] = groups(f"| {long} | b |\n|--|--|\n| x | y |\n")[0].bullets
+    assert (header.text, row.text) == (f"{long}; b", "x; y")
+
+
+def test_a_link_that_is_repeated_is_one_relation_with_its_first_sentence() -> None:
+    text = "Loves [[Holt|the inspector]]. Hates [[holt]]. [[Nobody]] knows [[Nobody]]."
+    draft = read({"npcs/marlena.md": text, "npcs/holt.md": ""})
+    assert one(draft, "relation")["note"] == "Loves the inspector."
+    assert draft.warnings == ["[[Nobody]] names nothing in the vault"]
+
+
+def test_links_over_the_limit_make_no_relations_and_are_named() -> None:
+    people = {f"npcs/p{number}.md": "" for number in range(MAX_LINKS + 5)}
+    links = " ".join(f"[[p{number}]]" for number in range(MAX_LINKS + 5))
+    draft = read({**people, "npcs/marlena.md": links})
+    assert len(told(draft, "relation")) == MAX_LINKS
+    [warning] = draft.warnings
+    assert warning.startswith("npcs/marlena.md: it links to more than 1,000 names: 5 of them make")
+    assert warning.endswith("no relations: [[p1000]], [[p1001]], [[p1002]] and others")
+
+
+def test_of_several_entities_of_a_name_the_wanted_kind_and_then_the_first_counts() -> None:
+    same = {"1/npcs/rose.md": "Ann", "2/locations/rose.md": "Bay", "3/locations/rose.md": "Cape"}
+    draft = read({**same, "pcs/ada.md": "---\nlocation: rose\n---\nMet [[rose]]."})
+    ids = {each["description"]: key for key, each in draft.states.items() if "description" in each}
+    assert draft.states[ids["Met rose."]]["location_id"] == str(ids["Bay"])
+    assert one(draft, "relation")["to_id"] == str(ids["Ann"])
+
+
+def test_more_items_than_a_campaign_may_have_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("backend.campaigns.files.draft.MAX_ITEMS", 9)
+    with pytest.raises(CampaignFileError, match="more than 9 items"):
+        read({"canon/echoes.md": "- x\n" * 10})
 
 
 LOST = {

@@ -375,6 +375,16 @@ def test_fragments_of_calls_beyond_the_limit_are_dropped() -> None:
     assert calls == [BARE] * MAX_CALLS
 
 
+def test_of_a_call_without_an_end_few_members_are_kept() -> None:
+    calls = CallFragments(NAMES)
+    calls.add({"tool_calls": [fragment("{}", index=0, name="roll")]})
+    for number in range(10_000):
+        calls.add({"tool_calls": [fragment(index=0, **{f"extra-{number}": "x"})]})
+
+    [call] = calls.finish()
+    assert len(call.vendor_state) < 50
+
+
 def test_many_fragments_with_the_name_in_each_take_time_in_proportion() -> None:
     text = json.dumps({"why": "x" * 60_000})
     begun = time.process_time()

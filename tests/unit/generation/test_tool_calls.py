@@ -311,3 +311,22 @@ def test_an_id_that_several_calls_have_does_not_go_back_to_gemini() -> None:
 
     for turn, member in ((asked, "functionCall"), (answered, "functionResponse")):
         assert [part[member].get("id") for part in turn["parts"]] == [None, None, "y"]
+
+
+def test_of_an_answer_without_an_end_a_bounded_part_is_kept_for_the_next_request() -> None:
+    reader = MessageReader()
+    for index in range(anthropic.MAX_BLOCKS + 500):
+        block = {"type": "thinking", "thinking": ""}
+        reader.read_event({"type": "content_block_start", "index": index, "content_block": block})
+    signed = {"type": "signature_delta", "signature": "x" * (anthropic.MAX_SIGNATURE // 4)}
+    for _ in range(50):
+        reader.read_event({"type": "content_block_delta", "index": 0, "delta": signed})
+    reader.close()
+    call = started("1")["content_block"]
+    answer = {"content": [call], "stop_reason": "tool_use"}
+
+    [piece] = reader.read_whole(answer).pieces
+    assert isinstance(piece, ToolCall)
+    thoughts = piece.vendor_state["thoughts"]
+    assert len(thoughts) == anthropic.MAX_BLOCKS
+    assert len(thoughts[0]["signature"]) < 2 * anthropic.MAX_SIGNATURE

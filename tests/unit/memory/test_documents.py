@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from backend.memory import documents
 from backend.memory.chunks import CHUNK_WORDS, chunked
 from backend.memory.documents import (
     Line,
@@ -51,6 +52,25 @@ def test_a_window_takes_in_what_stands_next_to_a_line_in_its_scene() -> None:
     (document,) = message_documents(line("HERE"), before=above, after=below)
     assert document.sparse_window == "7 May 2023\nMira: two\nBen: three\nMira: HERE\nBen: four"
     assert document.dense_window == "Ben: three\nMira: HERE\nBen: four"
+
+
+def test_of_a_neighbour_only_the_near_end_is_cut_into_parts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    cut: list[int] = []
+
+    def cut_and_measure(text: str) -> list[str]:
+        cut.append(len(text))
+        return chunked(text)
+
+    monkeypatch.setattr(documents, "chunked", cut_and_measure)
+    above, below = line(words(200_000, "a")), line(words(200_000, "b"))
+    (document,) = message_documents(line("HERE"), before=[above], after=[below])
+
+    assert sum(cut) < 40_000
+    window = (document.sparse_window or "").split()
+    assert "a199999" in window
+    assert "b0" in window
 
 
 def test_a_window_for_vectors_takes_the_near_ends_of_long_neighbours() -> None:

@@ -1,0 +1,146 @@
+"""Work in the pool stops if the client of its request closes the connection."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from typing import Any, cast
+from uuid import uuid4
+
+import pytest
+from litestar import Litestar, Request, post
+
+from backend.cpu_pool import CpuPool, WorkStoppedError, check_stopped
+from backend.disconnects import DisconnectMiddleware
+from backend.http import EXCEPTION_HANDLERS
+from backend.wire import ENDS_WITH_CLIENT
+
+pytestmark = pytest.mark.anyio
+
+ADA = uuid4()
+
+
+class Work:
+    """Work in a loop that ends when it is stopped or `may_end`."""
+
+    def __init__(self) -> None:
+        self.has_begun = threading.Event()
+        self.was_stopped = threading.Event()
+        self.may_end = threading.Event()
+
+    def __call__(self) -> str:
+        self.has_begun.set()
+        while not self.may_end.is_set():
+            try:
+                check_stopped()
+            except WorkStoppedError:
+                self.was_stopped.set()
+                raise
+        return "done"
+
+
+class Server:
+    """An application with a route that works for one user in the pool."""
+
+    def __init__(self, *, ends_with_client: bool = True) -> None:
+        self.pool = CpuPool(2)
+        self.work = Work()
+        self.hang_up = asyncio.Event()
+        self.sent: list[Any] = []
+
+        @post("/work", opt={ENDS_WITH_CLIENT: ends_with_client})
+        async def do_work(request: Request[Any, Any, Any]) -> str:
+            await request.body()
+            return await self.pool.run(ADA, self.work)
+
+        self.app = Litestar(
+            [do_work],
+            middleware=[DisconnectMiddleware()],
+            exception_handlers=EXCEPTION_HANDLERS,
+            openapi_config=None,
+            logging_config=None,
+        )
+
+    async def ask(self) -> None:
+        """Send a request in two parts, and keep the connection open until `hang_up`."""
+        parts = iter([(b"a", True), (b"b", False)])
+
+        async def receive() -> dict[str, Any]:
+            if part := next(parts, None):
+                return {"type": "http.request", "body": part[0], "more_body": part[1]}
+            await self.hang_up.wait()
+            return {"type": "http.disconnect"}
+
+        async def send(message: Any) -> None:
+            self.sent.append(message)
+
+        scope: dict[str, Any] = {
+            "type": "http",
+            "method": "POST",
+            "path": "/work",
+            "raw_path": b"/work",
+            "root_path": "",
+            "query_string": b"",
+            "headers": [(b"content-length", b"2")],
+            "scheme": "http",
+            "server": ("test", 80),
+            "client": ("test", 1),
+            "http_version": "1.1",
+            "state": {},
+        }
+        await self.app(cast("Any", scope), cast("Any", receive), send)
+
+    @property
+    def status(self) -> int:
+        return int(next(each["status"] for each in self.sent if "status" in each))
+
+
+async def begun(work: Work) -> None:
+    while not work.has_begun.is_set():
+        await asyncio.sleep(0.001)
+
+
+async def test_running_work_stops_when_the_client_hangs_up() -> None:
+    server = Server()
+    asking = asyncio.create_task(server.ask())
+    await begun(server.work)
+    server.hang_up.set()
+    await asyncio.wait_for(asking, 30)
+    assert await asyncio.wait_for(server.pool.run(ADA, lambda: "next"), 30) == "next"
+    assert server.work.was_stopped.is_set()
+    assert server.status == 400
+
+
+async def test_waiting_work_is_dropped_when_the_client_hangs_up() -> None:
+    server, first = Server(), Work()
+    running = asyncio.create_task(server.pool.run(ADA, first))
+    await begun(first)
+    asking = asyncio.create_task(server.ask())
+    await asyncio.sleep(0.01)
+    server.hang_up.set()
+    await asyncio.wait_for(asking, 30)
+    first.may_end.set()
+    assert await running == "done"
+    assert await server.pool.run(ADA, lambda: "next") == "next"
+    assert not server.work.has_begun.is_set()
+
+
+async def test_a_client_that_stays_gets_its_answer() -> None:
+    server = Server()
+    asking = asyncio.create_task(server.ask())
+    await begun(server.work)
+    server.work.may_end.set()
+    await asyncio.wait_for(asking, 30)
+    assert server.status == 201
+
+
+async def test_the_work_of_other_routes_goes_on_when_the_client_hangs_up() -> None:
+    server = Server(ends_with_client=False)
+    asking = asyncio.create_task(server.ask())
+    await begun(server.work)
+    server.hang_up.set()
+    await asyncio.sleep(0.01)
+    assert not asking.done()
+    server.work.may_end.set()
+    await asyncio.wait_for(asking, 30)
+    assert not server.work.was_stopped.is_set()
