@@ -34,6 +34,7 @@ from backend.chronicles.controller import ChronicleController, ChronicleTransfer
 from backend.chronicles.event_controller import EventController
 from backend.container import Services
 from backend.database.base import now
+from backend.database.patience import persist
 from backend.disconnects import DisconnectMiddleware
 from backend.enrichment.compaction.controller import CompactionController
 from backend.enrichment.controller import (
@@ -209,11 +210,12 @@ def _part(parts: Services, name: str) -> Provide:
 @contextlib.asynccontextmanager
 async def _running(parts: Services) -> AsyncGenerator[None]:
     """What happens before the first request, beside all, and after the last."""
-    await parts.turns.recover(all_running=parts.settings.embedded)
+    begin = partial(persist, parts.database)
+    await begin("turns", partial(parts.turns.recover, all_running=parts.settings.embedded))
     if parts.settings.embedded:
         await parts.jobs.take_over(at=now())
         await parts.slots.forget_all()
-    await finish_deletions(parts.database)
+    await begin("deletions", partial(finish_deletions, parts.database))
     await parts.database.optimize()
     # What was imported stays: the collector need not walk it again and again. A full prompt makes
     # thousands of objects at once, and the full collections that they set off took over 100 ms.
@@ -223,8 +225,8 @@ async def _running(parts: Services) -> AsyncGenerator[None]:
     warm_up = asyncio.create_task(_load_tokenizers(parts))
     sweeper = asyncio.create_task(_sweep(parts))
     emptying = asyncio.create_task(parts.database.log.keep_empty())
-    await parts.memory.prepare()
-    await parts.recount.schedule()
+    await begin("index", parts.memory.prepare)
+    await begin("recount", parts.recount.schedule)
     parts.worker.start()
     try:
         yield

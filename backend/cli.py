@@ -13,6 +13,7 @@ import signal
 import socket
 import sys
 from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -139,12 +140,14 @@ async def _serve(settings: Settings, _: argparse.Namespace) -> int:
         await EngineProcess.prepare()
     from backend.app import create_app
     from backend.container import build_services
+    from backend.database.patience import persist
     from backend.http import Transport, observe
     from backend.server import Server, address, greeting, server_config
 
     with _lock(settings), _listen(settings) as listener:
         database, root = await _open_installation(settings, create_root_key=True)
-        parts = await build_services(settings, root, database)
+        build = partial(build_services, settings, root, database)
+        parts = await persist(database, "services", build)
         config = server_config(
             observe(create_app(parts), Transport(settings.public_origin, settings.trusted_proxies)),
             settings,
@@ -165,6 +168,7 @@ async def _serve(settings: Settings, _: argparse.Namespace) -> int:
 
 async def _work(settings: Settings, _: argparse.Namespace) -> int:
     from backend.container import build_services
+    from backend.database.patience import persist
     from backend.jobs.building import build_worker
     from backend.jobs.keys import JobKeys
 
@@ -181,7 +185,7 @@ async def _work(settings: Settings, _: argparse.Namespace) -> int:
     if not settings.job_workers:
         raise UsageError("TALEKEEPER_JOB_WORKERS is 0: there is nothing to do here.")
     database, root = await _open_installation(settings)
-    parts = await build_services(settings, root, database)
+    parts = await persist(database, "services", partial(build_services, settings, root, database))
     # Nobody signs in here: keys come with the jobs, or from standing slots.
     keys = JobKeys(root)
     worker = build_worker(settings, parts.queue, keys, parts.kinds, takes_queued=True)
@@ -317,11 +321,13 @@ async def _open_installation(settings: Settings, *, create_root_key: bool = Fals
     from backend.accounts.names import load_database_root_keys
     from backend.database.engine import Database
     from backend.database.migrate import HEAD, upgrade
+    from backend.database.patience import persist
 
     database = Database(settings.resolved_database_url, pool_size=settings.database_pool_size)
     path, value = settings.resolved_root_key_file, settings.root_key_text
-    root = await load_database_root_keys(database, path, value=value, create=create_root_key)
-    if await upgrade(database):
+    load = partial(load_database_root_keys, database, path, value=value, create=create_root_key)
+    root = await persist(database, "root_key", load)
+    if await persist(database, "tables", partial(upgrade, database)):
         gc.collect()  # 4 MiB, which would stay: what is there by the first answer is never freed
         log.info("database.migrated", revision=HEAD)
     return database, root

@@ -11,7 +11,12 @@ from pathlib import Path
 
 from sqlalchemy.exc import DBAPIError
 
-from backend.database.engine import DatabaseDamagedError, DatabaseUnavailableError, find_place
+from backend.database.engine import (
+    DatabaseDamagedError,
+    DatabaseUnavailableError,
+    OutrunError,
+    find_place,
+)
 from backend.errors import AppError
 from backend.memory.runtime import index_folder
 from backend.settings import Settings
@@ -48,14 +53,26 @@ _SQLITE = {
 _POSTGRES = {
     "28": "refuses the user or the password. Correct TALEKEEPER_DATABASE_URL.",
     "3D": "is not on that server. Create it, or correct TALEKEEPER_DATABASE_URL.",
+    "40": "gave the work up, because another process needs the same rows. Start again.",
+    "53": (
+        "has no room for another connection, in its memory or on its disk. Give it more, and "
+        "start again."
+    ),
+    "55P03": "let a lock wait for too long. End what holds it, and start again.",
+    "57": "is starting, stopping, or told to end the work. Start again once it is up.",
+    "58": "cannot read or write its files. Look at its log and its disk.",
     "42501": "does not give its user the rights that Talekeeper needs. Make the user its owner.",
 }
 """Explanations of PostgreSQL's SQLSTATEs, by their first characters."""
 
+_OUTRUN = "was changed by another process at this moment. Start again."
+
+_OF_DATABASES = (DatabaseDamagedError, DatabaseUnavailableError, OutrunError, DBAPIError)
+
 
 def explain(error: BaseException, settings: Settings) -> str | None:
     """Return the cause and the next step in plain words; None for an unexpected error."""
-    if isinstance(error, DatabaseDamagedError | DatabaseUnavailableError | DBAPIError):
+    if isinstance(error, _OF_DATABASES):
         return _explain_database(error, find_place(settings.resolved_database_url))
     fault = error.__cause__ if isinstance(error, RootKeyError) else error
     if isinstance(fault, OSError):
@@ -116,6 +133,8 @@ def _explain_database(error: AppError | DBAPIError, place: str) -> str | None:
             "backup in its place."
         )
     words = next(filter(None, map(_find_words, _causes(error))), None)
+    if words is None and isinstance(error, OutrunError):
+        words = _OUTRUN
     if words is None and isinstance(error, DatabaseUnavailableError):
         words = "does not answer. Start it, or correct TALEKEEPER_DATABASE_URL."
     return words and f"The database at {place} {words}"

@@ -25,14 +25,13 @@ from litestar.enums import ScopeType
 from litestar.middleware import ASGIMiddleware
 from litestar.types import ASGIApp, Message, Receive, Scope, Send
 from sqlalchemy import delete, select, update
-from sqlalchemy.exc import IntegrityError
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from backend.accounts.identity import Identity
 from backend.accounts.middleware import SAFE_METHODS, SHOWN_ONCE
 from backend.accounts.models import IDEMPOTENT_RESPONSE, IdempotentRequest
 from backend.database.base import new_id, now
-from backend.database.engine import EFFECT_NOTE, Database
+from backend.database.engine import EFFECT_NOTE, Database, OutrunError
 from backend.errors import BadRequestError, ConflictError, TooLargeError, ValidationError
 from backend.vault.sealing import digest
 from backend.wire import largest_body
@@ -171,7 +170,7 @@ class IdempotencyMiddleware(ASGIMiddleware):
                     )
                 )
                 session.add(row)
-        except IntegrityError:
+        except OutrunError:
             async with self._database.read() as session:
                 found = await session.scalar(select(IdempotentRequest).where(*is_same))
         else:

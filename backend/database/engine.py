@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from sqlalchemy import URL, Connection, create_engine, event, make_url, text
-from sqlalchemy.exc import DBAPIError
+from sqlalchemy.exc import DBAPIError, DisconnectionError
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 from sqlalchemy.ext.asyncio import (
     AsyncEngine,
@@ -19,10 +19,11 @@ from sqlalchemy.ext.asyncio import (
     async_sessionmaker,
     create_async_engine,
 )
+from sqlalchemy.orm.exc import StaleDataError
 
 from backend.database import sqlite_connection
 from backend.database.write_ahead_log import WriteAheadLog
-from backend.errors import AppError, UnavailableError
+from backend.errors import AppError, ConflictError, UnavailableError
 from backend.logs import get_logger
 
 log = get_logger(__name__)
@@ -32,10 +33,13 @@ MIGRATING_SECONDS = 3600.0
 PostgreSQL's lock has no end. A process that is killed lets go of either at once."""
 POSTGRES_PORT = 5432
 TRY_AGAIN = "Try again in a moment."
+RETRY_AFTER = 1
+"""Seconds after which a request that the database did not carry out may be sent again."""
 
-UNAVAILABLE_STATES = ("08", "40", "53", "57P")
-"""SQLSTATEs of a PostgreSQL that can't be reached, gave one of two transactions up for the other,
-has no room, or is starting or stopping: what they begin with (PostgreSQL manual, appendix A)."""
+UNAVAILABLE_STATES = ("08", "25P03", "25P04", "40", "53", "55P03", "57", "58")
+"""SQLSTATEs of a PostgreSQL that can't be reached, let a transaction or a lock wait for too long,
+gave one of two transactions up for the other, has no room, was told to end the work, or has a
+faulty disk: what they begin with (PostgreSQL manual, appendix A)."""
 
 UNAVAILABLE_CODES = frozenset(
     {
@@ -50,6 +54,18 @@ UNAVAILABLE_CODES = frozenset(
 )
 """Primary result codes of a SQLite file that can't be used as things are. A damaged file, or one
 that is no database, is not among them: waiting mends neither."""
+
+OUTRUN_STATES = ("23503", "23505")
+"""SQLSTATEs of a row that is referred to and is gone, and of a value that is taken."""
+
+OUTRUN_CODES = frozenset(
+    {
+        sqlite3.SQLITE_CONSTRAINT_FOREIGNKEY,
+        sqlite3.SQLITE_CONSTRAINT_PRIMARYKEY,
+        sqlite3.SQLITE_CONSTRAINT_UNIQUE,
+    }
+)
+"""Extended result codes of the same on SQLite."""
 
 DAMAGED_STATES = ("XX001", "XX002")
 """SQLSTATEs of damaged data and of a damaged index."""
@@ -77,6 +93,15 @@ class DatabaseUnavailableError(UnavailableError):
     """The database does not answer; nothing was half done."""
 
     slug, title = "database-unavailable", "The database does not answer"
+
+
+class OutrunError(ConflictError):
+    """Another request deleted what this one needs, or took its place; nothing was half done.
+
+    Services look first, so it is raised only by requests of one moment.
+    """
+
+    slug, title = "outrun", "Another request came first"
 
 
 class DatabaseDamagedError(AppError):
@@ -128,7 +153,8 @@ class Database:
     async def write(self) -> AsyncGenerator[AsyncSession]:
         """A transaction that commits at the end of the block, or rolls back.
 
-        Raises `DatabaseUnavailableError` when the database can't be reached.
+        Raises `DatabaseUnavailableError` when the database can't be reached, and `OutrunError`
+        when another transaction came first.
         """
         note = EFFECT_NOTE.get()
         async with translated(), self._write_sessions() as session:
@@ -229,27 +255,41 @@ def find_place(url: URL | str) -> str:
 
 @contextlib.asynccontextmanager
 async def translated() -> AsyncGenerator[None]:
-    """Distinguish a database that is down or damaged from a wrong statement.
+    """Distinguish a database that is down or damaged, and a race, from a wrong statement.
 
-    Raises `DatabaseUnavailableError` and `DatabaseDamagedError`.
+    Raises `DatabaseUnavailableError`, `DatabaseDamagedError` and `OutrunError`.
     """
     try:
         yield
     except (ConnectionError, TimeoutError, PoolTimeoutError) as error:
-        raise DatabaseUnavailableError(TRY_AGAIN) from error
+        raise _unavailable() from error
+    except StaleDataError as error:
+        raise _outrun(error) from error
     except DBAPIError as error:
         state = getattr(error.orig, "sqlstate", None) or ""  # asyncpg's errors have it
         code = getattr(error.orig, "sqlite_errorcode", None) or 0  # sqlite3's
         primary = code & 0xFF
         if state in DAMAGED_STATES or primary in DAMAGED_CODES:
             raise DatabaseDamagedError from error
+        if state in OUTRUN_STATES or code in OUTRUN_CODES:
+            raise _outrun(error) from error
         if (
             error.connection_invalidated
             or state.startswith(UNAVAILABLE_STATES)
             or primary in UNAVAILABLE_CODES
         ):
-            raise DatabaseUnavailableError(TRY_AGAIN) from error
+            raise _unavailable() from error
         raise
+
+
+def _unavailable() -> DatabaseUnavailableError:
+    return DatabaseUnavailableError(TRY_AGAIN, retry_after=RETRY_AFTER)
+
+
+def _outrun(error: Exception) -> OutrunError:
+    # Callers may expect it, or it may be a fault of ours that only looks like a race.
+    log.info("database.outrun", exc_info=error)
+    return OutrunError("Look at what is there now, and send the request again if it still fits.")
 
 
 def _postgres_engine(url: str, *, pool_size: int) -> AsyncEngine:
@@ -270,7 +310,13 @@ def _postgres_engine(url: str, *, pool_size: int) -> AsyncEngine:
         except OSError as error:
             # Here, and only here, any of them is about the database: a name that is not known, a
             # network without a route, a socket that is no longer there.
-            raise DatabaseUnavailableError(TRY_AGAIN) from error
+            raise _unavailable() from error
+
+    @event.listens_for(engine.sync_engine, "checkout")
+    def _check_out(connection: Any, _record: Any, _proxy: Any) -> None:
+        if connection.driver_connection.is_closed():
+            # The server ended it while nobody used it: the pool opens another one in its place.
+            raise DisconnectionError
 
     return engine
 

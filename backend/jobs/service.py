@@ -10,12 +10,12 @@ from uuid import UUID
 
 import msgspec
 from sqlalchemy import and_, delete, or_, select, update
-from sqlalchemy.exc import IntegrityError
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from backend.accounts.identity import Identity
 from backend.accounts.server_held_keys import clear_old_keys
 from backend.database.base import UNSYNCHRONISED, now
+from backend.database.engine import OutrunError
 from backend.jobs.claims import ENDED
 from backend.jobs.errors import JobNotFoundError, JobNotRetryableError, JobNotStoppableError
 from backend.jobs.models import Job, JobState
@@ -89,7 +89,7 @@ class JobService:
                     setattr(job, name, value)
                 job.attempts, job.leases_lost, job.error = 0, 0, None
                 job.run_after, job.updated_at = at, at
-        except IntegrityError as error:
+        except OutrunError as error:
             raise JobNotRetryableError("The same work waits in the queue already.") from error
         self._queue.wake()
         return JobView.of(job)

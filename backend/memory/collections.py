@@ -12,7 +12,7 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from uuid import UUID
 
-from sqlalchemy import bindparam, delete, exists, insert, select, update
+from sqlalchemy import bindparam, delete, exists, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import aliased
 
@@ -97,10 +97,14 @@ class Collections:
                 await session.execute(delete(IndexState).where(IndexState.collection == name))
             mine = IndexState.user_id == User.id
             is_known = exists().where(mine, (IndexState.collection == name) | chosen)
-            unknown = list(await session.scalars(select(User.id).where(~is_known)))
-            rows = [{"user_id": each, "collection": name, "state": "due"} for each in unknown]
+            # Locked, so that nobody is deleted meanwhile, and in one order, so that processes that
+            # start together do not wait for each other.
+            unknown = select(User.id).where(~is_known).order_by(User.id)
+            locked = unknown.with_for_update(key_share=True, read=True)
+            ids = list(await session.scalars(locked))
+            rows = [{"user_id": each, "collection": name, "state": "due"} for each in ids]
             if rows:
-                await session.execute(insert(IndexState), rows)
+                await upsert(session, IndexState, rows, key=("user_id", "collection"))
             due = select(IndexState.user_id, IndexState.collection).where(
                 (IndexState.collection == name) | chosen, IndexState.state == "due"
             )

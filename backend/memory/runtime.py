@@ -202,12 +202,12 @@ async def open_memory(
         EmbedderError: The embedding model does not say how long its vectors are.
     """
     chosen = await _choice(settings, database, user_models)
+    opener, known = await _index(settings, database)
     embedder = await _of_provider(settings, database, chosen)
     if embedder is None:
         chosen = fetched_model(settings)
         embedder = build_cached_embedder(settings, database)
     spec = await embedder.ready() if embedder else None
-    opener, known = await _index(settings, database)
     name = collection_name(spec)
     current = await opener(name, spec.dimension if spec else None)
     collections = Collections(

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import signal
+import subprocess
+import sys
 from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,7 +15,8 @@ import httpx
 import pytest
 
 from backend.database.migrate import HEAD
-from tests.support.process import serving, talekeeper
+from tests.support.process import environment, serving, talekeeper
+from tests.support.waiting import PATIENCE
 
 API = "/api/v1"
 ADA = {"username": "Ada", "password": "a fine long password"}
@@ -87,17 +90,38 @@ def test_a_server_that_nobody_uses_stops_with_exit_code_0(tmp_path: Path) -> Non
         assert served.stop() == 0
 
 
-@pytest.mark.parametrize("command", [("serve", "--port", "0"), ("migrate",)])
-def test_a_database_that_does_not_answer_is_said_in_one_sentence(
-    tmp_path: Path, command: tuple[str, ...]
+UNREACHABLE = (
+    "talekeeper: The database at 127.0.0.1:1 does not answer. Start it, or correct "
+    "TALEKEEPER_DATABASE_URL."
+)
+
+
+def test_a_database_that_does_not_answer_is_said_in_one_sentence(tmp_path: Path) -> None:
+    result = talekeeper(tmp_path, "migrate", database_url=NOWHERE)
+    assert (result.returncode, result.stdout) == (1, "")
+    assert result.stderr == f"{UNREACHABLE}\n"
+
+
+@pytest.mark.parametrize("command", ["serve", "work"])
+def test_a_start_waits_for_a_database_that_does_not_answer_yet(
+    tmp_path: Path, command: str
 ) -> None:
-    result = talekeeper(tmp_path, *command, database_url=NOWHERE)
-    assert result.returncode == 1
-    assert result.stderr == (
-        "talekeeper: The database at 127.0.0.1:1 does not answer. Start it, or correct "
-        "TALEKEEPER_DATABASE_URL.\n"
+    hurried = (
+        "import sys; from backend import cli; from backend.database import patience; "
+        "patience.DELAYS = (0.1, 0.1); sys.exit(cli.main())"
     )
-    assert not result.stdout
+    result = subprocess.run(
+        [sys.executable, "-c", hurried, command, "--data-dir", str(tmp_path)],
+        env=environment(database_url=NOWHERE, qdrant_url="http://127.0.0.1:1", port="0"),
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+        check=False,
+    )
+    assert (result.returncode, result.stdout) == (1, "")
+    *tries, last = result.stderr.splitlines()
+    assert ['"start.step_failed"' in line for line in tries] == [True, True]
+    assert last == UNREACHABLE
 
 
 def test_the_tables_of_a_running_server_stay_as_they_are(tmp_path: Path) -> None:

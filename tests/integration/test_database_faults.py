@@ -14,11 +14,18 @@ from uuid import UUID
 import pytest
 from sqlalchemy import delete, func, select, text
 from sqlalchemy.exc import DBAPIError
+from sqlalchemy.ext.asyncio import AsyncSession
 
 from backend.accounts.models import DataKey, KeySlot, LoginFailures
 from backend.database import migrate
 from backend.database.base import now
-from backend.database.engine import Database, DatabaseDamagedError, DatabaseUnavailableError
+from backend.database.engine import (
+    Database,
+    DatabaseDamagedError,
+    DatabaseUnavailableError,
+    OutrunError,
+)
+from backend.database.patience import DELAYS, persist
 from backend.faults import explain
 from backend.settings import Settings
 from tests.support.server import PASSWORD, ok, problem, running
@@ -125,6 +132,177 @@ async def test_of_two_writers_that_wait_for_each_other_one_may_try_again(
     assert [type(end) for end in ends if end is not None] == [DatabaseUnavailableError]
     async with database.read() as session:
         assert list(await session.scalars(select(LoginFailures.failures))) == [1, 1]
+    await database.dispose()
+
+
+END_OTHERS = """
+SELECT count(pg_terminate_backend(pid, 10000)) FROM pg_stat_activity
+WHERE datname = current_database() AND pid <> pg_backend_pid() AND backend_type = 'client backend'
+"""
+"""Has PostgreSQL end all other connections to the database, and waits until they are gone."""
+
+
+@contextlib.asynccontextmanager
+async def beside(url: str) -> AsyncGenerator[AsyncSession]:
+    """A transaction of somebody else's, which is rolled back unless it is committed."""
+    other = Database(url)
+    async with other.trial() as session:
+        yield session
+    await other.dispose()
+
+
+async def until_waiting(session: AsyncSession, wait: str, *, count: int = 1) -> None:
+    """Wait until so many statements of others wait for this type of event."""
+    waiting = text(
+        "SELECT count(*) FROM pg_stat_activity "
+        "WHERE datname = current_database() AND wait_event_type = :wait AND state = 'active'"
+    )
+    while await session.scalar(waiting, {"wait": wait}) != count:
+        await session.execute(text("SELECT pg_stat_clear_snapshot()"))
+        await asyncio.sleep(0.01)
+
+
+async def add_failures(database: Database, *, then: str) -> None:
+    async with database.write() as session:
+        session.add(LoginFailures(key=b"key", failures=1, last_at=now()))
+        await session.flush()
+        await session.execute(text(then))
+
+
+@pytest.mark.postgres
+async def test_connections_that_ended_while_nobody_used_them_are_replaced(
+    postgres_url: str,
+) -> None:
+    database = Database(postgres_url, pool_size=2)
+    await asyncio.gather(database.ping(), database.ping())
+    async with beside(postgres_url) as other:
+        assert await other.scalar(text(END_OTHERS)) == 2
+    await asyncio.gather(database.ping(), database.ping())
+    await add_failures(database, then="SELECT 1")
+    await database.dispose()
+
+
+@pytest.mark.postgres
+async def test_a_connection_that_ends_in_a_statement_is_unavailability(postgres_url: str) -> None:
+    database = Database(postgres_url)
+    adding = asyncio.create_task(add_failures(database, then="SELECT pg_sleep(60)"))
+    async with beside(postgres_url) as other:
+        await until_waiting(other, "Timeout")
+        await other.execute(text(END_OTHERS))
+    with pytest.raises(DatabaseUnavailableError) as failed:
+        await adding
+    assert failed.value.headers["Retry-After"] == "1"
+    async with database.read() as session:
+        assert await session.scalar(select(func.count()).select_from(LoginFailures)) == 0
+    await database.dispose()
+
+
+@pytest.mark.postgres
+async def test_a_connection_that_ends_before_its_commit_is_unavailability(
+    postgres_url: str,
+) -> None:
+    database = Database(postgres_url)
+    with pytest.raises(DatabaseUnavailableError):
+        async with database.write() as session:
+            session.add(LoginFailures(key=b"key", failures=1, last_at=now()))
+            await session.flush()
+            async with beside(postgres_url) as other:
+                await other.execute(text(END_OTHERS))
+    async with database.read() as session:
+        assert await session.scalar(select(func.count()).select_from(LoginFailures)) == 0
+    await database.dispose()
+
+
+@pytest.mark.postgres
+@pytest.mark.parametrize("state", ["40001", "55P03", "57014", "57P05", "25P03", "53200", "58030"])
+async def test_what_a_server_gives_up_by_its_own_rules_is_unavailability(
+    postgres_url: str, state: str
+) -> None:
+    database = Database(postgres_url)
+    give_up = f"DO $$ BEGIN RAISE SQLSTATE '{state}'; END $$"
+    with pytest.raises(DatabaseUnavailableError) as failed:
+        await add_failures(database, then=give_up)
+    explanation = explain(failed.value, settings_of(postgres_url))
+    assert explanation is not None
+    await database.dispose()
+
+
+async def test_a_request_of_a_thing_that_is_deleted_at_this_moment_is_refused(
+    database_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with running(database_url, tmp_path) as server, server.account() as ada:
+        path = "/api/v1/characters"
+        character = ok(await ada.client.post(path, json={"name": "Mara"}), 201)["id"]
+
+        async def open_late(*arguments: Any, **options: Any) -> Any:
+            """Open the chat after the character was looked at and deleted."""
+            ok(await ada.client.delete(f"{path}/{character}"), 204)
+            return await opening(*arguments, **options)
+
+        opening = server.parts.chats.open
+        monkeypatch.setattr(server.parts.chats, "open", open_late)
+        refused = await ada.client.post("/api/v1/chats", json={"character_ids": [character]})
+        problem(refused, 409, "outrun")
+        assert ok(await ada.client.get("/api/v1/chats"))["items"] == []
+
+
+@pytest.mark.postgres
+async def test_a_request_whose_connection_is_ended_may_be_sent_again(
+    postgres_url: str, tmp_path: Path
+) -> None:
+    async with running(postgres_url, tmp_path) as server, server.account() as ada:
+        async with beside(postgres_url) as other:
+            await other.execute(text("LOCK TABLE chats IN ACCESS EXCLUSIVE MODE"))
+            opening = asyncio.create_task(ada.client.post("/api/v1/chats", json={}))
+            await until_waiting(other, "Lock")
+            await other.execute(text(END_OTHERS))
+        refused = await opening
+        problem(refused, 503, "database-unavailable")
+        assert refused.headers["Retry-After"] == "1"
+        made = ok(await ada.client.post("/api/v1/chats", json={}), 201)
+        assert ok(await ada.client.get("/api/v1/chats"))["items"] == [made]
+
+
+@pytest.mark.postgres
+async def test_processes_that_start_together_note_each_user_once(
+    postgres_url: str, tmp_path: Path
+) -> None:
+    url = "http://127.0.0.1:1"
+    async with (
+        running(postgres_url, tmp_path / "one", qdrant_url=url) as one,
+        running(postgres_url, tmp_path / "two", qdrant_url=url) as two,
+        one.account(),
+    ):
+        async with beside(postgres_url) as other:
+            # What both insert waits for this, so both have found that the user is not noted.
+            await other.execute(text("LOCK TABLE index_states IN SHARE MODE"))
+            starts = [
+                asyncio.create_task(each.parts.memory.collections.prepare()) for each in (one, two)
+            ]
+            await until_waiting(other, "Lock", count=2)
+        noted = await asyncio.gather(*starts)
+        assert noted[0] == noted[1]
+        assert len(noted[0]) == 1
+
+
+@pytest.mark.postgres
+async def test_a_step_of_a_start_is_done_again_while_the_database_cannot_do_it(
+    postgres_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("backend.database.patience.DELAYS", (0.0,) * len(DELAYS))
+    database, tries = Database(postgres_url), 0
+
+    async def step() -> int:
+        nonlocal tries
+        tries += 1
+        fault = "RAISE SQLSTATE '40001'" if tries < 3 else "NULL"
+        await add_failures(database, then=f"DO $$ BEGIN {fault}; END $$")
+        return tries
+
+    assert await persist(database, "tables", step) == 3
+    with pytest.raises(OutrunError):
+        await persist(database, "tables", step)
+    assert tries == 3 + 1 + len(DELAYS)
     await database.dispose()
 
 

@@ -1,0 +1,38 @@
+"""Further tries for the steps of a start, while PostgreSQL is not up yet or busy with others."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
+
+from backend.database.engine import Database, DatabaseUnavailableError, OutrunError
+from backend.logs import get_logger
+
+log = get_logger(__name__)
+
+T = TypeVar("T")
+
+DELAYS = (0.5, 1.0, 2.0, 4.0, 8.0)
+"""Seconds between the tries of one step."""
+
+
+async def persist(database: Database, chore: str, step: Callable[[], Awaitable[T]]) -> T:
+    """Do a step of a start, and do it again where PostgreSQL could not.
+
+    A step leaves nothing half done. On SQLite there is one try: it waits for other programs by
+    itself, and what is left then does not pass. Raises what the last try raises.
+    """
+    for attempt, seconds in enumerate(() if database.is_sqlite else DELAYS, start=1):
+        try:
+            return await step()
+        except (DatabaseUnavailableError, OutrunError) as error:
+            log.warning(
+                "start.step_failed",
+                chore=chore,
+                attempt=attempt,
+                retry_after_s=seconds,
+                exc_info=error,
+            )
+        await asyncio.sleep(seconds)
+    return await step()
