@@ -31,10 +31,18 @@ from backend.accounts.identity import Identity
 from backend.accounts.middleware import SAFE_METHODS, SHOWN_ONCE
 from backend.accounts.models import IDEMPOTENT_RESPONSE, IdempotentRequest
 from backend.database.base import new_id, now
-from backend.database.engine import EFFECT_NOTE, Database, OutrunError
+from backend.database.engine import (
+    EFFECT_NOTE,
+    Database,
+    DatabaseUnavailableError,
+    OutrunError,
+)
 from backend.errors import BadRequestError, ConflictError, TooLargeError, ValidationError
+from backend.logs import get_logger
 from backend.vault.sealing import digest
 from backend.wire import largest_body
+
+log = get_logger(__name__)
 
 HEADER = "idempotency-key"
 MAX_KEY_LENGTH = 200
@@ -132,7 +140,11 @@ class IdempotencyMiddleware(ASGIMiddleware):
 
         async def keep() -> None:
             work.is_over = True
-            await self._keep(identity, work.row_id, taken)
+            try:
+                await self._keep(identity, work.row_id, taken)
+            except (DatabaseUnavailableError, OutrunError) as error:
+                # The answer stands. What is marked in the row says the rest to the next try.
+                log.warning("request.answer_not_kept", problem=error.slug, exc_info=error)
 
         taken = _Taken(send, keep)
         at_work, noting = _WORK.set(work), EFFECT_NOTE.set(work.note)

@@ -74,6 +74,8 @@ class QdrantEngine(ScriptedServer):
         match method, path:
             case "GET", "":
                 answer = engine.get_collection(name)
+            case "DELETE", "":
+                answer = engine.delete_collection(name)
             case "PUT", "index":
                 answer = {"operation_id": 1, "status": "completed"}
             case "PUT", "points":

@@ -157,3 +157,15 @@ async def test_a_request_that_fails_may_come_again(either: Running, ada: Account
         refused = await ada.client.post(path, json={"name": ""}, headers=KEY)
         assert refused.status_code == 422
     assert ok(await ada.client.get(path))["items"] == []
+
+
+async def test_an_answer_that_cannot_be_kept_is_given_all_the_same(
+    ada: Account, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def keep(*_: object) -> None:
+        raise DatabaseUnavailableError("The connection is gone.")
+
+    monkeypatch.setattr(IdempotencyMiddleware, "_keep", keep)
+    path = "/api/v1/characters"
+    made = ok(await ada.client.post(path, json={"name": "Mara"}, headers=KEY), 201)
+    assert ok(await ada.client.get(path))["items"][0]["id"] == made["id"]
