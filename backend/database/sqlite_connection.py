@@ -41,6 +41,18 @@ class SqliteConnection(aiosqlite.Connection):
         self._has_begun = False
         self._is_writing = False
 
+    async def _connect(self) -> Self:
+        """Open the file; if that fails, wait until the thread has ended.
+
+        Its last word goes to the event loop, which a command that failed closes at once.
+        """
+        try:
+            await super()._connect()
+        except BaseException:
+            await asyncio.to_thread(self._thread.join)
+            raise
+        return self
+
     def begin(self, statement: str) -> None:
         """Begin a transaction when its first statement comes, in the same trip."""
         self._opening, self._is_writing = statement, statement != READING

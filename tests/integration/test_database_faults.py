@@ -313,15 +313,16 @@ async def test_a_table_that_is_missing_is_our_fault(database: Database) -> None:
                 await session.execute(text(statement))
 
 
-async def test_a_file_that_cannot_be_opened_is_unavailability(tmp_path: Path) -> None:
+async def test_a_file_that_cannot_be_opened_is_unavailability_and_leaves_no_thread(
+    tmp_path: Path,
+) -> None:
     database = Database(f"sqlite+aiosqlite:///{tmp_path}")
     others = set(threading.enumerate())
     with pytest.raises(DatabaseUnavailableError):
         await database.ping()
+    left = set(threading.enumerate()) - others
+    assert not [each for each in left if "connection_worker" in each.name]
     await database.dispose()
-    # The driver's thread that failed to open it still speaks to this event loop.
-    for thread in set(threading.enumerate()) - others:
-        await asyncio.to_thread(thread.join, 10)
 
 
 async def test_a_full_disk_is_unavailability_and_leaves_nothing_half_done(
