@@ -26,7 +26,7 @@ PROVIDER_KEY = "sk-torture"
 
 @dataclass
 class Answer:
-    """What a request came to. `body` is the parsed JSON of an answer, if it had one."""
+    """What a request came to. `body` is the parsed JSON of an answer, or the bytes of another."""
 
     outcome: Outcome
     status: int | None = None
@@ -200,7 +200,7 @@ class Client:
         try:
             body = json.loads(content) if content else None
         except ValueError:
-            body = None
+            body = content
         self._look_for_crash(status, f"{invocation.name} {path}", body)
         if PROVIDER_KEY.encode() in content:
             self.history.breach(f"key: a provider's is in an answer to {invocation.name} {path}")

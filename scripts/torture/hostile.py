@@ -17,6 +17,7 @@ from scripts.torture.bystander import Bystander, start_bystander
 from scripts.torture.campaign import Campaign, Options, campaign, guarded
 from scripts.torture.client import sign_up
 from scripts.torture.hostile_connections import CONNECTIONS
+from scripts.torture.hostile_servers import SERVERS
 from scripts.torture.hostile_texts import TEXTS
 from scripts.torture.hostile_uploads import UPLOADS
 from scripts.torture.hostile_user import HostileUser
@@ -37,7 +38,7 @@ LIMITS = {name: "" for name in UNLIMITED if not name.endswith("_per_address")}
 
 Attack = Callable[[HostileUser], Awaitable[None]]
 
-ATTACKS: dict[str, Attack] = {**TEXTS, **UPLOADS, **CONNECTIONS}
+ATTACKS: dict[str, Attack] = {**TEXTS, **UPLOADS, **SERVERS, **CONNECTIONS}
 
 
 async def run(options: Options) -> list[Row]:
@@ -61,7 +62,7 @@ async def _row(options: Options, name: str, attack: Attack) -> Row:
         made.progress.tell(f"hostile: {name}", always=True)
         hostile = made.accounts[0].client
         other = await sign_up(made.made.url, "bystander", made.history, made.made.urls, made.draw)
-        user = HostileUser(hostile, made.made.url, made.model)
+        user = HostileUser(hostile, made.made.url, made.model, made.accounts[0].servers[0])
         bystander = await start_bystander(made.made.url, other.token)
         try:
             return await _attacked(options, name, attack, user, bystander, made)

@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import io
+import itertools
+import json
 import zipfile
+from collections.abc import Mapping
+from uuid import uuid4
 
 from scripts.torture.hostile_user import HostileUser
 
 SIZE = 20 * 1024 * 1024 - 1024
-CARDS, BOOKS = "/characters/import", "/lorebooks/import"
+CARDS, BOOKS, CAMPAIGNS = "/characters/import", "/lorebooks/import", "/campaigns/import"
+FACTS, CHANGES = 1_000, 100
+"""Facts of a long ledger, and the changes of each."""
 
 
 async def brackets(user: HostileUser) -> None:
@@ -37,16 +43,49 @@ async def several_at_once(user: HostileUser) -> None:
     await asyncio.gather(*(user.upload(CARDS, data) for _ in range(8)))
 
 
-async def linked_vault(user: HostileUser) -> None:
-    """A vault whose entity links to itself 200,000 times in one sentence."""
+async def linked_vaults(user: HostileUser) -> None:
+    """Vaults whose entity links to itself in one sentence: 8,000 times, and 200,000 times."""
+    for links in (8_000, 200_000):
+        await user.upload(CAMPAIGNS, _zip({"npcs/a.md": "[[a]] " * links}))
+
+
+async def long_ledger(user: HostileUser) -> None:
+    """A campaign with 100,000 changes: its zip, and another one of what was made of it."""
+    campaign = await user.campaign("A long story")
+    files = await user.export(campaign)
+    at = "2026-01-01T00:00:00Z"
+    change = {"actor": "user", "kind": "fact", "created_at": at}
+    ids = [str(uuid4()) for _ in range(FACTS)]
+    lines = [
+        {
+            **change,
+            "item_id": item_id,
+            "set": {"text": f"It is {number}."} | ({} if number else {"exists": True}),
+        }
+        for number, item_id in itertools.product(range(CHANGES), ids)
+    ]
+    facts = [{"id": each, "text": f"It is {CHANGES - 1}."} for each in ids]
+    before = json.loads(files["ledger.json"])
+    after = [
+        {**line, "seq": seq, "version": seq} for seq, line in enumerate(lines, len(before) + 1)
+    ]
+    made = {"ledger.json": json.dumps([*before, *after]), "facts.json": json.dumps(facts)}
+    answer = await user.upload(CAMPAIGNS, _zip({**files, **made}))
+    if answer.outcome == "ok":
+        await user.export(answer.body["id"])
+
+
+def _zip(files: Mapping[str, bytes | str]) -> bytes:
     data = io.BytesIO()
-    with zipfile.ZipFile(data, "w") as vault:
-        vault.writestr("npcs/a.md", "[[a]] " * 200_000)
-    await user.upload("/campaigns/import", data.getvalue())
+    with zipfile.ZipFile(data, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, content in files.items():
+            archive.writestr(name, content)
+    return data.getvalue()
 
 
 UPLOADS = {
-    "a vault of 200,000 links": linked_vault,
+    "vaults of many links": linked_vaults,
+    "a ledger of 100,000 changes": long_ledger,
     "20 MB of brackets": brackets,
     "20 MB of short texts": letters,
     "20 MB of members": objects,

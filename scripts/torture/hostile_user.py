@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import json
+import zipfile
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import urlsplit
 
-from scripts.torture.client import Answer, Client
+from scripts.torture.client import Answer, Client, HeardTurn
 from scripts.torture.model import TaggedModel
 
 QUIET_AFTER = 0.5
@@ -18,11 +20,15 @@ QUIET_AFTER = 0.5
 
 @dataclass
 class HostileUser:
-    """An account that attacks. `statuses` are those that it was answered with."""
+    """An account that attacks. `statuses` are those that it was answered with.
+
+    `own_server` is the address of a model server of its own.
+    """
 
     client: Client
     url: str
     model: TaggedModel
+    own_server: str
     statuses: Counter[int | str] = field(default_factory=Counter[int | str])
 
     @property
@@ -63,6 +69,28 @@ class HostileUser:
         made = await self.upload("/lorebooks/import", json.dumps(book).encode())
         return str(made.body["lorebook"]["id"]) if made.outcome == "ok" else ""
 
+    async def list_models(self) -> None:
+        """Have the models listed of a provider at the account's own server."""
+        body = {"kind": "openai", "slug": "own", "name": "Own", "base_url": self.own_server}
+        made = await self.ask("provider", "POST", "/providers", json=body)
+        if made.outcome == "ok":
+            path, params = f"/providers/{made.body['id']}/models", {"refresh": "true"}
+            await self.ask("models", "GET", path, params=params)
+
+    async def campaign(self, name: str) -> str:
+        """A new campaign."""
+        made = await self.ask("campaign", "POST", "/campaigns", json={"name": name})
+        return str(made.body["id"])
+
+    async def export(self, campaign: str) -> dict[str, bytes]:
+        """The files of a campaign's export; none where it is refused."""
+        path = f"/campaigns/{campaign}/export"
+        answer = await self.ask("export", "GET", path, params={"format": "json"})
+        if answer.outcome != "ok":
+            return {}
+        with zipfile.ZipFile(io.BytesIO(answer.body)) as archive:
+            return {name: archive.read(name) for name in archive.namelist()}
+
     async def upload(self, path: str, data: bytes) -> Answer:
         """A file, as a form has it."""
         return await self.ask("upload", "POST", path, files={"file": ("file.json", data)})
@@ -72,10 +100,11 @@ class HostileUser:
         body = {"state": "linked"}
         await self.ask("link", "PUT", f"/chats/{chat}/lorebooks/{lorebook}", json=body)
 
-    async def say(self, chat: str, text: str) -> None:
+    async def say(self, chat: str, text: str) -> HeardTurn:
         """One turn."""
         heard = await self.client.turn("hostile", chat, {"text": text})
         self.statuses[heard.status or "none"] += 1
+        return heard
 
     async def preview(self, chat: str, text: str = "What of the harbour?") -> None:
         """The prompt that would come, whole."""

@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import hashlib
+import itertools
 import json
 import random
 import re
@@ -93,7 +94,8 @@ class TaggedModel:
 
     `outputs` holds every reply that was begun, whole, by its mark. `heard` are the marks of users'
     lines that a server was sent, by its name (the installation's has none). `pace` is the longest
-    pause between two pieces of a reply, in seconds.
+    pause between two pieces of a reply, in seconds. `literal` is what is said in place of a reply,
+    again and again where `is_endless`; `listed` are the models that servers name.
     """
 
     canary: str
@@ -102,6 +104,8 @@ class TaggedModel:
     fault: Fault = "none"
     embedding_fault: Fault = "none"
     literal: str | None = None
+    is_endless: bool = False
+    listed: Sequence[str] = LISTED
     outputs: dict[str, str] = field(default_factory=dict[str, str])
     asked: Counter[str] = field(default_factory=Counter[str])
     heard: defaultdict[str, set[str]] = field(default_factory=lambda: defaultdict(set))
@@ -116,7 +120,7 @@ class TaggedModel:
             self.heard[server].update(USER_MARK.findall(json.dumps(body)))
         if path.endswith("/models"):
             self.asked["models"] += 1
-            return await _broken(self.fault) or listing()
+            return await _broken(self.fault) or _list(self.listed)
         if path.endswith("/embeddings"):
             self.asked["embedding"] += 1
             return await self._embedded(body, server)
@@ -151,7 +155,7 @@ class TaggedModel:
         if fault == "10 MB at once":
             # One piece; what comes of it is a reply that is cut short or a failure, no crash.
             yield json.dumps(chunk({"content": FLOOD * 10_000_000}))
-        for number, piece in enumerate(pieces):
+        for number, piece in enumerate(itertools.cycle(pieces) if self.is_endless else pieces):
             yield json.dumps(chunk({"role": "assistant", "content": piece}))
             if number == len(pieces) // 2:
                 if fault == "hang-up midway":
@@ -237,9 +241,9 @@ def server_of(url: str) -> str:
     return found[1] if found else ""
 
 
-def listing() -> Answer:
-    """All models, as `GET /models` has them."""
-    models = [{"id": name, "object": "model", "created": 0, "owned_by": "x"} for name in LISTED]
+def _list(names: Sequence[str]) -> Answer:
+    """Models, as `GET /models` has them."""
+    models = [{"id": name, "object": "model", "created": 0, "owned_by": "x"} for name in names]
     return Answer(body={"object": "list", "data": models})
 
 
