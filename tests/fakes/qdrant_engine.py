@@ -52,6 +52,8 @@ class QdrantEngine(ScriptedServer):
             return ok({"exists": name in self.collections})
         if name not in self.collections:
             return failed(404, f"Not found: Collection `{name}` doesn't exist!")
+        if request.method == "DELETE":
+            return ok(self.engine.delete_collection(name))
         return ok(to_jsonable_python(self._done(name, request.method, path, request.body)))
 
     def wants_stream(self, request: Request) -> bool:  # noqa: ARG002  # nothing is streamed
@@ -74,8 +76,6 @@ class QdrantEngine(ScriptedServer):
         match method, path:
             case "GET", "":
                 answer = engine.get_collection(name)
-            case "DELETE", "":
-                answer = engine.delete_collection(name)
             case "PUT", "index":
                 answer = {"operation_id": 1, "status": "completed"}
             case "PUT", "points":

@@ -13,14 +13,14 @@ import pytest
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
-from sqlalchemy import Column, Connection, NullPool, func, inspect, make_url, select, text
+from sqlalchemy import Column, Connection, NullPool, func, inspect, literal, make_url, select, text
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.ext.asyncio import create_async_engine
 from sqlalchemy.types import TypeEngine
 
 from backend.accounts.models import Invitation, LoginFailures
 from backend.database import migrate
-from backend.database.base import Base, new_id, now
+from backend.database.base import Base, new_id, now, read_unhurried
 from backend.database.engine import Database, DatabaseUnavailableError, OutrunError
 from tests.integration.accounts.rotation_account import MODELS
 
@@ -80,6 +80,30 @@ async def test_who_reads_sees_one_moment_and_waits_for_no_writer(database: Datab
         await session.flush()
         assert await number(database, b"key") == 1
     assert await number(database, b"key") == 100
+
+
+async def test_others_get_their_turn_between_the_parts_of_a_long_result(
+    database: Database,
+) -> None:
+    turns: list[int] = []
+
+    async def wait() -> None:
+        while True:
+            turns.append(0)
+            await asyncio.sleep(0)
+
+    async with database.write() as session:
+        rows = [LoginFailures(key=b"%d" % each, failures=each, last_at=now()) for each in range(3)]
+        session.add_all(rows)
+        await session.flush()
+        other = asyncio.create_task(wait())
+        numbers = select(literal(1).label("number")).cte(recursive=True)
+        following = select(numbers.c.number + 1).where(numbers.c.number < 500)
+        many = select(LoginFailures.failures, numbers.union_all(following))
+        seen = [len(turns) async for _ in read_unhurried(session, many)]
+        other.cancel()
+    assert len(seen) == 1_500
+    assert len(set(seen)) >= 3
 
 
 async def test_a_transaction_that_fails_leaves_nothing(database: Database) -> None:

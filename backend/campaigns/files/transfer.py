@@ -53,8 +53,8 @@ from backend.chronicles.index_source import KIND as EVENTS
 from backend.chronicles.reading import StoryEvent
 from backend.chronicles.repository import make_chronicle
 from backend.chronicles.transfer import write_events
-from backend.cpu_pool import CpuPool, unhurried
-from backend.database.base import chunks
+from backend.cpu_pool import CpuPool
+from backend.database.base import chunks, read_unhurried
 from backend.database.engine import Database
 from backend.generation.tokens import best_tokenizer
 from backend.llm.user_models import UserModels
@@ -261,14 +261,14 @@ async def _changes(
         *(column for column in CampaignChange.__table__.c if column.key != "user_id"),
         CampaignItem.kind,
     ).join(CampaignItem, CampaignItem.id == CampaignChange.item_id)
-    changes = await session.execute(query.where(*mine).order_by(CampaignChange.seq))
-    rows = [row async for row in unhurried(changes)]
+    query = query.where(*mine).order_by(CampaignChange.seq)
+    rows = [row async for row in read_unhurried(session, query)]
     sources: defaultdict[UUID, list[SourceRecord]] = defaultdict(list)
     theirs = select(ChangeSource.change_id, ChangeSource.chat_id, ChangeSource.message_id).join(
         CampaignChange, CampaignChange.id == ChangeSource.change_id
     )
-    origins = await session.execute(theirs.where(*mine).order_by(ChangeSource.message_id))
-    async for each in unhurried(origins):
+    theirs = theirs.where(*mine).order_by(ChangeSource.message_id)
+    async for each in read_unhurried(session, theirs):
         record = SourceRecord(chat_id=each.chat_id, message_id=each.message_id)
         sources[each.change_id].append(record)
     return rows, sources
@@ -284,8 +284,9 @@ async def _chats(
     found: list[tuple[Chat, list[UUID], Sequence[Any]]] = []
     for chat in chats:
         messages = select(Message.__table__).where(Message.chat_id == chat.id)
-        rows = await session.execute(messages.order_by(Message.position, Message.id))
-        found.append((chat, members.get(chat.id, []), rows.all()))
+        messages = messages.order_by(Message.position, Message.id)
+        rows = [row async for row in read_unhurried(session, messages)]
+        found.append((chat, members.get(chat.id, []), rows))
     return found
 
 
