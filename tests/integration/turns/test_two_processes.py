@@ -200,10 +200,10 @@ class TestLease:
             heard = await take_words(events, 40)
             await outage.start()
             heard += await take_words(events, 20)
-            await other.parts.turns.recover(all_running=False)
+            await other.parts.turns.recover()
             assert not await is_over(there, turn_id)
             await lapse(other.parts.database, turn_id)
-            await other.parts.turns.recover(all_running=False)
+            await other.parts.turns.recover()
 
             left = (await there.messages(chat))[-1]
             assert left["status"] == "interrupted"
@@ -239,7 +239,7 @@ class TestLease:
             run = one.parts.turns.runs.get(UUID(turn_id))
             assert isinstance(run, TurnRun)
             await lapse(other.parts.database, turn_id)
-            await other.parts.turns.recover(all_running=False)
+            await other.parts.turns.recover()
             # As if another turn wrote into the same reply by now.
             async with other.parts.database.write() as session:
                 message = await session.get_one(Message, run.reply_id)
@@ -276,7 +276,7 @@ class TestLease:
                 )
                 for _ in range(2)
             ]
-            done = await asyncio.gather(*(each.recover(all_running=False) for each in sweepers))
+            done = await asyncio.gather(*(each.recover() for each in sweepers))
             assert sorted(done) == [0, 1]
             outage.is_on = False
             assert [event async for event in events][-1].name == "turn.failed"
