@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import time
 from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import dataclass
@@ -87,6 +88,7 @@ class Processes:
         database: The database that the processes share.
         leases: All tables with leases.
         on_loss: Is called after leases were ended, by this process or by another one.
+        clock: Seconds, of which only differences count.
     """
 
     def __init__(
@@ -95,14 +97,16 @@ class Processes:
         leases: Sequence[Leases],
         *,
         on_loss: Callable[[], Awaitable[None]],
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._database = database
         self._leases = leases
         self._on_loss = on_loss
+        self._clock = clock
         self._others: set[UUID] = set()
         self._lost: set[UUID] = set()
         self._news = asyncio.Event()
-        self._seen_at = self._steady_since = 0.0
+        self._seen_at = self._steady_since = -math.inf
         self._tasks: list[asyncio.Task[None]] = []
 
     async def start(self) -> None:
@@ -166,7 +170,7 @@ class Processes:
         After a time in which the database or this machine stood still, all rows are old. The others
         then have as much time as this process to renew theirs.
         """
-        at = time.monotonic()
+        at = self._clock()
         if at - self._seen_at > 2 * BEAT_SECONDS:
             self._steady_since = at
         self._seen_at = at

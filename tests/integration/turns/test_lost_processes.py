@@ -63,10 +63,10 @@ async def lease_for_long(database: Database, turn_id: str) -> None:
         await session.execute(update(Turn).where(*running).values(lease_until=now() + LONG))
 
 
-async def test_a_stopped_process_loses_its_turn_and_cannot_write_to_it_when_it_goes_on(
+async def test_the_work_of_a_process_that_is_stopped_and_later_killed_goes_to_another_one(
     here: Running, there: Served
 ) -> None:
-    database = here.parts.database
+    database, queue = here.parts.database, here.parts.queue
     async with here.account() as ada, browser(there, ada.client.cookies) as elsewhere:
         chat = (await ada.new_chat())["id"]
         async with turn_under_way(elsewhere, chat, text="/demo long 5000") as (turn_id, events):
@@ -88,17 +88,8 @@ async def test_a_stopped_process_loses_its_turn_and_cannot_write_to_it_when_it_g
             assert heard[-1].data["type"] == "urn:talekeeper:problem:turn-interrupted"
             [_, after] = await elsewhere.messages(chat)
             assert (after["status"], after["text"]) == ("complete", reply["text"] + text_of(more))
-        # It works again, too.
-        assert (await elsewhere.turn(chat, text="Are you there?"))[-1].name == "turn.completed"
-    await check_tree(database, chat)
 
-
-async def test_a_killed_process_leaves_its_chats_and_its_jobs_to_the_others(
-    here: Running, there: Served
-) -> None:
-    database, queue = here.parts.database, here.parts.queue
-    async with here.account() as ada, browser(there, ada.client.cookies) as elsewhere:
-        chat = (await ada.new_chat())["id"]
+        # It works again: with a turn and a job of it that a kill cuts off.
         async with turn_under_way(elsewhere, chat, text="/demo long 5000") as (turn_id, events):
             await take_words(events, 60)
             async with database.write() as session:
@@ -122,3 +113,4 @@ async def test_a_killed_process_leaves_its_chats_and_its_jobs_to_the_others(
                 return await session.get(Job, job_id) is None
 
         await until(job_is_done)
+    await check_tree(database, chat)
