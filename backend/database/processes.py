@@ -1,7 +1,7 @@
-"""Processes that share a database: their heartbeats, and the end of what a lost one held.
+"""Heartbeats of the processes that share a database, and the end of a lost process's leases.
 
-Work that only one process may do is a row with a lease: `lease_owner` is the process, `lease_until`
-the time after which others may take the row. A lost process has its leases ended early.
+Work that only one process may do is a row with a lease. `lease_owner` is the process, `lease_until`
+the time after which others may take the row. If the process is lost, its leases end early.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Process(Base):
 
 @dataclass(frozen=True, slots=True)
 class Leases:
-    """A table whose rows are leased. `condition` is true of all rows with a lease."""
+    """A table of leased rows. `condition` is true of every row with a lease."""
 
     table: Table
     condition: ColumnElement[bool] | TextClause
@@ -80,9 +80,9 @@ _DISCONNECT = text(
 class Processes:
     """This process among those that share its database.
 
-    On PostgreSQL each process renews its row twice a second, on a connection of its own, and looks
-    at the rows of the others. The first to find a lost process ends its leases. On SQLite there is
-    one process at a time, so every lease that it finds at its start is of a process that has ended.
+    On PostgreSQL each process renews its row twice a second, on a separate connection, and reads
+    the rows of the others. The first one to find a lost process ends its leases. On SQLite there is
+    one process at a time, so every lease that it finds at its start belongs to an ended process.
 
     Args:
         database: The database that the processes share.
@@ -110,7 +110,7 @@ class Processes:
         self._tasks: list[asyncio.Task[None]] = []
 
     async def start(self) -> None:
-        """Register this process, and take over what others have left."""
+        """Take over from earlier processes. On PostgreSQL, begin to send heartbeats."""
         if self._database.is_sqlite:
             async with self._database.write() as session:
                 await self._end_leases(session, owners=None)
@@ -165,10 +165,10 @@ class Processes:
         self._others = others
 
     def _is_steady(self) -> bool:
-        """Note a beat. True if none was late for as long as others may be silent.
+        """Note a heartbeat. True if none has been late for `LOST_AFTER`.
 
-        After a time in which the database or this machine stood still, all rows are old. The others
-        then have as much time as this process to renew theirs.
+        After a pause of the database or of this machine, all rows are old. The other processes then
+        get the time to renew theirs.
         """
         at = self._clock()
         if at - self._seen_at > 2 * BEAT_SECONDS:
@@ -177,7 +177,7 @@ class Processes:
         return at - self._steady_since >= LOST_AFTER.total_seconds()
 
     async def _recover(self) -> None:
-        """Take over from lost processes. A task of its own, so that heartbeats never wait."""
+        """Take over from lost processes. A separate task, so that heartbeats never wait for it."""
         while True:
             await self._news.wait()
             self._news.clear()

@@ -53,7 +53,7 @@ class TurnRecovery:
                 await self._end(session, chat, turn, "stopped", identity.sealer)
 
     async def recover(self) -> int:
-        """Mark running turns whose lease is over as interrupted, their text kept.
+        """Mark running turns with an expired lease as interrupted. Their text is kept.
 
         Returns the number of turns.
         """

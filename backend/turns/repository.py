@@ -90,7 +90,7 @@ async def list_turns(
 
 
 async def abandoned_turns(session: AsyncSession, *, at: datetime) -> Sequence[Turn]:
-    """Running turns whose lease is over."""
+    """Running turns with an expired lease."""
     is_over = or_(Turn.lease_until.is_(None), Turn.lease_until <= at)
     return list(await session.scalars(select(Turn).where(Turn.state == "running", is_over)))
 
