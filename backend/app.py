@@ -211,10 +211,7 @@ def _part(parts: Services, name: str) -> Provide:
 async def _running(parts: Services) -> AsyncGenerator[None]:
     """What happens before the first request, beside all, and after the last."""
     begin = partial(persist, parts.database)
-    await begin("turns", partial(parts.turns.recover, all_running=parts.settings.embedded))
-    if parts.settings.embedded:
-        await parts.jobs.take_over(at=now())
-        await parts.slots.forget_all()
+    await begin("processes", parts.processes.start)
     await begin("deletions", partial(finish_deletions, parts.database))
     await parts.database.optimize()
     # What was imported stays: the collector need not walk it again and again. A full prompt makes
@@ -247,6 +244,7 @@ async def _running(parts: Services) -> AsyncGenerator[None]:
         with contextlib.suppress(asyncio.CancelledError):
             await emptying
         await parts.cpu_pool.aclose()
+        await parts.processes.aclose()
         await parts.database.dispose()
 
 
@@ -276,7 +274,7 @@ def _chores(parts: Services, *, is_long_round: bool) -> dict[str, Callable[[], o
         "lore": parts.lore.sweep,
         "histories": parts.histories.sweep,
         "user_models": parts.user_models.sweep,
-        "turns": partial(parts.turns.recover, all_running=False),
+        "turns": parts.turns.recover,
         "deletions": partial(finish_deletions, database),
         "sessions": parts.sessions.forget_ended,
         "idempotency": partial(forget_old, database, at=now()),

@@ -192,6 +192,7 @@ async def _work(settings: Settings, _: argparse.Namespace) -> int:
     stop = asyncio.Event()
     for each in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(each, stop.set)
+    await parts.processes.start()
     worker.start()
     log.info("worker.starting", version=backend.__version__, count=settings.job_workers)
     print(f"Talekeeper {backend.__version__} works on jobs", flush=True)
@@ -199,6 +200,7 @@ async def _work(settings: Settings, _: argparse.Namespace) -> int:
     await worker.aclose()
     await parts.memory.aclose()
     await parts.user_models.aclose()
+    await parts.processes.aclose()
     await database.dispose()
     return 0
 

@@ -98,7 +98,7 @@ class TestMeanwhile:
             ),
         ):
             problem(refused, 409, "message-busy")
-        await server.parts.turns.recover(all_running=True)
+        await server.parts.turns.recover()
         assert (await game.turn(turn_id))["state"] == "waiting"
         await game.choose(turn_id, "1.1")
         assert (await game.turn(turn_id))["state"] == "completed"
