@@ -1,4 +1,4 @@
-"""Uvicorn with limits for connections that are slow, idle or too large, and an end for streams."""
+"""Uvicorn with limits for slow, idle and large connections, and an end that waits for replies."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import contextlib
 import signal
 import socket
 import sys
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from typing import Any
 
 import uvicorn
@@ -15,11 +15,17 @@ from uvicorn.lifespan.on import LifespanOn, LifespanSendMessage
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 import backend
+from backend.drain import IS_KEPT, Drain
 from backend.faults import find_index_fault
 from backend.generation.registry import ModelRegistry
 from backend.jobs.service import JobService
+from backend.jobs.worker import Worker
+from backend.logs import get_logger
 from backend.settings import Settings
+from backend.signals import stop_signals
 from backend.turns.service import TurnService
+
+log = get_logger(__name__)
 
 ALWAYS_ANSWERED = frozenset({b"/health"})
 """Paths that are answered also when there are more connections than `limit_concurrency`."""
@@ -96,6 +102,8 @@ class LimitedProtocol(HttpToolsProtocol):
         self._arm(self.body_seconds, self._body_is_late)
         answered = self.url.partition(b"?")[0] in ALWAYS_ANSWERED
         self.limit_concurrency = None if answered else self.config.limit_concurrency
+        before: Any = self.cycle  # None before the first request
+        self.scope["state"][IS_KEPT] = before is not None
         super().on_headers_complete()
 
     def on_body(self, body: bytes) -> None:
@@ -198,17 +206,32 @@ class _Lifespan(LifespanOn):
 
 
 class Server(uvicorn.Server):
-    """Uvicorn, with an end that streams are told of.
+    """Uvicorn, with an end that running work can wait for and that streams are told of.
 
     Uvicorn waits until every answer is over, and cuts off in mid-body what takes too long. A reply
-    may stream for minutes, so here running turns are ended first: what was said is stored, each
-    stream gets its last event and ends, and nothing is left to wait for.
+    may stream for minutes. So turns and jobs get the time of a drain, and then those that still run
+    are ended: what was said is stored, each stream gets its last event and ends, and nothing is
+    left to wait for.
     """
 
-    def __init__(self, config: uvicorn.Config, turns: TurnService, jobs: JobService) -> None:
+    def __init__(
+        self,
+        config: uvicorn.Config,
+        drain: Drain,
+        *,
+        turns: TurnService,
+        jobs: JobService,
+        worker: Worker,
+        announce: Callable[[str], None],
+    ) -> None:
         super().__init__(config)
+        self._drain = drain
         self._turns = turns
         self._jobs = jobs
+        self._worker = worker
+        self._announce = announce
+        self.was_interrupted = False
+        """True if a SIGINT came."""
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Start the application. Raises the error that ends the start."""
@@ -221,7 +244,14 @@ class Server(uvicorn.Server):
             raise lifespan.error from None
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Stop listening, end every turn, let the answers go out, and close the application."""
+        """Stop listening, drain, end what still runs, and close the application."""
+        self._drain.begin()
+        self._worker.drain()
+        for each in (*self.servers, *(sockets or ())):
+            each.close()
+        log.info("server.stopping", turns=len(self._turns.runs), drain_seconds=self._drain.seconds)
+        self._announce(self._drain.notice)
+        await self._drain.finish(lambda: bool(self._turns.runs) or self._worker.is_busy)
         self._jobs.close()
         closing = asyncio.create_task(self._close_late_connections())
         try:
@@ -241,21 +271,20 @@ class Server(uvicorn.Server):
 
     @contextlib.contextmanager
     def capture_signals(self) -> Generator[None]:
-        """Take SIGTERM for an order that was carried out.
+        """Take signals for orders that are carried out.
 
         Uvicorn raises the signal once more at the end, for the handler that was there before: that
         would kill the process, and look like a failure to the program that started it.
         """
+        with stop_signals(self._receive_signal):
+            yield
 
-        def leave(*_: object) -> None:
-            self.should_exit = True
-
-        before = signal.signal(signal.SIGTERM, leave)
-        try:
-            with super().capture_signals():
-                yield
-        finally:
-            signal.signal(signal.SIGTERM, before)
+    def _receive_signal(self, number: int) -> None:
+        self._drain.receive_signal()
+        self.should_exit = True
+        self.was_interrupted |= number == signal.SIGINT
+        # What is ended has been ended by now. Ctrl-C does not wait for it, either.
+        self.force_exit = self._drain.is_over and number == signal.SIGINT
 
 
 def open_listener(host: str, port: int) -> socket.socket:

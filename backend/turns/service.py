@@ -208,8 +208,8 @@ class TurnService:
             batch = cursor.next_events(progress)
             if batch:
                 yield batch
-            if progress.is_at_rest:
-                return
+            if progress.is_at_rest or self.runs.is_closing:
+                return  # whoever follows a turn of another process asks that one
             silence = 0.0 if batch else silence + FOLLOW_EVERY
             if silence >= beat:
                 silence = 0.0

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import uvicorn
 
+from backend.drain import Drain
 from backend.server import Server
 
 pytestmark = pytest.mark.anyio
@@ -29,6 +30,8 @@ class LateConnection:
 class Turns:
     """Turns, of which none runs."""
 
+    runs: ClassVar[list[Any]] = []
+
     async def close(self) -> None:
         return
 
@@ -37,6 +40,15 @@ class Jobs:
     """Nobody follows any."""
 
     def close(self) -> None:
+        return
+
+
+class Worker:
+    """A worker without jobs."""
+
+    is_busy = False
+
+    def drain(self) -> None:
         return
 
 
@@ -49,7 +61,10 @@ async def test_a_connection_that_came_as_listening_ended_is_closed_too() -> None
     config.load()
     turns: Any = Turns()
     jobs: Any = Jobs()
-    server = Server(config, turns, jobs)
+    worker: Any = Worker()
+    server = Server(
+        config, Drain(0), turns=turns, jobs=jobs, worker=worker, announce=lambda _: None
+    )
     server.lifespan = config.lifespan_class(config)
     server.servers = []
     connections: set[Any] = server.server_state.connections
