@@ -53,19 +53,19 @@ class Drain:
     def __init__(self, seconds: float) -> None:
         self.seconds = seconds
         self.requests = 0
-        """Requests whose answers have not begun."""
+        """The number of requests that have no answer yet."""
         self.is_over = False
         self._begun = asyncio.Event()
         self._is_cut_short = False
 
     @property
     def is_on(self) -> bool:
-        """True once the process was told to end."""
+        """True from the first signal on."""
         return self._begun.is_set()
 
     @property
     def notice(self) -> str:
-        """One line about what comes now, for the terminal."""
+        """One line for the terminal."""
         if self.seconds:
             return (
                 f"Talekeeper stops. What runs has {self.seconds:g} seconds to end; "
@@ -83,7 +83,7 @@ class Drain:
         self._begun.set()
 
     async def wait_for_begin(self) -> None:
-        """Wait until the process is told to end."""
+        """Wait for the first signal."""
         await self._begun.wait()
 
     async def finish(self, is_busy: Callable[[], bool]) -> None:
@@ -114,7 +114,7 @@ class DrainMiddleware(ASGIMiddleware):
         async def sending(message: Message) -> None:
             nonlocal is_at_work
             if message["type"] == "http.response.start":
-                # What a stream still waits for is counted by itself: a turn, or a job.
+                # A stream goes on as long as its turn or job, which count as well.
                 drain.requests -= is_at_work
                 is_at_work = False
                 if drain.is_on:

@@ -69,7 +69,7 @@ class HealthController(Controller):
     ) -> Response[Readiness]:
         """Each part, with a reason where it is not ready; 503 when requests need that part.
 
-        A process that was told to end says so as its part `server`, and takes no new turn.
+        While the process ends, its part `server` is not ready.
         """
         index, embedder = memory.collections.current, memory.embedder
         names = ", ".join(spec.id for spec in registry.specs())

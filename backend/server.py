@@ -7,6 +7,7 @@ import contextlib
 import signal
 import socket
 import sys
+import time
 from collections.abc import Callable, Generator
 from typing import Any
 
@@ -38,6 +39,9 @@ LINGER_SECONDS = 10.0
 
 LATE_SECONDS = 0.2
 """Between two looks for connections that came while the server stopped."""
+
+ARRIVAL_SECONDS = 1.0
+"""Longest that a drain waits for the first request of a connection that was made before it."""
 
 _TIMED_OUT = b"HTTP/1.1 408 Request Timeout\r\nconnection: close\r\ncontent-length: 0\r\n\r\n"
 _TOO_LARGE = (
@@ -206,12 +210,11 @@ class _Lifespan(LifespanOn):
 
 
 class Server(uvicorn.Server):
-    """Uvicorn, with an end that running work can wait for and that streams are told of.
+    """Uvicorn, with time for running work before the end, and a last event for each stream.
 
-    Uvicorn waits until every answer is over, and cuts off in mid-body what takes too long. A reply
-    may stream for minutes. So turns and jobs get the time of a drain, and then those that still run
-    are ended: what was said is stored, each stream gets its last event and ends, and nothing is
-    left to wait for.
+    Uvicorn waits until every answer is over, and cuts off in mid-body those that take too long. A
+    reply may stream for minutes. So turns and jobs get the time of a drain. Then those that still
+    run are ended: their text is stored, and each stream gets its last event and ends.
     """
 
     def __init__(
@@ -244,20 +247,55 @@ class Server(uvicorn.Server):
             raise lifespan.error from None
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Stop listening, drain, end what still runs, and close the application."""
+        """Stop listening, drain, end the work that is left, and close the application."""
         self._drain.begin()
         self._worker.drain()
-        for each in (*self.servers, *(sockets or ())):
-            each.close()
+        arrivals = self._stop_listening(sockets or [])
+        arrival_end = time.monotonic() + ARRIVAL_SECONDS
+        connections: set[Any] = self.server_state.connections
+
+        def is_busy() -> bool:
+            if self._turns.runs or self._worker.is_busy:
+                return True
+            is_early = time.monotonic() < arrival_end
+            is_silent = any(each.cycle is None for each in connections)
+            return is_early and (is_silent or not all(each.done() for each in arrivals))
+
         log.info("server.stopping", turns=len(self._turns.runs), drain_seconds=self._drain.seconds)
         self._announce(self._drain.notice)
-        await self._drain.finish(lambda: bool(self._turns.runs) or self._worker.is_busy)
+        await self._drain.finish(is_busy)
         self._jobs.close()
         closing = asyncio.create_task(self._close_late_connections())
         try:
             await asyncio.gather(super().shutdown(sockets), self._turns.close())
         finally:
-            closing.cancel()
+            for task in (closing, *arrivals):
+                task.cancel()
+
+    def _stop_listening(self, listeners: list[socket.socket]) -> list[asyncio.Task[None]]:
+        """Close the listeners, and serve the connections that wait to be accepted.
+
+        Closing alone would reset them. A proxy that has sent a request on one cannot know whether
+        it was worked on, and cannot send it again.
+        """
+        accepted = [each for listener in listeners for each in _accept_waiting(listener)]
+        for each in (*self.servers, *listeners):
+            each.close()
+        return [asyncio.create_task(self._serve_connection(each)) for each in accepted]
+
+    async def _serve_connection(self, connection: socket.socket) -> None:
+        config: Any = self.config
+
+        def create_protocol() -> asyncio.Protocol:
+            protocol: asyncio.Protocol = config.http_protocol_class(
+                config=config, server_state=self.server_state, app_state=self.lifespan.state
+            )
+            return protocol
+
+        with contextlib.suppress(OSError):  # its client may have left
+            await asyncio.get_running_loop().connect_accepted_socket(
+                create_protocol, connection, ssl=config.ssl
+            )
 
     async def _close_late_connections(self) -> None:
         """Close, after their answers, connections that were accepted as listening ended.
@@ -283,8 +321,17 @@ class Server(uvicorn.Server):
         self._drain.receive_signal()
         self.should_exit = True
         self.was_interrupted |= number == signal.SIGINT
-        # What is ended has been ended by now. Ctrl-C does not wait for it, either.
+        # After the drain Ctrl-C does not even wait until the rest is stored.
         self.force_exit = self._drain.is_over and number == signal.SIGINT
+
+
+def _accept_waiting(listener: socket.socket) -> Generator[socket.socket]:
+    """Accept the connections that wait."""
+    with contextlib.suppress(OSError):  # none is left, or the process has no room for more
+        while True:
+            connection, _ = listener.accept()
+            connection.settimeout(0)
+            yield connection
 
 
 def open_listener(host: str, port: int) -> socket.socket:

@@ -108,7 +108,7 @@ class Worker:
 
     @property
     def is_busy(self) -> bool:
-        """True while jobs run here, or what they came to is not stored."""
+        """True until every job of this worker is stored or put back."""
         return bool(self._jobs)
 
     def drain(self) -> None:

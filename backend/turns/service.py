@@ -209,7 +209,7 @@ class TurnService:
             if batch:
                 yield batch
             if progress.is_at_rest or self.runs.is_closing:
-                return  # whoever follows a turn of another process asks that one
+                return  # the process that has the turn, or the next one, goes on
             silence = 0.0 if batch else silence + FOLLOW_EVERY
             if silence >= beat:
                 silence = 0.0
