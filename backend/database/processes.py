@@ -128,7 +128,7 @@ class Processes:
             return
         for task in self._tasks:
             task.cancel()
-        await asyncio.wait(self._tasks)
+        await asyncio.wait(self._tasks, timeout=LOST_AFTER.total_seconds())
         try:
             async with self._database.write() as session:
                 await session.execute(delete(Process).where(_ROW.id == self._database.process_id))

@@ -6,13 +6,14 @@ import contextlib
 from collections.abc import AsyncGenerator
 from datetime import datetime, timedelta
 from typing import Any
+from uuid import UUID
 
 import pytest
 from sqlalchemy import select
 
 from backend.database import processes
 from backend.database.base import new_id, now
-from backend.database.engine import Database
+from backend.database.engine import Database, DatabaseUnavailableError
 from backend.database.processes import Process, Processes
 from backend.jobs.models import JOB_LEASES, Job
 from backend.jobs.queue import JobQueue, NewJob
@@ -24,7 +25,7 @@ pytestmark = [pytest.mark.anyio, pytest.mark.postgres]
 
 @pytest.fixture(autouse=True)
 def often(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(processes, "BEAT_SECONDS", 0.02)
+    monkeypatch.setattr(processes, "BEAT_SECONDS", 0.1)
 
 
 @pytest.fixture
@@ -69,6 +70,10 @@ async def beat_again(database: Database, observer: Database) -> None:
     await until(is_seen_again)
 
 
+PUNCTUAL = 0.19
+"""Seconds between two heartbeats, of which none is late."""
+
+
 class _Watch:
     """A clock that goes on by `step` seconds from heartbeat to heartbeat."""
 
@@ -95,8 +100,39 @@ async def test_a_process_that_stood_still_takes_no_other_for_lost_until_they_cou
     async with beating(database, clock=watch):
         await beat_again(database, observer)
         assert not await is_lost()
-        watch.step = 1.5 * processes.BEAT_SECONDS
+        watch.step = PUNCTUAL
         await until(is_lost)
+
+
+async def lease_job(database: Database, owner: UUID) -> UUID:
+    async with database.write() as session:
+        queue = JobQueue(database, RootKeys({1: b"r" * 32}))
+        job_id = await queue.enqueue(session, NewJob(kind="work"))
+        job = await session.get_one(Job, job_id)
+        job.state, job.lease_owner = "running", owner
+        job.lease_until = now() + timedelta(hours=1)
+    return job.id
+
+
+async def is_lease_over(database: Database, job_id: UUID) -> bool:
+    async with database.read() as session:
+        lease_until = (await session.get_one(Job, job_id)).lease_until
+    return lease_until is not None and lease_until <= now()
+
+
+async def test_a_lost_process_does_not_keep_the_locks_of_its_transaction(
+    database: Database, observer: Database, postgres_url: str
+) -> None:
+    stopped = Database(postgres_url)
+    job_id = await lease_job(database, stopped.process_id)
+    async with database.write() as session:
+        session.add(Process(id=stopped.process_id, seen_at=now() - timedelta(minutes=1)))
+    with pytest.raises(DatabaseUnavailableError):
+        async with stopped.write() as session:
+            await session.get_one(Job, job_id, with_for_update=True)
+            async with beating(database, clock=_Watch(PUNCTUAL)):
+                await until(lambda: is_lease_over(observer, job_id))
+    await stopped.dispose()
 
 
 async def test_heartbeats_need_no_connection_of_the_pool(
@@ -111,14 +147,7 @@ async def test_a_process_that_ends_in_order_gives_up_what_it_still_holds(
 ) -> None:
     async with beating(database):
         await beat_again(database, observer)
-        async with database.write() as session:
-            queue = JobQueue(database, RootKeys({1: b"r" * 32}))
-            job_id = await queue.enqueue(session, NewJob(kind="work"))
-            job = await session.get_one(Job, job_id)
-            job.state, job.lease_owner = "running", database.process_id
-            job.lease_until = now() + timedelta(hours=1)
-    async with database.read() as session:
+        job_id = await lease_job(database, database.process_id)
+    assert await is_lease_over(observer, job_id)
+    async with observer.read() as session:
         assert list(await session.scalars(select(Process))) == []
-        lease_until = (await session.get_one(Job, job_id)).lease_until
-    assert lease_until is not None
-    assert lease_until <= now()
