@@ -23,6 +23,7 @@ from scripts.torture import (
     kills,
     model_faults,
     postgres_faults,
+    replicas,
     sqlite_faults,
 )
 from scripts.torture.campaign import Options, guarded
@@ -48,6 +49,7 @@ async def _faults(options: Options) -> list[Row]:
 
 GROUPS: dict[str, Group] = {
     "kills": kills.run,
+    "replicas": replicas.run,
     "hostile": hostile.run,
     "faults": _faults,
     "generated": generated.run,
@@ -70,7 +72,7 @@ def parser() -> argparse.ArgumentParser:
     """What may be said on the command line."""
     made = argparse.ArgumentParser(prog="scripts/torture.py", description=__doc__)
     much = made.add_mutually_exclusive_group()
-    much.add_argument("--kills", type=int, default=20, help="processes to kill")
+    much.add_argument("--kills", type=int, default=20, help="processes to kill or to end")
     much.add_argument("--minutes", type=float, help="how long to go on killing")
     made.add_argument(
         "--database",
