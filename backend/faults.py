@@ -14,7 +14,7 @@ from sqlalchemy.exc import DBAPIError
 from backend.database.engine import (
     DatabaseDamagedError,
     DatabaseUnavailableError,
-    OutrunError,
+    OvertakenError,
     find_place,
 )
 from backend.errors import AppError
@@ -65,9 +65,9 @@ _POSTGRES = {
 }
 """Explanations of PostgreSQL's SQLSTATEs, by their first characters."""
 
-_OUTRUN = "was changed by another process at this moment. Start again."
+_OVERTAKEN = "was changed by another process at this moment. Start again."
 
-_OF_DATABASES = (DatabaseDamagedError, DatabaseUnavailableError, OutrunError, DBAPIError)
+_OF_DATABASES = (DatabaseDamagedError, DatabaseUnavailableError, OvertakenError, DBAPIError)
 
 
 def explain(error: BaseException, settings: Settings) -> str | None:
@@ -133,8 +133,8 @@ def _explain_database(error: AppError | DBAPIError, place: str) -> str | None:
             "backup in its place."
         )
     words = next(filter(None, map(_find_words, _causes(error))), None)
-    if words is None and isinstance(error, OutrunError):
-        words = _OUTRUN
+    if words is None and isinstance(error, OvertakenError):
+        words = _OVERTAKEN
     if words is None and isinstance(error, DatabaseUnavailableError):
         words = "does not answer. Start it, or correct TALEKEEPER_DATABASE_URL."
     return words and f"The database at {place} {words}"

@@ -34,7 +34,7 @@ from backend.accounts.middleware import CSRF_HEADER, PLAIN_COOKIE, PUBLIC, SECUR
 from backend.characters.errors import PersonaNotFoundError
 from backend.chronicles.errors import ChronicleFullError, ChronicleNotFoundError
 from backend.cpu_pool import TooMuchWorkError, WorkTimeoutError
-from backend.database.engine import DatabaseUnavailableError, OutrunError
+from backend.database.engine import DatabaseUnavailableError, OvertakenError
 from backend.errors import MEDIA_TYPE, AppError
 from backend.lorebooks.errors import LorebookFullError
 from backend.wire import EXAMPLE, FILES, PATCHES, RAISES, STREAMS
@@ -66,7 +66,7 @@ EVERYWHERE: tuple[type[AppError], ...] = (
     TamperedAccountError,
     RequestInProgressError,
     RequestInterruptedError,
-    OutrunError,
+    OvertakenError,
     errors.TooLargeError,
     errors.UnsupportedMediaTypeError,
     errors.ValidationError,

@@ -35,7 +35,7 @@ from backend.database.engine import (
     EFFECT_NOTE,
     Database,
     DatabaseUnavailableError,
-    OutrunError,
+    OvertakenError,
 )
 from backend.errors import BadRequestError, ConflictError, TooLargeError, ValidationError
 from backend.logs import get_logger
@@ -142,8 +142,8 @@ class IdempotencyMiddleware(ASGIMiddleware):
             work.is_over = True
             try:
                 await self._keep(identity, work.row_id, taken)
-            except (DatabaseUnavailableError, OutrunError) as error:
-                # The answer stands. What is marked in the row says the rest to the next try.
+            except (DatabaseUnavailableError, OvertakenError) as error:
+                # The client gets its answer. A repeated request finds the marks of the row.
                 log.warning("request.answer_not_kept", problem=error.slug, exc_info=error)
 
         taken = _Taken(send, keep)
@@ -182,7 +182,7 @@ class IdempotencyMiddleware(ASGIMiddleware):
                     )
                 )
                 session.add(row)
-        except OutrunError:
+        except OvertakenError:
             async with self._database.read() as session:
                 found = await session.scalar(select(IdempotentRequest).where(*is_same))
         else:

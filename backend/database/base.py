@@ -89,7 +89,9 @@ def unindexed(column: InstrumentedAttribute[UUID] | ColumnElement[UUID]) -> Colu
     return func.coalesce(column, column, type_=Id())
 
 
-async def read_unhurried(session: AsyncSession, query: Select[Any]) -> AsyncIterator[Any]:
+async def read_unhurried(
+    session: AsyncSession, query: Select[*tuple[Any, ...]]
+) -> AsyncIterator[Any]:
     """Read rows some hundred at a time, with pauses in which the loop serves others.
 
     Nothing else is asked of the session until the last row has come.

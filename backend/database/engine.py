@@ -39,9 +39,9 @@ RETRY_AFTER = 1
 """Seconds after which a request that the database did not carry out may be sent again."""
 
 UNAVAILABLE_STATES = ("08", "25P03", "25P04", "40", "53", "55P03", "57", "58")
-"""SQLSTATEs of a PostgreSQL that can't be reached, let a transaction or a lock wait for too long,
-gave one of two transactions up for the other, has no room, was told to end the work, or has a
-faulty disk: what they begin with (PostgreSQL manual, appendix A)."""
+"""Beginnings of SQLSTATEs (PostgreSQL manual, appendix A): the server can't be reached, a
+transaction or a lock waited for too long, one of two transactions was given up for the other, there
+is no room, the work was ended by an order, the disk is faulty."""
 
 UNAVAILABLE_CODES = frozenset(
     {
@@ -57,10 +57,10 @@ UNAVAILABLE_CODES = frozenset(
 """Primary result codes of a SQLite file that can't be used as things are. A damaged file, or one
 that is no database, is not among them: waiting mends neither."""
 
-OUTRUN_STATES = ("23503", "23505")
+OVERTAKEN_STATES = ("23503", "23505")
 """SQLSTATEs of a row that is referred to and is gone, and of a value that is taken."""
 
-OUTRUN_CODES = frozenset(
+OVERTAKEN_CODES = frozenset(
     {
         sqlite3.SQLITE_CONSTRAINT_FOREIGNKEY,
         sqlite3.SQLITE_CONSTRAINT_PRIMARYKEY,
@@ -97,13 +97,13 @@ class DatabaseUnavailableError(UnavailableError):
     slug, title = "database-unavailable", "The database does not answer"
 
 
-class OutrunError(ConflictError):
-    """Another request deleted what this one needs, or took its place; nothing was half done.
+class OvertakenError(ConflictError):
+    """Another request deleted a row that this one refers to, or came first; nothing was stored.
 
     Services look first, so it is raised only by requests of one moment.
     """
 
-    slug, title = "outrun", "Another request came first"
+    slug, title = "overtaken", "Another request came first"
 
 
 class DatabaseDamagedError(AppError):
@@ -165,7 +165,7 @@ class Database:
     async def write(self) -> AsyncGenerator[AsyncSession]:
         """A transaction that commits at the end of the block, or rolls back.
 
-        Raises `DatabaseUnavailableError` when the database can't be reached, and `OutrunError`
+        Raises `DatabaseUnavailableError` when the database can't be reached, and `OvertakenError`
         when another transaction came first.
         """
         note = EFFECT_NOTE.get()
@@ -274,22 +274,22 @@ def find_place(url: URL | str) -> str:
 async def translated() -> AsyncGenerator[None]:
     """Distinguish a database that is down or damaged, and a race, from a wrong statement.
 
-    Raises `DatabaseUnavailableError`, `DatabaseDamagedError` and `OutrunError`.
+    Raises `DatabaseUnavailableError`, `DatabaseDamagedError` and `OvertakenError`.
     """
     try:
         yield
     except (ConnectionError, TimeoutError, PoolTimeoutError) as error:
         raise _unavailable() from error
     except StaleDataError as error:
-        raise _outrun(error) from error
+        raise _overtaken(error) from error
     except DBAPIError as error:
         state = getattr(error.orig, "sqlstate", None) or ""  # asyncpg's errors have it
         code = getattr(error.orig, "sqlite_errorcode", None) or 0  # sqlite3's
         primary = code & 0xFF
         if state in DAMAGED_STATES or primary in DAMAGED_CODES:
             raise DatabaseDamagedError from error
-        if state in OUTRUN_STATES or code in OUTRUN_CODES:
-            raise _outrun(error) from error
+        if state in OVERTAKEN_STATES or code in OVERTAKEN_CODES:
+            raise _overtaken(error) from error
         if (
             error.connection_invalidated
             or state.startswith(UNAVAILABLE_STATES)
@@ -303,10 +303,10 @@ def _unavailable() -> DatabaseUnavailableError:
     return DatabaseUnavailableError(TRY_AGAIN, retry_after=RETRY_AFTER)
 
 
-def _outrun(error: Exception) -> OutrunError:
+def _overtaken(error: Exception) -> OvertakenError:
     # Callers may expect it, or it may be a fault of ours that only looks like a race.
-    log.info("database.outrun", exc_info=error)
-    return OutrunError("Look at what is there now, and send the request again if it still fits.")
+    log.info("database.overtaken", exc_info=error)
+    return OvertakenError("Look at what is there now, and send the request again if it still fits.")
 
 
 def _postgres_engine(url: URL, process_id: UUID, *, pool_size: int) -> AsyncEngine:
@@ -333,7 +333,7 @@ def _postgres_engine(url: URL, process_id: UUID, *, pool_size: int) -> AsyncEngi
     @event.listens_for(engine.sync_engine, "checkout")
     def _check_out(connection: Any, _record: Any, _proxy: Any) -> None:
         if connection.driver_connection.is_closed():
-            # The server ended it while nobody used it: the pool opens another one in its place.
+            # The server ended it while it was idle. The pool opens another one.
             raise DisconnectionError
 
     return engine

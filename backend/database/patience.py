@@ -1,4 +1,4 @@
-"""Further tries for the steps of a start, while PostgreSQL is not up yet or busy with others."""
+"""Further tries of the steps of a start, while PostgreSQL is not up yet or busy."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
-from backend.database.engine import Database, DatabaseUnavailableError, OutrunError
+from backend.database.engine import Database, DatabaseUnavailableError, OvertakenError
 from backend.logs import get_logger
 
 log = get_logger(__name__)
@@ -18,15 +18,15 @@ DELAYS = (0.5, 1.0, 2.0, 4.0, 8.0)
 
 
 async def persist(database: Database, chore: str, step: Callable[[], Awaitable[T]]) -> T:
-    """Do a step of a start, and do it again where PostgreSQL could not.
+    """Do a step of a start; repeat it if PostgreSQL does not answer or another process came first.
 
-    A step leaves nothing half done. On SQLite there is one try: it waits for other programs by
-    itself, and what is left then does not pass. Raises what the last try raises.
+    A step that fails stores nothing. On SQLite there is one try, because SQLite itself waits for
+    other programs. Raises the error of the last try.
     """
     for attempt, seconds in enumerate(() if database.is_sqlite else DELAYS, start=1):
         try:
             return await step()
-        except (DatabaseUnavailableError, OutrunError) as error:
+        except (DatabaseUnavailableError, OvertakenError) as error:
             log.warning(
                 "start.step_failed",
                 chore=chore,

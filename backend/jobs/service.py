@@ -15,7 +15,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from backend.accounts.identity import Identity
 from backend.accounts.server_held_keys import clear_old_keys
 from backend.database.base import now
-from backend.database.engine import OutrunError
+from backend.database.engine import OvertakenError
 from backend.jobs.claims import ENDED
 from backend.jobs.errors import JobNotFoundError, JobNotRetryableError, JobNotStoppableError
 from backend.jobs.models import Job, JobState
@@ -81,7 +81,7 @@ class JobService:
                     setattr(job, name, value)
                 job.attempts, job.leases_lost, job.error = 0, 0, None
                 job.run_after, job.updated_at = at, at
-        except OutrunError as error:
+        except OvertakenError as error:
             raise JobNotRetryableError("The same work waits in the queue already.") from error
         self._queue.wake()
         return JobView.of(job)

@@ -97,8 +97,8 @@ class Collections:
                 await session.execute(delete(IndexState).where(IndexState.collection == name))
             mine = IndexState.user_id == User.id
             is_known = exists().where(mine, (IndexState.collection == name) | chosen)
-            # Locked, so that nobody is deleted meanwhile, and in one order, so that processes that
-            # start together do not wait for each other.
+            # Locked, so that no user is deleted meanwhile, and in one order, so that processes that
+            # start together do not lock each other out.
             unknown = select(User.id).where(~is_known).order_by(User.id)
             locked = unknown.with_for_update(key_share=True, read=True)
             ids = list(await session.scalars(locked))

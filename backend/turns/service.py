@@ -23,7 +23,7 @@ from backend.chats.models import Message
 from backend.chats.repository import get_chat
 from backend.cpu_pool import CpuPool
 from backend.database.base import new_id
-from backend.database.engine import Database, OutrunError
+from backend.database.engine import Database, OvertakenError
 from backend.llm.slots import ModelSlots
 from backend.logs import get_logger
 from backend.prompts import PromptLibrary
@@ -168,7 +168,7 @@ class TurnService:
                     viewpoint=request.viewpoint,
                     rebuild=partial(self._builder.rebuild, identity, request),
                 )
-            except OutrunError:
+            except OvertakenError:
                 # A turn that came first has the place of the running one, or this one's id. The
                 # next look says which, and raises, unless the id is that of someone else's turn.
                 log.info("turn.outrun", chat_id=chat_id, turn_id=turn_id, attempt=attempt)

@@ -70,7 +70,7 @@ class TurnStarter:
 
         `viewpoint` is as the request names it: a turn that waits keeps it.
 
-        None when the chat changed since the prompt was built. Raises `OutrunError` when another
+        None when the chat changed since the prompt was built. Raises `OvertakenError` when another
         turn came first, `NotContinuableError`.
         """
         loaded, target = built.loaded, built.loaded.target

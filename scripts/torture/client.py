@@ -26,7 +26,7 @@ PROVIDER_KEY = "sk-torture"
 
 @dataclass
 class Answer:
-    """What a request came to. `body` is the parsed JSON of an answer, or the bytes of another."""
+    """The outcome of a request. `body` is the parsed JSON of its answer, or its bytes."""
 
     outcome: Outcome
     status: int | None = None

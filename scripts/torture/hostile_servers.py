@@ -11,7 +11,7 @@ LONGEST_REPLY = 400_000
 
 
 async def big_reply(user: HostileUser) -> None:
-    """A reply of 8 MB in one piece, and what reads it again."""
+    """A reply of 8 MB in one piece, and the requests that read it again."""
     await _reply(user, PIECE * (BIG // len(PIECE)), is_endless=False)
 
 
@@ -21,7 +21,7 @@ async def endless_reply(user: HostileUser) -> None:
 
 
 async def big_list(user: HostileUser) -> None:
-    """A provider whose list of models has 8 MB."""
+    """A list of models of 8 MB."""
     user.model.listed = [f"model-{number:0100}" for number in range(BIG // 150)]
     await user.list_models()
 

@@ -43,14 +43,14 @@ async def several_at_once(user: HostileUser) -> None:
     await asyncio.gather(*(user.upload(CARDS, data) for _ in range(8)))
 
 
-async def linked_vaults(user: HostileUser) -> None:
-    """Vaults whose entity links to itself in one sentence: 8,000 times, and 200,000 times."""
+async def upload_linked_vaults(user: HostileUser) -> None:
+    """Vaults with an entity that links to itself in one sentence 8,000 or 200,000 times."""
     for links in (8_000, 200_000):
         await user.upload(CAMPAIGNS, _zip({"npcs/a.md": "[[a]] " * links}))
 
 
 async def long_ledger(user: HostileUser) -> None:
-    """A campaign with 100,000 changes: its zip, and another one of what was made of it."""
+    """The zip of a campaign with 100,000 changes, and the export of the imported campaign."""
     campaign = await user.campaign("A long story")
     files = await user.export(campaign)
     at = "2026-01-01T00:00:00Z"
@@ -84,7 +84,7 @@ def _zip(files: Mapping[str, bytes | str]) -> bytes:
 
 
 UPLOADS = {
-    "vaults of many links": linked_vaults,
+    "vaults of many links": upload_linked_vaults,
     "a ledger of 100,000 changes": long_ledger,
     "20 MB of brackets": brackets,
     "20 MB of short texts": letters,

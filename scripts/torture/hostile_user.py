@@ -22,7 +22,7 @@ QUIET_AFTER = 0.5
 class HostileUser:
     """An account that attacks. `statuses` are those that it was answered with.
 
-    `own_server` is the address of a model server of its own.
+    `own_server` is the address of its own model server.
     """
 
     client: Client

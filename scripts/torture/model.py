@@ -94,8 +94,8 @@ class TaggedModel:
 
     `outputs` holds every reply that was begun, whole, by its mark. `heard` are the marks of users'
     lines that a server was sent, by its name (the installation's has none). `pace` is the longest
-    pause between two pieces of a reply, in seconds. `literal` is what is said in place of a reply,
-    again and again where `is_endless`; `listed` are the models that servers name.
+    pause between two pieces of a reply, in seconds. `literal` replaces the text of a reply, and is
+    repeated if `is_endless`; `listed` are the models that servers name.
     """
 
     canary: str

@@ -34,7 +34,7 @@ CHATS = 3
 FREE_WITHIN = 3.0
 """Seconds after the loss of a process in which its chats are free: a promise."""
 DRAIN_SECONDS = 25
-"""As in compose.yaml: more than a reply takes here."""
+"""As in compose.yaml; a reply takes less here."""
 PACE = 1.0
 """Longest pause in seconds between two pieces of a reply, which has some 3 to 20."""
 STOPPED_FOR = 6.0
@@ -73,7 +73,7 @@ async def run(options: Options) -> list[Row]:
 
 @dataclass
 class Rounds:
-    """The rounds of a campaign, and the seconds that were measured, by what they are of."""
+    """The rounds of a campaign, and the times that they measured, by name."""
 
     made: Campaign
     client: Client
@@ -106,14 +106,14 @@ class Rounds:
             await victim.gone(self.made.made.stop_within)
             victim.start()
             self.made.made.started.append(await victim.ready(self.made.made.ready_within))
-        for each in await store_checks.settle(self.made.database, self.made.users):
-            self._breach(each)
+        for left in await store_checks.settle(self.made.database, self.made.users):
+            self._breach(left)
 
     async def _begin(self, victim: Process, other: Process) -> Reply:
-        made = await self._at(other).ask("replicas", "chat", "POST", "/chats", json={})
+        made = await self._client_of(other).ask("replicas", "chat", "POST", "/chats", json={})
         chat, turn_id = str(made.body["id"]), str(uuid4())
         body = {"text": "What of the harbour?", "turn_id": turn_id}
-        heard = asyncio.create_task(self._at(victim).turn("replicas", chat, body))
+        heard = asyncio.create_task(self._client_of(victim).turn("replicas", chat, body))
         has_begun = asyncio.Event()
         end = asyncio.create_task(self._follow(other, turn_id, has_begun))
         await has_begun.wait()
@@ -123,12 +123,12 @@ class Rounds:
     async def _see_taken_over(
         self, kind: str, at: float, other: Process, replies: Sequence[Reply]
     ) -> None:
-        """Hold a lost server's replies that were not over against what their user sees."""
+        """Measure the take-over of replies that were not over, as their user sees it."""
         lost = [each for each in replies if not each.end.done()]
         freed = await asyncio.gather(*(self._next_line(other, each.chat) for each in lost))
         for each, free in zip(lost, freed, strict=True):
             problem, ended = await each.end
-            status, text = await self._stored(other, each)
+            status, text = await self._read(other, each)
             said = self._said(text)
             # A reply of which nothing was stored is taken back.
             if problem == "turn-interrupted" and status not in {"interrupted", "missing"}:
@@ -145,12 +145,12 @@ class Rounds:
     async def _see_come_back(
         self, at: float, victim: Process, other: Process, replies: Sequence[Reply]
     ) -> None:
-        before = [await self._stored(other, each) for each in replies]
+        before = [await self._read(other, each) for each in replies]
         await asyncio.sleep(max(0.0, at + STOPPED_FOR - time.monotonic()))
         victim.send(signal.SIGCONT)
         for each in replies:
             await each.heard
-        if before != [await self._stored(other, each) for each in replies]:
+        if before != [await self._read(other, each) for each in replies]:
             self._breach("a stopped server wrote to a reply that was taken over")
 
     async def _see_drained(self, victim: Process, other: Process, replies: Sequence[Reply]) -> None:
@@ -162,12 +162,12 @@ class Rounds:
             heard = await each.heard
             if heard.problem or not heard.is_saved or heard.text != self._said(heard.text):
                 self._breach(f"SIGTERM cut a reply ({heard.status}, {heard.problem!r})")
-            if await self._stored(other, each) != ("complete", heard.text):
+            if await self._read(other, each) != ("complete", heard.text):
                 self._breach("SIGTERM: a reply is not stored as it was heard")
 
-    async def _stored(self, server: Process, reply: Reply) -> Stored:
+    async def _read(self, server: Process, reply: Reply) -> Stored:
         path = f"/turns/{reply.turn_id}"
-        turn = await self._at(server).ask("replicas", "look", "GET", path)
+        turn = await self._client_of(server).ask("replicas", "look", "GET", path)
         message = turn.body["reply"] if turn.outcome == "ok" else None
         return (message["status"], message["text"]) if message else ("missing", "")
 
@@ -211,11 +211,11 @@ class Rounds:
         ):
             yield answer
 
-    def _at(self, server: Process) -> Client:
+    def _client_of(self, server: Process) -> Client:
         return dataclasses.replace(self.client, urls=lambda: [server.url])
 
     def _said(self, text: str) -> str:
-        """What the model said in the reply that begins like this."""
+        """Return the whole reply of the model, by the beginning of its text."""
         mark = REPLY_MARK.match(text)
         return self.made.model.outputs[mark[0]] if mark else ""
 

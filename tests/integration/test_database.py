@@ -21,7 +21,7 @@ from sqlalchemy.types import TypeEngine
 from backend.accounts.models import Invitation, LoginFailures
 from backend.database import migrate
 from backend.database.base import Base, new_id, now, read_unhurried
-from backend.database.engine import Database, DatabaseUnavailableError, OutrunError
+from backend.database.engine import Database, DatabaseUnavailableError, OvertakenError
 from tests.integration.accounts.rotation_account import MODELS
 
 pytestmark = [pytest.mark.anyio, pytest.mark.every_database]
@@ -119,7 +119,7 @@ async def test_an_error_of_the_database_does_not_quote_what_was_written(
         lambda: LoginFailures(key=CANARY, failures=1, last_at=now()),
         lambda: Invitation(created_by=new_id(), lookup=CANARY, expires_at=now()),
     ):
-        with pytest.raises(OutrunError) as failed:
+        with pytest.raises(OvertakenError) as failed:
             for _ in range(2):
                 async with database.write() as session:
                     session.add(row())

@@ -23,7 +23,7 @@ from backend.database.engine import (
     Database,
     DatabaseDamagedError,
     DatabaseUnavailableError,
-    OutrunError,
+    OvertakenError,
 )
 from backend.database.patience import DELAYS, persist
 from backend.faults import explain
@@ -242,7 +242,7 @@ async def test_a_request_of_a_thing_that_is_deleted_at_this_moment_is_refused(
         opening = server.parts.chats.open
         monkeypatch.setattr(server.parts.chats, "open", open_late)
         refused = await ada.client.post("/api/v1/chats", json={"character_ids": [character]})
-        problem(refused, 409, "outrun")
+        problem(refused, 409, "overtaken")
         assert ok(await ada.client.get("/api/v1/chats"))["items"] == []
 
 
@@ -300,7 +300,7 @@ async def test_a_step_of_a_start_is_done_again_while_the_database_cannot_do_it(
         return tries
 
     assert await persist(database, "tables", step) == 3
-    with pytest.raises(OutrunError):
+    with pytest.raises(OvertakenError):
         await persist(database, "tables", step)
     assert tries == 3 + 1 + len(DELAYS)
     await database.dispose()
