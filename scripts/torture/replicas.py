@@ -17,6 +17,7 @@ import time
 from collections import defaultdict
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass, field
+from statistics import median
 from typing import Any
 from uuid import uuid4
 
@@ -82,9 +83,12 @@ class Rounds:
 
     @property
     def figures(self) -> dict[str, Any]:
-        """The longest times."""
-        longest = {name: f"{max(each):.1f} s" for name, each in sorted(self.seconds.items())}
-        return {"replies": self.replies, **longest}
+        """The median and the longest of the times."""
+        told = {
+            name: f"{median(each):.1f} s, at most {max(each):.1f} s"
+            for name, each in sorted(self.seconds.items())
+        }
+        return {"replies": self.replies, **told}
 
     async def play(self, number: int) -> None:
         """Start replies, lose their server, look at them from the other one, and start it again."""
@@ -176,7 +180,7 @@ class Rounds:
         path, slug = f"/chats/{chat}/turns", "turn-in-progress"
         while slug == "turn-in-progress":
             async with self._asking(server, "POST", path, json={"text": "And?"}) as answer:
-                if answer.status_code == httpx.codes.OK:
+                if answer.is_success:
                     return time.monotonic()
                 slug = json.loads(await answer.aread())["type"].rpartition(":")[2]
             await asyncio.sleep(LOOK_SECONDS)
