@@ -1,9 +1,9 @@
 #!/usr/bin/env -S sh -c 'exec "$(dirname "$0")/_python" "$0" "$@"'
-"""Check everything that has to hold before a change lands.
+"""Run the checks that a change has to pass.
 
     .ci/run [STEP...]
 
-Every step runs, whatever the steps before it found. The exit status is 0 if all of them passed.
+Every step runs, also after one that failed. The exit status is 0 if all of them passed.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from scripts.launcher import ROOT, Checkout, say
 
 NEEDED_TESTS = "postgres,browser,generated"
-"""Groups of tests whose absence is a failure: the machine that checks has all that they need."""
+"""Groups of tests that fail if they cannot run: this machine has all that they need."""
 
 CHROMIUM_NAMES = ("chromium-browser", "google-chrome")
 
@@ -80,7 +80,8 @@ def list_steps(checkout: Checkout) -> dict[str, list[Command]]:
 def run_all(commands: Sequence[Command]) -> bool:
     """Run commands at the same time, because each keeps one core busy; True if all succeed."""
     processes = [subprocess.Popen(command) for command in commands]
-    return not any([process.wait() for process in processes])
+    statuses = [process.wait() for process in processes]
+    return not any(statuses)
 
 
 def install_chromium() -> None:

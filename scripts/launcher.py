@@ -2,7 +2,7 @@
 
     launcher.py serve|test|python [ARGUMENT...]
 
-The shell scripts and the command files beside it call it with a Python that they find. It needs
+The shell scripts and command files in this folder call it with a Python that they find. It needs
 the standard library alone, and writes inside the checkout alone: if no recent uv is on the PATH, it
 installs uv into .uv/, with its cache. uv does everything else, by uv.lock.
 """
@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -19,7 +20,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 if sys.version_info < (3, 11):  # noqa: UP036  # the Windows launcher may find an older one
-    sys.exit("talekeeper: Python 3.11 or newer is needed; this is %d.%d.%d." % sys.version_info[:3])
+    sys.exit(f"talekeeper: Python 3.11 or newer is needed; this is {sys.version.split()[0]}.")
 
 import tomllib
 
@@ -81,7 +82,7 @@ class Checkout:
         return self.run("python", *arguments)
 
     def sync(self, *groups: str) -> None:
-        """Make .venv hold what uv.lock names. Takes a tenth of a second if it does already.
+        """Install the packages of uv.lock into .venv. Quick if nothing is missing.
 
         Packages that are in .venv already stay there (`--inexact`), so that serving never takes a
         developer's tools away. Ends the process if the environment cannot be made.
@@ -133,7 +134,7 @@ class Checkout:
         return str(self.root / ".venv" / "bin" / name)
 
     def keep_bytecode(self) -> None:
-        """Keep bytecode in .venv if it is not to be kept beside the sources.
+        """Keep bytecode in .venv if PYTHONDONTWRITEBYTECODE keeps it out of the source folders.
 
         For commands that start Python a hundred times: compiling everything again takes 2 s each.
         Called after `sync`, because uv makes no .venv if the folder contains something else.
@@ -142,28 +143,25 @@ class Checkout:
             os.environ.setdefault("PYTHONPYCACHEPREFIX", str(self.root / ".venv" / "bytecode"))
 
     def run(self, name: str, *arguments: str, folder: Path | None = None) -> int:
-        """Run a program of the environment in place of this process; return its exit status.
+        """Replace this process by a program of the environment.
 
-        Windows cannot replace a process, so there this one waits. Ctrl-C reaches both, and the
-        program decides when it ends.
+        Windows cannot do that, so there this process waits and returns the program's exit status.
+        Ctrl-C reaches both, and the program decides when it ends.
         """
         command = [self.find_program(name), *arguments]
         if folder:
             os.chdir(folder)
         if not self.windows:
             os.execv(command[0], command)  # noqa: S606  # no shell is wanted
-        process = subprocess.Popen(command)
-        while True:
-            try:
-                return process.wait()
-            except KeyboardInterrupt:
-                continue
+        signal.signal(signal.SIGINT, lambda *_: None)
+        return subprocess.run(command, check=False).returncode
 
     def _install_uv(self, target: Path) -> None:
-        """Install uv with pip, whose settings name mirrors and proxies; keep its program alone."""
+        """Install uv with pip, because pip's settings name mirrors and proxies."""
         if not (find_spec("ensurepip") and find_spec("venv")):
             say(f"{sys.executable} can't make environments: its venv module is not installed.")
-            say("On Debian and Ubuntu: apt install python%d.%d-venv" % sys.version_info[:2])
+            major, minor = sys.version_info[:2]
+            say(f"On Debian and Ubuntu: apt install python{major}.{minor}-venv")
             sys.exit(1)
         say(f"installing uv {UV_VERSION} into .uv")
         target.parent.mkdir(exist_ok=True)
@@ -222,11 +220,9 @@ def resolve_data_folder(arguments: Sequence[str]) -> list[str]:
 
 
 def is_recent_uv(program: str) -> bool:
-    """True if it runs and is recent. A stand-in of pyenv has the name and does not run."""
+    """True if it runs and is recent. A shim of pyenv has the name and may not run."""
     try:
-        result = subprocess.run(
-            [program, "--version"], capture_output=True, text=True, check=False
-        )
+        result = subprocess.run([program, "--version"], capture_output=True, text=True, check=False)
         name, version, *_ = [*result.stdout.split(), "", ""]
         return name == "uv" and tuple(map(int, version.split(".")[:2])) >= OLDEST_UV
     except (OSError, ValueError):
@@ -241,7 +237,7 @@ def require_uv(lock: Path) -> str:
 
 
 def say(text: str) -> None:
-    """Tell the person at the keyboard."""
+    """Print a message for the person at the keyboard."""
     print(f"talekeeper: {text}", file=sys.stderr, flush=True)
 
 
