@@ -23,6 +23,8 @@ NEEDED_TESTS = "postgres,browser,generated"
 
 CHROMIUM_NAMES = ("chromium-browser", "google-chrome")
 
+WORKFLOW_OPTIONS = ("--offline", "--quiet", "--pedantic", "--strict-collection")
+
 Command = Sequence[str]
 
 
@@ -72,7 +74,7 @@ def list_steps(checkout: Checkout) -> dict[str, list[Command]]:
         "types": [program("mypy"), program("pyright")],
         "layers": [program("lint-imports")],
         "documentation": [program("python", "scripts/write_docs.py", "--check")],
-        "workflows": [program("zizmor", "--offline", "--quiet", "--pedantic", ".github")],
+        "workflows": [program("zizmor", *WORKFLOW_OPTIONS, ".github", ".pre-commit-config.yaml")],
         "tests": [program("python", "-I", "scripts/launcher.py", "test")],
     }
 
