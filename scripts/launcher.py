@@ -153,7 +153,7 @@ class Checkout:
             os.chdir(folder)
         if not self.windows:
             os.execv(command[0], command)  # noqa: S606  # no shell is wanted
-        signal.signal(signal.SIGINT, lambda *_: None)
+        signal.signal(signal.SIGINT, _ignore)
         return subprocess.run(command, check=False).returncode
 
     def _install_uv(self, target: Path) -> None:
@@ -239,6 +239,10 @@ def require_uv(lock: Path) -> str:
 def say(text: str) -> None:
     """Print a message for the person at the keyboard."""
     print(f"talekeeper: {text}", file=sys.stderr, flush=True)
+
+
+def _ignore(_signal: int, _frame: object) -> None:
+    pass
 
 
 def _find_cache() -> Path:

@@ -21,13 +21,18 @@ def installed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(settings, "IS_INSTALLED", True)
 
 
-def test_a_checkout_keeps_its_data_in_the_working_directory(here: Path) -> None:
-    assert Settings().data_dir == Path("data")
+def data_folder(**values: str) -> Path:
+    return Settings.model_validate(values).data_dir
+
+
+@pytest.mark.usefixtures("here")
+def test_a_checkout_keeps_its_data_in_the_working_directory() -> None:
+    assert data_folder() == Path("data")
 
 
 @pytest.mark.usefixtures("here", "installed")
 def test_an_installed_program_keeps_its_data_in_the_users_folder() -> None:
-    assert Settings().data_dir == user_data_path("talekeeper", appauthor=False)
+    assert data_folder() == user_data_path("talekeeper", appauthor=False)
 
 
 @pytest.mark.usefixtures("installed")
@@ -35,10 +40,10 @@ def test_an_installed_program_keeps_its_data_in_the_users_folder() -> None:
 def test_an_installed_program_goes_on_with_a_data_folder_in_use(here: Path, name: str) -> None:
     (here / "data").mkdir()
     (here / "data" / "notes.txt").touch()
-    assert Settings().data_dir != Path("data")
+    assert data_folder() != Path("data")
 
     (here / "data" / name).touch()
-    assert Settings().data_dir == Path("data")
+    assert data_folder() == Path("data")
 
 
 @pytest.mark.usefixtures("installed")
@@ -49,5 +54,5 @@ def test_the_setting_comes_before_a_data_folder_in_use(
     (here / "data" / "root.key").touch()
     monkeypatch.setenv("TALEKEEPER_DATA_DIR", "tales")
 
-    assert Settings().data_dir == Path("tales")
-    assert Settings(data_dir=Path("others")).data_dir == Path("others")
+    assert data_folder() == Path("tales")
+    assert data_folder(data_dir="others") == Path("others")
