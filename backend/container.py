@@ -60,6 +60,7 @@ from backend.jobs.keys import JobKeys
 from backend.jobs.queue import JobQueue
 from backend.jobs.running import stoppable_kinds
 from backend.jobs.service import JobService
+from backend.lan.service import LocalNetwork
 from backend.llm.provider_addresses import ProviderAddressService
 from backend.llm.provider_service import ProviderService
 from backend.llm.provider_tests import ProviderTests
@@ -135,6 +136,7 @@ class Services:
         self.instance = instance
         self.registry = registry
         self.user_models = user_models
+        self.lan = LocalNetwork(settings)
         self.slots = slots = ModelSlots(database, instance)
         self.index = index = memory.outbox
         self.providers = ProviderService(database, root, user_models, follow=memory.follow_account)
