@@ -110,7 +110,7 @@ def _parser() -> argparse.ArgumentParser:
         "--lan",
         action="store_true",
         default=None,
-        help="also serve phones in the same network, with TLS and a certificate of its own",
+        help="also serve phones in the same network, with TLS and a self-made certificate",
     )
 
     add("work", _work, "work on jobs, beside servers on PostgreSQL")

@@ -39,7 +39,7 @@ LATE_SECONDS = 0.2
 """Between two looks for connections that came while the server stopped."""
 
 TLS_GOODBYE_SECONDS = 1.0
-"""How long a client may take to confirm the end of a TLS connection: a phone may be asleep."""
+"""A client has this long to confirm the end of a TLS connection: a phone may be asleep."""
 
 _TIMED_OUT = b"HTTP/1.1 408 Request Timeout\r\nconnection: close\r\ncontent-length: 0\r\n\r\n"
 _TOO_LARGE = (
@@ -364,7 +364,7 @@ def greeting(
 
 def _greet_lan(lan: LocalNetwork) -> list[str]:
     """Say where phones find the server; with a QR code if the terminal can show it."""
-    origins = lan.origins()
+    origins = lan.find_origins()
     if not origins:
         return ["  This machine is in no private network yet: connect it to one."]
     lines = [f"  in this network: {', '.join(origins)}"]

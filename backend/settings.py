@@ -59,13 +59,13 @@ class Settings(BaseSettings):
     trusted_proxies: Names = ("127.0.0.1",)
     """Addresses whose `X-Forwarded-For` and `X-Forwarded-Proto` are believed."""
     lan: bool = False
-    """Also listen in the local network, with TLS and a certificate of its own, as `serve --lan`
-    does. Only clients with private addresses are answered there."""
+    """Also listen in the local network, with TLS and a self-made certificate, as `serve --lan` does.
+    Only clients with private addresses are answered there."""
     lan_port: int = Field(8443, ge=0, le=65535)
     """Port for the local network; 0 takes a free one."""
     plain_http_networks: PrivateNetworks = ()
-    """Private networks, such as `192.168.1.0/24`, whose users may sign in over plain http. Everyone
-    who can listen in such a network can read their passwords and texts."""
+    """Private networks, such as `192.168.1.0/24`, in which users may sign in over plain http.
+    Everyone who can listen in such a network can read their passwords and texts."""
     registration: Literal["closed", "invitation", "open"] = "invitation"
     """Who may sign up after the first account: nobody, holders of an invitation, everybody."""
     session_idle_days: float = Field(30, gt=0, le=3650)

@@ -99,7 +99,7 @@ def may_have_session(connection: Connection, plain_networks: Sequence[Network] =
 
 
 def _client_address(connection: Connection) -> str:
-    """The client's address; empty if a proxy that is not trusted hides it behind its own."""
+    """The client's address; empty if it came by a proxy that is not trusted."""
     client = connection.client.host if connection.client else ""
     headers = connection.headers
     if any(name in headers for name in PROXY_HEADERS):

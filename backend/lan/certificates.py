@@ -29,7 +29,7 @@ SERVER_DAYS = 365
 public roots that last for more than 398."""
 RENEW_BEFORE = timedelta(days=30)
 _SLOW_CLOCKS = timedelta(days=1)
-"""How long a certificate has been valid when it is made, for devices whose clock is wrong."""
+"""Certificates begin this long before they are made, for devices with a slow clock."""
 
 
 class CertificateError(AppError):
@@ -47,7 +47,7 @@ class Certified:
 
     @classmethod
     def from_pem(cls, text: str) -> Certified:
-        """Read what `to_pem` wrote. Raises `ValueError` for anything else."""
+        """Read the text that `to_pem` writes. Raises `ValueError` for another one."""
         data = text.encode()
         key = serialization.load_pem_private_key(data, password=None)
         certificate = x509.load_pem_x509_certificate(data)
@@ -56,7 +56,7 @@ class Certified:
         return cls(certificate, key)
 
     def to_pem(self) -> str:
-        """The key and the certificate, for a file that nobody else can read."""
+        """The key and the certificate, for a private file."""
         key = self.key.private_bytes(
             serialization.Encoding.PEM,
             serialization.PrivateFormat.PKCS8,
@@ -78,7 +78,7 @@ class Certified:
         """True if the certificate ends soon, or has ended."""
         return at + RENEW_BEFORE > self.certificate.not_valid_after_utc
 
-    def allowed(self, names: Sequence[str]) -> list[str]:
+    def find_allowed(self, names: Sequence[str]) -> list[str]:
         """Return those of the names that this root may sign for."""
         extension = self.certificate.extensions.get_extension_for_class(x509.NameConstraints)
         permitted = extension.value.permitted_subtrees or ()

@@ -51,8 +51,8 @@ class LanController(Controller):
         summary="Read the local network's addresses",
     )
     async def get_lan(self, lan: NamedDependency[LocalNetwork]) -> LanView:
-        """Where phones in the same network find this server, and what they have to trust."""
-        origins = lan.origins() if lan.is_on else []
+        """Addresses for phones in the same network, and the certificate that they have to trust."""
+        origins = lan.find_origins() if lan.is_on else []
         if not origins:
             return LanView(
                 is_on=lan.is_on, page=None, others=[], certificate=None, fingerprint=None

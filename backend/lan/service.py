@@ -59,7 +59,7 @@ class LocalNetwork:
         self._server: Certified | None = None
 
     def open(self) -> ssl.SSLContext:
-        """Load or make the certificates. New connections get what is renewed later.
+        """Load or make the certificates. Later certificates are used for new connections.
 
         Raises `CertificateError`, and `OSError` if the folder cannot be used.
         """
@@ -83,7 +83,7 @@ class LocalNetwork:
             raise NotFoundError("Start the server with `talekeeper serve --lan`.")
         return self._root
 
-    def origins(self) -> list[str]:
+    def find_origins(self) -> list[str]:
         """Return the origins at which devices find the server, the most usual one first."""
         hosts = [*map(str, self._addresses()), *self._all_names()]
         return [f"https://{each}:{self._port}" for each in hosts]
@@ -119,12 +119,12 @@ class LocalNetwork:
         return (
             server is None
             or server.is_due(self._now())
-            or not server.covers(root, root.allowed(self._all_names()), self._addresses())
+            or not server.covers(root, root.find_allowed(self._all_names()), self._addresses())
         )
 
     def _renew(self) -> None:
         self._root = root = self._load_root()
-        names, addresses = root.allowed(self._all_names()), self._addresses()
+        names, addresses = root.find_allowed(self._all_names()), self._addresses()
         self._server = root.sign_server(names, addresses, self._now())
         replace_private(self._path, self._server.to_pem())
         log.info("lan.certificate_made", count=len(names) + len(addresses))

@@ -140,7 +140,7 @@ async def test_a_new_address_gets_a_certificate_without_a_restart(machine: Machi
         machine.addresses = [CAFE]
         await lan.refresh()
         await shown(port, str(CAFE), lan.root.der)
-        assert lan.origins()[0] == f"https://{CAFE}:8443"
+        assert lan.find_origins()[0] == f"https://{CAFE}:8443"
 
 
 async def test_a_root_that_ends_is_replaced_and_so_is_what_it_signed(machine: Machine) -> None:
