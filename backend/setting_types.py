@@ -11,14 +11,15 @@ from backend.private_networks import Network, parse_private
 
 
 def _split(value: object) -> object:
-    if isinstance(value, str):
-        return tuple(part.strip() for part in value.split(",") if part.strip())
-    return value
+    return _parts(value) if isinstance(value, str) else value
 
 
 def _parse_networks(value: object) -> object:
-    parts = _split(value)
-    return tuple(parse_private(str(each)) for each in parts) if isinstance(parts, tuple) else parts
+    return tuple(map(parse_private, _parts(value))) if isinstance(value, str) else value
+
+
+def _parts(text: str) -> tuple[str, ...]:
+    return tuple(part.strip() for part in text.split(",") if part.strip())
 
 
 def _empty_is_absent(value: SecretStr | None) -> SecretStr | None:

@@ -59,8 +59,8 @@ class Settings(BaseSettings):
     trusted_proxies: Names = ("127.0.0.1",)
     """Addresses whose `X-Forwarded-For` and `X-Forwarded-Proto` are believed."""
     lan: bool = False
-    """Also listen in the local network, with TLS and a self-made certificate, as `serve --lan` does.
-    Only clients with private addresses are answered there."""
+    """Also listen in the local network, with TLS and a self-made certificate, as `serve --lan`
+    does. Only clients with private addresses are answered there."""
     lan_port: int = Field(8443, ge=0, le=65535)
     """Port for the local network; 0 takes a free one."""
     plain_http_networks: PrivateNetworks = ()

@@ -16,7 +16,7 @@ PHONE = "192.168.7.20"
 
 
 def test_a_phone_that_trusts_the_root_signs_in_and_streams_a_turn(tmp_path: Path) -> None:
-    settings = {"lan": "true", "lan_port": 0, "allowed_hosts": PHONE}
+    settings: dict[str, str | int] = {"lan": "true", "lan_port": 0, "allowed_hosts": PHONE}
     with serving(tmp_path, demo_tokens_per_second="0", **settings) as served:
         assert served.process.stdout is not None
         said = "".join(served.process.stdout.readline() for _ in range(2))
