@@ -89,10 +89,10 @@ class LocalNetwork:
         return [f"https://{each}:{self._port}" for each in hosts]
 
     def _addresses(self) -> list[IPv4Address]:
-        return [*self._listed_addresses, *self._find()]
+        return list(dict.fromkeys((*self._listed_addresses, *self._find())))
 
     def _all_names(self) -> list[str]:
-        return [*self.names, *self._listed_names]
+        return list(dict.fromkeys((*self.names, *self._listed_names)))
 
     def _load_root(self) -> Certified:
         """Load the root, or make one if there is none, or if it ends soon."""
