@@ -249,7 +249,7 @@ class Server(uvicorn.Server):
 
     async def _listen_in_lan(self, listener: socket.socket, context: ssl.SSLContext) -> None:
         """Listen with TLS as well; uvicorn itself listens in one way alone."""
-        protocol = type("ConfiguredLan", (LanProtocol, self.config.http_protocol_class), {})
+        protocol: Any = type("ConfiguredLan", (LanProtocol, self.config.http_protocol_class), {})
         make = partial(
             protocol,
             config=self.config,
@@ -258,7 +258,11 @@ class Server(uvicorn.Server):
         )
         loop = asyncio.get_running_loop()
         server = await loop.create_server(
-            make, sock=listener, ssl=context, ssl_shutdown_timeout=TLS_GOODBYE_SECONDS
+            make,
+            sock=listener,
+            ssl=context,
+            ssl_handshake_timeout=protocol.header_seconds,
+            ssl_shutdown_timeout=TLS_GOODBYE_SECONDS,
         )
         self.servers.append(server)
 

@@ -27,6 +27,8 @@ ROOT_DAYS = 3650
 SERVER_DAYS = 365
 """Apple's devices refuse certificates of servers that last for more than 825 days, and those of
 public roots that last for more than 398."""
+MAX_NAME = 64
+"""Most characters of a common name."""
 RENEW_BEFORE = timedelta(days=30)
 _SLOW_CLOCKS = timedelta(days=1)
 """Certificates begin this long before they are made, for devices with a slow clock."""
@@ -167,4 +169,4 @@ def _usage(*, signs_certificates: bool) -> x509.KeyUsage:
 
 
 def _name(common: str) -> x509.Name:
-    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, common)])
+    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, common[:MAX_NAME])])

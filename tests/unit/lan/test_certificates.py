@@ -166,6 +166,16 @@ async def test_a_machine_that_is_renamed_keeps_its_root_and_its_addresses(
             await shown(port, "attic.local", old.root.der)
 
 
+async def test_a_machine_may_have_the_longest_of_names(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    label = "a" * 63
+    monkeypatch.setattr(service, "find_names", lambda: (f"{label}.local", label))
+    lan = machine.start()
+    async with listening(lan.open()) as port:
+        await shown(port, f"{label}.local", lan.root.der)
+
+
 async def test_a_damaged_certificate_is_made_again_and_a_damaged_root_is_named(
     machine: Machine,
 ) -> None:
