@@ -339,6 +339,7 @@ def greeting(
     """What `talekeeper serve` says first: where it is, and what would make it better."""
     lines = [
         f"Talekeeper {backend.__version__} at {address(settings.host, listener)}",
+        f"  data folder: {settings.data_dir.absolute()}",
         f"  models: {', '.join(spec.id for spec in registry.specs())}",
     ]
     if lan.is_on:

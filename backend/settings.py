@@ -21,6 +21,23 @@ MIN_TOTAL = 1024
 """Smallest total budget, in tokens."""
 
 
+IS_INSTALLED = Path(__file__).with_name("_prompts").is_dir()
+"""True in an installed wheel, which has the prompts inside the package. A checkout has not."""
+
+DATABASE_NAME = "talekeeper.sqlite3"
+ROOT_KEY_NAME = "root.key"
+
+
+def choose_data_dir() -> Path:
+    """Return the data folder for an installation that names none."""
+    folder = Path("data")
+    if not IS_INSTALLED or any((folder / name).exists() for name in (ROOT_KEY_NAME, DATABASE_NAME)):
+        return folder
+    from platformdirs import user_data_path  # noqa: PLC0415  # only installed programs need it
+
+    return user_data_path("talekeeper", appauthor=False)
+
+
 class Settings(BaseSettings):
     """How this installation runs. Nothing here belongs to one user."""
 
@@ -29,8 +46,11 @@ class Settings(BaseSettings):
     )
 
     # Where things are
-    data_dir: Path = Path("data")
-    """Folder for the SQLite database, the root key and the lock file."""
+    data_dir: Path = Field(default_factory=choose_data_dir)
+    """Folder for the SQLite database, the root key and the lock file. Default: `data` in the
+    working directory if Talekeeper runs from a checkout, or if that folder has a root key or a
+    database; otherwise the user's own: `~/.local/share/talekeeper` on Linux, `~/Library/Application
+    Support/talekeeper` on macOS, `%LOCALAPPDATA%\\talekeeper` on Windows."""
     database_url: str = ""
     """SQLAlchemy URL: `postgresql+asyncpg://user:password@host/name`, or empty for SQLite in the
     data folder."""
@@ -323,7 +343,7 @@ class Settings(BaseSettings):
     @property
     def resolved_database_url(self) -> str:
         """The database in use: the one configured, else SQLite in the data folder."""
-        return self.database_url or f"sqlite+aiosqlite:///{self.data_dir / 'talekeeper.sqlite3'}"
+        return self.database_url or f"sqlite+aiosqlite:///{self.data_dir / DATABASE_NAME}"
 
     @property
     def embedded(self) -> bool:
@@ -338,7 +358,7 @@ class Settings(BaseSettings):
     @property
     def resolved_root_key_file(self) -> Path:
         """Where the root key is read from and first written to."""
-        return self.root_key_file or self.data_dir / "root.key"
+        return self.root_key_file or self.data_dir / ROOT_KEY_NAME
 
     @property
     def root_key_text(self) -> str | None:
