@@ -356,11 +356,14 @@ def _no_embeddings(settings: Settings) -> Finding:
 
 
 async def _door(settings: Settings) -> Finding:
+    if settings.lan:
+        return Finding("door", "ok", f"port {settings.lan_port} in the local network, with TLS")
     if settings.host in {"127.0.0.1", "::1", "localhost"}:
         return Finding("door", "ok", f"{settings.host}:{settings.port}, this machine alone")
     return Finding(
         "door",
         "ok",
         f"{settings.host}:{settings.port}, sign-up: {settings.registration}",
-        "Put a TLS proxy in front and set TALEKEEPER_TRUSTED_PROXIES: sessions need https.",
+        "Sessions need https: `talekeeper serve --lan` has it in your own network. For the "
+        "internet put a TLS proxy in front and set TALEKEEPER_TRUSTED_PROXIES.",
     )

@@ -6,8 +6,10 @@ import asyncio
 import contextlib
 import signal
 import socket
+import ssl
 import sys
 from collections.abc import Generator
+from functools import partial
 from typing import Any
 
 import uvicorn
@@ -18,6 +20,9 @@ import backend
 from backend.faults import find_index_fault
 from backend.generation.registry import ModelRegistry
 from backend.jobs.service import JobService
+from backend.lan.service import LocalNetwork
+from backend.private_networks import LOOPBACK, PRIVATE, contains
+from backend.qr_codes import draw_qr
 from backend.settings import Settings
 from backend.turns.service import TurnService
 
@@ -32,6 +37,9 @@ LINGER_SECONDS = 10.0
 
 LATE_SECONDS = 0.2
 """Between two looks for connections that came while the server stopped."""
+
+TLS_GOODBYE_SECONDS = 1.0
+"""A client has this long to confirm the end of a TLS connection: a phone may be asleep."""
 
 _TIMED_OUT = b"HTTP/1.1 408 Request Timeout\r\nconnection: close\r\ncontent-length: 0\r\n\r\n"
 _TOO_LARGE = (
@@ -158,6 +166,16 @@ class LimitedProtocol(HttpToolsProtocol):
             self._timer = None
 
 
+class LanProtocol(LimitedProtocol):
+    """Closes connections from the public internet: a home's router may let them in."""
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Close the connection unless its client is in a private network."""
+        super().connection_made(transport)
+        if self.client is None or not contains((*PRIVATE, *LOOPBACK), self.client[0]):
+            self._abort()
+
+
 def server_config(app: Any, settings: Settings, *, shutdown_seconds: int) -> uvicorn.Config:
     """Uvicorn's configuration, with this installation's limits."""
     limits = {
@@ -205,8 +223,15 @@ class Server(uvicorn.Server):
     stream gets its last event and ends, and nothing is left to wait for.
     """
 
-    def __init__(self, config: uvicorn.Config, turns: TurnService, jobs: JobService) -> None:
+    def __init__(
+        self,
+        config: uvicorn.Config,
+        turns: TurnService,
+        jobs: JobService,
+        lan: tuple[socket.socket, ssl.SSLContext] | None = None,
+    ) -> None:
         super().__init__(config)
+        self._lan = lan
         self._turns = turns
         self._jobs = jobs
 
@@ -219,6 +244,27 @@ class Server(uvicorn.Server):
             if lifespan.error is None:
                 raise
             raise lifespan.error from None
+        if self._lan is not None:
+            await self._listen_in_lan(*self._lan)
+
+    async def _listen_in_lan(self, listener: socket.socket, context: ssl.SSLContext) -> None:
+        """Listen with TLS as well; uvicorn itself listens in one way alone."""
+        protocol: Any = type("ConfiguredLan", (LanProtocol, self.config.http_protocol_class), {})
+        make = partial(
+            protocol,
+            config=self.config,
+            server_state=self.server_state,
+            app_state=self.lifespan.state,
+        )
+        loop = asyncio.get_running_loop()
+        server = await loop.create_server(
+            make,
+            sock=listener,
+            ssl=context,
+            ssl_handshake_timeout=protocol.header_seconds,
+            ssl_shutdown_timeout=TLS_GOODBYE_SECONDS,
+        )
+        self.servers.append(server)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Stop listening, end every turn, let the answers go out, and close the application."""
@@ -283,7 +329,12 @@ def address(host: str, listener: socket.socket) -> str:
 
 
 def greeting(
-    settings: Settings, registry: ModelRegistry, listener: socket.socket, *, embeds: bool
+    settings: Settings,
+    registry: ModelRegistry,
+    listener: socket.socket,
+    lan: LocalNetwork,
+    *,
+    embeds: bool,
 ) -> str:
     """What `talekeeper serve` says first: where it is, and what would make it better."""
     lines = [
@@ -291,6 +342,14 @@ def greeting(
         f"  data folder: {settings.data_dir.absolute()}",
         f"  models: {', '.join(spec.id for spec in registry.specs())}",
     ]
+    if lan.is_on:
+        lines += _greet_lan(lan)
+    if settings.plain_http_networks:
+        networks = ", ".join(map(str, settings.plain_http_networks))
+        lines += [
+            f"  Warning: plain http is accepted from {networks}.",
+            "  Everyone who can listen there can read passwords and texts.",
+        ]
     if fault := find_index_fault(settings):
         lines.append(f"  No index: {fault}")
     if not embeds:
@@ -306,3 +365,18 @@ def greeting(
             "  says more.",
         ]
     return "\n".join(lines)
+
+
+def _greet_lan(lan: LocalNetwork) -> list[str]:
+    """Say where phones find the server; with a QR code if the terminal can show it."""
+    origins = lan.find_origins()
+    if not origins:
+        return ["  This machine is in no private network yet: connect it to one."]
+    lines = [f"  in this network: {', '.join(origins)}"]
+    if sys.stdout.isatty() and "utf" in (sys.stdout.encoding or "").lower():
+        lines += ["", draw_qr(origins[0])]
+    return [
+        *lines,
+        "  Browsers warn of the certificate until the root certificate is installed on their",
+        "  device: an administrator finds it under Settings, and how that is done.",
+    ]

@@ -13,7 +13,7 @@ from typing import Literal
 from pydantic import Field, field_validator, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
-from backend.setting_types import Names, Prices, Secret, ServerName
+from backend.setting_types import Names, Prices, PrivateNetworks, Secret, ServerName
 
 PUBLIC_HUB = "https://huggingface.co"
 
@@ -78,6 +78,14 @@ class Settings(BaseSettings):
     answers to `localhost`, to IP addresses, and to the public origin's name."""
     trusted_proxies: Names = ("127.0.0.1",)
     """Addresses whose `X-Forwarded-For` and `X-Forwarded-Proto` are believed."""
+    lan: bool = False
+    """Also listen in the local network, with TLS and a self-made certificate, as `serve --lan`
+    does. Only clients with private addresses are answered there."""
+    lan_port: int = Field(8443, ge=0, le=65535)
+    """Port for the local network; 0 takes a free one."""
+    plain_http_networks: PrivateNetworks = ()
+    """Private networks, such as `192.168.1.0/24`, in which users may sign in over plain http.
+    Everyone who can listen in such a network can read their passwords and texts."""
     registration: Literal["closed", "invitation", "open"] = "invitation"
     """Who may sign up after the first account: nobody, holders of an invitation, everybody."""
     session_idle_days: float = Field(30, gt=0, le=3650)
@@ -302,6 +310,11 @@ class Settings(BaseSettings):
         if self.openai_models and not self.openai_base_url:
             raise ValueError("TALEKEEPER_OPENAI_MODELS is set, TALEKEEPER_OPENAI_BASE_URL is not")
         self._check_embedder()
+        if self.lan and self.public_origin:
+            raise ValueError(
+                "TALEKEEPER_PUBLIC_ORIGIN is set, and pages of other addresses are refused: leave "
+                "it empty for --lan"
+            )
         if self.budget_reply_reserve >= self.budget_total:
             raise ValueError("TALEKEEPER_BUDGET_REPLY_RESERVE leaves nothing of the total budget")
         if 0 < self.max_budget_total < MIN_TOTAL:
