@@ -9,7 +9,6 @@ import fcntl
 import gc
 import os
 import platform
-import signal
 import socket
 import sys
 from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Sequence
@@ -21,6 +20,7 @@ from pydantic import ValidationError as SettingsFault
 import backend
 from backend.logs import configure_logging, get_logger
 from backend.settings import Settings
+from backend.signals import stop_signals
 from backend.terminal import ask_password, show_progress
 
 log = get_logger(__name__)
@@ -174,8 +174,17 @@ async def _serve(settings: Settings, _: argparse.Namespace) -> int:
             log.warning("server.plain_http", count=len(settings.plain_http_networks))
         shared = parts.user_models.shared
         print(greeting(settings, shared, listener, parts.lan, embeds=embeds), flush=True)
-        await Server(config, parts.turns, parts.jobs, tls).serve(sockets=[listener])
-    return 0
+        server = Server(
+            config,
+            parts.drain,
+            turns=parts.turns,
+            jobs=parts.jobs,
+            worker=parts.worker,
+            announce=_announce,
+            lan=tls,
+        )
+        await server.serve(sockets=[listener])
+    return 130 if server.was_interrupted else 0
 
 
 async def _work(settings: Settings, _: argparse.Namespace) -> int:
@@ -200,20 +209,27 @@ async def _work(settings: Settings, _: argparse.Namespace) -> int:
     # Nobody signs in here: keys come with the jobs, or from standing slots.
     keys = JobKeys(root)
     worker = build_worker(settings, parts.queue, keys, parts.kinds, takes_queued=True)
-    stop = asyncio.Event()
-    for each in (signal.SIGINT, signal.SIGTERM):
-        asyncio.get_running_loop().add_signal_handler(each, stop.set)
+    drain = parts.drain
     await parts.processes.start()
-    worker.start()
-    log.info("worker.starting", version=backend.__version__, count=settings.job_workers)
-    print(f"Talekeeper {backend.__version__} works on jobs", flush=True)
-    await stop.wait()
-    await worker.aclose()
-    await parts.memory.aclose()
-    await parts.user_models.aclose()
-    await parts.processes.aclose()
-    await database.dispose()
+    with stop_signals(lambda _: drain.receive_signal()):
+        worker.start()
+        log.info("worker.starting", version=backend.__version__, count=settings.job_workers)
+        print(f"Talekeeper {backend.__version__} works on jobs", flush=True)
+        await drain.wait_for_begin()
+        worker.drain()
+        _announce(drain.notice)
+        await drain.finish(lambda: worker.is_busy)
+        await worker.aclose()
+        await parts.memory.aclose()
+        await parts.user_models.aclose()
+        await parts.processes.aclose()
+        await database.dispose()
     return 0
+
+
+def _announce(text: str) -> None:
+    with contextlib.suppress(OSError):  # who reads the output may be gone by then
+        print(text, flush=True)
 
 
 async def _migrate(settings: Settings, options: argparse.Namespace) -> int:

@@ -18,7 +18,7 @@ from collections.abc import Sequence
 
 from scripts.launcher import ROOT, Checkout, say
 
-NEEDED_TESTS = "postgres,browser,generated"
+NEEDED_TESTS = "postgres,browser,generated,door"
 """Groups of tests that fail if they cannot run: this machine has all that they need."""
 
 CHROMIUM_NAMES = ("chromium-browser", "google-chrome")

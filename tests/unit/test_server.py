@@ -7,7 +7,7 @@ import io
 import socket
 from ipaddress import IPv4Address
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -15,9 +15,10 @@ import uvicorn
 import zxingcpp
 from uvicorn.server import ServerState
 
+from backend.drain import Drain
 from backend.generation.registry import ModelRegistry
 from backend.lan.service import LocalNetwork
-from backend.server import LanProtocol, Server, greeting
+from backend.server import LanProtocol, Server, greeting, open_listener
 from tests.support.server import settings_of
 
 pytestmark = pytest.mark.anyio
@@ -25,6 +26,8 @@ pytestmark = pytest.mark.anyio
 
 class LateConnection:
     """A connection that uvicorn's one round of closing missed."""
+
+    cycle = None
 
     def __init__(self, connections: set[Any]) -> None:
         self._connections = connections
@@ -39,6 +42,8 @@ class LateConnection:
 class Turns:
     """Turns, of which none runs."""
 
+    runs: ClassVar[list[Any]] = []
+
     async def close(self) -> None:
         return
 
@@ -50,18 +55,36 @@ class Jobs:
         return
 
 
+class Worker:
+    """A worker without jobs."""
+
+    is_busy = False
+
+    def drain(self) -> None:
+        return
+
+
 async def application(scope: Any, receive: Any, send: Any) -> None:
-    """Answers nothing."""
+    """Answers that all is well."""
+    head = {"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"0")]}
+    await send(head)
+    await send({"type": "http.response.body", "body": b""})
 
 
-async def test_a_connection_that_came_as_listening_ended_is_closed_too() -> None:
+def made_server(drain: Drain) -> Server:
     config = uvicorn.Config(application, lifespan="off", log_config=None)
     config.load()
     turns: Any = Turns()
     jobs: Any = Jobs()
-    server = Server(config, turns, jobs)
+    worker: Any = Worker()
+    server = Server(config, drain, turns=turns, jobs=jobs, worker=worker, announce=lambda _: None)
     server.lifespan = config.lifespan_class(config)
     server.servers = []
+    return server
+
+
+async def test_a_connection_that_came_as_listening_ended_is_closed_too() -> None:
+    server = made_server(Drain(0))
     connections: set[Any] = server.server_state.connections
     connections.add(LateConnection(connections))
     async with asyncio.timeout(60):
@@ -146,3 +169,21 @@ async def test_in_the_local_network_no_client_of_the_internet_is_heard(
     protocol.connection_made(connection)
     assert connection.aborted is aborted
     protocol.connection_lost(ConnectionError())
+
+
+async def test_a_request_on_a_connection_that_was_not_accepted_yet_is_answered() -> None:
+    loop, server = asyncio.get_running_loop(), made_server(Drain(60))
+    listener = open_listener("127.0.0.1", 0)
+    address = listener.getsockname()
+    await server.startup([listener])
+    with socket.create_connection(address) as client:
+        client.sendall(b"GET / HTTP/1.1\r\nhost: localhost\r\n\r\n")
+        client.settimeout(0)
+        async with asyncio.timeout(60):
+            # Nothing was awaited since the client connected, so the server does not know of it.
+            _, answer = await asyncio.gather(
+                server.shutdown([listener]), loop.sock_recv(client, 100)
+            )
+    assert answer.startswith(b"HTTP/1.1 200 ")
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(address)
