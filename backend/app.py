@@ -49,6 +49,7 @@ from backend.generation.tokens import best_tokenizer, get_tokenizer
 from backend.health import HealthController
 from backend.http import EXCEPTION_HANDLERS
 from backend.jobs.controller import JobController
+from backend.lan.controller import LanController
 from backend.llm.controller import ModelController, TokenController
 from backend.llm.provider_addresses import ProviderAddressController
 from backend.llm.provider_controller import ProviderController, ProviderPresetController
@@ -96,6 +97,7 @@ API_CONTROLLERS: Sequence[type[Controller]] = (
     ActivityController,
     SecondFactorController,
     AdministrationController,
+    LanController,
     UsageController,
     AccountUsageController,
     CharacterController,
@@ -178,7 +180,8 @@ def guarding(parts: Services) -> list[ASGIMiddleware]:
             parts.sessions,
             csrf_secret=parts.instance.csrf_secret,
             public_origin=parts.settings.public_origin,
-            allowed_hosts=parts.settings.allowed_hosts,
+            allowed_hosts=(*parts.settings.allowed_hosts, *parts.lan.names),
+            plain_networks=parts.settings.plain_http_networks,
         ),
         QuotaMiddleware(parts.quotas, upload_above=JSON_BODY_BYTES),
         IdempotencyMiddleware(parts.database),
@@ -284,6 +287,7 @@ def _chores(parts: Services, *, is_long_round: bool) -> dict[str, Callable[[], o
         "jobs": partial(parts.jobs.clean, at=now()),
         "index_model": memory.follow_model,
         "index": memory.prepare,
+        "lan": parts.lan.refresh,
     }
     if is_long_round:
         chores |= {

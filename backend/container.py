@@ -63,6 +63,7 @@ from backend.jobs.models import JOB_LEASES
 from backend.jobs.queue import JobQueue
 from backend.jobs.running import stoppable_kinds
 from backend.jobs.service import JobService
+from backend.lan.service import LocalNetwork
 from backend.llm.models import SLOT_LEASES
 from backend.llm.provider_addresses import ProviderAddressService
 from backend.llm.provider_service import ProviderService
@@ -141,6 +142,7 @@ class Services:
         self.instance = instance
         self.registry = registry
         self.user_models = user_models
+        self.lan = LocalNetwork(settings)
         self.slots = slots = ModelSlots(database, instance)
         self.index = index = memory.outbox
         self.providers = ProviderService(database, root, user_models, follow=memory.follow_account)

@@ -45,7 +45,7 @@ class DisconnectMiddleware(ASGIMiddleware):
                 watch = asyncio.create_task(watch_connection())
             return message
 
-        if scope["method"] == HttpMethod.GET:  # it has no body, which anyone would read
+        if scope.get("method") == HttpMethod.GET:  # it has no body, which anyone would read
             watch = asyncio.create_task(watch_connection())
         token = client_gone.set(gone)
         try:

@@ -6,9 +6,11 @@ import asyncio
 import contextlib
 import signal
 import socket
+import ssl
 import sys
 import time
 from collections.abc import Callable, Generator
+from functools import partial
 from typing import Any
 
 import uvicorn
@@ -21,7 +23,10 @@ from backend.faults import find_index_fault
 from backend.generation.registry import ModelRegistry
 from backend.jobs.service import JobService
 from backend.jobs.worker import Worker
+from backend.lan.service import LocalNetwork
 from backend.logs import get_logger
+from backend.private_networks import LOOPBACK, PRIVATE, contains
+from backend.qr_codes import draw_qr
 from backend.settings import Settings
 from backend.signals import stop_signals
 from backend.turns.service import TurnService
@@ -39,6 +44,9 @@ LINGER_SECONDS = 10.0
 
 LATE_SECONDS = 0.2
 """Between two looks for connections that came while the server stopped."""
+
+TLS_GOODBYE_SECONDS = 1.0
+"""A client has this long to confirm the end of a TLS connection: a phone may be asleep."""
 
 ARRIVAL_SECONDS = 1.0
 """Longest that a drain waits for the first request of a connection that was made before it."""
@@ -107,7 +115,7 @@ class LimitedProtocol(HttpToolsProtocol):
         answered = self.url.partition(b"?")[0] in ALWAYS_ANSWERED
         self.limit_concurrency = None if answered else self.config.limit_concurrency
         before: Any = self.cycle  # None before the first request
-        self.scope["state"][IS_KEPT] = before is not None
+        self.scope.setdefault("state", {})[IS_KEPT] = before is not None
         super().on_headers_complete()
 
     def on_body(self, body: bytes) -> None:
@@ -170,6 +178,16 @@ class LimitedProtocol(HttpToolsProtocol):
             self._timer = None
 
 
+class LanProtocol(LimitedProtocol):
+    """Closes connections from the public internet: a home's router may let them in."""
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Close the connection unless its client is in a private network."""
+        super().connection_made(transport)
+        if self.client is None or not contains((*PRIVATE, *LOOPBACK), self.client[0]):
+            self._abort()
+
+
 def server_config(app: Any, settings: Settings, *, shutdown_seconds: int) -> uvicorn.Config:
     """Uvicorn's configuration, with this installation's limits."""
     limits = {
@@ -226,8 +244,10 @@ class Server(uvicorn.Server):
         jobs: JobService,
         worker: Worker,
         announce: Callable[[str], None],
+        lan: tuple[socket.socket, ssl.SSLContext] | None = None,
     ) -> None:
         super().__init__(config)
+        self._lan = lan
         self._drain = drain
         self._turns = turns
         self._jobs = jobs
@@ -245,6 +265,27 @@ class Server(uvicorn.Server):
             if lifespan.error is None:
                 raise
             raise lifespan.error from None
+        if self._lan is not None:
+            await self._listen_in_lan(*self._lan)
+
+    async def _listen_in_lan(self, listener: socket.socket, context: ssl.SSLContext) -> None:
+        """Listen with TLS as well; uvicorn itself listens in one way alone."""
+        protocol: Any = type("ConfiguredLan", (LanProtocol, self.config.http_protocol_class), {})
+        make = partial(
+            protocol,
+            config=self.config,
+            server_state=self.server_state,
+            app_state=self.lifespan.state,
+        )
+        loop = asyncio.get_running_loop()
+        server = await loop.create_server(
+            make,
+            sock=listener,
+            ssl=context,
+            ssl_handshake_timeout=protocol.header_seconds,
+            ssl_shutdown_timeout=TLS_GOODBYE_SECONDS,
+        )
+        self.servers.append(server)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Stop listening, drain, end the work that is left, and close the application."""
@@ -279,8 +320,10 @@ class Server(uvicorn.Server):
         it was worked on, and cannot send it again.
         """
         accepted = [each for listener in listeners for each in _accept_waiting(listener)]
-        for each in (*self.servers, *listeners):
-            each.close()
+        for server in self.servers:
+            server.close()
+        for listener in listeners:
+            listener.close()
         return [asyncio.create_task(self._serve_connection(each)) for each in accepted]
 
     async def _serve_connection(self, connection: socket.socket) -> None:
@@ -359,13 +402,27 @@ def address(host: str, listener: socket.socket) -> str:
 
 
 def greeting(
-    settings: Settings, registry: ModelRegistry, listener: socket.socket, *, embeds: bool
+    settings: Settings,
+    registry: ModelRegistry,
+    listener: socket.socket,
+    lan: LocalNetwork,
+    *,
+    embeds: bool,
 ) -> str:
     """What `talekeeper serve` says first: where it is, and what would make it better."""
     lines = [
         f"Talekeeper {backend.__version__} at {address(settings.host, listener)}",
+        f"  data folder: {settings.data_dir.absolute()}",
         f"  models: {', '.join(spec.id for spec in registry.specs())}",
     ]
+    if lan.is_on:
+        lines += _greet_lan(lan)
+    if settings.plain_http_networks:
+        networks = ", ".join(map(str, settings.plain_http_networks))
+        lines += [
+            f"  Warning: plain http is accepted from {networks}.",
+            "  Everyone who can listen there can read passwords and texts.",
+        ]
     if fault := find_index_fault(settings):
         lines.append(f"  No index: {fault}")
     if not embeds:
@@ -381,3 +438,18 @@ def greeting(
             "  says more.",
         ]
     return "\n".join(lines)
+
+
+def _greet_lan(lan: LocalNetwork) -> list[str]:
+    """Say where phones find the server; with a QR code if the terminal can show it."""
+    origins = lan.find_origins()
+    if not origins:
+        return ["  This machine is in no private network yet: connect it to one."]
+    lines = [f"  in this network: {', '.join(origins)}"]
+    if sys.stdout.isatty() and "utf" in (sys.stdout.encoding or "").lower():
+        lines += ["", draw_qr(origins[0])]
+    return [
+        *lines,
+        "  Browsers warn of the certificate until the root certificate is installed on their",
+        "  device: an administrator finds it under Settings, and how that is done.",
+    ]

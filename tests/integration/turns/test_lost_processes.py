@@ -40,8 +40,9 @@ async def here(postgres_url: str, tmp_path: Path) -> AsyncGenerator[Running]:
 @pytest.fixture
 def there(postgres_url: str, tmp_path: Path) -> Generator[Served]:
     """A server in a process of its own, whose model speaks slowly."""
-    settings = {"database_url": postgres_url, "root_key": ROOT_KEY, "demo_tokens_per_second": 50}
-    with serving(tmp_path, **settings) as served:
+    with serving(
+        tmp_path, database_url=postgres_url, root_key=ROOT_KEY, demo_tokens_per_second=50
+    ) as served:
         yield served
 
 
