@@ -302,7 +302,7 @@ class Server(uvicorn.Server):
             is_silent = any(each.cycle is None for each in connections)
             return is_early and (is_silent or not all(each.done() for each in arrivals))
 
-        log.info("server.stopping", turns=len(self._turns.runs), drain_seconds=self._drain.seconds)
+        log.info("server.stopping", count=len(self._turns.runs))
         self._announce(self._drain.notice)
         await self._drain.finish(is_busy)
         self._jobs.close()

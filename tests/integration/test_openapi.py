@@ -15,6 +15,7 @@ from tests.integration.characters.pictures import picture
 from tests.support.routes import filled as fill_path
 from tests.support.server import PASSWORD, Account, Running, ok, problem
 from tests.support.shared import ada, server, shared_url
+from tests.support.waiting import PATIENCE
 
 __all__ = ["ada", "server", "shared_url"]
 
@@ -83,7 +84,7 @@ async def administrator(server: Running) -> AsyncGenerator[Account]:
 
 @pytest.fixture(scope="module")
 async def document(server: Running) -> dict[str, Any]:
-    async with httpx.AsyncClient(trust_env=False) as client:
+    async with httpx.AsyncClient(trust_env=False, timeout=PATIENCE) as client:
         ok(await client.get(f"{server.url}/schema"))
         schema: dict[str, Any] = ok(await client.get(f"{server.url}/schema"))
         return schema
