@@ -65,9 +65,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Generator[None, object, object]:
-    """Spare the collector what is there for the whole run.
+    """Exempt the collected tests and modules from garbage collection.
 
-    The modules and tests are half a million objects, which each full collection looks at otherwise.
+    They are half a million objects, and live until the end: a full collection took 0.6 s.
     """
     gc.disable()
     try:
