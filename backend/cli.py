@@ -5,21 +5,25 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
-import fcntl
 import gc
 import os
 import platform
-import signal
 import socket
 import sys
 from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Sequence
 from pathlib import Path
 from typing import Any
 
+from filelock import FileLock, Timeout
 from pydantic import ValidationError as SettingsFault
 
 import backend
 from backend.logs import configure_logging, get_logger
+from backend.operating_system import (
+    forbid_core_dumps,
+    keep_files_private,
+    listen_for_stop,
+)
 from backend.settings import Settings
 from backend.terminal import ask_password, show_progress
 
@@ -42,10 +46,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             name = "_".join(str(part) for part in each["loc"]).upper()
             print(f"TALEKEEPER_{name}: {each['msg']}".replace("TALEKEEPER_: ", ""), file=sys.stderr)
         return 2
-    # The data folder and what is written into it are nobody else's to read.
-    os.umask(0o077)
-    from backend.vault.root import forbid_core_dumps
-
+    keep_files_private()
     forbid_core_dumps()
     configure_logging(settings.log_level, settings.log_format)
     command: Command = options.command
@@ -186,8 +187,7 @@ async def _work(settings: Settings, _: argparse.Namespace) -> int:
     keys = JobKeys(root)
     worker = build_worker(settings, parts.queue, keys, parts.kinds, takes_queued=True)
     stop = asyncio.Event()
-    for each in (signal.SIGINT, signal.SIGTERM):
-        asyncio.get_running_loop().add_signal_handler(each, stop.set)
+    listen_for_stop(stop.set)
     worker.start()
     log.info("worker.starting", version=backend.__version__, count=settings.job_workers)
     print(f"Talekeeper {backend.__version__} works on jobs", flush=True)
@@ -334,15 +334,15 @@ def _lock(settings: Settings) -> Generator[None]:
         yield
         return
     settings.data_dir.mkdir(parents=True, exist_ok=True)
-    with (settings.data_dir / "lock").open("w") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            raise UsageError(
-                f"Another Talekeeper uses {settings.data_dir}. With SQLite there is one process: "
-                "stop the other, or name another folder with --data-dir, or use PostgreSQL "
-                "(TALEKEEPER_DATABASE_URL) for several."
-            ) from None
+    try:
+        lock = FileLock(settings.data_dir / "lock").acquire(blocking=False)
+    except Timeout:
+        raise UsageError(
+            f"Another Talekeeper uses {settings.data_dir}. With SQLite there is one process: "
+            "stop the other, or name another folder with --data-dir, or use PostgreSQL "
+            "(TALEKEEPER_DATABASE_URL) for several."
+        ) from None
+    with lock:
         yield
 
 

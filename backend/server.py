@@ -18,6 +18,7 @@ import backend
 from backend.faults import find_index_fault
 from backend.generation.registry import ModelRegistry
 from backend.jobs.service import JobService
+from backend.operating_system import allow_address_again
 from backend.settings import Settings
 from backend.turns.service import TurnService
 
@@ -264,7 +265,7 @@ def open_listener(host: str, port: int) -> socket.socket:
     # By the protocol's number asyncio knows that it may send small packets at once; without it each
     # request of a connection that is kept waits 40 ms for the last answer's acknowledgement.
     listener = socket.socket(family, proto=socket.IPPROTO_TCP)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    allow_address_again(listener)
     try:
         listener.bind((host, port))
         # From here on a client waits until the server is up, and is not turned away.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import contextlib
 import os
 import secrets
 from collections.abc import Generator, Mapping
@@ -12,6 +11,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from backend.errors import AppError
+from backend.operating_system import sync_folder
 from backend.vault.sealing import KEY_BYTES, SealBrokenError, derive, open_with, seal_with
 
 
@@ -171,7 +171,7 @@ def _create(path: Path, text: str) -> None:
             pass
         finally:
             scratch.unlink()
-        _sync_folder(path.parent)
+        sync_folder(path.parent)
 
 
 def _replace(path: Path, text: str) -> None:
@@ -185,24 +185,19 @@ def _replace(path: Path, text: str) -> None:
     except OSError:
         scratch.unlink()
         raise
-    _sync_folder(path.parent)
+    sync_folder(path.parent)
 
 
 def _write_private(path: Path, text: str) -> None:
     """Write a file that its owner alone can read, and wait until it is on the disk."""
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+
+    def open_private(name: str, flags: int) -> int:
+        return os.open(name, flags, 0o600)
+
+    with open(path, "x", encoding="utf-8", newline="\n", opener=open_private) as file:
         file.write(text)
         file.flush()
         os.fsync(file.fileno())
-
-
-def _sync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 @contextmanager
@@ -212,11 +207,3 @@ def _reported(path: Path) -> Generator[None]:
         yield
     except OSError as error:
         raise RootKeyError(f"{path}: {error.strerror}.") from error
-
-
-def forbid_core_dumps() -> None:
-    """A core file of this process would hold users' keys and texts in the clear."""
-    with contextlib.suppress(ImportError):  # Windows has no such limits
-        import resource  # noqa: PLC0415
-
-        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))

@@ -1,0 +1,212 @@
+"""Functions that differ between operating systems. No other module may use what only some have.
+
+If the system has no such function, a call does nothing, so that callers need no cases. The linter
+keeps `fcntl`, `resource`, `os.fork` and the like out of all other modules.
+
+Imports that a helper process does not need stand in functions: it starts in a few hundredths of a
+second.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import socket
+    import subprocess
+
+_PRIVATE = 0o077
+_DIE_WITH_PARENT = 1  # PR_SET_PDEATHSIG, of Linux's prctl(2)
+
+_PASSED_ON = ("PYTHONPATH", "PYTHONHOME", "SYSTEMROOT")
+"""Variables that helper processes inherit: where Python finds its modules, and what Windows needs
+to start any program."""
+
+
+def keep_files_private() -> None:
+    """Let the user alone read what this process writes.
+
+    Windows has no such setting: files have the rights of the folder that they are made in.
+    """
+    if hasattr(os, "umask"):
+        os.umask(_PRIVATE)
+
+
+def is_readable_by_others(path: Path) -> bool:
+    """True if the file's mode lets other users read or write it. Windows has no such modes."""
+    return os.name == "posix" and bool(path.stat().st_mode & _PRIVATE)
+
+
+def sync_folder(folder: Path) -> None:
+    """Wait until the names in a folder are on the disk. Windows can't open folders."""
+    if os.name != "posix":
+        return
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def forbid_core_dumps() -> None:
+    """Forbid core files: they would contain users' keys and texts in the clear."""
+    _limit("RLIMIT_CORE", 0)
+
+
+def limit_memory(size: int) -> bool:
+    """Limit the address space of this process. False if the system refuses, as macOS does."""
+    return _limit("RLIMIT_AS", size)
+
+
+def _limit(name: str, value: int) -> bool:
+    try:
+        import resource  # noqa: PLC0415
+
+        resource.setrlimit(getattr(resource, name), (value, value))
+    except (ImportError, AttributeError, ValueError, OSError):
+        return False
+    return True
+
+
+def lower_priority(niceness: int) -> None:
+    """Let other processes run first. On Windows `start_connected` does so."""
+    if hasattr(os, "nice"):
+        os.nice(niceness)
+
+
+def set_alarm(seconds: float) -> None:
+    """End this process after so many seconds, even if it is deep in C; 0 clears the alarm.
+
+    It ends a process whose parent is gone. Windows has none.
+    """
+    if hasattr(signal, "setitimer"):
+        signal.setitimer(signal.ITIMER_REAL, seconds)
+
+
+def end_with_parent() -> None:
+    """Have the kernel kill this process as soon as its parent ends. Only Linux can."""
+    if sys.platform == "linux":
+        import ctypes  # noqa: PLC0415
+
+        ctypes.CDLL(None).prctl(_DIE_WITH_PARENT, signal.SIGKILL)
+
+
+def ignore_stop_signals() -> None:
+    """Ignore the signals of a terminal: they are meant for the process that is served."""
+    for number in _stop_signals():
+        signal.signal(number, signal.SIG_IGN)
+
+
+def _stop_signals() -> list[signal.Signals]:
+    names = ("SIGINT", "SIGTERM", "SIGBREAK")  # the last is Windows': Ctrl-Break
+    return [getattr(signal, name) for name in names if hasattr(signal, name)]
+
+
+def listen_for_stop(stop: Callable[[], object]) -> None:
+    """Call `stop` in the running event loop when the process is told to end.
+
+    Call it in the main thread. Loops on Windows have no handlers of signals.
+    """
+    import asyncio  # noqa: PLC0415
+
+    loop = asyncio.get_running_loop()
+
+    def stop_soon(*_: object) -> None:
+        loop.call_soon_threadsafe(stop)
+
+    for number in _stop_signals():
+        try:
+            loop.add_signal_handler(number, stop)
+        except NotImplementedError:
+            signal.signal(number, stop_soon)
+
+
+def allow_address_again(listener: socket.socket) -> None:
+    """Let a server that restarts listen at once, where connections of the last one linger.
+
+    On Windows that option lets two servers share a port, and another keeps others out.
+    """
+    import socket  # noqa: PLC0415
+
+    exclusive: int | None = getattr(socket, "SO_EXCLUSIVEADDRUSE", None)
+    option = socket.SO_REUSEADDR if exclusive is None else exclusive
+    listener.setsockopt(socket.SOL_SOCKET, option, 1)
+
+
+def helper_command(module: str) -> list[str]:
+    """Return the command that calls `main` of a module in a process of its own.
+
+    Not `-m`: runpy is slower to import than a helper's own modules.
+    """
+    return [sys.executable, "-P", "-c", f"from {module} import main; main()"]
+
+
+def helper_options() -> dict[str, Any]:
+    """Return options for starting a helper: almost no environment, so no keys and no passwords."""
+    environment = {
+        name: value
+        for name in _PASSED_ON
+        if (value := os.environ.get(name))  # Python's own, and no settings
+    }
+    options: dict[str, Any] = {"env": environment}
+    if sys.platform == "win32":
+        import subprocess  # noqa: PLC0415
+
+        # A console of its own, which is never shown: it hears no Ctrl-C.
+        options["creationflags"] = subprocess.CREATE_NO_WINDOW
+    return options
+
+
+def start_connected(
+    module: str,
+) -> tuple[subprocess.Popen[bytes], socket.socket, socket.socket]:
+    """Start a helper of low priority that has a socket to this process.
+
+    A socket is the only connection that every system can wait for with a timeout.
+
+    Returns:
+        The process, this end of the socket, and the helper's end: keep it open until the helper has
+        sent something, because Windows hands it over only then.
+
+    Raises:
+        OSError: If the process can't be started.
+    """
+    import socket  # noqa: PLC0415
+    import subprocess  # noqa: PLC0415
+
+    ours, theirs = socket.socketpair()
+    options: dict[str, Any] = helper_options() | {
+        "stdout": subprocess.DEVNULL,
+        "stderr": subprocess.DEVNULL,
+    }
+    options["stdin"] = theirs
+    if sys.platform == "win32":
+        options["creationflags"] |= subprocess.BELOW_NORMAL_PRIORITY_CLASS
+        options["stdin"] = subprocess.PIPE
+    try:
+        process: subprocess.Popen[bytes] = subprocess.Popen(  # noqa: S603  our own module
+            helper_command(module), **options
+        )
+    except BaseException:
+        ours.close()
+        theirs.close()
+        raise
+    if sys.platform == "win32" and process.stdin:
+        with contextlib.suppress(OSError), process.stdin as pipe:  # OSError: it has ended already
+            pipe.write(theirs.share(process.pid))
+    return process, ours, theirs
+
+
+def connect_to_parent() -> socket.socket:
+    """Return the socket that `start_connected` gave this process."""
+    import socket  # noqa: PLC0415
+
+    if sys.platform == "win32":
+        return socket.fromshare(sys.stdin.buffer.read())
+    return socket.socket(fileno=os.dup(sys.stdin.fileno()))
