@@ -180,18 +180,21 @@ def start_connected(
     import socket  # noqa: PLC0415
     import subprocess  # noqa: PLC0415
 
-    ours, theirs = socket.socketpair()
-    options: dict[str, Any] = helper_options() | {
-        "stdout": subprocess.DEVNULL,
-        "stderr": subprocess.DEVNULL,
-    }
-    options["stdin"] = theirs
+    options = helper_options()
+    flags: int = options.get("creationflags", 0)
+    stdin: int | None = None
     if sys.platform == "win32":
-        options["creationflags"] |= subprocess.BELOW_NORMAL_PRIORITY_CLASS
-        options["stdin"] = subprocess.PIPE
+        flags |= subprocess.BELOW_NORMAL_PRIORITY_CLASS
+        stdin = subprocess.PIPE
+    ours, theirs = socket.socketpair()
     try:
-        process: subprocess.Popen[bytes] = subprocess.Popen(  # noqa: S603  our own module
-            helper_command(module), **options
+        process = subprocess.Popen(  # noqa: S603  our own module
+            helper_command(module),
+            stdin=theirs.fileno() if stdin is None else stdin,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            env=options["env"],
+            creationflags=flags,
         )
     except BaseException:
         ours.close()

@@ -32,7 +32,7 @@ def import_visible(
     level: int = 0,
 ) -> Any:
     """Import a module, unless it is hidden from the module that asks."""
-    asks = str((globals or {}).get("__name__", ""))
+    asks = (globals or {}).get("__name__") or ""  # pyright: ignore[reportUnknownVariableType]
     if name in HIDDEN_MODULES and asks.partition(".")[0] == "backend":
         raise ModuleNotFoundError(f"No module named {name!r}", name=name)
     module = _import(name, globals, locals, fromlist, level)
