@@ -74,8 +74,8 @@ class EngineProcess:
 
     @property
     def is_gone(self) -> bool:
-        """Whether it answers no more."""
-        return self._reading.done()
+        """True if it takes no more calls: its input closes a moment before its output does."""
+        return self._reading.done() or self._in.is_closing()
 
     async def call(self, method: str, *arguments: object, **options: object) -> Any:
         """What a method of `Engine` gives back.
