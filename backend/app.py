@@ -35,6 +35,7 @@ from backend.chronicles.event_controller import EventController
 from backend.container import Services
 from backend.database.base import now
 from backend.disconnects import DisconnectMiddleware
+from backend.drain import DrainMiddleware
 from backend.enrichment.compaction.controller import CompactionController
 from backend.enrichment.controller import (
     EnrichmentController,
@@ -171,6 +172,7 @@ def create_app(parts: Services) -> Litestar:
 def guarding(parts: Services) -> list[ASGIMiddleware]:
     """What every request goes through, the outermost first."""
     return [
+        DrainMiddleware(parts.drain),
         IdentityMiddleware(
             parts.sessions,
             csrf_secret=parts.instance.csrf_secret,

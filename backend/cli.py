@@ -19,12 +19,9 @@ from pydantic import ValidationError as SettingsFault
 
 import backend
 from backend.logs import configure_logging, get_logger
-from backend.operating_system import (
-    forbid_core_dumps,
-    keep_files_private,
-    listen_for_stop,
-)
+from backend.operating_system import forbid_core_dumps, keep_files_private
 from backend.settings import Settings
+from backend.signals import stop_signals
 from backend.terminal import ask_password, show_progress
 
 log = get_logger(__name__)
@@ -160,8 +157,16 @@ async def _serve(settings: Settings, _: argparse.Namespace) -> int:
         )
         embeds = parts.memory.embedder is not None
         print(greeting(settings, parts.user_models.shared, listener, embeds=embeds), flush=True)
-        await Server(config, parts.turns, parts.jobs).serve(sockets=[listener])
-    return 0
+        server = Server(
+            config,
+            parts.drain,
+            turns=parts.turns,
+            jobs=parts.jobs,
+            worker=parts.worker,
+            announce=_announce,
+        )
+        await server.serve(sockets=[listener])
+    return 130 if server.was_interrupted else 0
 
 
 async def _work(settings: Settings, _: argparse.Namespace) -> int:
@@ -186,17 +191,25 @@ async def _work(settings: Settings, _: argparse.Namespace) -> int:
     # Nobody signs in here: keys come with the jobs, or from standing slots.
     keys = JobKeys(root)
     worker = build_worker(settings, parts.queue, keys, parts.kinds, takes_queued=True)
-    stop = asyncio.Event()
-    listen_for_stop(stop.set)
-    worker.start()
-    log.info("worker.starting", version=backend.__version__, count=settings.job_workers)
-    print(f"Talekeeper {backend.__version__} works on jobs", flush=True)
-    await stop.wait()
-    await worker.aclose()
-    await parts.memory.aclose()
-    await parts.user_models.aclose()
-    await database.dispose()
+    drain = parts.drain
+    with stop_signals(lambda _: drain.receive_signal()):
+        worker.start()
+        log.info("worker.starting", version=backend.__version__, count=settings.job_workers)
+        print(f"Talekeeper {backend.__version__} works on jobs", flush=True)
+        await drain.wait_for_begin()
+        worker.drain()
+        _announce(drain.notice)
+        await drain.finish(lambda: worker.is_busy)
+        await worker.aclose()
+        await parts.memory.aclose()
+        await parts.user_models.aclose()
+        await database.dispose()
     return 0
+
+
+def _announce(text: str) -> None:
+    with contextlib.suppress(OSError):  # who reads the output may be gone by then
+        print(text, flush=True)
 
 
 async def _migrate(settings: Settings, options: argparse.Namespace) -> int:

@@ -44,6 +44,7 @@ from backend.chronicles.service import ChronicleService
 from backend.chronicles.transfer import ChronicleTransfer
 from backend.cpu_pool import CpuPool
 from backend.database.engine import Database
+from backend.drain import Drain
 from backend.enrichment.compaction.controller import CompactionService
 from backend.enrichment.outbox import EnrichmentOutbox
 from backend.enrichment.runtime import job_kinds, open_enrichment
@@ -128,6 +129,7 @@ class Services:
         kdf: PasswordKdf,
     ) -> None:
         self.settings = settings
+        self.drain = Drain(settings.drain_seconds)
         self.database = database
         self.memory = memory
         self.queue = queue

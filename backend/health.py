@@ -12,6 +12,7 @@ from prometheus_client import CONTENT_TYPE_LATEST, REGISTRY, generate_latest
 
 from backend.accounts.middleware import PUBLIC, is_loopback
 from backend.database.engine import Database, DatabaseUnavailableError
+from backend.drain import Drain, ServerStoppingError
 from backend.errors import AppError, NotFoundError
 from backend.generation.registry import ModelRegistry
 from backend.memory.index.protocol import IndexUnavailableError
@@ -66,13 +67,19 @@ class HealthController(Controller):
         registry: NamedDependency[ModelRegistry],
         memory: NamedDependency[MemoryRuntime],
         regexes: NamedDependency[RegexProcess],
+        drain: NamedDependency[Drain],
     ) -> Response[Readiness]:
-        """Each part, with a reason where it is not ready; 503 when requests need that part."""
+        """Each part, with a reason where it is not ready; 503 when requests need that part.
+
+        While the process ends, its part `server` is not ready.
+        """
         index, embedder = memory.collections.current, memory.embedder
         names = ", ".join(spec.id for spec in registry.specs())
         kind = database.url.get_backend_name()
         by_words = "none: memory is searched by words alone"
+        stopping = HealthCheck(name="server", ready=False, detail=ServerStoppingError.title)
         parts = [
+            *([stopping] if drain.is_on else []),
             await _pinged("database", kind, database.ping, DatabaseUnavailableError),
             HealthCheck(name="models", ready=True, detail=names),
             await _pinged("index", index.name, index.ping, IndexUnavailableError, needed=False),

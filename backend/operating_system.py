@@ -13,7 +13,7 @@ import contextlib
 import os
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     import subprocess
 
 _PRIVATE = 0o077
+_CONSOLE_ENDS = (2, 5, 6)  # Windows' CTRL_CLOSE_EVENT, CTRL_LOGOFF_EVENT and CTRL_SHUTDOWN_EVENT
 _DIE_WITH_PARENT = 1  # PR_SET_PDEATHSIG, of Linux's prctl(2)
 
 _PASSED_ON = ("PYTHONPATH", "PYTHONHOME", "SYSTEMROOT")
@@ -97,34 +98,51 @@ def end_with_parent() -> None:
         ctypes.CDLL(None).prctl(_DIE_WITH_PARENT, signal.SIGKILL)
 
 
+STOP_SIGNALS: tuple[signal.Signals, ...] = tuple(
+    getattr(signal, name)
+    for name in ("SIGINT", "SIGTERM", "SIGBREAK")  # the last is Windows': Ctrl-Break
+    if hasattr(signal, name)
+)
+"""The signals by which people and service managers end a process."""
+
+
 def ignore_stop_signals() -> None:
-    """Ignore the signals of a terminal: they are meant for the process that is served."""
-    for number in _stop_signals():
+    """Ignore these signals: they are meant for the process that is served."""
+    for number in STOP_SIGNALS:
         signal.signal(number, signal.SIG_IGN)
 
 
-def _stop_signals() -> list[signal.Signals]:
-    names = ("SIGINT", "SIGTERM", "SIGBREAK")  # the last is Windows': Ctrl-Break
-    return [getattr(signal, name) for name in names if hasattr(signal, name)]
+@contextlib.contextmanager
+def console_watched(receive: Callable[[int], object]) -> Generator[None]:
+    """Call `receive` with SIGTERM, in a thread of the system's, when the console is closed.
 
-
-def listen_for_stop(stop: Callable[[], object]) -> None:
-    """Call `stop` in the running event loop when the process is told to end.
-
-    Call it in the main thread. Loops on Windows have no handlers of signals.
+    Only Windows tells a program so: it waits until the block has ended, five seconds at most, and
+    ends the process then.
     """
-    import asyncio  # noqa: PLC0415
+    if sys.platform == "win32":
+        import ctypes  # noqa: PLC0415
+        import threading  # noqa: PLC0415
+        from ctypes import wintypes  # noqa: PLC0415
 
-    loop = asyncio.get_running_loop()
+        ended = threading.Event()
 
-    def stop_soon(*_: object) -> None:
-        loop.call_soon_threadsafe(stop)
+        def handle(event: int) -> bool:
+            if event not in _CONSOLE_ENDS:
+                return False  # Ctrl-C and Ctrl-Break are signals
+            receive(signal.SIGTERM)
+            ended.wait()
+            return True
 
-    for number in _stop_signals():
+        handler = ctypes.WINFUNCTYPE(wintypes.BOOL, wintypes.DWORD)(handle)
+        set_handler = ctypes.windll.kernel32.SetConsoleCtrlHandler
+        set_handler(handler, wintypes.BOOL(1))
         try:
-            loop.add_signal_handler(number, stop)
-        except NotImplementedError:
-            signal.signal(number, stop_soon)
+            yield
+        finally:
+            ended.set()
+            set_handler(handler, wintypes.BOOL(0))
+    else:
+        yield
 
 
 def allow_address_again(listener: socket.socket) -> None:

@@ -1,4 +1,4 @@
-"""Uvicorn with limits for connections that are slow, idle or too large, and an end for streams."""
+"""Uvicorn with limits for slow, idle and large connections, and an end that waits for replies."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ import contextlib
 import signal
 import socket
 import sys
-from collections.abc import Generator
+import time
+from collections.abc import Callable, Generator
 from typing import Any
 
 import uvicorn
@@ -15,12 +16,18 @@ from uvicorn.lifespan.on import LifespanOn, LifespanSendMessage
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 import backend
+from backend.drain import IS_KEPT, Drain
 from backend.faults import find_index_fault
 from backend.generation.registry import ModelRegistry
 from backend.jobs.service import JobService
+from backend.jobs.worker import Worker
+from backend.logs import get_logger
 from backend.operating_system import allow_address_again
 from backend.settings import Settings
+from backend.signals import stop_signals
 from backend.turns.service import TurnService
+
+log = get_logger(__name__)
 
 ALWAYS_ANSWERED = frozenset({b"/health"})
 """Paths that are answered also when there are more connections than `limit_concurrency`."""
@@ -33,6 +40,9 @@ LINGER_SECONDS = 10.0
 
 LATE_SECONDS = 0.2
 """Between two looks for connections that came while the server stopped."""
+
+ARRIVAL_SECONDS = 1.0
+"""Longest that a drain waits for the first request of a connection that was made before it."""
 
 _TIMED_OUT = b"HTTP/1.1 408 Request Timeout\r\nconnection: close\r\ncontent-length: 0\r\n\r\n"
 _TOO_LARGE = (
@@ -97,6 +107,8 @@ class LimitedProtocol(HttpToolsProtocol):
         self._arm(self.body_seconds, self._body_is_late)
         answered = self.url.partition(b"?")[0] in ALWAYS_ANSWERED
         self.limit_concurrency = None if answered else self.config.limit_concurrency
+        before: Any = self.cycle  # None before the first request
+        self.scope["state"][IS_KEPT] = before is not None
         super().on_headers_complete()
 
     def on_body(self, body: bytes) -> None:
@@ -199,17 +211,31 @@ class _Lifespan(LifespanOn):
 
 
 class Server(uvicorn.Server):
-    """Uvicorn, with an end that streams are told of.
+    """Uvicorn, with time for running work before the end, and a last event for each stream.
 
-    Uvicorn waits until every answer is over, and cuts off in mid-body what takes too long. A reply
-    may stream for minutes, so here running turns are ended first: what was said is stored, each
-    stream gets its last event and ends, and nothing is left to wait for.
+    Uvicorn waits until every answer is over, and cuts off in mid-body those that take too long. A
+    reply may stream for minutes. So turns and jobs get the time of a drain. Then those that still
+    run are ended: their text is stored, and each stream gets its last event and ends.
     """
 
-    def __init__(self, config: uvicorn.Config, turns: TurnService, jobs: JobService) -> None:
+    def __init__(
+        self,
+        config: uvicorn.Config,
+        drain: Drain,
+        *,
+        turns: TurnService,
+        jobs: JobService,
+        worker: Worker,
+        announce: Callable[[str], None],
+    ) -> None:
         super().__init__(config)
+        self._drain = drain
         self._turns = turns
         self._jobs = jobs
+        self._worker = worker
+        self._announce = announce
+        self.was_interrupted = False
+        """True if a SIGINT came."""
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Start the application. Raises the error that ends the start."""
@@ -222,13 +248,55 @@ class Server(uvicorn.Server):
             raise lifespan.error from None
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Stop listening, end every turn, let the answers go out, and close the application."""
+        """Stop listening, drain, end the work that is left, and close the application."""
+        self._drain.begin()
+        self._worker.drain()
+        arrivals = self._stop_listening(sockets or [])
+        arrival_end = time.monotonic() + ARRIVAL_SECONDS
+        connections: set[Any] = self.server_state.connections
+
+        def is_busy() -> bool:
+            if self._turns.runs or self._worker.is_busy:
+                return True
+            is_early = time.monotonic() < arrival_end
+            is_silent = any(each.cycle is None for each in connections)
+            return is_early and (is_silent or not all(each.done() for each in arrivals))
+
+        log.info("server.stopping", turns=len(self._turns.runs), drain_seconds=self._drain.seconds)
+        self._announce(self._drain.notice)
+        await self._drain.finish(is_busy)
         self._jobs.close()
         closing = asyncio.create_task(self._close_late_connections())
         try:
             await asyncio.gather(super().shutdown(sockets), self._turns.close())
         finally:
-            closing.cancel()
+            for task in (closing, *arrivals):
+                task.cancel()
+
+    def _stop_listening(self, listeners: list[socket.socket]) -> list[asyncio.Task[None]]:
+        """Close the listeners, and serve the connections that wait to be accepted.
+
+        Closing alone would reset them. A proxy that has sent a request on one cannot know whether
+        it was worked on, and cannot send it again.
+        """
+        accepted = [each for listener in listeners for each in _accept_waiting(listener)]
+        for each in (*self.servers, *listeners):
+            each.close()
+        return [asyncio.create_task(self._serve_connection(each)) for each in accepted]
+
+    async def _serve_connection(self, connection: socket.socket) -> None:
+        config: Any = self.config
+
+        def create_protocol() -> asyncio.Protocol:
+            protocol: asyncio.Protocol = config.http_protocol_class(
+                config=config, server_state=self.server_state, app_state=self.lifespan.state
+            )
+            return protocol
+
+        with contextlib.suppress(OSError):  # its client may have left
+            await asyncio.get_running_loop().connect_accepted_socket(
+                create_protocol, connection, ssl=config.ssl
+            )
 
     async def _close_late_connections(self) -> None:
         """Close, after their answers, connections that were accepted as listening ended.
@@ -242,21 +310,29 @@ class Server(uvicorn.Server):
 
     @contextlib.contextmanager
     def capture_signals(self) -> Generator[None]:
-        """Take SIGTERM for an order that was carried out.
+        """Take signals for orders that are carried out.
 
         Uvicorn raises the signal once more at the end, for the handler that was there before: that
         would kill the process, and look like a failure to the program that started it.
         """
+        with stop_signals(self._receive_signal):
+            yield
 
-        def leave(*_: object) -> None:
-            self.should_exit = True
+    def _receive_signal(self, number: int) -> None:
+        self._drain.receive_signal()
+        self.should_exit = True
+        self.was_interrupted |= number == signal.SIGINT
+        # After the drain Ctrl-C does not even wait until the rest is stored.
+        self.force_exit = self._drain.is_over and number == signal.SIGINT
 
-        before = signal.signal(signal.SIGTERM, leave)
-        try:
-            with super().capture_signals():
-                yield
-        finally:
-            signal.signal(signal.SIGTERM, before)
+
+def _accept_waiting(listener: socket.socket) -> Generator[socket.socket]:
+    """Accept the connections that wait."""
+    with contextlib.suppress(OSError):  # none is left, or the process has no room for more
+        while True:
+            connection, _ = listener.accept()
+            connection.settimeout(0)
+            yield connection
 
 
 def open_listener(host: str, port: int) -> socket.socket:

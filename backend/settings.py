@@ -82,6 +82,9 @@ class Settings(BaseSettings):
     """Slowest pace at which a body may come, after that."""
     keep_alive_seconds: float = Field(15, ge=1)
     """A connection without a request is closed after this long."""
+    drain_seconds: float = Field(0, ge=0, le=3600)
+    """After SIGTERM or Ctrl-C, replies and jobs that run have this long to end while nothing new
+    begins; a second signal ends them. 0: they are ended at once."""
 
     # Models
     default_model: str = ""

@@ -50,6 +50,8 @@ FILES = "files"
 
 ENDS_WITH_CLIENT = "ends_with_client"
 """True if the route's work over texts stops when its client closes the connection."""
+BEGINS_TURN = "begins_turn"
+"""True if the route asks a model for its user. A process that is about to end refuses it."""
 
 # What it tells the quotas.
 PREVIEWS = "previews"

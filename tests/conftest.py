@@ -13,7 +13,7 @@ import pytest
 from tests.support.systems import SYSTEMS, simulate_here
 from tests.support.thorough import THOROUGH
 
-GROUPS = ("embeddings", "postgres", "qdrant", "browser", "generated", "llm")
+GROUPS = ("embeddings", "postgres", "qdrant", "browser", "generated", "llm", "door")
 """Markers of tests that need more than Python and its packages.
 
 What such tests need, a fixture of theirs provides, or calls `pytest.skip` with the reason. A line

@@ -32,7 +32,7 @@ from backend.jobs.running import (
     after_failure,
     queued_at,
 )
-from backend.jobs.slots import Slots
+from backend.jobs.slots import PATIENCE, Slots
 from backend.logs import get_logger
 
 log = get_logger(__name__)
@@ -95,6 +95,7 @@ class Worker:
         self._last_share: UUID | None = None
         self._thorough_at = 0.0
         self._has_more = False
+        self._is_draining = False
         self._is_closing = False
         self._tasks: list[asyncio.Task[None]] = []
 
@@ -105,10 +106,20 @@ class Worker:
             asyncio.create_task(self._beat(), name="jobs.beat"),
         ]
 
+    @property
+    def is_busy(self) -> bool:
+        """True until every job of this worker is stored or put back."""
+        return bool(self._jobs)
+
+    def drain(self) -> None:
+        """Take no more jobs. Those that run go on, those that wait for room are put back."""
+        self._is_draining = True
+        self._wake.set()
+
     async def aclose(self) -> None:
         """Stop: what runs is interrupted and given back at once, with no attempt used up."""
         self._is_closing = True
-        self._wake.set()
+        self.drain()
         # Not in the middle of a claim: what it took would wait until its lease has run out.
         if self._tasks:
             await asyncio.wait(self._tasks[:1], timeout=CLOSE_SECONDS)
@@ -142,7 +153,8 @@ class Worker:
 
         Returns whether there may be more to take at once.
         """
-        if stuck := self._slots.take_back():
+        after = 0.0 if self._is_draining else PATIENCE
+        if stuck := self._slots.take_back(after=after):
             await self._let_go(stuck)
         ended, self._returned = self._returned, []
         wanted = self._wanted(ended)
@@ -188,7 +200,8 @@ class Worker:
         is_thorough = time.monotonic() >= self._thorough_at
         # What a worker left behind may bring this one down: the fewer are beside it the better.
         ahead = 0 if is_thorough else self._slots.ahead
-        is_free = not any(job.runs_alone for job in self._jobs.values() if job not in ended)
+        is_alone = any(job.runs_alone for job in self._jobs.values() if job not in ended)
+        is_free = not (is_alone or self._is_draining)
         return Wanted(
             owner=self.id,
             kinds=tuple(self._kinds),
@@ -240,8 +253,9 @@ class Worker:
             self._slots.add(job)
             return
         await self._let_go([job])
-        await self._put_all_back(after=ROOM_SECONDS)
-        if self._is_closing:
+        if not self._is_draining:
+            await self._put_all_back(after=ROOM_SECONDS)
+        if self._is_draining:
             return
         at = self._clock()
         async with self._database.write() as session:

@@ -22,6 +22,7 @@ from backend.chats.errors import (
 from backend.context.budget import ContextOverflowError
 from backend.context.macros import MacroLimitError
 from backend.context.record import RecordError
+from backend.drain import ServerStoppingError
 from backend.generation.model import ModelError
 from backend.generation.registry import UnknownModelError
 from backend.generation.sampling import SettingNotTakenError
@@ -53,7 +54,7 @@ from backend.turns.schemas import (
 from backend.turns.service import TurnService
 from backend.turns.streaming import answer, last_event_id, stream
 from backend.turns.suggestions import SuggestionService
-from backend.wire import EXAMPLE, PREVIEWS, RAISES, STORES, STREAMS, Page, PageSize
+from backend.wire import BEGINS_TURN, EXAMPLE, PREVIEWS, RAISES, STORES, STREAMS, Page, PageSize
 
 AnyRequest = Request[Any, Any, Any]
 
@@ -93,7 +94,9 @@ class TurnController(Controller):
                 TurnWaitingError,
                 TurnIdReusedError,
                 ChatChangedError,
+                ServerStoppingError,
             ),
+            BEGINS_TURN: True,
             STREAMS: EVENTS,
             EXAMPLE: {"text": "Is anyone there?"},
         },
@@ -137,7 +140,17 @@ class TurnController(Controller):
     @post(
         "/suggestions",
         status_code=200,
-        opt={STORES: False, RAISES: (*PREPARING, ModelError, ModelBusyError, ChatChangedError)},
+        opt={
+            STORES: False,
+            BEGINS_TURN: True,
+            RAISES: (
+                *PREPARING,
+                ModelError,
+                ModelBusyError,
+                ChatChangedError,
+                ServerStoppingError,
+            ),
+        },
         summary="Suggest next lines",
     )
     async def suggest(
@@ -265,7 +278,9 @@ class RunningTurnController(Controller):
                 TurnNotWaitingError,
                 ChoiceMadeError,
                 ChatChangedError,
+                ServerStoppingError,
             ),
+            BEGINS_TURN: True,
             STREAMS: EVENTS,
             EXAMPLE: {"option": "1.0"},
         },

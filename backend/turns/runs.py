@@ -56,7 +56,7 @@ class RunRegistry:
         self._tasks: set[asyncio.Task[None]] = set()
         self._keeper: asyncio.Task[None] | None = None
         self._ending = asyncio.Semaphore(ENDING)
-        self._is_closing = False
+        self.is_closing = False
 
     def __len__(self) -> int:
         return len(self._runs)
@@ -68,7 +68,7 @@ class RunRegistry:
     def start(self, run: TurnRun) -> None:
         """Let a turn run until it is over, on its own."""
         self._runs[run.turn_id] = run
-        if self._is_closing:
+        if self.is_closing:
             run.stop(state="interrupted")
         task = asyncio.create_task(self._drive(run))
         self._tasks.add(task)
@@ -78,7 +78,7 @@ class RunRegistry:
 
     async def close(self) -> None:
         """Cut every turn off, and those that still come, and store what there is."""
-        self._is_closing = True
+        self.is_closing = True
         for run in list(self._runs.values()):
             run.stop(state="interrupted")
         if self._tasks:

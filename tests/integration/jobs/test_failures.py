@@ -250,6 +250,34 @@ async def test_a_worker_that_stops_gives_its_jobs_back_at_once(
     assert await notes(database) == {}
 
 
+async def test_a_worker_that_drains_ends_its_job_and_begins_no_other(
+    queue: JobQueue, workshop: Workshop
+) -> None:
+    started, may_end = asyncio.Event(), asyncio.Event()
+
+    async def wait(job: RunningJob) -> None:
+        started.set()
+        await may_end.wait()
+        await note(job, b"first")
+
+    async def write(job: RunningJob) -> None:
+        await note(job, b"second")
+
+    await put(queue, "long")
+    worker = workshop.worker({"long": kind_of(wait), "note": kind_of(write)})
+    await started.wait()
+    worker.drain()
+    second = await put(queue, "note")
+    may_end.set()
+
+    async def is_idle() -> bool:
+        return not worker.is_busy
+
+    await until(is_idle)
+    assert await notes(queue.database) == {b"first": 1}
+    assert [(job.id, job.state) for job in await jobs(queue.database)] == [(second, "queued")]
+
+
 async def test_one_that_is_given_back_absorbs_the_one_that_came_meanwhile(
     queue: JobQueue, workshop: Workshop, ada: Person
 ) -> None:

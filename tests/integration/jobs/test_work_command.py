@@ -21,7 +21,12 @@ NOBODY_THERE = "http://127.0.0.1:9"
 
 @contextmanager
 def working(folder: Path, url: str) -> Generator[subprocess.Popen[str]]:
-    settings = {"database_url": url, "root_key": ROOT_KEY, "qdrant_url": NOBODY_THERE}
+    settings = {
+        "database_url": url,
+        "root_key": ROOT_KEY,
+        "qdrant_url": NOBODY_THERE,
+        "drain_seconds": "3600",
+    }
     with subprocess.Popen(
         [str(TALEKEEPER), "work", "--data-dir", str(folder)],
         cwd=folder,
@@ -55,4 +60,6 @@ def test_it_works_until_it_is_told_to_stop(postgres_url: str, tmp_path: Path) ->
         assert process.stdout is not None
         assert "works on jobs" in process.stdout.readline()
         process.send_signal(signal.SIGTERM)
+        # It has no job, so there is nothing to wait for.
         assert process.wait(PATIENCE) == 0
+        assert process.stdout.readline().startswith("Talekeeper stops.")
