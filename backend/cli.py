@@ -22,7 +22,7 @@ from backend.logs import configure_logging, get_logger
 from backend.operating_system import forbid_core_dumps, keep_files_private
 from backend.settings import Settings
 from backend.signals import stop_signals
-from backend.terminal import ask_password, show_progress
+from backend.terminal import accept_any_text, ask_password, show_progress
 
 log = get_logger(__name__)
 
@@ -35,6 +35,7 @@ class UsageError(Exception):
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; 0 when all went well, 1 when not, 2 for a command that makes no sense."""
+    accept_any_text()
     options = _parser().parse_args(arguments)
     try:
         settings = _settings(options)

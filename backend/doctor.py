@@ -27,7 +27,7 @@ from backend.memory.index.edge_process import engine_starts
 from backend.memory.index.server import server_version
 from backend.memory.models import GONE, IndexState
 from backend.memory.runtime import collections_of, index_folder
-from backend.operating_system import is_readable_by_others
+from backend.operating_system import HAS_FILE_MODES, is_readable_by_others
 from backend.prompts import load_prompts
 from backend.regex.process import RegexProcess
 from backend.settings import Settings
@@ -116,10 +116,11 @@ async def _root_key(settings: Settings) -> Finding:
             f"{path} can be read by others",
             f"Run: chmod 600 {path}",
         )
+    note = "" if HAS_FILE_MODES else "; the rights of its folder decide who may read it"
     return Finding(
         "root key",
         "ok",
-        f"version {keys.current}, in {path}",
+        f"version {keys.current}, in {path}{note}",
         "Keep a copy of it apart from the database's backups: without it nothing can be read.",
     )
 

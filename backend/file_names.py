@@ -9,7 +9,7 @@ _STEM_LENGTH = 80
 _MAX_BYTES = 200
 """Bytes of a name: most file systems end at 255, and an extension or a number is added."""
 
-# Separators of paths, and what Windows refuses in names.
+# Separators of paths, and characters that Windows refuses in names.
 _FORBIDDEN = re.compile(r'[<>:"/\\|?*]+')
 _DEVICES = re.compile(
     r"(?:con|prn|aux|nul|com[\d¹²³]|lpt[\d¹²³]|conin\$|conout\$) *(?:\.|$)", re.IGNORECASE

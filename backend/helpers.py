@@ -1,4 +1,4 @@
-"""Helper processes: how often one is started that does not run, and what is known of it."""
+"""Limits on starting helper processes that do not run."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ STABLE_SECONDS = 60.0
 
 
 class HelperStarts:
-    """When a helper process may be started, after earlier starts failed. Thread-safe.
+    """The time of a helper process's next start, after earlier ones failed. Thread-safe.
 
-    A failure is a process that can't be started, does not become ready, or ends by itself soon
+    A failure is a process that can't be started, does not become ready, or ends unexpectedly soon
     after. One that ran is started again at once the first time, because that may be an accident.
     The first pause in a row is logged, and so is the start that succeeds after it.
     """
@@ -45,7 +45,7 @@ class HelperStarts:
         """True if a start may be tried now."""
         return time.monotonic() >= self._next_start
 
-    def succeeded(self) -> None:
+    def note_success(self) -> None:
         """Note that the process runs and is ready."""
         with self._lock:
             if self.is_failing:
@@ -53,8 +53,8 @@ class HelperStarts:
             self.is_failing = False
             self._ready_at = time.monotonic()
 
-    def failed(self, error: BaseException | None = None) -> None:
-        """Note that the process could not be started, or has ended by itself."""
+    def note_failure(self, error: BaseException | None = None) -> None:
+        """Note that the process could not be started, or has ended unexpectedly."""
         now = time.monotonic()
         with self._lock:
             ready_at, self._ready_at = self._ready_at, None

@@ -1,10 +1,9 @@
-"""Functions that differ between operating systems. No other module may use what only some have.
+"""Functions that differ between operating systems.
 
 If the system has no such function, a call does nothing, so that callers need no cases. The linter
 keeps `fcntl`, `resource`, `os.fork` and the like out of all other modules.
 
-Imports that a helper process does not need stand in functions: it starts in a few hundredths of a
-second.
+Imports that helper processes do not need are in functions, because these processes start quickly.
 """
 
 from __future__ import annotations
@@ -26,12 +25,12 @@ _CONSOLE_ENDS = (2, 5, 6)  # Windows' CTRL_CLOSE_EVENT, CTRL_LOGOFF_EVENT and CT
 _DIE_WITH_PARENT = 1  # PR_SET_PDEATHSIG, of Linux's prctl(2)
 
 _PASSED_ON = ("PYTHONPATH", "PYTHONHOME", "SYSTEMROOT")
-"""Variables that helper processes inherit: where Python finds its modules, and what Windows needs
-to start any program."""
+"""Variables that helper processes inherit: the places of Python's modules, and the one that Windows
+needs to start any program."""
 
 
 def keep_files_private() -> None:
-    """Let the user alone read what this process writes.
+    """Let only the user read the files that this process writes.
 
     Windows has no such setting: files have the rights of the folder that they are made in.
     """
@@ -39,9 +38,13 @@ def keep_files_private() -> None:
         os.umask(_PRIVATE)
 
 
+HAS_FILE_MODES = os.name == "posix"
+"""False on Windows, where the rights of a folder decide who may read the files in it."""
+
+
 def is_readable_by_others(path: Path) -> bool:
     """True if the file's mode lets other users read or write it. Windows has no such modes."""
-    return os.name == "posix" and bool(path.stat().st_mode & _PRIVATE)
+    return HAS_FILE_MODES and bool(path.stat().st_mode & _PRIVATE)
 
 
 def sync_folder(folder: Path) -> None:
@@ -84,7 +87,7 @@ def lower_priority(niceness: int) -> None:
 def set_alarm(seconds: float) -> None:
     """End this process after so many seconds, even if it is deep in C; 0 clears the alarm.
 
-    It ends a process whose parent is gone. Windows has none.
+    It is for processes whose parent has ended. Windows has no alarms.
     """
     if hasattr(signal, "setitimer"):
         signal.setitimer(signal.ITIMER_REAL, seconds)
@@ -114,10 +117,10 @@ def ignore_stop_signals() -> None:
 
 @contextlib.contextmanager
 def console_watched(receive: Callable[[int], object]) -> Generator[None]:
-    """Call `receive` with SIGTERM, in a thread of the system's, when the console is closed.
+    """Call `receive` with SIGTERM, in another thread, when the console is closed.
 
-    Only Windows tells a program so: it waits until the block has ended, five seconds at most, and
-    ends the process then.
+    Only Windows does so. It waits until the block has ended, five seconds at most, and ends the
+    process then.
     """
     if sys.platform == "win32":
         import ctypes  # noqa: PLC0415
@@ -158,7 +161,7 @@ def allow_address_again(listener: socket.socket) -> None:
 
 
 def helper_command(module: str) -> list[str]:
-    """Return the command that calls `main` of a module in a process of its own.
+    """Return the command that calls `main` of a module in another process.
 
     Not `-m`: runpy is slower to import than a helper's own modules.
     """
@@ -176,7 +179,7 @@ def helper_options() -> dict[str, Any]:
     if sys.platform == "win32":
         import subprocess  # noqa: PLC0415
 
-        # A console of its own, which is never shown: it hears no Ctrl-C.
+        # A separate console, which is never shown: it gets no Ctrl-C.
         options["creationflags"] = subprocess.CREATE_NO_WINDOW
     return options
 

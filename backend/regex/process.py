@@ -191,7 +191,7 @@ class RegexProcess:
 
     Scans in several threads share it: they wait for each other, no longer than their deadlines.
     A process that is killed because of a pattern is replaced at once, and the pattern is not tried
-    again. One that can't start, or ends by itself, is started again with growing pauses
+    again. One that can't start, or ends unexpectedly, is started again with growing pauses
     (`starts`); until then every search is `unavailable`. After `close` every search is `busy`.
     """
 
@@ -286,7 +286,7 @@ class RegexProcess:
                 self._give_up(process)
             else:
                 if status == "ready":
-                    self.starts.succeeded()
+                    self.starts.note_success()
                 elif status == "late":
                     self._condemned.add(process.asked)
         return None if process is None or process.owes else process
@@ -306,7 +306,7 @@ class RegexProcess:
         try:
             self._process = Process()
         except OSError as error:
-            self.starts.failed(error)
+            self.starts.note_failure(error)
 
     def _give_up(self, process: Process) -> None:
         """Kill a process that does not answer: because of its pattern, or of the system."""
@@ -314,7 +314,7 @@ class RegexProcess:
             self._condemn(process)
         else:
             self._kill(process)
-            self.starts.failed()
+            self.starts.note_failure()
 
     def _condemn(self, process: Process) -> None:
         """Replace a process, and remember the pattern that it was killed for."""
@@ -347,7 +347,7 @@ class RegexProcess:
                     return
 
     def _end_overdue(self, process: Process) -> None:
-        """Replace a process whose search had its time, but not one that is still starting."""
+        """Replace a process after its search had its time, but not one that is still starting."""
         if process.was_ready and process.is_exhausted():
             self._condemn(process)
         elif process.is_lost():

@@ -26,7 +26,8 @@ SETTINGS = {"embedder": "none", "demo_tokens_per_second": "0"}
 HOSTILE_NAMES = ["CON", "aux.json", "a:b", "trailing dots...", "long " * 40]
 
 IMPORT_ALL = """
-import importlib, pkgutil, backend
+import importlib, pkgutil, sys, backend
+sys.modules["fastembed"] = None  # qdrant_client does without it, and it takes seconds
 for module in pkgutil.walk_packages(backend.__path__, "backend."):
     if "migrations" not in module.name:
         importlib.import_module(module.name)
@@ -59,9 +60,19 @@ async def test_a_server_does_there_what_it_does_on_linux(system: str, tmp_path: 
             await see_hostile_names_exported(ada)
             parts = ok(await ada.client.get("/ready"))["parts"]
             assert all(part["ready"] for part in parts), parts
-        second = talekeeper(tmp_path, "serve", "--port", "0", **SETTINGS)
-        assert "Another Talekeeper uses" in second.stderr
         assert served.stop() == 0
+
+
+def test_a_console_that_lacks_a_character_shows_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONIOENCODING", "cp437")
+    folder = tmp_path / "日記"
+    folder.mkdir()
+
+    done = talekeeper(folder, "model", "fetch", "日記", **SETTINGS)
+
+    assert done.stderr.startswith("talekeeper: There is no model ??: ")
 
 
 async def see_look_behind_keys_found(ada: Account) -> None:

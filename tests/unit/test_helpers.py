@@ -41,8 +41,8 @@ def starts_of(
         if helper.is_due():
             starts.append(clock.now)
             if becomes_ready:
-                helper.succeeded()
-            helper.failed()
+                helper.note_success()
+            helper.note_failure()
         clock.now += 0.1
     return starts
 
@@ -62,9 +62,9 @@ def test_a_process_that_fails_is_started_at_most_five_times_a_minute_and_ever_mo
 def test_a_process_that_ran_for_long_is_started_again_at_once(clock: Clock) -> None:
     helper = HelperStarts("regex")
     for _ in range(5):
-        helper.succeeded()
+        helper.note_success()
         clock.now += STABLE_SECONDS
-        helper.failed()
+        helper.note_failure()
 
         assert helper.is_due()
         assert not helper.is_failing
@@ -76,7 +76,7 @@ def test_the_log_says_once_that_a_process_does_not_start_and_once_that_it_does(
     helper = HelperStarts("regex")
     starts_of(helper, clock, seconds=120, becomes_ready=False)
     assert helper.is_failing
-    helper.succeeded()
+    helper.note_success()
 
     assert not helper.is_failing
     assert [line["helper"] for line in logged.lines("helper.not_started")] == ["regex"]

@@ -268,7 +268,7 @@ class EdgeIndex:
                 raise IndexUnavailableError("The index is closed.")
             if self._process is not None and self._process.is_gone:
                 ended, self._process = self._process, None
-                self._starts.failed()
+                self._starts.note_failure()
                 await ended.end()
             if self._process is None:
                 if not self._starts.is_due():
@@ -292,17 +292,17 @@ class EdgeIndex:
         try:
             process = await EngineProcess.start()
         except OSError as error:
-            self._starts.failed(error)
+            self._starts.note_failure(error)
             raise EngineError("It can't be started.", kind=type(error).__name__) from error
         try:
             is_new, was_damaged = await process.call(
                 "open", self._folder, self.name, self._dimension, may_make=not self._was_open
             )
         except BaseException as error:
-            self._starts.failed(error)
+            self._starts.note_failure(error)
             await process.end()
             raise
-        self._starts.succeeded()
+        self._starts.note_success()
         if was_damaged:
             log.warning("index.made_anew")
         if not self._was_open:
