@@ -17,10 +17,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Literal, NamedTuple, cast, get_args
 from uuid import UUID
 
-import psutil
-
 from backend.helpers import HelperStarts
-from backend.operating_system import start_connected
+from backend.operating_system import find_usage, start_connected
 from backend.regex.limits import FAIR_SHARE, MAX_MEMORY, MAX_SECONDS_OVERDUE
 from backend.regex.patterns import Answer, Engine, Status
 
@@ -103,13 +101,11 @@ class Process:
 
     def is_exhausted(self) -> bool:
         """True if its search had its time on a processor, or takes more memory than it may."""
-        try:
-            process = psutil.Process(self._popen.pid)
-            times, memory = process.cpu_times(), process.memory_info().rss
-        except psutil.Error:
+        usage = find_usage(self._popen.pid)
+        if usage is None:
             return True  # it has ended
-        used = times.user + times.system - self._used
-        return bool(used >= self._seconds * FAIR_SHARE or memory > MAX_MEMORY)
+        used, memory = usage
+        return used - self._used >= self._seconds * FAIR_SHARE or memory > MAX_MEMORY
 
     def ask(self, request: bytes, *, seconds: float, deadline: float) -> _Message:
         """Send a request for a search of so many seconds, and wait for its answer.
