@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from litestar.enums import ScopeType
+from litestar.enums import HttpMethod, ScopeType
 from litestar.middleware import ASGIMiddleware
 from litestar.types import ASGIApp, Receive, Scope, Send
 
@@ -45,6 +45,8 @@ class DisconnectMiddleware(ASGIMiddleware):
                 watch = asyncio.create_task(watch_connection())
             return message
 
+        if scope.get("method") == HttpMethod.GET:  # it has no body, which anyone would read
+            watch = asyncio.create_task(watch_connection())
         token = client_gone.set(gone)
         try:
             await next_app(scope, receive_and_watch, send)

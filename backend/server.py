@@ -108,7 +108,7 @@ class LimitedProtocol(HttpToolsProtocol):
         answered = self.url.partition(b"?")[0] in ALWAYS_ANSWERED
         self.limit_concurrency = None if answered else self.config.limit_concurrency
         before: Any = self.cycle  # None before the first request
-        self.scope["state"][IS_KEPT] = before is not None
+        self.scope.setdefault("state", {})[IS_KEPT] = before is not None
         super().on_headers_complete()
 
     def on_body(self, body: bytes) -> None:
@@ -280,8 +280,10 @@ class Server(uvicorn.Server):
         it was worked on, and cannot send it again.
         """
         accepted = [each for listener in listeners for each in _accept_waiting(listener)]
-        for each in (*self.servers, *listeners):
-            each.close()
+        for server in self.servers:
+            server.close()
+        for listener in listeners:
+            listener.close()
         return [asyncio.create_task(self._serve_connection(each)) for each in accepted]
 
     async def _serve_connection(self, connection: socket.socket) -> None:

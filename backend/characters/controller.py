@@ -175,6 +175,7 @@ class CharacterController(Controller):
     @get(
         "/{character_id:uuid}/export",
         opt={
+            ENDS_WITH_CLIENT: True,
             RAISES: (CharacterNotFoundError,),
             FILES: ("image/png", "application/json", "application/zip"),
         },

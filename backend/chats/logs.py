@@ -140,6 +140,7 @@ def write_log(
 
 
 def _line(sealer: Sealer, row: Any) -> LogLine:
+    check_stopped()
     thinking: bytes | None = row.sealed_thinking
     return LogLine(
         id=row.id,

@@ -155,7 +155,11 @@ class ChronicleTransferController(Controller):
 
     @get(
         "/{chronicle_id:uuid}/export",
-        opt={RAISES: (ChronicleNotFoundError,), FILES: ("application/json",)},
+        opt={
+            ENDS_WITH_CLIENT: True,
+            RAISES: (ChronicleNotFoundError,),
+            FILES: ("application/json",),
+        },
         summary="Export a chronicle file",
         media_type="application/json",
     )

@@ -145,7 +145,11 @@ class LorebookController(Controller):
 
     @get(
         "/{lorebook_id:uuid}/export",
-        opt={RAISES: (LorebookNotFoundError,), FILES: ("application/json",)},
+        opt={
+            ENDS_WITH_CLIENT: True,
+            RAISES: (LorebookNotFoundError,),
+            FILES: ("application/json",),
+        },
         summary="Export a lorebook file",
         media_type="application/json",
     )

@@ -3,6 +3,7 @@ down in between."""
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable
 from itertools import pairwise
@@ -12,6 +13,7 @@ from urllib.parse import urlsplit
 import pytest
 from playwright.sync_api import Browser, Locator, Page, expect
 
+from backend.drain import ServerStoppingError
 from tests.support.browser import Account, Watch, phone, signing_up
 from tests.support.process import Served, serving
 
@@ -69,6 +71,24 @@ def test_a_line_that_is_refused_says_why_and_is_still_there(
     expect(page.get_by_text("The model cannot be reached.")).to_be_visible()
     expect(page.get_by_role("button", name="Try again")).to_be_visible()
     expect(messages(page)).to_have_count(1)
+
+
+def test_a_line_that_a_stopping_server_refuses_is_sent_again(
+    page: Page, account: Account, watch: Watch
+) -> None:
+    chat = account.new_chat()
+    page.goto(f"/#/chats/{chat['id']}")
+    body = json.dumps(ServerStoppingError().to_problem())
+    watch.expected.append("/turns")
+    page.route(
+        "**/turns",
+        lambda route: route.fulfill(status=503, content_type="application/problem+json", body=body),
+        times=1,
+    )
+    line(page).fill("Is anyone there?")
+    page.get_by_role("button", name="Send").click()
+    expect(messages(page)).to_have_count(2)
+    expect(line(page)).to_have_value("")
 
 
 def test_what_the_agent_keeps_is_told_above_the_line_and_can_be_taken_back(

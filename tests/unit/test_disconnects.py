@@ -8,7 +8,7 @@ from typing import Any, cast
 from uuid import uuid4
 
 import pytest
-from litestar import Litestar, Request, post
+from litestar import Litestar, Request, get, post
 
 from backend.cpu_pool import CpuPool, WorkStoppedError, check_stopped
 from backend.disconnects import DisconnectMiddleware
@@ -48,22 +48,27 @@ class Server:
         self.hang_up = asyncio.Event()
         self.sent: list[Any] = []
 
+        @get("/work", opt={ENDS_WITH_CLIENT: ends_with_client})
+        async def get_work() -> str:
+            return await self.pool.run(ADA, self.work)
+
         @post("/work", opt={ENDS_WITH_CLIENT: ends_with_client})
         async def do_work(request: Request[Any, Any, Any]) -> str:
             await request.body()
             return await self.pool.run(ADA, self.work)
 
         self.app = Litestar(
-            [do_work],
+            [get_work, do_work],
             middleware=[DisconnectMiddleware()],
             exception_handlers=EXCEPTION_HANDLERS,
             openapi_config=None,
             logging_config=None,
         )
 
-    async def ask(self) -> None:
-        """Send a request in two parts, and keep the connection open until `hang_up`."""
-        parts = iter([(b"a", True), (b"b", False)])
+    async def ask(self, method: str = "POST") -> None:
+        """Send a request, a POST in two parts, and keep the connection open until `hang_up`."""
+        body = [(b"a", True), (b"b", False)] if method == "POST" else [(b"", False)]
+        parts = iter(body)
 
         async def receive() -> dict[str, Any]:
             if part := next(parts, None):
@@ -76,12 +81,12 @@ class Server:
 
         scope: dict[str, Any] = {
             "type": "http",
-            "method": "POST",
+            "method": method,
             "path": "/work",
             "raw_path": b"/work",
             "root_path": "",
             "query_string": b"",
-            "headers": [(b"content-length", b"2")],
+            "headers": [(b"content-length", b"2")] if method == "POST" else [],
             "scheme": "http",
             "server": ("test", 80),
             "client": ("test", 1),
@@ -100,9 +105,10 @@ async def begun(work: Work) -> None:
         await asyncio.sleep(0.001)
 
 
-async def test_running_work_stops_when_the_client_hangs_up() -> None:
+@pytest.mark.parametrize("method", ["POST", "GET"])
+async def test_running_work_stops_when_the_client_hangs_up(method: str) -> None:
     server = Server()
-    asking = asyncio.create_task(server.ask())
+    asking = asyncio.create_task(server.ask(method))
     await begun(server.work)
     server.hang_up.set()
     await asyncio.wait_for(asking, 30)
@@ -125,13 +131,14 @@ async def test_waiting_work_is_dropped_when_the_client_hangs_up() -> None:
     assert not server.work.has_begun.is_set()
 
 
-async def test_a_client_that_stays_gets_its_answer() -> None:
+@pytest.mark.parametrize(("method", "status"), [("POST", 201), ("GET", 200)])
+async def test_a_client_that_stays_gets_its_answer(method: str, status: int) -> None:
     server = Server()
-    asking = asyncio.create_task(server.ask())
+    asking = asyncio.create_task(server.ask(method))
     await begun(server.work)
     server.work.may_end.set()
     await asyncio.wait_for(asking, 30)
-    assert server.status == 201
+    assert server.status == status
 
 
 async def test_the_work_of_other_routes_goes_on_when_the_client_hangs_up() -> None:

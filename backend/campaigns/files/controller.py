@@ -63,7 +63,11 @@ class CampaignTransferController(Controller):
 
     @get(
         "/{campaign_id:uuid}/export",
-        opt={RAISES: (CampaignNotFoundError, CampaignFileError), FILES: ("application/zip",)},
+        opt={
+            ENDS_WITH_CLIENT: True,
+            RAISES: (CampaignNotFoundError, CampaignFileError),
+            FILES: ("application/zip",),
+        },
         summary="Export a campaign",
         media_type="application/zip",
     )

@@ -178,6 +178,7 @@ def open_changes(
     """Lines of the ledger by their rows, each with the `kind` of its item."""
     records: list[ChangeRecord] = []
     for row in rows:
+        check_stopped()
         operations = ledger_store.read_operations(sealer, row.id, row.sealed_operations)
         records.append(
             ChangeRecord(

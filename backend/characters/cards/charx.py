@@ -19,6 +19,7 @@ from urllib.parse import unquote, unquote_to_bytes
 from backend.characters.cards.limits import ARCHIVE_BYTES, ARCHIVE_ENTRIES, ARCHIVE_RATIO, Limit
 from backend.characters.cards.model import CardAsset
 from backend.characters.errors import CardError
+from backend.cpu_pool import check_stopped
 
 CARD_NAME = "card.json"
 
@@ -132,6 +133,7 @@ def pack(files: Mapping[str, bytes], *, deflated: bool = False) -> bytes:
     target = io.BytesIO()
     with zipfile.ZipFile(target, "w") as archive:
         for path, data in files.items():
+            check_stopped()
             archive.writestr(zipfile.ZipInfo(path), data, compress_type=method)
     return target.getvalue()
 

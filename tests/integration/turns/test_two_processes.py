@@ -183,6 +183,21 @@ async def test_a_process_that_goes_down_in_order_keeps_all_that_was_said(
         assert (said(stored), others(stored)[1:]) == (said(heard), others(heard))
 
 
+async def test_a_process_that_goes_down_lets_go_of_those_who_follow_a_turn_of_the_other(
+    ada: Account, there: Account, other: Running, chat: str
+) -> None:
+    async with turn_under_way(ada, chat, text="/demo long 300") as (turn_id, live):
+        path = f"{TURN}/{turn_id}/events"
+        async with there.client.stream("GET", path) as response:
+            following = read_events(response)
+            heard = await take_words(following, 5)
+            await other.parts.turns.close()
+            heard += [event async for event in following]
+        assert heard[-1].name == "text.delta"
+        heard += await follow(ada.client, turn_id, last_id=heard[-1].id)
+        assert text_of(heard) == text_of([event async for event in live])
+
+
 class TestLease:
     """A process that is cut off from the database while its model goes on talking."""
 

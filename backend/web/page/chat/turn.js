@@ -77,7 +77,8 @@ export function turns(room) {
 
   /** Throw an error again, unless it is one of the way to the server. */
   function passing(turn, error) {
-    if (!error.isOffline && !(error.status >= 500 && (turn.begun || !error.slug))) throw error;
+    const isOnTheWay = turn.begun || !error.slug || error.slug === "server-stopping";
+    if (!error.isOffline && !(error.status >= 500 && isOnTheWay)) throw error;
   }
 
   async function hear(turn, { event, data }) {
