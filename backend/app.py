@@ -48,6 +48,7 @@ from backend.generation.tokens import best_tokenizer, get_tokenizer
 from backend.health import HealthController
 from backend.http import EXCEPTION_HANDLERS
 from backend.jobs.controller import JobController
+from backend.lan.controller import LanController
 from backend.llm.controller import ModelController, TokenController
 from backend.llm.provider_addresses import ProviderAddressController
 from backend.llm.provider_controller import ProviderController, ProviderPresetController
@@ -95,6 +96,7 @@ API_CONTROLLERS: Sequence[type[Controller]] = (
     ActivityController,
     SecondFactorController,
     AdministrationController,
+    LanController,
     UsageController,
     AccountUsageController,
     CharacterController,
@@ -177,7 +179,8 @@ def guarding(parts: Services) -> list[ASGIMiddleware]:
             parts.sessions,
             csrf_secret=parts.instance.csrf_secret,
             public_origin=parts.settings.public_origin,
-            allowed_hosts=parts.settings.allowed_hosts,
+            allowed_hosts=(*parts.settings.allowed_hosts, *parts.lan.names),
+            plain_networks=parts.settings.plain_http_networks,
         ),
         QuotaMiddleware(parts.quotas, upload_above=JSON_BODY_BYTES),
         IdempotencyMiddleware(parts.database),
@@ -211,10 +214,7 @@ def _part(parts: Services, name: str) -> Provide:
 @contextlib.asynccontextmanager
 async def _running(parts: Services) -> AsyncGenerator[None]:
     """What happens before the first request, beside all, and after the last."""
-    await parts.turns.recover(all_running=parts.settings.embedded)
-    if parts.settings.embedded:
-        await parts.jobs.take_over(at=now())
-        await parts.slots.forget_all()
+    await parts.processes.start()
     await finish_deletions(parts.database)
     await parts.database.optimize()
     # What was imported stays: the collector need not walk it again and again. A full prompt makes
@@ -247,6 +247,7 @@ async def _running(parts: Services) -> AsyncGenerator[None]:
         with contextlib.suppress(asyncio.CancelledError):
             await emptying
         await parts.cpu_pool.aclose()
+        await parts.processes.aclose()
         await parts.database.dispose()
 
 
@@ -276,7 +277,7 @@ def _chores(parts: Services, *, is_long_round: bool) -> dict[str, Callable[[], o
         "lore": parts.lore.sweep,
         "histories": parts.histories.sweep,
         "user_models": parts.user_models.sweep,
-        "turns": partial(parts.turns.recover, all_running=False),
+        "turns": parts.turns.recover,
         "deletions": partial(finish_deletions, database),
         "sessions": parts.sessions.forget_ended,
         "idempotency": partial(forget_old, database, at=now()),
@@ -284,6 +285,7 @@ def _chores(parts: Services, *, is_long_round: bool) -> dict[str, Callable[[], o
         "jobs": partial(parts.jobs.clean, at=now()),
         "index_model": memory.follow_model,
         "index": memory.prepare,
+        "lan": parts.lan.refresh,
     }
     if is_long_round:
         chores |= {

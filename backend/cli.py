@@ -85,7 +85,7 @@ def _run(work: Coroutine[Any, Any, int]) -> int:
 def _settings(options: argparse.Namespace) -> Settings:
     given = {
         name: getattr(options, name)
-        for name in ("port", "host", "data_dir")
+        for name in ("port", "host", "lan", "data_dir")
         if getattr(options, name, None) is not None
     }
     return Settings(**given)
@@ -105,6 +105,12 @@ def _parser() -> argparse.ArgumentParser:
     serve = add("serve", _serve, "bring the tables up to date and serve the API")
     serve.add_argument("--host", help="address to listen on")
     serve.add_argument("--port", type=int, help="port to listen on; 0 takes a free one")
+    serve.add_argument(
+        "--lan",
+        action="store_true",
+        default=None,
+        help="also serve phones in the same network, with TLS and a self-made certificate",
+    )
 
     add("work", _work, "work on jobs, beside servers on PostgreSQL")
 
@@ -141,14 +147,20 @@ async def _serve(settings: Settings, _: argparse.Namespace) -> int:
     from backend.http import Transport, observe
     from backend.server import Server, address, greeting, server_config
 
-    with _lock(settings), _listen(settings) as listener:
+    with _lock(settings), _listen(settings) as listener, _listen_in_lan(settings) as lan:
+        settings = settings.model_copy(
+            update={
+                "port": listener.getsockname()[1],
+                "lan_port": lan.getsockname()[1] if lan else settings.lan_port,
+            }
+        )
         database, root = await _open_installation(settings, create_root_key=True)
         parts = await build_services(settings, root, database)
-        config = server_config(
-            observe(create_app(parts), Transport(settings.public_origin, settings.trusted_proxies)),
-            settings,
-            shutdown_seconds=10,
+        transport = Transport(
+            settings.public_origin, settings.trusted_proxies, signs_itself=settings.lan
         )
+        config = server_config(observe(create_app(parts), transport), settings, shutdown_seconds=10)
+        tls = (lan, parts.lan.open()) if lan else None
         log.info(
             "server.starting",
             address=address(settings.host, listener),
@@ -157,7 +169,10 @@ async def _serve(settings: Settings, _: argparse.Namespace) -> int:
             database="sqlite" if settings.embedded else "postgresql",
         )
         embeds = parts.memory.embedder is not None
-        print(greeting(settings, parts.user_models.shared, listener, embeds=embeds), flush=True)
+        if settings.plain_http_networks:
+            log.warning("server.plain_http", count=len(settings.plain_http_networks))
+        shared = parts.user_models.shared
+        print(greeting(settings, shared, listener, parts.lan, embeds=embeds), flush=True)
         server = Server(
             config,
             parts.drain,
@@ -165,6 +180,7 @@ async def _serve(settings: Settings, _: argparse.Namespace) -> int:
             jobs=parts.jobs,
             worker=parts.worker,
             announce=_announce,
+            lan=tls,
         )
         await server.serve(sockets=[listener])
     return 130 if server.was_interrupted else 0
@@ -194,6 +210,7 @@ async def _work(settings: Settings, _: argparse.Namespace) -> int:
     worker = build_worker(settings, parts.queue, keys, parts.kinds, takes_queued=True)
     drain = parts.drain
     with stop_signals(lambda _: drain.receive_signal()):
+        await parts.processes.start()
         worker.start()
         log.info("worker.starting", version=backend.__version__, count=settings.job_workers)
         print(f"Talekeeper {backend.__version__} works on jobs", flush=True)
@@ -204,6 +221,7 @@ async def _work(settings: Settings, _: argparse.Namespace) -> int:
         await worker.aclose()
         await parts.memory.aclose()
         await parts.user_models.aclose()
+        await parts.processes.aclose()
         await database.dispose()
     return 0
 
@@ -360,16 +378,29 @@ def _lock(settings: Settings) -> Generator[None]:
         yield
 
 
+def _listen(settings: Settings) -> contextlib.AbstractContextManager[socket.socket]:
+    return _open_listener(settings.host, settings.port, "--port")
+
+
+def _listen_in_lan(
+    settings: Settings,
+) -> contextlib.AbstractContextManager[socket.socket | None]:
+    if not settings.lan:
+        return contextlib.nullcontext()
+    # The machine's addresses may change. Who comes from elsewhere is turned away.
+    return _open_listener("0.0.0.0", settings.lan_port, "TALEKEEPER_LAN_PORT")  # noqa: S104
+
+
 @contextlib.contextmanager
-def _listen(settings: Settings) -> Generator[socket.socket]:
+def _open_listener(host: str, port: int, option: str) -> Generator[socket.socket]:
     from backend.server import open_listener
 
     try:
-        listener = open_listener(settings.host, settings.port)
+        listener = open_listener(host, port)
     except OSError as error:
         raise UsageError(
-            f"{settings.host}:{settings.port} can't be listened on ({os.strerror(error.errno or 0)}"
-            "). Name another port with --port."
+            f"{host}:{port} can't be listened on ({os.strerror(error.errno or 0)}). Name another "
+            f"port with {option}."
         ) from None
     with listener:
         yield listener

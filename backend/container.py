@@ -44,6 +44,7 @@ from backend.chronicles.service import ChronicleService
 from backend.chronicles.transfer import ChronicleTransfer
 from backend.cpu_pool import CpuPool
 from backend.database.engine import Database
+from backend.database.processes import Processes
 from backend.drain import Drain
 from backend.enrichment.compaction.controller import CompactionService
 from backend.enrichment.outbox import EnrichmentOutbox
@@ -58,9 +59,12 @@ from backend.generation.registry import ModelRegistry
 from backend.http import RequestCaches
 from backend.jobs.building import build_worker
 from backend.jobs.keys import JobKeys
+from backend.jobs.models import JOB_LEASES
 from backend.jobs.queue import JobQueue
 from backend.jobs.running import stoppable_kinds
 from backend.jobs.service import JobService
+from backend.lan.service import LocalNetwork
+from backend.llm.models import SLOT_LEASES
 from backend.llm.provider_addresses import ProviderAddressService
 from backend.llm.provider_service import ProviderService
 from backend.llm.provider_tests import ProviderTests
@@ -98,6 +102,7 @@ from backend.turns.kept_history import HistoryCache
 from backend.turns.line_macros import LineMacroService
 from backend.turns.lore import LoreReader
 from backend.turns.measures import MeasureService
+from backend.turns.models import TURN_LEASES
 from backend.turns.models_in_use import ModelsInUseService
 from backend.turns.recovery import TurnRecovery
 from backend.turns.rephrasing import Rephraser
@@ -137,6 +142,7 @@ class Services:
         self.instance = instance
         self.registry = registry
         self.user_models = user_models
+        self.lan = LocalNetwork(settings)
         self.slots = slots = ModelSlots(database, instance)
         self.index = index = memory.outbox
         self.providers = ProviderService(database, root, user_models, follow=memory.follow_account)
@@ -303,6 +309,9 @@ class Services:
             quotas=self.quotas,
             pool=pool,
             slots=slots,
+        )
+        self.processes = Processes(
+            database, (TURN_LEASES, JOB_LEASES, SLOT_LEASES), on_loss=self.turns.recover
         )
         self.suggestions = SuggestionService(database, builder, self.quotas, slots)
         rows = RowReader(database, SOURCES)

@@ -30,7 +30,7 @@ from backend.memory.runtime import collections_of, index_folder
 from backend.operating_system import HAS_FILE_MODES, is_readable_by_others
 from backend.prompts import load_prompts
 from backend.regex.process import RegexProcess
-from backend.settings import Settings
+from backend.settings import DATABASE_NAME, Settings
 from backend.vault.root import RootKeyError, load_root_keys
 
 log = get_logger(__name__)
@@ -146,7 +146,7 @@ async def _database(settings: Settings) -> Finding:
 
 async def _tables(settings: Settings) -> Finding:
     kind = "SQLite" if settings.embedded else "PostgreSQL"
-    path = settings.data_dir / "talekeeper.sqlite3"
+    path = settings.data_dir / DATABASE_NAME
     if settings.embedded and not settings.database_url and not path.exists():
         return Finding("database", "missing", f"no {path} yet; the first start makes it")
     database = Database(settings.resolved_database_url)
@@ -382,11 +382,14 @@ def _no_embeddings(settings: Settings) -> Finding:
 
 
 async def _door(settings: Settings) -> Finding:
+    if settings.lan:
+        return Finding("door", "ok", f"port {settings.lan_port} in the local network, with TLS")
     if settings.host in {"127.0.0.1", "::1", "localhost"}:
         return Finding("door", "ok", f"{settings.host}:{settings.port}, this machine alone")
     return Finding(
         "door",
         "ok",
         f"{settings.host}:{settings.port}, sign-up: {settings.registration}",
-        "Put a TLS proxy in front and set TALEKEEPER_TRUSTED_PROXIES: sessions need https.",
+        "Sessions need https: `talekeeper serve --lan` has it in your own network. For the "
+        "internet put a TLS proxy in front and set TALEKEEPER_TRUSTED_PROXIES.",
     )

@@ -83,10 +83,20 @@ class Transport:
     Args:
         public_origin: Origin under which browsers reach this server; empty for the request's own.
         trusted_proxies: Addresses and networks of proxies, or `*`.
+        signs_itself: Whether the server's certificate is one that it made. Then no browser is told
+            to insist on https: that would hold for every port of the name, and leave no way past
+            the warning of a device that does not trust the certificate yet.
     """
 
-    def __init__(self, public_origin: str = "", trusted_proxies: Sequence[str] = ()) -> None:
+    def __init__(
+        self,
+        public_origin: str = "",
+        trusted_proxies: Sequence[str] = (),
+        *,
+        signs_itself: bool = False,
+    ) -> None:
         self._requires_https = requires_https(public_origin)
+        self._signs_itself = signs_itself
         self._trusts_all = "*" in trusted_proxies
         self._networks = [each for each in map(_network, trusted_proxies) if each is not None]
 
@@ -102,6 +112,10 @@ class Transport:
         forwarded = headers.get(b"x-forwarded-for", b"").decode("latin-1")
         came_by_proxy = client in {each.strip() for each in forwarded.split(",")}
         return "https" if came_by_proxy or self._is_proxy(client) else "http"
+
+    def insists_on_https(self, scope: Scope) -> bool:
+        """True if browsers should use https alone from now on (HSTS)."""
+        return bool(scope["scheme"] == "https") and not self._signs_itself
 
     def _is_proxy(self, client: str) -> bool:
         """Whether a proxy may have this address. One on this machine need not be named."""
@@ -152,7 +166,7 @@ def observe(app: ASGIApp, transport: Transport | None = None) -> ASGIApp:
                 status = message["status"]
                 message["headers"] = [
                     *message["headers"],
-                    *_missing(message["headers"], https=scope["scheme"] == "https"),
+                    *_missing(message["headers"], insist=transport.insists_on_https(scope)),
                     (b"x-request-id", request_id.encode()),
                 ]
             await send(message)
@@ -219,9 +233,9 @@ async def _send(problem: AppError, send: Send) -> None:
     await send({"type": "http.response.body", "body": body, "more_body": False})
 
 
-def _missing(present: Any, *, https: bool) -> list[tuple[bytes, bytes]]:
+def _missing(present: Any, *, insist: bool) -> list[tuple[bytes, bytes]]:
     names = {name.lower() for name, _ in present}
-    wanted = [*_HEADERS, _NO_STORE, *([_HSTS] if https else [])]
+    wanted = [*_HEADERS, _NO_STORE, *([_HSTS] if insist else [])]
     return [(name, value) for name, value in wanted if name not in names]
 
 

@@ -6,9 +6,11 @@ import asyncio
 import contextlib
 import signal
 import socket
+import ssl
 import sys
 import time
 from collections.abc import Callable, Generator
+from functools import partial
 from typing import Any
 
 import uvicorn
@@ -21,8 +23,11 @@ from backend.faults import find_index_fault
 from backend.generation.registry import ModelRegistry
 from backend.jobs.service import JobService
 from backend.jobs.worker import Worker
+from backend.lan.service import LocalNetwork
 from backend.logs import get_logger
 from backend.operating_system import allow_address_again
+from backend.private_networks import LOOPBACK, PRIVATE, contains
+from backend.qr_codes import draw_qr
 from backend.settings import Settings
 from backend.signals import stop_signals
 from backend.turns.service import TurnService
@@ -43,6 +48,8 @@ LATE_SECONDS = 0.2
 
 ARRIVAL_SECONDS = 1.0
 """Longest that a drain waits for the first request of a connection that was made before it."""
+TLS_GOODBYE_SECONDS = 1.0
+"""A client has this long to confirm the end of a TLS connection: a phone may be asleep."""
 
 _TIMED_OUT = b"HTTP/1.1 408 Request Timeout\r\nconnection: close\r\ncontent-length: 0\r\n\r\n"
 _TOO_LARGE = (
@@ -171,6 +178,16 @@ class LimitedProtocol(HttpToolsProtocol):
             self._timer = None
 
 
+class LanProtocol(LimitedProtocol):
+    """Closes connections from the public internet: a home's router may let them in."""
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Close the connection unless its client is in a private network."""
+        super().connection_made(transport)
+        if self.client is None or not contains((*PRIVATE, *LOOPBACK), self.client[0]):
+            self._abort()
+
+
 def server_config(app: Any, settings: Settings, *, shutdown_seconds: int) -> uvicorn.Config:
     """Uvicorn's configuration, with this installation's limits."""
     limits = {
@@ -227,9 +244,11 @@ class Server(uvicorn.Server):
         jobs: JobService,
         worker: Worker,
         announce: Callable[[str], None],
+        lan: tuple[socket.socket, ssl.SSLContext] | None = None,
     ) -> None:
         super().__init__(config)
         self._drain = drain
+        self._lan = lan
         self._turns = turns
         self._jobs = jobs
         self._worker = worker
@@ -246,6 +265,27 @@ class Server(uvicorn.Server):
             if lifespan.error is None:
                 raise
             raise lifespan.error from None
+        if self._lan is not None:
+            await self._listen_in_lan(*self._lan)
+
+    async def _listen_in_lan(self, listener: socket.socket, context: ssl.SSLContext) -> None:
+        """Listen with TLS as well; uvicorn itself listens in one way alone."""
+        protocol: Any = type("ConfiguredLan", (LanProtocol, self.config.http_protocol_class), {})
+        make = partial(
+            protocol,
+            config=self.config,
+            server_state=self.server_state,
+            app_state=self.lifespan.state,
+        )
+        loop = asyncio.get_running_loop()
+        server = await loop.create_server(
+            make,
+            sock=listener,
+            ssl=context,
+            ssl_handshake_timeout=protocol.header_seconds,
+            ssl_shutdown_timeout=TLS_GOODBYE_SECONDS,
+        )
+        self.servers.append(server)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Stop listening, drain, end the work that is left, and close the application."""
@@ -362,13 +402,27 @@ def address(host: str, listener: socket.socket) -> str:
 
 
 def greeting(
-    settings: Settings, registry: ModelRegistry, listener: socket.socket, *, embeds: bool
+    settings: Settings,
+    registry: ModelRegistry,
+    listener: socket.socket,
+    lan: LocalNetwork,
+    *,
+    embeds: bool,
 ) -> str:
     """What `talekeeper serve` says first: where it is, and what would make it better."""
     lines = [
         f"Talekeeper {backend.__version__} at {address(settings.host, listener)}",
+        f"  data folder: {settings.data_dir.absolute()}",
         f"  models: {', '.join(spec.id for spec in registry.specs())}",
     ]
+    if lan.is_on:
+        lines += _greet_lan(lan)
+    if settings.plain_http_networks:
+        networks = ", ".join(map(str, settings.plain_http_networks))
+        lines += [
+            f"  Warning: plain http is accepted from {networks}.",
+            "  Everyone who can listen there can read passwords and texts.",
+        ]
     if fault := find_index_fault(settings):
         lines.append(f"  No index: {fault}")
     if not embeds:
@@ -384,3 +438,18 @@ def greeting(
             "  says more.",
         ]
     return "\n".join(lines)
+
+
+def _greet_lan(lan: LocalNetwork) -> list[str]:
+    """Say where phones find the server; with a QR code if the terminal can show it."""
+    origins = lan.find_origins()
+    if not origins:
+        return ["  This machine is in no private network yet: connect it to one."]
+    lines = [f"  in this network: {', '.join(origins)}"]
+    if sys.stdout.isatty() and "utf" in (sys.stdout.encoding or "").lower():
+        lines += ["", draw_qr(origins[0])]
+    return [
+        *lines,
+        "  Browsers warn of the certificate until the root certificate is installed on their",
+        "  device: an administrator finds it under Settings, and how that is done.",
+    ]

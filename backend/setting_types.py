@@ -7,11 +7,19 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, BeforeValidator, Field, SecretStr
 from pydantic_settings import NoDecode
 
+from backend.private_networks import Network, parse_private
+
 
 def _split(value: object) -> object:
-    if isinstance(value, str):
-        return tuple(part.strip() for part in value.split(",") if part.strip())
-    return value
+    return _parts(value) if isinstance(value, str) else value
+
+
+def _parse_networks(value: object) -> object:
+    return tuple(map(parse_private, _parts(value))) if isinstance(value, str) else value
+
+
+def _parts(text: str) -> tuple[str, ...]:
+    return tuple(part.strip() for part in text.split(",") if part.strip())
 
 
 def _empty_is_absent(value: SecretStr | None) -> SecretStr | None:
@@ -20,6 +28,9 @@ def _empty_is_absent(value: SecretStr | None) -> SecretStr | None:
 
 Names = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_split)]
 """A comma-separated list."""
+
+PrivateNetworks = Annotated[tuple[Network, ...], NoDecode, BeforeValidator(_parse_networks)]
+"""A comma-separated list of private networks."""
 
 Secret = Annotated[SecretStr | None, AfterValidator(_empty_is_absent)]
 

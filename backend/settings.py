@@ -13,12 +13,29 @@ from typing import Literal
 from pydantic import Field, field_validator, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
-from backend.setting_types import Names, Prices, Secret, ServerName
+from backend.setting_types import Names, Prices, PrivateNetworks, Secret, ServerName
 
 PUBLIC_HUB = "https://huggingface.co"
 
 MIN_TOTAL = 1024
 """Smallest total budget, in tokens."""
+
+
+IS_INSTALLED = Path(__file__).with_name("_prompts").is_dir()
+"""True in an installed wheel, which has the prompts inside the package. A checkout has not."""
+
+DATABASE_NAME = "talekeeper.sqlite3"
+ROOT_KEY_NAME = "root.key"
+
+
+def choose_data_dir() -> Path:
+    """Return the data folder for an installation that names none."""
+    folder = Path("data")
+    if not IS_INSTALLED or any((folder / name).exists() for name in (ROOT_KEY_NAME, DATABASE_NAME)):
+        return folder
+    from platformdirs import user_data_path  # noqa: PLC0415  # only installed programs need it
+
+    return user_data_path("talekeeper", appauthor=False)
 
 
 class Settings(BaseSettings):
@@ -29,8 +46,11 @@ class Settings(BaseSettings):
     )
 
     # Where things are
-    data_dir: Path = Path("data")
-    """Folder for the SQLite database, the root key and the lock file."""
+    data_dir: Path = Field(default_factory=choose_data_dir)
+    """Folder for the SQLite database, the root key and the lock file. Default: `data` in the
+    working directory if Talekeeper runs from a checkout, or if that folder has a root key or a
+    database; otherwise the user's own: `~/.local/share/talekeeper` on Linux, `~/Library/Application
+    Support/talekeeper` on macOS, `%LOCALAPPDATA%\\talekeeper` on Windows."""
     database_url: str = ""
     """SQLAlchemy URL: `postgresql+asyncpg://user:password@host/name`, or empty for SQLite in the
     data folder."""
@@ -58,6 +78,14 @@ class Settings(BaseSettings):
     answers to `localhost`, to IP addresses, and to the public origin's name."""
     trusted_proxies: Names = ("127.0.0.1",)
     """Addresses whose `X-Forwarded-For` and `X-Forwarded-Proto` are believed."""
+    lan: bool = False
+    """Also listen in the local network, with TLS and a self-made certificate, as `serve --lan`
+    does. Only clients with private addresses are answered there."""
+    lan_port: int = Field(8443, ge=0, le=65535)
+    """Port for the local network; 0 takes a free one."""
+    plain_http_networks: PrivateNetworks = ()
+    """Private networks, such as `192.168.1.0/24`, in which users may sign in over plain http.
+    Everyone who can listen in such a network can read their passwords and texts."""
     registration: Literal["closed", "invitation", "open"] = "invitation"
     """Who may sign up after the first account: nobody, holders of an invitation, everybody."""
     session_idle_days: float = Field(30, gt=0, le=3650)
@@ -285,6 +313,11 @@ class Settings(BaseSettings):
         if self.openai_models and not self.openai_base_url:
             raise ValueError("TALEKEEPER_OPENAI_MODELS is set, TALEKEEPER_OPENAI_BASE_URL is not")
         self._check_embedder()
+        if self.lan and self.public_origin:
+            raise ValueError(
+                "TALEKEEPER_PUBLIC_ORIGIN is set, and pages of other addresses are refused: leave "
+                "it empty for --lan"
+            )
         if self.budget_reply_reserve >= self.budget_total:
             raise ValueError("TALEKEEPER_BUDGET_REPLY_RESERVE leaves nothing of the total budget")
         if 0 < self.max_budget_total < MIN_TOTAL:
@@ -313,7 +346,7 @@ class Settings(BaseSettings):
     @property
     def resolved_database_url(self) -> str:
         """The database in use: the one configured, else SQLite in the data folder."""
-        return self.database_url or f"sqlite+aiosqlite:///{self.data_dir / 'talekeeper.sqlite3'}"
+        return self.database_url or f"sqlite+aiosqlite:///{self.data_dir / DATABASE_NAME}"
 
     @property
     def embedded(self) -> bool:
@@ -328,7 +361,7 @@ class Settings(BaseSettings):
     @property
     def resolved_root_key_file(self) -> Path:
         """Where the root key is read from and first written to."""
-        return self.root_key_file or self.data_dir / "root.key"
+        return self.root_key_file or self.data_dir / ROOT_KEY_NAME
 
     @property
     def root_key_text(self) -> str | None:

@@ -24,6 +24,7 @@ from annotated_types import Ge, Gt, Le
 from litestar import Controller
 from litestar.handlers import HTTPRouteHandler
 from pydantic.fields import FieldInfo
+from pydantic_core import PydanticUndefined
 
 import backend
 from backend.accounts.middleware import NEEDS, PUBLIC
@@ -178,7 +179,7 @@ def _default(field: FieldInfo) -> str:
     value = field.get_default()
     if isinstance(value, tuple):
         value = ",".join(cast("tuple[str, ...]", value))
-    return "" if value in (None, "", {}) else f"`{value}`"
+    return "" if value in (None, "", {}, PydanticUndefined) else f"`{value}`"
 
 
 def _meaning(text: str, field: FieldInfo) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from ipaddress import IPv4Address, IPv6Address, ip_address
 from typing import Any
 from urllib.parse import urlsplit
@@ -33,6 +34,7 @@ from backend.accounts.service import Unlocked
 from backend.accounts.sessions import SessionService
 from backend.errors import UnauthenticatedError
 from backend.http import requires_https
+from backend.private_networks import Network, contains
 from backend.settings import Settings
 
 PLAIN_COOKIE = "talekeeper_session"
@@ -48,12 +50,20 @@ HTTPS_ADVICE = (
     "It came over plain http, and TALEKEEPER_PUBLIC_ORIGIN is https. If it came through a proxy "
     "with TLS, put the proxy's address into TALEKEEPER_TRUSTED_PROXIES."
 )
+PLAIN_ADVICE = (
+    "A session over plain http could be read on the way. Open the page with https: for a phone in "
+    "the same network start the server with `talekeeper serve --lan`, for the internet put a TLS "
+    "proxy in front. On the server's own machine use http://localhost."
+)
 API = "/api/"
 SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
 PUBLIC = "public"
 """Route option: nobody needs to be signed in."""
 NEEDS = "needs"
 """Route option: the scope that an API key needs; by default `read` for GET and `chat` else."""
+
+PROXY_HEADERS = ("forwarded", "via", "x-forwarded-for", "x-forwarded-proto", "x-real-ip")
+"""Headers by which a proxy shows itself."""
 
 SHOWN_ONCE = "shown_once"
 """Route option: the answer holds a secret, and is kept nowhere."""
@@ -79,6 +89,25 @@ def is_loopback(connection: Connection) -> bool:
     return address.is_loopback if address else host == LOCALHOST
 
 
+def may_have_session(connection: Connection, plain_networks: Sequence[Network] = ()) -> bool:
+    """True over https, on this machine, and for clients of `plain_networks`."""
+    return (
+        is_secure(connection)
+        or is_loopback(connection)
+        or (bool(plain_networks) and contains(plain_networks, _client_address(connection)))
+    )
+
+
+def _client_address(connection: Connection) -> str:
+    """The client's address; empty if it came by a proxy that is not trusted."""
+    client = connection.client.host if connection.client else ""
+    headers = connection.headers
+    if any(name in headers for name in PROXY_HEADERS):
+        forwarded = headers.get("x-forwarded-for", "").split(",")
+        return client if client in {each.strip() for each in forwarded} else ""
+    return client
+
+
 def session_token(connection: Connection) -> str | None:
     """The session's token, from the cookie that fits the way the request came."""
     return connection.cookies.get(_session_cookie(connection))
@@ -90,13 +119,17 @@ def bearer_token(connection: Connection) -> str | None:
     return token.strip() if scheme.lower() == "bearer" and token.strip() else None
 
 
-def session_cookies(connection: Connection, token: str, *, seconds: int, csrf: str) -> list[Cookie]:
+def session_cookies(
+    connection: Connection,
+    token: str,
+    *,
+    seconds: int,
+    csrf: str,
+    plain_networks: Sequence[Network] = (),
+) -> list[Cookie]:
     """The cookies that a new session sets. Raises `InsecureTransportError` in the clear."""
-    if not is_secure(connection) and not is_loopback(connection):
-        raise InsecureTransportError(
-            "A session over plain http could be read on the way. Put a TLS proxy in front, or use "
-            "this machine's own address."
-        )
+    if not may_have_session(connection, plain_networks):
+        raise InsecureTransportError(PLAIN_ADVICE)
     return [
         _cookie(connection, _session_cookie(connection), token, seconds=seconds, httponly=True),
         _cookie(connection, CSRF_COOKIE, generate_csrf_token(csrf), seconds=seconds),
@@ -140,6 +173,7 @@ class IdentityMiddleware(ASGIMiddleware):
     Args:
         public_origin: Origin under which browsers reach this server; empty for the request's own.
         allowed_hosts: Further names of this server, without ports.
+        plain_networks: Networks whose clients may have sessions over plain http.
     """
 
     scopes = (ScopeType.HTTP,)
@@ -151,10 +185,12 @@ class IdentityMiddleware(ASGIMiddleware):
         csrf_secret: str,
         public_origin: str,
         allowed_hosts: tuple[str, ...] = (),
+        plain_networks: tuple[Network, ...] = (),
     ) -> None:
         self._sessions = sessions
         self._public_origin = public_origin.rstrip("/")
         self._requires_https = requires_https(public_origin)
+        self._plain_networks = plain_networks
         own = urlsplit(public_origin).hostname or LOCALHOST
         self._hosts = frozenset({LOCALHOST, own, *map(str.lower, allowed_hosts)})
         self._csrf = CSRFConfig(
@@ -175,7 +211,8 @@ class IdentityMiddleware(ASGIMiddleware):
             scope["user"] = await self._authenticated(key, "api_key")
             await next_app(scope, receive, send)
             return
-        token = session_token(connection)
+        may_have = may_have_session(connection, self._plain_networks)
+        token = session_token(connection) if may_have else None
         scope["user"] = await self._authenticated(token, "session") if token else None
         if unsafe and scope["user"] is not None:
             # Without a token Litestar would look for it in a form, and so read an upload into a
@@ -277,10 +314,11 @@ class AuthMiddleware:
         self._activity = activity
         self._seconds = round(settings.session_absolute_days * 86400)
         self._csrf = instance.csrf_secret
+        self._plain_networks = settings.plain_http_networks
 
     def check_transport(self, request: Request[Any, Any, Any]) -> None:
         """Raise `InsecureTransportError` before a password is tried in vain."""
-        session_cookies(request, "", seconds=0, csrf=self._csrf)
+        self._cookies(request, "")
 
     async def open(
         self, request: Request[Any, Any, Any], unlocked: Unlocked, body: Any, *, kind: ActivityKind
@@ -292,5 +330,13 @@ class AuthMiddleware:
         label = request.headers.get("user-agent", "")
         token = await self._sessions.open_session(unlocked, label=label)
         await self._activity.note_unlocked(request, unlocked, kind)
-        cookies = session_cookies(request, token, seconds=self._seconds, csrf=self._csrf)
-        return Response(body, status_code=201, cookies=cookies)
+        return Response(body, status_code=201, cookies=self._cookies(request, token))
+
+    def _cookies(self, request: Request[Any, Any, Any], token: str) -> list[Cookie]:
+        return session_cookies(
+            request,
+            token,
+            seconds=self._seconds,
+            csrf=self._csrf,
+            plain_networks=self._plain_networks,
+        )

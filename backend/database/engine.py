@@ -9,6 +9,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
+from uuid import UUID
 
 from sqlalchemy import URL, Connection, create_engine, event, make_url, text
 from sqlalchemy.exc import DBAPIError
@@ -19,6 +20,7 @@ from sqlalchemy.ext.asyncio import (
     async_sessionmaker,
     create_async_engine,
 )
+from uuid_utils.compat import uuid7
 
 from backend.database import sqlite_connection
 from backend.database.write_ahead_log import WriteAheadLog
@@ -93,10 +95,12 @@ class Database:
     reader's all see one moment. SQLite takes one writer at a time: there, writers queue for the
     one writing connection of this process (`BEGIN IMMEDIATE`, with a busy timeout for other
     processes), and readers have connections of their own that never wait for a writer (WAL).
-    `log` is that write-ahead log.
+    `log` is that write-ahead log. `process_id` is this process to the others that share the
+    database: `lease_owner` of what it holds.
     """
 
     def __init__(self, url: str, *, pool_size: int = 10) -> None:
+        self.process_id = uuid7()
         self.url = make_url(url)
         self.is_sqlite = self.url.get_backend_name() == "sqlite"
         if self.is_sqlite:
@@ -105,7 +109,7 @@ class Database:
             self._reader = _sqlite_engine(url, begin=sqlite_connection.READING, pool_size=pool_size)
             self._writer = _sqlite_engine(url, begin="BEGIN IMMEDIATE", pool_size=1)
         else:
-            self._writer = _postgres_engine(url, pool_size=pool_size)
+            self._writer = _postgres_engine(self.url, self.process_id, pool_size=pool_size)
             # The same pool. Both options go out with BEGIN: they cost no message of their own.
             self._reader = self._writer.execution_options(
                 isolation_level="REPEATABLE READ", postgresql_readonly=True
@@ -118,6 +122,14 @@ class Database:
     def engine(self) -> AsyncEngine:
         """The engine that may write: for tools."""
         return self._writer
+
+    def make_separate_engine(self) -> AsyncEngine:
+        """Make an engine for PostgreSQL that never waits for a free connection of the pool.
+
+        It has one connection, for one task. Each statement is a transaction.
+        """
+        engine = _postgres_engine(self.url, self.process_id, pool_size=1)
+        return engine.execution_options(isolation_level="AUTOCOMMIT")
 
     @property
     def place(self) -> str:
@@ -218,6 +230,11 @@ class Database:
             await self._reader.dispose()
 
 
+def name_client(process_id: UUID) -> str:
+    """Return the name of a process in PostgreSQL's list of connections."""
+    return f"talekeeper {process_id}"
+
+
 def find_place(url: URL | str) -> str:
     """Return the place of a database for the operator: host and port, or the path of a file."""
     parsed = make_url(url)
@@ -252,7 +269,7 @@ async def translated() -> AsyncGenerator[None]:
         raise
 
 
-def _postgres_engine(url: str, *, pool_size: int) -> AsyncEngine:
+def _postgres_engine(url: URL, process_id: UUID, *, pool_size: int) -> AsyncEngine:
     engine = create_async_engine(
         url,
         pool_size=pool_size,
@@ -261,6 +278,7 @@ def _postgres_engine(url: str, *, pool_size: int) -> AsyncEngine:
         pool_use_lifo=True,  # the connection used last has its statements prepared
         pool_recycle=1800,
         hide_parameters=True,
+        connect_args={"server_settings": {"application_name": name_client(process_id)}},
     )
 
     @event.listens_for(engine.sync_engine, "do_connect")

@@ -429,11 +429,11 @@ def _url(host: str, port: int, *, is_plain: bool) -> str:
 
 
 def _serves_this_machine_alone(settings: Settings) -> bool:
-    """Whether the server listens on loopback, and no proxy is known to bring others to it."""
+    """True if the server listens on loopback alone, and no proxy is known to bring others to it."""
     names = [settings.host, *settings.allowed_hosts]
     if settings.public_origin:
         names.append(urlsplit(settings.public_origin).hostname or "")
-    return all(map(_is_loopback, names))
+    return not settings.lan and all(map(_is_loopback, names))
 
 
 def _is_loopback(name: str) -> bool:

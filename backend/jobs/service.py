@@ -9,13 +9,13 @@ from datetime import UTC, datetime, timedelta
 from uuid import UUID
 
 import msgspec
-from sqlalchemy import and_, delete, or_, select, update
+from sqlalchemy import and_, delete, or_, select
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from backend.accounts.identity import Identity
 from backend.accounts.server_held_keys import clear_old_keys
-from backend.database.base import UNSYNCHRONISED, now
+from backend.database.base import now
 from backend.jobs.claims import ENDED
 from backend.jobs.errors import JobNotFoundError, JobNotRetryableError, JobNotStoppableError
 from backend.jobs.models import Job, JobState
@@ -45,14 +45,6 @@ class JobService:
         self._database = queue.database
         self._cleaned_at = datetime.min.replace(tzinfo=UTC)
         self._closed = asyncio.Event()
-
-    async def take_over(self, *, at: datetime) -> None:
-        """End the leases of a process that is no more, where there is one process at a time."""
-        # A wait after a lease that ran out before does not begin again.
-        is_held = (Job.state == "running", Job.lease_until > at)
-        running = update(Job).where(*is_held).values(lease_until=at)
-        async with self._database.write() as session:
-            await session.execute(running, execution_options=UNSYNCHRONISED)
 
     async def list_jobs(
         self, owner_id: UUID, *, state: JobState | None, limit: int, after: UUID | None

@@ -12,7 +12,7 @@ from datetime import datetime, timedelta
 from typing import Any
 from uuid import UUID
 
-from backend.database.base import new_id, now
+from backend.database.base import now
 from backend.jobs import claims
 from backend.jobs.candidates import Wanted
 from backend.jobs.claims import Claimed
@@ -76,7 +76,7 @@ class Worker:
         clock: Clock = now,
         draw: Callable[[], float] = random.random,
     ) -> None:
-        self.id: UUID = new_id()
+        self.id: UUID = queue.database.process_id
         self._queue = queue
         self._database = queue.database
         self._kinds = kinds

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 from uuid import UUID
 
 import msgspec
-from sqlalchemy import Index, String, UniqueConstraint
+from sqlalchemy import Index, String, UniqueConstraint, true
 from sqlalchemy.orm import Mapped, mapped_column
 
 from backend.accounts.wrapped_providers import provider_context
@@ -19,7 +19,9 @@ from backend.database.base import (
     OwnerId,
     PrimaryId,
     UpdatedAt,
+    table_of,
 )
+from backend.database.processes import Leases
 from backend.generation.figures import ListedModel, Name
 from backend.generation.registry import ProviderKind
 from backend.generation.server_limits import MAX_CONCURRENCY
@@ -117,9 +119,9 @@ class InstallationProvider(_ProviderColumns, Base):
 class SlotClaim(Base):
     """A claim to a server that answers few requests at the same time: it waits, or was granted.
 
-    The process that made it renews `lease_until`. A claim with an expired lease does not count,
-    because its process has ended. `server_id` is a keyed hash; `rank` and `use` are as in
-    `slot_rules`. Rows are deleted when the work is over.
+    The process that made it, `lease_owner`, renews `lease_until`. A claim with an expired lease
+    does not count, because its process has ended. `server_id` is a keyed hash; `rank` and `use` are
+    as in `slot_rules`. Rows are deleted when the work is over.
     """
 
     __tablename__ = "slot_claims"
@@ -132,7 +134,11 @@ class SlotClaim(Base):
     use: Mapped[SlotUse] = mapped_column(String)
     rank: Mapped[int]
     is_granted: Mapped[bool]
+    lease_owner: Mapped[UUID | None]
     lease_until: Mapped[datetime]
+
+
+SLOT_LEASES = Leases(table_of(SlotClaim), true())
 
 
 class ProviderAddress(Base):

@@ -161,11 +161,6 @@ class ModelSlots:
                     self._start_task(limit.refresh())
             yield
 
-    async def forget_all(self) -> None:
-        """Delete all claims, where there is one process at a time and this one has just begun."""
-        async with self._database.write() as session:
-            await session.execute(delete(_CLAIMS))
-
     async def aclose(self) -> None:
         """Wait until the work that had places has given them up."""
         self._held.clear()
@@ -215,6 +210,7 @@ class ModelSlots:
                 "use": held.work.use,
                 "rank": held.work.rank,
                 "is_granted": held.is_granted,
+                "lease_owner": self._database.process_id,
                 "lease_until": now() + LEASE,
             }
             await session.execute(insert(_CLAIMS), values)

@@ -9,7 +9,8 @@ from uuid import UUID
 from sqlalchemy import ForeignKey, Index, LargeBinary, String, UniqueConstraint, text
 from sqlalchemy.orm import Mapped, mapped_column
 
-from backend.database.base import Base, CreatedAt, OwnerId, PrimaryId
+from backend.database.base import Base, CreatedAt, OwnerId, PrimaryId, table_of
+from backend.database.processes import Leases
 from backend.llm.slot_rules import Occupation
 from backend.vault.sealing import Column
 
@@ -23,14 +24,16 @@ LEASE = timedelta(seconds=30)
 """How long a running turn that no process renews is taken to be alive."""
 
 _IS_OPEN = text("state IN ('running', 'waiting')")
+_IS_RUNNING = text("state = 'running'")
 
 
 class Turn(Base):
     """One turn: running, waiting for its player, or over. At most one in a chat is not over.
 
     `segments` (JSON, `[[kind, places], ...]`) says in which order thinking, text and events came,
-    so that any process can number the events of what is stored. `lease_until` is renewed by the
-    process that runs the turn; a running turn whose lease is over was cut off by a crash.
+    so that any process can number the events of what is stored. `lease_owner` is the process that
+    runs the turn and renews `lease_until`. A running turn whose lease is over was cut off, and its
+    process may no longer write to it.
     `path_tokens` is what a campaign's whole history would have taken in its prompt, `sent_tokens`
     what took its place, both in the model's tokens.
     `waits_for` is the work of the model's server that the turn waits for.
@@ -50,8 +53,8 @@ class Turn(Base):
         Index(
             "ix_turns_lease",
             "lease_until",
-            sqlite_where=text("state = 'running'"),
-            postgresql_where=text("state = 'running'"),
+            sqlite_where=_IS_RUNNING,
+            postgresql_where=_IS_RUNNING,
         ),
     )
 
@@ -78,9 +81,17 @@ class Turn(Base):
     sealed_play: Mapped[bytes | None]
     waits_for: Mapped[Occupation | None] = mapped_column(String)
     stop_requested: Mapped[bool] = mapped_column(default=False)
+    lease_owner: Mapped[UUID | None]
     lease_until: Mapped[datetime | None]
     created_at: Mapped[CreatedAt]
     finished_at: Mapped[datetime | None]
+
+    def is_run_by(self, process_id: UUID) -> bool:
+        """True if a process may write to the turn."""
+        return self.state == "running" and self.lease_owner == process_id
+
+
+TURN_LEASES = Leases(table_of(Turn), _IS_RUNNING)
 
 
 TURN_OUTPUT = Column("turns", "sealed_output")

@@ -91,13 +91,19 @@ async def suspend(database: Database, run: TurnRun, play: Play) -> bool:
         chat = await session.get(Chat, run.chat_id, with_for_update=True)
         turn = await session.get(Turn, run.turn_id, with_for_update=True)
         message = await session.get(Message, run.reply_id) if run.reply_id else None
-        if chat is None or turn is None or message is None or turn.state != "running":
+        if (
+            chat is None
+            or turn is None
+            or message is None
+            or not turn.is_run_by(database.process_id)
+        ):
             run.end_waiting("interrupted")
             return False
         if turn.stop_requested:
             run.end_waiting("stopped")
             return False
-        turn.state, turn.lease_until, turn.waits_for = "waiting", None, None
+        turn.state = "waiting"
+        turn.lease_owner = turn.lease_until = turn.waits_for = None
         turn.segments = segments_of(run)
         turn.usage = encoded(usage_event(run))
         turn.sealed_events = sealed_events(run)
@@ -172,6 +178,7 @@ async def claim(database: Database, run: TurnRun, play: Play, *, before: str) ->
             .values(
                 state="running",
                 model=run.built.window.spec.id,
+                lease_owner=database.process_id,
                 lease_until=now() + LEASE,
                 segments=segments_of(run),
                 sealed_events=sealed_events(run),

@@ -52,14 +52,13 @@ class TurnRecovery:
             elif turn.state == "waiting":
                 await self._end(session, chat, turn, "stopped", identity.sealer)
 
-    async def recover(self, *, all_running: bool) -> int:
-        """Mark what a crash cut off as interrupted, its text kept; returns how many turns.
+    async def recover(self) -> int:
+        """Mark running turns with an expired lease as interrupted. Their text is kept.
 
-        Without `all_running` only turns whose lease is over, which some process ought to renew.
+        Returns the number of turns.
         """
-        before = None if all_running else now()
         async with self._database.read() as session:
-            abandoned = await repository.abandoned_turns(session, before=before)
+            abandoned = await repository.abandoned_turns(session, at=now())
         recovered = 0
         for found in abandoned:
             async with self._database.write() as session:
@@ -83,7 +82,7 @@ class TurnRecovery:
         """End a turn, its row and its chat's locked. Without a sealer, no key is at hand."""
         turn.state = state
         turn.finished_at = now()
-        turn.lease_until = turn.waits_for = turn.sealed_play = None
+        turn.lease_owner = turn.lease_until = turn.waits_for = turn.sealed_play = None
         message = await session.get(Message, turn.reply_id) if turn.reply_id else None
         if message is not None and message.status == "streaming":
             has_text = len(message.sealed_content) > OVERHEAD

@@ -89,12 +89,10 @@ async def list_turns(
     return list(await session.scalars(query))
 
 
-async def abandoned_turns(session: AsyncSession, *, before: datetime | None) -> Sequence[Turn]:
-    """Running turns whose lease was over `before`; all of them where that is None."""
-    query = select(Turn).where(Turn.state == "running")
-    if before is not None:
-        query = query.where(or_(Turn.lease_until.is_(None), Turn.lease_until < before))
-    return list(await session.scalars(query))
+async def abandoned_turns(session: AsyncSession, *, at: datetime) -> Sequence[Turn]:
+    """Running turns with an expired lease."""
+    is_over = or_(Turn.lease_until.is_(None), Turn.lease_until <= at)
+    return list(await session.scalars(select(Turn).where(Turn.state == "running", is_over)))
 
 
 async def find_record(

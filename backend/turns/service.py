@@ -258,9 +258,9 @@ class TurnService:
         if run := self.runs.get(turn_id):
             run.stop()
 
-    async def recover(self, *, all_running: bool) -> None:
+    async def recover(self) -> None:
         """Mark turns that a crash cut off."""
-        count = await self._recovery.recover(all_running=all_running)
+        count = await self._recovery.recover()
         if count:
             log.warning("turn.recovered", count=count)
 

@@ -90,6 +90,7 @@ class TurnStarter:
                 model=built.window.spec.id,
                 request_digest=fingerprint,
                 totals=msgspec.json.encode(built.totals).decode(),
+                lease_owner=self._database.process_id,
                 lease_until=now() + LEASE,
                 user_message_id=target.line.id if target.line else None,
             )

@@ -49,9 +49,10 @@ _NOT_COUNTED = "{}"
 
 # Tables, not mapped classes: many rows at once, each by its key and a condition beside it.
 _TURNS, _MESSAGES = Base.metadata.tables["turns"], Base.metadata.tables["messages"]
+_IS_OURS = (_TURNS.c.state == "running", _TURNS.c.lease_owner == bindparam("owner"))
 _RENEW = (
     update(_TURNS)
-    .where(_TURNS.c.id == bindparam("key"), _TURNS.c.state == "running")
+    .where(_TURNS.c.id == bindparam("key"), *_IS_OURS)
     .values(
         lease_until=bindparam("lease"),
         segments=bindparam("lengths"),
@@ -60,7 +61,7 @@ _RENEW = (
 )
 _STORE_EVENTS = (
     update(_TURNS)
-    .where(_TURNS.c.id == bindparam("key"), _TURNS.c.state == "running")
+    .where(_TURNS.c.id == bindparam("key"), *_IS_OURS)
     .values(sealed_events=bindparam("sealed_events"))
 )
 _STORE_REPLY = (
@@ -102,10 +103,11 @@ class TurnStore:
         process's no longer, for their chat was deleted or their lease ran out.
         """
         runs = list(runs)
-        lease_until = now() + LEASE
+        lease_until, owner = now() + LEASE, self._database.process_id
         turns = [
             {
                 "key": run.turn_id,
+                "owner": owner,
                 "lease": lease_until,
                 "lengths": segments_of(run),
                 "occupation": run.progress.waits_for,
@@ -121,7 +123,7 @@ class TurnStore:
         events = {run.turn_id: len(run.progress.transcript.events) for run in runs}
         drops = {run.turn_id: run.progress.transcript.drops for run in dirty}
         told = [
-            {"key": run.turn_id, "sealed_events": sealed_events(run)}
+            {"key": run.turn_id, "owner": owner, "sealed_events": sealed_events(run)}
             for run in runs
             if events[run.turn_id] > run.stored_events
         ]
@@ -140,11 +142,12 @@ class TurnStore:
                 await connection.execute(_STORE_EVENTS, told)
             rows = await session.execute(
                 select(Turn.id, Turn.stop_requested).where(
-                    Turn.id.in_([run.turn_id for run in runs]), Turn.state == "running"
-                )
+                    Turn.id.in_([run.turn_id for run in runs]), *_IS_OURS
+                ),
+                {"owner": owner},
             )
             stop_requested = {row.id: row.stop_requested for row in rows}
-            # Of a turn that is no longer running the reply may be another turn's by now.
+            # The reply of a turn that was lost may be another turn's by now.
             dirty = [run for run in dirty if run.turn_id in stop_requested]
             if dirty:
                 await connection.execute(_STORE_REPLY, [replies[run.turn_id] for run in dirty])
@@ -192,7 +195,8 @@ class TurnStore:
         counts, record, spent = await asyncio.to_thread(finished, run)
         async with self._database.write() as session:
             chat, turn, reply = await repository.lock_turn(session, run.chat_id, run.turn_id)
-            if chat is not None and turn is not None and turn.state == "running":
+            is_ours = turn is not None and turn.is_run_by(self._database.process_id)
+            if chat is not None and turn is not None and is_ours:
                 _end(run, turn, usage, problem)
                 saved = await self._conclude_reply(session, run, chat, turn, reply, counts)
                 # A continuation that added nothing leaves the reply, and its record, as they were.
@@ -305,7 +309,8 @@ def _end(
     turn.sealed_events = sealed_events(run)
     if run.refused:
         replace_totals(run, turn)
-    turn.lease_until = turn.waits_for = turn.sealed_play = turn.sealed_problem = None
+    turn.lease_owner = turn.lease_until = turn.waits_for = None
+    turn.sealed_play = turn.sealed_problem = None
     if problem:
         data = msgspec.json.encode(problem)
         turn.sealed_problem = run.sealer.seal_bytes(TURN_PROBLEM, turn.id, data)

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import base64
 import os
-import secrets
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
 from backend.errors import AppError
-from backend.operating_system import sync_folder
+from backend.private_files import create_private, replace_private
 from backend.vault.sealing import KEY_BYTES, SealBrokenError, derive, open_with, seal_with
 
 
@@ -97,7 +96,8 @@ def load_root_keys(path: Path, *, value: str | None = None, create: bool = False
                 f"{path.name} is missing: {path} does not exist, and no new key was written. Put "
                 "your copy of the root key back there, or into TALEKEEPER_ROOT_KEY."
             )
-        _create(path, _line(1, os.urandom(KEY_BYTES)))
+        with _reported(path):
+            create_private(path, _line(1, os.urandom(KEY_BYTES)))
     source, text = ("TALEKEEPER_ROOT_KEY", value) if value is not None else (path, _read(path))
     try:
         return parse_root_keys(text)
@@ -114,7 +114,7 @@ def add_root_key(path: Path) -> RootKeys:
     """
     text = _read(path)
     text = _line(parse_root_keys(text).current + 1, os.urandom(KEY_BYTES)) + text
-    _replace(path, text)
+    replace_private(path, text)
     return parse_root_keys(text)
 
 
@@ -126,7 +126,7 @@ def drop_old_root_keys(path: Path) -> RootKeys:
     text = _read(path)
     newest = parse_root_keys(text).current
     key = _parse(text)[newest]
-    _replace(path, _line(newest, key))
+    replace_private(path, _line(newest, key))
     return RootKeys({newest: key})
 
 
@@ -157,47 +157,6 @@ def _read(path: Path) -> str:
     except UnicodeDecodeError:
         # Without its cause, which carries the file's bytes.
         raise RootKeyError(f"{path} is not text: it holds `version:base64` lines.") from None
-
-
-def _create(path: Path, text: str) -> None:
-    """Make the file, unless it is there by now: of processes that start together, one makes it."""
-    with _reported(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        scratch = path.with_name(f"{path.name}.{secrets.token_hex(8)}")
-        _write_private(scratch, text)
-        try:
-            path.hardlink_to(scratch)
-        except FileExistsError:
-            pass
-        finally:
-            scratch.unlink()
-        sync_folder(path.parent)
-
-
-def _replace(path: Path, text: str) -> None:
-    """Replace the file as a whole: a crash leaves the old one or the new one."""
-    path = path.resolve()
-    scratch = path.with_name(path.name + ".new")
-    scratch.unlink(missing_ok=True)
-    _write_private(scratch, text)
-    try:
-        scratch.replace(path)
-    except OSError:
-        scratch.unlink()
-        raise
-    sync_folder(path.parent)
-
-
-def _write_private(path: Path, text: str) -> None:
-    """Write a file that its owner alone can read, and wait until it is on the disk."""
-
-    def open_private(name: str, flags: int) -> int:
-        return os.open(name, flags, 0o600)
-
-    with open(path, "x", encoding="utf-8", newline="\n", opener=open_private) as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
 
 
 @contextmanager

@@ -27,6 +27,7 @@ LATER = {
     *("alembic", "google.genai", "splintr", "tiktoken"),
     *("fastembed", "huggingface_hub", "onnxruntime", "qdrant_client", "qdrant_edge"),
     *("PIL", "httpx2", "markdown_it", "minify_html", "pygments", "rich", "segno"),
+    *("cryptography.x509", "psutil"),
 }
 
 

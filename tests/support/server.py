@@ -234,7 +234,12 @@ async def running(
         listener.bind(("127.0.0.1", 0))
         server = _Server(
             server_config(
-                observe(app, Transport(config.public_origin, config.trusted_proxies)),
+                observe(
+                    app,
+                    Transport(
+                        config.public_origin, config.trusted_proxies, signs_itself=config.lan
+                    ),
+                ),
                 config,
                 shutdown_seconds=2,
             )

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from backend.settings import Settings
+from scripts.launcher import UV_VERSION
 from tests.support.compose import ROOT, compose_files, find_faults, read_compose
 
 COMPOSE_FILES = compose_files()
@@ -197,9 +198,7 @@ def test_the_image_takes_all_that_the_package_is_built_from() -> None:
 
 
 def test_the_image_is_made_with_the_uv_of_the_scripts() -> None:
-    (pinned,) = re.findall(r"^UV_VERSION=(\S+)$", text("scripts/_environment.sh"), re.MULTILINE)
-
-    assert f"ARG UV_VERSION={pinned}\n" in text("Dockerfile")
+    assert f"ARG UV_VERSION={UV_VERSION}\n" in text("Dockerfile")
 
 
 def test_only_the_door_is_open_and_to_this_machine_alone(compose: dict[str, Any]) -> None:

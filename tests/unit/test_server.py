@@ -1,16 +1,25 @@
-"""How a server stops."""
+"""How a server greets, whom it listens to, and how it stops."""
 
 from __future__ import annotations
 
 import asyncio
+import io
 import socket
+from ipaddress import IPv4Address
+from pathlib import Path
 from typing import Any, ClassVar
 
+import numpy as np
 import pytest
 import uvicorn
+import zxingcpp
+from uvicorn.server import ServerState
 
 from backend.drain import Drain
-from backend.server import Server, open_listener
+from backend.generation.registry import ModelRegistry
+from backend.lan.service import LocalNetwork
+from backend.server import LanProtocol, Server, greeting, open_listener
+from tests.support.server import settings_of
 
 pytestmark = pytest.mark.anyio
 
@@ -99,3 +108,82 @@ async def test_a_request_on_a_connection_that_was_not_accepted_yet_is_answered()
     assert answer.startswith(b"HTTP/1.1 200 ")
     with pytest.raises(ConnectionRefusedError):
         socket.create_connection(address)
+
+
+class Screen(io.StringIO):
+    """A terminal, or the file that output is sent to."""
+
+    def __init__(self, encoding: str, *, is_terminal: bool) -> None:
+        super().__init__()
+        self._encoding, self._is_terminal = encoding, is_terminal
+
+    @property
+    def encoding(self) -> str:  # type: ignore[override]
+        return self._encoding
+
+    def isatty(self) -> bool:
+        return self._is_terminal
+
+
+def read_qr(text: str) -> list[str]:
+    """The texts of the QR codes that these lines show on a dark ground."""
+    halves = {" ": (0, 0), "▀": (1, 0), "▄": (0, 1), "█": (1, 1)}
+    lines = [line for line in text.splitlines() if line and set(line) <= halves.keys()]
+    if not lines:
+        return []
+    rows = [[halves[sign][half] for sign in line] for line in lines for half in (0, 1)]
+    image = np.kron(np.array(rows, dtype=np.uint8) * 255, np.ones((8, 8), dtype=np.uint8))
+    return [each.text for each in zxingcpp.read_barcodes(image)]
+
+
+@pytest.mark.parametrize(
+    ("screen", "codes"),
+    [
+        (Screen("utf-8", is_terminal=True), ["https://192.168.7.20:8443"]),
+        (Screen("utf-8", is_terminal=False), []),
+        (Screen("cp1252", is_terminal=True), []),
+    ],
+)
+def test_the_greeting_names_the_address_for_phones_and_draws_it_where_that_can_be_seen(
+    screen: Screen, codes: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = settings_of(data_dir=tmp_path, lan=True)
+    lan = LocalNetwork(settings, find=lambda: [IPv4Address("192.168.7.20")])
+    monkeypatch.setattr("sys.stdout", screen)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        said = greeting(settings, ModelRegistry(), listener, lan, embeds=True)
+    assert "in this network: https://192.168.7.20:8443" in said
+    assert read_qr(said) == codes
+    said.encode(screen.encoding)
+
+
+def test_the_greeting_warns_of_plain_http(tmp_path: Path) -> None:
+    settings = settings_of(data_dir=tmp_path, plain_http_networks="192.168.1.0/24")
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        said = greeting(settings, ModelRegistry(), listener, LocalNetwork(settings), embeds=True)
+    assert "Warning: plain http is accepted from 192.168.1.0/24" in said
+
+
+class Connection(asyncio.Transport):
+    """A connection of a client with this address."""
+
+    aborted = False
+
+    def abort(self) -> None:
+        self.aborted = True
+
+
+@pytest.mark.parametrize(
+    ("client", "aborted"),
+    [("192.168.7.30", False), ("127.0.0.1", False), ("100.64.3.2", False), ("203.0.113.7", True)],
+)
+async def test_in_the_local_network_no_client_of_the_internet_is_heard(
+    client: str, aborted: bool
+) -> None:
+    config = uvicorn.Config(application, lifespan="off", log_config=None)
+    config.load()
+    protocol = LanProtocol(config=config, server_state=ServerState(), app_state={})
+    connection = Connection({"peername": (client, 50_000), "sockname": ("192.168.7.20", 8443)})
+    protocol.connection_made(connection)
+    assert connection.aborted is aborted
+    protocol.connection_lost(ConnectionError())

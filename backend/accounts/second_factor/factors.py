@@ -133,17 +133,6 @@ def totp_uri(secret: str, name: str) -> str:
     return TOTP(secret).provisioning_uri(name=name, issuer_name=ISSUER)
 
 
-def qr_rows(text: str) -> list[str]:
-    """A QR code's modules row by row, `1` for a dark one, without the margin of 4 around it.
-
-    Takes some 10 ms: call it in a thread.
-    """
-    import segno  # noqa: PLC0415 - seldom needed, and a twentieth of a second at start-up
-
-    code = segno.make_qr(text, error="m")
-    return ["".join(str(module & 1) for module in row) for row in code.matrix]
-
-
 def use_totp(row: SecondFactor | None, sealer: Sealer, code: str, at: datetime) -> None:
     """Take a TOTP's code, once. Raises `WrongSecondFactorError`."""
     if row is None:

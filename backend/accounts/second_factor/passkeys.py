@@ -69,7 +69,10 @@ def site_of(origin: str) -> Site:
     default = {"http": 80, "https": 443}.get(parts.scheme)
     own = host if parts.port in {None, default} else f"{host}:{parts.port}"
     if parts.scheme != "https" and host != "localhost":
-        raise PasskeyUnavailableError("They need https. Put a TLS proxy in front of the server.")
+        raise PasskeyUnavailableError(
+            "They need https: start the server with `talekeeper serve --lan`, or put a TLS proxy "
+            "in front of it."
+        )
     return Site(host, f"{parts.scheme}://{own}")
 
 

@@ -37,7 +37,6 @@ from backend.accounts.second_factor.factors import (
     new_one_time_codes,
     open_passkey,
     open_secret,
-    qr_rows,
     read_factors,
     renew_digest,
     totp_uri,
@@ -48,6 +47,7 @@ from backend.accounts.throttle import forget_addresses
 from backend.accounts.user_keys import renew_user_key
 from backend.database.base import new_id, now
 from backend.database.engine import Database
+from backend.qr_codes import qr_rows
 from backend.vault.root import RootKeys
 from backend.vault.sealing import Sealer
 

@@ -358,7 +358,7 @@ async def test_killed_in_the_middle_of_a_batch_it_goes_on_where_it_was(study: St
         await asyncio.wait(tasks)
     assert await runs(study) == [("done", "")]
     assert (await latest(study))["progress"]["done"] == 24
-    await study.server.parts.jobs.take_over(at=now())
+    await study.server.parts.processes.start()
     async with rebuilder(study):
         ended = await over(study)
     assert ended["counts"] == {"events": 3, "entries": 0, "replaced": 3}

@@ -14,13 +14,14 @@ from sqlalchemy import delete, event, select, update
 
 from backend.accounts.models import User
 from backend.accounts.names import InstanceKeys
-from backend.database.base import new_id, now
+from backend.database.base import now
 from backend.database.engine import Database
 from backend.generation.server_limits import ServerLimit
-from backend.llm.models import SlotClaim
+from backend.llm.models import SLOT_LEASES, SlotClaim
 from backend.llm.slot_rules import Occupation, Rank, SlotUse, Work
 from backend.llm.slots import ModelBusyError, ModelSlots, SlotTakenError
 from tests.integration.jobs.working import new_person
+from tests.support.lost_processes import took_over
 from tests.support.waiting import until
 
 pytestmark = [pytest.mark.anyio, pytest.mark.every_database]
@@ -242,23 +243,22 @@ async def test_a_claim_whose_owner_was_deleted_holds_up_no_other(
         await deleted.task
 
 
-async def test_a_process_that_starts_alone_forgets_what_a_crash_left(
-    here: ModelSlots, database: Database, ada: UUID
+async def test_the_place_of_a_lost_process_is_free(
+    there: ModelSlots, database: Database, database_url: str, ada: UUID, ben: UUID
 ) -> None:
+    crashed = Database(database_url)
+    slots = ModelSlots(crashed, InstanceKeys(b"i" * 32))
+    turn = Worker(slots, ada)
+    await turn.begun.wait()
     async with database.write() as session:
-        session.add(
-            SlotClaim(
-                server_id=new_id(),
-                user_id=ada,
-                chat_id=CHAT,
-                use="turn",
-                rank=Rank.TURN,
-                is_granted=True,
-                lease_until=now() + timedelta(hours=1),
-            )
-        )
-    await here.forget_all()
-    assert await claims(database) == []
+        await session.execute(update(SlotClaim).values(lease_until=now() + timedelta(hours=1)))
+    async with took_over(database, SLOT_LEASES, lost=crashed.process_id):
+        other = Worker(there, ben)
+        await other.begun.wait()
+        await other.end()
+    await turn.end()
+    await slots.aclose()
+    await crashed.dispose()
 
 
 async def test_a_server_with_two_slots_takes_two(

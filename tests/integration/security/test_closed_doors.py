@@ -25,6 +25,7 @@ PUBLIC = {
     "GET /page/{version}/{name}",
     "HEAD /page/{version}/{name}",
     "GET /api/v1/instance",
+    "GET /api/v1/lan/certificate",
     "POST /api/v1/accounts",
     "POST /api/v1/sessions",
     "POST /api/v1/recoveries",
@@ -32,6 +33,7 @@ PUBLIC = {
 """What may be asked without an account."""
 
 CHANGES_THE_ACCOUNT = {
+    "GET /api/v1/admin/lan",
     "GET /api/v1/admin/users/{user_id}/usage",
     "GET /api/v1/sessions",
     "DELETE /api/v1/sessions/{session_id}",

@@ -150,6 +150,33 @@ async def test_no_password_is_taken_in_the_clear_over_a_network(local: Running) 
     ok(await log_in(local), 201)
 
 
+async def test_users_of_a_named_network_sign_in_over_plain_http_and_others_do_not(
+    sqlite_url: str, tmp_path: Path
+) -> None:
+    host = "192.168.1.2:8000"
+    async with (
+        running(sqlite_url, tmp_path, plain_http_networks="192.168.1.0/24") as server,
+        server.account("Ada"),
+    ):
+        answer = await log_in(server, Host=host, X_Forwarded_For="192.168.1.7")
+        ok(answer, 201)
+        session = cookies_of(answer)[PLAIN_COOKIE]
+        assert not session["secure"]
+        for client in ("192.168.2.7", "203.0.113.7"):
+            answer = await log_in(server, Host=host, X_Forwarded_For=client)
+            detail = problem(answer, 403, "insecure-transport")["detail"]
+            assert "talekeeper serve --lan" in detail
+        # Another site that gives out the server's address for its own name.
+        answer = await log_in(server, Host="evil.example", X_Forwarded_For="192.168.1.7")
+        problem(answer, 403, "unknown-host")
+
+        async with server.browser() as browser:
+            sent = {"Host": host, "Cookie": f"{PLAIN_COOKIE}={session.value}"}
+            inside, outside = ({**sent, "X-Forwarded-For": f"192.168.{n}.7"} for n in (1, 2))
+            ok(await browser.get("/api/v1/me", headers=inside))
+            problem(await browser.get("/api/v1/me", headers=outside), 401, "unauthenticated")
+
+
 @pytest.mark.parametrize(
     ("client", "headers", "scheme"),
     [

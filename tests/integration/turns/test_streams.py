@@ -363,7 +363,7 @@ async def test_a_reply_that_can_not_be_stored_is_told_and_picked_up_by_the_sweep
     refused = await ada.client.post(f"/api/v1/chats/{chat}/turns", json={"text": "And now?"})
     problem(refused, 409, "turn-in-progress")
     await lapse(server.parts.database, turn_id)
-    await server.parts.turns.recover(all_running=False)
+    await server.parts.turns.recover()
     reply = (await ada.messages(chat))[-1]
     assert reply["status"] == "interrupted"
     assert reply["text"]

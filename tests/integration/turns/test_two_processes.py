@@ -9,10 +9,11 @@ from uuid import UUID, uuid4
 
 import pytest
 
-from backend.chats.models import Message
+from backend.chats.models import Chat, Message
 from backend.enrichment.outbox import EnrichmentOutbox
 from backend.events import Participants
 from backend.turns import runs, service
+from backend.turns.models import Turn
 from backend.turns.recovery import TurnRecovery
 from backend.turns.store import TurnStore
 from backend.turns.turn_run import TurnRun
@@ -215,10 +216,10 @@ class TestLease:
             heard = await take_words(events, 40)
             await outage.start()
             heard += await take_words(events, 20)
-            await other.parts.turns.recover(all_running=False)
+            await other.parts.turns.recover()
             assert not await is_over(there, turn_id)
             await lapse(other.parts.database, turn_id)
-            await other.parts.turns.recover(all_running=False)
+            await other.parts.turns.recover()
 
             left = (await there.messages(chat))[-1]
             assert left["status"] == "interrupted"
@@ -254,7 +255,7 @@ class TestLease:
             run = one.parts.turns.runs.get(UUID(turn_id))
             assert isinstance(run, TurnRun)
             await lapse(other.parts.database, turn_id)
-            await other.parts.turns.recover(all_running=False)
+            await other.parts.turns.recover()
             # As if another turn wrote into the same reply by now.
             async with other.parts.database.write() as session:
                 message = await session.get_one(Message, run.reply_id)
@@ -268,6 +269,21 @@ class TestLease:
                 after = (await session.get_one(Message, run.reply_id)).sealed_content
             assert after == before
             assert [event async for event in events][-1].name == "turn.failed"
+
+    async def test_it_does_not_write_to_a_turn_that_goes_on_elsewhere(
+        self, ada: Account, other: Running, chat: str
+    ) -> None:
+        async with turn_under_way(ada, chat, text="/demo long 5000") as (turn_id, events):
+            await take_words(events, 40)
+            async with other.parts.database.write() as session:
+                await session.get_one(Chat, UUID(chat), with_for_update=True)
+                turn = await session.get_one(Turn, UUID(turn_id))
+                reply_id, turn.lease_owner = turn.reply_id, other.parts.database.process_id
+                before = (await session.get_one(Message, reply_id)).sealed_content
+            assert [event async for event in events][-1].name == "turn.failed"
+        async with other.parts.database.read() as session:
+            assert (await session.get_one(Turn, UUID(turn_id))).state == "running"
+            assert (await session.get_one(Message, reply_id)).sealed_content == before
 
     async def test_two_who_sweep_at_once_do_it_once(
         self,
@@ -291,7 +307,7 @@ class TestLease:
                 )
                 for _ in range(2)
             ]
-            done = await asyncio.gather(*(each.recover(all_running=False) for each in sweepers))
+            done = await asyncio.gather(*(each.recover() for each in sweepers))
             assert sorted(done) == [0, 1]
             outage.is_on = False
             assert [event async for event in events][-1].name == "turn.failed"

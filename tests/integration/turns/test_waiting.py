@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncGenerator
+from datetime import datetime
 from pathlib import Path
 from uuid import UUID, uuid4
 
@@ -98,7 +99,7 @@ class TestMeanwhile:
             ),
         ):
             problem(refused, 409, "message-busy")
-        await server.parts.turns.recover(all_running=True)
+        await server.parts.turns.recover()
         assert (await game.turn(turn_id))["state"] == "waiting"
         await game.choose(turn_id, "1.1")
         assert (await game.turn(turn_id))["state"] == "completed"
@@ -147,7 +148,11 @@ class TestMeanwhile:
             row = (
                 await session.execute(select(Turn.__table__).where(Turn.id == UUID(turn_id)))
             ).one()
-        stored = b" ".join(each if isinstance(each, bytes) else str(each).encode() for each in row)
+        # A time can contain "1.0".
+        values = [each for each in row if not isinstance(each, datetime)]
+        stored = b" ".join(
+            each if isinstance(each, bytes) else str(each).encode() for each in values
+        )
         for word in (b"Which way", b"Left", b"ask_player", b"fork", b"1.0"):
             assert word not in stored
         assert row.sealed_play is not None

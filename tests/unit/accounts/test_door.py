@@ -15,9 +15,12 @@ from backend.accounts.middleware import (
     bearer_token,
     expired_cookies,
     is_loopback,
+    may_have_session,
     session_cookies,
     session_token,
 )
+from backend.private_networks import parse_private
+from tests.support.server import settings_of
 
 AnyRequest = Request[Any, Any, Any]
 
@@ -66,6 +69,38 @@ def test_a_name_that_only_looks_like_this_machine_is_not_loopback(host: str) -> 
 def test_no_session_is_opened_in_the_clear_over_a_network(host: str) -> None:
     with pytest.raises(InsecureTransportError):
         session_cookies(request(host), "ts_token", seconds=60, csrf="secret")
+
+
+@pytest.mark.parametrize(
+    ("client", "headers", "accepted"),
+    [
+        ("192.168.1.7", {}, True),
+        ("::ffff:192.168.1.7", {}, True),  # a socket for both versions of IP
+        ("192.168.2.7", {}, False),
+        ("203.0.113.7", {}, False),
+        ("", {}, False),  # a Unix socket
+        ("192.168.1.7", {"x-forwarded-for": "203.0.113.7, 192.168.1.7"}, True),
+        # A proxy that is not trusted: whoever it serves has the proxy's address.
+        ("192.168.1.2", {"x-forwarded-for": "203.0.113.7"}, False),
+        ("192.168.1.2", {"via": "1.1 proxy"}, False),
+        ("192.168.1.2", {"forwarded": "for=203.0.113.7"}, False),
+    ],
+)
+def test_plain_http_is_accepted_from_clients_of_named_networks(
+    client: str, headers: dict[str, str], accepted: bool
+) -> None:
+    asked = request("192.168.1.2:8000", **headers)
+    asked.scope["client"] = (client, 1) if client else None
+    assert may_have_session(asked, [parse_private("192.168.1.0/24")]) is accepted
+    assert not may_have_session(asked)
+
+
+@pytest.mark.parametrize(
+    "text", ["0.0.0.0/0", "203.0.113.0/24", "192.168.1.7/24", "10.0.0.0/7", "::/0", "home"]
+)
+def test_a_network_that_is_not_all_private_can_not_be_named(text: str) -> None:
+    with pytest.raises(ValueError, match=text):
+        settings_of(plain_http_networks=text)
 
 
 def test_over_https_the_cookie_belongs_to_this_host_alone() -> None:

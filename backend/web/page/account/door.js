@@ -39,7 +39,7 @@ export function secret(text, file, what) {
   return [
     // It may break behind a dash, and is copied in one piece.
     h("output.secret", {}, text.split(/(?<=-)/).map((piece) => [piece, h("wbr")])),
-    h("div.row", {}, copy, file && h("a.button", { href, download: file }, icon("download"), a("download"))),
+    h("div.row", {}, navigator.clipboard && copy, file && h("a.button", { href, download: file }, icon("download"), a("download"))),
   ];
 }
 
@@ -81,6 +81,7 @@ export default function ({ title, entered, said }) {
     fill(card,
       h("h2", {}, a(way)),
       help && h("p.help", {}, help),
+      !isSecureContext && h("p.trouble", {}, a("in_the_clear")),
       doorform({ fields, send, submit: a(way === "recover" ? "go_on" : way) }),
       h("div.row", {}, ways.map((each) => each !== way && h("button.quiet", { onclick: () => show(each) }, a(each)))));
     setTimeout(() => card.querySelector("input").focus());

@@ -1,25 +1,13 @@
 /** Second factors: an authenticator app, passkeys, one-time codes. */
 import { api } from "../core/api.js";
 import { attempt } from "../core/dialogs.js";
-import { fill, h, svg } from "../core/dom.js";
+import { fill, h } from "../core/dom.js";
 import { t } from "../core/words.js";
 import { a, doorform, field, keepsake, OLD, secret } from "./door.js";
-import { ask, button, part, used } from "./parts.js";
+import { ask, button, part, qr, used } from "./parts.js";
 import { proven, withPasskey } from "./proof.js";
 
 const PATH = "/me/second-factors";
-const MARGIN = 4;
-
-/** A QR code, out of its rows of modules. */
-function qr(rows) {
-  const size = rows.length + 2 * MARGIN;
-  const dark = rows.flatMap((row, y) =>
-    [...row.matchAll(/1+/g)].map(({ 0: { length }, index }) =>
-      `M${index + MARGIN} ${y + MARGIN}h${length}v1h-${length}z`));
-  const attributes = { class: "qr", viewBox: `0 0 ${size} ${size}`, role: "img", "aria-label": a("qr") };
-  return svg("svg", attributes, svg("path", { d: dark.join(""), "shape-rendering": "crispEdges" }));
-}
-
 /** Codes that are shown once, if there are any. */
 function codes(made, close) {
   if (!made) return close();
@@ -39,7 +27,7 @@ const app = () =>
     };
     return [
       h("p", {}, a("scan")),
-      qr(made.qr),
+      qr(made.qr, a("qr")),
       h("a", { href: made.uri }, a("open_app")),
       secret(made.secret),
       doorform({ fields: [field("code", "one-time-code")], submit: a("switch_on"), send }),

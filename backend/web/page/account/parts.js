@@ -1,6 +1,6 @@
 /** What the sections of the account are made of. */
 import { attempt, dialog } from "../core/dialogs.js";
-import { fill, h, tabs } from "../core/dom.js";
+import { fill, h, svg, tabs } from "../core/dom.js";
 import { session } from "../core/store.js";
 import { ago, has, t } from "../core/words.js";
 import { a, doorform } from "./door.js";
@@ -25,6 +25,18 @@ export function choice(name, values, value, act) {
   });
   return part(name, h("div.choice", { role: "radiogroup", "aria-label": a(name) }, values.map((each, at) =>
     h("label.card", {}, inputs[at], h("span", {}, a(each), help(each))))));
+}
+
+const MARGIN = 4;
+
+/** A QR code, out of its rows of modules. */
+export function qr(rows, label) {
+  const size = rows.length + 2 * MARGIN;
+  const dark = rows.flatMap((row, y) =>
+    [...row.matchAll(/1+/g)].map(({ 0: { length }, index }) =>
+      `M${index + MARGIN} ${y + MARGIN}h${length}v1h-${length}z`));
+  const attributes = { class: "qr", viewBox: `0 0 ${size} ${size}`, role: "img", "aria-label": label };
+  return svg("svg", attributes, svg("path", { d: dark.join(""), "shape-rendering": "crispEdges" }));
 }
 
 /** Ask for something in a dialog, and show there what `send(values, close, box)` gives. */

@@ -1,9 +1,10 @@
 /** What holds in all chats, and how the page looks. */
 import { h } from "../core/dom.js";
-import { theme } from "../core/store.js";
+import { session, theme } from "../core/store.js";
 import { t, texts } from "../core/words.js";
 import { defaults } from "./defaults.js";
 import { areas, choice, part } from "./parts.js";
+import { phones } from "./phones.js";
 
 const look = (name) => (theme.set(name), name);
 
@@ -15,5 +16,6 @@ export default async function ({ signal, title }) {
     areas("settings"),
     part("defaults", await defaults(signal)),
     part("memory", h("div", {}, h("a", { href: "#/memory/status" }, texts.memory.status.title))),
+    session.user.is_administrator && (await phones(signal)),
     choice("theme", ["auto", "light", "dark"], theme.get(), look));
 }

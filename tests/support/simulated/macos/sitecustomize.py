@@ -17,4 +17,4 @@ def refuse_memory_limit(what: int, limits: tuple[int, int]) -> None:
     _setrlimit(what, limits)
 
 
-resource.setrlimit = refuse_memory_limit  # type: ignore[assignment]
+resource.setrlimit = refuse_memory_limit

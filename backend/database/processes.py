@@ -1,0 +1,217 @@
+"""Heartbeats of the processes that share a database, and the end of a lost process's leases.
+
+Work that only one process may do is a row with a lease. `lease_owner` is the process, `lease_until`
+the time after which others may take the row. If the process is lost, its leases end early.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import math
+import time
+from collections.abc import Awaitable, Callable, Collection, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from uuid import UUID
+
+from sqlalchemy import (
+    ColumnElement,
+    Table,
+    TextClause,
+    bindparam,
+    delete,
+    func,
+    select,
+    text,
+    update,
+)
+from sqlalchemy.dialects.postgresql import insert
+from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession
+from sqlalchemy.orm import Mapped
+
+from backend.database.base import Base, PrimaryId, now, table_of
+from backend.database.engine import Database, name_client
+from backend.logs import get_logger
+
+log = get_logger(__name__)
+
+BEAT_SECONDS = 0.5
+LOST_AFTER = timedelta(seconds=2)
+"""A process that did not renew its row for this long, by the database's clock, is lost."""
+
+LOCK_MS = 1_000
+"""Longest wait for a row of a lost process. After that the transaction is tried again."""
+
+
+class Process(Base):
+    """A process that runs turns or jobs on PostgreSQL. `seen_at` is by the database's clock."""
+
+    __tablename__ = "processes"
+
+    id: Mapped[PrimaryId]
+    seen_at: Mapped[datetime]
+
+
+@dataclass(frozen=True, slots=True)
+class Leases:
+    """A table of leased rows. `condition` is true of every row with a lease."""
+
+    table: Table
+    condition: ColumnElement[bool] | TextClause
+
+
+_ROW = table_of(Process).c
+_IS_LOST = _ROW.seen_at < func.clock_timestamp() - LOST_AFTER
+_INSERT = insert(table_of(Process)).values(id=bindparam("id"), seen_at=func.clock_timestamp())
+_BEAT = _INSERT.on_conflict_do_update(
+    index_elements=[_ROW.id], set_={"seen_at": _INSERT.excluded.seen_at}
+).returning(
+    # Not worth a wait for the disk: a row that a crash of PostgreSQL loses is written again.
+    func.set_config("synchronous_commit", "off", True)  # noqa: FBT003  # PostgreSQL's own function
+)
+_LOOK = select(_ROW.id, _IS_LOST.label("is_lost"))
+_DISCONNECT = text(
+    "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
+    " WHERE datname = current_database() AND application_name = ANY(:names)"
+)
+
+
+class Processes:
+    """This process among those that share its database.
+
+    On PostgreSQL each process renews its row twice a second, on a separate connection, and reads
+    the rows of the others. The first one to find a lost process ends its leases. On SQLite there is
+    one process at a time, so every lease that it finds at its start belongs to an ended process.
+
+    Args:
+        database: The database that the processes share.
+        leases: All tables with leases.
+        on_loss: Is called after leases were ended, by this process or by another one.
+        clock: Seconds, of which only differences count.
+    """
+
+    def __init__(
+        self,
+        database: Database,
+        leases: Sequence[Leases],
+        *,
+        on_loss: Callable[[], Awaitable[None]],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._database = database
+        self._leases = leases
+        self._on_loss = on_loss
+        self._clock = clock
+        self._others: set[UUID] = set()
+        self._lost: set[UUID] = set()
+        self._news = asyncio.Event()
+        self._seen_at = self._steady_since = -math.inf
+        self._tasks: list[asyncio.Task[None]] = []
+
+    async def start(self) -> None:
+        """Take over from earlier processes. On PostgreSQL, begin to send heartbeats."""
+        if self._database.is_sqlite:
+            async with self._database.write() as session:
+                await self._end_leases(session, owners=None)
+        await self._on_loss()
+        if not self._database.is_sqlite:
+            engine = self._database.make_separate_engine()
+            self._tasks = [
+                asyncio.create_task(self._beat(engine), name="processes.beat"),
+                asyncio.create_task(self._recover(), name="processes.recover"),
+            ]
+
+    async def aclose(self) -> None:
+        """Give up all leases of this process, and delete its row."""
+        if not self._tasks:
+            return
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.wait(self._tasks, timeout=LOST_AFTER.total_seconds())
+        try:
+            async with self._database.write() as session:
+                await session.execute(delete(Process).where(_ROW.id == self._database.process_id))
+                await self._end_leases(session, owners=[self._database.process_id])
+        except Exception as error:  # the others will miss its heartbeat
+            log.warning("process.not_deleted", exc_info=error)
+
+    async def _beat(self, engine: AsyncEngine) -> None:
+        is_seen = True
+        try:
+            while True:
+                try:
+                    async with asyncio.timeout(LOST_AFTER.total_seconds()):
+                        await self._renew(engine)
+                    is_seen = True
+                except Exception as error:  # the next beat tries again
+                    if is_seen:
+                        log.warning("process.heartbeat_failed", exc_info=error)
+                    is_seen = False
+                await asyncio.sleep(BEAT_SECONDS)
+        finally:
+            with contextlib.suppress(Exception):
+                await engine.dispose()
+
+    async def _renew(self, engine: AsyncEngine) -> None:
+        """Renew the row of this process, and compare those of the others with the last time."""
+        async with engine.connect() as connection:
+            await connection.execute(_BEAT, {"id": self._database.process_id})
+            rows = (await connection.execute(_LOOK)).all()
+        others = {row.id for row in rows if row.id != self._database.process_id}
+        self._lost = {row.id for row in rows if row.is_lost} if self._is_steady() else set()
+        if self._lost or self._others - others:
+            self._news.set()
+        self._others = others
+
+    def _is_steady(self) -> bool:
+        """Note a heartbeat. True if none has been late for `LOST_AFTER`.
+
+        After a pause of the database or of this machine, all rows are old. The other processes then
+        get the time to renew theirs.
+        """
+        at = self._clock()
+        if at - self._seen_at > 2 * BEAT_SECONDS:
+            self._steady_since = at
+        self._seen_at = at
+        return at - self._steady_since >= LOST_AFTER.total_seconds()
+
+    async def _recover(self) -> None:
+        """Take over from lost processes. A separate task, so that heartbeats never wait for it."""
+        while True:
+            await self._news.wait()
+            self._news.clear()
+            try:
+                await self._end_lost(self._lost)
+                await self._on_loss()
+            except Exception as error:
+                log.warning("process.not_taken_over", exc_info=error)
+                await asyncio.sleep(BEAT_SECONDS)
+                self._news.set()
+
+    async def _end_lost(self, lost: Collection[UUID]) -> None:
+        """Delete the rows of lost processes and end their leases, in one transaction.
+
+        A stopped process may hold locks on its rows, so its connections are closed first.
+        """
+        if not lost:
+            return
+        async with self._database.write() as session:
+            timeout = func.set_config("lock_timeout", str(LOCK_MS), True)  # noqa: FBT003  # as above
+            await session.execute(select(timeout))
+            await session.execute(_DISCONNECT, {"names": [name_client(each) for each in lost]})
+            is_ended = delete(table_of(Process)).where(_ROW.id.in_(lost), _IS_LOST)
+            ended = list(await session.scalars(is_ended.returning(_ROW.id)))
+            await self._end_leases(session, owners=ended)
+        if ended:
+            log.warning("process.lost", count=len(ended))
+
+    async def _end_leases(self, session: AsyncSession, *, owners: Collection[UUID] | None) -> None:
+        """End the leases of some processes; of all if `owners` is None."""
+        at = now()
+        for leases in self._leases:
+            row = leases.table.c
+            query = update(leases.table).where(leases.condition, row.lease_until > at)
+            if owners is not None:
+                query = query.where(row.lease_owner.in_(owners))
+            await session.execute(query.values(lease_until=at))

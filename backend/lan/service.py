@@ -1,0 +1,140 @@
+"""This server in the local network: where it is found, and the certificate that it shows."""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from collections.abc import Callable
+from datetime import UTC, datetime
+from ipaddress import IPv4Address
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from backend.errors import NotFoundError
+from backend.lan.addresses import find_addresses, find_names, split_hosts
+from backend.logs import get_logger
+from backend.private_files import create_private, replace_private
+from backend.settings import Settings
+
+if TYPE_CHECKING:
+    from backend.lan.certificates import Certified
+
+log = get_logger(__name__)
+
+
+def _utc_now() -> datetime:
+    return datetime.now(UTC)
+
+
+class LocalNetwork:
+    """Keeps a certificate for the names and addresses that this machine has at the time.
+
+    Root and certificate are kept in `lan` in the data folder: a device that trusts the root goes on
+    to do so after a restart. Without `Settings.lan` there is nothing to open or to refresh.
+
+    Args:
+        settings: Their `lan_port` is the port that is listened on.
+        find: Finds the machine's private addresses, the most usual one first.
+        now: The time.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        *,
+        find: Callable[[], list[IPv4Address]] = find_addresses,
+        now: Callable[[], datetime] = _utc_now,
+    ) -> None:
+        self.is_on = settings.lan
+        self.names = find_names() if settings.lan else ()
+        self._port = settings.lan_port
+        self._listed_names, self._listed_addresses = split_hosts(settings.allowed_hosts)
+        self._folder = settings.data_dir / "lan"
+        self._path = self._folder / "server.pem"
+        self._find = find
+        self._now = now
+        self._context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        self._context.set_alpn_protocols(["http/1.1"])
+        self._root: Certified | None = None
+        self._server: Certified | None = None
+
+    def open(self) -> ssl.SSLContext:
+        """Load or make the certificates. Later certificates are used for new connections.
+
+        Raises `CertificateError`, and `OSError` if the folder cannot be used.
+        """
+        self._root = self._load_root()
+        self._server = _read(self._path)
+        if self._is_due(self._root):
+            self._renew()
+        self._context.load_cert_chain(self._path)
+        return self._context
+
+    async def refresh(self) -> None:
+        """Renew the certificate if it ends soon, or if the machine has got another address."""
+        if self._root is not None and self._is_due(self._root):
+            await asyncio.to_thread(self._renew)
+            self._context.load_cert_chain(self._path)
+
+    @property
+    def root(self) -> Certified:
+        """The root certificate. Raises `NotFoundError` if the local network is not served."""
+        if self._root is None:
+            raise NotFoundError("Start the server with `talekeeper serve --lan`.")
+        return self._root
+
+    def find_origins(self) -> list[str]:
+        """Return the origins at which devices find the server, the most usual one first."""
+        hosts = [*map(str, self._addresses()), *self._all_names()]
+        return [f"https://{each}:{self._port}" for each in hosts]
+
+    def _addresses(self) -> list[IPv4Address]:
+        return list(dict.fromkeys((*self._listed_addresses, *self._find())))
+
+    def _all_names(self) -> list[str]:
+        return list(dict.fromkeys((*self.names, *self._listed_names)))
+
+    def _load_root(self) -> Certified:
+        """Load the root, or make one if there is none, or if it ends soon."""
+        from backend.lan import certificates  # noqa: PLC0415  # 70 ms at a start that needs it not
+
+        path, at = self._folder / "root.pem", self._now()
+        label = self.names[-1] if self.names else "this machine"
+        if not path.exists():
+            create_private(path, certificates.make_root(label, self._all_names(), at).to_pem())
+        root = _read(path)
+        if root is None:
+            raise certificates.CertificateError(
+                f"{path} is damaged. Delete it: the next start makes another one, which has to be "
+                "installed on each device again."
+            )
+        if root.is_due(at):
+            root = certificates.make_root(label, self._all_names(), at)
+            replace_private(path, root.to_pem())
+            log.warning("lan.root_renewed")
+        return root
+
+    def _is_due(self, root: Certified) -> bool:
+        server = self._server
+        return (
+            server is None
+            or server.is_due(self._now())
+            or not server.covers(root, root.find_allowed(self._all_names()), self._addresses())
+        )
+
+    def _renew(self) -> None:
+        self._root = root = self._load_root()
+        names, addresses = root.find_allowed(self._all_names()), self._addresses()
+        self._server = root.sign_server(names, addresses, self._now())
+        replace_private(self._path, self._server.to_pem())
+        log.info("lan.certificate_made", count=len(names) + len(addresses))
+
+
+def _read(path: Path) -> Certified | None:
+    """Read a certificate and its key; None if there is none, or if it is damaged."""
+    from backend.lan.certificates import Certified  # noqa: PLC0415  # as above
+
+    try:
+        return Certified.from_pem(path.read_text(encoding="utf-8"))
+    except (FileNotFoundError, ValueError):
+        return None

@@ -1,0 +1,114 @@
+#!/usr/bin/env -S sh -c 'exec "$(dirname "$0")/_python" "$0" "$@"'
+"""Run the checks that a change has to pass.
+
+    .ci/run [STEP...]
+
+Every step runs, also after one that failed. The exit status is 0 if all of them passed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+
+from scripts.launcher import ROOT, Checkout, say
+
+NEEDED_TESTS = "postgres,browser,generated,door"
+"""Groups of tests that fail if they cannot run: this machine has all that they need."""
+
+CHROMIUM_NAMES = ("chromium-browser", "google-chrome")
+
+WORKFLOW_OPTIONS = ("--offline", "--quiet", "--pedantic", "--strict-collection")
+
+Command = Sequence[str]
+
+
+def main() -> int:
+    checkout = Checkout()
+    steps = list_steps(checkout)
+    parser = argparse.ArgumentParser(description="Check everything before a change lands.")
+    parser.add_argument("steps", nargs="*", metavar="STEP", help=", ".join(steps))
+    chosen: list[str] = parser.parse_args().steps or list(steps)
+    if unknown := set(chosen) - set(steps):
+        parser.error(f"there is no step {', '.join(sorted(unknown))}: {', '.join(steps)}")
+
+    os.chdir(ROOT)
+    os.environ.setdefault("TEST_REQUIRE", NEEDED_TESTS)
+    # Pyright looks up its newest version at each start; uv.lock says which one is meant.
+    os.environ["PYRIGHT_PYTHON_IGNORE_WARNINGS"] = "1"
+    checkout.keep_bytecode()
+    if "tests" in chosen and "browser" in os.environ["TEST_REQUIRE"].split(","):
+        install_chromium()
+
+    failed: list[str] = []
+    for name in chosen:
+        started = time.monotonic()
+        if name == "tests":
+            # Said before the tests, because their own summary is to be the last lines.
+            print(f"\n==> failed so far: {', '.join(failed) or 'nothing'}")
+        print(f"\n==> {name}", flush=True)
+        passed = run_all(steps[name])
+        if not passed:
+            failed.append(name)
+        if name != "tests":
+            outcome = "passed" if passed else "FAILED"
+            print(f"==> {name}: {outcome} in {time.monotonic() - started:.0f} s", flush=True)
+    return 1 if failed else 0
+
+
+def list_steps(checkout: Checkout) -> dict[str, list[Command]]:
+    """Return the commands of each step."""
+
+    def program(name: str, *arguments: str) -> Command:
+        return (checkout.find_program(name), *arguments)
+
+    return {
+        "lock": [(checkout.find_uv(), "lock", "--check", "--quiet")],
+        "format": [program("ruff", "format", "--check", ".")],
+        "lint": [program("ruff", "check", ".")],
+        "types": [program("mypy"), program("pyright")],
+        "layers": [program("lint-imports")],
+        "documentation": [program("python", "scripts/write_docs.py", "--check")],
+        "workflows": [program("zizmor", *WORKFLOW_OPTIONS, ".github", ".pre-commit-config.yaml")],
+        "tests": [program("python", "-I", "scripts/launcher.py", "test")],
+    }
+
+
+def run_all(commands: Sequence[Command]) -> bool:
+    """Run commands at the same time, because each keeps one core busy; True if all succeed."""
+    processes = [subprocess.Popen(command) for command in commands]
+    statuses = [process.wait() for process in processes]
+    return not any(statuses)
+
+
+def install_chromium() -> None:
+    """Install Chromium for the tests of the page. Without it those tests fail, and say so."""
+    if any(map(shutil.which, (os.environ.get("TEST_CHROMIUM") or "chromium", *CHROMIUM_NAMES))):
+        return
+    if not shutil.which("apt-get"):
+        say("no Chromium here: install it, or name one in TEST_CHROMIUM.")
+        return
+    os.environ["DEBIAN_FRONTEND"] = "noninteractive"
+    as_root = [] if os.geteuid() == 0 else ["sudo", "-n"]
+    for arguments in (["update"], ["install", "-y", "--no-install-recommends", "chromium"]):
+        # The words of apt-get are of interest only if it fails.
+        result = subprocess.run(
+            [*as_root, "apt-get", *arguments],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            check=False,
+        )
+        if result.returncode:
+            print(*result.stdout.splitlines()[-5:], sep="\n", file=sys.stderr)
+            say("Chromium could not be installed: apt-get install chromium")
+            return
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,153 @@
+"""Heartbeats of processes on PostgreSQL, and who is taken for lost."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncGenerator
+from datetime import datetime, timedelta
+from typing import Any
+from uuid import UUID
+
+import pytest
+from sqlalchemy import select
+
+from backend.database import processes
+from backend.database.base import new_id, now
+from backend.database.engine import Database, DatabaseUnavailableError
+from backend.database.processes import Process, Processes
+from backend.jobs.models import JOB_LEASES, Job
+from backend.jobs.queue import JobQueue, NewJob
+from backend.vault.root import RootKeys
+from tests.support.waiting import until
+
+pytestmark = [pytest.mark.anyio, pytest.mark.postgres]
+
+
+@pytest.fixture(autouse=True)
+def often(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(processes, "BEAT_SECONDS", 0.1)
+
+
+@pytest.fixture
+async def database(postgres_url: str) -> AsyncGenerator[Database]:
+    """One with two connections."""
+    database = Database(postgres_url, pool_size=1)
+    yield database
+    await database.dispose()
+
+
+@pytest.fixture
+async def observer(postgres_url: str) -> AsyncGenerator[Database]:
+    """Another view of the same database."""
+    observer = Database(postgres_url)
+    yield observer
+    await observer.dispose()
+
+
+@contextlib.asynccontextmanager
+async def beating(database: Database, **options: Any) -> AsyncGenerator[None]:
+    async def do_nothing() -> None:
+        pass
+
+    process = Processes(database, [JOB_LEASES], on_loss=do_nothing, **options)
+    await process.start()
+    try:
+        yield
+    finally:
+        await process.aclose()
+
+
+async def beat_again(database: Database, observer: Database) -> None:
+    """Wait for three more heartbeats."""
+    seen = set[datetime]()
+
+    async def is_seen_again() -> bool:
+        async with observer.read() as session:
+            row = await session.get(Process, database.process_id)
+        seen.update({row.seen_at} if row else ())
+        return len(seen) > 3
+
+    await until(is_seen_again)
+
+
+PUNCTUAL = 0.19
+"""Seconds between two heartbeats, of which none is late."""
+
+
+class _Watch:
+    """A clock that goes on by `step` seconds from heartbeat to heartbeat."""
+
+    def __init__(self, step: float) -> None:
+        self.step = step
+        self._at = 0.0
+
+    def __call__(self) -> float:
+        self._at += self.step
+        return self._at
+
+
+async def test_a_process_that_stood_still_takes_no_other_for_lost_until_they_could_beat_again(
+    database: Database, observer: Database
+) -> None:
+    other, watch = new_id(), _Watch(step=5)
+
+    async def is_lost() -> bool:
+        async with database.read() as session:
+            return await session.get(Process, other) is None
+
+    async with database.write() as session:
+        session.add(Process(id=other, seen_at=now() - timedelta(minutes=1)))
+    async with beating(database, clock=watch):
+        await beat_again(database, observer)
+        assert not await is_lost()
+        watch.step = PUNCTUAL
+        await until(is_lost)
+
+
+async def lease_job(database: Database, owner: UUID) -> UUID:
+    async with database.write() as session:
+        queue = JobQueue(database, RootKeys({1: b"r" * 32}))
+        job_id = await queue.enqueue(session, NewJob(kind="work"))
+        job = await session.get_one(Job, job_id)
+        job.state, job.lease_owner = "running", owner
+        job.lease_until = now() + timedelta(hours=1)
+    return job.id
+
+
+async def is_lease_over(database: Database, job_id: UUID) -> bool:
+    async with database.read() as session:
+        lease_until = (await session.get_one(Job, job_id)).lease_until
+    return lease_until is not None and lease_until <= now()
+
+
+async def test_a_lost_process_does_not_keep_the_locks_of_its_transaction(
+    database: Database, observer: Database, postgres_url: str
+) -> None:
+    stopped = Database(postgres_url)
+    job_id = await lease_job(database, stopped.process_id)
+    async with database.write() as session:
+        session.add(Process(id=stopped.process_id, seen_at=now() - timedelta(minutes=1)))
+    with pytest.raises(DatabaseUnavailableError):
+        async with stopped.write() as session:
+            await session.get_one(Job, job_id, with_for_update=True)
+            async with beating(database, clock=_Watch(PUNCTUAL)):
+                await until(lambda: is_lease_over(observer, job_id))
+    await stopped.dispose()
+
+
+async def test_heartbeats_need_no_connection_of_the_pool(
+    database: Database, observer: Database
+) -> None:
+    async with beating(database), database.write(), database.write():
+        await beat_again(database, observer)
+
+
+async def test_a_process_that_ends_in_order_gives_up_what_it_still_holds(
+    database: Database, observer: Database
+) -> None:
+    async with beating(database):
+        await beat_again(database, observer)
+        job_id = await lease_job(database, database.process_id)
+    assert await is_lease_over(observer, job_id)
+    async with observer.read() as session:
+        assert list(await session.scalars(select(Process))) == []
