@@ -209,8 +209,8 @@ async def _work(settings: Settings, _: argparse.Namespace) -> int:
     keys = JobKeys(root)
     worker = build_worker(settings, parts.queue, keys, parts.kinds, takes_queued=True)
     drain = parts.drain
+    await parts.processes.start()
     with stop_signals(lambda _: drain.receive_signal()):
-        await parts.processes.start()
         worker.start()
         log.info("worker.starting", version=backend.__version__, count=settings.job_workers)
         print(f"Talekeeper {backend.__version__} works on jobs", flush=True)

@@ -46,10 +46,11 @@ LINGER_SECONDS = 10.0
 LATE_SECONDS = 0.2
 """Between two looks for connections that came while the server stopped."""
 
-ARRIVAL_SECONDS = 1.0
-"""Longest that a drain waits for the first request of a connection that was made before it."""
 TLS_GOODBYE_SECONDS = 1.0
 """A client has this long to confirm the end of a TLS connection: a phone may be asleep."""
+
+ARRIVAL_SECONDS = 1.0
+"""Longest that a drain waits for the first request of a connection that was made before it."""
 
 _TIMED_OUT = b"HTTP/1.1 408 Request Timeout\r\nconnection: close\r\ncontent-length: 0\r\n\r\n"
 _TOO_LARGE = (
@@ -247,8 +248,8 @@ class Server(uvicorn.Server):
         lan: tuple[socket.socket, ssl.SSLContext] | None = None,
     ) -> None:
         super().__init__(config)
-        self._drain = drain
         self._lan = lan
+        self._drain = drain
         self._turns = turns
         self._jobs = jobs
         self._worker = worker

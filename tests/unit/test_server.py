@@ -92,24 +92,6 @@ async def test_a_connection_that_came_as_listening_ended_is_closed_too() -> None
     assert not connections
 
 
-async def test_a_request_on_a_connection_that_was_not_accepted_yet_is_answered() -> None:
-    loop, server = asyncio.get_running_loop(), made_server(Drain(60))
-    listener = open_listener("127.0.0.1", 0)
-    address = listener.getsockname()
-    await server.startup([listener])
-    with socket.create_connection(address) as client:
-        client.sendall(b"GET / HTTP/1.1\r\nhost: localhost\r\n\r\n")
-        client.settimeout(0)
-        async with asyncio.timeout(60):
-            # Nothing was awaited since the client connected, so the server does not know of it.
-            _, answer = await asyncio.gather(
-                server.shutdown([listener]), loop.sock_recv(client, 100)
-            )
-    assert answer.startswith(b"HTTP/1.1 200 ")
-    with pytest.raises(ConnectionRefusedError):
-        socket.create_connection(address)
-
-
 class Screen(io.StringIO):
     """A terminal, or the file that output is sent to."""
 
@@ -187,3 +169,21 @@ async def test_in_the_local_network_no_client_of_the_internet_is_heard(
     protocol.connection_made(connection)
     assert connection.aborted is aborted
     protocol.connection_lost(ConnectionError())
+
+
+async def test_a_request_on_a_connection_that_was_not_accepted_yet_is_answered() -> None:
+    loop, server = asyncio.get_running_loop(), made_server(Drain(60))
+    listener = open_listener("127.0.0.1", 0)
+    address = listener.getsockname()
+    await server.startup([listener])
+    with socket.create_connection(address) as client:
+        client.sendall(b"GET / HTTP/1.1\r\nhost: localhost\r\n\r\n")
+        client.settimeout(0)
+        async with asyncio.timeout(60):
+            # Nothing was awaited since the client connected, so the server does not know of it.
+            _, answer = await asyncio.gather(
+                server.shutdown([listener]), loop.sock_recv(client, 100)
+            )
+    assert answer.startswith(b"HTTP/1.1 200 ")
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(address)
