@@ -11,6 +11,7 @@ from pathlib import Path
 import hypothesis
 import pytest
 
+from tests.support.systems import SYSTEMS, simulate_here
 from tests.support.thorough import THOROUGH
 
 GROUPS = ("embeddings", "postgres", "qdrant", "browser", "generated", "llm", "door")
@@ -43,7 +44,13 @@ def anyio_backend() -> str:
     return "asyncio"
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--system", choices=SYSTEMS, help="hide what this operating system lacks")
+
+
 def pytest_configure(config: pytest.Config) -> None:
+    if system := config.getoption("--system"):
+        simulate_here(system)
     if MEMORY.is_dir() and shutil.disk_usage(MEMORY).free >= ENOUGH_BYTES:
         # Pytest's own variable: where its temporary folders go.
         os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(MEMORY))  # noqa: TID251  # no setting of the program's
