@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
-import fcntl
 import gc
 import os
 import platform
@@ -16,13 +15,15 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from filelock import FileLock, Timeout
 from pydantic import ValidationError as SettingsFault
 
 import backend
 from backend.logs import configure_logging, get_logger
+from backend.operating_system import forbid_core_dumps, keep_files_private
 from backend.settings import Settings
 from backend.signals import stop_signals
-from backend.terminal import ask_password, show_progress
+from backend.terminal import accept_any_text, ask_password, show_progress
 
 log = get_logger(__name__)
 
@@ -35,6 +36,7 @@ class UsageError(Exception):
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; 0 when all went well, 1 when not, 2 for a command that makes no sense."""
+    accept_any_text()
     options = _parser().parse_args(arguments)
     try:
         settings = _settings(options)
@@ -43,10 +45,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             name = "_".join(str(part) for part in each["loc"]).upper()
             print(f"TALEKEEPER_{name}: {each['msg']}".replace("TALEKEEPER_: ", ""), file=sys.stderr)
         return 2
-    # The data folder and what is written into it are nobody else's to read.
-    os.umask(0o077)
-    from backend.vault.root import forbid_core_dumps
-
+    keep_files_private()
     forbid_core_dumps()
     configure_logging(settings.log_level, settings.log_format)
     command: Command = options.command
@@ -373,15 +372,15 @@ def _lock(settings: Settings) -> Generator[None]:
         yield
         return
     settings.data_dir.mkdir(parents=True, exist_ok=True)
-    with (settings.data_dir / "lock").open("w") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            raise UsageError(
-                f"Another Talekeeper uses {settings.data_dir}. With SQLite there is one process: "
-                "stop the other, or name another folder with --data-dir, or use PostgreSQL "
-                "(TALEKEEPER_DATABASE_URL) for several."
-            ) from None
+    try:
+        lock = FileLock(settings.data_dir / "lock").acquire(blocking=False)
+    except Timeout:
+        raise UsageError(
+            f"Another Talekeeper uses {settings.data_dir}. With SQLite there is one process: "
+            "stop the other, or name another folder with --data-dir, or use PostgreSQL "
+            "(TALEKEEPER_DATABASE_URL) for several."
+        ) from None
+    with lock:
         yield
 
 

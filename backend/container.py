@@ -188,8 +188,8 @@ class Services:
         self.recount = NightlyRecount(database, queue)
         check_entries = partial(self.quotas.check_added, LOREBOOK_ENTRIES)
 
-        regexes = RegexProcess()
-        engine = ScriptEngine(regexes)
+        self.regexes = RegexProcess()
+        engine = ScriptEngine(self.regexes)
         self.scripts = ScriptService(
             database,
             engine,
@@ -208,7 +208,7 @@ class Services:
         participants.add(self.presets)
         self.lorebooks = LorebookService(database, index, pool=pool, check_added=check_entries)
         self.lorebook_links = LorebookLinkService(database)
-        self.lore = LoreReader(pool, regexes)
+        self.lore = LoreReader(pool, self.regexes)
         self.chronicles = ChronicleService(database, index)
         self.chronicle_events = EventService(database, index, check_audience=check_event_audience)
         self.chronicle_transfer = ChronicleTransfer(database, index, pool)

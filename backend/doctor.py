@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import stat
+import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Literal
@@ -23,10 +23,13 @@ from backend.logs import get_logger
 from backend.memory.embedding.local import NOT_INSTALLED, LocalEmbedder, is_installed
 from backend.memory.embedding.protocol import EmbedderError
 from backend.memory.embedding.registry import build_embedder, may_be_shared
+from backend.memory.index.edge_process import engine_starts
 from backend.memory.index.server import server_version
 from backend.memory.models import GONE, IndexState
 from backend.memory.runtime import collections_of, index_folder
+from backend.operating_system import HAS_FILE_MODES, is_readable_by_others
 from backend.prompts import load_prompts
+from backend.regex.process import RegexProcess
 from backend.settings import DATABASE_NAME, Settings
 from backend.vault.root import RootKeyError, load_root_keys
 
@@ -60,6 +63,7 @@ async def examine(settings: Settings) -> list[Finding]:
         _openai,
         _anthropic,
         _index,
+        _helpers,
         _embeddings,
         _own_embeddings,
         _door,
@@ -105,17 +109,18 @@ async def _root_key(settings: Settings) -> Finding:
     keys = load_root_keys(path, value=value)
     if settings.root_key is not None:
         return Finding("root key", "ok", f"version {keys.current}, from TALEKEEPER_ROOT_KEY")
-    if stat.S_IMODE(path.stat().st_mode) & 0o077:
+    if is_readable_by_others(path):
         return Finding(
             "root key",
             "fault",
             f"{path} can be read by others",
             f"Run: chmod 600 {path}",
         )
+    note = "" if HAS_FILE_MODES else "; the rights of its folder decide who may read it"
     return Finding(
         "root key",
         "ok",
-        f"version {keys.current}, in {path}",
+        f"version {keys.current}, in {path}{note}",
         "Keep a copy of it apart from the database's backups: without it nothing can be read.",
     )
 
@@ -278,6 +283,27 @@ async def _index(settings: Settings) -> Finding:
         return Finding("index", "ok", f"Qdrant Edge, in {folder} ({state})")
     version = await server_version(settings)
     return Finding("index", "ok", f"Qdrant {version}, at {settings.qdrant_url}")
+
+
+async def _helpers(settings: Settings) -> Finding:
+    """Start each helper process once: one that does not start says so nowhere else."""
+    faults: list[str] = []
+    regexes = RegexProcess()
+    try:
+        if not await asyncio.to_thread(regexes.prepare):
+            faults.append("regular expressions (keys and scripts that need it are not tried)")
+    finally:
+        await asyncio.to_thread(regexes.close)
+    if not settings.qdrant_url and not await engine_starts():
+        faults.append("the index (turns go on without memory)")
+    if faults:
+        return Finding(
+            "helper processes",
+            "fault",
+            f"do not start: {'; '.join(faults)}",
+            "Look whether a limit on memory or processes, or a security program, ends them.",
+        )
+    return Finding("helper processes", "ok", "start when they are needed")
 
 
 async def _own_embeddings(settings: Settings) -> Finding:

@@ -17,6 +17,7 @@ from backend.errors import AppError, NotFoundError
 from backend.generation.registry import ModelRegistry
 from backend.memory.index.protocol import IndexUnavailableError
 from backend.memory.runtime import MemoryRuntime
+from backend.regex.process import RegexProcess
 from backend.settings import Settings
 
 PATIENCE_SECONDS = 5.0
@@ -65,6 +66,7 @@ class HealthController(Controller):
         database: NamedDependency[Database],
         registry: NamedDependency[ModelRegistry],
         memory: NamedDependency[MemoryRuntime],
+        regexes: NamedDependency[RegexProcess],
         drain: NamedDependency[Drain],
     ) -> Response[Readiness]:
         """Each part, with a reason where it is not ready; 503 when requests need that part.
@@ -85,6 +87,12 @@ class HealthController(Controller):
                 name="embeddings",
                 ready=True,
                 detail=embedder.spec.model if embedder else by_words,
+                needed=False,
+            ),
+            HealthCheck(
+                name="patterns",
+                ready=not regexes.starts.is_failing,
+                detail=regexes.starts.describe(),
                 needed=False,
             ),
         ]

@@ -56,9 +56,10 @@ FIELDS = frozenset(
     # a job
     "job_kind state attempt retry_after_s "
     # how this installation runs
-    "address version python database revision key_version signal exit_code collection "
+    "address version python database revision key_version signal exit_code collection turns "
+    "drain_seconds "
     # what went wrong, and how much of anything
-    "error_type source count bytes chore".split()
+    "error_type source count bytes chore helper".split()
 )
 """Every field that our own code may log. A test holds the logging calls of the backend to it."""
 

@@ -6,6 +6,8 @@ import os
 import secrets
 from pathlib import Path
 
+from backend.operating_system import sync_folder
+
 
 def create_private(path: Path, text: str) -> None:
     """Make the file, unless it is there by now: of processes that start together, one makes it."""
@@ -18,7 +20,7 @@ def create_private(path: Path, text: str) -> None:
         pass
     finally:
         scratch.unlink()
-    _sync_folder(path.parent)
+    sync_folder(path.parent)
 
 
 def replace_private(path: Path, text: str) -> None:
@@ -32,21 +34,16 @@ def replace_private(path: Path, text: str) -> None:
     except OSError:
         scratch.unlink()
         raise
-    _sync_folder(path.parent)
+    sync_folder(path.parent)
 
 
 def _write(path: Path, text: str) -> None:
     """Write the file, and wait until it is on the disk."""
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+
+    def open_private(name: str, flags: int) -> int:
+        return os.open(name, flags, 0o600)
+
+    with open(path, "x", encoding="utf-8", newline="\n", opener=open_private) as file:
         file.write(text)
         file.flush()
         os.fsync(file.fileno())
-
-
-def _sync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

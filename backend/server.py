@@ -25,6 +25,7 @@ from backend.jobs.service import JobService
 from backend.jobs.worker import Worker
 from backend.lan.service import LocalNetwork
 from backend.logs import get_logger
+from backend.operating_system import allow_address_again
 from backend.private_networks import LOOPBACK, PRIVATE, contains
 from backend.qr_codes import draw_qr
 from backend.settings import Settings
@@ -383,7 +384,7 @@ def open_listener(host: str, port: int) -> socket.socket:
     # By the protocol's number asyncio knows that it may send small packets at once; without it each
     # request of a connection that is kept waits 40 ms for the last answer's acknowledgement.
     listener = socket.socket(family, proto=socket.IPPROTO_TCP)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    allow_address_again(listener)
     try:
         listener.bind((host, port))
         # From here on a client waits until the server is up, and is not turned away.

@@ -3,7 +3,15 @@
 from __future__ import annotations
 
 import getpass
+import io
 import sys
+
+
+def accept_any_text() -> None:
+    """Print `?` for characters that the console can't show, such as those of a folder's name."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")
 
 
 def ask_password() -> str:

@@ -36,14 +36,11 @@ from backend.characters.models import (
 )
 from backend.characters.repository import StoredPicture
 from backend.characters.schemas import ExportFormat
+from backend.file_names import file_stem
 from backend.vault.sealing import Sealer
 
-_STEM_LENGTH = 80
 _FALLBACK_STEM = "character"
-# Separators of paths, and what Windows refuses in names.
-_FORBIDDEN = re.compile(r'[<>:"/\\|?*]+')
 _NOT_PLAIN = re.compile(r"[^A-Za-z0-9 ._-]+")
-_DEVICES = re.compile(r"(?:con|prn|aux|nul|com\d|lpt\d)(?:\.|$)", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,9 +55,9 @@ class ExportedFile:
     @property
     def disposition(self) -> str:
         """The `Content-Disposition` header: the name in ASCII, and as it is (RFC 6266, 8187)."""
-        stem = _file_stem(self.stem)
+        stem = file_stem(self.stem, fallback=_FALLBACK_STEM)
         folded = unicodedata.normalize("NFKD", stem).encode("ascii", "ignore").decode()
-        plain = _file_stem(_NOT_PLAIN.sub("", folded))
+        plain = file_stem(_NOT_PLAIN.sub("", folded), fallback=_FALLBACK_STEM)
         return (
             f'attachment; filename="{plain}.{self.extension}"; '
             f"filename*=UTF-8''{quote(stem, safe='')}.{self.extension}"
@@ -141,12 +138,3 @@ def _imported(file: bytes, books: CardBooks) -> Card:
         return card
     shown = books.shown(card.character_book, name=card.nickname or card.name)
     return msgspec.structs.replace(card, character_book=shown)
-
-
-def _file_stem(name: str) -> str:
-    """`name` as a file's name on any system: one line, no path, no device, of bounded length."""
-    # Not printable are also the marks that turn the direction of writing, and so hide extensions.
-    printable = "".join(char if char.isprintable() else " " for char in name)
-    words = " ".join(_FORBIDDEN.sub(" ", printable).split())
-    stem = words[:_STEM_LENGTH].strip(" .")
-    return _FALLBACK_STEM if not stem or _DEVICES.match(stem) else stem

@@ -34,7 +34,7 @@ PATTERN_SECONDS = 0.05
 """Wall clock for one pattern in one scan, killing the process included."""
 
 Engine = Literal["re2", "regex"]
-Status = Literal["found", "absent", "late", "invalid", "busy", "many"]
+Status = Literal["found", "absent", "late", "invalid", "busy", "unavailable", "many"]
 
 
 class Answer(NamedTuple):
@@ -42,7 +42,8 @@ class Answer(NamedTuple):
 
     Attributes:
         status: `late` ran out of time, and is not tried again. `busy` had no chance to run, or to
-            end. `many` has more matches than were asked for.
+            end. `unavailable` was not tried: the process does not start. `many` has more matches
+            than were asked for.
         start: Where it was found, in characters.
         seconds: What it took, wall clock.
         spans: Where each match and its groups begin and end, in characters, one behind the other;

@@ -1,183 +1,213 @@
-"""A process that searches with patterns which can't be trusted, and ends when it is late.
+"""A process that searches with patterns which can't be trusted, and is killed when it is late.
 
 There are three ends to a search, each for when the one before does not work: the timeout that
-`regex` has, which does not reach into the compiling of a pattern; an alarm in the process that
-searches, after which another takes its place at once (see worker.py); and the kill from here.
-Whichever of them is at work, the caller is answered at the deadline: `late` if the search had its
-time on a processor, `busy` if that is not known.
+`regex` has, which does not reach into the compiling of a pattern; the kill from here, after which
+another process takes its place; and an alarm in the process itself, if the system has alarms, for
+when this process is gone. Whichever of them is at work, the caller is answered at the deadline:
+`late` if the search had its time on a processor, `busy` if that is not known.
 """
 
 from __future__ import annotations
 
-import os
-import select
-import subprocess
-import sys
+import marshal
 import threading
 import time
-from pathlib import Path
-from typing import Literal
+from array import array
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Literal, NamedTuple, cast, get_args
 from uuid import UUID
 
-import msgspec
-
+from backend.helpers import HelperStarts
+from backend.operating_system import find_usage, start_connected
+from backend.regex.limits import FAIR_SHARE, MAX_MEMORY, MAX_SECONDS_OVERDUE
 from backend.regex.patterns import Answer, Engine, Status
+
+if TYPE_CHECKING:
+    import socket
 
 START_SECONDS = 10.0
 """How long a process may take until it says that it is ready, on a machine that is busy."""
 
-PATIENCE = 2.0
-"""Seconds after its deadline for a late search to be ended by its alarm, before the kill."""
+PATIENCE = 2 * MAX_SECONDS_OVERDUE
+"""Seconds after its deadline until a search that did not get its time is killed as well."""
 
 MARGIN = 0.01
 """Seconds kept back from a deadline: to be back in time, and once more for the answer to come."""
 
+WATCH_SECONDS = 0.02
+"""Seconds between two looks at a search that is overdue, or at a process that starts."""
+
+MAX_CONDEMNED = 10_000
+
 READ_BYTES = 1 << 16
-_PROGRAM = Path(__file__).with_name("worker.py")
+_PROGRAM = "backend.regex.worker"
+
+_Said = Status | Literal["ready"]
+_SAID = frozenset({*get_args(Status), "ready"})
 
 
-_Message = tuple[Status | Literal["ready"], int, list[int]]
-"""A status, a start, and spans: see worker.py."""
+class _Message(NamedTuple):
+    """A status, a start, and spans: see worker.py."""
+
+    status: _Said
+    start: int
+    spans: Sequence[int]
 
 
 class LateError(Exception):
-    """The process did not answer in time, or is gone."""
+    """The process did not answer in time."""
+
+
+class EndedError(Exception):
+    """The process has ended."""
 
 
 class Process:
     """One running worker, for one thread at a time.
 
     It owes a message after its start, and after each request. While it owes one nothing can be
-    asked of it. `condemned` are hashes of patterns of which it turned out, after the deadline, that
-    they had their time on a processor; `asked` is the hash of the last one.
+    asked of it. `asked` is the hash of the last pattern; 0 before the first.
+
+    Raises `OSError` if it can't be started.
     """
 
     def __init__(self) -> None:
-        self._popen = subprocess.Popen(  # noqa: S603  # our own file, and nothing of a user's
-            [sys.executable, "-I", str(_PROGRAM)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            env={},
-            bufsize=0,
-        )
-        if self._popen.stdin is None or self._popen.stdout is None:
-            raise RuntimeError("Pipes were asked for.")
-        self._in, self._out = self._popen.stdin, self._popen.stdout
-        os.set_blocking(self._in.fileno(), False)
-        os.set_blocking(self._out.fileno(), False)
+        self._popen, self._socket, far_end = start_connected(_PROGRAM)
+        self._far_end: socket.socket | None = far_end
         self._received = b""
-        self.asked = 0
-        self.condemned: set[int] = set()
         self._owes_until: float | None = time.monotonic() + START_SECONDS
+        self._seconds = 0.0
+        self._used = 0.0
+        self.asked = 0
 
-    def wait_ready(self, deadline: float) -> bool:
-        """Whether it owes nothing any more, at `deadline` (monotonic) at the latest."""
-        if self._owes_until is not None:
-            try:
-                status, *_ = self._receive(deadline)
-            except LateError:
-                return False
-            if self.asked and status in {"ready", "late"}:
-                self.condemned.add(self.asked)
-        return True
+    @property
+    def owes(self) -> bool:
+        """True until the message that it owes has come."""
+        return self._owes_until is not None
+
+    @property
+    def was_ready(self) -> bool:
+        """True once it has said that it is ready."""
+        return self._far_end is None
 
     def is_lost(self) -> bool:
-        """Whether it is gone, or owes a message for so long that it will not come."""
+        """True if it has ended, or owes a message for so long that it will not come."""
         is_late = self._owes_until is not None and time.monotonic() > self._owes_until
         return is_late or self.is_gone()
 
     def is_gone(self) -> bool:
-        """Whether it has ended."""
+        """True if it has ended."""
         return self._popen.poll() is not None
 
-    def ask(self, request: bytes, deadline: float) -> _Message:
-        """Send a request and wait for its answer: `ready` if the search was ended by its alarm.
+    def is_exhausted(self) -> bool:
+        """True if its search had its time on a processor, or takes more memory than it may."""
+        usage = find_usage(self._popen.pid)
+        if usage is None:
+            return True  # it has ended
+        used, memory = usage
+        return used - self._used >= self._seconds * FAIR_SHARE or memory > MAX_MEMORY
+
+    def ask(self, request: bytes, *, seconds: float, deadline: float) -> _Message:
+        """Send a request for a search of so many seconds, and wait for its answer.
 
         Raises:
-            LateError: If there is none at `deadline`, or the process is gone.
+            LateError: If there is none at `deadline` (monotonic).
+            EndedError: If the process ends.
         """
-        # What can't be sent as a whole is never answered: the process is lost at once.
-        self._owes_until = time.monotonic()
-        self._send(len(request).to_bytes(4) + request, deadline)
+        self._seconds = seconds
         self._owes_until = deadline + PATIENCE
-        return self._receive(deadline)
+        try:
+            self._socket.settimeout(max(deadline - time.monotonic(), 0.001))
+            self._socket.sendall(len(request).to_bytes(4) + request)
+        except TimeoutError as error:
+            raise LateError from error
+        except OSError as error:
+            raise EndedError from error
+        return self.receive(deadline)
+
+    def receive(self, deadline: float) -> _Message:
+        """Return the message that is owed. A part that came until `deadline` is kept.
+
+        Raises:
+            LateError: If it is not here at `deadline` (monotonic).
+            EndedError: If the process ends.
+        """
+        while (size := self._message_size()) is None:
+            left = deadline - time.monotonic()
+            if left <= 0:
+                raise LateError
+            self._socket.settimeout(left if self.was_ready else min(left, WATCH_SECONDS))
+            try:
+                piece = self._socket.recv(READ_BYTES)
+            except TimeoutError:
+                # While the far end is open here, too, nothing else says that the process ended.
+                if not self.was_ready and self.is_gone():
+                    raise EndedError from None
+                continue
+            except OSError as error:
+                raise EndedError from error
+            if not piece:
+                raise EndedError
+            self._received += piece
+        message, self._received = self._received[4:size], self._received[size:]
+        self._owes_until = None
+        self._close_far_end()
+        status = message[:8].decode().rstrip()
+        used, start, *spans = array("q", message[8:])
+        self._used = used / 1e9
+        if status not in _SAID:
+            raise EndedError
+        return _Message(cast("_Said", status), start, spans)
 
     def kill(self) -> None:
-        """End it, without waiting until it is gone. It may be dead already."""
+        """End it, without waiting until it is gone. It may have ended already."""
         self._popen.kill()
-        self._in.close()
-        self._out.close()
+        self._socket.close()
+        self._close_far_end()
 
     def wait(self) -> None:
         """Wait until it is gone."""
         self._popen.wait()
 
-    def _send(self, data: bytes, deadline: float) -> None:
-        view = memoryview(data)
-        while view:
-            self._wait(self._in.fileno(), select.POLLOUT, deadline)
-            try:
-                view = view[os.write(self._in.fileno(), view) :]
-            except BlockingIOError:
-                continue
-            except OSError as error:
-                raise LateError from error
-
-    def _receive(self, deadline: float) -> _Message:
-        """The message that is owed. What came of it until `deadline` is kept for the next call."""
-        while (size := self._message_size()) is None:
-            self._wait(self._out.fileno(), select.POLLIN, deadline)
-            try:
-                piece = os.read(self._out.fileno(), READ_BYTES)
-            except BlockingIOError:
-                continue
-            if not piece:
-                raise LateError
-            self._received += piece
-        message, self._received = self._received[4:size], self._received[size:]
-        self._owes_until = None
-        answer: _Message = msgspec.msgpack.decode(message, type=_Message)
-        return answer
+    def _close_far_end(self) -> None:
+        if self._far_end is not None:
+            self._far_end.close()
+            self._far_end = None
 
     def _message_size(self) -> int | None:
-        """How long the next message is, with its head; null while it is not here as a whole."""
+        """Return the length of the next message with its head; None until all of it is here."""
         if len(self._received) < 4:  # noqa: PLR2004  # the length
             return None
         size = 4 + int.from_bytes(self._received[:4])
         return size if len(self._received) >= size else None
-
-    @staticmethod
-    def _wait(descriptor: int, event: int, deadline: float) -> None:
-        poll = select.poll()
-        poll.register(descriptor, event)
-        left = deadline - time.monotonic()
-        if left <= 0 or not poll.poll(left * 1000):
-            raise LateError
 
 
 class RegexProcess:
     """An `Evaluator` on one process, which is started when it is first wanted.
 
     Scans in several threads share it: they wait for each other, no longer than their deadlines.
-    After `close` every search is `busy`.
+    A process that is killed because of a pattern is replaced at once, and the pattern is not tried
+    again. One that can't start, or ends unexpectedly, is started again with growing pauses
+    (`starts`); until then every search is `unavailable`. After `close` every search is `busy`.
     """
 
     def __init__(self) -> None:
+        self.starts = HelperStarts("regex")
         self._lock = threading.Lock()
         self._process: Process | None = None
         self._killed: list[Process] = []
+        self._condemned: set[int] = set()
+        self._watch: threading.Thread | None = None
         self._is_closed = False
 
     def prepare(self) -> bool:
-        """Start the process if it does not run, and wait until it is ready. Whether it is.
+        """Start the process if it does not run, and wait until it is ready. Return if it is.
 
-        For books whose `needs_process` is set: a search does not wait for the start.
+        For books whose `needs_process` is set: a search does not wait for the start. Nothing is
+        waited for while the process is known not to start.
         """
         with self._lock:
-            if self._is_closed:
-                return False
-            return self._running().wait_ready(time.monotonic() + START_SECONDS)
+            return self._ready_process(time.monotonic() + START_SECONDS) is not None
 
     def search(
         self,
@@ -214,35 +244,107 @@ class RegexProcess:
             for process in self._killed:
                 process.wait()
             self._killed.clear()
+        if self._watch:
+            self._watch.join()
 
     def _ask(
         self, asked: int, engine: Engine, pattern: str, text: str, deadline: float, most: int
     ) -> Answer:
-        if self._is_closed:
-            return Answer("busy")
-        process = self._running()
-        is_ready = process.wait_ready(deadline)
+        process = self._ready_process(deadline)
         left = deadline - time.monotonic() - MARGIN
-        if not is_ready or left <= 0:
-            return Answer("busy")
-        if asked in process.condemned:
+        if process is None or left <= 0:
+            return Answer("busy" if self._process or self._is_closed else "unavailable")
+        if asked in self._condemned:
             return Answer("late")
         process.asked = asked
-        request = msgspec.msgpack.encode((engine, pattern, text, left, most))
+        request = marshal.dumps((engine, pattern, text, left, most))
         try:
-            status, start, spans = process.ask(request, deadline)
+            status, start, spans = process.ask(request, seconds=left, deadline=deadline)
         except LateError:
+            if process.is_exhausted():
+                self._condemn(process)
+                return Answer("late")
+            self._watch_overdue(process)
             return Answer("busy")
-        return Answer("late") if status == "ready" else Answer(status, start, spans=spans)
+        except EndedError:
+            self._condemn(process)
+            return Answer("late")
+        return Answer(cast("Status", status), start, spans=spans)
 
-    def _running(self) -> Process:
+    def _ready_process(self, deadline: float) -> Process | None:
+        """Return a process that owes nothing; None if there is none at `deadline` (monotonic)."""
+        while (process := self._running()) and process.owes and time.monotonic() < deadline:
+            try:
+                status, *_ = process.receive(min(deadline, time.monotonic() + WATCH_SECONDS))
+            except LateError:
+                self._end_overdue(process)
+            except EndedError:
+                self._give_up(process)
+            else:
+                if status == "ready":
+                    self.starts.note_success()
+                elif status == "late":
+                    self._condemned.add(process.asked)
+        return None if process is None or process.owes else process
+
+    def _running(self) -> Process | None:
+        """Return the process, started if it does not run; None while it must not be started."""
+        if self._is_closed:
+            return None
         self._killed = [process for process in self._killed if not process.is_gone()]
         if self._process and self._process.is_lost():
-            self._kill(self._process)
-        self._process = self._process or Process()
+            self._give_up(self._process)
+        if self._process is None and self.starts.is_due():
+            self._start()
         return self._process
+
+    def _start(self) -> None:
+        try:
+            self._process = Process()
+        except OSError as error:
+            self.starts.note_failure(error)
+
+    def _give_up(self, process: Process) -> None:
+        """Kill a process that does not answer: because of its pattern, or of the system."""
+        if process.was_ready and process.owes:
+            self._condemn(process)
+        else:
+            self._kill(process)
+            self.starts.note_failure()
+
+    def _condemn(self, process: Process) -> None:
+        """Replace a process, and remember the pattern that it was killed for."""
+        if len(self._condemned) >= MAX_CONDEMNED:
+            self._condemned.clear()
+        self._condemned.add(process.asked)
+        self._kill(process)
+        self._start()
 
     def _kill(self, process: Process) -> None:
         process.kill()
         self._killed.append(process)
         self._process = None
+
+    def _watch_overdue(self, process: Process) -> None:
+        """Have a search that is overdue killed once it had its time, even if no other is asked."""
+        if self._watch is None or not self._watch.is_alive():
+            self._watch = threading.Thread(
+                target=self._watch_search, args=(process,), name="regex-watch", daemon=True
+            )
+            self._watch.start()
+
+    def _watch_search(self, process: Process) -> None:
+        while True:
+            time.sleep(WATCH_SECONDS)
+            with self._lock:
+                if process is self._process and process.owes:
+                    self._end_overdue(process)
+                if process is not self._process or not process.owes:
+                    return
+
+    def _end_overdue(self, process: Process) -> None:
+        """Replace a process after its search had its time, but not one that is still starting."""
+        if process.was_ready and process.is_exhausted():
+            self._condemn(process)
+        elif process.is_lost():
+            self._give_up(process)

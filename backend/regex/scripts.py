@@ -26,7 +26,15 @@ from backend.regex.script_format import (
 )
 
 ScriptState = Literal[
-    "changed", "no_match", "not_here", "too_slow", "busy", "invalid", "too_many", "too_long"
+    "changed",
+    "no_match",
+    "not_here",
+    "too_slow",
+    "busy",
+    "unavailable",
+    "invalid",
+    "too_many",
+    "too_long",
 ]
 
 MAX_MATCHES = 10_000
@@ -289,7 +297,7 @@ class Scripts:
             case "late":
                 self.engine.give_up(self.owner_id, pattern)
                 return "too_slow", ()
-            case "invalid" | "busy":
+            case "invalid" | "busy" | "unavailable":
                 return answer.status, ()
             case _:
                 return "too_many", ()
@@ -298,6 +306,7 @@ class Scripts:
 _NOTES: Mapping[ScriptState, str] = {
     "too_slow": "took too long and is switched off until the server restarts",
     "busy": "was not run: the scripts before it took the time there is, or the machine was busy",
+    "unavailable": "was not run: the process for such patterns does not start",
     "invalid": "has no valid pattern, or too long a one",
     "too_many": "was not run: it matches too often",
     "too_long": "was not run: it makes the text too long",

@@ -1,89 +1,63 @@
 """The program of the process that searches with patterns which can't be trusted.
 
-It is started as a file, isolated, with an empty environment, and imports nothing of the backend.
-It does no search itself: it forks a child that does, and another when that one is gone, which takes
-some milliseconds where starting Python would take a hundred.
+It imports little of the backend, so that it starts quickly. Its parent (process.py) kills it and
+starts another if a search takes longer than it may.
 
-Standard input brings requests, standard output takes answers: four bytes of length, big-endian,
-then msgpack: `[engine, pattern, text, seconds, most]` and `[status, start, spans]`. With `most` 0
-it says where the pattern is found first. Else `start` is how many groups the pattern has, and
-`spans` are the beginnings and ends of each match and its groups, one behind the other, in
-characters, -1 where a group is not there. With more matches than `most` the answer is `many`; with
-1 the first match alone is looked for.
+Messages go through one socket, with four bytes of length before each, big-endian. A request is
+`(engine, pattern, text, seconds, most)`, marshalled. An answer is eight bytes with a status, then
+numbers of eight bytes: the processor time of the process so far in nanoseconds, a start, and spans.
+With `most` 0 the answer says where the pattern is found first. Otherwise `start` is the number of
+the pattern's groups, and `spans` are the beginnings and ends of each match and its groups, one
+after the other, in characters, -1 for a group that is missing. With more matches than `most` the
+answer is `many`; with 1 the first match alone is looked for. The first message says `ready`.
 
-A new child says `ready`; in the place of an answer that means that the child before it died of the
-request. It dies by an alarm that nothing catches: that also ends what is deep in C, and needs no
-parent that is still there.
-
-`late` is said only of what had its time on a processor. On a machine that has none to give, a
-search is `busy`: nothing is known of the pattern then.
+`late` is said only of a search that had its time on a processor. On a machine that has none to
+give, a search is `busy`: nothing is known of the pattern then.
 """
 
 from __future__ import annotations
 
-import os
-import resource
-import signal
-import sys
+import marshal
+import socket
 import time
+from array import array
 from itertools import accumulate
 from typing import Any
 
-import msgspec
 import re2
 import regex  # type: ignore[import-untyped]  # it brings no stubs
 
-MAX_MEMORY = 1 << 28
-"""Bytes of address space. A pattern that needs more is given up."""
-
-GRACE = 0.004
-"""Seconds of processor time after a search should have ended by itself, until the alarm."""
-
-LONGEST = 1.0
-"""Seconds of wall clock after that time, which end a search however little it was given to run."""
-
-FAIR_SHARE = 0.5
-"""What a search must have had of its time, on a processor, for it to be called late."""
+from backend.operating_system import (
+    connect_to_parent,
+    forbid_core_dumps,
+    ignore_stop_signals,
+    limit_memory,
+    lower_priority,
+    set_alarm,
+)
+from backend.regex.limits import FAIR_SHARE, MAX_MEMORY, MAX_SECONDS_OVERDUE
 
 NICENESS = 5
 """How far it stands back: the process that waits must wake in time to say that it is late."""
 
-_IN, _OUT = 0, 1
-
 
 def main() -> None:
-    """Keep a child at work until one finds that standard input has ended."""
-    os.nice(NICENESS)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGALRM, signal.SIG_DFL)
-    signal.signal(signal.SIGPROF, signal.SIG_DFL)
-    while True:
-        child = os.fork()
-        if child == 0:
-            _work()
-            os._exit(0)
-        _, status = os.waitpid(child, 0)
-        if status == 0:
-            return
-
-
-def _work() -> None:
-    """Answer until standard input ends."""
-    resource.setrlimit(resource.RLIMIT_AS, (MAX_MEMORY, MAX_MEMORY))
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    _send(["ready", -1, []])
-    while size := _read(4):
-        engine, pattern, text, seconds, most = msgspec.msgpack.decode(
-            _read(int.from_bytes(size)), type=tuple[str, str, str, float, int]
-        )
-        signal.setitimer(signal.ITIMER_PROF, seconds + GRACE)
-        signal.setitimer(signal.ITIMER_REAL, seconds + LONGEST)
+    """Answer until the parent closes the socket, or ends."""
+    lower_priority(NICENESS)
+    ignore_stop_signals()
+    forbid_core_dumps()
+    limit_memory(MAX_MEMORY)
+    parent = connect_to_parent()
+    _send(parent, ["ready", -1, []])
+    while size := _read(parent, 4):
+        request = _read(parent, int.from_bytes(size))
+        engine, pattern, text, seconds, most = marshal.loads(request)  # noqa: S302  our parent's
+        set_alarm(seconds + MAX_SECONDS_OVERDUE)
         answer = _search(engine, pattern, text, seconds, most)
         regex.purge()
         re2.purge()
-        signal.setitimer(signal.ITIMER_PROF, 0)
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        _send(answer)
+        set_alarm(0)
+        _send(parent, answer)
 
 
 def _search(engine: str, pattern: str, text: str, seconds: float, most: int) -> list[Any]:
@@ -144,22 +118,18 @@ def _spans(compiled: Any, text: str | bytes, most: int, **options: Any) -> list[
     return ["found" if spans else "absent", compiled.groups, spans]
 
 
-def _read(count: int) -> bytes:
-    """So many bytes, or none where the input has ended."""
+def _read(parent: socket.socket, count: int) -> bytes:
+    """Return so many bytes, or none if the parent has closed the socket."""
     data = b""
     while len(data) < count:
-        piece = os.read(_IN, count - len(data))
+        piece = parent.recv(count - len(data))
         if not piece:
             return b""
         data += piece
     return data
 
 
-def _send(answer: list[Any]) -> None:
-    data = msgspec.msgpack.encode(answer)
-    os.write(_OUT, len(data).to_bytes(4) + data)
-
-
-if __name__ == "__main__":
-    main()
-    sys.exit(0)
+def _send(parent: socket.socket, answer: list[Any]) -> None:
+    status, start, spans = answer
+    data = status.encode().ljust(8) + array("q", [time.process_time_ns(), start, *spans]).tobytes()
+    parent.sendall(len(data).to_bytes(4) + data)

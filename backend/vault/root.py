@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import contextlib
 import os
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager
@@ -167,11 +166,3 @@ def _reported(path: Path) -> Generator[None]:
         yield
     except OSError as error:
         raise RootKeyError(f"{path}: {error.strerror}.") from error
-
-
-def forbid_core_dumps() -> None:
-    """A core file of this process would hold users' keys and texts in the clear."""
-    with contextlib.suppress(ImportError):  # Windows has no such limits
-        import resource  # noqa: PLC0415
-
-        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-import resource
+import resource  # noqa: TID251  Linux runs this test
 import sqlite3
 from functools import partial
 from pathlib import Path

@@ -18,7 +18,7 @@ pytestmark = [pytest.mark.embeddings, pytest.mark.browser, pytest.mark.slow]
 
 FACT = "I hide the old wedding ring in a tin behind the flour in the pantry."
 OTHER_WORDS = "Where did I conceal the ancient marriage jewellery?"
-ROUNDS = 250
+ROUNDS = 100
 SMALL_WINDOW = {"total": 6000, "history": 1500, "retrieval": 1500, "reply_reserve": 500}
 
 

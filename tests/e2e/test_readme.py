@@ -13,13 +13,15 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.systems import SYSTEMS, python_path
+
 ROOT = Path(__file__).parents[2]
 TALEKEEPER = Path(sys.executable).with_name("talekeeper")
 
 
-@pytest.fixture
-def server(tmp_path: Path) -> Iterator[str]:
-    """A server in a process of its own, as `scripts/serve` starts it."""
+@pytest.fixture(params=["", *SYSTEMS])
+def server(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[str]:
+    """A server in a process of its own, as `scripts/serve` starts it, here and on other systems."""
     command = [str(TALEKEEPER), "serve", "--port", "0", "--data-dir", str(tmp_path / "data")]
     environment = {
         name: value
@@ -27,6 +29,8 @@ def server(tmp_path: Path) -> Iterator[str]:
         if not name.startswith("TALEKEEPER_")
     }
     environment["TALEKEEPER_DEMO_TOKENS_PER_SECOND"] = "0"
+    if request.param:
+        environment["PYTHONPATH"] = python_path(request.param)
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, env=environment, cwd=tmp_path, text=True
     ) as process:

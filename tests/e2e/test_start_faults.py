@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
-import resource
+import resource  # noqa: TID251  it limits what a server may write, where that is possible
 import shutil
 import signal
 import subprocess

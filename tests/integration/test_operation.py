@@ -15,10 +15,11 @@ from sqlalchemy import NullPool, make_url
 from sqlalchemy.ext.asyncio import create_async_engine
 
 from backend import app
+from backend.doctor import Finding, examine
 from backend.jobs.service import JobService
 from backend.turns.service import TurnService
 from tests.support.logs import Logged, caught_logs
-from tests.support.server import Account, Running, ok, problem, running
+from tests.support.server import Account, Running, ok, problem, running, settings_of
 from tests.support.waiting import PATIENCE
 
 pytestmark = [pytest.mark.anyio, pytest.mark.every_database]
@@ -44,6 +45,43 @@ async def test_it_says_that_it_is_alive_and_ready_and_with_what(
         assert parts["database"]["detail"] == make_url(database_url).get_backend_name()
         assert parts["models"]["detail"] == "demo"
         assert all(part["ready"] for part in parts.values())
+
+
+async def test_it_says_that_a_helper_process_does_not_start_and_serves_without(
+    sqlite_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("backend.regex.process._PROGRAM", "backend.no_such_module")
+    async with running(sqlite_url, tmp_path) as server, server.browser() as client:
+        await asyncio.to_thread(server.parts.regexes.prepare)
+
+        answer = ok(await client.get("/ready"))
+
+    parts = {part["name"]: part for part in answer["parts"]}
+    assert parts["patterns"] == {
+        "name": "patterns",
+        "ready": False,
+        "detail": "its process does not start; it is tried again by itself",
+        "needed": False,
+    }
+    assert answer["ready"] is True
+
+
+async def test_the_doctor_finds_helper_processes_that_do_not_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = settings_of(data_dir=tmp_path)
+
+    async def finding() -> Finding:
+        (found,) = [each for each in await examine(settings) if each.name == "helper processes"]
+        return found
+
+    assert (await finding()).state == "ok"
+    for program in ("regex.process", "memory.index.edge_process"):
+        monkeypatch.setattr(f"backend.{program}._PROGRAM", "backend.no_such_module")
+    found = await finding()
+    assert found.state == "fault"
+    assert "regular expressions" in found.detail
+    assert "the index" in found.detail
 
 
 async def test_without_its_database_it_is_alive_and_not_ready(

@@ -183,6 +183,18 @@ class _Server(uvicorn.Server):
         await self.stopping.wait()
         self.should_exit = True
 
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Stop at once if no answer is left to send: uvicorn always waits a tenth of a second."""
+        for server in self.servers:
+            server.close()
+        for connection in list(self.server_state.connections):
+            connection.shutdown()
+        await asyncio.sleep(0)
+        if self.server_state.connections or self.server_state.tasks:
+            await super().shutdown(sockets)
+        else:
+            await self.lifespan.shutdown()
+
 
 _started = count(1)
 

@@ -8,6 +8,8 @@ from itertools import count
 
 import pytest
 
+from backend.generation.registry import ModelRegistry
+from tests.fakes.openai_server import MODEL_ID, OpenAIServer
 from tests.support.postgres import copied
 from tests.support.server import Account, Running, running
 
@@ -33,6 +35,23 @@ async def server(
     shared_url: str, tmp_path_factory: pytest.TempPathFactory
 ) -> AsyncGenerator[Running]:
     async with running(shared_url, tmp_path_factory.mktemp("data")) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+async def vendor() -> AsyncGenerator[OpenAIServer]:
+    """The server of a model that answers out of a script."""
+    async with OpenAIServer() as vendor:
+        yield vendor
+
+
+@pytest.fixture(scope="module")
+async def asking_server(
+    shared_url: str, vendor: OpenAIServer, tmp_path_factory: pytest.TempPathFactory
+) -> AsyncGenerator[Running]:
+    """A Talekeeper whose default model is the vendor's."""
+    registry = ModelRegistry(demo_tokens_per_second=0, openai=vendor.config(), default=MODEL_ID)
+    async with running(shared_url, tmp_path_factory.mktemp("data"), registry=registry) as server:
         yield server
 
 

@@ -240,7 +240,6 @@ def seconds(work: Callable[[str], object], text: str) -> float:
     The garbage collector is off, because it looks at the objects of the whole process.
     """
     taken: list[float] = []
-    gc.collect()
     gc.disable()
     try:
         for _ in range(2):

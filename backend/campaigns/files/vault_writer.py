@@ -42,15 +42,24 @@ from backend.campaigns.items import (
 from backend.campaigns.ledger import exists, item_of
 from backend.campaigns.mentions import slug
 from backend.chronicles.reading import StoryEvent
+from backend.file_names import is_device
 
 Details = list[tuple[str, str]]
 Groups = dict[str, list[str]]
 ItemT = TypeVar("ItemT", bound=Item)
 
+_NAME_BYTES = 200
+
 
 def write_vault(campaign: OpenCampaign) -> dict[str, bytes]:
     """The files of a campaign's vault, by path. Raises `CampaignFileError` for too many."""
     return _Writer(campaign).files()
+
+
+def _file_name(entity: Entity) -> str:
+    """Return the entity's name as a file name that every system can have."""
+    name = slug(entity.name)[:100].encode()[:_NAME_BYTES].decode(errors="ignore")
+    return f"{name}-{entity.kind}" if is_device(name) else name
 
 
 class _Writer:
@@ -66,9 +75,10 @@ class _Writer:
         self._stems: dict[UUID, str] = {}
         taken: set[str] = set()
         for item_id, entity in self._of(Entity):
-            stem, number = slug(entity.name)[:100], 2
+            name = _file_name(entity)
+            stem, number = name, 2
             while stem in taken:
-                stem = f"{slug(entity.name)[:100]}-{number}"
+                stem = f"{name}-{number}"
                 number += 1
             taken.add(stem)
             self._stems[item_id] = stem

@@ -25,6 +25,7 @@ from backend.characters.cards.fields import CARD_FIELDS, FLAT_FIELDS, REQUIRED
 from backend.characters.cards.model import Asset, Card, CardAsset
 from backend.characters.cards.reader import read_texts
 from backend.characters.errors import CardError
+from backend.file_names import portable_paths
 
 ExportSpec = Literal["v2", "v3"]
 
@@ -186,10 +187,24 @@ def to_charx(
     """
     files = {charx.safe_path(asset.path): asset.data for asset in assets}
     files.pop(charx.CARD_NAME, None)
+    card, files = _with_portable_paths(card, files)
     if picture is not None:
         card = _with_icon(card, files, picture)
     text = msgspec.json.encode(card_object(card, raw, "v3"))
     return charx.pack({charx.CARD_NAME: text, **files})
+
+
+def _with_portable_paths(card: Card, files: Mapping[str, bytes]) -> tuple[Card, dict[str, bytes]]:
+    """The files under paths that every system can unpack, and the card that names those paths."""
+    paths = portable_paths(files)
+    assets = [
+        msgspec.structs.replace(asset, uri=EMBEDDED_SCHEMES[0] + paths[path])
+        if (path := embedded_path(asset.uri)) in paths and paths[path] != path
+        else asset
+        for asset in card.assets
+    ]
+    moved = {paths[path]: data for path, data in files.items()}
+    return msgspec.structs.replace(card, assets=assets), moved
 
 
 def _with_icon(card: Card, files: dict[str, bytes], picture: bytes) -> Card:

@@ -101,6 +101,9 @@ class PatternSearch:
         elif answer.status == "invalid":
             entry.book.given_up.add(pattern.digest)
             self._note(entry, "is not a valid pattern")
+        elif answer.status == "unavailable":
+            self._unanswered.add(pattern.digest)
+            self._note(entry, "was not tried: the process for such patterns does not start")
         elif answer.status == "busy":
             self._unanswered.add(pattern.digest)
             self._note(

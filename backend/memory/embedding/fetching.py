@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import errno
-import fcntl
 import hashlib
 import os
 import shutil
@@ -20,6 +19,8 @@ from dataclasses import dataclass
 from http import HTTPStatus
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
+
+from filelock import FileLock, Timeout
 
 from backend.errors import ConflictError, UnavailableError
 from backend.memory.embedding.catalogue import OfferedModel, choose_model, is_fetched
@@ -184,7 +185,7 @@ async def _fetch_rest(
             async for chunk in response.aiter_raw(_CHUNK):
                 await asyncio.to_thread(content.write, chunk)
                 if content.tell() > file.size:
-                    raise _damaged(file, target)
+                    return  # the caller deletes it, which Windows allows for closed files alone
                 await tell(content.tell())
             content.flush()
             await asyncio.to_thread(os.fsync, content.fileno())
@@ -237,11 +238,11 @@ def _is_intact(path: Path, file: _HubFile) -> bool:
 def _alone(models: Path) -> Generator[None]:
     """Hold the folder of models. Raises `FetchUnderWayError` where another process does."""
     models.mkdir(parents=True, exist_ok=True)
-    with (models / ".lock").open("w") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            raise FetchUnderWayError(f"Another process fetches a model into {models}.") from None
+    try:
+        lock = FileLock(models / ".lock").acquire(blocking=False)
+    except Timeout:
+        raise FetchUnderWayError(f"Another process fetches a model into {models}.") from None
+    with lock:
         yield
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import time
 from collections.abc import AsyncIterator, Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ from uuid import UUID
 
 import numpy as np
 
+from backend.helpers import HelperStarts
 from backend.logs import get_logger
 from backend.memory.index.edge_messages import ID, PointMessage, QueryMessage, SparseMessage
 from backend.memory.index.edge_process import EngineError, EngineProcess
@@ -34,12 +34,6 @@ from backend.memory.index.protocol import (
 log = get_logger(__name__)
 
 _BATCH = 32
-_START_AGAIN_AFTER = 1.0
-"""Seconds between two tries to start an engine that was killed."""
-
-_OPEN_AGAIN_AFTER = 5.0
-"""Seconds after a try that failed: the folder is at fault, and a search must not wait for each."""
-
 _PAGE = 500
 _PAGE_AHEAD = 100
 """Points whose payloads are read ahead at a time: 2 ms that a search may have to wait."""
@@ -86,7 +80,7 @@ class EdgeIndex:
         self._dimension = dimension
         self._process: EngineProcess | None = None
         self._starting = asyncio.Lock()
-        self._next_start = 0.0
+        self._starts = HelperStarts("index")
         self._payloads = PayloadCache()
         self._writes: set[asyncio.Task[None]] = set()
         self._was_open = False
@@ -272,8 +266,12 @@ class EdgeIndex:
         async with self._starting:
             if self._is_closed:
                 raise IndexUnavailableError("The index is closed.")
-            if self._process is None or self._process.is_gone:
-                if time.monotonic() < self._next_start:
+            if self._process is not None and self._process.is_gone:
+                ended, self._process = self._process, None
+                self._starts.note_failure()
+                await ended.end()
+            if self._process is None:
+                if not self._starts.is_due():
                     raise EngineError("It ended a moment ago.")
                 log.warning("index.engine_started_again")
                 await self._start()
@@ -288,21 +286,23 @@ class EdgeIndex:
             EngineError: The folder is at fault.
             IndexUnavailableError: Another process has it open, or it may not be made.
         """
-        self._next_start = time.monotonic() + _START_AGAIN_AFTER
         # Of what was being written when the last one ended nothing is known.
         self._payloads = PayloadCache()
         self._ahead.clear()
-        if self._process is not None:
-            await self._process.end()
-        process = await EngineProcess.start()
+        try:
+            process = await EngineProcess.start()
+        except OSError as error:
+            self._starts.note_failure(error)
+            raise EngineError("It can't be started.", kind=type(error).__name__) from error
         try:
             is_new, was_damaged = await process.call(
                 "open", self._folder, self.name, self._dimension, may_make=not self._was_open
             )
-        except BaseException:
-            self._next_start = time.monotonic() + _OPEN_AGAIN_AFTER
+        except BaseException as error:
+            self._starts.note_failure(error)
             await process.end()
             raise
+        self._starts.note_success()
         if was_damaged:
             log.warning("index.made_anew")
         if not self._was_open:

@@ -19,15 +19,11 @@ engine leaves it to the system when the log gets to the disk; `_sync` does not.
 
 from __future__ import annotations
 
-import ctypes
-import fcntl
 import os
 import pickle
 import shutil
-import signal
 import sys
 import threading
-import time
 from array import array
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -37,6 +33,7 @@ from typing import Any, BinaryIO
 from uuid import UUID
 
 import qdrant_edge as engine  # noqa: TID251  this is its adapter
+from filelock import BaseFileLock, FileLock, Timeout
 
 from backend.memory.index import edge_mapping as mapping
 from backend.memory.index.edge_messages import (
@@ -50,6 +47,7 @@ from backend.memory.index.edge_messages import (
     framed,
 )
 from backend.memory.index.scope import OWNER, SOURCE, IndexUnavailableError
+from backend.operating_system import end_with_parent, ignore_stop_signals
 
 WRITES = frozenset({"upsert", "delete"})
 
@@ -63,7 +61,9 @@ _MOST_OWNERS = 1_000_000
 _FLUSH_AFTER = 10_000
 """Points written after which the write-ahead log is emptied: 60 MB or so at 384 numbers."""
 
-_DIE_WITH_PARENT = 1  # PR_SET_PDEATHSIG, of Linux's prctl(2)
+
+_locks: list[BaseFileLock] = []
+"""Kept as long as this process lives: a lock that nothing refers to is released."""
 
 
 class Engine:
@@ -150,7 +150,7 @@ class Engine:
         """Wait until what was written is on the disk."""
         for path in (self._path / "wal").iterdir():
             try:
-                descriptor = os.open(path, os.O_RDONLY)
+                descriptor = os.open(path, os.O_RDWR)  # Windows syncs no other
             except FileNotFoundError:
                 continue  # the engine's next segment, which just got its name
             try:
@@ -288,20 +288,15 @@ def _payloads(records: Sequence[Any]) -> list[tuple[bytes, Any]]:
 
 def lock(path: Path) -> None:
     """Lock a file for as long as this process lives. Raises `IndexUnavailableError`."""
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    until = time.monotonic() + _PATIENCE
-    while True:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            if time.monotonic() < until:
-                time.sleep(0.05)
-                continue
-            raise IndexUnavailableError(
-                f"Another process has the index open ({path}). An index in the data folder serves "
-                "one process. For several, start a Qdrant server and set TALEKEEPER_QDRANT_URL."
-            ) from error
-        return
+    held = FileLock(path, mode=0o600)
+    try:
+        held.acquire(timeout=_PATIENCE)
+    except Timeout as error:
+        raise IndexUnavailableError(
+            f"Another process has the index open ({path}). An index in the data folder serves "
+            "one process. For several, start a Qdrant server and set TALEKEEPER_QDRANT_URL."
+        ) from error
+    _locks.append(held)
 
 
 def _answer(opened: Engine, out: BinaryIO, out_lock: threading.Lock, call: Any) -> None:
@@ -321,10 +316,8 @@ def _answer(opened: Engine, out: BinaryIO, out_lock: threading.Lock, call: Any) 
 
 def main() -> None:
     """Answer calls until stdin ends."""
-    for number in (signal.SIGINT, signal.SIGTERM):  # meant for the process that is served
-        signal.signal(number, signal.SIG_IGN)
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_DIE_WITH_PARENT, signal.SIGKILL)
+    ignore_stop_signals()
+    end_with_parent()
     calls = sys.stdin.buffer
     out = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # whatever else is printed goes to the log
@@ -338,7 +331,3 @@ def main() -> None:
             else:
                 work()
     opened.close()
-
-
-if __name__ == "__main__":
-    main()

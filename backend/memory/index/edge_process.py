@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import pickle
-import sys
 from itertools import count
 from typing import Any, ClassVar, Self
 
 from backend.logs import get_logger
 from backend.memory.index.edge_messages import HEAD, Outcome, framed
 from backend.memory.index.scope import IndexUnavailableError
+from backend.operating_system import helper_command, helper_options
 
 log = get_logger(__name__)
 
@@ -45,8 +46,12 @@ class EngineProcess:
 
     @classmethod
     async def prepare(cls) -> None:
-        """Start the one that the next `start` gives: it comes up while other things are done."""
-        EngineProcess._prepared = await cls._started()
+        """Start the one that the next `start` gives: it comes up while other things are done.
+
+        A failure is left to `start`, which tries again.
+        """
+        with contextlib.suppress(OSError):
+            EngineProcess._prepared = await cls._started()
 
     @classmethod
     async def start(cls) -> EngineProcess:
@@ -59,21 +64,18 @@ class EngineProcess:
         """A new one, with an empty environment: no key and no password gets there."""
         return cls(
             await asyncio.create_subprocess_exec(
-                sys.executable,
-                "-P",
-                "-m",
-                _PROGRAM,
+                *helper_command(_PROGRAM),
                 stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.PIPE,
-                env={},
                 limit=_LIMIT,
+                **helper_options(),
             )
         )
 
     @property
     def is_gone(self) -> bool:
-        """Whether it answers no more."""
-        return self._reading.done()
+        """True if it takes no more calls: its input closes a moment before its output does."""
+        return self._reading.done() or self._in.is_closing()
 
     async def call(self, method: str, *arguments: object, **options: object) -> Any:
         """What a method of `Engine` gives back.
@@ -127,3 +129,18 @@ class EngineProcess:
             for answer in self._waiting.values():
                 if not answer.done():
                     answer.set_result(("failed", "The engine's process ended."))
+
+
+async def engine_starts() -> bool:
+    """True if an engine can be started, and answers. It opens no collection."""
+    try:
+        process = await EngineProcess.start()
+    except OSError:
+        return False
+    try:
+        await process.call("close")
+    except EngineError:
+        return False
+    finally:
+        await process.end()
+    return True

@@ -26,20 +26,15 @@ from tests.fakes.openai_server import API_KEY, MODEL, OpenAIServer, error, reply
 from tests.fakes.scripted_server import Answer, Gate
 from tests.support.models import asking, held_back
 from tests.support.server import ROOT, Account, Running, ok, problem, running, text_of
+from tests.support.shared import server
+
+__all__ = ["server"]
 
 pytestmark = pytest.mark.anyio
 
 PROVIDERS = "/api/v1/providers"
 SHARED = f"everybodys/{MODEL}"
 _names = count(1)
-
-
-@pytest.fixture(scope="module")
-async def server(
-    shared_url: str, tmp_path_factory: pytest.TempPathFactory
-) -> AsyncGenerator[Running]:
-    async with running(shared_url, tmp_path_factory.mktemp("data")) as server:
-        yield server
 
 
 @pytest.fixture(scope="module")
@@ -54,12 +49,6 @@ async def ben(server: Running, ada: Account) -> AsyncGenerator[Account]:
     """Somebody else."""
     async with server.account(f"Ben {next(_names)}") as ben:
         yield ben
-
-
-@pytest.fixture
-async def model() -> AsyncGenerator[OpenAIServer]:
-    async with OpenAIServer() as model:
-        yield model
 
 
 def fields(model: OpenAIServer, **more: Any) -> dict[str, Any]:

@@ -15,31 +15,20 @@ from tests.fakes.openai_server import API_KEY, OpenAIServer, reply
 from tests.fakes.scripted_server import Answer
 from tests.integration.llm.test_providers import PROVIDERS, add
 from tests.support.heartbeat import PROMISED, heartbeat
-from tests.support.server import Account, Running, ok, problem, running
+from tests.support.server import Account, Running, ok, problem
+from tests.support.shared import server
+
+__all__ = ["server"]
 
 pytestmark = pytest.mark.anyio
 
 _names = count(1)
 
 
-@pytest.fixture(scope="module")
-async def server(
-    shared_url: str, tmp_path_factory: pytest.TempPathFactory
-) -> AsyncGenerator[Running]:
-    async with running(shared_url, tmp_path_factory.mktemp("data")) as server:
-        yield server
-
-
 @pytest.fixture
 async def ada(server: Running) -> AsyncGenerator[Account]:
     async with server.account(f"Ada {next(_names)}") as ada:
         yield ada
-
-
-@pytest.fixture
-async def model() -> AsyncGenerator[OpenAIServer]:
-    async with OpenAIServer() as model:
-        yield model
 
 
 async def listing(account: Account, made: dict[str, Any], **query: Any) -> dict[str, Any]:

@@ -60,12 +60,6 @@ async def ben(server: Running, ada: Account) -> AsyncGenerator[Account]:
         yield ben
 
 
-@pytest.fixture
-async def model() -> AsyncGenerator[OpenAIServer]:
-    async with OpenAIServer() as model:
-        yield model
-
-
 def fields(model: OpenAIServer, **more: Any) -> dict[str, Any]:
     return {"preset": "other", "slug": "home", "base_url": model.url, **more}
 

@@ -38,12 +38,6 @@ async def ada(server: Running) -> AsyncGenerator[Account]:
 
 
 @pytest.fixture
-async def model() -> AsyncGenerator[OpenAIServer]:
-    async with OpenAIServer() as model:
-        yield model
-
-
-@pytest.fixture
 def names(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[str]]:
     """What the system's resolver knows beside what it knows."""
     known: dict[str, list[str]] = {}

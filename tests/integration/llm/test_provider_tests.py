@@ -15,20 +15,15 @@ from tests.fakes.scripted_server import Answer
 from tests.fakes.strict_server import StrictServer, gemma_2, mistral, qwen
 from tests.integration.llm.test_providers import PROVIDERS, add, models, provider
 from tests.support.logs import caught_logs
-from tests.support.server import Account, Running, ok, problem, running
+from tests.support.server import Account, Running, ok, problem
+from tests.support.shared import server
+
+__all__ = ["server"]
 
 pytestmark = pytest.mark.anyio
 
 TEST = f"{PROVIDERS}/test"
 _names = count(1)
-
-
-@pytest.fixture(scope="module")
-async def server(
-    shared_url: str, tmp_path_factory: pytest.TempPathFactory
-) -> AsyncGenerator[Running]:
-    async with running(shared_url, tmp_path_factory.mktemp("data")) as server:
-        yield server
 
 
 @pytest.fixture(scope="module")
@@ -42,12 +37,6 @@ async def keeper(server: Running) -> AsyncGenerator[Account]:
 async def ada(server: Running, keeper: Account) -> AsyncGenerator[Account]:
     async with server.account(f"Ada {next(_names)}") as ada:
         yield ada
-
-
-@pytest.fixture
-async def model() -> AsyncGenerator[OpenAIServer]:
-    async with OpenAIServer() as model:
-        yield model
 
 
 def listing(*names: str) -> Answer:

@@ -19,28 +19,17 @@ from tests.fakes.openai_server import API_KEY, MODEL, OpenAIServer, error, reply
 from tests.fakes.scripted_server import Answer
 from tests.integration.turns.seeding import identity_of
 from tests.support.logs import caught_logs
-from tests.support.server import Account, Running, ok, problem, running, text_of
+from tests.support.server import Account, Running, ok, problem, text_of
+from tests.support.shared import server
 from tests.support.waiting import until
+
+__all__ = ["server"]
 
 pytestmark = pytest.mark.anyio
 
 PROVIDERS = "/api/v1/providers"
 OWN = f"mine/{MODEL}"
 _names = count(1)
-
-
-@pytest.fixture(scope="module")
-async def server(
-    shared_url: str, tmp_path_factory: pytest.TempPathFactory
-) -> AsyncGenerator[Running]:
-    async with running(shared_url, tmp_path_factory.mktemp("data")) as server:
-        yield server
-
-
-@pytest.fixture
-async def model() -> AsyncGenerator[OpenAIServer]:
-    async with OpenAIServer() as model:
-        yield model
 
 
 @pytest.fixture

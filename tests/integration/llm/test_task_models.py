@@ -14,7 +14,10 @@ from backend.generation.registry import ModelRegistry
 from tests.fakes.openai_server import MODEL, OpenAIServer, reply
 from tests.integration.llm.test_providers import OWN, PROVIDERS, add
 from tests.support.server import Account, Running, ok, problem, running
+from tests.support.shared import server
 from tests.support.studying import Vendor, studying, vendor
+
+__all__ = ["server"]
 
 pytestmark = pytest.mark.anyio
 
@@ -23,24 +26,10 @@ NO_JSON = [reply("no JSON")] * 4
 _names = count(1)
 
 
-@pytest.fixture(scope="module")
-async def server(
-    shared_url: str, tmp_path_factory: pytest.TempPathFactory
-) -> AsyncGenerator[Running]:
-    async with running(shared_url, tmp_path_factory.mktemp("data")) as server:
-        yield server
-
-
 @pytest.fixture
 async def ada(server: Running) -> AsyncGenerator[Account]:
     async with server.account(f"Ada {next(_names)}") as ada:
         yield ada
-
-
-@pytest.fixture
-async def model() -> AsyncGenerator[OpenAIServer]:
-    async with OpenAIServer() as model:
-        yield model
 
 
 @pytest.fixture

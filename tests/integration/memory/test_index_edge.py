@@ -262,7 +262,7 @@ async def test_an_engine_that_is_killed_is_started_again_and_nothing_is_lost(
         os.kill(engine_process, signal.SIGKILL)
         with pytest.raises(IndexUnavailableError, match="in the data folder failed"):
             await search
-        index._next_start = 0.0
+        index._starts._next_start = 0.0
         found = await asyncio.gather(index.search(asked), index.search(asked))
         assert list(found) == [before] * 2
         assert len(engines()) == 1
@@ -275,7 +275,7 @@ async def test_an_engine_that_is_killed_is_started_again_and_nothing_is_lost(
 async def test_an_engine_that_keeps_ending_is_not_started_without_end(tmp_path: Path) -> None:
     await made(tmp_path)
     index = await open_edge(tmp_path, "tales", DIMENSION)
-    index._next_start = float("inf")
+    index._starts._next_start = float("inf")
     [engine_process] = engines()
     os.kill(engine_process, signal.SIGKILL)
     for _ in range(2):
@@ -295,7 +295,7 @@ async def test_what_is_damaged_while_it_is_served_is_not_made_anew_in_silence(
     damage(tmp_path, "edge_config.json")
     with pytest.raises(IndexUnavailableError, match="in the data folder failed"):
         await index.ping()
-    index._next_start = 0.0
+    index._starts._next_start = 0.0
     with pytest.raises(IndexUnavailableError, match=r"damaged\. Restart Talekeeper"):
         await index.ping()
     await index.aclose()
@@ -335,7 +335,7 @@ async def test_one_collection_is_nothing_to_another(tmp_path: Path) -> None:
 async def test_a_folder_that_cannot_be_used_is_opened_once_it_can(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("backend.memory.index.edge._OPEN_AGAIN_AFTER", 0.0)
+    monkeypatch.setattr("backend.helpers.FIRST_PAUSE_SECONDS", 0.0)
     folder = tmp_path / "index"
     folder.write_text("a file where the folder should be")
     index = await open_edge(folder, "tales", DIMENSION)

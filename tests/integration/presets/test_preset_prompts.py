@@ -13,9 +13,9 @@ from backend.generation.registry import ModelRegistry
 from tests.fakes.openai_server import MODEL_ID, OpenAIServer
 from tests.support.memory import link, new_book, new_entry
 from tests.support.server import Account, Running, ok, problem, running
-from tests.support.shared import ada, shared_url
+from tests.support.shared import ada, shared_url, vendor
 
-__all__ = ["ada", "shared_url"]
+__all__ = ["ada", "shared_url", "vendor"]
 
 pytestmark = pytest.mark.anyio
 
@@ -34,12 +34,6 @@ CARD = {
     "post_history_instructions": "Stay brief.",
     "first_mes": "Who goes there?",
 }
-
-
-@pytest.fixture(scope="module")
-async def vendor() -> AsyncGenerator[OpenAIServer]:
-    async with OpenAIServer() as vendor:
-        yield vendor
 
 
 @pytest.fixture(scope="module")

@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from tests.support.shared import ada, chat, server, shared_url
+from tests.support.shared import ada, chat, server, shared_url, vendor
 
-__all__ = ["ada", "chat", "server", "shared_url"]
+__all__ = ["ada", "chat", "server", "shared_url", "vendor"]

@@ -22,12 +22,6 @@ Shown = list[dict[str, str]]
 
 
 @pytest.fixture(scope="module")
-async def vendor() -> AsyncGenerator[OpenAIServer]:
-    async with OpenAIServer() as vendor:
-        yield vendor
-
-
-@pytest.fixture(scope="module")
 async def server(
     shared_url: str, vendor: OpenAIServer, tmp_path_factory: pytest.TempPathFactory
 ) -> AsyncGenerator[Running]:

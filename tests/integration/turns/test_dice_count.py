@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncGenerator
 from typing import Any
 
 import pytest
 
-from backend.generation.registry import ModelRegistry
 from tests.fakes.game_master import ENGAGE
-from tests.fakes.openai_server import MODEL_ID, OpenAIServer, called, chunk, error, reply, stream
+from tests.fakes.openai_server import OpenAIServer, called, chunk, error, reply, stream
 from tests.fakes.scripted_server import Answer, Gate
 from tests.integration.turns.following import TURN, check_tree, follow
 from tests.integration.turns.playing import FINISH, QUESTION, Game, named, names, new_game
-from tests.support.server import Account, Event, Running, ok, read_events, running, text_of
+from tests.support.server import Account, Event, Running, ok, read_events, text_of
+from tests.support.shared import asking_server as server
+
+__all__ = ["server"]
 
 pytestmark = pytest.mark.anyio
 
@@ -30,21 +31,6 @@ OUTCOMES: list[dict[str, Any]] = [
 ]
 SPEND = ("spend_die", {"situation": "The lock.", "outcomes": OUTCOMES})
 WITHDRAW = ("resolve", {"tier": "withdrawn"})
-
-
-@pytest.fixture(scope="module")
-async def vendor() -> AsyncGenerator[OpenAIServer]:
-    async with OpenAIServer() as vendor:
-        yield vendor
-
-
-@pytest.fixture(scope="module")
-async def server(
-    shared_url: str, vendor: OpenAIServer, tmp_path_factory: pytest.TempPathFactory
-) -> AsyncGenerator[Running]:
-    registry = ModelRegistry(demo_tokens_per_second=0, openai=vendor.config(), default=MODEL_ID)
-    async with running(shared_url, tmp_path_factory.mktemp("data"), registry=registry) as server:
-        yield server
 
 
 @pytest.fixture

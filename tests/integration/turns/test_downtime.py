@@ -2,33 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
 from typing import Any
 from uuid import uuid4
 
 import pytest
 
-from backend.generation.registry import ModelRegistry
-from tests.fakes.openai_server import MODEL_ID, OpenAIServer
+from tests.fakes.openai_server import OpenAIServer
 from tests.integration.turns.playing import Game, new_game
-from tests.support.server import Account, Running, ok, problem, running
+from tests.support.server import Account, ok, problem
+from tests.support.shared import asking_server as server
+
+__all__ = ["server"]
 
 pytestmark = pytest.mark.anyio
-
-
-@pytest.fixture(scope="module")
-async def vendor() -> AsyncGenerator[OpenAIServer]:
-    async with OpenAIServer() as vendor:
-        yield vendor
-
-
-@pytest.fixture(scope="module")
-async def server(
-    shared_url: str, vendor: OpenAIServer, tmp_path_factory: pytest.TempPathFactory
-) -> AsyncGenerator[Running]:
-    registry = ModelRegistry(demo_tokens_per_second=0, openai=vendor.config(), default=MODEL_ID)
-    async with running(shared_url, tmp_path_factory.mktemp("data"), registry=registry) as server:
-        yield server
 
 
 @pytest.fixture

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator
 
 import pytest
 
-from backend.generation.registry import ModelRegistry
 from backend.turns import runs
 from tests.fakes.openai_server import (
-    MODEL_ID,
     OpenAIServer,
     chunk,
     reply,
@@ -26,8 +23,11 @@ from tests.integration.turns.following import (
     said,
     turn_under_way,
 )
-from tests.support.server import Account, Running, ok, running, text_of
+from tests.support.server import Account, ok, text_of
+from tests.support.shared import asking_server as server
 from tests.support.waiting import PATIENCE, until
+
+__all__ = ["server"]
 
 pytestmark = pytest.mark.anyio
 
@@ -36,21 +36,6 @@ pytestmark = pytest.mark.anyio
 def often(monkeypatch: pytest.MonkeyPatch) -> None:
     """Store what was said five times a second, so that tests need not wait for it."""
     monkeypatch.setattr(runs, "STORE_EVERY", 0.2)
-
-
-@pytest.fixture(scope="module")
-async def vendor() -> AsyncGenerator[OpenAIServer]:
-    async with OpenAIServer() as vendor:
-        yield vendor
-
-
-@pytest.fixture(scope="module")
-async def server(
-    shared_url: str, vendor: OpenAIServer, tmp_path_factory: pytest.TempPathFactory
-) -> AsyncGenerator[Running]:
-    registry = ModelRegistry(demo_tokens_per_second=0, openai=vendor.config(), default=MODEL_ID)
-    async with running(shared_url, tmp_path_factory.mktemp("data"), registry=registry) as server:
-        yield server
 
 
 async def test_thoughts_that_no_reply_follows_leave_none_and_whoever_comes_back_hears_so(

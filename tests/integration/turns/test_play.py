@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator
 
 import pytest
 
-from backend.generation.registry import ModelRegistry
 from tests.fakes.game_master import ENGAGE, OUTCOMES
 from tests.fakes.openai_server import (
-    MODEL_ID,
     OpenAIServer,
     called,
     chunk,
@@ -28,25 +25,13 @@ from tests.integration.turns.following import (
     turn_under_way,
 )
 from tests.integration.turns.playing import FINISH, QUESTION, Game, named, names, new_game
-from tests.support.server import Account, Running, ok, problem, running, text_of
+from tests.support.server import Account, Running, ok, problem, text_of
+from tests.support.shared import asking_server as server
+
+__all__ = ["server"]
 
 pytestmark = pytest.mark.anyio
 CLOCK = {"clock": "The Watch"}
-
-
-@pytest.fixture(scope="module")
-async def vendor() -> AsyncGenerator[OpenAIServer]:
-    async with OpenAIServer() as vendor:
-        yield vendor
-
-
-@pytest.fixture(scope="module")
-async def server(
-    shared_url: str, vendor: OpenAIServer, tmp_path_factory: pytest.TempPathFactory
-) -> AsyncGenerator[Running]:
-    registry = ModelRegistry(demo_tokens_per_second=0, openai=vendor.config(), default=MODEL_ID)
-    async with running(shared_url, tmp_path_factory.mktemp("data"), registry=registry) as server:
-        yield server
 
 
 @pytest.fixture

@@ -2,35 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
 from typing import Any
 
 import pytest
 
-from backend.generation.registry import ModelRegistry
-from tests.fakes.openai_server import MODEL_ID, OpenAIServer, called, chunk, reply, stream
+from tests.fakes.openai_server import OpenAIServer, called, chunk, reply, stream
 from tests.fakes.scripted_server import Gate
 from tests.integration.turns.following import TURN, follow, said
 from tests.integration.turns.playing import FINISH, new_game
-from tests.support.server import Account, Running, ok, running, text_of
+from tests.support.server import Account, ok, text_of
+from tests.support.shared import asking_server as server
 from tests.support.waiting import until
 
+__all__ = ["server"]
+
 pytestmark = pytest.mark.anyio
-
-
-@pytest.fixture(scope="module")
-async def vendor() -> AsyncGenerator[OpenAIServer]:
-    async with OpenAIServer() as vendor:
-        yield vendor
-
-
-@pytest.fixture(scope="module")
-async def server(
-    shared_url: str, vendor: OpenAIServer, tmp_path_factory: pytest.TempPathFactory
-) -> AsyncGenerator[Running]:
-    registry = ModelRegistry(demo_tokens_per_second=0, openai=vendor.config(), default=MODEL_ID)
-    async with running(shared_url, tmp_path_factory.mktemp("data"), registry=registry) as server:
-        yield server
 
 
 @pytest.fixture

@@ -2,34 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
 from typing import Any
 
 import pytest
 
-from backend.generation.registry import ModelRegistry
-from tests.fakes.openai_server import DONE, MODEL_ID, OpenAIServer, chunk, stream
+from tests.fakes.openai_server import DONE, OpenAIServer, chunk, stream
 from tests.fakes.scripted_server import Answer
-from tests.support.server import Account, Running, ok, running
+from tests.support.server import Account, ok
+from tests.support.shared import asking_server as server
+
+__all__ = ["server"]
 
 pytestmark = pytest.mark.anyio
 
 SETTINGS = "/api/v1/me/settings"
-
-
-@pytest.fixture(scope="module")
-async def vendor() -> AsyncGenerator[OpenAIServer]:
-    async with OpenAIServer() as vendor:
-        yield vendor
-
-
-@pytest.fixture(scope="module")
-async def server(
-    shared_url: str, vendor: OpenAIServer, tmp_path_factory: pytest.TempPathFactory
-) -> AsyncGenerator[Running]:
-    registry = ModelRegistry(demo_tokens_per_second=0, openai=vendor.config(), default=MODEL_ID)
-    async with running(shared_url, tmp_path_factory.mktemp("data"), registry=registry) as server:
-        yield server
 
 
 def thinking(number: int, thoughts: str = "") -> Answer:

@@ -28,12 +28,6 @@ pytestmark = pytest.mark.anyio
 DAYS = ("advance_time", {"days": 1})
 
 
-@pytest.fixture(scope="module")
-async def vendor() -> AsyncGenerator[OpenAIServer]:
-    async with OpenAIServer() as vendor:
-        yield vendor
-
-
 def registry(vendor: OpenAIServer) -> ModelRegistry:
     return ModelRegistry(demo_tokens_per_second=0, openai=vendor.config(), default=MODEL_ID)
 

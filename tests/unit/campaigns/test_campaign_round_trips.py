@@ -285,3 +285,22 @@ def test_a_vault_that_people_wrote_is_the_same_after_an_export() -> None:
         "canon/locations/the-salty-sigil.md: `district` is kept among the attributes",
         "canon/npcs/ada.md: `hp_temp` is kept among the attributes",
     ]
+
+
+def test_a_vault_names_its_files_so_that_every_system_can_have_them() -> None:
+    names = ["CON", "aux", "a:b", "trailing dots...", "日" * 150]
+    items: dict[UUID, tuple[Kind, Item]] = {
+        new_id(): ("entity", Entity(kind="npc", name=name)) for name in names
+    }
+    files = write_vault(opened(items, []))
+
+    stems = {path.rpartition("/")[2] for path in files if path.startswith("canon/npcs/")}
+    assert stems == {
+        "con-npc.md",
+        "aux-npc.md",
+        "a-b.md",
+        "trailing-dots.md",
+        "日" * 66 + ".md",
+    }
+    _, states = read(files)
+    assert {state["name"] for state in states.values() if "name" in state} == set(names)

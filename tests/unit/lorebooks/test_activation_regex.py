@@ -256,6 +256,30 @@ def test_a_process_that_was_killed_is_started_again() -> None:
     process.close()
 
 
+def test_a_process_that_does_not_start_is_not_waited_for_and_the_record_says_what_was_not_tried(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("backend.regex.process._PROGRAM", "backend.no_such_module")
+    process = RegexProcess()
+    try:
+        for _ in range(3):
+            assert not process.prepare()
+            outcome = scanned(
+                book(entry("It", r"/(?<=the )inn/"), entry("Other", "inn")),
+                "At the inn.",
+                evaluator=process,
+            )
+
+            assert titles(outcome) == ["Other"]
+            assert outcome.notes == [
+                'A regex of entry "It" was not tried: the process for such patterns does not start.'
+            ]
+        assert process.starts.is_failing
+        assert process._killed == []  # only the first of these turns has started one
+    finally:
+        process.close()
+
+
 def test_a_closed_process_answers_nothing_and_starts_nothing() -> None:
     process = RegexProcess()
     process.close()

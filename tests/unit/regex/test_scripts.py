@@ -222,6 +222,18 @@ def test_a_pattern_that_takes_too_long_is_switched_off(process: RegexProcess, fi
     assert engine.is_given_up(OWNER, pattern_of(find))
 
 
+def test_a_script_whose_process_does_not_start_is_not_run_and_that_is_said(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("backend.regex.process._PROGRAM", "backend.no_such_module")
+    process = RegexProcess()
+    scripts = Scripts([script("/(?<=a )b/", "c")], str, ScriptEngine(process), OWNER)
+
+    assert scripts.run("a b", "reply", "stored") == "a b"
+    assert "does not start" in next(iter(scripts.notes))
+    process.close()
+
+
 def pattern_of(find: str) -> Pattern:
     source, flags = parse_find(find)
     pattern = compile_pattern(source, flags or "", captures=True)

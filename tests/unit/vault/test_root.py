@@ -38,9 +38,9 @@ def path(tmp_path: Path) -> Path:
 @pytest.fixture
 def careless_umask() -> Iterator[None]:
     """New files would be open to everybody."""
-    before = os.umask(0)
+    before = os.umask(0)  # noqa: TID251
     yield
-    os.umask(before)
+    os.umask(before)  # noqa: TID251
 
 
 def opens(keys: RootKeys, wrapped: Wrapped, *, context: bytes = b"c") -> bytes:
