@@ -21,7 +21,15 @@ from scripts._campaign_script import Script
 from scripts._campaign_story import summary_of
 from scripts._campaign_truth import Update
 from scripts._enrichment_model import FAILURES, failure, new_lines
-from scripts._enrichment_wire import Answer, call, said, streamed, streamed_calls, tokens_of
+from scripts._enrichment_wire import (
+    Answer,
+    call,
+    kind_of,
+    said,
+    streamed,
+    streamed_calls,
+    tokens_of,
+)
 
 _WORLD = re.compile(r"<world>\n(.*?)\n?</world>", re.DOTALL)
 _KNOWN = re.compile(r"^([A-Z]\d+) (.*)$", re.MULTILINE)
@@ -54,7 +62,7 @@ class Compactor:
         texts = [str(each["content"]) for each in messages]
         prompt = tokens_of(messages)
         task = re.match(r"Task: (.+)", texts[0])
-        if task is None and body.get("stream"):
+        if task is None and kind_of(body) == "reply":
             self.asked["reply"] += 1
             return streamed(self.next_reply, prompt)
         kind = task[1] if task else "triage"

@@ -3,8 +3,8 @@
     python -m scripts._enrichment_model DATA_DIR --seed N --failures SHARE --think SECONDS
 
 It says its port, and answers `POST /v1/chat/completions` as an OpenAI-compatible server does:
-streams are replies, the lines that follow in the transcripts; what asks for a schema is the triage;
-what offers tools is the agent's loop. `GET /stats` tells what it was asked and what it told.
+replies are the lines that follow in the transcripts; what asks for a schema is the triage; what
+offers the agent's tools is its loop. `GET /stats` tells what it was asked and what it told.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from scripts._enrichment_facts import (
     is_obstinate,
     is_repetitive,
 )
-from scripts._enrichment_wire import CUT, Answer, call, listen, said, streamed, tokens_of
+from scripts._enrichment_wire import CUT, Answer, call, kind_of, listen, said, streamed, tokens_of
 
 SHORTEST, LONGEST = 8, 150
 """Words of a line."""
@@ -81,11 +81,10 @@ class Script:
         if not path.endswith("/chat/completions"):
             return Answer(404, {"error": {"message": "no such path"}})
         prompt = tokens_of(body["messages"])
-        if body.get("stream"):
-            self.asked["reply"] += 1
-            return streamed(self._reply(body["messages"]), prompt)
-        kind = "step" if body.get("tools") else "triage"
+        kind: str = kind_of(body)
         self.asked[kind] += 1
+        if kind == "reply":
+            return streamed(self._reply(body["messages"]), prompt)
         if self.think:
             await asyncio.sleep(self.think * self._draw.uniform(0.5, 1.5))
         if self._draw.random() < self.failures:

@@ -8,7 +8,7 @@ import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from http import HTTPStatus
-from typing import Any
+from typing import Any, Literal
 
 MODEL = "bench"
 MODEL_ID = f"openai/{MODEL}"
@@ -91,6 +91,17 @@ async def _one_by_one(pieces: Sequence[str] | AsyncIterator[str]) -> AsyncIterat
 def tokens_of(value: Any) -> int:
     """About how many tokens something is, as JSON: four characters each."""
     return len(json.dumps(value, ensure_ascii=False)) // 4 + 1
+
+
+def kind_of(body: Any) -> Literal["reply", "triage", "step"]:
+    """What a request is for: the triage asks for a schema, and a step of the agent has its tools.
+
+    Every request asks for a stream. The triage and the steps may be answered as a whole, as some
+    servers do.
+    """
+    if any(each["function"]["name"] == "finish" for each in body.get("tools") or ()):
+        return "step"
+    return "triage" if "response_format" in body else "reply"
 
 
 def streamed(text: str, prompt_tokens: int) -> Answer:

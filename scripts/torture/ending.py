@@ -57,6 +57,8 @@ async def check_everything(run: Campaign) -> dict[str, Any]:
         states, count = await check_campaigns(run.database, account.sealer)
         found += states
         figures["items"] = figures.get("items", 0) + count
+    if run.model.asked["triage"] and not figures["events"]:
+        found.append("nothing compared: the agent read new lines, and no event is there")
     await run.check_touched(everything=True)
     found += await store_checks.check_rows(run.database)
     found += await check_placements(run.database, run.users)

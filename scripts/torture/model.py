@@ -33,6 +33,7 @@ from scripts._enrichment_wire import (
     CutError,
     call,
     chunk,
+    kind_of,
     said,
     tokens_of,
     usage,
@@ -129,7 +130,7 @@ class TaggedModel:
         return await self._said(body)
 
     async def _said(self, body: Any) -> Answer:
-        kind = "reply" if body.get("stream") else "step" if body.get("tools") else "triage"
+        kind = kind_of(body)
         self.asked[kind] += 1
         if broken := await _broken(self.fault):
             return broken
