@@ -242,7 +242,7 @@ def _link(operations: list[dict[str, Any]]) -> None:
 
 
 def _event(events: Mapping[str, Sequence[str]]) -> dict[str, Any]:
-    """One of the events of a stream: its `id`, its `event` and its `data`, parsed as JSON."""
+    """One of the events of a stream: its fields are text, and its `data` is JSON."""
     return {
         "description": "One event. The stream is a sequence of them, as text (server-sent events).",
         "oneOf": [
@@ -251,11 +251,15 @@ def _event(events: Mapping[str, Sequence[str]]) -> dict[str, Any]:
                 "title": name,
                 "required": ["id", "event", "data"],
                 "properties": {
-                    "id": {"type": "integer"},
+                    "id": {"type": "string", "pattern": "^[0-9]+$"},
                     "event": {"const": name},
                     "data": {
-                        "type": "object",
-                        "properties": {member: {} for member in members},
+                        "type": "string",
+                        "contentMediaType": JSON,
+                        "contentSchema": {
+                            "type": "object",
+                            "properties": {member: {} for member in members},
+                        },
                     },
                 },
             }

@@ -7,7 +7,7 @@ import contextlib
 from typing import Any
 from uuid import UUID, uuid5
 
-from sqlalchemy import bindparam, delete, update
+from sqlalchemy import ColumnElement, Update, and_, bindparam, delete, or_, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from backend.campaigns.marks import read_again
@@ -39,22 +39,24 @@ NEED_CONSENT = (TURN, REBUILD, GLOSSARY, COMPACTION, QUESTIONS)
 SUMMARY_WAIT = 30.0
 WORKER_WAIT = 5.0
 
-_GO_ON = (
-    update(Job)
+
+def _call(*which: ColumnElement[bool]) -> Update:
+    """Have jobs taken now that were put off, and those that run again if they are put off.
+
+    One that writes at this very moment is left alone: it may wait for rows that the caller holds.
+    """
+    running = select(Job.id).where(*which, Job.state == "running")
     # What has failed waits for its time.
-    .where(Job.dedupe_key == bindparam("job"), Job.state == "queued", Job.attempts == 0)
-    .values(run_after=bindparam("at"))
-)
-_COMPACT_NOW = (
-    update(Job)
-    .where(
-        Job.lane == bindparam("in_lane"),
-        Job.state == "queued",
-        Job.kind == COMPACTION,
-        Job.attempts == 0,
+    is_put_off = and_(Job.state == "queued", Job.attempts == 0)
+    return (
+        update(Job)
+        .where(*which, or_(is_put_off, Job.id.in_(running.with_for_update(skip_locked=True))))
+        .values(run_after=bindparam("at"))
     )
-    .values(run_after=bindparam("at"))
-)
+
+
+_GO_ON = _call(Job.dedupe_key == bindparam("job"))
+_COMPACT_NOW = _call(Job.lane == bindparam("in_lane"), Job.kind == COMPACTION)
 
 _LANES = UUID("5d1f2d1e-3f0a-5c55-8a57-6a0c3c1b9e42")
 
@@ -197,7 +199,8 @@ class EnrichmentOutbox(ConsentWithdrawn):
         """Have a campaign brought up to date with what a chat has told since it was read.
 
         Without consent there is no job. The id of the new one; where one waits already, None: that
-        one goes on now, but for one that failed, which waits for its time.
+        one goes on now, but for one that failed, which waits for its time. One that runs takes the
+        new one's place should it be put off, and goes on at once.
         """
         if not chat.chronicle_enabled or chat.campaign_id is None:
             return None
@@ -210,12 +213,14 @@ class EnrichmentOutbox(ConsentWithdrawn):
         )
         key = self._queue.grant(holder.sealer, holder.key_mode)
         job_id = await self._queue.enqueue(session, job, key=key)
-        if job_id is None:
-            await self.go_on(session, chat)
+        await self.go_on(session, chat)
         return job_id
 
     async def go_on(self, session: AsyncSession, chat: Chat) -> None:
-        """Let the compactions of a chat's campaign go on that wait for an action to be over."""
+        """Let the compactions of a chat's campaign go on that wait for an action to be over.
+
+        One may have seen the action while it was on, and be about to wait.
+        """
         if chat.campaign_id is not None:
             values = {"in_lane": lane_of(chat.campaign_id), "at": now()}
             await session.execute(_COMPACT_NOW, values, execution_options=UNSYNCHRONISED)

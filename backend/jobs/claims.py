@@ -14,10 +14,23 @@ from datetime import datetime, timedelta
 from typing import Any, cast
 from uuid import UUID
 
-from sqlalchemy import and_, bindparam, case, delete, func, or_, select, tuple_, update
+from sqlalchemy import (
+    ColumnElement,
+    and_,
+    bindparam,
+    case,
+    delete,
+    func,
+    literal,
+    or_,
+    select,
+    tuple_,
+    update,
+)
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.ext.asyncio import AsyncSession
 
+from backend.database.types import UtcTime
 from backend.jobs.candidates import Wanted, candidates
 from backend.jobs.models import JOBS
 
@@ -45,6 +58,7 @@ class Claimed:
     payload: str
     attempts: int
     leases_lost: int
+    run_after: datetime
     lease_owner: UUID
     fence: int
     wrapped_key: bytes | None
@@ -223,15 +237,23 @@ async def find_held(session: AsyncSession, jobs: Sequence[Claimed]) -> set[tuple
     return {(row.id, row.fence) for row in await session.execute(_HELD_MANY, values)}
 
 
+def unless_called(job: Claimed, later: datetime) -> ColumnElement[datetime]:
+    """When a job is due that is put off; at once if it was called for while it ran.
+
+    What it waits for may have come about since it looked. A call is a change of `run_after`.
+    """
+    return case((_JOB.run_after == job.run_after, literal(later, UtcTime())), else_=_JOB.run_after)
+
+
 async def put_back(
     session: AsyncSession, job: Claimed, *, at: datetime, changes: Mapping[str, Any]
-) -> bool:
-    """Let a job wait again, or die, as `changes` say; whether it was still this worker's.
+) -> datetime | None:
+    """Let a job wait again, or die, as `changes` say: from when on, if it was still this worker's.
 
     A job that came meanwhile with the same dedupe key is absorbed: the older one does its work.
     """
     values = {"lease_owner": None, "lease_until": None, "updated_at": at, **changes}
-    query = update(JOBS).where(IS_HELD).values(values).returning(_JOB.id)
+    query = update(JOBS).where(IS_HELD).values(values).returning(_JOB.run_after)
     held = select(_JOB.dedupe_key).where(IS_HELD).with_for_update().scalar_subquery()
     twins = delete(JOBS).where(
         _JOB.dedupe_key == held,
@@ -244,9 +266,9 @@ async def put_back(
             async with session.begin_nested():
                 if waits:
                     await session.execute(twins, job.held(at))
-                found = await session.execute(query, job.held(at))
-                return found.scalar() is not None
+                found: datetime | None = await session.scalar(query, job.held(at))
+                return found
         except IntegrityError:  # one more came in between
             if not left:
                 raise
-    return False
+    return None

@@ -271,7 +271,8 @@ def after_failure(
     about = log.bind(job_id=job.id, job_kind=job.kind, problem=slug)
     if isinstance(error, RetryLaterError):
         about.info("job.put_off", retry_after_s=error.after)
-        later = queued_at(at + timedelta(seconds=error.after))
+        due = claims.unless_called(job.claimed, at + timedelta(seconds=error.after))
+        later = {**queued_at(at), "run_after": due}
         if error.holds_lane is not None:
             first = at + timedelta(seconds=error.holds_lane)
             later["lane_until"] = job.claimed.lane_until or first

@@ -324,8 +324,8 @@ class Worker:
 
     async def _fail(self, job: RunningJob, error: Exception) -> None:
         changes = after_failure(job, error, at=self._clock(), draw=self._draw)
-        await self._change(job, changes)
-        if (due := changes.get("run_after")) is not None:
+        due = await self._change(job, changes)
+        if due is not None and changes["state"] == "queued":
             wait = (due - self._clock()).total_seconds() + ANSWER_SECONDS
             if wait < self._poll:  # else the next look finds it in good time
                 asyncio.get_running_loop().call_later(max(0.0, wait), self._wake.set)
@@ -335,13 +335,18 @@ class Worker:
         changes = {**claims.ENDED, "state": "waiting_key", "attempts": job.attempt - 1}
         await self._change(job, changes)
 
-    async def _change(self, job: RunningJob, changes: Mapping[str, Any]) -> None:
-        """Put a job back. Should that fail, its lease runs out, and it is claimed again then."""
+    async def _change(self, job: RunningJob, changes: Mapping[str, Any]) -> datetime | None:
+        """Put a job back; gives back from when on it waits.
+
+        Should that fail, its lease runs out, and it is claimed again then.
+        """
         try:
             async with self._database.write() as session:
-                await claims.put_back(session, job.claimed, at=self._clock(), changes=changes)
+                at = self._clock()
+                return await claims.put_back(session, job.claimed, at=at, changes=changes)
         except Exception as error:
             log.warning("job.put_back_failed", job_id=job.id, exc_info=error)
+            return None
         finally:
             self._forget(job)
 

@@ -455,8 +455,9 @@ async def test_each_event_of_a_stream_is_described(ada: Account, document: dict[
     told = await ada.turn(chat, text="Who is there?")
     assert {"turn.started", "text.delta", "turn.completed"} <= {event.name for event in told}
     for event in told:
-        members = described[event.name]["properties"]["data"]["properties"]
-        assert event.data.keys() <= members.keys(), event.name
+        data = described[event.name]["properties"]["data"]
+        assert (data["type"], data["contentMediaType"]) == ("string", JSON)
+        assert event.data.keys() <= data["contentSchema"]["properties"].keys(), event.name
     for name in ("followTurn", "followJob"):
         content = operation(document, name).said["responses"]["200"]["content"]
         assert all(each["title"] for each in content[EVENTS]["schema"]["oneOf"])

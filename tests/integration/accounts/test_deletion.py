@@ -31,7 +31,7 @@ from tests.support.server import PASSWORD, Account, Running, ok, problem, runnin
 pytestmark = [pytest.mark.anyio, pytest.mark.every_database]
 
 ME = "/api/v1/me"
-NOBODYS = {"login_failures", "token_ratios", "alembic_version"}
+NOBODYS = {"login_failures", "token_ratios", "processes", "alembic_version"}
 """Tables whose rows belong to no account."""
 
 

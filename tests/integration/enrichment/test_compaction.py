@@ -11,8 +11,10 @@ from sqlalchemy import select, update
 
 from backend.chronicles import writing
 from backend.database.base import now
+from backend.enrichment.compaction.task import CompactionTask
 from backend.enrichment.outbox import COMPACTION, GLOSSARY, SUMMARY, TURN, lane_of
 from backend.jobs import running as running_jobs
+from backend.jobs.errors import RetryLaterError
 from backend.jobs.models import Job
 from tests.fakes.openai_server import error
 from tests.integration.campaigns.conftest import table
@@ -320,6 +322,33 @@ async def test_while_a_fight_is_on_it_waits_and_goes_on_after(
     await play.at_rest()
     [asked] = model.asked
     assert len(lines_of(asked)) == 8
+
+
+@pytest.mark.every_database
+async def test_a_fight_that_ends_while_it_looks_does_not_make_it_wait(
+    play: Evening, model: Compactor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    has_looked, may_wait = asyncio.Event(), asyncio.Event()
+    look = CompactionTask.load
+
+    async def look_slowly(*given: Any) -> Any:
+        try:
+            return await look(*given)
+        except RetryLaterError:
+            has_looked.set()
+            await may_wait.wait()
+            raise
+
+    monkeypatch.setattr(CompactionTask, "load", look_slowly)
+    await play.table.change("", flags={"combat": True})
+    await play.turn("I strike.")
+    await play.compact()
+    await has_looked.wait()
+    await play.table.change("", flags={"combat": False})
+    await play.compact()
+    may_wait.set()
+    await play.at_rest()
+    assert len(model.asked) == 1
 
 
 async def test_a_turn_that_ends_a_fight_lets_it_go_on(play: Evening, model: Compactor) -> None:

@@ -129,6 +129,24 @@ async def test_a_rate_limit_uses_up_no_attempt(
     assert seen == [1] * 12
 
 
+async def test_a_job_that_is_called_for_while_it_runs_is_put_off_for_no_time(
+    queue: JobQueue, workshop: Workshop, ada: Person
+) -> None:
+    seen = list[int]()
+
+    async def handle(job: RunningJob) -> None:
+        seen.append(job.attempt)
+        if len(seen) == 1:
+            async with queue.database.write() as session:
+                await session.execute(update(Job).values(run_after=now()))
+            raise RetryLaterError(after=900)
+
+    await put(queue, "note", user_id=ada.id)
+    workshop.worker({"note": kind_of(handle)})
+    await until(lambda: is_empty(queue.database))
+    assert seen == [1, 1]
+
+
 async def test_a_dead_job_holds_its_lane_up_no_longer(
     queue: JobQueue, workshop: Workshop, ada: Person
 ) -> None:
