@@ -32,7 +32,7 @@ from tests.support.waiting import PATIENCE
 
 EXAMPLE_CARD = Path(__file__).parents[2] / "docs" / "example-card.json"
 
-NAMES = ("chromium", "chromium-browser", "google-chrome")
+NAMES = ("chromium-headless-shell", "chromium", "chromium-browser", "google-chrome")
 FLAGS = (
     "--no-sandbox",
     "--disable-gpu",
