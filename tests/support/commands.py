@@ -1,7 +1,8 @@
 """Talekeeper's commands, each in a process of its own that has all modules from the beginning.
 
 To import them takes ten times as long as most commands do. So one process imports them, and each
-command runs in a copy of it. How a person starts a command, `tests.support.process` shows.
+command runs in a copy of it; Windows has no such copies, and imports again. How a person starts a
+command, `tests.support.process` shows.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from backend import cli
 from tests.support.process import environment
 from tests.support.waiting import PATIENCE
 
-_PROCESSES = get_context("forkserver")
+_PROCESSES = get_context("forkserver") if hasattr(os, "fork") else get_context("spawn")
 _PROCESSES.set_forkserver_preload(["backend.app", "backend.doctor", "alembic.command"])
 
 
