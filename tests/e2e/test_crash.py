@@ -25,7 +25,8 @@ from backend.turns.models import Turn
 from backend.vault.root import load_root_keys
 from tests.integration.turns.following import check_tree, follow, others
 from tests.integration.turns.seeding import COOKIE
-from tests.support.process import Served, serving, talekeeper
+from tests.support.commands import run_command
+from tests.support.process import Served, serving
 from tests.support.server import PASSWORD, Account, ok, read_events, text_of
 from tests.support.thorough import rounds
 
@@ -253,8 +254,8 @@ def test_a_folder_and_a_port_are_one_server_s_and_the_second_says_so(tmp_path: P
     theirs.mkdir()
     with serving(ours) as served:
         port = served.url.rpartition(":")[2]
-        same_folder = talekeeper(ours, "serve", "--port", "0")
-        same_port = talekeeper(theirs, "serve", "--port", port)
+        same_folder = run_command(ours, "serve", "--port", "0")
+        same_port = run_command(theirs, "serve", "--port", port)
         assert served.process.poll() is None
     assert (same_folder.returncode, same_port.returncode) == (1, 1)
     assert f"Another Talekeeper uses {ours}" in same_folder.stderr
@@ -266,7 +267,7 @@ def test_after_a_crash_the_doctor_and_the_migration_find_nothing_wrong(tmp_path:
     with serving(tmp_path) as served:
         served.process.kill()
         served.process.wait()
-    doctor, migrate = talekeeper(tmp_path, "doctor"), talekeeper(tmp_path, "migrate")
+    doctor, migrate = run_command(tmp_path, "doctor"), run_command(tmp_path, "migrate")
     assert doctor.returncode == 0, doctor.stdout + doctor.stderr
     assert "FAIL" not in doctor.stdout
     assert (migrate.returncode, migrate.stdout) == (0, f"The tables are at revision {HEAD}.\n")

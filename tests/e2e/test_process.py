@@ -15,6 +15,7 @@ import httpx
 import pytest
 
 from backend.database.migrate import HEAD
+from tests.support.commands import run_command
 from tests.support.process import environment, serving, talekeeper
 from tests.support.waiting import PATIENCE
 
@@ -128,7 +129,7 @@ def test_a_start_waits_for_a_database_that_does_not_answer_yet(
 
 def test_the_tables_of_a_running_server_stay_as_they_are(tmp_path: Path) -> None:
     with serving(tmp_path) as served, browser(served.url) as client:
-        result = talekeeper(tmp_path, "migrate", "--down", "--to", "base")
+        result = run_command(tmp_path, "migrate", "--down", "--to", "base")
         assert result.returncode == 1
         assert "Another Talekeeper uses" in result.stderr
         post(client, "/accounts", ADA)
@@ -136,9 +137,9 @@ def test_the_tables_of_a_running_server_stay_as_they_are(tmp_path: Path) -> None
 
 def test_going_back_needs_to_be_told_how_far(tmp_path: Path) -> None:
     for arguments in (["--down"], ["--down", "--to", "head"]):
-        result = talekeeper(tmp_path, "migrate", *arguments)
+        result = run_command(tmp_path, "migrate", *arguments)
         assert result.returncode == 2
         assert "--to REVISION" in result.stderr
-    assert talekeeper(tmp_path, "migrate").stdout.endswith(f"revision {HEAD}.\n")
-    result = talekeeper(tmp_path, "migrate", "--down", "--to", "base")
+    assert run_command(tmp_path, "migrate").stdout.endswith(f"revision {HEAD}.\n")
+    result = run_command(tmp_path, "migrate", "--down", "--to", "base")
     assert (result.returncode, result.stdout) == (0, "The tables are at revision base.\n")

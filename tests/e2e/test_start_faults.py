@@ -15,8 +15,8 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.support.process import TALEKEEPER, environment, serving
-from tests.support.waiting import PATIENCE
+from tests.support.commands import run_command
+from tests.support.process import serving
 
 SERVE = ("serve", "--port", "0")
 KEY = "1:" + "A" * 43 + "=\n"
@@ -81,17 +81,7 @@ def folder(tmp_path: Path) -> Path:
 def run(
     folder: Path, *arguments: str, prepare: Callable[[], None] | None = None
 ) -> subprocess.CompletedProcess[str]:
-    """Run one command outside its data folder, which may be no folder."""
-    return subprocess.run(
-        [str(TALEKEEPER), *arguments, "--data-dir", str(folder)],
-        cwd=folder.parent,
-        env=environment(log_level="warning"),
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE,
-        check=False,
-        preexec_fn=prepare,
-    )
+    return run_command(folder, *arguments, prepare=prepare, log_level="warning")
 
 
 @pytest.mark.parametrize(("spoil", "says"), DATABASE_FAULTS)
@@ -144,11 +134,12 @@ def test_tables_that_were_made_before_the_first_start_have_no_key_yet(folder: Pa
     assert (folder / "root.key").exists()
 
 
-def test_a_full_disk_is_explained(folder: Path) -> None:
-    def allow_small_files() -> None:
-        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-        resource.setrlimit(resource.RLIMIT_FSIZE, (16_384, 16_384))
+def allow_small_files() -> None:
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (16_384, 16_384))
 
+
+def test_a_full_disk_is_explained(folder: Path) -> None:
     for command in (SERVE, ("migrate",)):
         result = run(folder, *command, prepare=allow_small_files)
         assert_is_explained(result, "the disk is full")

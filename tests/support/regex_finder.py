@@ -75,8 +75,8 @@ def _modules() -> Iterator[ModuleType]:
             yield importlib.import_module(each.name)
 
 
-def _parsed(module: ModuleType) -> ast.Module:
-    return ast.parse(Path(str(module.__file__)).read_text())
+def _source(module: ModuleType) -> str:
+    return Path(str(module.__file__)).read_text()
 
 
 def _held_by(module: ModuleType) -> Iterator[tuple[str, re.Pattern[Any]]]:
@@ -106,7 +106,9 @@ class _Uses:
     def __init__(self, modules: list[ModuleType]) -> None:
         self._methods: dict[int, set[str]] = defaultdict(set)
         for module in modules:
-            tree = _parsed(module)
+            if not any(isinstance(value, re.Pattern) for value in vars(module).values()):
+                continue
+            tree = ast.parse(_source(module))
             called = {
                 id(node.value): node.attr
                 for node in ast.walk(tree)
@@ -132,8 +134,10 @@ def _counted(methods: set[str]) -> frozenset[str]:
 
 def _inline(module: ModuleType) -> Iterator[tuple[str, str, re.Pattern[Any] | None]]:
     """Where `re` is called: the function's name, the method, and the pattern if it can be told."""
-    tree = _parsed(module)
-    for function in ast.walk(tree):
+    source = _source(module)
+    if "import re" not in source:
+        return
+    for function in ast.walk(ast.parse(source)):
         if not isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef):
             continue
         for node in ast.walk(function):

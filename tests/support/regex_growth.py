@@ -27,7 +27,7 @@ _MANY = 16
 """A repeat that may go on for so long is one to attack."""
 _MOST_PUMPS, _MOST_PREFIXES, _MOST_SUFFIXES = 90, 9, 6
 
-_FIRST_LENGTHS = (16, 24, 32, 64, 128)
+_FIRST_LENGTHS = (16, 20, 24, 32, 64, 128)
 _HOPELESS_SECONDS = 0.005
 """No pattern takes so long for the first lengths unless the time grows exponentially."""
 _SCREENS = ((300, 0.06e-6), (1_200, 0.15e-6), (4_800, 0.5e-6), (19_200, 0.0))
@@ -100,7 +100,9 @@ def _growth(run: Callable[[str], object], attempt: Attack) -> float:
             return 0.0
         if taken >= _MEASURABLE_SECONDS:
             longer = attempt.text(4 * length)
-            growth = min(_seconds(run, longer) for _ in range(2)) / taken
+            growth = _seconds(run, longer) / taken
+            if growth > _SUPERLINEAR:
+                growth = min(growth, _seconds(run, longer) / taken)
             return growth if growth > _SUPERLINEAR else 0.0
     return 0.0
 
