@@ -125,7 +125,7 @@ async def test_where_an_effect_that_is_known_before_cannot_be_made_its_job_alone
 
         async def half_is_left() -> bool:
             left = await jobs(queue.database)
-            return [job.error for job in left] == ["internal-error"] * (JOBS // 2)
+            return [job.error for job in left] == ["overtaken"] * (JOBS // 2)
 
         await until(half_is_left)
     assert logged.lines("job.ends_failed")
