@@ -221,6 +221,7 @@ async def test_the_place_of_a_process_that_crashed_is_free_once_its_lease_is_ove
     assert [claim.user_id for claim in await claims(database)] == [ben]
     await other.end()
     await turn.end()
+    await crashed.aclose()
 
 
 async def test_a_claim_whose_owner_was_deleted_holds_up_no_other(
