@@ -1,8 +1,8 @@
 """Threads for work over users' texts, beside the event loop that serves everybody.
 
-What may take more than 10 ms of a processor goes through `CpuPool.run`: counting tokens, cutting
-texts, reading files, making terms, scanning lorebooks, sealing many rows. The default executor is
-left to what has to go on meanwhile: storing replies, files, drivers.
+Work that may take more than 10 ms of a processor goes through `CpuPool.run`: counting tokens,
+cutting texts, reading files, making terms, scanning lorebooks, sealing many rows. The default
+executor is left to work that must not wait: storing replies, files, drivers.
 
 Python cannot stop a thread. So long loops call `check_stopped`, which ends work that no one waits
 for any more.

@@ -75,7 +75,7 @@ _BY_STATUS: dict[int, type[AppError]] = {
 
 
 class Transport:
-    """Tells https from plain http where the public origin is https, and a proxy ends TLS.
+    """Distinguish https from plain http where the public origin is https, and a proxy ends TLS.
 
     A proxy that sends no `X-Forwarded-Proto` makes every request look like plain http, so there the
     origin decides. Plain http is what a proxy calls so, and what came past every proxy.

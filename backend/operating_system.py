@@ -87,7 +87,7 @@ def lower_priority(niceness: int) -> None:
 def set_alarm(seconds: float) -> None:
     """End this process after so many seconds, even if it is deep in C; 0 clears the alarm.
 
-    It is for processes whose parent has ended. Windows has no alarms.
+    It ends processes that their parent has left behind. Windows has no alarms.
     """
     if hasattr(signal, "setitimer"):
         signal.setitimer(signal.ITIMER_REAL, seconds)

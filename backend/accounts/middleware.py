@@ -163,7 +163,7 @@ def _cookie(
 
 
 class IdentityMiddleware(ASGIMiddleware):
-    """Finds out who asks: `scope["user"]` is an `Identity` or None.
+    """Identify the caller: `scope["user"]` is an `Identity` or None.
 
     A bearer key wins over a cookie. Unsafe methods are for requests that this site's own pages, or
     no pages at all, sent: `Sec-Fetch-Site` and `Origin` are looked at, and with a cookie they need

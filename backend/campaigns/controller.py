@@ -157,7 +157,7 @@ class CampaignController(Controller):
         situations: NamedDependency[SituationService],
         viewpoint: FromQuery[ViewpointText] = GM,
     ) -> StateView:
-        """The world as it is now: day, scene, who and what is near, what is open, the last echoes.
+        """The world as it is now: day, scene, entities nearby, open threads, the last echoes.
 
         At most 500 entities, and 100 each of threads, clocks and echoes; `more` counts the others.
         `viewpoint` leaves out fields that prompts of `public`, or of an entity, cannot contain.

@@ -127,7 +127,7 @@ async def end_left_scenes(
 ) -> None:
     """End open scenes that all player characters have left, as changes of the reply.
 
-    A scene whose status is locked stays open. So do all after a reply that is not for everyone.
+    A scene with a locked status stays open. So do all after a reply that is not for everyone.
     """
     if chat.campaign_id is None or reply.audience != PUBLIC:
         return

@@ -108,9 +108,9 @@ def write_log(
 ) -> bytes:
     """A chat's file; `rows` are its messages with all columns, by position, then id.
 
-    With a player's viewpoint it has what prompts of this one can contain: of the active path the
-    messages that it may know and that are not hidden, each below the last of them above it. A
-    title, a line before its macros were expanded, and what models thought are in no prompt.
+    With a player's viewpoint it has only texts that their prompts can contain: of the active path
+    the messages that it may know and that are not hidden, each below the last of them above it. A
+    title, a line before its macros were expanded, and thoughts of models are in no prompt.
     """
     is_whole = viewpoint == GM
     known: list[Any] = []

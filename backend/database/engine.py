@@ -279,9 +279,9 @@ async def translated() -> AsyncGenerator[None]:
     try:
         yield
     except (ConnectionError, TimeoutError, PoolTimeoutError) as error:
-        raise _unavailable() from error
+        raise _make_unavailable_error() from error
     except StaleDataError as error:
-        raise _overtaken(error) from error
+        raise _make_overtaken_error(error) from error
     except DBAPIError as error:
         state = getattr(error.orig, "sqlstate", None) or ""  # asyncpg's errors have it
         code = getattr(error.orig, "sqlite_errorcode", None) or 0  # sqlite3's
@@ -289,21 +289,21 @@ async def translated() -> AsyncGenerator[None]:
         if state in DAMAGED_STATES or primary in DAMAGED_CODES:
             raise DatabaseDamagedError from error
         if state in OVERTAKEN_STATES or code in OVERTAKEN_CODES:
-            raise _overtaken(error) from error
+            raise _make_overtaken_error(error) from error
         if (
             error.connection_invalidated
             or state.startswith(UNAVAILABLE_STATES)
             or primary in UNAVAILABLE_CODES
         ):
-            raise _unavailable() from error
+            raise _make_unavailable_error() from error
         raise
 
 
-def _unavailable() -> DatabaseUnavailableError:
+def _make_unavailable_error() -> DatabaseUnavailableError:
     return DatabaseUnavailableError(TRY_AGAIN, retry_after=RETRY_AFTER)
 
 
-def _overtaken(error: Exception) -> OvertakenError:
+def _make_overtaken_error(error: Exception) -> OvertakenError:
     # Callers may expect it, or it may be a fault of ours that only looks like a race.
     log.info("database.overtaken", exc_info=error)
     return OvertakenError("Look at what is there now, and send the request again if it still fits.")
@@ -328,7 +328,7 @@ def _postgres_engine(url: URL, process_id: UUID, *, pool_size: int) -> AsyncEngi
         except OSError as error:
             # Here, and only here, any of them is about the database: a name that is not known, a
             # network without a route, a socket that is no longer there.
-            raise _unavailable() from error
+            raise _make_unavailable_error() from error
 
     @event.listens_for(engine.sync_engine, "checkout")
     def _check_out(connection: Any, _record: Any, _proxy: Any) -> None:

@@ -238,9 +238,9 @@ async def find_held(session: AsyncSession, jobs: Sequence[Claimed]) -> set[tuple
 
 
 def unless_called(job: Claimed, later: datetime) -> ColumnElement[datetime]:
-    """When a job is due that is put off; at once if it was called for while it ran.
+    """Return the time at which a postponed job is due: at once if it was called for while it ran.
 
-    What it waits for may have come about since it looked. A call is a change of `run_after`.
+    Its condition may be true by now. A call is a change of `run_after`.
     """
     return case((_JOB.run_after == job.run_after, literal(later, UtcTime())), else_=_JOB.run_after)
 

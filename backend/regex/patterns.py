@@ -38,7 +38,7 @@ Status = Literal["found", "absent", "late", "invalid", "busy", "unavailable", "m
 
 
 class Answer(NamedTuple):
-    """What became of a search.
+    """The result of a search.
 
     Attributes:
         status: `late` ran out of time, and is not tried again. `busy` had no chance to run, or to

@@ -203,8 +203,8 @@ class RegexProcess:
     def prepare(self) -> bool:
         """Start the process if it does not run, and wait until it is ready. Return if it is.
 
-        For books whose `needs_process` is set: a search does not wait for the start. Nothing is
-        waited for while the process is known not to start.
+        Call it for books with `needs_process`, because a search does not wait for the start. It
+        returns at once while the process is known not to start.
         """
         with self._lock:
             return self._ready_process(time.monotonic() + START_SECONDS) is not None

@@ -58,7 +58,7 @@ class TurnRecovery:
         Returns the number of turns.
         """
         async with self._database.read() as session:
-            abandoned = await repository.abandoned_turns(session, at=now())
+            abandoned = await repository.find_abandoned_turns(session, at=now())
         recovered = 0
         for found in abandoned:
             async with self._database.write() as session:

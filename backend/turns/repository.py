@@ -89,7 +89,7 @@ async def list_turns(
     return list(await session.scalars(query))
 
 
-async def abandoned_turns(session: AsyncSession, *, at: datetime) -> Sequence[Turn]:
+async def find_abandoned_turns(session: AsyncSession, *, at: datetime) -> Sequence[Turn]:
     """Running turns with an expired lease."""
     is_over = or_(Turn.lease_until.is_(None), Turn.lease_until <= at)
     return list(await session.scalars(select(Turn).where(Turn.state == "running", is_over)))

@@ -70,7 +70,7 @@ def capture_progress(run: TurnRun) -> Callable[[], dict[str, Any]]:
     if run.reply_id is None:
         raise ValueError("Only a reply is stored as it grows.")
     count = run.capture_unstored()
-    seal = partial(_sealed_reply, run, run.reply_id, run.text, run.thinking)
+    seal = partial(_seal_reply, run, run.reply_id, run.text, run.thinking)
     return lambda: {"key": run.reply_id, "more": count(), **seal()}
 
 
@@ -79,7 +79,7 @@ def write_reply(run: TurnRun, chat: Chat, message: Message, counts: dict[str, in
 
     A reply without text is hidden: it may not be sent to a model.
     """
-    for name, value in _sealed_reply(run, message.id, run.text, run.thinking).items():
+    for name, value in _seal_reply(run, message.id, run.text, run.thinking).items():
         setattr(message, name, value)
     if run.adds_to_reply:
         message.notices = encode_notices(_notices(run, message))
@@ -105,7 +105,7 @@ def _notices(run: TurnRun, message: Message) -> list[Notice]:
     return notices
 
 
-def _sealed_reply(run: TurnRun, reply_id: UUID, text: str, thinking: str) -> dict[str, Any]:
+def _seal_reply(run: TurnRun, reply_id: UUID, text: str, thinking: str) -> dict[str, Any]:
     seal = run.sealer.seal
     return {
         "sealed_content": seal(MESSAGE_CONTENT, reply_id, text if text.strip() else ""),

@@ -84,7 +84,7 @@ class Rules(Protocol):
     def precarity(self, players: Sequence[Entity], world: World) -> dict[str, Any] | None:
         """Return the players' distance from ruin; None if the game has no such measure.
 
-        `score` is a number, `label` what it is called, `voice` how the narration then sounds.
+        `score` is a number, `label` its name, `voice` the tone of the narration.
         `lines` are sentences about the numbers, for prompts.
         """
         ...

@@ -194,7 +194,7 @@ Known = StoryEvent | ProposedEvent
 
 @dataclass(frozen=True, slots=True)
 class DuplicateCheck:
-    """Compares new events with what the index finds, the latest events, and those of this run.
+    """Compare new events with those that the index finds, the latest ones, and those of this run.
 
     The objections to a call are shown with it, among the `references`. `seen` are the ids of all
     events that were compared.

@@ -39,7 +39,7 @@ _PAGE_AHEAD = 100
 """Points whose payloads are read ahead at a time: 2 ms that a search may have to wait."""
 
 _MAX_AHEAD = 1_000
-"""Users whose payloads were read ahead, or are being read. For more, the first of them go."""
+"""Largest number of users with payloads that are read ahead; above it the oldest are dropped."""
 
 _PAUSE_AHEAD = 0.01
 """Seconds between two of these pages."""

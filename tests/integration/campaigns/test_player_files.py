@@ -10,7 +10,7 @@ import pytest
 
 from tests.fakes.openai_server import DONE, OpenAIServer, chunk, stream
 from tests.integration.campaigns.seagate import Table
-from tests.support.compacting import Compactor, Evening, evening
+from tests.support.compacting import Compactor, Evening, evening, model
 from tests.support.memory import (
     API,
     embedding,
@@ -26,7 +26,7 @@ from tests.support.server import Account, Running, ok
 from tests.support.shared import ada, shared_url
 from tests.support.zips import unzipped, zipped
 
-__all__ = ["ada", "shared_url"]
+__all__ = ["ada", "model", "shared_url"]
 
 pytestmark = [pytest.mark.anyio]
 
@@ -64,12 +64,6 @@ class Markers:
     def found(self, *where: Any) -> set[str]:
         text = json.dumps(where, default=str)
         return {source for source, marker in self.by_source.items() if marker in text}
-
-
-@pytest.fixture(scope="module")
-async def model() -> AsyncGenerator[Compactor]:
-    async with Compactor() as model:
-        yield model
 
 
 @pytest.fixture(scope="module")
