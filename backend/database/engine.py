@@ -7,6 +7,7 @@ import contextlib
 import sqlite3
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextvars import ContextVar
+from functools import partial
 from pathlib import Path
 from typing import Any
 from uuid import UUID
@@ -24,6 +25,7 @@ from sqlalchemy.orm.exc import StaleDataError
 from uuid_utils.compat import uuid7
 
 from backend.database import sqlite_connection
+from backend.database.sqlite_connection import SqliteConnection
 from backend.database.write_ahead_log import WriteAheadLog
 from backend.errors import AppError, ConflictError, UnavailableError
 from backend.logs import get_logger
@@ -128,11 +130,14 @@ class Database:
         self.process_id = uuid7()
         self.url = make_url(url)
         self.is_sqlite = self.url.get_backend_name() == "sqlite"
+        self._opened: set[SqliteConnection] = set()
         if self.is_sqlite:
             if self.url.database and self.url.database != ":memory:":
                 Path(self.url.database).parent.mkdir(parents=True, exist_ok=True)
-            self._reader = _sqlite_engine(url, begin=sqlite_connection.READING, pool_size=pool_size)
-            self._writer = _sqlite_engine(url, begin="BEGIN IMMEDIATE", pool_size=1)
+            self._reader = _sqlite_engine(
+                url, self._opened, begin=sqlite_connection.READING, pool_size=pool_size
+            )
+            self._writer = _sqlite_engine(url, self._opened, begin="BEGIN IMMEDIATE", pool_size=1)
         else:
             self._writer = _postgres_engine(self.url, self.process_id, pool_size=pool_size)
             # The same pool. Both options go out with BEGIN: they cost no message of their own.
@@ -212,7 +217,7 @@ class Database:
             hide_parameters=True,
             connect_args={"isolation_level": None, "timeout": MIGRATING_SECONDS},
         )
-        event.listen(engine, "connect", _configure)
+        event.listen(engine, "connect", lambda connection, _record: _configure(connection))
 
         @event.listens_for(engine, "begin")
         def _begin(connection: Connection) -> None:
@@ -254,6 +259,10 @@ class Database:
         await self._writer.dispose()
         if self.is_sqlite:
             await self._reader.dispose()
+        # The pools forget a connection whose first statements were cancelled, and do not wait for
+        # one that a task still has.
+        for connection in tuple(self._opened):
+            await connection.close()
 
 
 def name_client(process_id: UUID) -> str:
@@ -339,7 +348,9 @@ def _postgres_engine(url: URL, process_id: UUID, *, pool_size: int) -> AsyncEngi
     return engine
 
 
-def _sqlite_engine(url: str, *, begin: str, pool_size: int) -> AsyncEngine:
+def _sqlite_engine(
+    url: str, opened: set[SqliteConnection], *, begin: str, pool_size: int
+) -> AsyncEngine:
     engine = create_async_engine(
         url,
         pool_size=pool_size,
@@ -351,11 +362,11 @@ def _sqlite_engine(url: str, *, begin: str, pool_size: int) -> AsyncEngine:
         connect_args={
             "isolation_level": None,
             "timeout": sqlite_connection.BUSY_TIMEOUT_MS / 1000,
-            "async_creator_fn": sqlite_connection.connect,
+            "async_creator_fn": partial(
+                sqlite_connection.connect, configure=_configure, opened=opened
+            ),
         },
     )
-
-    event.listen(engine.sync_engine, "connect", _configure)
 
     @event.listens_for(engine.sync_engine, "begin")
     def _begin(connection: Any) -> None:
@@ -364,8 +375,7 @@ def _sqlite_engine(url: str, *, begin: str, pool_size: int) -> AsyncEngine:
     return engine
 
 
-def _configure(connection: Any, _record: Any) -> None:
-    cursor: sqlite3.Cursor = connection.cursor()
+def _configure(connection: sqlite3.Connection) -> None:
     for pragma in (
         "journal_mode=WAL",
         "synchronous=FULL",
@@ -374,5 +384,4 @@ def _configure(connection: Any, _record: Any) -> None:
         "temp_store=MEMORY",
         "cache_size=-32768",
     ):
-        cursor.execute(f"PRAGMA {pragma}")
-    cursor.close()
+        connection.execute(f"PRAGMA {pragma}").close()

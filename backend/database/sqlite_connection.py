@@ -34,9 +34,12 @@ a tenth of it."""
 class SqliteConnection(aiosqlite.Connection):
     """What SQLAlchemy's dialect for aiosqlite takes for its connection."""
 
-    def __init__(self, connector: Callable[[], sqlite3.Connection]) -> None:
+    def __init__(
+        self, connector: Callable[[], sqlite3.Connection], opened: set[SqliteConnection]
+    ) -> None:
         super().__init__(connector, iter_chunk_size=FIRST_ROWS)
-        self._thread.daemon = True  # a connection that nobody closed must not keep the process
+        self._opened = opened
+        self._thread.daemon = True  # a connection that is never closed must not keep the process
         self._opening: str | None = None
         self._has_begun = False
         self._is_writing = False
@@ -51,7 +54,22 @@ class SqliteConnection(aiosqlite.Connection):
         except BaseException:
             await asyncio.to_thread(self._thread.join)
             raise
+        self._opened.add(self)
         return self
+
+    async def create_function(self, *arguments: Any, **options: Any) -> None:
+        """Define a function for SQL, before the next statement runs."""
+        self._tx.put_nowait((None, partial(self._conn.create_function, *arguments, **options)))
+
+    def stop(self) -> asyncio.Future[Any] | None:
+        """Close the connection after the statements that are queued."""
+        self._opened.discard(self)
+        return super().stop()
+
+    async def close(self) -> None:
+        """Close the connection, and wait until it is closed. Idempotent."""
+        if self._running:
+            await super().close()
 
     def begin(self, statement: str) -> None:
         """Begin a transaction when its first statement comes, in the same trip."""
@@ -198,9 +216,27 @@ class SqliteCursor:
         self._rest = None if is_read else cursor
 
 
-def connect(*arguments: Any, **options: Any) -> SqliteConnection:
-    """A connection that opens when it is awaited; arguments as `sqlite3.connect` takes them."""
-    return SqliteConnection(partial(sqlite3.connect, *arguments, **options))
+def connect(
+    *arguments: Any,
+    configure: Callable[[sqlite3.Connection], None],
+    opened: set[SqliteConnection],
+    **options: Any,
+) -> SqliteConnection:
+    """Make a connection that opens when it is awaited, with the arguments of `sqlite3.connect`.
+
+    `configure` prepares it in its thread. `opened` contains it until it is closed.
+    """
+
+    def open_file() -> sqlite3.Connection:
+        connection: sqlite3.Connection = sqlite3.connect(*arguments, **options)
+        try:
+            configure(connection)
+        except BaseException:
+            connection.close()
+            raise
+        return connection
+
+    return SqliteConnection(open_file, opened)
 
 
 def _run(

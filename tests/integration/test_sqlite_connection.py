@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sqlite3
+import threading
 from pathlib import Path
 
 import pytest
@@ -105,7 +106,9 @@ async def test_a_transaction_that_could_not_begin_leaves_its_connection_usable(
     file = tmp_path / "locked.sqlite3"
     other = sqlite3.connect(file, isolation_level=None)
     other.execute("BEGIN IMMEDIATE")
-    connection = connect(file, timeout=0, isolation_level=None)
+    connection = connect(
+        file, timeout=0, isolation_level=None, configure=lambda _: None, opened=set()
+    )
     await connection
     connection.begin("BEGIN IMMEDIATE")
     with pytest.raises(sqlite3.OperationalError, match="locked"):
@@ -143,7 +146,7 @@ async def test_a_statement_that_waits_keeps_nobody_else_waiting(
 
 
 async def test_a_closed_connection_says_so(tmp_path: Path) -> None:
-    connection = connect(tmp_path / "closed.sqlite3")
+    connection = connect(tmp_path / "closed.sqlite3", configure=lambda _: None, opened=set())
     await connection
     await connection.close()
     with pytest.raises(ValueError, match="no active connection"):
@@ -166,3 +169,34 @@ async def test_who_stops_waiting_for_a_statement_leaves_no_transaction_behind(
         async with asyncio.timeout(5), database.write() as session:
             await session.execute(text("DELETE FROM numbers"))
     await database.dispose()
+
+
+async def _wait_until_closed() -> None:
+    async with asyncio.timeout(5):
+        while any(thread.daemon for thread in threading.enumerate()):
+            await asyncio.sleep(0.001)
+
+
+async def test_disposing_closes_connections_that_were_cancelled_while_they_opened(
+    numbers_url: str,
+) -> None:
+    async def read(database: Database) -> None:
+        async with database.read() as session:
+            await session.execute(NUMBERS)
+
+    for passes in range(12):
+        database = Database(numbers_url)
+        task = asyncio.create_task(read(database))
+        for _ in range(passes):
+            await asyncio.sleep(0.0005)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        await database.dispose()
+        await _wait_until_closed()
+
+
+async def test_disposing_closes_a_connection_that_a_task_still_has(database: Database) -> None:
+    async with database.read() as session:
+        await session.execute(NUMBERS)
+        await database.dispose()
+        await _wait_until_closed()
