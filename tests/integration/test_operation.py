@@ -15,9 +15,9 @@ from sqlalchemy import NullPool, make_url
 from sqlalchemy.ext.asyncio import create_async_engine
 
 from backend import app
-from backend.doctor import Finding, examine
 from backend.jobs.service import JobService
-from backend.turns.service import TurnService
+from backend.operations.doctor import Finding, examine
+from backend.turns.api.service import TurnService
 from tests.support.logs import Logged, caught_logs
 from tests.support.server import Account, Running, ok, problem, running, settings_of
 from tests.support.waiting import PATIENCE
