@@ -20,7 +20,8 @@ from backend.memory.index.protocol import (
     VectorIndex,
     point_id,
 )
-from backend.memory.search.features import SIGNALS, Signal, gather
+from backend.memory.search.features import SIGNALS, gather
+from backend.memory.search.query import Signal
 from backend.memory.search.ranking import rank
 from tests.support.points import DIMENSION, Open, point, query, scope, terms, unit
 

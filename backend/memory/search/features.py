@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from types import MappingProxyType
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 from uuid import UUID
 
 import msgspec
@@ -13,17 +13,9 @@ from msgspec import structs
 from numpy.typing import NDArray
 
 from backend.memory.index.protocol import Hit, Payload, point_id
+from backend.memory.search.query import Signal
 from backend.memory.search.words import Span
 
-Signal = Literal[
-    "dense",
-    "sparse",
-    "dense_window",
-    "sparse_window",
-    "scene",
-    "dense_question",
-    "sparse_question",
-]
 SIGNALS: tuple[Signal, ...] = ("dense", "sparse", "dense_window", "sparse_window", "scene")
 ASKED: tuple[Signal, ...] = ("dense_question", "sparse_question")
 """Signals of questions that a line answers: they lift their line, or bring it in."""

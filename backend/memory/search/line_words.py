@@ -28,7 +28,6 @@ from backend.generation.tokens import Tokenizer, get_tokenizer
 from backend.memory.index.protocol import Sparse
 from backend.memory.search.features import DENSE_SIGNALS, Found
 from backend.memory.search.query import ParsedQuery
-from backend.memory.search.ranking import MANY, find_corpus_factor
 from backend.memory.search.terms import list_forms, query_terms, query_words
 from backend.vault.blinding import Blinder
 
@@ -37,6 +36,9 @@ QUESTION = 0.48
 
 STATEMENT = 0.75
 """The same for other lines: they may mention many things, and be about none."""
+
+MANY = 400
+"""Points of a user from which on rare words weigh as they did where thresholds were chosen."""
 
 MAX_WORDS = 64
 """Words of a line or a question that are compared, the first ones."""
@@ -171,6 +173,19 @@ def apply_matches(found: Found, matches: Mapping[UUID, WordMatch]) -> Found:
         for hit in found["sparse"]
     ]
     return {**found, "sparse": sorted(hits, key=lambda hit: -hit.score)}
+
+
+def find_corpus_factor(points: int) -> float:
+    """Return the factor that brings BM25 of so many points to the scale of `MANY` points.
+
+    The index weighs a word that one text of ten has a third of what it would among hundreds.
+    """
+    return 1.0 if points >= MANY else _rarest(MANY) / _rarest(points)
+
+
+def _rarest(points: int) -> float:
+    """The weight of a word that one point has (the index's IDF)."""
+    return math.log1p(max(points - 0.5, 0.5) / 1.5)
 
 
 def _read_words(

@@ -10,11 +10,9 @@ import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from typing import Literal
 from uuid import UUID
 
-from backend.core.logs import get_logger
-from backend.memory.embedding.own_models import OwnModels
-from backend.memory.embedding.protocol import EmbedderError, QueryEmbedder
 from backend.memory.index.protocol import (
     Floats,
     Kind,
@@ -24,8 +22,6 @@ from backend.memory.index.protocol import (
     Sparse,
     VectorName,
 )
-from backend.memory.indexing.collections import Placement
-from backend.memory.search.features import Signal
 from backend.memory.search.terms import (
     COMMON_WORDS,
     DEFAULT_LANGUAGE,
@@ -42,47 +38,17 @@ from backend.memory.search.words import (
     words_for,
 )
 from backend.vault.blinding import Blinder
-from backend.vault.sealing import Sealer
 
-log = get_logger(__name__)
-
-
-async def query_embedder(
-    usual: QueryEmbedder | None,
-    own: OwnModels | None,
-    sealer: Sealer,
-    place: Placement,
-    notes: list[str],
-) -> QueryEmbedder | None:
-    """The model whose vectors are in `place`; None, and a note, where a search goes by words.
-
-    `usual` is the installation's model, `own` those of users.
-    """
-    if place.is_moving:
-        notes.append("memory is moving to another embedding model: looked up by words alone")
-        return None
-    if not place.is_chosen or own is None:
-        return usual
-    model = await own.of(sealer, place)
-    if model is None or model.embedder is None or model.mark != place.model:
-        notes.append("looked up by words alone: the account's embedding model is not there")
-        return None
-    return model.embedder
-
-
-async def embedded(
-    embedder: QueryEmbedder | None, sealer: Sealer, meaning: str, notes: list[str]
-) -> Floats | None:
-    """The vector of a query, shape (d,); None, and a note, where the model does not answer."""
-    if embedder is None:
-        return None
-    try:
-        return await embedder.embed_query(sealer, meaning)
-    except EmbedderError as error:
-        notes.append("looked up by words alone: the embedding model did not answer")
-        log.warning("memory.not_embedded", problem=error.slug)
-        return None
-
+Signal = Literal[
+    "dense",
+    "sparse",
+    "dense_window",
+    "sparse_window",
+    "scene",
+    "dense_question",
+    "sparse_question",
+]
+"""A way in which the index finds points."""
 
 LIMIT = 100
 """Hits of each signal."""

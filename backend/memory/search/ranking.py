@@ -29,9 +29,6 @@ from backend.memory.search.words import Span
 MOST_TERMS = 30.0
 """BM25 of a text that says everything which is asked for, and little else."""
 
-MANY = 400
-"""Points of a user from which on rare words weigh as they did where thresholds were chosen."""
-
 HALF = 0.5
 """The share of a threshold that is enough if there is another reason."""
 
@@ -147,17 +144,6 @@ def is_by_meaning(ranked: Sequence[Candidate]) -> bool:
     return any(candidate.signals.dense is not None for candidate in ranked)
 
 
-def find_corpus_factor(points: int) -> float:
-    """Return the factor that brings BM25 of so many points to the scale of `MANY` points.
-
-    The index weighs a word that one text of ten has a third of what it would among hundreds.
-    """
-    return 1.0 if points >= MANY else _rarest(MANY) / _rarest(points)
-
-
-def _rarest(points: int) -> float:
-    """The weight of a word that one point has (the index's IDF)."""
-    return math.log1p(max(points - 0.5, 0.5) / 1.5)
 
 
 CURVE = 0.7

@@ -23,9 +23,9 @@ from backend.memory.search.features import (
     Candidate,
     FeatureTable,
     Found,
-    Signal,
     gather,
 )
+from backend.memory.search.query import Signal
 from backend.memory.search.ranking import HALF, RankingThresholds, meanings, sum_shares
 from backend.memory.search.words import Span
 

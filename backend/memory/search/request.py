@@ -16,7 +16,8 @@ from backend.core.reasons import Match, MatchKind, Reason, ReasonKind
 from backend.errors import AppError
 from backend.memory.index.protocol import Floats, Kind, ScopePart, VectorIndex
 from backend.memory.indexing.sources import Recalled
-from backend.memory.search.features import Candidate, Found, Scores, Signal
+from backend.memory.search.features import Candidate, Found, Scores
+from backend.memory.search.query import Signal
 from backend.memory.search.ranking import RankingThresholds
 from backend.memory.search.terms import query_terms, shared_words
 from backend.memory.search.words import Span

@@ -40,9 +40,9 @@ from backend.database.base import chunks
 from backend.database.engine import Database
 from backend.errors import AppError
 from backend.memory.embedding.own_models import OwnModels
-from backend.memory.embedding.protocol import MINILM, QueryEmbedder
+from backend.memory.embedding.protocol import MINILM, EmbedderError, QueryEmbedder
 from backend.memory.index.protocol import Floats, IndexUnavailableError, Kind, Payload, VectorIndex
-from backend.memory.indexing.collections import Collections
+from backend.memory.indexing.collections import Collections, Placement
 from backend.memory.indexing.points import Blinders, speaker_id
 from backend.memory.indexing.sources import Recalled, Source
 from backend.memory.search import query as parsed_query
@@ -50,15 +50,14 @@ from backend.memory.search import ranking
 from backend.memory.search import ranking as mmr
 from backend.memory.search.features import Candidate, Found
 from backend.memory.search.line_words import (
+    MANY,
     WordMatch,
     apply_matches,
     find_aboutness,
     read_words,
     scale_to_large_corpus,
 )
-from backend.memory.search.query import embedded, query_embedder
 from backend.memory.search.ranking import (
-    MANY,
     SAME,
     breadth,
     diversified,
@@ -483,3 +482,40 @@ async def _brought_up(
         )
         for rank, each in enumerate(chosen, start=1)
     ]
+
+
+async def query_embedder(
+    usual: QueryEmbedder | None,
+    own: OwnModels | None,
+    sealer: Sealer,
+    place: Placement,
+    notes: list[str],
+) -> QueryEmbedder | None:
+    """The model whose vectors are in `place`; None, and a note, where a search goes by words.
+
+    `usual` is the installation's model, `own` those of users.
+    """
+    if place.is_moving:
+        notes.append("memory is moving to another embedding model: looked up by words alone")
+        return None
+    if not place.is_chosen or own is None:
+        return usual
+    model = await own.of(sealer, place)
+    if model is None or model.embedder is None or model.mark != place.model:
+        notes.append("looked up by words alone: the account's embedding model is not there")
+        return None
+    return model.embedder
+
+
+async def embedded(
+    embedder: QueryEmbedder | None, sealer: Sealer, meaning: str, notes: list[str]
+) -> Floats | None:
+    """The vector of a query, shape (d,); None, and a note, where the model does not answer."""
+    if embedder is None:
+        return None
+    try:
+        return await embedder.embed_query(sealer, meaning)
+    except EmbedderError as error:
+        notes.append("looked up by words alone: the embedding model did not answer")
+        log.warning("memory.not_embedded", problem=error.slug)
+        return None

@@ -6,7 +6,8 @@ from uuid import uuid5
 import numpy as np
 
 from backend.memory.index.protocol import Hit, Kind, Payload, Query, Scope, ScopePart, Sparse
-from backend.memory.search.features import Candidate, Found, Scores, Signal, gather
+from backend.memory.search.features import Candidate, Found, Scores, gather
+from backend.memory.search.query import Signal
 from backend.memory.search.ranking import RankingThresholds, rank, relevant
 from backend.memory.search.recall import (
     DEPTH,

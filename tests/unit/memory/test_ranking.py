@@ -23,16 +23,14 @@ from backend.memory.search.features import (
     Candidate,
     FeatureTable,
     Scores,
-    Signal,
     gather,
     points,
 )
-from backend.memory.search.line_words import scale_to_large_corpus
+from backend.memory.search.line_words import MANY, find_corpus_factor, scale_to_large_corpus
+from backend.memory.search.query import Signal
 from backend.memory.search.ranking import (
-    MANY,
     RankingThresholds,
     Weights,
-    find_corpus_factor,
     rank,
     relevant,
     thresholds,
