@@ -64,7 +64,7 @@ from backend.lorebooks.link_controller import (
 )
 from backend.memory.controller import MemoryController
 from backend.memory.embedding.controller import EmbeddingModelController
-from backend.memory.search.line_words import VOCABULARY
+from backend.memory.search.features import VOCABULARY
 from backend.operations.health import HealthController
 from backend.operations.openapi import openapi_config
 from backend.presets.controller import CharacterPresetController, PresetController

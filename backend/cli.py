@@ -296,8 +296,7 @@ async def _doctor(settings: Settings, _: argparse.Namespace) -> int:
 
 
 async def _model(settings: Settings, options: argparse.Namespace) -> int:
-    from backend.memory.embedding.catalogue import described, find_offered
-    from backend.memory.embedding.fetching import fetch_model
+    from backend.memory.embedding.catalogue import described, fetch_model, find_offered
     from backend.memory.embedding.registry import choose, fetched_model
 
     if options.what == "list":

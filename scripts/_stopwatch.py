@@ -25,7 +25,7 @@ from backend.generation.model import (
 from backend.generation.registry import ModelRegistry
 from backend.generation.sampling import SAMPLING_FIELDS, Sampling
 from backend.memory import runtime
-from backend.memory.embedding.cached import CachedEmbedder
+from backend.memory.embedding.cache import CachedEmbedder
 from backend.settings import Settings
 from scripts._bench import HashedWords
 

@@ -32,9 +32,8 @@ from backend.core.logs import configure_logging
 from backend.memory.embedding.local import LocalEmbedder
 from backend.memory.index.edge import open_edge
 from backend.memory.index.protocol import ScopePart
-from backend.memory.indexing.documents import Line
-from backend.memory.indexing.points import Blinders, PointMaker
-from backend.memory.search import words as query_words
+from backend.memory.indexing.documents import Blinders, Line, PointMaker
+from backend.memory.search import query as query_words
 from backend.memory.search.request import SearchRequest
 from backend.memory.search.search import MemorySearch
 from backend.vault.sealing import Sealer

@@ -37,8 +37,7 @@ from backend.core.logs import configure_logging
 from backend.memory.embedding.local import LocalEmbedder
 from backend.memory.index.edge import open_edge
 from backend.memory.index.protocol import Kind, ScopePart
-from backend.memory.indexing.documents import Line, lore_documents
-from backend.memory.indexing.points import Attempt, Blinders, PointMaker
+from backend.memory.indexing.documents import Attempt, Blinders, Line, PointMaker, lore_documents
 from backend.memory.indexing.sources import Recalled
 from backend.memory.search.request import SearchRequest
 from backend.memory.search.search import MemorySearch

@@ -68,18 +68,20 @@ from backend.memory.index.protocol import (
 from backend.memory.indexing.collections import Collections, Placement
 from backend.memory.indexing.documents import (
     WINDOW,
+    Attempt,
+    Blinders,
     Line,
+    PointMaker,
     message_documents,
     question_documents,
     scene_document,
+    speaker_id,
 )
-from backend.memory.indexing.points import Attempt, Blinders, PointMaker, speaker_id
 from backend.memory.search import features, ranking
 from backend.memory.search import features as signals
 from backend.memory.search import query as parsed_query
 from backend.memory.search import ranking as mmr
-from backend.memory.search.features import Candidate, Found
-from backend.memory.search.line_words import scale_to_large_corpus
+from backend.memory.search.features import Candidate, Found, scale_to_large_corpus
 from backend.memory.search.ranking import (
     SCENE,
     RankingThresholds,
@@ -89,9 +91,9 @@ from backend.memory.search.ranking import (
     over_scenes,
     relevant,
 )
-from backend.memory.search.recall import add_few, deeper, nearest, split, with_nearest
 from backend.memory.search.request import SearchRequest
 from backend.memory.search.search import MemorySearch
+from backend.memory.search.selection import add_few, deeper, nearest, split, with_nearest
 from backend.memory.search.terms import blinded, query_terms
 from backend.turns.prompt.retrieval import MAX_ITEMS, MAX_SHORT_ITEMS, ROOM
 from backend.vault.sealing import Sealer

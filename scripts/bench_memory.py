@@ -43,12 +43,12 @@ from backend.core.logs import configure_logging
 from backend.database.base import now
 from backend.database.engine import Database
 from backend.database.migrate import upgrade
-from backend.memory.embedding.cached import CachedEmbedder
+from backend.memory.embedding.cache import CachedEmbedder
 from backend.memory.embedding.local import LocalEmbedder
 from backend.memory.embedding.protocol import Floats
 from backend.memory.index.edge import EdgeIndex, open_edge
 from backend.memory.index.protocol import Hit, Query, Scope, ScopePart
-from backend.memory.indexing import points
+from backend.memory.indexing import documents as points
 from backend.memory.runtime import MemoryRuntime, index_folder
 from backend.memory.search import query as parsed_query
 from backend.memory.search.request import SearchRequest

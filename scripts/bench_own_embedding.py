@@ -34,7 +34,7 @@ from backend.database.base import now
 from backend.database.engine import Database
 from backend.database.migrate import upgrade
 from backend.llm.providers.schemas import NewProvider
-from backend.memory.embedding.openai_compatible import OpenAICompatibleEmbedder
+from backend.memory.embedding.remote import OpenAICompatibleEmbedder
 from backend.memory.index.protocol import ScopePart
 from backend.memory.indexing.collections import EXPECTED_SECONDS
 from backend.memory.search.request import SearchRequest

@@ -47,13 +47,12 @@ from backend.generation.tokens import MESSAGE_OVERHEAD, get_tokenizer
 from backend.memory.embedding.local import LocalEmbedder
 from backend.memory.index.edge import open_edge
 from backend.memory.index.protocol import ScopePart
-from backend.memory.indexing.documents import Line
-from backend.memory.indexing.points import Blinders, PointMaker
+from backend.memory.indexing.documents import Blinders, Line, PointMaker
 from backend.memory.search import ranking as mmr
 from backend.memory.search.features import Candidate
-from backend.memory.search.recall import with_nearest
 from backend.memory.search.request import SearchRequest
 from backend.memory.search.search import MemorySearch
+from backend.memory.search.selection import with_nearest
 from backend.memory.search.terms import query_terms
 from backend.turns.prompt.retrieval import MAX_ITEMS, MAX_SHORT_ITEMS, ROOM
 from backend.vault.sealing import Sealer

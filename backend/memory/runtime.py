@@ -20,8 +20,8 @@ from backend.database.engine import Database
 from backend.jobs.queue import JobQueue
 from backend.jobs.running import JobKind, RunningJob
 from backend.llm.user_models import ProviderEmbedding, UserModels
-from backend.memory.embedding.cached import CachedEmbedder
-from backend.memory.embedding.own_models import OwnModel, OwnModels
+from backend.memory.embedding.cache import CachedEmbedder
+from backend.memory.embedding.own_models import UNKNOWN_SIZES, OwnModel, OwnModels
 from backend.memory.embedding.protocol import EmbedderError
 from backend.memory.embedding.registry import (
     build_cached_embedder,
@@ -32,11 +32,16 @@ from backend.memory.embedding.registry import (
 )
 from backend.memory.index.edge import folders_in, open_edge
 from backend.memory.index.protocol import IndexUnavailableError
-from backend.memory.indexing.collections import Collections, Opener, Placement, collection_name
+from backend.memory.indexing.collections import (
+    Collections,
+    ModelMoves,
+    Opener,
+    Placement,
+    collection_name,
+)
+from backend.memory.indexing.documents import Blinders, DocumentEmbedder, PointMaker
 from backend.memory.indexing.indexer import Indexer
-from backend.memory.indexing.moves import ModelMoves
 from backend.memory.indexing.outbox import IndexOutbox, KeyHolder
-from backend.memory.indexing.points import Blinders, DocumentEmbedder, PointMaker
 from backend.memory.indexing.reconciler import Reconciler
 from backend.memory.indexing.sources import Source
 from backend.memory.models import IndexState
@@ -157,14 +162,15 @@ class MemoryRuntime(UserSignedOut):
         """Where a user's texts belong, and the embedding model that the account names."""
         async with self.database.read() as session:
             place = await self.collections.placement(session, sealer.user_id)
-        return place, await self.own.of(sealer, place if place.is_chosen else None)
+        sizes = place.sizes if place.is_chosen else UNKNOWN_SIZES
+        return place, await self.own.of(sealer, sizes)
 
     async def embedder_of(self, sealer: Sealer) -> DocumentEmbedder | None:
         """What compares a user's texts by meaning: the model that they are embedded by."""
         _, place = await self.collections.place_to_search(sealer.user_id)
         if not place.is_chosen:
             return self.embedder
-        own = await self.own.of(sealer, place)
+        own = await self.own.of(sealer, place.sizes)
         return own.embedder if own else None
 
     def user_signed_out(self, user_id: UUID) -> None:

@@ -15,7 +15,7 @@ from backend.accounts.models import User
 from backend.database.base import chunks
 from backend.database.engine import Database
 from backend.llm.models import Provider, open_provider
-from backend.memory.embedding.requests import prepared
+from backend.memory.embedding.remote import prepared
 from backend.memory.index.protocol import Floats, VectorIndex, point_id
 from backend.memory.indexing.collections import dimension_of
 from backend.memory.indexing.documents import Document

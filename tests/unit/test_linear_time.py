@@ -26,8 +26,7 @@ from backend.generation.model import Prompt, PromptMessage, Tool
 from backend.generation.thoughts import _KNOWN_MARKS
 from backend.lorebooks.activation.compiled import split_decorators
 from backend.memory.indexing.documents import chunked
-from backend.memory.search.query import _pattern, without_names
-from backend.memory.search.words import languages, words_of
+from backend.memory.search.query import _pattern, languages, without_names, words_of
 from tests.support.regex_finder import Found, _held_by, _inline, page_patterns, python_patterns
 from tests.support.regex_growth import EVERY_START, find_attack
 

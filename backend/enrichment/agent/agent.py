@@ -45,7 +45,7 @@ from backend.generation.model import (
 from backend.generation.sampling import Sampling
 from backend.generation.tools.arguments import InvalidCallError
 from backend.generation.tools.streams import answer_with_tools
-from backend.memory.indexing.points import DocumentEmbedder
+from backend.memory.indexing.documents import DocumentEmbedder
 from backend.memory.search.search import MemorySearch
 from backend.prompts import PromptLibrary
 from backend.settings import Settings

@@ -24,7 +24,7 @@ from backend.enrichment.agent.lookup import KnowledgeLookup
 from backend.enrichment.agent.proposals import ProposedEvent, RefusedCallError
 from backend.enrichment.agent.references import References
 from backend.memory.embedding.protocol import EmbedderError, Floats
-from backend.memory.indexing.points import DocumentEmbedder
+from backend.memory.indexing.documents import DocumentEmbedder
 from backend.memory.search.terms import document_terms
 from backend.vault.sealing import Sealer
 

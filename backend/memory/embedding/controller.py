@@ -24,17 +24,15 @@ from backend.jobs.running import JobKind, RunningJob
 from backend.jobs.schemas import JobView
 from backend.llm.user_models import ProviderEmbedding
 from backend.memory.embedding.catalogue import (
-    OfferedModel,
-    find_offered,
-    is_fetched,
-    offered_models,
-)
-from backend.memory.embedding.fetching import (
     DiskFullError,
     FetchUnderWayError,
     ModelDamagedError,
     ModelNotOnHubError,
+    OfferedModel,
     fetch_model,
+    find_offered,
+    is_fetched,
+    offered_models,
 )
 from backend.memory.embedding.registry import Choice, choose
 from backend.memory.runtime import MemoryRuntime

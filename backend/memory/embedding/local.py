@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast
 import numpy as np
 
 from backend.memory.embedding.protocol import EmbedderError, EmbedderSpec, Floats, Task
-from backend.memory.embedding.requests import repaired, unit_rows
+from backend.memory.embedding.remote import repaired, unit_rows
 
 if TYPE_CHECKING:
     from fastembed import TextEmbedding

@@ -11,6 +11,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 from uuid import UUID
 
 import numpy as np
@@ -21,9 +22,7 @@ from backend.accounts.models import User
 from backend.database.engine import Database
 from backend.generation.registry import NoEmbeddingsError, UnknownModelError
 from backend.llm.user_models import ProviderEmbedding, UserModels
-from backend.memory.embedding.cached import CachedEmbedder
-from backend.memory.embedding.gemini import GeminiEmbedder
-from backend.memory.embedding.openai_compatible import OpenAICompatibleEmbedder
+from backend.memory.embedding.cache import CachedEmbedder
 from backend.memory.embedding.protocol import (
     EmbedderError,
     EmbedderSpec,
@@ -32,7 +31,7 @@ from backend.memory.embedding.protocol import (
     Task,
 )
 from backend.memory.embedding.registry import provider_embedder
-from backend.memory.indexing.collections import Placement, dimension_of
+from backend.memory.embedding.remote import GeminiEmbedder, OpenAICompatibleEmbedder
 from backend.memory.models import GONE
 from backend.settings import Settings
 from backend.vault.sealing import Sealer, digest
@@ -116,8 +115,18 @@ QUERIES_KEPT = 64
 """Vectors of one user's queries: a megabyte at most."""
 
 
-Sizes = tuple[int | None, int | None]
-"""The dimension of a collection, and the length of the vectors before they are filled up."""
+class VectorSizes(NamedTuple):
+    """Lengths of a model's vectors.
+
+    `dimension` is the one of the collection. `length` is the one that the model returns, before
+    the vectors are padded with zeros.
+    """
+
+    dimension: int | None
+    length: int | None
+
+
+UNKNOWN_SIZES = VectorSizes(None, None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -140,7 +149,7 @@ class _Open:
     wanted: ProviderEmbedding
     raw: OwnEmbedder
     model: OwnModel
-    sizes: Sizes
+    sizes: VectorSizes
     used_at: float
 
 
@@ -167,13 +176,13 @@ class OwnModels(UserSignedOut):
         self._settings = settings
         self._clock = clock
         self._open: OrderedDict[UUID, _Open] = OrderedDict()
-        self._cosines: OrderedDict[tuple[bytes, Sizes], ModelCosines] = OrderedDict()
+        self._cosines: OrderedDict[tuple[bytes, VectorSizes], ModelCosines] = OrderedDict()
 
-    async def of(self, sealer: Sealer, place: Placement | None = None) -> OwnModel | None:
+    async def of(self, sealer: Sealer, sizes: VectorSizes = UNKNOWN_SIZES) -> OwnModel | None:
         """The model that the account names now; None where it names none.
 
-        `place` is where the user's texts are, which says how long its vectors have to be; None is
-        for finding that out.
+        `sizes` are those of the collection that contains the user's texts. If they are unknown, the
+        model is asked for them.
         """
         async with self._database.read() as session:
             user = await session.get(User, sealer.user_id)
@@ -187,17 +196,16 @@ class OwnModels(UserSignedOut):
             wanted = ProviderEmbedding(*models.embedding_server(model_id))
         except (UnknownModelError, NoEmbeddingsError):
             return OwnModel(id=model_id, mark=GONE)
-        dimension = dimension_of(place.target) if place else None
-        return self._opened(sealer, model_id, wanted, (dimension, place.length if place else None))
+        return self._opened(sealer, model_id, wanted, sizes)
 
     def _opened(
-        self, sealer: Sealer, model_id: str, wanted: ProviderEmbedding, sizes: Sizes
+        self, sealer: Sealer, model_id: str, wanted: ProviderEmbedding, sizes: VectorSizes
     ) -> OwnModel:
         made = self._open.pop(sealer.user_id, None)
         # One that was to find the dimension out has to ask again.
         if made is not None and (
             (made.wanted, made.model.id, made.sizes) != (wanted, model_id, sizes)
-            or made.raw.dimension != sizes[0]
+            or made.raw.dimension != sizes.dimension
         ):
             self._retire(made)
             made = None
@@ -209,7 +217,7 @@ class OwnModels(UserSignedOut):
         return made.model
 
     def _made(
-        self, sealer: Sealer, model_id: str, wanted: ProviderEmbedding, sizes: Sizes
+        self, sealer: Sealer, model_id: str, wanted: ProviderEmbedding, sizes: VectorSizes
     ) -> _Open:
         dimension, length = sizes
         asked = provider_embedder(wanted, self._settings, length=length)

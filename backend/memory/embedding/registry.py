@@ -10,12 +10,16 @@ from backend.database.engine import Database
 from backend.generation.adapters.gemini import GeminiConfig
 from backend.generation.adapters.openai.server import OpenAICompatibleConfig
 from backend.llm.user_models import ProviderEmbedding
-from backend.memory.embedding.cached import CachedEmbedder
+from backend.memory.embedding.cache import CachedEmbedder
 from backend.memory.embedding.catalogue import chosen_model
-from backend.memory.embedding.gemini import DEFAULT_DIMENSION, DEFAULT_MODEL, GeminiEmbedder
 from backend.memory.embedding.local import LocalEmbedder, is_installed
-from backend.memory.embedding.openai_compatible import OpenAICompatibleEmbedder
 from backend.memory.embedding.protocol import Embedder
+from backend.memory.embedding.remote import (
+    DEFAULT_DIMENSION,
+    DEFAULT_MODEL,
+    GeminiEmbedder,
+    OpenAICompatibleEmbedder,
+)
 from backend.settings import Settings
 
 Choice = Literal["none", "gemini", "openai", "local"]

@@ -11,7 +11,8 @@ import asyncio
 import re
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass, replace
 from uuid import UUID
 
 from sqlalchemy import bindparam, delete, exists, select, update
@@ -22,10 +23,13 @@ from backend.accounts.models import User
 from backend.core.logs import get_logger
 from backend.database.base import now, upsert
 from backend.database.engine import Database
-from backend.memory.embedding.protocol import OWN, EmbedderSpec
+from backend.memory.embedding.own_models import OwnModels, VectorSizes
+from backend.memory.embedding.protocol import OWN, EmbedderError, EmbedderSpec
 from backend.memory.index.protocol import IndexUnavailableError, VectorIndex
+from backend.memory.indexing.documents import PointMaker, Vectors
 from backend.memory.indexing.outbox import reindex_later
-from backend.memory.models import IndexState
+from backend.memory.models import GONE, IndexState
+from backend.vault.sealing import Sealer
 
 _OWN_NAME = re.compile(rf"{OWN}-[0-9]+-v[0-9]+")
 
@@ -58,6 +62,11 @@ class Placement:
     model: bytes | None = None
     length: int | None = None
     is_moving: bool = False
+
+    @property
+    def sizes(self) -> VectorSizes:
+        """Lengths of the vectors in the target collection."""
+        return VectorSizes(dimension_of(self.target), self.length)
 
 
 def is_own(name: str) -> bool:
@@ -398,3 +407,114 @@ class Collections:
             "compared_at": now() if update else None,
         }
         await upsert(session, IndexState, row, key=("user_id", "collection"), update=update)
+
+
+Write = Callable[[], AbstractAsyncContextManager[AsyncSession]]
+"""A transaction: a step of the job that moves, or one of its own."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Move:
+    """Where a user's texts have to be.
+
+    Attributes:
+        place: The collection, and where the texts are until then.
+        vectors: What gives points their vectors there.
+        mark: Of the user's own model; None for the installation's.
+        is_anew: Whether points that are there already have to be made again.
+    """
+
+    place: Placement
+    vectors: Vectors
+    mark: bytes | None = None
+    is_anew: bool = False
+
+
+class ModelMoves:
+    """Knows which model the vectors of a user's texts are of, and what follows from another one."""
+
+    def __init__(
+        self, database: Database, collections: Collections, own: OwnModels, *, maker: PointMaker
+    ) -> None:
+        self._database = database
+        self._collections = collections
+        self._own = own
+        self._maker = maker
+
+    async def vectors(self, sealer: Sealer, place: Placement) -> tuple[Vectors, bool]:
+        """What gives new points their vectors where they belong; whether `follow` has to come.
+
+        Where the account names another model by now, they are found by words until it did.
+        """
+        if not place.is_chosen:
+            return Vectors(self._maker.embedder), False
+        own = await self._own.of(sealer, place.sizes)
+        if own is not None and own.mark == place.model:
+            return Vectors(own.embedder), False
+        return Vectors(None, are_missed=True), True
+
+    async def is_elsewhere(self, sealer: Sealer, place: Placement) -> bool:
+        """Whether a user's texts belong elsewhere by now, or their vectors are of another model."""
+        by_now = await self._placement(sealer)
+        return replace(by_now, is_moving=place.is_moving) != place
+
+    async def follow(self, sealer: Sealer, write: Write) -> Move:
+        """Have a user's texts belong where the account's settings say.
+
+        A model that does not answer is not gone over to. Where its vectors are already, those that
+        are kept come from the cache, and the rest is found by words until it answers.
+
+        Raises `EmbedderError` while it is not known how long the vectors of another model are, and
+        `IndexUnavailableError`; where the texts belong does not change then.
+        """
+        user_id, collections = sealer.user_id, self._collections
+        place, own = await self._placement(sealer), await self._own.of(sealer)
+        if own is None:
+            if place.is_chosen:
+                async with write() as session:
+                    await collections.leave(session, user_id)
+            return Move(place=await self._placement(sealer), vectors=Vectors(self._maker.embedder))
+        if own.embedder is None:
+            if not place.is_chosen:
+                return Move(place=place, vectors=Vectors(self._maker.embedder))
+            if place.model != GONE:
+                async with write() as session:
+                    await collections.mark_model(session, user_id, GONE)
+            return Move(place=await self._placement(sealer), vectors=Vectors(None), mark=GONE)
+        try:
+            spec = await own.embedder.ready()
+        except EmbedderError:
+            if not place.is_chosen or own.mark != place.model:
+                raise
+            vectors, _ = await self.vectors(sealer, place)
+            return Move(place=place, vectors=vectors, mark=own.mark)
+        vectors = Vectors(own.embedder)
+        name, length = collection_name(spec), spec.length
+        there = place.target, place.model, place.length
+        if place.is_chosen and (name, own.mark, length) == there:
+            return Move(place=place, vectors=vectors, mark=own.mark)
+        index = await collections.open(name)
+        async with self._database.read() as session:
+            is_other = await collections.model_in(session, user_id, name) != (own.mark, length)
+        is_anew = is_other and name == place.searched
+        if is_other and not is_anew:
+            await index.delete_owner(user_id)  # leftovers of a model that was given up
+        async with write() as session:
+            # Where they are searched meanwhile the model is noted at the end, and till then none.
+            mark = GONE if is_anew else own.mark
+            await collections.choose(session, user_id, name, (mark, length))
+        place = await self._placement(sealer)
+        return Move(place=place, vectors=vectors, mark=own.mark, is_anew=is_anew)
+
+    async def arrived(self, session: AsyncSession, sealer: Sealer, move: Move) -> None:
+        """All texts of a user's are where they belong: from now on they are searched there."""
+        now = await self._collections.placement(session, sealer.user_id)
+        if now.target != move.place.target:
+            return
+        if now.is_chosen and move.mark is not None:
+            await self._collections.mark_model(session, sealer.user_id, move.mark)
+        await self._collections.mark_ready(session, sealer.user_id, now.target)
+
+    async def _placement(self, sealer: Sealer) -> Placement:
+        async with self._database.read() as session:
+            return await self._collections.placement(session, sealer.user_id)

@@ -19,11 +19,15 @@ from backend.database.engine import Database
 from backend.jobs.errors import RetryLaterError
 from backend.jobs.running import JobKind, RunningJob
 from backend.memory.index.protocol import Kind, VectorIndex
-from backend.memory.indexing.collections import Collections, Placement, dimension_of
-from backend.memory.indexing.documents import Document
-from backend.memory.indexing.moves import ModelMoves, Move
+from backend.memory.indexing.collections import (
+    Collections,
+    ModelMoves,
+    Move,
+    Placement,
+    dimension_of,
+)
+from backend.memory.indexing.documents import Attempt, Document, PointMaker, Vectors
 from backend.memory.indexing.outbox import INDEX, REINDEX, IndexOutbox
-from backend.memory.indexing.points import Attempt, PointMaker, Vectors
 from backend.memory.indexing.reconciler import differences
 from backend.memory.indexing.sources import Source, SourceRow, slices
 from backend.memory.models import IndexChange

@@ -17,11 +17,11 @@ from backend.database.base import now
 from backend.database.engine import Database
 from backend.jobs.queue import JobQueue, NewJob
 from backend.jobs.running import JobKind, RunningJob
-from backend.memory.embedding.cached import forget_unused
+from backend.memory.embedding.cache import forget_unused
 from backend.memory.index.protocol import IndexUnavailableError, Kind, VectorIndex
 from backend.memory.indexing.collections import Collections, is_own
+from backend.memory.indexing.documents import Blinders
 from backend.memory.indexing.outbox import FORGET, RECONCILE, IndexOutbox
-from backend.memory.indexing.points import Blinders
 from backend.memory.indexing.sources import Source
 from backend.memory.models import IndexState
 

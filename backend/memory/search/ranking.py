@@ -23,8 +23,8 @@ from numpy.typing import NDArray
 from backend.memory.embedding.protocol import MINILM, ModelCosines
 from backend.memory.index.protocol import Floats
 from backend.memory.search.features import FEATURES, Candidate, FeatureTable, Found, brought_to_one
+from backend.memory.search.query import Span
 from backend.memory.search.terms import query_terms
-from backend.memory.search.words import Span
 
 MOST_TERMS = 30.0
 """BM25 of a text that says everything which is asked for, and little else."""
@@ -142,8 +142,6 @@ def sum_shares(ranked: Sequence[Candidate], least: RankingThresholds) -> NDArray
 def is_by_meaning(ranked: Sequence[Candidate]) -> bool:
     """True if an embedder took part in the search that found these."""
     return any(candidate.signals.dense is not None for candidate in ranked)
-
-
 
 
 CURVE = 0.7

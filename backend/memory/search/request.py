@@ -17,10 +17,9 @@ from backend.errors import AppError
 from backend.memory.index.protocol import Floats, Kind, ScopePart, VectorIndex
 from backend.memory.indexing.sources import Recalled
 from backend.memory.search.features import Candidate, Found, Scores
-from backend.memory.search.query import Signal
+from backend.memory.search.query import Signal, Span
 from backend.memory.search.ranking import RankingThresholds
 from backend.memory.search.terms import query_terms, shared_words
-from backend.memory.search.words import Span
 
 WEAK = 0.5
 """Strength below which a signal is not worth telling: two halves are just enough."""

@@ -43,14 +43,15 @@ from backend.memory.embedding.own_models import OwnModels
 from backend.memory.embedding.protocol import MINILM, EmbedderError, QueryEmbedder
 from backend.memory.index.protocol import Floats, IndexUnavailableError, Kind, Payload, VectorIndex
 from backend.memory.indexing.collections import Collections, Placement
-from backend.memory.indexing.points import Blinders, speaker_id
+from backend.memory.indexing.documents import Blinders, speaker_id
 from backend.memory.indexing.sources import Recalled, Source
 from backend.memory.search import query as parsed_query
 from backend.memory.search import ranking
 from backend.memory.search import ranking as mmr
-from backend.memory.search.features import Candidate, Found
-from backend.memory.search.line_words import (
+from backend.memory.search.features import (
     MANY,
+    Candidate,
+    Found,
     WordMatch,
     apply_matches,
     find_aboutness,
@@ -65,7 +66,6 @@ from backend.memory.search.ranking import (
     relevant,
     thresholds,
 )
-from backend.memory.search.recall import add_few, deeper, joined, nearest, split, with_nearest
 from backend.memory.search.request import (
     HitVectors,
     MatchScale,
@@ -74,6 +74,7 @@ from backend.memory.search.request import (
     SearchResult,
     scene_strengths,
 )
+from backend.memory.search.selection import add_few, deeper, joined, nearest, split, with_nearest
 from backend.vault.blinding import Blinder
 from backend.vault.sealing import Sealer
 
@@ -500,7 +501,7 @@ async def query_embedder(
         return None
     if not place.is_chosen or own is None:
         return usual
-    model = await own.of(sealer, place)
+    model = await own.of(sealer, place.sizes)
     if model is None or model.embedder is None or model.mark != place.model:
         notes.append("looked up by words alone: the account's embedding model is not there")
         return None

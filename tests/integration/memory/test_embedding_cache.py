@@ -13,10 +13,9 @@ from sqlalchemy import func, select, update
 from backend.accounts.models import User
 from backend.database.base import new_id, now
 from backend.database.engine import Database
-from backend.memory.embedding.cached import CachedEmbedder, Retries, forget_unused
-from backend.memory.embedding.gemini import GeminiEmbedder
-from backend.memory.embedding.openai_compatible import OpenAICompatibleEmbedder
+from backend.memory.embedding.cache import CachedEmbedder, Retries, forget_unused
 from backend.memory.embedding.protocol import EmbedderError
+from backend.memory.embedding.remote import GeminiEmbedder, OpenAICompatibleEmbedder
 from backend.memory.models import Embedding
 from backend.vault.sealing import KEY_BYTES, Sealer
 from tests.fakes.gemini_server import GeminiServer, error

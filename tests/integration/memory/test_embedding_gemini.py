@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from backend.memory.embedding.gemini import GeminiEmbedder
 from backend.memory.embedding.protocol import EmbedderError, Task
+from backend.memory.embedding.remote import GeminiEmbedder
 from tests.fakes.gemini_server import API_KEY, GeminiServer, embeddings, error
 from tests.fakes.scripted_server import Answer, Silence
 

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from backend.memory.embedding.openai_compatible import OpenAICompatibleEmbedder
 from backend.memory.embedding.protocol import EmbedderError
+from backend.memory.embedding.remote import OpenAICompatibleEmbedder
 from tests.fakes.openai_server import API_KEY, OpenAIServer, embeddings, error
 from tests.fakes.scripted_server import Answer, Silence
 

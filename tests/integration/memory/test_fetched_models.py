@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from backend.memory.embedding.catalogue import offered_models
-from backend.memory.embedding.fetching import fetch_model
+from backend.memory.embedding.catalogue import fetch_model, offered_models
 from tests.fakes.hub_server import HubServer
 from tests.support.memory import API, MODEL_FOLDER, remembering, search, settled, tell
 from tests.support.server import Account, Running, ok, problem

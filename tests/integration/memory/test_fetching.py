@@ -13,21 +13,19 @@ from typing import Any, cast
 import pytest
 
 from backend import cli
-from backend.memory.embedding import fetching
+from backend.memory.embedding import catalogue as fetching
 from backend.memory.embedding.catalogue import (
-    OfferedModel,
-    PublishedFile,
-    chosen_model,
-    is_fetched,
-    offered_models,
-)
-from backend.memory.embedding.fetching import (
     DiskFullError,
     FetchUnderWayError,
     HubUnreachableError,
     ModelDamagedError,
     ModelNotOnHubError,
+    OfferedModel,
+    PublishedFile,
+    chosen_model,
     fetch_model,
+    is_fetched,
+    offered_models,
 )
 from backend.settings import Settings
 from tests.fakes.hub_server import HubServer

@@ -13,10 +13,10 @@ from backend.core.cpu_pool import CpuPool
 from backend.memory.embedding.protocol import EmbedderSpec
 from backend.memory.index.edge import open_edge
 from backend.memory.index.protocol import ScopePart
-from backend.memory.indexing.points import Blinders
-from backend.memory.search.recall import DEPTH
+from backend.memory.indexing.documents import Blinders
 from backend.memory.search.request import SearchRequest
 from backend.memory.search.search import MemorySearch
+from backend.memory.search.selection import DEPTH
 from backend.vault.sealing import Sealer
 from scripts.bench_locomo import OneIndex, WithoutCache
 from tests.support.points import DIMENSION, point, unit

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from backend.database.engine import Database
-from backend.memory.embedding.cached import CachedEmbedder, Retries
-from backend.memory.embedding.openai_compatible import OpenAICompatibleEmbedder
+from backend.memory.embedding.cache import CachedEmbedder, Retries
 from backend.memory.embedding.protocol import MINILM
+from backend.memory.embedding.remote import OpenAICompatibleEmbedder
 from tests.fakes.openai_server import OpenAIServer, error
 from tests.support.memory import (
     embedding,

@@ -8,7 +8,7 @@ from uuid import UUID, uuid4
 import pytest
 
 from backend.memory.search import search as module
-from backend.memory.search.line_words import MANY
+from backend.memory.search.features import MANY
 from backend.memory.search.search import MemorySearch
 
 pytestmark = pytest.mark.anyio

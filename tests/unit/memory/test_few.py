@@ -10,7 +10,7 @@ from msgspec import structs
 from backend.memory.index.protocol import Kind
 from backend.memory.search.features import Candidate
 from backend.memory.search.ranking import RankingThresholds, relevant, thresholds
-from backend.memory.search.recall import FEW, NEARLY_EMPTY, add_few, estimate_tokens
+from backend.memory.search.selection import FEW, NEARLY_EMPTY, add_few, estimate_tokens
 from tests.unit.memory.test_nearest import candidate
 
 LEAST = RankingThresholds()

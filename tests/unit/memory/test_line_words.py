@@ -10,8 +10,13 @@ from uuid import UUID, uuid4
 import pytest
 
 from backend.memory.index.protocol import Hit, Payload, Sparse
-from backend.memory.search.features import Found
-from backend.memory.search.line_words import WordMatch, apply_matches, find_aboutness, read_words
+from backend.memory.search.features import (
+    Found,
+    WordMatch,
+    apply_matches,
+    find_aboutness,
+    read_words,
+)
 from backend.memory.search.query import MAX_QUESTIONS, read
 from backend.memory.search.terms import sparse_vector
 from backend.vault.blinding import Blinder

@@ -9,7 +9,7 @@ from backend.memory.index.protocol import Hit, Kind, Payload, Query, Scope, Scop
 from backend.memory.search.features import Candidate, Found, Scores, gather
 from backend.memory.search.query import Signal
 from backend.memory.search.ranking import RankingThresholds, rank, relevant
-from backend.memory.search.recall import (
+from backend.memory.search.selection import (
     DEPTH,
     FIRST,
     TOKENS_A_LINE,

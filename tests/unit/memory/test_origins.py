@@ -5,7 +5,7 @@ from uuid import UUID, uuid4
 from backend.memory.index.protocol import Kind, Payload, ScopePart, point_id
 from backend.memory.indexing.sources import Origin, Recalled
 from backend.memory.search.features import Candidate
-from backend.memory.search.recall import LIFT, MOST, joined
+from backend.memory.search.selection import LIFT, MOST, joined
 
 OWNER, CHAT = uuid4(), uuid4()
 HERE = [ScopePart(containers=[CHAT], before_position=50, kinds=("message", "scene"))]

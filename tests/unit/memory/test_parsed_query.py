@@ -12,9 +12,8 @@ from hypothesis import strategies as st
 
 from backend.memory.index.protocol import ScopePart, Sparse
 from backend.memory.search import query as parsed_query
-from backend.memory.search.query import ParsedQuery
+from backend.memory.search.query import ParsedQuery, spans_in
 from backend.memory.search.terms import document_terms, query_terms
-from backend.memory.search.words import spans_in
 from backend.vault.blinding import Blinder
 from backend.vault.sealing import Sealer
 

@@ -18,15 +18,17 @@ from backend.memory.search.features import (
     DENSE_SIGNALS,
     FEATURES,
     FEW,
+    MANY,
     SIGNALS,
     SPARSE_SIGNALS,
     Candidate,
     FeatureTable,
     Scores,
+    find_corpus_factor,
     gather,
     points,
+    scale_to_large_corpus,
 )
-from backend.memory.search.line_words import MANY, find_corpus_factor, scale_to_large_corpus
 from backend.memory.search.query import Signal
 from backend.memory.search.ranking import (
     RankingThresholds,

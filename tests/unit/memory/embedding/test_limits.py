@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from backend.memory.embedding.cached import Breaker, Retries
+from backend.memory.embedding.cache import Breaker, Retries
 from backend.memory.embedding.protocol import EmbedderError
 
 pytestmark = pytest.mark.anyio

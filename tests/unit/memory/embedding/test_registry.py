@@ -11,11 +11,10 @@ from pydantic import SecretStr, ValidationError
 
 from backend.memory.embedding import registry
 from backend.memory.embedding.catalogue import choose_model, offered_models
-from backend.memory.embedding.gemini import GeminiEmbedder
 from backend.memory.embedding.local import LocalEmbedder
-from backend.memory.embedding.openai_compatible import OpenAICompatibleEmbedder
 from backend.memory.embedding.protocol import EmbedderError
 from backend.memory.embedding.registry import build_embedder, choose, fetched_model
+from backend.memory.embedding.remote import GeminiEmbedder, OpenAICompatibleEmbedder
 from backend.settings import Settings
 
 KEY = SecretStr("AIzaFake")

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from backend.generation.tokens import best_tokenizer, get_tokenizer
-from backend.memory.embedding.requests import batches, prepared
+from backend.memory.embedding.remote import batches, prepared
 
 
 def test_a_short_text_stays_as_it_is() -> None:

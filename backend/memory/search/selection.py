@@ -25,9 +25,8 @@ from backend.memory.search.features import (
     Found,
     gather,
 )
-from backend.memory.search.query import Signal
+from backend.memory.search.query import Signal, Span
 from backend.memory.search.ranking import HALF, RankingThresholds, meanings, sum_shares
-from backend.memory.search.words import Span
 
 LIFT = 0.3
 """What the best event adds to the scores of its lines. Fused scores are at most about 1.3. The
