@@ -79,11 +79,11 @@ from backend.lorebooks.index_source import LoreSource
 from backend.lorebooks.links import LorebookLinkService
 from backend.lorebooks.repository import count_all_entries
 from backend.lorebooks.service import LorebookService
+from backend.memory.controller import MemoryStatusService
 from backend.memory.embedding.controller import ModelFetches
 from backend.memory.indexing.outbox import IndexOutbox
 from backend.memory.runtime import MemoryRuntime, open_memory
 from backend.memory.search.search import RowReader
-from backend.memory.status import MemoryStatusService
 from backend.presets.repository import get_preset
 from backend.presets.service import PresetService
 from backend.prompts import load_prompts

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from backend.jobs.models import Job, JobState
-from backend.memory.status import ProblemKind, _trouble
+from backend.memory.controller import ProblemKind, _trouble
 
 
 @pytest.mark.parametrize(
