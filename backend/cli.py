@@ -296,24 +296,26 @@ async def _doctor(settings: Settings, _: argparse.Namespace) -> int:
 
 
 async def _model(settings: Settings, options: argparse.Namespace) -> int:
-    from backend.memory.embedding.catalogue import described, fetch_model, find_offered
-    from backend.memory.embedding.registry import choose, fetched_model
+    from backend.memory.embedding.catalogue import describe_models, fetch_model, find_model
+    from backend.memory.embedding.registry import choose_embedder, find_local_model
 
     if options.what == "list":
-        in_use = fetched_model(settings)
-        print(*described(settings.models_dir, in_use=in_use and in_use[0]), sep="\n")
+        in_use = find_local_model(settings)
+        print(*describe_models(settings.models_dir, in_use=in_use and in_use[0]), sep="\n")
         return 0
 
     async def report(done: int, total: int) -> None:
         show_progress(done, total)
 
-    model = find_offered(options.name)
+    model = find_model(options.name)
     if model is None:
         raise UsageError(f"There is no model {options.name}: `talekeeper model list` names them.")
     await fetch_model(model, settings.models_dir, report, hub=settings.hf_endpoint)
     print(f"{model.folder} is in {settings.models_dir}.")
-    if fetched_model(settings) is None:
-        print(f"It is not used: by the settings (TALEKEEPER_EMBEDDER) it is {choose(settings)}.")
+    if find_local_model(settings) is None:
+        print(
+            f"It is not used: by the settings (TALEKEEPER_EMBEDDER) it is {choose_embedder(settings)}."
+        )
     return 0
 
 

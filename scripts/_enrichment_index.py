@@ -18,7 +18,7 @@ from uuid import UUID
 
 import uvloop
 
-from backend.memory.index.edge import EdgeIndex, folders_in, open_edge
+from backend.memory.index.edge import EdgeIndex, list_collections, open_edge
 from backend.memory.index.protocol import (
     Floats,
     Hit,
@@ -158,7 +158,7 @@ class _Shelf:
 
     async def _done(self, name: str, dimension: int | None, method: str, given: Any) -> Any:
         if method == "collections":
-            return folders_in(self._folder)
+            return list_collections(self._folder)
         async with self._opening:
             is_new = name not in self._open
             if is_new:

@@ -37,13 +37,13 @@ from backend.memory.embedding.local import LocalEmbedder
 from backend.memory.index.edge import open_edge
 from backend.memory.index.protocol import Kind, ScopePart
 from backend.memory.indexing.documents import (
-    Attempt,
     Blinders,
-    Document,
+    IndexDocument,
+    IndexRun,
     PointMaker,
-    event_document,
+    build_event_document,
 )
-from backend.memory.indexing.sources import Origin, Recalled
+from backend.memory.indexing.sources import MemoryItem, OriginMessage
 from backend.memory.search.request import SearchRequest
 from backend.memory.search.search import MemorySearch
 from backend.turns.prompt.retrieval import MAX_ITEMS, MAX_SHORT_ITEMS, ROOM
@@ -76,7 +76,7 @@ class Observation:
     who: str
     text: str
     said_at: datetime
-    origins: Sequence[Origin]
+    origins: Sequence[OriginMessage]
 
 
 @dataclass(frozen=True)
@@ -84,7 +84,7 @@ class EveryRow:
     """A source whose rows all count, and a database that nobody asks."""
 
     kind: Kind
-    origins: Mapping[UUID, Sequence[Origin]]
+    origins: Mapping[UUID, Sequence[OriginMessage]]
 
     def read(self) -> AbstractAsyncContextManager[None]:
         """No session."""
@@ -92,11 +92,11 @@ class EveryRow:
 
     async def recall(
         self, _session: Any, _sealer: Sealer, ids: Collection[UUID], *, viewpoint: Viewpoint
-    ) -> dict[UUID, Recalled]:
+    ) -> dict[UUID, MemoryItem]:
         """See `Source`; without texts."""
         _ = viewpoint
         return {
-            each: Recalled(
+            each: MemoryItem(
                 kind=self.kind,
                 source_id=each,
                 container_id=each,
@@ -131,14 +131,16 @@ def _events(raw: Mapping[str, Any], dialogue: Dialogue) -> list[Observation]:
                         who=who,
                         text=text,
                         said_at=made[0].said_at if made else dialogue.ended,
-                        origins=[Origin(line.id, dialogue.chat_id, line.position) for line in made],
+                        origins=[
+                            OriginMessage(line.id, dialogue.chat_id, line.position) for line in made
+                        ],
                     )
                 )
     return events
 
 
-def _document(event: Observation, chronicle_id: UUID) -> Document:
-    return event_document(
+def _document(event: Observation, chronicle_id: UUID) -> IndexDocument:
+    return build_event_document(
         event.id,
         chronicle_id,
         summary=event.text,
@@ -182,7 +184,7 @@ def figures_of(
     found: Sequence[tuple[Kind, UUID]],
     gold: frozenset[UUID],
     pieces: Mapping[UUID, int],
-    made: Mapping[UUID, Sequence[Origin]],
+    made: Mapping[UUID, Sequence[OriginMessage]],
 ) -> list[float]:
     """Recall of the first lines at `KS`, within `BUDGETS`, and at `KS` where events count, too."""
     lines = [row for kind, row in found if kind == "message"]
@@ -227,7 +229,7 @@ async def run(
             await index_dialogue(desk, maker)
             for way in WAYS:
                 if way == WAYS[1]:
-                    attempt = Attempt(sealer)
+                    attempt = IndexRun(sealer)
                     documents = [_document(event, chronicle_id) for event in events]
                     await index.upsert(await maker.make(attempt, documents))
                 for question in dialogue.questions:
@@ -241,7 +243,7 @@ async def run(
     return rows
 
 
-def _sources(made: Mapping[UUID, Sequence[Origin]]) -> list[Any]:
+def _sources(made: Mapping[UUID, Sequence[OriginMessage]]) -> list[Any]:
     return [EveryRow("message", {}), EveryRow("event", made)]
 
 

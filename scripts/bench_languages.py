@@ -32,7 +32,7 @@ from backend.core.logs import configure_logging
 from backend.memory.embedding.local import LocalEmbedder
 from backend.memory.index.edge import open_edge
 from backend.memory.index.protocol import ScopePart
-from backend.memory.indexing.documents import Blinders, Line, PointMaker
+from backend.memory.indexing.documents import Blinders, PointMaker, SourceMessage
 from backend.memory.search import query as query_words
 from backend.memory.search.request import SearchRequest
 from backend.memory.search.search import MemorySearch
@@ -70,14 +70,14 @@ def _story(
         *((PLAIN_DAY + timedelta(minutes=at), line) for at, line in enumerate(plain)),
     ]
     chat_id = uuid5(IDS, language)
-    lines: list[Line] = []
+    lines: list[SourceMessage] = []
     before: Message | None = None
     for position, (said_at, text) in enumerate(sorted(texts)):
         row = Message(id=uuid5(chat_id, text), position=position, created_at=said_at)
         place_in_scene(row, before)
         before = row
         lines.append(
-            Line(
+            SourceMessage(
                 id=row.id,
                 container_id=chat_id,
                 author="Ada",
@@ -106,7 +106,7 @@ def _story(
 @contextmanager
 def english_alone() -> Generator[None]:
     """As if there were words of questions and times in English alone."""
-    english = {"english": query_words.words_of("english")}
+    english = {"english": query_words.load_words("english")}
     with patch.object(query_words, "languages", lambda: english):
         yield
 

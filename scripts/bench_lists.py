@@ -37,8 +37,14 @@ from backend.core.logs import configure_logging
 from backend.memory.embedding.local import LocalEmbedder
 from backend.memory.index.edge import open_edge
 from backend.memory.index.protocol import Kind, ScopePart
-from backend.memory.indexing.documents import Attempt, Blinders, Line, PointMaker, lore_documents
-from backend.memory.indexing.sources import Recalled
+from backend.memory.indexing.documents import (
+    Blinders,
+    IndexRun,
+    PointMaker,
+    SourceMessage,
+    build_lore_documents,
+)
+from backend.memory.indexing.sources import MemoryItem
 from backend.memory.search.request import SearchRequest
 from backend.memory.search.search import MemorySearch
 from backend.turns.prompt.retrieval import MAX_ITEMS, MAX_SHORT_ITEMS, ROOM
@@ -86,7 +92,7 @@ def read_lists(folder: Path) -> Lists:
     data = tomllib.loads(QUESTIONS.read_text(encoding="utf-8"))
     chat_id, book_id = uuid5(IDS, "story"), uuid5(IDS, "lore")
     rows: list[Message] = []
-    lines: dict[str, Line] = {}
+    lines: dict[str, SourceMessage] = {}
     for episode in EPISODES:
         began = datetime(2018, 1, 4, 19, tzinfo=UTC) + timedelta(weeks=episode)
         turns = json.loads((folder / f"C2E{episode:03}.json").read_text())["TURNS"]
@@ -98,7 +104,7 @@ def read_lists(folder: Path) -> Lists:
             )
             place_in_scene(row, rows[-1] if rows else None)
             rows.append(row)
-            lines[f"{episode}.{number}"] = Line(
+            lines[f"{episode}.{number}"] = SourceMessage(
                 id=row.id,
                 container_id=chat_id,
                 author=" and ".join(CAST.get(name, name) for name in map(str, turn["NAMES"])),
@@ -137,11 +143,11 @@ async def index_book(desk: Desk, maker: PointMaker, lists: Lists) -> None:
     documents = [
         document
         for entry_id, (title, keys, content) in lists.entries.items()
-        for document in lore_documents(
+        for document in build_lore_documents(
             entry_id, lists.book_id, title=title, keys=keys, content=content, version=1
         )
     ]
-    attempt = Attempt(desk.sealer)
+    attempt = IndexRun(desk.sealer)
     points = await maker.make(attempt, documents)
     if attempt.failure:
         raise attempt.failure
@@ -160,11 +166,11 @@ class EveryRow:
 
     async def recall(
         self, _session: Any, _sealer: Sealer, ids: Collection[UUID], *, viewpoint: Viewpoint
-    ) -> dict[UUID, Recalled]:
+    ) -> dict[UUID, MemoryItem]:
         """See `Source`; without texts."""
         _ = viewpoint
         return {
-            each: Recalled(kind=self.kind, source_id=each, container_id=IDS, title="", text="")
+            each: MemoryItem(kind=self.kind, source_id=each, container_id=IDS, title="", text="")
             for each in ids
         }
 

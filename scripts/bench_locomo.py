@@ -52,8 +52,8 @@ from backend.memory.embedding.protocol import (
     Embedder,
     Floats,
     ModelCosines,
-    cosines_of,
-    measured_cosines,
+    find_cosines,
+    measure_cosines,
 )
 from backend.memory.index.edge import open_edge
 from backend.memory.index.protocol import (
@@ -68,33 +68,39 @@ from backend.memory.index.protocol import (
 from backend.memory.indexing.collections import Collections, Placement
 from backend.memory.indexing.documents import (
     WINDOW,
-    Attempt,
     Blinders,
-    Line,
+    IndexRun,
     PointMaker,
-    message_documents,
+    SourceMessage,
+    build_message_documents,
+    build_scene_document,
     question_documents,
-    scene_document,
     speaker_id,
 )
 from backend.memory.search import features, ranking
 from backend.memory.search import features as signals
 from backend.memory.search import query as parsed_query
 from backend.memory.search import ranking as mmr
-from backend.memory.search.features import Candidate, Found, scale_to_large_corpus
+from backend.memory.search.features import Candidate, SignalHits, scale_to_large_corpus
 from backend.memory.search.ranking import (
-    SCENE,
+    SCENE_DISCOUNT,
     RankingThresholds,
     Weights,
     breadth,
-    diversified,
-    over_scenes,
-    relevant,
+    lower_neighbours,
+    lower_scene_scores,
+    select_relevant,
 )
 from backend.memory.search.request import SearchRequest
 from backend.memory.search.search import MemorySearch
-from backend.memory.search.selection import add_few, deeper, nearest, split, with_nearest
-from backend.memory.search.terms import blinded, query_terms
+from backend.memory.search.selection import (
+    add_few,
+    deepen_queries,
+    find_nearest,
+    merge_nearest,
+    split_hits,
+)
+from backend.memory.search.terms import blind_terms, query_terms
 from backend.turns.prompt.retrieval import MAX_ITEMS, MAX_SHORT_ITEMS, ROOM
 from backend.vault.sealing import Sealer
 from scripts._vectors import KeptVectors
@@ -126,7 +132,7 @@ class Dialogue:
     user_id: UUID
     chat_id: UUID
     speakers: Sequence[str]
-    lines: Sequence[Line]
+    lines: Sequence[SourceMessage]
     questions: Sequence[Question]
     ended: datetime
 
@@ -136,11 +142,11 @@ class Searched:
     """A question with what the index brought back for it."""
 
     question: Question
-    found: Found
-    deep: Found
+    found: SignalHits
+    deep: SignalHits
     speakers: Sequence[int]
     reading: parsed_query.ParsedQuery
-    plain: Found
+    plain: SignalHits
     relevant: frozenset[UUID]
     vectors: Mapping[UUID, Floats]
 
@@ -170,7 +176,7 @@ class WithoutCache:
 
     async def cosines(self) -> ModelCosines:
         """What its cosines say."""
-        return cosines_of(self.spec.model) or await measured_cosines(self._embedder.embed)
+        return find_cosines(self.spec.model) or await measure_cosines(self._embedder.embed)
 
     async def embed_documents(self, sealer: Sealer, texts: Sequence[str]) -> Floats:  # noqa: ARG002  # nothing is kept
         """Vectors, shape (n, d)."""
@@ -220,7 +226,7 @@ def _dialogue(raw: Mapping[str, Any]) -> Dialogue:
     name, talk = str(raw["sample_id"]), raw["conversation"]
     chat_id = uuid5(IDS, name)
     rows: list[Message] = []
-    lines: dict[str, Line] = {}
+    lines: dict[str, SourceMessage] = {}
     numbers = sorted(int(key[8:]) for key in talk if re.fullmatch(r"session_\d+", key))
     for number in numbers:
         began = datetime.strptime(
@@ -236,7 +242,7 @@ def _dialogue(raw: Mapping[str, Any]) -> Dialogue:
             )
             place_in_scene(row, rows[-1] if rows else None)
             rows.append(row)
-            lines[turn["dia_id"]] = Line(
+            lines[turn["dia_id"]] = SourceMessage(
                 id=row.id,
                 container_id=chat_id,
                 author=turn["speaker"],
@@ -278,19 +284,19 @@ async def index_dialogue(
     documents = [
         document
         for at, line in enumerate(lines)
-        for document in message_documents(
+        for document in build_message_documents(
             line, before=lines[max(0, at - WINDOW) : at], after=lines[at + 1 : at + 1 + WINDOW]
         )
     ]
-    scenes: dict[UUID, list[Line]] = {}
+    scenes: dict[UUID, list[SourceMessage]] = {}
     for line in lines:
         if line.scene_id is not None:
             scenes.setdefault(line.scene_id, []).append(line)
     firsts = {each.source_id: each for each in reversed(documents)}
     for line_id, asked in (questions or {}).items():
         documents += question_documents(firsts[line_id], asked)
-    documents += [scene_document(scene_id, some) for scene_id, some in scenes.items()]
-    attempt = Attempt(desk.sealer)
+    documents += [build_scene_document(scene_id, some) for scene_id, some in scenes.items()]
+    attempt = IndexRun(desk.sealer)
     points = await maker.make(attempt, documents)
     if attempt.failure:
         raise attempt.failure
@@ -327,9 +333,9 @@ async def search(desk: Desk, question: Question, bench: Bench) -> Searched:
     bench.searching.append((taken - embedding) * 1000)
 
     blinder = desk.blinders.get(desk.sealer)
-    reading = parsed_query.read(question.text, cast=dialogue.speakers, now=dialogue.ended)
+    reading = parsed_query.parse_query(question.text, cast=dialogue.speakers, now=dialogue.ended)
     vector = await embedded(desk, reading.meaning)
-    plan = parsed_query.plan(
+    plan = parsed_query.plan_queries(
         reading,
         owner_id=dialogue.user_id,
         parts=where,
@@ -337,7 +343,7 @@ async def search(desk: Desk, question: Question, bench: Bench) -> Searched:
         dense=vector,
         blinder=blinder,
     )
-    hits, deep = split(plan, await desk.index.search(deeper(plan)))
+    hits, deep = split_hits(plan, await desk.index.search(deepen_queries(plan)))
     found = scale_to_large_corpus(hits, await desk.index.count(dialogue.user_id))
     searched = Searched(
         question=question,
@@ -346,7 +352,9 @@ async def search(desk: Desk, question: Question, bench: Bench) -> Searched:
         speakers=[speaker_id(name, blinder) for name in reading.names],
         reading=reading,
         plain=await verbatim(desk, question, where),
-        relevant=frozenset(each.id for each in relevant(findings.candidates, RankingThresholds())),
+        relevant=frozenset(
+            each.id for each in select_relevant(findings.candidates, RankingThresholds())
+        ),
         vectors=await findings.vectors.arrived(),
     )
     if ranked(searched, Weights())[0] != list(findings.candidates):
@@ -361,19 +369,19 @@ async def embedded(desk: Desk, text: str) -> Floats | None:
     return desk.blinders.get(desk.sealer).turn(await desk.embedder.embed_query(desk.sealer, text))
 
 
-async def verbatim(desk: Desk, question: Question, where: Sequence[ScopePart]) -> Found:
+async def verbatim(desk: Desk, question: Question, where: Sequence[ScopePart]) -> SignalHits:
     """What the question finds as it stands, by its vector and by its terms: for the baselines."""
     blinder = desk.blinders.get(desk.sealer)
     scope = Scope(owner_id=desk.dialogue.user_id, parts=where, kinds=["message"])
     vector = await embedded(desk, question.text)
     near: dict[VectorName, Floats | Sparse] = {
-        "sparse": blinded(query_terms(question.text), blinder)
+        "sparse": blind_terms(query_terms(question.text), blinder)
     }
     if vector is not None:
         near["dense"] = vector
     hits = await desk.index.search(
         [
-            Query(vector=name, near=each, scope=scope, limit=parsed_query.LIMIT)
+            Query(vector=name, near=each, scope=scope, limit=parsed_query.HITS_PER_SIGNAL)
             for name, each in near.items()
         ]
     )
@@ -381,7 +389,7 @@ async def verbatim(desk: Desk, question: Question, where: Sequence[ScopePart]) -
 
 
 def ranked(
-    searched: Searched, weights: Weights, *, share: float = SCENE
+    searched: Searched, weights: Weights, *, share: float = SCENE_DISCOUNT
 ) -> tuple[list[Candidate], float]:
     """Turns, best first; and how broad the question is."""
     order = ranking.rank(
@@ -392,14 +400,14 @@ def ranked(
         wants_recent=searched.reading.wants_recent,
     )
     broad = breadth(searched.reading.terms, order)
-    return over_scenes(order, broad, share=share), broad
+    return lower_scene_scores(order, broad, share=share), broad
 
 
 def listed(searched: Searched, candidates: Sequence[Candidate], broad: float) -> list[UUID]:
     """Turns as they are brought up: the first ones without what says the same."""
     most = len(searched.vectors) or MAX_ITEMS
-    first = diversified(candidates[:most], broad)
-    chosen = mmr.select(first, searched.vectors, count=most)
+    first = lower_neighbours(candidates[:most], broad)
+    chosen = mmr.select_diverse(first, searched.vectors, count=most)
     return [each.payload.source_id for each in [*chosen, *candidates[most:]]]
 
 
@@ -411,14 +419,14 @@ def filled(
     If they leave the room almost empty, the best few of the others as well.
     """
     kept = add_few(kept, order, RankingThresholds(), room=ROOM)
-    chosen = mmr.select(diversified(kept, broad), searched.vectors, count=MAX_ITEMS)
+    chosen = mmr.select_diverse(lower_neighbours(kept, broad), searched.vectors, count=MAX_ITEMS)
     spans = searched.reading.spans
-    near = nearest(searched.deep, RankingThresholds(), speakers=searched.speakers, spans=spans)
-    taken = with_nearest(chosen, near, room=ROOM, most=MAX_SHORT_ITEMS)
+    near = find_nearest(searched.deep, RankingThresholds(), speakers=searched.speakers, spans=spans)
+    taken = merge_nearest(chosen, near, room=ROOM, most=MAX_SHORT_ITEMS)
     return [each.payload.source_id for each in taken]
 
 
-def fused_by_rank(found: Found, k: float) -> list[UUID]:
+def fused_by_rank(found: SignalHits, k: float) -> list[UUID]:
     """Reciprocal rank fusion of `dense` and `sparse`. Source: Cormack et al., SIGIR 2009."""
     scores: dict[UUID, float] = {}
     for signal in ("dense", "sparse"):
@@ -471,7 +479,9 @@ def _table(searched: Searched) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
         searched.found, speakers=searched.speakers, spans=searched.reading.spans
     )
     gold = searched.question.gold
-    return ranking.curved(table.values), np.array([line.source_id in gold for line in table.lines])
+    return ranking.apply_curve(table.values), np.array(
+        [line.source_id in gold for line in table.lines]
+    )
 
 
 def recalls(

@@ -29,8 +29,8 @@ from backend.lorebooks.entries import LoreEntry
 from backend.lorebooks.formats.reader import read_file
 from backend.memory.embedding.local import LocalEmbedder
 from backend.memory.embedding.protocol import MINILM, Embedder
-from backend.memory.indexing.documents import lore_documents
-from backend.memory.search.query import read
+from backend.memory.indexing.documents import build_lore_documents
+from backend.memory.search.query import parse_query
 
 ROOT = Path(__file__).resolve().parents[1]
 SHARED = ROOT.parent / "shared" / "data"
@@ -45,7 +45,7 @@ async def cosines(embedder: Embedder, entries: Sequence[LoreEntry], lines: Seque
     texts: list[str] = []
     owners: list[int] = []
     for number, entry in enumerate(entries):
-        documents = lore_documents(
+        documents = build_lore_documents(
             uuid5(IDS, str(number)),
             IDS,
             title=entry.title,
@@ -56,7 +56,7 @@ async def cosines(embedder: Embedder, entries: Sequence[LoreEntry], lines: Seque
         texts += [document.text for document in documents]
         owners += [number] * len(documents)
     documents_at = await embedder.embed(texts, "document")
-    asked_at = await embedder.embed([read(line, now=NOW).meaning for line in lines], "query")
+    asked_at = await embedder.embed([parse_query(line, now=NOW).meaning for line in lines], "query")
     near = asked_at @ documents_at.T
     found = np.full((len(lines), len(entries)), -1.0)
     for column, owner in enumerate(owners):

@@ -53,7 +53,7 @@ from backend.memory.runtime import MemoryRuntime, index_folder
 from backend.memory.search import query as parsed_query
 from backend.memory.search.request import SearchRequest
 from backend.memory.search.search import MemorySearch
-from backend.memory.search.terms import sparse_vector
+from backend.memory.search.terms import build_sparse_vector
 from backend.settings import Settings
 from scripts._bench import (
     DIMENSION,
@@ -226,8 +226,10 @@ async def queries_of(searched: Searched) -> list[list[Query]]:
     blinder = house.blinders.get(sealer)
     batches: list[list[Query]] = []
     for ask in searched.asks:
-        reading = parsed_query.read(ask.text, context=ask.context, cast=ask.names, now=ask.now)
-        plan = parsed_query.plan(
+        reading = parsed_query.parse_query(
+            ask.text, context=ask.context, cast=ask.names, now=ask.now
+        )
+        plan = parsed_query.plan_queries(
             reading,
             owner_id=sealer.user_id,
             parts=ask.parts,
@@ -301,7 +303,7 @@ def postings_of(searched: Searched) -> Mapping[int, tuple[NDArray[np.intp], Floa
     blinder = searched.house.blinders.get(searched.account.identity.sealer)
     found: dict[int, list[tuple[int, float]]] = {}
     for place, (_, text) in enumerate(searched.spoken):
-        terms = sparse_vector(text, blinder)
+        terms = build_sparse_vector(text, blinder)
         for term, weight in zip(terms.ids.tolist(), terms.weights.tolist(), strict=True):
             found.setdefault(term, []).append((place, weight))
     return {

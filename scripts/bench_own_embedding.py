@@ -36,7 +36,7 @@ from backend.database.migrate import upgrade
 from backend.llm.providers.schemas import NewProvider
 from backend.memory.embedding.remote import OpenAICompatibleEmbedder
 from backend.memory.index.protocol import ScopePart
-from backend.memory.indexing.collections import EXPECTED_SECONDS
+from backend.memory.indexing.collections import EXPECTED_MOVE_SECONDS
 from backend.memory.search.request import SearchRequest
 from backend.settings import Settings
 from scripts._bench import (
@@ -186,7 +186,7 @@ async def bench(options: argparse.Namespace, folder: Path, url: str) -> list[Row
             await index_container(account, "message", chat_id)
             accounts[name] = account, chat_id
         await choose_own(own, url)
-        await asyncio.sleep(EXPECTED_SECONDS)  # until then no place is remembered
+        await asyncio.sleep(EXPECTED_MOVE_SECONDS)  # until then no place is remembered
         # What is loaded and measured once is no part of what a search costs.
         first = questions(lines, options.queries + BLOCK)[-BLOCK:]
         warm = await measured(accounts, first, options.messages, ", first 20")

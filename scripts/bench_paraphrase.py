@@ -47,12 +47,12 @@ from backend.generation.tokens import MESSAGE_OVERHEAD, get_tokenizer
 from backend.memory.embedding.local import LocalEmbedder
 from backend.memory.index.edge import open_edge
 from backend.memory.index.protocol import ScopePart
-from backend.memory.indexing.documents import Blinders, Line, PointMaker
+from backend.memory.indexing.documents import Blinders, PointMaker, SourceMessage
 from backend.memory.search import ranking as mmr
 from backend.memory.search.features import Candidate
 from backend.memory.search.request import SearchRequest
 from backend.memory.search.search import MemorySearch
-from backend.memory.search.selection import with_nearest
+from backend.memory.search.selection import merge_nearest
 from backend.memory.search.terms import query_terms
 from backend.turns.prompt.retrieval import MAX_ITEMS, MAX_SHORT_ITEMS, ROOM
 from backend.vault.sealing import Sealer
@@ -152,7 +152,7 @@ def chats_of(lines: Sequence[tuple[str, int, str, str]], size: int) -> Iterator[
     for start in range(0, len(lines) - size + 1, size):
         chat_id = uuid5(IDS, f"{size}/{start}")
         rows: list[Message] = []
-        said: list[Line] = []
+        said: list[SourceMessage] = []
         for place, (_, _, author, text) in enumerate(lines[start : start + size]):
             row = Message(
                 id=uuid5(IDS, f"{size}/{start + place}"),
@@ -162,7 +162,7 @@ def chats_of(lines: Sequence[tuple[str, int, str, str]], size: int) -> Iterator[
             place_in_scene(row, rows[-1] if rows else None)
             rows.append(row)
             said.append(
-                Line(
+                SourceMessage(
                     id=row.id,
                     container_id=chat_id,
                     author=author,
@@ -237,8 +237,8 @@ async def searched(
     """What reaches the thresholds, and all that a turn would take."""
     result = await desk.service.find(desk.sealer, request)
     vectors = await result.vectors.arrived()
-    strict = mmr.select(result.candidates, vectors, count=request.limit)
-    return strict, with_nearest(strict, result.near, room=request.room, most=request.most)
+    strict = mmr.select_diverse(result.candidates, vectors, count=request.limit)
+    return strict, merge_nearest(strict, result.near, room=request.room, most=request.most)
 
 
 async def ask(desk: Desk, probe: Probe, size: int) -> Asked:

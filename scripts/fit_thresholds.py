@@ -29,10 +29,10 @@ import numpy as np
 
 from backend.core.logs import configure_logging
 from backend.memory.embedding.local import LocalEmbedder
-from backend.memory.embedding.protocol import Embedder, ModelCosines, measured_cosines
+from backend.memory.embedding.protocol import Embedder, ModelCosines, measure_cosines
 from backend.memory.embedding.registry import build_embedder
-from backend.memory.search.query import read
-from backend.memory.search.ranking import RankingThresholds, Weights, relevant
+from backend.memory.search.query import parse_query
+from backend.memory.search.ranking import RankingThresholds, Weights, select_relevant
 from backend.settings import Settings
 from scripts._vectors import KeptVectors
 from scripts.bench_languages import PLAIN, read_stories
@@ -65,7 +65,7 @@ async def story_pairs(embedder: Embedder, everyday: Sequence[str]) -> Pairs:
     story = read_stories()["english"]
     texts = {line.id: line.text for line in story.lines}
     plain = [each for each in story.questions if each.category == PLAIN]
-    asked = [read(each.text, now=story.ended, cast=["Mira"]).meaning for each in plain]
+    asked = [parse_query(each.text, now=story.ended, cast=["Mira"]).meaning for each in plain]
     gold = [texts[line_id] for each in plain for line_id in each.gold]
     near = await embedder.embed(asked, "query"), await embedder.embed(gold, "document")
     told = await embedder.embed([*texts.values()], "document")
@@ -93,7 +93,7 @@ def table(pairs: Pairs, chosen: float) -> list[str]:
 
 async def fit(embedder: Embedder, data: Any) -> tuple[ModelCosines, list[str]]:
     """What the cosines say, by the shipped texts (`BOOKS`), and the tables behind it."""
-    measured = await measured_cosines(embedder.embed)
+    measured = await measure_cosines(embedder.embed)
     stories = await story_pairs(embedder, data["unrelated"])
     books = await book_pairs(embedder, data)
     cosines = ModelCosines(
@@ -114,7 +114,8 @@ def locomo_table(bench: Bench, cosines: ModelCosines) -> list[str]:
 
     def recall(least: RankingThresholds) -> float:
         found = (
-            len(gold & {each.payload.source_id for each in relevant(order, least)[:10]}) / len(gold)
+            len(gold & {each.payload.source_id for each in select_relevant(order, least)[:10]})
+            / len(gold)
             for order, gold in orders
         )
         return 100 * statistics.fmean(found)

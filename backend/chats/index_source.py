@@ -1,4 +1,4 @@
-"""Messages as a source of memories: what is indexed of them, and which of them count."""
+"""The messages of chats as a source of memories."""
 
 from __future__ import annotations
 
@@ -19,55 +19,50 @@ from backend.database.types import Id
 from backend.memory.index.protocol import Kind
 from backend.memory.indexing.documents import (
     WINDOW,
-    Document,
-    Line,
-    message_documents,
+    IndexDocument,
+    SourceMessage,
+    build_message_documents,
+    build_scene_document,
     question_documents,
-    scene_document,
 )
-from backend.memory.indexing.sources import Recalled, SourceRow, count_of, inventory_of, version_of
+from backend.memory.indexing.sources import (
+    MemoryItem,
+    SourceRow,
+    SourceTable,
+    TableSource,
+    compute_version,
+)
 from backend.vault.sealing import Sealer
 
-_LINES_KEPT = 64
-"""Lines that stay open while rows are made into documents: a scene and its neighbours."""
+_MAX_OPEN_LINES = 64
+"""Decrypted messages that are kept while documents are built: a scene and its neighbours."""
 
-_MOST_NEAR = 300
-"""Rows that are read at once around those that are asked for: an indexer's batch has 200."""
+_MAX_NEAR_ROWS = 300
+"""Limit of the query for the neighbourhood of messages. An indexer's batch has 200 messages."""
 
 
-class MessageSource:
-    """The messages of all branches: what is not active is dropped when it is recalled."""
+class MessageSource(TableSource):
+    """Messages of all branches. `recall` drops those that are not active."""
 
     kind: Kind = "message"
-
-    async def containers(self, session: AsyncSession, *, owner_id: UUID) -> list[UUID]:
-        """A user's chats."""
-        return list(await session.scalars(select(Chat.id).where(Chat.user_id == owner_id)))
-
-    async def count(
-        self,
-        session: AsyncSession,
-        *,
-        owner_id: UUID,
-        container_ids: Sequence[UUID] | None = None,
-    ) -> int:
-        """See `Source`."""
-        owned = select(func.count()).where(Message.user_id == owner_id)
-        return await count_of(session, owned, Message.chat_id, container_ids)
+    table = SourceTable(
+        container_id=Chat.id,
+        container_owner=Chat.user_id,
+        row_id=Message.id,
+        row_owner=Message.user_id,
+        row_container=Message.chat_id,
+        row_changed_at=Message.updated_at,
+        row_order=(Message.position,),
+        is_indexed=Message.status != "streaming",
+    )
 
     async def inventory(
         self, session: AsyncSession, container_id: UUID, *, owner_id: UUID
     ) -> dict[UUID, int] | None:
-        """A chat's messages, from the root down; None when there is no such chat."""
-        owned = Chat.id == container_id, Chat.user_id == owner_id
-        if await session.scalar(select(Chat.id).where(*owned)) is None:
+        """See `Source`. Questions of a message count as a change of it."""
+        stored = await super().inventory(session, container_id, owner_id=owner_id)
+        if stored is None:
             return None
-        rows = await session.execute(
-            select(Message.id, Message.updated_at)
-            .where(Message.chat_id == container_id, Message.status != "streaming")
-            .order_by(Message.position)
-        )
-        stored = await inventory_of(rows)
         asked = await question_versions(session, container_id)
         return {each: max(version, asked.get(each, 0)) for each, version in stored.items()}
 
@@ -80,12 +75,12 @@ class MessageSource:
         *,
         neighbours: bool,
     ) -> list[SourceRow]:
-        """Messages with their windows, from the root down.
+        """Return messages with their windows, from the root down.
 
-        With `neighbours` also those above them whose windows reach down to them. A scene comes with
-        the last of its messages here: while that is not stored, the scene is made again.
+        With `neighbours`, also the messages above them whose windows contain them. A scene is part
+        of the last of its messages in the result, so it is stored after all of them.
         """
-        stretch = _Stretch(sealer, container_id)
+        stretch = _ChatExcerpt(sealer, container_id)
         await stretch.load_near(session, source_ids)
         wanted = await stretch.load(session, source_ids)
         if neighbours:
@@ -108,12 +103,12 @@ class MessageSource:
         source_ids: Collection[UUID],
         *,
         viewpoint: Viewpoint = GM,
-    ) -> dict[UUID, Recalled]:
-        """Messages of active paths that are not hidden, and that the viewpoint may know."""
-        query = _COUNTING
+    ) -> dict[UUID, MemoryItem]:
+        """Return messages of active paths that are visible and that the viewpoint may know."""
+        query = _ACTIVE
         if viewpoint != GM:
             query = query.where(known_to(viewpoint, _ROW.audience))
-        found: dict[UUID, Recalled] = {}
+        found: dict[UUID, MemoryItem] = {}
         for ids in chunks(list(source_ids)):
             asked = {"ids": ids, "owner_id": sealer.user_id}
             rows = (await session.execute(query, asked)).all()
@@ -124,7 +119,7 @@ class MessageSource:
                 MESSAGE_CONTENT, ((row.id.bytes, row.sealed_content) for row in rows)
             )
             for row, author, text in zip(rows, authors, texts, strict=True):
-                found[row.id] = Recalled(
+                found[row.id] = MemoryItem(
                     kind=self.kind,
                     source_id=row.id,
                     container_id=row.chat_id,
@@ -140,7 +135,7 @@ class MessageSource:
 
 
 async def windows_below(session: AsyncSession, message_id: UUID) -> list[UUID]:
-    """The messages below one, on all branches, whose windows hold its text."""
+    """Return the messages below one, on all branches, whose windows contain its text."""
     found: list[UUID] = []
     level: Sequence[UUID] = [message_id]
     for _ in range(WINDOW):
@@ -169,10 +164,10 @@ _COLUMNS = (
 _IDS = bindparam("ids", expanding=True, type_=Id())
 _OWNED = unindexed(_ROW.user_id) == bindparam("owner_id")
 _IN_CHAT = unindexed(_ROW.chat_id) == bindparam("chat_id")
-_OF_A_CHAT = select(*_COLUMNS).where(_IN_CHAT, _OWNED)
-_THEMSELVES = _OF_A_CHAT.where(_ROW.id.in_(_IDS))
-_FOLLOWING = _OF_A_CHAT.where(_ROW.parent_id.in_(_IDS), _ROW.is_selected)
-_SCENES = _OF_A_CHAT.where(_ROW.scene_id.in_(_IDS), _ROW.is_active, _ROW.status != "streaming")
+_IN_CHAT_OWNED = select(*_COLUMNS).where(_IN_CHAT, _OWNED)
+_BY_ID = _IN_CHAT_OWNED.where(_ROW.id.in_(_IDS))
+_SELECTED_CHILDREN = _IN_CHAT_OWNED.where(_ROW.parent_id.in_(_IDS), _ROW.is_selected)
+_SCENES = _IN_CHAT_OWNED.where(_ROW.scene_id.in_(_IDS), _ROW.is_active, _ROW.status != "streaming")
 _FIRST, _LAST = (
     select(end(_ROW.position)).where(_IN_CHAT, _ROW.id.in_(_IDS)).scalar_subquery()
     for end in (func.min, func.max)
@@ -185,9 +180,9 @@ _NEAR = (
         _ROW.position >= _FIRST - 2 * WINDOW,
         _ROW.position <= _LAST + WINDOW,
     )
-    .limit(_MOST_NEAR)
+    .limit(_MAX_NEAR_ROWS)
 )
-_COUNTING = select(
+_ACTIVE = select(
     _ROW.id,
     _ROW.chat_id,
     _ROW.position,
@@ -197,13 +192,13 @@ _COUNTING = select(
     _ROW.sealed_author,
     _ROW.sealed_content,
 ).where(_ROW.id.in_(_IDS), _OWNED, _ROW.is_active, ~_ROW.hidden, _ROW.status != "streaming")
-"""Built once: building them costs more than running them."""
+"""The statements are built once because building them takes longer than executing them."""
 
 
-class _Stretch:
-    """Messages of one chat, read and still sealed, and how they hang together in the tree.
+class _ChatExcerpt:
+    """Sealed messages of one chat with their place in the tree.
 
-    Plain rows: once they are loaded, they may be used in a thread.
+    The rows are plain, so a thread may use them after they were loaded.
     """
 
     def __init__(self, sealer: Sealer, chat_id: UUID) -> None:
@@ -213,28 +208,27 @@ class _Stretch:
         self.questions: dict[UUID, StoredQuestions] = {}
         self._has_all_near = False
         self._selected: dict[UUID, UUID] = {}
-        self._opened: dict[UUID, Line] = {}
+        self._opened: dict[UUID, SourceMessage] = {}
 
     async def load_near(self, session: AsyncSession, ids: Sequence[UUID]) -> None:
-        """Read messages with all that their windows, and their neighbours' windows, can reach.
+        """Load messages with everything in their windows and in their neighbours' windows.
 
-        One range of positions takes the place of a query for each step in the tree. Where messages
-        lie far apart, or have very many siblings, it is not read to its end, and what is missing
-        is read step by step.
+        It reads one range of positions instead of one query for each step in the tree. The range
+        is cut off if messages are far apart or have many siblings. The rest is then read in steps.
         """
         found = await self._read(session, _NEAR, ids)
-        self._has_all_near = len(found) < _MOST_NEAR
+        self._has_all_near = len(found) < _MAX_NEAR_ROWS
 
     async def load(self, session: AsyncSession, ids: Iterable[UUID]) -> set[UUID]:
-        """Read messages; those of them that are there."""
+        """Load messages. Return the ids of those that exist."""
         wanted = set(ids)
         missing = () if self._has_all_near else list(wanted - self.rows.keys())
         for part in chunks(missing):
-            await self._read(session, _THEMSELVES, part)
+            await self._read(session, _BY_ID, part)
         return wanted & self.rows.keys()
 
     async def load_above(self, session: AsyncSession, ids: set[UUID]) -> set[UUID]:
-        """Read the `WINDOW` messages above each; their ids."""
+        """Load the `WINDOW` messages above each. Return their ids."""
         above: set[UUID] = set()
         level = ids
         for _ in range(WINDOW):
@@ -244,17 +238,17 @@ class _Stretch:
         return above
 
     async def load_around(self, session: AsyncSession, ids: set[UUID]) -> None:
-        """Read what stands in the windows of messages."""
+        """Load the messages in the windows of messages."""
         await self.load_above(session, ids)
         level = ids
         for _ in range(WINDOW):
             last = [each for each in level if each not in self._selected]
             for part in chunks(() if self._has_all_near else last):
-                await self._read(session, _FOLLOWING, part)
+                await self._read(session, _SELECTED_CHILDREN, part)
             level = {self._selected[each] for each in level if each in self._selected}
 
     async def load_scenes(self, session: AsyncSession, ids: set[UUID]) -> dict[UUID, list[UUID]]:
-        """Read the active messages of the scenes in which messages stand: their ids, in order."""
+        """Load the active messages of the messages' scenes. Return their ids in order, by scene."""
         scene_ids = {scene for each in ids if (scene := self.rows[each].scene_id) is not None}
         members: dict[UUID, list[UUID]] = defaultdict(list)
         for part in chunks(list(scene_ids)):
@@ -278,20 +272,20 @@ class _Stretch:
         sizes = [len(self.rows[each].sealed_content) for each in (message_id, *scene)]
         if asked := self.questions.get(message_id):
             sizes.append(len(asked.sealed or b""))
-        beside = (*self._ids_before(message_id), *self._ids_after(message_id))
+        neighbours = (*self._ids_before(message_id), *self._ids_after(message_id))
         return SourceRow(
             source_id=message_id,
             size=sum(sizes),
-            size_beside=sum(len(self.rows[each].sealed_content) for each in beside),
+            size_beside=sum(len(self.rows[each].sealed_content) for each in neighbours),
             documents=partial(self._documents, message_id, scene),
         )
 
-    def _documents(self, message_id: UUID, scene: Sequence[UUID]) -> list[Document]:
-        """What is indexed of a message, and of the scene that those of `scene` make."""
-        found: list[Document] = []
+    def _documents(self, message_id: UUID, scene: Sequence[UUID]) -> list[IndexDocument]:
+        """Build the documents of a message, and of the scene with the messages `scene`."""
+        found: list[IndexDocument] = []
         row = self.rows[message_id]
         if row.status != "streaming":
-            found += message_documents(
+            found += build_message_documents(
                 self._line(message_id),
                 before=[self._line(each) for each in self._ids_before(message_id)],
                 after=[self._line(each) for each in self._ids_after(message_id)],
@@ -299,22 +293,22 @@ class _Stretch:
             if asked := self.questions.get(message_id):
                 found += question_documents(found[0], asked.open(self._sealer))
         if scene:
-            found.append(scene_document(row.scene_id, [self._line(each) for each in scene]))
+            found.append(build_scene_document(row.scene_id, [self._line(each) for each in scene]))
         return found
 
-    def _line(self, message_id: UUID) -> Line:
-        """A message, open. Rows come in the order of the path: their windows share lines."""
+    def _line(self, message_id: UUID) -> SourceMessage:
+        """Return a decrypted message. Windows overlap, so the last ones are kept."""
         line = self._opened.get(message_id)
         if line is None:
-            if len(self._opened) >= _LINES_KEPT:
+            if len(self._opened) >= _MAX_OPEN_LINES:
                 del self._opened[next(iter(self._opened))]
             line = self._opened[message_id] = self._open(message_id)
         return line
 
-    def _open(self, message_id: UUID) -> Line:
+    def _open(self, message_id: UUID) -> SourceMessage:
         row, asked = self.rows[message_id], self.questions.get(message_id)
         changed_at = max(row.updated_at, asked.written_at) if asked else row.updated_at
-        return Line(
+        return SourceMessage(
             id=row.id,
             container_id=self._chat_id,
             author=self._sealer.open(MESSAGE_AUTHOR, row.id, row.sealed_author),
@@ -322,12 +316,12 @@ class _Stretch:
             said_at=row.created_at,
             position=row.position,
             scene_id=row.scene_id,
-            version=version_of(changed_at),
+            version=compute_version(changed_at),
             audience=row.audience,
         )
 
     def _ids_before(self, message_id: UUID) -> list[UUID]:
-        """The messages above one, as far as its window reaches, oldest first."""
+        """Return the messages above one in its window, oldest first."""
         found: list[UUID] = []
         parent = self.rows[message_id].parent_id
         while parent is not None and parent in self.rows and len(found) < WINDOW:
@@ -336,7 +330,7 @@ class _Stretch:
         return found[::-1]
 
     def _ids_after(self, message_id: UUID) -> list[UUID]:
-        """The messages that follow one where the path goes, or last went, on below it."""
+        """Return the messages below one in its window, on the selected path."""
         found: list[UUID] = []
         child = self._selected.get(message_id)
         while child is not None and len(found) < WINDOW:

@@ -14,7 +14,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from backend.chats.models import MESSAGE_QUESTIONS, Message, MessageQuestions
 from backend.database.base import UNSYNCHRONISED, chunks, now, unindexed, upsert
 from backend.database.types import Id
-from backend.memory.indexing.sources import inventory_of
+from backend.memory.indexing.sources import collect_versions
 from backend.vault.sealing import Sealer
 
 UNREAD = ~exists().where(MessageQuestions.id == Message.id)
@@ -65,7 +65,7 @@ async def has_questions(session: AsyncSession, *, owner_id: UUID) -> bool:
 
 async def question_versions(session: AsyncSession, chat_id: UUID) -> dict[UUID, int]:
     """When questions of a chat's messages were written, as versions of points."""
-    return await inventory_of(await session.execute(_WRITTEN, {"chat_id": chat_id}))
+    return await collect_versions(await session.execute(_WRITTEN, {"chat_id": chat_id}))
 
 
 async def write_questions(

@@ -1,4 +1,4 @@
-"""Events of chronicles as a source of memories."""
+"""The events of chronicles as a source of memories."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from functools import partial
 from typing import Final
 from uuid import UUID
 
-from sqlalchemy import func, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from backend.chronicles.events import told, when_in_story
@@ -15,57 +14,33 @@ from backend.chronicles.models import Chronicle, ChronicleEvent
 from backend.chronicles.repository import STORY_ORDER, StoryEvent, get_events
 from backend.core.audience import GM, Viewpoint, is_known_to
 from backend.memory.index.protocol import Kind
-from backend.memory.indexing.documents import Document, event_document
+from backend.memory.indexing.documents import IndexDocument, build_event_document
 from backend.memory.indexing.sources import (
-    Origin,
-    Recalled,
+    MemoryItem,
+    OriginMessage,
     SourceRow,
-    count_of,
-    inventory_of,
-    version_of,
+    SourceTable,
+    TableSource,
+    compute_version,
 )
 from backend.vault.sealing import Sealer
 
 KIND: Final = "event"
 
 
-class ChronicleSource:
-    """The events of a user's chronicles."""
+class ChronicleSource(TableSource):
+    """Events of all branches. `recall` drops those that are not current."""
 
     kind: Kind = KIND
-
-    async def containers(self, session: AsyncSession, *, owner_id: UUID) -> list[UUID]:
-        """A user's chronicles."""
-        query = select(Chronicle.id).where(Chronicle.user_id == owner_id)
-        return list(await session.scalars(query))
-
-    async def count(
-        self,
-        session: AsyncSession,
-        *,
-        owner_id: UUID,
-        container_ids: Sequence[UUID] | None = None,
-    ) -> int:
-        """See `Source`."""
-        owned = select(func.count()).where(ChronicleEvent.user_id == owner_id)
-        return await count_of(session, owned, ChronicleEvent.chronicle_id, container_ids)
-
-    async def inventory(
-        self, session: AsyncSession, container_id: UUID, *, owner_id: UUID
-    ) -> dict[UUID, int] | None:
-        """A chronicle's events in story order; None when there is no such chronicle.
-
-        Those that do not count now are among them: coming back to a branch finds them again.
-        """
-        owned = Chronicle.id == container_id, Chronicle.user_id == owner_id
-        if await session.scalar(select(Chronicle.id).where(*owned)) is None:
-            return None
-        rows = await session.execute(
-            select(ChronicleEvent.id, ChronicleEvent.updated_at)
-            .where(ChronicleEvent.chronicle_id == container_id)
-            .order_by(*STORY_ORDER)
-        )
-        return await inventory_of(rows)
+    table = SourceTable(
+        container_id=Chronicle.id,
+        container_owner=Chronicle.user_id,
+        row_id=ChronicleEvent.id,
+        row_owner=ChronicleEvent.user_id,
+        row_container=ChronicleEvent.chronicle_id,
+        row_changed_at=ChronicleEvent.updated_at,
+        row_order=STORY_ORDER,
+    )
 
     async def rows(
         self,
@@ -74,9 +49,9 @@ class ChronicleSource:
         container_id: UUID,
         source_ids: Sequence[UUID],
         *,
-        neighbours: bool,  # noqa: ARG002  # events stand by themselves
+        neighbours: bool,  # noqa: ARG002  # an event has no neighbours
     ) -> list[SourceRow]:
-        """Events, one document each, whether they count or not."""
+        """Return events with one document each, also those that are not current."""
         found = await get_events(session, sealer, source_ids)
         return [
             SourceRow(
@@ -95,19 +70,19 @@ class ChronicleSource:
         source_ids: Collection[UUID],
         *,
         viewpoint: Viewpoint = GM,
-    ) -> dict[UUID, Recalled]:
-        """Events that count, that none which counts has superseded, and that it may know."""
+    ) -> dict[UUID, MemoryItem]:
+        """Return current events that the viewpoint may know."""
         found = await get_events(session, sealer, list(source_ids))
         return {
-            event.id: _recalled(event)
+            event.id: _build_item(event)
             for event in found.values()
             if event.is_current and is_known_to(viewpoint, event.audience)
         }
 
 
-def _documents(event: StoryEvent) -> list[Document]:
+def _documents(event: StoryEvent) -> list[IndexDocument]:
     fields = event.fields
-    document = event_document(
+    document = build_event_document(
         event.id,
         event.chronicle_id,
         summary=fields.summary,
@@ -116,16 +91,16 @@ def _documents(event: StoryEvent) -> list[Document]:
         who=fields.who,
         keywords=fields.keywords,
         said_at=event.happened_at,
-        version=version_of(event.updated_at),
+        version=compute_version(event.updated_at),
         audience=event.audience,
     )
     return [document]
 
 
-def _recalled(event: StoryEvent) -> Recalled:
+def _build_item(event: StoryEvent) -> MemoryItem:
     first = event.sources[0] if event.sources else None
     chats = {source.chat_id for source in event.sources}
-    return Recalled(
+    return MemoryItem(
         kind=KIND,
         source_id=event.id,
         container_id=event.chronicle_id,
@@ -135,6 +110,6 @@ def _recalled(event: StoryEvent) -> Recalled:
         said_at=event.happened_at,
         position=first.position if first else 0,
         chat_id=chats.pop() if len(chats) == 1 else None,
-        origins=[Origin(each.id, each.chat_id, each.position) for each in event.sources],
+        origins=[OriginMessage(each.id, each.chat_id, each.position) for each in event.sources],
         audience=event.audience,
     )

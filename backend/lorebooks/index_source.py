@@ -1,4 +1,4 @@
-"""Lorebook entries as a source of memories: what is found by meaning, without its keys."""
+"""The entries of lorebooks as a source of memories: memory finds them by meaning, not by keys."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any, Final
 from uuid import UUID
 
-from sqlalchemy import Select, func, select
+from sqlalchemy import Select, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from backend.core.audience import GM, Viewpoint
@@ -19,46 +19,32 @@ from backend.lorebooks.entries import BookFields, LoreEntry, mode_of
 from backend.lorebooks.models import ENTRY, Lorebook, LoreEntryRow
 from backend.lorebooks.records import LORE_ENTRY, open_book
 from backend.memory.index.protocol import Kind
-from backend.memory.indexing.documents import Document, lore_documents
-from backend.memory.indexing.sources import Recalled, SourceRow, count_of, inventory_of, version_of
+from backend.memory.indexing.documents import IndexDocument, build_lore_documents
+from backend.memory.indexing.sources import (
+    MemoryItem,
+    SourceRow,
+    SourceTable,
+    TableSource,
+    compute_version,
+)
 from backend.vault.sealing import Sealer
 
 KIND: Final = "lore"
 
 
-class LoreSource:
-    """The entries of a user's lorebooks."""
+class LoreSource(TableSource):
+    """Entries of lorebooks. `recall` drops those that may not be found by meaning."""
 
     kind: Kind = KIND
-
-    async def containers(self, session: AsyncSession, *, owner_id: UUID) -> list[UUID]:
-        """A user's lorebooks."""
-        return list(await session.scalars(select(Lorebook.id).where(Lorebook.user_id == owner_id)))
-
-    async def count(
-        self,
-        session: AsyncSession,
-        *,
-        owner_id: UUID,
-        container_ids: Sequence[UUID] | None = None,
-    ) -> int:
-        """See `Source`."""
-        owned = select(func.count()).where(LoreEntryRow.user_id == owner_id)
-        return await count_of(session, owned, LoreEntryRow.lorebook_id, container_ids)
-
-    async def inventory(
-        self, session: AsyncSession, container_id: UUID, *, owner_id: UUID
-    ) -> dict[UUID, int] | None:
-        """A book's entries in their order; None when there is no such book."""
-        owned = Lorebook.id == container_id, Lorebook.user_id == owner_id
-        if await session.scalar(select(Lorebook.id).where(*owned)) is None:
-            return None
-        rows = await session.execute(
-            select(LoreEntryRow.id, LoreEntryRow.updated_at)
-            .where(LoreEntryRow.lorebook_id == container_id)
-            .order_by(LoreEntryRow.place)
-        )
-        return await inventory_of(rows)
+    table = SourceTable(
+        container_id=Lorebook.id,
+        container_owner=Lorebook.user_id,
+        row_id=LoreEntryRow.id,
+        row_owner=LoreEntryRow.user_id,
+        row_container=LoreEntryRow.lorebook_id,
+        row_changed_at=LoreEntryRow.updated_at,
+        row_order=(LoreEntryRow.place,),
+    )
 
     async def rows(
         self,
@@ -67,9 +53,9 @@ class LoreSource:
         container_id: UUID,
         source_ids: Sequence[UUID],
         *,
-        neighbours: bool,  # noqa: ARG002  # entries stand by themselves
+        neighbours: bool,  # noqa: ARG002  # an entry has no neighbours
     ) -> list[SourceRow]:
-        """Entries of a book that may be found by meaning."""
+        """Return the entries of a book that may be found by meaning."""
         fields = await _fields(session, sealer, container_id)
         return [
             SourceRow(
@@ -87,12 +73,12 @@ class LoreSource:
         source_ids: Collection[UUID],
         *,
         viewpoint: Viewpoint = GM,  # noqa: ARG002  # lore is for everyone
-    ) -> dict[UUID, Recalled]:
-        """Entries that are there, enabled, and may be found by meaning.
+    ) -> dict[UUID, MemoryItem]:
+        """Return enabled entries that may be found by meaning.
 
-        One that comes from a branch which was left is not among them.
+        Entries of a branch that is no longer active are left out.
         """
-        found: dict[UUID, Recalled] = {}
+        found: dict[UUID, MemoryItem] = {}
         fields: dict[UUID, BookFields] = {}
         for ids in chunks(list(source_ids)):
             query = _entries(ids, sealer.user_id).where(counting())
@@ -101,9 +87,9 @@ class LoreSource:
                 entry = _open(sealer, row)
                 if book_id not in fields:
                     fields[book_id] = await _fields(session, sealer, book_id)
-                # What was indexed before somebody switched it off is still in the index.
+                # The index may still contain an entry that was disabled a moment ago.
                 if _may_be_found(entry, fields[book_id]):
-                    found[row.id] = Recalled(
+                    found[row.id] = MemoryItem(
                         kind=self.kind,
                         source_id=row.id,
                         container_id=book_id,
@@ -123,12 +109,12 @@ async def _fields(session: AsyncSession, sealer: Sealer, book_id: UUID) -> BookF
 
 
 def _may_be_found(entry: LoreEntry, fields: BookFields) -> bool:
-    """Whether an entry may be found by its meaning; where neither it nor its book says, it may."""
+    """True if an entry may be found by meaning. That is the default of entries and books."""
     return entry.enabled and mode_of(entry, fields) != "keys"
 
 
 def _entries(entry_ids: Sequence[UUID], owner_id: UUID) -> Select[UUID, UUID, datetime, bytes]:
-    """The query for what is needed of entries."""
+    """Build the query for entries."""
     return select(
         LoreEntryRow.id,
         LoreEntryRow.lorebook_id,
@@ -141,17 +127,17 @@ def _open(sealer: Sealer, row: Any) -> LoreEntry:
     return LORE_ENTRY.decode(sealer.open_bytes(ENTRY, row.id, row.sealed_entry))
 
 
-def _documents(sealer: Sealer, book_id: UUID, fields: BookFields, row: Any) -> list[Document]:
-    """What is indexed of an entry: nothing where it says nothing, or is switched off."""
+def _documents(sealer: Sealer, book_id: UUID, fields: BookFields, row: Any) -> list[IndexDocument]:
+    """Build the documents of an entry; none if it is empty or may not be found by meaning."""
     entry = _open(sealer, row)
     _, content = split_decorators(entry.content)
     if not _may_be_found(entry, fields) or not content.strip():
         return []
-    return lore_documents(
+    return build_lore_documents(
         row.id,
         book_id,
         title=entry.title,
         keys=entry.keys,
         content=content,
-        version=version_of(row.updated_at),
+        version=compute_version(row.updated_at),
     )

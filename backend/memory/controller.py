@@ -19,7 +19,7 @@ from backend.jobs.models import Job
 from backend.jobs.schemas import JobView
 from backend.memory.embedding.own_models import OwnModel
 from backend.memory.index.protocol import IndexUnavailableError, Kind
-from backend.memory.indexing.collections import Placement, dimension_of
+from backend.memory.indexing.collections import Placement, parse_dimension
 from backend.memory.indexing.outbox import INDEX, REINDEX
 from backend.memory.indexing.sources import Source
 from backend.memory.models import IndexChange, IndexState
@@ -207,7 +207,7 @@ class MemoryStatusService:
             if own is None:
                 return None
             slug, _, name = own.id.partition("/")
-            dimension = dimension_of(place.target) or 0
+            dimension = parse_dimension(place.target) or 0
             return EmbeddingModel(provider=slug, model=name, dimension=dimension, is_own=True)
         if self._memory.embedder is None:
             return None

@@ -24,20 +24,20 @@ from backend.memory.embedding.cache import CachedEmbedder
 from backend.memory.embedding.own_models import UNKNOWN_SIZES, OwnModel, OwnModels
 from backend.memory.embedding.protocol import EmbedderError
 from backend.memory.embedding.registry import (
+    add_cache,
+    allows_provider,
     build_cached_embedder,
     build_embedder,
-    fetched_model,
-    may_be_shared,
-    with_cache,
+    find_local_model,
 )
-from backend.memory.index.edge import folders_in, open_edge
+from backend.memory.index.edge import list_collections, open_edge
 from backend.memory.index.protocol import IndexUnavailableError
 from backend.memory.indexing.collections import (
     Collections,
     ModelMoves,
     Opener,
     Placement,
-    collection_name,
+    build_collection_name,
 )
 from backend.memory.indexing.documents import Blinders, DocumentEmbedder, PointMaker
 from backend.memory.indexing.indexer import Indexer
@@ -54,7 +54,7 @@ log = get_logger(__name__)
 START_SECONDS = 10.0
 """How long the start waits for a provider's embedding model: it is gone over to later, too."""
 
-Chosen = ProviderEmbedding | tuple[str, Path] | None
+ModelChoice = ProviderEmbedding | tuple[str, Path] | None
 """What an administrator chose: a provider's embedding model, else the one that was fetched."""
 
 
@@ -74,7 +74,7 @@ class MemoryRuntime(UserSignedOut):
     blinders: Blinders
     own: OwnModels
     embedder: CachedEmbedder | None
-    chosen: Chosen
+    chosen: ModelChoice
     is_prepared: bool = False
     switching: asyncio.Lock = field(default_factory=asyncio.Lock)
 
@@ -92,7 +92,7 @@ class MemoryRuntime(UserSignedOut):
         next time. Search goes on by words until a user's texts have moved.
         """
         async with self.switching:
-            chosen = await _choice(self.settings, self.database, self.user_models)
+            chosen = await _load_choice(self.settings, self.database, self.user_models)
             was_shared = isinstance(self.chosen, ProviderEmbedding)
             if chosen == self.chosen or (chosen is None and not was_shared):
                 return
@@ -103,7 +103,7 @@ class MemoryRuntime(UserSignedOut):
                 return
         await self.prepare()
 
-    async def _go_over(self, chosen: Chosen) -> None:
+    async def _go_over(self, chosen: ModelChoice) -> None:
         shared = chosen if isinstance(chosen, ProviderEmbedding) else None
         embedder = build_embedder(self.settings, shared)
         if embedder is not None:
@@ -114,9 +114,9 @@ class MemoryRuntime(UserSignedOut):
                 await embedder.aclose()
                 raise
         spec = embedder.spec if embedder else None
-        index = await self.collections.open(collection_name(spec))
+        index = await self.collections.open(build_collection_name(spec))
         before = self.embedder
-        self.embedder = with_cache(embedder, self.settings, self.database) if embedder else None
+        self.embedder = add_cache(embedder, self.settings, self.database) if embedder else None
         # All at once: nothing is awaited in between.
         self.maker.embedder = self.search.embedder = self.embedder
         self.collections.go_over(index)
@@ -206,17 +206,21 @@ async def open_memory(
         IndexUnavailableError: Another process has the folder of Qdrant Edge open.
         EmbedderError: The embedding model does not say how long its vectors are.
     """
-    chosen = await _choice(settings, database, user_models)
-    opener, known = await _index(settings, database)
-    embedder = await _of_provider(settings, database, chosen)
+    chosen = await _load_choice(settings, database, user_models)
+    opener, known = await _prepare_index(settings, database)
+    embedder = await _open_provider_embedder(settings, database, chosen)
     if embedder is None:
-        chosen = fetched_model(settings)
+        chosen = find_local_model(settings)
         embedder = build_cached_embedder(settings, database)
     spec = await embedder.ready() if embedder else None
-    name = collection_name(spec)
+    name = build_collection_name(spec)
     current = await opener(name, spec.dimension if spec else None)
     collections = Collections(
-        database, current, opener, known=known | {name}, lister=partial(collections_of, settings)
+        database,
+        current,
+        opener,
+        known=known | {name},
+        lister=partial(list_index_collections, settings),
     )
     blinders = Blinders()
     maker = PointMaker(embedder, blinders=blinders, pool=pool)
@@ -245,14 +249,16 @@ async def open_memory(
     )
 
 
-async def _choice(settings: Settings, database: Database, user_models: UserModels) -> Chosen:
-    if may_be_shared(settings) and (shared := await user_models.shared_embedding(database)):
+async def _load_choice(
+    settings: Settings, database: Database, user_models: UserModels
+) -> ModelChoice:
+    if allows_provider(settings) and (shared := await user_models.shared_embedding(database)):
         return shared
-    return fetched_model(settings)
+    return find_local_model(settings)
 
 
-async def _of_provider(
-    settings: Settings, database: Database, chosen: Chosen
+async def _open_provider_embedder(
+    settings: Settings, database: Database, chosen: ModelChoice
 ) -> CachedEmbedder | None:
     """A provider's embedder; None where none was chosen, or while its server does not answer."""
     if not isinstance(chosen, ProviderEmbedding):
@@ -269,7 +275,7 @@ async def _of_provider(
     return embedder
 
 
-async def _index(settings: Settings, database: Database) -> tuple[Opener, set[str]]:
+async def _prepare_index(settings: Settings, database: Database) -> tuple[Opener, set[str]]:
     """How collections are opened, and those that there are."""
     if settings.qdrant_url:
         from backend.memory.index.server import open_server  # noqa: PLC0415  # seldom needed
@@ -277,16 +283,16 @@ async def _index(settings: Settings, database: Database) -> tuple[Opener, set[st
         async with database.read() as session:
             known = set(await session.scalars(select(IndexState.collection).distinct()))
         return partial(open_server, settings), known
-    return partial(open_edge, index_folder(settings)), folders_in(index_folder(settings))
+    return partial(open_edge, index_folder(settings)), list_collections(index_folder(settings))
 
 
-async def collections_of(settings: Settings) -> set[str]:
+async def list_index_collections(settings: Settings) -> set[str]:
     """The collections that the index has. Raises `IndexUnavailableError`."""
     if settings.qdrant_url:
-        from backend.memory.index.server import server_collections  # noqa: PLC0415  # seldom needed
+        from backend.memory.index.server import list_server_collections  # noqa: PLC0415  # seldom needed
 
-        return await server_collections(settings)
-    return folders_in(index_folder(settings))
+        return await list_server_collections(settings)
+    return list_collections(index_folder(settings))
 
 
 def index_folder(settings: Settings) -> Path:

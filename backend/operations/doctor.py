@@ -22,11 +22,11 @@ from backend.generation.tokens import best_tokenizer, get_tokenizer
 from backend.llm.models import InstallationProvider, ProviderConfig, open_shared
 from backend.memory.embedding.local import NOT_INSTALLED, LocalEmbedder, is_installed
 from backend.memory.embedding.protocol import EmbedderError
-from backend.memory.embedding.registry import build_embedder, may_be_shared
-from backend.memory.index.edge import engine_starts
-from backend.memory.index.server import server_version
+from backend.memory.embedding.registry import allows_provider, build_embedder
+from backend.memory.index.edge import can_start_engine
+from backend.memory.index.server import fetch_server_version
 from backend.memory.models import GONE, IndexState
-from backend.memory.runtime import collections_of, index_folder
+from backend.memory.runtime import index_folder, list_index_collections
 from backend.operations.start_faults import explain, find_folder_fault, find_index_fault
 from backend.prompts import load_prompts
 from backend.regex.process import RegexProcess
@@ -281,7 +281,7 @@ async def _index(settings: Settings) -> Finding:
         folder = index_folder(settings)
         state = "there" if folder.is_dir() else "the first start makes it"
         return Finding("index", "ok", f"Qdrant Edge, in {folder} ({state})")
-    version = await server_version(settings)
+    version = await fetch_server_version(settings)
     return Finding("index", "ok", f"Qdrant {version}, at {settings.qdrant_url}")
 
 
@@ -294,7 +294,7 @@ async def _helpers(settings: Settings) -> Finding:
             faults.append("regular expressions (keys and scripts that need it are not tried)")
     finally:
         await asyncio.to_thread(regexes.close)
-    if not settings.qdrant_url and not await engine_starts():
+    if not settings.qdrant_url and not await can_start_engine():
         faults.append("the index (turns go on without memory)")
     if faults:
         return Finding(
@@ -326,7 +326,7 @@ async def _own_embeddings(settings: Settings) -> Finding:
     detail = f"accounts with a model of their own: {len(rows):,}"
     more = {"moving to it": moving, "whose provider is gone": gone}
     told = [detail, *(f"{what}: {count:,}" for what, count in more.items() if count)]
-    lost = {row.collection for row in rows} - await collections_of(settings)
+    lost = {row.collection for row in rows} - await list_index_collections(settings)
     if lost:
         told.append(f"lost: {', '.join(sorted(lost))}")
         return Finding(
@@ -340,7 +340,7 @@ async def _own_embeddings(settings: Settings) -> Finding:
 
 
 async def _embeddings(settings: Settings) -> Finding:
-    if may_be_shared(settings):
+    if allows_provider(settings):
         for slug, config in (await _shared(settings)).items():
             if config is not None and config.embedding_model:
                 detail = f"{slug}, {config.embedding_model} (not tried: that would cost)"

@@ -20,7 +20,7 @@ from uuid import uuid4
 import httpx
 
 from backend.memory.index.protocol import IndexUnavailableError
-from backend.memory.index.server import server_collections
+from backend.memory.index.server import list_server_collections
 from backend.settings import Settings
 from scripts._bench_table import DatabaseName, Started, start
 from scripts._enrichment_wire import MODEL, MODEL_ID, listen
@@ -301,7 +301,7 @@ async def _delete_collections(settings: Settings) -> None:
     prefix = settings.qdrant_collection_prefix
     try:
         async with httpx.AsyncClient(base_url=settings.qdrant_url, trust_env=False) as client:
-            for name in await server_collections(settings):
+            for name in await list_server_collections(settings):
                 (await client.delete(f"/collections/{prefix}{name}")).raise_for_status()
     except (IndexUnavailableError, httpx.HTTPError) as error:
         kind = type(error).__name__

@@ -15,10 +15,10 @@ from backend.accounts.models import User
 from backend.database.base import chunks
 from backend.database.engine import Database
 from backend.llm.models import Provider, open_provider
-from backend.memory.embedding.remote import prepared
+from backend.memory.embedding.remote import prepare_text
 from backend.memory.index.protocol import Floats, VectorIndex, point_id
-from backend.memory.indexing.collections import dimension_of
-from backend.memory.indexing.documents import Document
+from backend.memory.indexing.collections import parse_dimension
+from backend.memory.indexing.documents import IndexDocument
 from backend.memory.indexing.sources import Source
 from backend.memory.models import IndexState
 from backend.vault.blinding import Blinder
@@ -167,21 +167,21 @@ async def check_vectors(
 ) -> tuple[list[str], int]:
     """Hold a user's vectors against those of the chosen model; and how many there are."""
     documents = [each for source in sources for each in await _documents(database, sealer, source)]
-    wanted = wanted_vectors(sealer, documents, chosen, dimension_of(index.name) or 0)
+    wanted = wanted_vectors(sealer, documents, chosen, parse_dimension(index.name) or 0)
     wrong = await count_wrong(index, wanted)
     found = f"vectors: {wrong} of {len(wanted)} in {index.name} are not those of {chosen}"
     return [found] if wrong else [], len(wanted)
 
 
 def wanted_vectors(
-    sealer: Sealer, documents: Sequence[Document], chosen: ChosenModel, dimension: int
+    sealer: Sealer, documents: Sequence[IndexDocument], chosen: ChosenModel, dimension: int
 ) -> dict[UUID, Floats]:
     """The vectors that points have to have, shape (dimension,) each, by the points' ids."""
     blinder, found = Blinder(sealer), dict[UUID, Floats]()
     for document in documents:
         text = document.text if document.dense_text is None else document.dense_text
         if text:
-            vector = vector_of(prepared(text), chosen.server, chosen.name, size_of(chosen.name))
+            vector = vector_of(prepare_text(text), chosen.server, chosen.name, size_of(chosen.name))
             longer = np.zeros(max(dimension, len(vector)), np.float32)
             longer[: len(vector)] = vector
             name = point_id(document.kind, document.source_id, document.chunk)
@@ -201,8 +201,8 @@ async def count_wrong(index: VectorIndex, wanted: Mapping[UUID, Floats]) -> int:
     return wrong
 
 
-async def _documents(database: Database, sealer: Sealer, source: Source) -> list[Document]:
-    found: list[Document] = []
+async def _documents(database: Database, sealer: Sealer, source: Source) -> list[IndexDocument]:
+    found: list[IndexDocument] = []
     async with database.read() as session:
         for container in await source.containers(session, owner_id=sealer.user_id):
             stored = await source.inventory(session, container, owner_id=sealer.user_id)

@@ -28,11 +28,11 @@ from backend.database.engine import Database
 from backend.enrichment.models import EnrichmentRun
 from backend.enrichment.runs.store import open_detail
 from backend.jobs.models import Job
-from backend.memory.index.edge import folders_in, open_edge
+from backend.memory.index.edge import list_collections, open_edge
 from backend.memory.index.protocol import Kind, VectorIndex
-from backend.memory.index.server import open_server, server_collections
-from backend.memory.indexing.collections import dimension_of
-from backend.memory.indexing.reconciler import differences
+from backend.memory.index.server import list_server_collections, open_server
+from backend.memory.indexing.collections import parse_dimension
+from backend.memory.indexing.reconciler import compare_container
 from backend.memory.models import IndexChange, IndexState
 from backend.settings import Settings
 from backend.turns.models import Turn
@@ -188,7 +188,7 @@ async def _compare_rows(
     rows = 0
     async for kind, container, stored in _read_rows(database, user_id):
         rows += len(stored)
-        held = await differences(index, user_id, container, kind, stored)
+        held = await compare_container(index, user_id, container, kind, stored)
         if held.missing or held.gone:
             found.append(
                 f"index: {kind}s of {container}: {len(held.missing)} are not in "
@@ -215,18 +215,18 @@ async def _list_collections(made: Installation) -> set[str]:
     if made.index_port is not None:
         return await RemoteIndex(made.index_port, "", None).collections()
     if made.index_settings.qdrant_url:
-        return await server_collections(made.index_settings)
-    return folders_in(made.index_folder)
+        return await list_server_collections(made.index_settings)
+    return list_collections(made.index_folder)
 
 
 async def _open_index(made: Installation, name: str) -> VectorIndex:
     if made.index_port is not None:
-        index = RemoteIndex(made.index_port, name, dimension_of(name))
+        index = RemoteIndex(made.index_port, name, parse_dimension(name))
         await index.open()
         return index
     if made.index_settings.qdrant_url:
-        return await open_server(made.index_settings, name, dimension_of(name))
-    return await open_edge(made.index_folder, name, dimension_of(name))
+        return await open_server(made.index_settings, name, parse_dimension(name))
+    return await open_edge(made.index_folder, name, parse_dimension(name))
 
 
 def check_plaintext(canary: str, folders: Mapping[str, Path]) -> list[str]:

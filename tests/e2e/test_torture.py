@@ -13,7 +13,7 @@ import pytest
 
 from backend.memory.index.edge import open_edge
 from backend.memory.index.protocol import Payload, Point, point_id
-from backend.memory.indexing.documents import Document
+from backend.memory.indexing.documents import IndexDocument
 from backend.vault.sealing import Sealer
 from scripts.torture.checks import StoredMessage, check_chat
 from scripts.torture.ledger import Choice, Deletion, Ledger, Line
@@ -172,7 +172,9 @@ def test_a_setting_has_the_value_that_was_acknowledged_and_each_of_requests_that
 async def test_a_vector_of_another_model_or_server_is_told(tmp_path: Path) -> None:
     owner, row = UUID(int=1), UUID(int=2)
     sealer = Sealer(owner, {1: bytes(32)}, user_key=bytes(32))
-    line = Document(kind="message", source_id=row, container_id=row, text="The rain.", version=1)
+    line = IndexDocument(
+        kind="message", source_id=row, container_id=row, text="The rain.", version=1
+    )
     chosen = ChosenModel("0.a", "narrow-64", is_own=True)
     wanted = wanted_vectors(sealer, [line], chosen, 256)
     payload = Payload(owner_id=owner, kind="message", container_id=row, source_id=row)

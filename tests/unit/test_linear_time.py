@@ -25,8 +25,8 @@ from backend.generation.failures.causes import _RULES
 from backend.generation.model import Prompt, PromptMessage, Tool
 from backend.generation.thoughts import _KNOWN_MARKS
 from backend.lorebooks.activation.compiled import split_decorators
-from backend.memory.indexing.documents import chunked
-from backend.memory.search.query import _pattern, languages, without_names, words_of
+from backend.memory.indexing.documents import split_into_chunks
+from backend.memory.search.query import _compile_name, list_languages, load_words, remove_names
 from tests.support.regex_finder import Found, _held_by, _inline, page_patterns, python_patterns
 from tests.support.regex_growth import EVERY_START, find_attack
 
@@ -39,7 +39,7 @@ PACKAGES = sorted(
 )
 MADE_AT_RUN_TIME: Mapping[str, Sequence[re.Pattern[str]]] = {
     "backend.generation.thoughts.__init__": [_KNOWN_MARKS.text.any],
-    "backend.memory.search.query._pattern": [_pattern("Ann Bo")],
+    "backend.memory.search.query._compile_name": [_compile_name("Ann Bo")],
     "backend.generation.failures.causes._rule": [rule.words for rule in _RULES],
     "backend.generation.failures.provider_faults.remove_keys": [
         re.compile(r"(?<!\w)sk\-1(?!\w)", re.IGNORECASE)
@@ -77,9 +77,9 @@ def test_the_regexes_of_a_package_take_linear_time(package: str) -> None:
             check(each)
 
 
-@pytest.mark.parametrize("language", languages())
+@pytest.mark.parametrize("language", list_languages())
 def test_words_of_times_and_questions_are_found_in_linear_time(language: str) -> None:
-    words = words_of(language)
+    words = load_words(language)
     for pattern in {*words.says_nothing, *words.times, words.spans}:
         check(Found(f"query_words.toml, {language}", pattern, frozenset((EVERY_START,))))
 
@@ -183,10 +183,10 @@ WORK: dict[str, tuple[Callable[[str], object], Callable[[int], str]]] = {
     "a decorator's value": (split_decorators, lambda n: "@@a b" + " " * n + "c"),
     "decorators": (split_decorators, lambda n: "@@a b\n" * (n // 6)),
     "a decorator's keys": (split_decorators, lambda n: "@@additional_keys" + " a," * (n // 3)),
-    "a chunk of blank lines": (chunked, lambda n: with_a_long_line("\n" * 4 * n)),
-    "chunks of words": (chunked, lambda n: "word " * (n // 5)),
-    "chunks without spaces": (chunked, lambda n: "中" * n),
-    "a question": (lambda text: without_names(text, ["Ann"]), lambda n: " " * n + "."),
+    "a chunk of blank lines": (split_into_chunks, lambda n: with_a_long_line("\n" * 4 * n)),
+    "chunks of words": (split_into_chunks, lambda n: "word " * (n // 5)),
+    "chunks without spaces": (split_into_chunks, lambda n: "中" * n),
+    "a question": (lambda text: remove_names(text, ["Ann"]), lambda n: " " * n + "."),
     "the demo's names": (told, lambda n: "A-" * (n // 2)),
     "the terms of an event": (terms_of, lambda n: "to " + "Ann's " * (n // 6)),
     "what a model wrote": (paragraphs, lambda n: "< {{@@\n" * (n // 8)),

@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from backend.campaigns.names.words import GERMAN_ENDINGS, WORD, plain
 from backend.core.text_forms import normalized
-from backend.memory.search.terms import ELIDED
+from backend.memory.search.terms import ELISIONS
 
 MAX_NAME = 200
 """Characters of a name that are read."""
@@ -66,7 +66,7 @@ def words_of(name: str) -> list[NameWord]:
     for match in islice(WORD.finditer(plain(normalized("NFKC", name[:MAX_NAME]))), MAX_WORDS):
         word = match[0].replace("_", "-")
         head, mark, tail = word.partition("'")
-        if mark and head.casefold() in ELIDED:
+        if mark and head.casefold() in ELISIONS:
             words.append(NameWord(head.casefold() + "'", owns=False, is_small=True))
             word = tail
         bare = word.removesuffix("'s")

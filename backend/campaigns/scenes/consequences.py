@@ -13,13 +13,13 @@ from sqlalchemy.types import NullType
 from backend.campaigns.ledger.items import PRESENT
 from backend.campaigns.ledger.store import read_state
 from backend.campaigns.models import CampaignChange, CampaignItem, ChangeSource
-from backend.campaigns.state.index_source import read_items, recalled
+from backend.campaigns.state.index_source import build_memory_items, read_items
 from backend.campaigns.state.snapshot import Names
 from backend.chats.models import Message
 from backend.core.audience import NAMELESS_MARKS, AudienceMarks, Viewpoint
 from backend.database.base import table_of, unindexed
 from backend.database.types import Id
-from backend.memory.indexing.sources import Recalled
+from backend.memory.indexing.sources import MemoryItem
 from backend.vault.sealing import Sealer
 
 MAX_CHANGED = 100
@@ -97,7 +97,7 @@ async def find_consequences(
     besides: Collection[UUID] = (),
     kept: Names | None = None,
     marks: AudienceMarks = NAMELESS_MARKS,
-) -> dict[UUID, list[Recalled]]:
+) -> dict[UUID, list[MemoryItem]]:
     """Return the items that each message, or the reply to it, changed, in their present state.
 
     An old line in a prompt says something that was true then. These items show the state now. A
@@ -127,8 +127,8 @@ async def find_consequences(
     gone = [item_id for _, item_id, is_live in rows if not is_live]
     current |= await _current(session, sealer, gone)
     read = await read_items(session, sealer, current.values(), viewpoint, kept)
-    items = await recalled(session, sealer, read, viewpoint, kept=kept, marks=marks)
-    found: dict[UUID, list[Recalled]] = {}
+    items = await build_memory_items(session, sealer, read, viewpoint, kept=kept, marks=marks)
+    found: dict[UUID, list[MemoryItem]] = {}
     for line, item_id, _ in rows:
         item = items.get(current[item_id])
         told = found.setdefault(line, [])

@@ -1,4 +1,7 @@
-"""Campaigns as a source of memories: entities, facts, threads, scenes that are over, chapters."""
+"""The items of campaigns as a source of memories.
+
+These are entities, facts, threads, finished scenes and chapters.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,7 @@ from types import MappingProxyType
 from typing import Any
 from uuid import UUID
 
-from sqlalchemy import ColumnElement, Select, and_, bindparam, func, or_, select
+from sqlalchemy import ColumnElement, Select, and_, bindparam, or_, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from backend.campaigns.ledger.changes import item_of
@@ -29,31 +32,31 @@ from backend.core.audience import (
 )
 from backend.database.base import chunks, table_of, unindexed
 from backend.memory.index.protocol import Kind
-from backend.memory.indexing.documents import Document, item_documents
+from backend.memory.indexing.documents import IndexDocument, build_item_documents
 from backend.memory.indexing.sources import (
-    Origin,
-    Recalled,
+    MemoryItem,
+    OriginMessage,
     SourceRow,
-    count_of,
-    inventory_of,
-    version_of,
+    SourceTable,
+    TableSource,
+    compute_version,
 )
 from backend.vault.sealing import Sealer
 
 KIND: Kind = "campaign"
 
-FACTS_TOLD = 5
-"""Facts that an entity which is found brings along."""
+MAX_FACTS_PER_ENTITY = 5
+"""Facts that are added to the text of an entity."""
 
 MAX_FACTS = 100
-"""Facts that are read for all entities which are found."""
+"""Facts that are read for all entities together, newest first."""
 
 MAX_ORIGINS = 400
-"""Lines that are read of all facts which are found, those of the latest changes."""
+"""Messages that are read for all facts together, those of the latest changes."""
 
 
-def _counts() -> ColumnElement[bool]:
-    """The condition that an item may be found. One that is to be folded again may not."""
+def _is_indexed() -> ColumnElement[bool]:
+    """Return the condition for items that memory may find: existing ones that are not stale."""
     return and_(
         _ITEMS.c.exists,
         ~_ITEMS.c.is_stale,
@@ -63,11 +66,11 @@ def _counts() -> ColumnElement[bool]:
     )
 
 
-# Built once, and of the table: what the ORM adds to a statement of rows takes longer than the rows.
+# The statements are built once and select from the table: the ORM takes longer than the query.
 _ITEMS = table_of(CampaignItem)
 _IS_OWN = unindexed(_ITEMS.c.user_id) == bindparam("owner")
 _READ = select(_ITEMS.c.id, _ITEMS.c.campaign_id, _ITEMS.c.kind, _ITEMS.c.sealed_state).where(
-    _ITEMS.c.id.in_(bindparam("ids", expanding=True)), _IS_OWN, _counts()
+    _ITEMS.c.id.in_(bindparam("ids", expanding=True)), _IS_OWN, _is_indexed()
 )
 _FACTS = (
     select(_ITEMS.c.id, _ITEMS.c.kind, _ITEMS.c.sealed_state)
@@ -78,7 +81,7 @@ _FACTS = (
         _ITEMS.c.about_id.in_(bindparam("ids", expanding=True)),
         _ITEMS.c.kind == "fact",
         _IS_OWN,
-        _counts(),
+        _is_indexed(),
     )
     .order_by(_ITEMS.c.seq.desc())
     .limit(MAX_FACTS)
@@ -94,7 +97,7 @@ _ROWS = select(
     _ITEMS.c.id.in_(bindparam("ids", expanding=True)),
     unindexed(_ITEMS.c.campaign_id) == bindparam("campaign"),
     _IS_OWN,
-    _counts(),
+    _is_indexed(),
 )
 _ORIGINS = (
     select(
@@ -115,48 +118,31 @@ _ORIGINS = (
 )
 
 
-class CampaignSource:
-    """A user's campaigns, as search finds them. A fact counts until another one supersedes it.
+class CampaignSource(TableSource):
+    """Items of campaigns. A fact is active until another one supersedes it.
 
-    Entities and facts are taken from what is `kept` of a campaign, as they were at that version, so
-    that a prompt tells of one version of it; from the database where they are not. `marks` say who
-    knows what an item brings along, its place and facts about it.
+    Args:
+        kept: Campaigns in memory. Entities and facts come from them, so that a prompt shows one
+            version of a campaign. Other items come from the database.
+        marks: Mark who knows the place of an item and the facts about it.
     """
 
     kind: Kind = KIND
+    table = SourceTable(
+        container_id=Campaign.id,
+        container_owner=Campaign.user_id,
+        row_id=CampaignItem.id,
+        row_owner=CampaignItem.user_id,
+        row_container=CampaignItem.campaign_id,
+        row_changed_at=CampaignItem.updated_at,
+        row_order=(CampaignItem.id,),
+        is_indexed=_is_indexed(),
+        is_counted=_is_indexed(),
+    )
 
     def __init__(self, kept: Names | None = None, marks: AudienceMarks = NAMELESS_MARKS) -> None:
         self._kept = kept
         self._marks = marks
-
-    async def containers(self, session: AsyncSession, *, owner_id: UUID) -> list[UUID]:
-        """A user's campaigns."""
-        return list(await session.scalars(select(Campaign.id).where(Campaign.user_id == owner_id)))
-
-    async def count(
-        self,
-        session: AsyncSession,
-        *,
-        owner_id: UUID,
-        container_ids: Sequence[UUID] | None = None,
-    ) -> int:
-        """See `Source`."""
-        owned = select(func.count()).where(CampaignItem.user_id == owner_id, _counts())
-        return await count_of(session, owned, CampaignItem.campaign_id, container_ids)
-
-    async def inventory(
-        self, session: AsyncSession, container_id: UUID, *, owner_id: UUID
-    ) -> dict[UUID, int] | None:
-        """A campaign's items that count; None when there is no such campaign."""
-        owned = Campaign.id == container_id, Campaign.user_id == owner_id
-        if await session.scalar(select(Campaign.id).where(*owned)) is None:
-            return None
-        rows = await session.execute(
-            select(CampaignItem.id, CampaignItem.updated_at)
-            .where(CampaignItem.campaign_id == container_id, _counts())
-            .order_by(CampaignItem.id)
-        )
-        return await inventory_of(rows)
 
     async def rows(
         self,
@@ -165,9 +151,9 @@ class CampaignSource:
         container_id: UUID,
         source_ids: Sequence[UUID],
         *,
-        neighbours: bool,  # noqa: ARG002  # items stand by themselves
+        neighbours: bool,  # noqa: ARG002  # an item has no neighbours
     ) -> list[SourceRow]:
-        """Items that count."""
+        """Return items that should be indexed."""
         asked = {"ids": source_ids, "campaign": container_id, "owner": sealer.user_id}
         return [
             SourceRow(
@@ -185,17 +171,17 @@ class CampaignSource:
         source_ids: Collection[UUID],
         *,
         viewpoint: Viewpoint = GM,
-    ) -> dict[UUID, Recalled]:
-        """Items that count now, folded, and that the viewpoint may know.
+    ) -> dict[UUID, MemoryItem]:
+        """Return active items that the viewpoint may know.
 
-        An entity comes with where it is, and the last facts about it that are not found themselves;
-        a fact with the lines that it was made from.
+        The text of an entity includes its place and the last facts about it that are not among
+        the items themselves. A fact has the messages that it was made from.
         """
         kept, marks = self._kept, self._marks
         found = await read_items(session, sealer, source_ids, viewpoint, kept)
         entities = [each for each, (_, item) in found.items() if isinstance(item, Entity)]
-        facts = await _facts_about(session, sealer, entities, viewpoint, besides=found, kept=kept)
-        items = await recalled(
+        facts = await _facts_about(session, sealer, entities, viewpoint, exclude=found, kept=kept)
+        items = await build_memory_items(
             session, sealer, found, viewpoint, facts=facts, kept=kept, marks=marks
         )
         origins = await find_origins(
@@ -207,7 +193,7 @@ class CampaignSource:
         }
 
 
-async def recalled(
+async def build_memory_items(
     session: AsyncSession,
     sealer: Sealer,
     found: Mapping[UUID, tuple[UUID, Item]],
@@ -216,10 +202,10 @@ async def recalled(
     facts: Mapping[UUID, Sequence[Fact]] = MappingProxyType({}),
     kept: Names | None = None,
     marks: AudienceMarks = NAMELESS_MARKS,
-) -> dict[UUID, Recalled]:
-    """Items, given with their campaigns, as memories: with where they are, and with `facts`."""
+) -> dict[UUID, MemoryItem]:
+    """Return items, given with their campaigns, with their places and with `facts`."""
 
-    def recall(item_id: UUID, campaign_id: UUID, item: Item) -> Recalled:
+    def recall(item_id: UUID, campaign_id: UUID, item: Item) -> MemoryItem:
         audience = stored(getattr(item, "audience", PUBLIC))
         names = {
             each: marks.mark(entity.name, entity.audience, within=audience)
@@ -229,7 +215,7 @@ async def recalled(
         own = [
             marks.mark(fact.text, fact.audience, within=audience) for fact in facts.get(item_id, [])
         ]
-        return Recalled(
+        return MemoryItem(
             kind=KIND,
             source_id=item_id,
             container_id=campaign_id,
@@ -246,7 +232,7 @@ async def recalled(
 
 
 def _list_named(item: Item) -> list[UUID]:
-    """The entity that an item names: a fact's subject, an entity's place."""
+    """Return the entity that an item names: the subject of a fact or the place of an entity."""
     match item:
         case Fact(about_id=UUID() as about):
             return [about]
@@ -263,9 +249,9 @@ async def read_items(
     viewpoint: Viewpoint,
     kept: Names | None = None,
 ) -> dict[UUID, tuple[UUID, Item]]:
-    """Items that count and that the viewpoint may know, with their campaigns, by id.
+    """Return active items that the viewpoint may know, with their campaigns, by id.
 
-    Entities and facts are taken from what is `kept` of a campaign, where they are.
+    Entities and facts come from `kept`, if it contains their campaign.
     """
     found: dict[UUID, tuple[UUID, Item]] = {}
     wanted = list(dict.fromkeys(item_ids))
@@ -273,7 +259,7 @@ async def read_items(
         found, wanted = kept.items(wanted, viewpoint)
     for ids in chunks(wanted):
         asked = {"ids": ids, "owner": sealer.user_id}
-        for row in await session.execute(_known(_READ, viewpoint), asked):
+        for row in await session.execute(_limit_to(_READ, viewpoint), asked):
             found[row.id] = row.campaign_id, _open(sealer, row)
     return found
 
@@ -284,10 +270,10 @@ async def _facts_about(
     entity_ids: Sequence[UUID],
     viewpoint: Viewpoint,
     *,
-    besides: Collection[UUID],
+    exclude: Collection[UUID],
     kept: Names | None,
 ) -> dict[UUID, list[Fact]]:
-    """The last facts that count about each of some entities, the newest last."""
+    """Return the last active facts about each entity, the newest last."""
     facts: dict[UUID, list[Fact]] = {}
     if not entity_ids:
         return facts
@@ -295,31 +281,31 @@ async def _facts_about(
     found = kept.facts(entity_ids, viewpoint, limit=MAX_FACTS) if kept else None
     if found is None:
         asked = {"ids": entity_ids, "owner": sealer.user_id}
-        rows = await session.execute(_known(_FACTS, viewpoint), asked)
+        rows = await session.execute(_limit_to(_FACTS, viewpoint), asked)
         items = ((row.id, _open(sealer, row)) for row in rows)
         found = [(each, item) for each, item in items if isinstance(item, Fact)]
     for fact_id, fact in found:
-        if fact.about_id is None or fact_id in besides:
+        if fact.about_id is None or fact_id in exclude:
             continue
         own = facts.setdefault(fact.about_id, [])
-        if len(own) < FACTS_TOLD:
+        if len(own) < MAX_FACTS_PER_ENTITY:
             own.insert(0, fact)
     return facts
 
 
 async def find_origins(
     session: AsyncSession, sealer: Sealer, item_ids: Sequence[UUID]
-) -> dict[UUID, list[Origin]]:
-    """Return the lines that made or changed some items, on active paths; the latest first."""
-    found: dict[UUID, list[Origin]] = {}
+) -> dict[UUID, list[OriginMessage]]:
+    """Return the messages of active paths that created or changed items, the latest first."""
+    found: dict[UUID, list[OriginMessage]] = {}
     if item_ids:
         asked = {"ids": item_ids, "owner": sealer.user_id}
         for item_id, message_id, chat_id, position in await session.execute(_ORIGINS, asked):
-            found.setdefault(item_id, []).append(Origin(message_id, chat_id, position))
+            found.setdefault(item_id, []).append(OriginMessage(message_id, chat_id, position))
     return found
 
 
-def _known(query: Select[*tuple[Any, ...]], viewpoint: Viewpoint) -> Select[*tuple[Any, ...]]:
+def _limit_to(query: Select[*tuple[Any, ...]], viewpoint: Viewpoint) -> Select[*tuple[Any, ...]]:
     if viewpoint == GM:
         return query
     return query.where(known_to(viewpoint, _ITEMS.c.audience))
@@ -329,13 +315,13 @@ def _open(sealer: Sealer, row: Any) -> Item:
     return item_of(row.kind, read_state(sealer, row.id, row.sealed_state))
 
 
-def _documents(sealer: Sealer, row: Any) -> list[Document]:
+def _documents(sealer: Sealer, row: Any) -> list[IndexDocument]:
     item = _open(sealer, row)
-    return item_documents(
+    return build_item_documents(
         row.id,
         row.campaign_id,
         names=names_of(item),
         content=told(item),
-        version=version_of(row.updated_at),
+        version=compute_version(row.updated_at),
         audience=row.audience,
     )

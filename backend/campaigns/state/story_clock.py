@@ -19,7 +19,7 @@ from backend.campaigns.state.index_source import find_origins
 from backend.chats.models import Chat, Message
 from backend.core.cpu_pool import unhurried
 from backend.database.base import chunks, unindexed
-from backend.memory.indexing.sources import Recalled
+from backend.memory.indexing.sources import MemoryItem
 from backend.vault.sealing import Sealer
 
 CAMPAIGNS_KEPT = 64
@@ -127,7 +127,7 @@ class StoryClock(UserSignedOut):
         return found
 
     async def find_days(
-        self, session: AsyncSession, sealer: Sealer, memories: Iterable[Recalled]
+        self, session: AsyncSession, sealer: Sealer, memories: Iterable[MemoryItem]
     ) -> dict[UUID, str]:
         """Return the story's day of each memory of a campaign, such as "Day 5", by its id.
 

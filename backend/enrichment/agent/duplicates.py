@@ -25,7 +25,7 @@ from backend.enrichment.agent.proposals import ProposedEvent, RefusedCallError
 from backend.enrichment.agent.references import References
 from backend.memory.embedding.protocol import EmbedderError, Floats
 from backend.memory.indexing.documents import DocumentEmbedder
-from backend.memory.search.terms import document_terms
+from backend.memory.search.terms import count_terms
 from backend.vault.sealing import Sealer
 
 MAX_QUESTIONS = 3
@@ -177,7 +177,7 @@ def is_any_told(
 
 def terms_of(text: str) -> frozenset[str]:
     """The stems of a text, without stop words, as the index has them."""
-    return frozenset(document_terms(text))
+    return frozenset(count_terms(text))
 
 
 def _numbers(text: str) -> frozenset[str]:

@@ -24,7 +24,7 @@ from backend.lorebooks.entries import LoreEntry
 from backend.lorebooks.models import ENTRY, Lorebook, LoreEntryRow
 from backend.lorebooks.records import LORE_ENTRY
 from backend.memory.index.protocol import Kind, ScopePart
-from backend.memory.indexing.sources import Recalled
+from backend.memory.indexing.sources import MemoryItem
 from backend.memory.search.request import SearchRequest
 from backend.memory.search.search import MemorySearch
 from backend.vault.sealing import Sealer
@@ -79,7 +79,7 @@ class LookupResult:
 
     events: dict[UUID, StoryEvent] = field(default_factory=dict[UUID, StoryEvent])
     entries: dict[UUID, KnownEntry] = field(default_factory=dict[UUID, KnownEntry])
-    messages: dict[UUID, Recalled] = field(default_factory=dict[UUID, Recalled])
+    messages: dict[UUID, MemoryItem] = field(default_factory=dict[UUID, MemoryItem])
 
 
 @dataclass(slots=True)
@@ -194,7 +194,7 @@ class KnowledgeLookup:
             {each.source_id: each for each in recalled if self._may_read(each)},
         )
 
-    def _may_read(self, recalled: Recalled) -> bool:
+    def _may_read(self, recalled: MemoryItem) -> bool:
         since = self.stretch.since
         said_at = recalled.said_at
         return recalled.kind == "message" and (
@@ -226,7 +226,7 @@ class KnowledgeLookup:
             found = await get_events(session, self.sealer, wanted)
         return {each: found[each] for each in wanted if each in found and found[each].is_current}
 
-    async def _entries(self, recalled: Sequence[Recalled]) -> dict[UUID, KnownEntry]:
+    async def _entries(self, recalled: Sequence[MemoryItem]) -> dict[UUID, KnownEntry]:
         recalled = [each for each in recalled if each.source_id not in self.stretch.left_alone]
         if not recalled:
             return {}

@@ -14,7 +14,7 @@ from backend.enrichment.agent.lookup import KnownEntry
 from backend.enrichment.agent.proposals import ProposedEntry, ProposedEvent
 from backend.enrichment.cleaning import shown
 from backend.enrichment.story import StoryLine
-from backend.memory.indexing.sources import Recalled
+from backend.memory.indexing.sources import MemoryItem
 
 MARK = re.compile(r"(?:#|E|L)[0-9]{1,9}")
 """The form of a mark of a line, an event or an entry."""
@@ -97,7 +97,7 @@ class References:
         mine = " (yours)" if entry.may_edit else ""
         return f"{mark}{mine}: {shown(title, most=_NAME)}: {shown(entry.text, most=_ENTRY)}"
 
-    def message(self, message: Recalled) -> str:
+    def message(self, message: MemoryItem) -> str:
         """A message that was said long ago."""
         self.messages.add(message.source_id)
         text = self._marks.mark(message.text, message.audience)

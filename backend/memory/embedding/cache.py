@@ -28,22 +28,24 @@ from backend.memory.embedding.protocol import (
     Floats,
     ModelCosines,
     Task,
-    cosines_of,
-    measured_cosines,
+    find_cosines,
+    measure_cosines,
 )
 from backend.memory.models import EMBEDDING_VECTOR, Embedding
 from backend.vault.sealing import SealBrokenError, Sealer, digest
 
-_STORED = np.dtype("<f2")
+_STORED_TYPE = np.dtype("<f2")
 """Half precision: half the room, and cosines stay the same to six digits."""
 
-_CHUNK = 500
+_ROWS_PER_STATEMENT = 500
 """Rows a statement: well below 32,766 parameters, SQLite's limit and the lower one of the two."""
 
-_RENEWED_EVERY = timedelta(days=1)
+_RENEWAL_INTERVAL = timedelta(days=1)
 
 
-def digests(sealer: Sealer, spec: EmbedderSpec, task: Task, texts: Sequence[str]) -> list[bytes]:
+def compute_digests(
+    sealer: Sealer, spec: EmbedderSpec, task: Task, texts: Sequence[str]
+) -> list[bytes]:
     """The keyed hash of each text, 32 bytes, for one model and task."""
     key = sealer.derived("embeddings")
     model = spec.identity.encode()
@@ -52,9 +54,9 @@ def digests(sealer: Sealer, spec: EmbedderSpec, task: Task, texts: Sequence[str]
     ]
 
 
-def halved(vectors: Floats) -> Floats:
+def round_to_half_precision(vectors: Floats) -> Floats:
     """Unit vectors as they come back out of the cache: a text has one vector, stored or not."""
-    rounded = vectors.astype(_STORED).astype(np.float32)
+    rounded = vectors.astype(_STORED_TYPE).astype(np.float32)
     rows: Floats = rounded / np.linalg.norm(rounded, axis=1, keepdims=True)
     return rows
 
@@ -81,12 +83,12 @@ _STORED_VECTORS = select(_ROW.id, _ROW.digest, _ROW.sealed_vector, _ROW.used_at)
 async def lookup(
     session: AsyncSession, sealer: Sealer, spec: EmbedderSpec, wanted: Sequence[bytes]
 ) -> CachedVectors:
-    """The vectors of those of `wanted` (see `digests`) that are stored, each of shape (d,)."""
+    """The vectors of those of `wanted` (see `compute_digests`) that are stored, each of shape (d,)."""
     vectors: dict[bytes, Floats] = {}
     stale: list[UUID] = []
     broken: list[UUID] = []
-    old = now() - _RENEWED_EVERY
-    for some in chunks(wanted, _CHUNK):
+    old = now() - _RENEWAL_INTERVAL
+    for some in chunks(wanted, _ROWS_PER_STATEMENT):
         asked = {"owner_id": sealer.user_id, "digests": some}
         for row_id, key, blob, used_at in await session.execute(_STORED_VECTORS, asked):
             vector = _open(sealer, row_id, blob)
@@ -103,14 +105,14 @@ async def store(session: AsyncSession, sealer: Sealer, vectors: Mapping[bytes, F
     """Keep vectors by their hashes. One that is there already stays."""
     if not vectors:
         return
-    rows = [_row(sealer, key, vector) for key, vector in vectors.items()]
-    statement = _insert(session.get_bind().dialect.name)
-    for some in chunks(rows, _CHUNK):
+    rows = [_build_row(sealer, key, vector) for key, vector in vectors.items()]
+    statement = _build_insert(session.get_bind().dialect.name)
+    for some in chunks(rows, _ROWS_PER_STATEMENT):
         await session.execute(statement, some)
 
 
 @cache
-def _insert(dialect: str) -> Any:
+def _build_insert(dialect: str) -> Any:
     """Vectors, but for those of texts that have one."""
     insert = (postgresql if dialect == "postgresql" else sqlite).insert
     statement = insert(table_of(Embedding))
@@ -120,14 +122,14 @@ def _insert(dialect: str) -> Any:
 async def tidy(session: AsyncSession, sealer: Sealer, found: CachedVectors) -> None:
     """Renew and remove what `lookup` found to be stale and broken."""
     mine = Embedding.user_id == sealer.user_id
-    for some in chunks(found.stale, _CHUNK):
+    for some in chunks(found.stale, _ROWS_PER_STATEMENT):
         renewed = update(Embedding).where(mine, Embedding.id.in_(some))
         await session.execute(renewed.values(used_at=now()))
-    for some in chunks(found.broken, _CHUNK):
+    for some in chunks(found.broken, _ROWS_PER_STATEMENT):
         await session.execute(delete(Embedding).where(mine, Embedding.id.in_(some)))
 
 
-async def forget_unused(session: AsyncSession, before: datetime, *, most: int = 1000) -> int:
+async def delete_unused(session: AsyncSession, before: datetime, *, most: int = 1000) -> int:
     """Remove up to `most` vectors, of any user, that were last used before then.
 
     Returns how many that were; fewer than `most` means that there are no more.
@@ -139,14 +141,14 @@ async def forget_unused(session: AsyncSession, before: datetime, *, most: int = 
     return len(removed.all())
 
 
-def _row(sealer: Sealer, key: bytes, vector: Floats) -> dict[str, Any]:
+def _build_row(sealer: Sealer, key: bytes, vector: Floats) -> dict[str, Any]:
     row_id = new_id()
     return {
         "id": row_id,
         "user_id": sealer.user_id,
         "digest": key,
         "sealed_vector": sealer.seal_bytes(
-            EMBEDDING_VECTOR, row_id, vector.astype(_STORED).tobytes()
+            EMBEDDING_VECTOR, row_id, vector.astype(_STORED_TYPE).tobytes()
         ),
         "used_at": now(),
     }
@@ -156,15 +158,15 @@ def _open(sealer: Sealer, row_id: UUID, blob: bytes) -> Floats | None:
     """The vector of a row, of unit length; None when it can't be read any more."""
     try:
         content = sealer.open_bytes(EMBEDDING_VECTOR, row_id, blob)
-        stored = np.frombuffer(content, _STORED).astype(np.float32)
+        stored = np.frombuffer(content, _STORED_TYPE).astype(np.float32)
     except (SealBrokenError, ValueError):
         return None
-    return halved(stored[np.newaxis])[0] if stored.any() else None
+    return round_to_half_precision(stored[np.newaxis])[0] if stored.any() else None
 
 
 T = TypeVar("T")
 Clock = Callable[[], float]
-_LONGEST_PAUSE = 60.0
+_MAX_PAUSE_SECONDS = 60.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -204,7 +206,7 @@ class Retries:
         return await attempt()
 
 
-class Breaker:
+class CircuitBreaker:
     """Refuses at once what has just failed several times in a row.
 
     After `pause` seconds one attempt is let through: it closes the breaker or opens it anew. A
@@ -249,11 +251,11 @@ class Breaker:
         pause = self._pause
         if error.retry_after is not None:
             self._failures = max(self._failures, self._limit)
-            pause = min(error.retry_after, _LONGEST_PAUSE)
+            pause = min(error.retry_after, _MAX_PAUSE_SECONDS)
         self._until = self._clock() + pause
 
 
-QUERIES_KEPT = 512
+MAX_CACHED_QUERIES = 512
 """Vectors of queries in memory: 1.5 MB at 768 dimensions."""
 
 
@@ -271,7 +273,7 @@ class CachedEmbedder:
         *,
         batch: int = 100,
         query_timeout: float = 5.0,
-        queries_kept: int = QUERIES_KEPT,
+        queries_kept: int = MAX_CACHED_QUERIES,
         retries: Retries | None = None,
         cosines: ModelCosines | None = None,
         clock: Clock = time.monotonic,
@@ -282,7 +284,7 @@ class CachedEmbedder:
         self._query_timeout = query_timeout
         self._queries_kept = queries_kept
         self._retries = retries or Retries()
-        self._breaker = Breaker(clock=clock)
+        self._breaker = CircuitBreaker(clock=clock)
         self.known_cosines = cosines
         self._queries: OrderedDict[tuple[UUID, bytes], Floats] = OrderedDict()
 
@@ -306,11 +308,11 @@ class CachedEmbedder:
         While the model does not answer they are taken to be MiniLM's.
         """
         if self.known_cosines is None:
-            self.known_cosines = cosines_of(self.spec.model)
+            self.known_cosines = find_cosines(self.spec.model)
         if self.known_cosines is None:
             try:
                 async with asyncio.timeout(self._query_timeout):
-                    self.known_cosines = await measured_cosines(self._embedder.embed)
+                    self.known_cosines = await measure_cosines(self._embedder.embed)
             except (EmbedderError, TimeoutError):
                 return MINILM
         return self.known_cosines
@@ -327,7 +329,7 @@ class CachedEmbedder:
         spec = await self.ready()
         if not texts:
             return np.empty((0, spec.dimension), np.float32)
-        keys = digests(sealer, spec, "document", texts)
+        keys = compute_digests(sealer, spec, "document", texts)
         wanted = dict(zip(keys, texts, strict=True))
         async with self._database.read() as session:
             found = await lookup(session, sealer, spec, [*wanted])
@@ -338,7 +340,7 @@ class CachedEmbedder:
         for batch in chunks([key for key in wanted if key not in vectors], self._batch):
             texts = [wanted[key] for key in batch]
             made = await self._retries.run(partial(self._embedder.embed, texts, "document"))
-            some = dict(zip(batch, halved(made), strict=True))
+            some = dict(zip(batch, round_to_half_precision(made), strict=True))
             async with self._database.write() as session:
                 await store(session, sealer, some)
             vectors |= some
@@ -353,7 +355,7 @@ class CachedEmbedder:
             EmbedderError: The model failed or took too long; or it did so a moment ago several
                 times, and is not asked. Search can go on without.
         """
-        key = sealer.user_id, digests(sealer, self.spec, "query", [text])[0]
+        key = sealer.user_id, compute_digests(sealer, self.spec, "query", [text])[0]
         if key in self._queries:
             self._queries.move_to_end(key)
             return self._queries[key]

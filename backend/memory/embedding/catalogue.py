@@ -29,7 +29,7 @@ from backend.settings import PUBLIC_HUB
 if TYPE_CHECKING:
     import httpx2
 
-_CHOSEN = "in-use"
+_IN_USE_FILE = "in-use"
 """File in the folder of models that names the one in use."""
 
 
@@ -75,7 +75,7 @@ class OfferedModel:
 
 
 @cache
-def offered_models() -> tuple[OfferedModel, ...]:
+def list_models() -> tuple[OfferedModel, ...]:
     """All that can be fetched. The first call imports fastembed, which takes a second or two."""
     if not is_installed():
         return ()
@@ -94,18 +94,18 @@ def offered_models() -> tuple[OfferedModel, ...]:
             dimension=known[name]["dim"],
             files={path: PublishedFile(**file) for path, file in ours["files"].items()},
         )
-        for name, ours in _catalogue().items()
+        for name, ours in _load_catalogue().items()
     )
 
 
-def find_offered(name: str) -> OfferedModel | None:
+def find_model(name: str) -> OfferedModel | None:
     """The model of that name, with or without who made it; the first one for no name."""
-    return next((each for each in offered_models() if name in {"", each.name, each.folder}), None)
+    return next((each for each in list_models() if name in {"", each.name, each.folder}), None)
 
 
-def described(models: Path, *, in_use: str | None) -> Iterator[str]:
+def describe_models(models: Path, *, in_use: str | None) -> Iterator[str]:
     """Lines that say what can be fetched into a folder, and what is there already."""
-    for each in offered_models():
+    for each in list_models():
         state = "fetched" if is_fetched(models, each) else "not fetched"
         tongues = each.languages
         spoken = f"{len(tongues)} languages ({' '.join(tongues)})" if tongues[1:] else tongues[0]
@@ -118,33 +118,33 @@ def is_fetched(models: Path, model: OfferedModel) -> bool:
     return (models / model.folder).is_dir()
 
 
-def chosen_model(models: Path) -> tuple[str, Path] | None:
+def find_model_in_use(models: Path) -> tuple[str, Path] | None:
     """The fetched model that is in use: fastembed's name for it, and its folder."""
     try:
-        name = (models / _CHOSEN).read_text(encoding="utf-8").strip()
+        name = (models / _IN_USE_FILE).read_text(encoding="utf-8").strip()
     except FileNotFoundError:
         return None
     folder = models / name.rpartition("/")[2]
-    return (name, folder) if name in _catalogue() and folder.is_dir() else None
+    return (name, folder) if name in _load_catalogue() and folder.is_dir() else None
 
 
-def choose_model(models: Path, model: OfferedModel) -> None:
+def use_model(models: Path, model: OfferedModel) -> None:
     """Have every process that looks into this folder go over to a model that was fetched."""
-    scratch = models / f".{_CHOSEN}"
+    scratch = models / f".{_IN_USE_FILE}"
     scratch.write_text(f"{model.name}\n", encoding="utf-8")
-    scratch.replace(models / _CHOSEN)
+    scratch.replace(models / _IN_USE_FILE)
 
 
 @cache
-def _catalogue() -> dict[str, dict[str, Any]]:
+def _load_catalogue() -> dict[str, dict[str, Any]]:
     return tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
 
 
-_CHUNK = 1 << 18
-_ATTEMPTS = 5
+_CHUNK_BYTES = 1 << 18
+_MAX_ATTEMPTS = 5
 """Breaks in a row, without a byte in between, after which a file is given up."""
-_SILENCE_SECONDS = 30.0
-_METADATA_SECONDS = 20.0
+_READ_TIMEOUT_SECONDS = 30.0
+_METADATA_TIMEOUT_SECONDS = 20.0
 
 Report = Callable[[int, int], Awaitable[None]]
 """Is told how many bytes are there, of how many."""
@@ -213,7 +213,7 @@ async def fetch_model(
         ModelFetchError: One of its kinds, whose text says what to do.
         FetchUnderWayError: Another process is at it.
     """
-    with _alone(models):
+    with _lock_folder(models):
         if not is_fetched(models, model):
             part = models / f"{model.folder}.part"
             part.mkdir(exist_ok=True)
@@ -222,9 +222,9 @@ async def fetch_model(
             except OSError as error:
                 if error.errno not in {errno.ENOSPC, errno.EDQUOT}:
                     raise
-                raise _disk_full(models, model.size) from error
+                raise _build_disk_full_error(models, model.size) from error
             part.rename(models / model.folder)
-        choose_model(models, model)
+        use_model(models, model)
 
 
 async def _fetch_files(
@@ -238,10 +238,10 @@ async def _fetch_files(
 
     files = [await asyncio.to_thread(_look_up, model, path, hub) for path in model.files]
     total, done = sum(file.size for file in files), 0
-    if shutil.disk_usage(part).free < total - sum(_bytes_of(part / file.path) for file in files):
-        raise _disk_full(part, total)
+    if shutil.disk_usage(part).free < total - sum(_get_size(part / file.path) for file in files):
+        raise _build_disk_full_error(part, total)
     async with httpx2.AsyncClient(
-        follow_redirects=True, timeout=httpx2.Timeout(_SILENCE_SECONDS)
+        follow_redirects=True, timeout=httpx2.Timeout(_READ_TIMEOUT_SECONDS)
     ) as client:
         for file in files:
             target, before = part / file.path, done
@@ -251,7 +251,7 @@ async def _fetch_files(
 
             await _download(client, file, target, tell, wait)
             if not await asyncio.to_thread(_is_intact, target, file):
-                raise _damaged(file, target)
+                raise _delete_damaged(file, target)
             done += file.size
     await report(total, total)
 
@@ -268,15 +268,15 @@ async def _download(
 
     target.parent.mkdir(parents=True, exist_ok=True)
     failures = 0
-    while (size := _bytes_of(target)) != file.size:
+    while (size := _get_size(target)) != file.size:
         if size > file.size:
-            raise _damaged(file, target)
+            raise _delete_damaged(file, target)
         try:
             await _fetch_rest(client, file, target, tell)
         except httpx2.TransportError as error:
-            failures = failures + 1 if _bytes_of(target) == size else 1
-            if failures == _ATTEMPTS:
-                raise _unreachable(file.url, error) from error
+            failures = failures + 1 if _get_size(target) == size else 1
+            if failures == _MAX_ATTEMPTS:
+                raise _build_unreachable_error(file.url, error) from error
             await wait(2.0 ** (failures - 1))
 
 
@@ -286,14 +286,14 @@ async def _fetch_rest(
     target: Path,
     tell: Callable[[int], Awaitable[None]],
 ) -> None:
-    size = _bytes_of(target)
+    size = _get_size(target)
     headers = {"Accept-Encoding": "identity", **({"Range": f"bytes={size}-"} if size else {})}
     async with client.stream("GET", file.url, headers=headers) as response:
         if not response.is_success:
-            raise _unreachable(file.url, f"status {response.status_code}")
+            raise _build_unreachable_error(file.url, f"status {response.status_code}")
         is_rest = response.status_code == HTTPStatus.PARTIAL_CONTENT
         with target.open("ab" if is_rest else "wb") as content:
-            async for chunk in response.aiter_raw(_CHUNK):
+            async for chunk in response.aiter_raw(_CHUNK_BYTES):
                 await asyncio.to_thread(content.write, chunk)
                 if content.tell() > file.size:
                     return  # the caller deletes it, which Windows allows for closed files alone
@@ -318,7 +318,7 @@ def _look_up(model: OfferedModel, path: str, hub: str) -> _HubFile:
     published = model.files[path]
     try:
         found = cast("Any", huggingface_hub).get_hf_file_metadata(
-            url, token=False, timeout=_METADATA_SECONDS, endpoint=hub
+            url, token=False, timeout=_METADATA_TIMEOUT_SECONDS, endpoint=hub
         )
     except (EntryNotFoundError, RepositoryNotFoundError, RevisionNotFoundError) as error:
         raise ModelNotOnHubError(
@@ -326,7 +326,7 @@ def _look_up(model: OfferedModel, path: str, hub: str) -> _HubFile:
             "fetch another model."
         ) from error
     except Exception as error:
-        raise _unreachable(url, error) from error
+        raise _build_unreachable_error(url, error) from error
     if is_public or found.etag is None or len(found.etag) not in {40, 64}:
         return _HubFile(path, url, published.size, published.sha256)
     return _HubFile(path, url, found.size or published.size, found.etag)
@@ -346,7 +346,7 @@ def _is_intact(path: Path, file: _HubFile) -> bool:
 
 
 @contextmanager
-def _alone(models: Path) -> Generator[None]:
+def _lock_folder(models: Path) -> Generator[None]:
     """Hold the folder of models. Raises `FetchUnderWayError` where another process does."""
     models.mkdir(parents=True, exist_ok=True)
     try:
@@ -357,11 +357,11 @@ def _alone(models: Path) -> Generator[None]:
         yield
 
 
-def _bytes_of(path: Path) -> int:
+def _get_size(path: Path) -> int:
     return path.stat().st_size if path.is_file() else 0
 
 
-def _damaged(file: _HubFile, target: Path) -> ModelDamagedError:
+def _delete_damaged(file: _HubFile, target: Path) -> ModelDamagedError:
     target.unlink()
     return ModelDamagedError(
         f"{file.url} is not what it should be by its size and digest. It was deleted: fetch the "
@@ -369,7 +369,7 @@ def _damaged(file: _HubFile, target: Path) -> ModelDamagedError:
     )
 
 
-def _unreachable(url: str, why: object) -> HubUnreachableError:
+def _build_unreachable_error(url: str, why: object) -> HubUnreachableError:
     reason = type(why).__name__ if isinstance(why, Exception) else why
     return HubUnreachableError(
         f"{url} could not be read ({reason}). What came is kept: try again with a network, or "
@@ -377,7 +377,7 @@ def _unreachable(url: str, why: object) -> HubUnreachableError:
     )
 
 
-def _disk_full(folder: Path, size: int) -> DiskFullError:
+def _build_disk_full_error(folder: Path, size: int) -> DiskFullError:
     return DiskFullError(
         f"{size / 1e6:,.0f} MB are needed in {folder}. Make room, and fetch the model again: what "
         "came is kept."

@@ -30,14 +30,14 @@ from backend.memory.embedding.catalogue import (
     ModelNotOnHubError,
     OfferedModel,
     fetch_model,
-    find_offered,
+    find_model,
     is_fetched,
-    offered_models,
+    list_models,
 )
-from backend.memory.embedding.registry import Choice, choose
+from backend.memory.embedding.registry import EmbedderChoice, choose_embedder
 from backend.memory.runtime import MemoryRuntime
 
-FETCH = "memory.fetch_model"
+FETCH_MODEL = "memory.fetch_model"
 
 
 class UnknownEmbeddingModelError(NotFoundError):
@@ -68,7 +68,7 @@ class EmbeddingModelOffers(msgspec.Struct, kw_only=True):
     `is_used` says whether a fetched model would: not where the settings name something else.
     """
 
-    embedder: Choice | Literal["provider"]
+    embedder: EmbedderChoice | Literal["provider"]
     model: str | None
     is_used: bool
     models: list[EmbeddingModelOffer]
@@ -92,18 +92,18 @@ class ModelFetches:
     @property
     def kinds(self) -> dict[str, JobKind]:
         """What is done for each kind of job."""
-        return {FETCH: JobKind(self.fetch, needs_key=False, keep=True, stoppable=True)}
+        return {FETCH_MODEL: JobKind(self.fetch, needs_key=False, keep=True, stoppable=True)}
 
     async def offers(self) -> EmbeddingModelOffers:
         """All models, whether they are here, and how fetching them goes."""
         # The list is fastembed's, which takes a second to import the first time.
-        models = await asyncio.to_thread(offered_models)
+        models = await asyncio.to_thread(list_models)
         async with self._database.read() as session:
-            jobs = [await _last_fetch(session, each) for each in models]
+            jobs = [await _load_last_fetch(session, each) for each in models]
         settings, embedder = self._settings, self._memory.embedder
         is_shared = isinstance(self._memory.chosen, ProviderEmbedding)
         return EmbeddingModelOffers(
-            embedder="provider" if is_shared else choose(settings),
+            embedder="provider" if is_shared else choose_embedder(settings),
             model=embedder.spec.model if embedder else None,
             is_used=settings.embedder == "auto"
             and not is_shared
@@ -117,27 +117,27 @@ class ModelFetches:
 
         Raises `UnknownEmbeddingModelError`.
         """
-        model = await asyncio.to_thread(find_offered, name) if name else None
+        model = await asyncio.to_thread(find_model, name) if name else None
         if model is None:
             raise UnknownEmbeddingModelError
         job = NewJob(
-            kind=FETCH,
+            kind=FETCH_MODEL,
             user_id=identity.user_id,
             payload={"model": model.name},
-            dedupe_key=_dedupe_key(model),
+            dedupe_key=_build_dedupe_key(model),
         )
         async with self._database.write() as session:
-            last = await _last_fetch(session, model)
+            last = await _load_last_fetch(session, model)
             if last is None or last.state in {"done", "dead"}:
                 await self._queue.enqueue(session, job)
-                last = await _last_fetch(session, model)
+                last = await _load_last_fetch(session, model)
         if last is None:
             raise RuntimeError("A job that was enqueued is not there.")
         return JobView.of(last)
 
     async def fetch(self, job: RunningJob) -> None:
         """Fetch a model and go over to it. What trying again does not mend ends the job."""
-        model = await asyncio.to_thread(find_offered, job.payload["model"])
+        model = await asyncio.to_thread(find_model, job.payload["model"])
         if model is None:  # another version of Talekeeper offered it
             return
         settings = self._settings
@@ -167,14 +167,14 @@ class ModelFetches:
         )
 
 
-async def _last_fetch(session: AsyncSession, model: OfferedModel) -> Job | None:
-    query = select(Job).where(Job.dedupe_key == _dedupe_key(model))
+async def _load_last_fetch(session: AsyncSession, model: OfferedModel) -> Job | None:
+    query = select(Job).where(Job.dedupe_key == _build_dedupe_key(model))
     job: Job | None = await session.scalar(query.order_by(Job.id.desc()).limit(1))
     return job
 
 
-def _dedupe_key(model: OfferedModel) -> str:
-    return f"{FETCH}/{model.name}"
+def _build_dedupe_key(model: OfferedModel) -> str:
+    return f"{FETCH_MODEL}/{model.name}"
 
 
 class EmbeddingModelController(Controller):

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast
 import numpy as np
 
 from backend.memory.embedding.protocol import EmbedderError, EmbedderSpec, Floats, Task
-from backend.memory.embedding.remote import repaired, unit_rows
+from backend.memory.embedding.remote import normalize_rows, replace_surrogates
 
 if TYPE_CHECKING:
     from fastembed import TextEmbedding
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 Pooling = Literal["mean", "cls", "last"]
 
-_NEEDED = ("config.json", "tokenizer.json", "tokenizer_config.json")
+_REQUIRED_FILES = ("config.json", "tokenizer.json", "tokenizer_config.json")
 _USUAL_FILES = (
     "model.onnx",
     "onnx/model.onnx",
@@ -37,7 +37,7 @@ _USUAL_FILES = (
     "model_quantized.onnx",
     "onnx/model_quantized.onnx",
 )
-_WIDTHS = ("hidden_size", "dim", "d_model", "n_embd")
+_DIMENSION_KEYS = ("hidden_size", "dim", "d_model", "n_embd")
 """Names under which configurations of transformers keep the length of their vectors."""
 
 _POOLINGS: dict[str, Pooling] = {
@@ -45,7 +45,7 @@ _POOLINGS: dict[str, Pooling] = {
     "pooling_mode_cls_token": "cls",
     "pooling_mode_lasttoken": "last",
 }
-_ENDS_BYTES = 1 << 20
+_HASHED_BYTES = 1 << 20
 _MARK_LENGTH = 8
 
 
@@ -67,24 +67,24 @@ class ModelFolder:
 
 def read_folder(path: Path) -> ModelFolder:
     """Look at the folder at `path`. Raises `EmbedderError` that says what it lacks."""
-    missing = [name for name in _NEEDED if not (path / name).is_file()]
+    missing = [name for name in _REQUIRED_FILES if not (path / name).is_file()]
     if missing:
         raise EmbedderError(
             f"TALEKEEPER_EMBEDDING_MODEL_PATH: there is no {', '.join(missing)} in {path}. It must "
             "be a folder with a model in ONNX form and the files of its tokenizer."
         )
-    model_file = _model_file(path)
+    model_file = _find_model_file(path)
     return ModelFolder(
         path=path,
         model_file=model_file,
-        dimension=_dimension(path),
-        pooling=_pooling(path),
-        prompts=_prompts(path),
-        mark=_mark(path / model_file, path / "tokenizer.json"),
+        dimension=_read_dimension(path),
+        pooling=_read_pooling(path),
+        prompts=_read_prompts(path),
+        mark=_compute_mark(path / model_file, path / "tokenizer.json"),
     )
 
 
-def _model_file(path: Path) -> str:
+def _find_model_file(path: Path) -> str:
     for name in _USUAL_FILES:
         if (path / name).is_file():
             return name
@@ -97,10 +97,10 @@ def _model_file(path: Path) -> str:
     return found[0]
 
 
-def _dimension(path: Path) -> int:
-    pooled = _read(path / "1_Pooling" / "config.json").get("word_embedding_dimension")
-    config = _read(path / "config.json")
-    for width in (pooled, *map(config.get, _WIDTHS)):
+def _read_dimension(path: Path) -> int:
+    pooled = _read_json(path / "1_Pooling" / "config.json").get("word_embedding_dimension")
+    config = _read_json(path / "config.json")
+    for width in (pooled, *map(config.get, _DIMENSION_KEYS)):
         if isinstance(width, int) and width > 0:
             return width
     raise EmbedderError(
@@ -109,37 +109,37 @@ def _dimension(path: Path) -> int:
     )
 
 
-def _pooling(path: Path) -> Pooling:
+def _read_pooling(path: Path) -> Pooling:
     """How token vectors become one: as sentence-transformers writes it down, else their mean."""
-    config = _read(path / "1_Pooling" / "config.json")
+    config = _read_json(path / "1_Pooling" / "config.json")
     for key, pooling in _POOLINGS.items():
         if config.get(key) is True:
             return pooling
     return "mean"
 
 
-def _prompts(path: Path) -> Mapping[Task, str]:
+def _read_prompts(path: Path) -> Mapping[Task, str]:
     """As sentence-transformers writes them down: E5 wants `query: ` and `passage: `, say."""
-    named = _read(path / "config_sentence_transformers.json").get("prompts")
+    named = _read_json(path / "config_sentence_transformers.json").get("prompts")
     prompts = cast("dict[str, Any]", named) if isinstance(named, dict) else {}
     document = prompts.get("document") or prompts.get("passage") or ""
     return {"document": str(document), "query": str(prompts.get("query") or "")}
 
 
-def _mark(*files: Path) -> str:
+def _compute_mark(*files: Path) -> str:
     """A hash of the files' sizes and of their first and last mebibyte, where weights differ."""
     digest = hashlib.sha256()
     for file in files:
         size = file.stat().st_size
         digest.update(size.to_bytes(8, "big"))
         with file.open("rb") as content:
-            digest.update(content.read(_ENDS_BYTES))
-            content.seek(max(0, size - _ENDS_BYTES))
+            digest.update(content.read(_HASHED_BYTES))
+            content.seek(max(0, size - _HASHED_BYTES))
             digest.update(content.read())
     return digest.hexdigest()[:_MARK_LENGTH]
 
 
-def _read(file: Path) -> dict[str, Any]:
+def _read_json(file: Path) -> dict[str, Any]:
     if not file.is_file():
         return {}
     try:
@@ -153,20 +153,20 @@ def _read(file: Path) -> dict[str, Any]:
 
 T = TypeVar("T")
 
-WHO = "The embedding model on this machine"
+LOCAL_LABEL = "The embedding model on this machine"
 NOT_INSTALLED = (
     "fastembed, which computes embeddings here, is not installed. It comes with Talekeeper where "
     "there is one for the machine: on Linux, and on Macs with Apple's processors."
 )
 
-_GROUP_TOKENS = 256
+_MAX_GROUP_TOKENS = 256
 """Tokens that go through the model at once, padding included. On a CPU more are slower, not faster,
 and take memory: measured with MiniLM int8, a token takes as long from 128 to 400 at once, a tenth
 longer at 800 and a quarter longer at 1,600."""
 
-_MOST_WORKERS = 4
+_MAX_WORKERS = 4
 
-_LONGEST_CHARS = 40_000
+_MAX_CHARACTERS = 40_000
 """No tokenizer needs to see more of a text: models end at some thousand tokens."""
 
 
@@ -203,7 +203,7 @@ class LocalEmbedder:
             model=f"{name}-{self._folder.mark}",
             dimension=dimension or self._folder.dimension,
         )
-        self._workers = workers or min(_MOST_WORKERS, os.cpu_count() or 1)
+        self._workers = workers or min(_MAX_WORKERS, os.cpu_count() or 1)
         self._documents = ThreadPoolExecutor(self._workers, thread_name_prefix="embed")
         self._queries = ThreadPoolExecutor(1, thread_name_prefix="embed-query")
         self._loading: asyncio.Future[TextEmbedding] | None = None
@@ -216,18 +216,20 @@ class LocalEmbedder:
         """See `Embedder`."""
         model = await self._loaded()
         prefix = self._folder.prompts[task]
-        prepared = [prefix + repaired(text[:_LONGEST_CHARS]) for text in texts]
+        prepared = [prefix + replace_surrogates(text[:_MAX_CHARACTERS]) for text in texts]
         vectors = np.empty((len(texts), self.spec.dimension), dtype=np.float32)
         pool = self._queries if task == "query" else self._documents
-        groups = _groups(await self._computed(pool, partial(_lengths, model, prepared)))
+        groups = _group_by_length(
+            await self._computed(pool, partial(_count_tokens, model, prepared))
+        )
 
         async def work() -> None:
             # One group after the other, so that another caller's text gets in between.
             for group in groups:
                 some = [prepared[index] for index in group]
-                rows = await self._computed(pool, partial(_run, model, some, task))
-                vectors[group] = unit_rows(
-                    rows, who=WHO, count=len(some), dimension=self.spec.dimension
+                rows = await self._computed(pool, partial(_compute, model, some, task))
+                vectors[group] = normalize_rows(
+                    rows, who=LOCAL_LABEL, count=len(some), dimension=self.spec.dimension
                 )
 
         await asyncio.gather(*(work() for _ in range(self._workers)))
@@ -246,18 +248,20 @@ class LocalEmbedder:
         except EmbedderError:
             raise
         except Exception as error:  # noqa: BLE001  # whatever a model's file may cause
-            raise EmbedderError(f"{WHO} failed ({type(error).__name__}).") from None
+            raise EmbedderError(f"{LOCAL_LABEL} failed ({type(error).__name__}).") from None
 
     def _begin(self, pool: ThreadPoolExecutor, work: Callable[[], T]) -> asyncio.Future[T]:
         """Do `work` in a thread of a pool. Raises `EmbedderError` once that is closed."""
         try:
             return asyncio.get_running_loop().run_in_executor(pool, work)
         except RuntimeError:
-            raise EmbedderError(f"{WHO} is closed.") from None
+            raise EmbedderError(f"{LOCAL_LABEL} is closed.") from None
 
     async def _loaded(self) -> TextEmbedding:
         if self._loading is None:
-            self._loading = self._begin(self._queries, partial(_load, self._folder, self._name))
+            self._loading = self._begin(
+                self._queries, partial(_load_model, self._folder, self._name)
+            )
         loading = self._loading
         try:
             # A caller who has no more time does not stop it: the next one finds it loaded.
@@ -265,11 +269,11 @@ class LocalEmbedder:
         except Exception as error:
             self._loading = None
             raise EmbedderError(
-                f"{WHO}, in {self._folder.path}, does not load ({type(error).__name__})."
+                f"{LOCAL_LABEL}, in {self._folder.path}, does not load ({type(error).__name__})."
             ) from error
 
 
-def _lengths(model: TextEmbedding, texts: Sequence[str]) -> list[int]:
+def _count_tokens(model: TextEmbedding, texts: Sequence[str]) -> list[int]:
     """The tokens of each text, as the model gets to see it; of a single one nobody needs them."""
     if len(texts) < 2:  # noqa: PLR2004
         return [0] * len(texts)
@@ -277,11 +281,11 @@ def _lengths(model: TextEmbedding, texts: Sequence[str]) -> list[int]:
     return [sum(each.attention_mask) for each in tokenizer.encode_batch(list(texts))]
 
 
-def _groups(lengths: Sequence[int]) -> Iterator[list[int]]:
+def _group_by_length(lengths: Sequence[int]) -> Iterator[list[int]]:
     """Indices of texts of like length: what is computed together is padded to the longest."""
     group: list[int] = []
     for index in sorted(range(len(lengths)), key=lengths.__getitem__):
-        if group and (len(group) + 1) * lengths[index] > _GROUP_TOKENS:
+        if group and (len(group) + 1) * lengths[index] > _MAX_GROUP_TOKENS:
             yield group
             group = []
         group.append(index)
@@ -289,12 +293,12 @@ def _groups(lengths: Sequence[int]) -> Iterator[list[int]]:
         yield group
 
 
-def _run(model: TextEmbedding, texts: list[str], task: Task) -> Floats:
+def _compute(model: TextEmbedding, texts: list[str], task: Task) -> Floats:
     embed = model.query_embed if task == "query" else model.passage_embed
     return np.asarray(list(embed(texts)), dtype=np.float32)
 
 
-def _load(folder: ModelFolder, name: str) -> TextEmbedding:
+def _load_model(folder: ModelFolder, name: str) -> TextEmbedding:
     """Load the model; takes a second or two, most of it to import fastembed."""
     from fastembed import TextEmbedding  # noqa: PLC0415  # slow: not at start-up
 
@@ -302,7 +306,7 @@ def _load(folder: ModelFolder, name: str) -> TextEmbedding:
     if name.lower() not in known:
         name = f"talekeeper/{folder.mark}-{folder.pooling}"
         if name not in known:
-            _describe(folder, name)
+            _register_model(folder, name)
     return TextEmbedding(
         name,
         specific_model_path=str(folder.path),
@@ -315,7 +319,7 @@ def _load(folder: ModelFolder, name: str) -> TextEmbedding:
     )
 
 
-def _describe(folder: ModelFolder, name: str) -> None:
+def _register_model(folder: ModelFolder, name: str) -> None:
     """Tell fastembed of a model that it does not know."""
     from fastembed import TextEmbedding  # noqa: PLC0415  # slow: not at start-up
     from fastembed.common.model_description import (  # noqa: PLC0415  # likewise

@@ -30,13 +30,13 @@ from backend.memory.embedding.protocol import (
     ModelCosines,
     Task,
 )
-from backend.memory.embedding.registry import provider_embedder
+from backend.memory.embedding.registry import build_provider_embedder
 from backend.memory.embedding.remote import GeminiEmbedder, OpenAICompatibleEmbedder
 from backend.memory.models import GONE
 from backend.settings import Settings
 from backend.vault.sealing import Sealer, digest
 
-DIMENSIONS = (256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096)
+COLLECTION_DIMENSIONS = (256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096)
 """Of the collections for users' own models. Servers that users name may say anything: without a
 fixed set each answer of another length would be another collection."""
 
@@ -46,7 +46,7 @@ class OwnEmbedder:
 
     Args:
         embedder: What asks the provider.
-        dimension: How long the filled vectors are; None for the shortest of `DIMENSIONS` that
+        dimension: How long the filled vectors are; None for the shortest of `COLLECTION_DIMENSIONS` that
             holds those of the first answer.
         length: How long they are before, where that is known: the embedder gives no others.
     """
@@ -81,11 +81,11 @@ class OwnEmbedder:
         """See `Embedder`."""
         if self.dimension is None:
             given = (await self._embedder.ready()).dimension
-            self.dimension = next((each for each in DIMENSIONS if each >= given), None)
+            self.dimension = next((each for each in COLLECTION_DIMENSIONS if each >= given), None)
             if self.dimension is None:
                 raise EmbedderError(
                     f"Your embedding model gives vectors of {given:,} numbers. They may have "
-                    f"{DIMENSIONS[-1]:,}."
+                    f"{COLLECTION_DIMENSIONS[-1]:,}."
                 )
             self._length = given
         return self.spec
@@ -108,10 +108,10 @@ class OwnEmbedder:
         await self._embedder.aclose()
 
 
-MOST_KEPT = 100
-KEPT_SECONDS = 900.0
-COSINES_KEPT = 1000
-QUERIES_KEPT = 64
+MAX_OPEN_MODELS = 100
+IDLE_SECONDS = 900.0
+MAX_COSINES = 1000
+MAX_QUERIES_PER_USER = 64
 """Vectors of one user's queries: a megabyte at most."""
 
 
@@ -145,7 +145,7 @@ class OwnModel:
 
 
 @dataclass(slots=True)
-class _Open:
+class _OpenModel:
     wanted: ProviderEmbedding
     raw: OwnEmbedder
     model: OwnModel
@@ -175,7 +175,7 @@ class OwnModels(UserSignedOut):
         self._user_models = user_models
         self._settings = settings
         self._clock = clock
-        self._open: OrderedDict[UUID, _Open] = OrderedDict()
+        self._open: OrderedDict[UUID, _OpenModel] = OrderedDict()
         self._cosines: OrderedDict[tuple[bytes, VectorSizes], ModelCosines] = OrderedDict()
 
     async def of(self, sealer: Sealer, sizes: VectorSizes = UNKNOWN_SIZES) -> OwnModel | None:
@@ -218,9 +218,9 @@ class OwnModels(UserSignedOut):
 
     def _made(
         self, sealer: Sealer, model_id: str, wanted: ProviderEmbedding, sizes: VectorSizes
-    ) -> _Open:
+    ) -> _OpenModel:
         dimension, length = sizes
-        asked = provider_embedder(wanted, self._settings, length=length)
+        asked = build_provider_embedder(wanted, self._settings, length=length)
         raw = OwnEmbedder(asked, dimension=dimension, length=length)
         mark = digest(sealer.derived("embedding-model"), raw.server.encode(), raw.model.encode())
         embedder = CachedEmbedder(
@@ -228,17 +228,17 @@ class OwnModels(UserSignedOut):
             raw,
             batch=self._settings.embedding_batch,
             query_timeout=self._settings.embedding_timeout_seconds,
-            queries_kept=QUERIES_KEPT,
+            queries_kept=MAX_QUERIES_PER_USER,
             cosines=self._cosines.get((mark, sizes)),
         )
         model = OwnModel(id=model_id, mark=mark, embedder=embedder)
-        return _Open(wanted, raw, model, sizes, self._clock())
+        return _OpenModel(wanted, raw, model, sizes, self._clock())
 
     def _sweep(self) -> None:
-        until = self._clock() - KEPT_SECONDS
+        until = self._clock() - IDLE_SECONDS
         while self._open:
             user_id, oldest = next(iter(self._open.items()))
-            if oldest.used_at > until and len(self._open) <= MOST_KEPT:
+            if oldest.used_at > until and len(self._open) <= MAX_OPEN_MODELS:
                 return
             del self._open[user_id]
             self._retire(oldest)
@@ -248,12 +248,12 @@ class OwnModels(UserSignedOut):
         if (gone := self._open.pop(user_id, None)) is not None:
             self._retire(gone)
 
-    def _retire(self, gone: _Open) -> None:
+    def _retire(self, gone: _OpenModel) -> None:
         """Close it, and keep what its cosines say: to find that out takes two requests."""
         embedder = gone.model.embedder
         if embedder is not None and embedder.known_cosines is not None:
             self._cosines[gone.model.mark, gone.sizes] = embedder.known_cosines
-            if len(self._cosines) > COSINES_KEPT:
+            if len(self._cosines) > MAX_COSINES:
                 self._cosines.popitem(last=False)
         gone.raw.retire_soon()
 

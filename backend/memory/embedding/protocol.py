@@ -37,43 +37,43 @@ class ModelCosines:
 MINILM = ModelCosines()
 
 
-NOTICEABLE = 0.15
+MIN_COSINE_DIFFERENCE = 0.15
 """So much further up than MiniLM's the cosines of unrelated texts have to be, for it not to be
 chance: there are few texts."""
 
-_NARROWEST = 0.001
+_MIN_SCALE = 0.001
 """Of a model whose vectors are all the same, which tells nothing apart."""
 
 
-def cosines_of(model: str) -> ModelCosines | None:
+def find_cosines(model: str) -> ModelCosines | None:
     """What the cosines of a model say, by its name; None for one that is not in the table.
 
     Whose the model is does not matter, nor what stands after its name: `minilm-l6-v2` is found in
     `sentence-transformers/all-MiniLM-L6-v2-int8`.
     """
     name = model.lower()
-    table = _file()["models"]
+    table = _load_table()["models"]
     known = [part for part in table if part in name]
     return ModelCosines(**table[max(known, key=len)]) if known else None
 
 
-async def measured_cosines(embed: Embed) -> ModelCosines:
+async def measure_cosines(embed: Embed) -> ModelCosines:
     """What the cosines of a model say, by those of texts without anything in common.
 
     As much as theirs are above MiniLM's, everything below 1 is taken to be narrower: many models
     add a part that all their vectors share. Two requests. Raises `EmbedderError`.
     """
-    texts = _file()["unrelated"]
+    texts = _load_table()["unrelated"]
     asked, told = await embed(texts["lines"], "query"), await embed(texts["texts"], "document")
-    return scaled_cosines(float((asked @ told.T).mean()))
+    return scale_cosines(float((asked @ told.T).mean()))
 
 
-def scaled_cosines(mean: float) -> ModelCosines:
+def scale_cosines(mean: float) -> ModelCosines:
     """What cosines say where those of the shipped unrelated texts are `mean` on average."""
-    usual: float = _file()["unrelated"]["minilm"]
-    if mean - usual < NOTICEABLE:
+    usual: float = _load_table()["unrelated"]["minilm"]
+    if mean - usual < MIN_COSINE_DIFFERENCE:
         return MINILM
-    narrower = max(_NARROWEST, (1 - mean) / (1 - usual))
+    narrower = max(_MIN_SCALE, (1 - mean) / (1 - usual))
     return ModelCosines(
         unrelated=1 - narrower,
         dense=1 - narrower * (1 - MINILM.dense),
@@ -82,11 +82,11 @@ def scaled_cosines(mean: float) -> ModelCosines:
 
 
 @cache
-def _file() -> Mapping[str, Any]:
+def _load_table() -> Mapping[str, Any]:
     return tomllib.loads(Path(__file__).with_name("cosines.toml").read_text(encoding="utf-8"))
 
 
-OWN = "own"
+OWN_PREFIX = "own"
 """What the names of collections of users' own models begin with."""
 
 Floats = NDArray[np.float32]
@@ -141,7 +141,7 @@ class EmbedderSpec:
     def collection(self) -> str:
         """Name of the collection for this model's vectors: letters, digits, `_` and `-`."""
         if self.server is not None:
-            return f"{OWN}-{self.dimension}"
+            return f"{OWN_PREFIX}-{self.dimension}"
         plain = "".join(each if each.isalnum() else "-" for each in self.model).strip("-").lower()
         return f"{self.provider}-{plain}-{self.dimension}"
 

@@ -11,42 +11,42 @@ from backend.generation.adapters.gemini import GeminiConfig
 from backend.generation.adapters.openai.server import OpenAICompatibleConfig
 from backend.llm.user_models import ProviderEmbedding
 from backend.memory.embedding.cache import CachedEmbedder
-from backend.memory.embedding.catalogue import chosen_model
+from backend.memory.embedding.catalogue import find_model_in_use
 from backend.memory.embedding.local import LocalEmbedder, is_installed
 from backend.memory.embedding.protocol import Embedder
 from backend.memory.embedding.remote import (
-    DEFAULT_DIMENSION,
-    DEFAULT_MODEL,
+    GEMINI_DIMENSION,
+    GEMINI_MODEL,
     GeminiEmbedder,
     OpenAICompatibleEmbedder,
 )
 from backend.settings import Settings
 
-Choice = Literal["none", "gemini", "openai", "local"]
+EmbedderChoice = Literal["none", "gemini", "openai", "local"]
 
-_ANSWER_SECONDS = 60.0
+_REQUEST_SECONDS = 60.0
 """The longest wait for one request's vectors, where no turn waits for them."""
 
 
-def choose(settings: Settings) -> Choice:
+def choose_embedder(settings: Settings) -> EmbedderChoice:
     """The embedder that the settings name, or what `auto` comes to with them."""
     if settings.embedder != "auto":
         return settings.embedder
     if settings.gemini_api_key is not None:
         return "gemini"
-    if is_installed() and (settings.embedding_model_path or chosen_model(settings.models_dir)):
+    if is_installed() and (settings.embedding_model_path or find_model_in_use(settings.models_dir)):
         return "local"
     return "none"
 
 
-def fetched_model(settings: Settings) -> tuple[str, Path] | None:
+def find_local_model(settings: Settings) -> tuple[str, Path] | None:
     """The fetched model that embeds, and its folder; None where something else does, or nothing."""
-    if settings.embedding_model_path is not None or choose(settings) != "local":
+    if settings.embedding_model_path is not None or choose_embedder(settings) != "local":
         return None
-    return chosen_model(settings.models_dir)
+    return find_model_in_use(settings.models_dir)
 
 
-def may_be_shared(settings: Settings) -> bool:
+def allows_provider(settings: Settings) -> bool:
     """Whether a provider of the installation's may embed: not where the settings name a model."""
     return settings.embedder == "auto" and settings.embedding_model_path is None
 
@@ -57,14 +57,14 @@ def build_embedder(settings: Settings, shared: ProviderEmbedding | None = None) 
     Speaks to nobody and loads no model. Raises `EmbedderError` when a model's folder is no such.
     """
     if shared is not None:
-        return provider_embedder(shared, settings)
-    match choose(settings):
+        return build_provider_embedder(shared, settings)
+    match choose_embedder(settings):
         case "gemini":
-            return _gemini(settings)
+            return _build_gemini(settings)
         case "openai":
-            return _openai(settings)
+            return _build_openai(settings)
         case "local":
-            return _local(settings)
+            return _build_local(settings)
         case "none":
             return None
 
@@ -74,10 +74,10 @@ def build_cached_embedder(
 ) -> CachedEmbedder | None:
     """The same, as the rest of Talekeeper uses it."""
     embedder = build_embedder(settings, shared)
-    return None if embedder is None else with_cache(embedder, settings, database)
+    return None if embedder is None else add_cache(embedder, settings, database)
 
 
-def with_cache(embedder: Embedder, settings: Settings, database: Database) -> CachedEmbedder:
+def add_cache(embedder: Embedder, settings: Settings, database: Database) -> CachedEmbedder:
     """An embedder as the rest of Talekeeper uses it."""
     return CachedEmbedder(
         database,
@@ -87,7 +87,7 @@ def with_cache(embedder: Embedder, settings: Settings, database: Database) -> Ca
     )
 
 
-def provider_embedder(
+def build_provider_embedder(
     shared: ProviderEmbedding, settings: Settings, *, length: int | None = None
 ) -> GeminiEmbedder | OpenAICompatibleEmbedder:
     """The embedder of a provider.
@@ -98,31 +98,31 @@ def provider_embedder(
     model, batch = shared.model, settings.embedding_batch
     match shared.config:
         case GeminiConfig() as config:
-            config = replace(config, answer_timeout=_ANSWER_SECONDS)
+            config = replace(config, answer_timeout=_REQUEST_SECONDS)
             return GeminiEmbedder(config, model=model, batch=batch)
         case OpenAICompatibleConfig() as config:
-            config = replace(config, answer_timeout=_ANSWER_SECONDS)
+            config = replace(config, answer_timeout=_REQUEST_SECONDS)
             return OpenAICompatibleEmbedder(config, model=model, length=length, batch=batch)
         case _:
             raise TypeError(f"{type(shared.config).__name__} can't embed.")
 
 
-def _gemini(settings: Settings) -> GeminiEmbedder:
+def _build_gemini(settings: Settings) -> GeminiEmbedder:
     key = settings.gemini_api_key
     config = GeminiConfig(
         api_key=key.get_secret_value() if key else "",
         base_url=settings.gemini_base_url or None,
-        answer_timeout=_ANSWER_SECONDS,
+        answer_timeout=_REQUEST_SECONDS,
     )
     return GeminiEmbedder(
         config,
-        model=settings.embedding_model or DEFAULT_MODEL,
-        dimension=settings.embedding_dimension or DEFAULT_DIMENSION,
+        model=settings.embedding_model or GEMINI_MODEL,
+        dimension=settings.embedding_dimension or GEMINI_DIMENSION,
         batch=settings.embedding_batch,
     )
 
 
-def _openai(settings: Settings) -> OpenAICompatibleEmbedder:
+def _build_openai(settings: Settings) -> OpenAICompatibleEmbedder:
     key = settings.embedding_api_key
     if key is None and not settings.embedding_base_url:
         # A key goes to the server that it was given for, and to no other.
@@ -133,7 +133,7 @@ def _openai(settings: Settings) -> OpenAICompatibleEmbedder:
         models=(),
         context_window=settings.openai_context_window,
         max_output_tokens=settings.openai_max_output_tokens,
-        answer_timeout=_ANSWER_SECONDS,
+        answer_timeout=_REQUEST_SECONDS,
     )
     return OpenAICompatibleEmbedder(
         config,
@@ -143,9 +143,9 @@ def _openai(settings: Settings) -> OpenAICompatibleEmbedder:
     )
 
 
-def _local(settings: Settings) -> LocalEmbedder:
+def _build_local(settings: Settings) -> LocalEmbedder:
     workers = settings.embedding_threads
-    if (fetched := fetched_model(settings)) is not None:
+    if (fetched := find_local_model(settings)) is not None:
         name, folder = fetched
         return LocalEmbedder(folder, model=name, workers=workers)
     if settings.embedding_model_path is None:

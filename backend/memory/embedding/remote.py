@@ -23,50 +23,50 @@ from backend.memory.embedding.protocol import EmbedderError, EmbedderSpec, Float
 
 T = TypeVar("T")
 
-LONGEST_TOKENS = 2048
+MAX_TEXT_TOKENS = 2048
 """What `gemini-embedding-001` reads of a text. Others read more, and chunks are far shorter.
 Source: https://ai.google.dev/gemini-api/docs/embeddings"""
 
 _VOCABULARY = "gemma3"
-_NOTHING = "."
-_MARGIN = 0.95
-_CHARS_A_TOKEN = 16
+_BLANK_TEXT = "."
+_SAFETY_FACTOR = 0.95
+_MAX_CHARACTERS_PER_TOKEN = 16
 """More than any text has on average, so that the tokenizer need not see all of a long one."""
 
-_REQUEST_CHARS = 100_000
+_MAX_REQUEST_CHARACTERS = 100_000
 """Characters in one request: some 25,000 tokens, a quarter of a megabyte of JSON."""
 
 
-def prepared(text: str, *, longest: int = LONGEST_TOKENS) -> str:
+def prepare_text(text: str, *, longest: int = MAX_TEXT_TOKENS) -> str:
     """`text` as an embedder takes it: not blank, and at most `longest` tokens.
 
     Tokens are Gemini's, exact where its vocabulary is installed; else an estimate, with some
     margin. Providers refuse blank texts: one is embedded as a full stop.
     """
-    text = repaired(text)
+    text = replace_surrogates(text)
     if len(text.encode()) <= longest:  # no token is shorter than a byte
-        return text if text.strip() else _NOTHING
+        return text if text.strip() else _BLANK_TEXT
     vocabulary = best_tokenizer(_VOCABULARY)
     tokenizer = get_tokenizer(vocabulary)
     most = longest / starting_ratio(_VOCABULARY, counted_with=vocabulary)
     if vocabulary != _VOCABULARY:
-        most *= _MARGIN
-    text = text[: longest * _CHARS_A_TOKEN]
+        most *= _SAFETY_FACTOR
+    text = text[: longest * _MAX_CHARACTERS_PER_TOKEN]
     while (count := tokenizer.count(text)) > most:
-        text = text[: int(len(text) * most / count * _MARGIN)]
-    return text if text.strip() else _NOTHING
+        text = text[: int(len(text) * most / count * _SAFETY_FACTOR)]
+    return text if text.strip() else _BLANK_TEXT
 
 
-def repaired(text: str) -> str:
+def replace_surrogates(text: str) -> str:
     """`text` without lone surrogates: half an emoji has no form on the wire."""
     return text.encode(errors="replace").decode()
 
 
-def batches(texts: Sequence[str], *, most: int) -> Iterator[Sequence[str]]:
+def split_into_batches(texts: Sequence[str], *, most: int) -> Iterator[Sequence[str]]:
     """`texts` in order, at most `most` and about 100,000 characters in a batch."""
     start = size = 0
     for index, text in enumerate(texts):
-        if index > start and (index - start == most or size + len(text) > _REQUEST_CHARS):
+        if index > start and (index - start == most or size + len(text) > _MAX_REQUEST_CHARACTERS):
             yield texts[start:index]
             start, size = index, 0
         size += len(text)
@@ -74,7 +74,7 @@ def batches(texts: Sequence[str], *, most: int) -> Iterator[Sequence[str]]:
         yield texts[start:]
 
 
-async def answer(
+async def request_embeddings(
     provider: GeminiProvider | OpenAICompatibleProvider,
     ask: Callable[[Any], Awaitable[T]],
     *,
@@ -102,7 +102,7 @@ async def answer(
         ) from None
 
 
-def unit_rows(
+def normalize_rows(
     vectors: NDArray[Any] | Sequence[Sequence[float]],
     *,
     who: str,
@@ -143,10 +143,10 @@ def unit_rows(
     return unit
 
 
-DEFAULT_MODEL = "gemini-embedding-001"
-DEFAULT_DIMENSION = 768
+GEMINI_MODEL = "gemini-embedding-001"
+GEMINI_DIMENSION = 768
 
-MOST_TEXTS = 100
+MAX_TEXTS_PER_REQUEST = 100
 """In one request. Source: https://ai.google.dev/api/embeddings#method:-models.batchembedcontents"""
 
 _TASK_TYPES: dict[Task, str] = {"document": "RETRIEVAL_DOCUMENT", "query": "RETRIEVAL_QUERY"}
@@ -162,13 +162,13 @@ class GeminiEmbedder:
         self,
         config: GeminiConfig,
         *,
-        model: str = DEFAULT_MODEL,
-        dimension: int = DEFAULT_DIMENSION,
-        batch: int = MOST_TEXTS,
+        model: str = GEMINI_MODEL,
+        dimension: int = GEMINI_DIMENSION,
+        batch: int = MAX_TEXTS_PER_REQUEST,
     ) -> None:
         self._provider = GeminiProvider(config)
         self.spec = EmbedderSpec(provider="gemini", model=model, dimension=dimension)
-        self._batch = min(batch, MOST_TEXTS)
+        self._batch = min(batch, MAX_TEXTS_PER_REQUEST)
         self.model, self.server = model, f"gemini {config.base_url or ''}"
 
     async def ready(self) -> EmbedderSpec:
@@ -179,7 +179,7 @@ class GeminiEmbedder:
         """See `Embedder`."""
         parts = [
             await self._ask(batch, task)
-            for batch in batches([*map(prepared, texts)], most=self._batch)
+            for batch in split_into_batches([*map(prepare_text, texts)], most=self._batch)
         ]
         return np.concatenate([np.empty((0, self.spec.dimension), np.float32), *parts])
 
@@ -191,7 +191,7 @@ class GeminiEmbedder:
             "task_type": _TASK_TYPES[task],
             "output_dimensionality": self.spec.dimension,
         }
-        response = await answer(
+        response = await request_embeddings(
             self._provider,
             lambda connection: connection.sdk.aio.models.embed_content(
                 model=self.spec.model, contents=contents, config=config
@@ -200,7 +200,7 @@ class GeminiEmbedder:
         )
         rows: list[list[float]] = [each.values or [] for each in response.embeddings or ()]
         # Below 3,072 dimensions Gemini cuts its vectors off and does not scale them again.
-        return unit_rows(rows, who=GOOGLE, count=len(texts), dimension=self.spec.dimension)
+        return normalize_rows(rows, who=GOOGLE, count=len(texts), dimension=self.spec.dimension)
 
     async def retire(self) -> None:
         """Close the connections as soon as no request uses them."""
@@ -211,7 +211,7 @@ class GeminiEmbedder:
         await self._provider.aclose()
 
 
-SERVER = "The embeddings server"
+SERVER_LABEL = "The embeddings server"
 DEFAULT_BATCH = 100
 
 
@@ -243,7 +243,7 @@ class OpenAICompatibleEmbedder:
         """See `Embedder`."""
         if self._dimension is None:
             raise EmbedderError(
-                f"{SERVER} has not answered yet, and how long its vectors are is not configured."
+                f"{SERVER_LABEL} has not answered yet, and how long its vectors are is not configured."
             )
         return EmbedderSpec(provider="openai", model=self.model, dimension=self._dimension)
 
@@ -256,7 +256,8 @@ class OpenAICompatibleEmbedder:
     async def embed(self, texts: Sequence[str], task: Task) -> Floats:  # noqa: ARG002  # the API knows no tasks
         """See `Embedder`."""
         parts = [
-            await self._ask(batch) for batch in batches([*map(prepared, texts)], most=self._batch)
+            await self._ask(batch)
+            for batch in split_into_batches([*map(prepare_text, texts)], most=self._batch)
         ]
         if not parts:
             return np.empty((0, self._dimension or 0), np.float32)
@@ -271,14 +272,16 @@ class OpenAICompatibleEmbedder:
         if self._asked_dimension is not None:
             body["dimensions"] = self._asked_dimension
         address = self._provider.config.base_url.rstrip("/") + "/embeddings"
-        data = await answer(
+        data = await request_embeddings(
             self._provider,
             # Unparsed: the vectors are read into their own type.
             lambda connection: connection.post_raw(address, body),
-            who=SERVER,
+            who=SERVER_LABEL,
         )
-        vectors = _rows(data)
-        rows = unit_rows(vectors, who=SERVER, count=len(texts), dimension=self._dimension)
+        vectors = _decode_vectors(data)
+        rows = normalize_rows(
+            vectors, who=SERVER_LABEL, count=len(texts), dimension=self._dimension
+        )
         self._dimension = rows.shape[1]
         return rows
 
@@ -300,14 +303,14 @@ class _Embeddings(msgspec.Struct):
     data: list[_Embedding]
 
 
-def _rows(answer: bytes) -> list[Any]:
+def _decode_vectors(request_embeddings: bytes) -> list[Any]:
     """The vectors in the texts' order. Some servers send numbers whatever form is asked for.
 
     Raises `EmbedderError` when the answer holds none, at the first place where it is something
     else: what a broken server sends may be large.
     """
     try:
-        data = msgspec.json.decode(answer, type=_Embeddings).data
+        data = msgspec.json.decode(request_embeddings, type=_Embeddings).data
         if all(each.index is not None for each in data):
             data.sort(key=lambda each: each.index or 0)
         return [
@@ -317,4 +320,4 @@ def _rows(answer: bytes) -> list[Any]:
             for each in data
         ]
     except (msgspec.MsgspecError, ValueError, RecursionError):
-        raise EmbedderError(f"{SERVER} sent an answer that holds no embeddings.") from None
+        raise EmbedderError(f"{SERVER_LABEL} sent an answer that holds no embeddings.") from None

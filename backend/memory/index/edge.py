@@ -22,14 +22,14 @@ from backend.core.helpers import HelperStarts
 from backend.core.logs import get_logger
 from backend.core.operating_system import helper_command, helper_options
 from backend.memory.index.edge_messages import (
-    HEAD,
-    ID,
-    PAYLOADS_KEPT,
-    Outcome,
+    HEADER_BYTES,
+    ID_BYTES,
+    MAX_CACHED_PAYLOADS,
+    CallOutcome,
     PointMessage,
     QueryMessage,
     SparseMessage,
-    framed,
+    frame,
 )
 from backend.memory.index.protocol import (
     Floats,
@@ -42,7 +42,7 @@ from backend.memory.index.protocol import (
 )
 from backend.memory.index.scope import IndexUnavailableError
 
-Known = tuple[UUID, Payload]
+PointPayload = tuple[UUID, Payload]
 """A point's id and its payload."""
 
 
@@ -59,21 +59,21 @@ class PayloadCache:
         writes: How often something was written.
     """
 
-    def __init__(self, most: int = PAYLOADS_KEPT) -> None:
+    def __init__(self, most: int = MAX_CACHED_PAYLOADS) -> None:
         self._half = max(1, most // 2)
         self.writes = 0
         # By the numbers of ids: a UUID computes its hash in Python, ten times as slowly.
-        self._young: dict[int, Known] = {}
-        self._old: dict[int, Known] = {}
+        self._young: dict[int, PointPayload] = {}
+        self._old: dict[int, PointPayload] = {}
         self._ids: dict[int, UUID] = {}
 
     def has_room(self, count: int) -> bool:
         """Whether so many more can be kept without any of them going that were found lately."""
         return len(self._young) + count <= self._half
 
-    def get(self, ids: Iterable[int]) -> dict[int, Known]:
+    def get(self, ids: Iterable[int]) -> dict[int, PointPayload]:
         """What is kept of these points."""
-        found: dict[int, Known] = {}
+        found: dict[int, PointPayload] = {}
         for each in ids:
             known = self._young.get(each)
             if known is None and (known := self._old.get(each)) is not None:
@@ -82,13 +82,13 @@ class PayloadCache:
                 found[each] = known
         return found
 
-    def add(self, points: Iterable[Known], *, writes: int) -> None:
+    def add(self, points: Iterable[PointPayload], *, writes: int) -> None:
         """Keep what was read, unless something was written since there were so many `writes`."""
         if writes == self.writes:
             for point_id, payload in points:
                 self._put((point_id, self._shared(payload)))
 
-    def write(self, points: Iterable[Known]) -> None:
+    def write(self, points: Iterable[PointPayload]) -> None:
         """Take note of what was written. What was not found lately is not kept for it."""
         self.writes += 1
         for point_id, payload in points:
@@ -103,7 +103,7 @@ class PayloadCache:
             for each in [each for each, (_, known) in kept.items() if known.owner_id == owner_id]:
                 del kept[each]
 
-    def _put(self, known: Known) -> None:
+    def _put(self, known: PointPayload) -> None:
         if len(self._young) >= self._half:
             self._old, self._young, self._ids = self._young, {}, {}
         self._young[known[0].int] = known
@@ -122,10 +122,10 @@ class PayloadCache:
 log = get_logger(__name__)
 
 _PROGRAM = "backend.memory.index.edge_engine"
-_END_SECONDS = 30.0
+_SHUTDOWN_SECONDS = 30.0
 """How long it may take to write everything out before it is killed."""
 
-_LIMIT = 1 << 20
+_PIPE_BYTES = 1 << 20
 
 
 class EngineError(Exception):
@@ -173,7 +173,7 @@ class EngineProcess:
                 *helper_command(_PROGRAM),
                 stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.PIPE,
-                limit=_LIMIT,
+                limit=_PIPE_BYTES,
                 **helper_options(),
             )
         )
@@ -194,7 +194,7 @@ class EngineProcess:
             raise EngineError("The engine's process is gone.")
         number = next(self._numbers)
         answer = self._waiting[number] = asyncio.get_running_loop().create_future()
-        self._in.write(framed((number, method, arguments, options)))
+        self._in.write(frame((number, method, arguments, options)))
         try:
             outcome, value = await answer
         finally:
@@ -210,7 +210,7 @@ class EngineProcess:
         """Let it finish its calls, write everything out, and end."""
         self._in.close()
         try:
-            async with asyncio.timeout(_END_SECONDS):
+            async with asyncio.timeout(_SHUTDOWN_SECONDS):
                 await self._reading
         except TimeoutError:
             log.warning("index.engine_killed")
@@ -221,10 +221,10 @@ class EngineProcess:
     async def _read(self) -> None:
         try:
             while True:
-                head = await self._out.readexactly(HEAD)
+                head = await self._out.readexactly(HEADER_BYTES)
                 message = await self._out.readexactly(int.from_bytes(head))
                 number: int
-                outcome: Outcome
+                outcome: CallOutcome
                 number, outcome, value = pickle.loads(message)  # noqa: S301  of our own process
                 answer = self._waiting.get(number)
                 if answer is not None and not answer.done():
@@ -237,7 +237,7 @@ class EngineProcess:
                     answer.set_result(("failed", "The engine's process ended."))
 
 
-async def engine_starts() -> bool:
+async def can_start_engine() -> bool:
     """True if an engine can be started, and answers. It opens no collection."""
     try:
         process = await EngineProcess.start()
@@ -252,15 +252,15 @@ async def engine_starts() -> bool:
     return True
 
 
-_BATCH = 32
-_PAGE = 500
-_PAGE_AHEAD = 100
+_POINTS_PER_WRITE = 32
+_PAGE_POINTS = 500
+_PREFETCH_POINTS = 100
 """Points whose payloads are read ahead at a time: 2 ms that a search may have to wait."""
 
-_MAX_AHEAD = 1_000
+_MAX_PREFETCHES = 1_000
 """Largest number of users with payloads that are read ahead; above it the oldest are dropped."""
 
-_PAUSE_AHEAD = 0.01
+_PREFETCH_PAUSE_SECONDS = 0.01
 """Seconds between two of these pages."""
 
 
@@ -284,7 +284,7 @@ async def open_edge(folder: Path, name: str, dimension: int | None) -> EdgeIndex
     return index
 
 
-def folders_in(folder: Path) -> set[str]:
+def list_collections(folder: Path) -> set[str]:
     """The names of the collections in a folder."""
     return {path.stem for path in folder.glob("*.[0-9]*") if path.is_dir()}
 
@@ -321,8 +321,11 @@ class EdgeIndex:
     async def upsert(self, points: Sequence[Point], *, instead_of: Sequence[UUID] = ()) -> None:
         """Store points, in place of those with their ids and those of rows; see `VectorIndex`."""
         check_dimensions(points, self._dimension)
-        for start in range(0, len(points), _BATCH):
-            batch, is_last = points[start : start + _BATCH], start + _BATCH >= len(points)
+        for start in range(0, len(points), _POINTS_PER_WRITE):
+            batch, is_last = (
+                points[start : start + _POINTS_PER_WRITE],
+                start + _POINTS_PER_WRITE >= len(points),
+            )
             gone = [] if start else list(instead_of)
             # Who gives up waiting does not stop the engine: what it writes is taken note of.
             write = asyncio.create_task(self._write(batch, gone, is_last=is_last))
@@ -338,12 +341,12 @@ class EdgeIndex:
         writes = self._payloads.writes
         self._searches += 1
         try:
-            found_hits, new = await self._call("search", [_query_message(each) for each in asked])
+            found_hits, new = await self._call("search", [_encode_query(each) for each in asked])
         finally:
             self._searches -= 1
-        self._payloads.add(_decoded(new), writes=writes)
+        self._payloads.add(_decode_points(new), writes=writes)
         self._read_ahead(asked[0].scope.owner_id)
-        answers = [(_numbers(ids), memoryview(scores).cast("d")) for ids, scores in found_hits]
+        answers = [(_split_ids(ids), memoryview(scores).cast("d")) for ids, scores in found_hits]
         known = await self._known(number for numbers, _ in answers for number in numbers)
         found = iter(
             [
@@ -399,10 +402,10 @@ class EdgeIndex:
         offset: Any = None
         while True:
             page, offset = await self._call(
-                "page", owner_id, container_id, offset, most=_PAGE, is_kept=False
+                "page", owner_id, container_id, offset, most=_PAGE_POINTS, is_kept=False
             )
             if page:
-                yield _decoded(page)
+                yield _decode_points(page)
             if offset is None:
                 return
 
@@ -432,7 +435,7 @@ class EdgeIndex:
         """Have the payloads of a user who searches come before they are found."""
         if owner_id in self._ahead:
             return
-        if len(self._ahead) >= _MAX_AHEAD:
+        if len(self._ahead) >= _MAX_PREFETCHES:
             self._ahead.pop(next(iter(self._ahead))).cancel()
         self._ahead[owner_id] = asyncio.create_task(self._pages_ahead(owner_id))
 
@@ -440,25 +443,25 @@ class EdgeIndex:
         """Read a user's payloads while nothing is searched for, and while there is room."""
         payloads, offset = self._payloads, None
         with contextlib.suppress(IndexUnavailableError):  # they are read when they are found
-            while payloads is self._payloads and payloads.has_room(_PAGE_AHEAD):
-                await asyncio.sleep(_PAUSE_AHEAD)
+            while payloads is self._payloads and payloads.has_room(_PREFETCH_POINTS):
+                await asyncio.sleep(_PREFETCH_PAUSE_SECONDS)
                 if self._searches:
                     continue
                 writes = payloads.writes
                 page, offset = await self._call(
-                    "page", owner_id, None, offset, most=_PAGE_AHEAD, is_kept=True
+                    "page", owner_id, None, offset, most=_PREFETCH_POINTS, is_kept=True
                 )
-                payloads.add(_decoded(page), writes=writes)
+                payloads.add(_decode_points(page), writes=writes)
                 if offset is None:
                     return
 
-    async def _known(self, numbers: Iterable[int]) -> dict[int, Known]:
+    async def _known(self, numbers: Iterable[int]) -> dict[int, PointPayload]:
         """Points with their payloads, by the numbers of their ids."""
         wanted = set(numbers)
         known, writes = self._payloads.get(wanted), self._payloads.writes
         missing = [UUID(int=number) for number in wanted - known.keys()]
         if missing:
-            read = _decoded(await self._call("payloads", missing))
+            read = _decode_points(await self._call("payloads", missing))
             self._payloads.add(read, writes=writes)
             known |= {each[0].int: each for each in read}
         return known
@@ -466,7 +469,7 @@ class EdgeIndex:
     async def _write(
         self, points: Sequence[Point], instead_of: list[UUID], *, is_last: bool
     ) -> None:
-        made = [_point_message(each) for each in points]
+        made = [_encode_point(each) for each in points]
         await self._call("upsert", made, instead_of=instead_of, syncs=is_last)
         self._payloads.write((each.id, each.payload) for each in points)
 
@@ -537,33 +540,33 @@ class EdgeIndex:
         )
 
 
-def _point_message(point: Point) -> PointMessage:
+def _encode_point(point: Point) -> PointMessage:
     return PointMessage(
         point.id,
         point.payload.encoded(),
-        {name: _float_bytes(vector) for name, vector in point.dense.items()},
-        {name: _sparse_message(terms) for name, terms in point.sparse.items()},
+        {name: _encode_floats(vector) for name, vector in point.dense.items()},
+        {name: _encode_sparse(terms) for name, terms in point.sparse.items()},
     )
 
 
-def _query_message(query: Query) -> QueryMessage:
+def _encode_query(query: Query) -> QueryMessage:
     near = query.near
-    sent = _sparse_message(near) if isinstance(near, Sparse) else _float_bytes(near)
+    sent = _encode_sparse(near) if isinstance(near, Sparse) else _encode_floats(near)
     return QueryMessage(query.vector, sent, query.scope, query.limit)
 
 
-def _sparse_message(terms: Sparse) -> SparseMessage:
-    return SparseMessage(terms.ids.astype(np.uint32).tobytes(), _float_bytes(terms.weights))
+def _encode_sparse(terms: Sparse) -> SparseMessage:
+    return SparseMessage(terms.ids.astype(np.uint32).tobytes(), _encode_floats(terms.weights))
 
 
-def _float_bytes(numbers: Floats) -> bytes:
+def _encode_floats(numbers: Floats) -> bytes:
     return numbers.astype(np.float32).tobytes()
 
 
-def _decoded(points: Iterable[tuple[bytes, Any]]) -> list[Known]:
+def _decode_points(points: Iterable[tuple[bytes, Any]]) -> list[PointPayload]:
     return [(UUID(bytes=each), Payload.decoded(payload)) for each, payload in points]
 
 
-def _numbers(ids: bytes) -> list[int]:
+def _split_ids(ids: bytes) -> list[int]:
     """The numbers of ids, which stand one behind the other."""
-    return [int.from_bytes(ids[at : at + ID]) for at in range(0, len(ids), ID)]
+    return [int.from_bytes(ids[at : at + ID_BYTES]) for at in range(0, len(ids), ID_BYTES)]

@@ -37,14 +37,14 @@ from filelock import BaseFileLock, FileLock, Timeout
 
 from backend.core.operating_system import end_with_parent, ignore_stop_signals
 from backend.memory.index.edge_messages import (
-    HEAD,
-    ID,
-    PAYLOADS_KEPT,
-    Outcome,
+    HEADER_BYTES,
+    ID_BYTES,
+    MAX_CACHED_PAYLOADS,
+    CallOutcome,
     PointMessage,
     QueryMessage,
     SparseMessage,
-    framed,
+    frame,
 )
 from backend.memory.index.scope import (
     AUDIENCE,
@@ -369,13 +369,13 @@ class Engine:
         answers = self._shard.query_batch(batch)
         # Each look at an `id` makes a UUID of it.
         ids = [[hit.id.int for hit in hits] for hits in answers]
-        if len(self._told) > PAYLOADS_KEPT:
+        if len(self._told) > MAX_CACHED_PAYLOADS:
             self._told.clear()
         new = set[int]().union(*ids) - self._told
         self._told |= new
         hits = [
             (
-                b"".join([number.to_bytes(ID) for number in some]),
+                b"".join([number.to_bytes(ID_BYTES) for number in some]),
                 array("d", [hit.score for hit in hits]).tobytes(),
             )
             for some, hits in zip(ids, answers, strict=True)
@@ -474,14 +474,14 @@ def lock(path: Path) -> None:
 
 def _answer(opened: Engine, out: BinaryIO, out_lock: threading.Lock, call: Any) -> None:
     number, method, arguments, options = call
-    outcome: Outcome = "done"
+    outcome: CallOutcome = "done"
     try:
         value = getattr(opened, method)(*arguments, **options)
     except IndexUnavailableError as error:
         outcome, value = "unavailable", error.detail
     except BaseException as error:  # noqa: BLE001  a panic of the engine's is no `Exception`
         outcome, value = "failed", f"{type(error).__name__}: {error}"
-    message = framed((number, outcome, value))
+    message = frame((number, outcome, value))
     with out_lock:
         out.write(message)
         out.flush()
@@ -496,7 +496,7 @@ def main() -> None:
     os.dup2(2, 1)  # whatever else is printed goes to the log
     opened, out_lock = Engine(), threading.Lock()
     with ThreadPoolExecutor(1, thread_name_prefix="index-write") as writer:
-        while len(head := calls.read(HEAD)) == HEAD:
+        while len(head := calls.read(HEADER_BYTES)) == HEADER_BYTES:
             call = pickle.loads(calls.read(int.from_bytes(head)))  # noqa: S301  Talekeeper's own
             work = partial(_answer, opened, out, out_lock, call)
             if call[1] in WRITES:

@@ -13,16 +13,16 @@ from uuid import UUID
 
 from backend.memory.index.scope import DenseName, Scope, SparseName, VectorName
 
-HEAD = 8
+HEADER_BYTES = 8
 """Bytes before a message: its length."""
 
-ID = 16
+ID_BYTES = 16
 """Bytes of a point's id."""
 
-Outcome = Literal["done", "unavailable", "failed"]
+CallOutcome = Literal["done", "unavailable", "failed"]
 """How a call ended: with a value, with a message for the administrator, or with an error."""
 
-PAYLOADS_KEPT = 40_000
+MAX_CACHED_PAYLOADS = 40_000
 """Payloads that the server keeps, 25 MB: the engine sends each once, until it has sent so many."""
 
 
@@ -51,7 +51,7 @@ class QueryMessage(NamedTuple):
     limit: int
 
 
-def framed(message: object) -> bytes:
+def frame(message: object) -> bytes:
     """A message as it goes through a pipe."""
     data = pickle.dumps(message, pickle.HIGHEST_PROTOCOL)
-    return len(data).to_bytes(HEAD) + data
+    return len(data).to_bytes(HEADER_BYTES) + data

@@ -38,15 +38,15 @@ from backend.settings import Settings
 if TYPE_CHECKING:
     from qdrant_client import AsyncQdrantClient  # noqa: TID251  this is its adapter
 
-NEWEST_NEEDED = (1, 19)
+MIN_VERSION = (1, 19)
 """The first version that weighs terms by one user's points (the corpus of IDF)."""
 
-AGAIN_AFTER = 5.0
+RECONNECT_SECONDS = 5.0
 """Seconds between two attempts to connect: a turn must not wait for each."""
 
-_BATCH = 100
-_PAGE = 500
-_MOST_OWNERS = 1_000_000
+_POINTS_PER_WRITE = 100
+_PAGE_POINTS = 500
+_MAX_OWNERS = 1_000_000
 _PROBE_SECONDS = 2.0
 
 
@@ -59,21 +59,21 @@ async def open_server(settings: Settings, name: str, dimension: int | None) -> S
     return ServerIndex(settings, name, dimension)
 
 
-async def server_version(settings: Settings) -> str:
+async def fetch_server_version(settings: Settings) -> str:
     """The version of the server; nothing is made there. Raises `IndexUnavailableError`."""
-    client = await asyncio.to_thread(_client, settings, grpc=False)
+    client = await asyncio.to_thread(_build_client, settings, grpc=False)
     try:
         return await _check_version(client, settings)
     finally:
         await client.close()
 
 
-async def server_collections(settings: Settings) -> set[str]:
+async def list_server_collections(settings: Settings) -> set[str]:
     """The names of Talekeeper's collections there. Raises `IndexUnavailableError`."""
     prefix = settings.qdrant_collection_prefix
-    client = await asyncio.to_thread(_client, settings, grpc=False)
+    client = await asyncio.to_thread(_build_client, settings, grpc=False)
     try:
-        with _mapping().reported(settings.qdrant_timeout_seconds):
+        with _load_mapping().reported(settings.qdrant_timeout_seconds):
             found = (await client.get_collections()).collections
     finally:
         await client.close()
@@ -120,7 +120,7 @@ class ServerIndex:
         """
         async with self._connecting:
             if self._client is None:
-                if self._failed and self._clock() - self._failed[0] < AGAIN_AFTER:
+                if self._failed and self._clock() - self._failed[0] < RECONNECT_SECONDS:
                     raise IndexUnavailableError(self._failed[1].detail)
                 try:
                     self._client = await self._connect()
@@ -131,10 +131,10 @@ class ServerIndex:
 
     async def _connect(self) -> AsyncQdrantClient:
         settings = self._settings
-        client = await asyncio.to_thread(_client, settings, grpc=await _has_grpc(settings))
+        client = await asyncio.to_thread(_build_client, settings, grpc=await _has_grpc(settings))
         try:
             await _check_version(client, settings)
-            with _mapping().reported(settings.qdrant_timeout_seconds):
+            with _load_mapping().reported(settings.qdrant_timeout_seconds):
                 await self._prepare(client)
         except BaseException:
             await client.close()
@@ -143,7 +143,7 @@ class ServerIndex:
 
     async def _prepare(self, client: AsyncQdrantClient) -> None:
         """Make the collection with its indexes, or check it."""
-        mapping, name = _mapping(), self._collection
+        mapping, name = _load_mapping(), self._collection
         if not await client.collection_exists(name):
             made = mapping.collection(self._settings, self._dimension)
             try:
@@ -168,7 +168,7 @@ class ServerIndex:
         check_dimensions(points, self._dimension)
         if instead_of:
             await self.delete_sources(points[0].payload.owner_id, instead_of)
-        for batch in chunks(points, _BATCH):
+        for batch in chunks(points, _POINTS_PER_WRITE):
             async with self._asked() as (client, mapping):
                 made = [mapping.point(each) for each in batch]
                 await client.upsert(self._collection, made, wait=True)
@@ -184,7 +184,7 @@ class ServerIndex:
         if len(answers) != len(asked):
             raise IndexUnavailableError("The Qdrant server left out answers.")
         found = iter(answers)
-        return [[] if query.is_empty else _hits(next(found).points) for query in queries]
+        return [[] if query.is_empty else _decode_hits(next(found).points) for query in queries]
 
     async def dense_vectors(self, ids: Sequence[UUID]) -> dict[UUID, Floats]:
         """The `dense` vectors of points, for those that have one."""
@@ -211,7 +211,7 @@ class ServerIndex:
                 self._collection, names, with_payload=False, with_vectors=["sparse"]
             )
         return {
-            UUID(str(each.id)): _mapping().terms(each.vector["sparse"])
+            UUID(str(each.id)): _load_mapping().terms(each.vector["sparse"])
             for each in records
             if isinstance(each.vector, dict) and "sparse" in each.vector
         }
@@ -240,7 +240,7 @@ class ServerIndex:
                 records, offset = await client.scroll(
                     self._collection,
                     mapping.owned(owner_id, *within),
-                    limit=_PAGE,
+                    limit=_PAGE_POINTS,
                     offset=offset,
                     with_payload=True,
                 )
@@ -252,7 +252,7 @@ class ServerIndex:
     async def owners(self) -> set[UUID]:
         """Everybody who has points."""
         async with self._asked() as (client, _):
-            answer = await client.facet(self._collection, OWNER, limit=_MOST_OWNERS, exact=True)
+            answer = await client.facet(self._collection, OWNER, limit=_MAX_OWNERS, exact=True)
         return {UUID(str(hit.value)) for hit in answer.hits if hit.count}
 
     async def count(self, owner_id: UUID | None = None) -> int:
@@ -280,18 +280,18 @@ class ServerIndex:
     @asynccontextmanager
     async def _asked(self) -> AsyncGenerator[tuple[AsyncQdrantClient, ModuleType]]:
         """The client, and its models. Raises `IndexUnavailableError` whatever goes wrong inside."""
-        client, mapping = await self.connected(), _mapping()
+        client, mapping = await self.connected(), _load_mapping()
         with mapping.reported(self._settings.qdrant_timeout_seconds):
             yield client, mapping
 
 
 async def _check_version(client: AsyncQdrantClient, settings: Settings) -> str:
     """The server's version. Raises `IndexUnavailableError` for one that is too old."""
-    with _mapping().reported(settings.qdrant_timeout_seconds):
+    with _load_mapping().reported(settings.qdrant_timeout_seconds):
         version = (await client.info()).version
     numbers = tuple(int(each) for each in re.findall(r"\d+", version)[:2])
-    if numbers < NEWEST_NEEDED:
-        wanted = ".".join(map(str, NEWEST_NEEDED))
+    if numbers < MIN_VERSION:
+        wanted = ".".join(map(str, MIN_VERSION))
         raise IndexUnavailableError(
             f"The Qdrant server has version {'.'.join(map(str, numbers)) or 'unknown'}; "
             f"Talekeeper needs {wanted} or newer."
@@ -299,7 +299,7 @@ async def _check_version(client: AsyncQdrantClient, settings: Settings) -> str:
     return version
 
 
-def _client(settings: Settings, *, grpc: bool) -> AsyncQdrantClient:
+def _build_client(settings: Settings, *, grpc: bool) -> AsyncQdrantClient:
     from qdrant_client import AsyncQdrantClient  # noqa: PLC0415, TID251  slow to load, its adapter
 
     key = settings.qdrant_api_key
@@ -331,9 +331,9 @@ async def _has_grpc(settings: Settings) -> bool:
     return False
 
 
-def _mapping() -> ModuleType:
+def _load_mapping() -> ModuleType:
     return importlib.import_module("backend.memory.index.server_mapping")
 
 
-def _hits(points: Sequence[Any]) -> list[Hit]:
+def _decode_hits(points: Sequence[Any]) -> list[Hit]:
     return [Hit(UUID(str(each.id)), each.score, Payload.decoded(each.payload)) for each in points]

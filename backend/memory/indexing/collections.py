@@ -24,20 +24,20 @@ from backend.core.logs import get_logger
 from backend.database.base import now, upsert
 from backend.database.engine import Database
 from backend.memory.embedding.own_models import OwnModels, VectorSizes
-from backend.memory.embedding.protocol import OWN, EmbedderError, EmbedderSpec
+from backend.memory.embedding.protocol import OWN_PREFIX, EmbedderError, EmbedderSpec
 from backend.memory.index.protocol import IndexUnavailableError, VectorIndex
-from backend.memory.indexing.documents import PointMaker, Vectors
+from backend.memory.indexing.documents import PointMaker, VectorSource
 from backend.memory.indexing.outbox import reindex_later
 from backend.memory.models import GONE, IndexState
 from backend.vault.sealing import Sealer
 
-_OWN_NAME = re.compile(rf"{OWN}-[0-9]+-v[0-9]+")
+_OWN_NAME = re.compile(rf"{OWN_PREFIX}-[0-9]+-v[0-9]+")
 
 FORMAT = 1
 """Raised when what is indexed of a row changes: all texts move to a collection of that format."""
 
 
-def collection_name(spec: EmbedderSpec | None) -> str:
+def build_collection_name(spec: EmbedderSpec | None) -> str:
     """The collection for an embedding model's vectors; without a model, for terms alone."""
     return f"{spec.collection if spec else 'terms'}-v{FORMAT}"
 
@@ -66,7 +66,7 @@ class Placement:
     @property
     def sizes(self) -> VectorSizes:
         """Lengths of the vectors in the target collection."""
-        return VectorSizes(dimension_of(self.target), self.length)
+        return VectorSizes(parse_dimension(self.target), self.length)
 
 
 def is_own(name: str) -> bool:
@@ -74,7 +74,7 @@ def is_own(name: str) -> bool:
     return _OWN_NAME.fullmatch(name) is not None
 
 
-def dimension_of(name: str) -> int | None:
+def parse_dimension(name: str) -> int | None:
     """The dimension that a collection's name tells; None for one without vectors."""
     *_, dimension, _ = f"-{name}".rsplit("-", 2)
     return int(dimension) if dimension.isdigit() else None
@@ -82,9 +82,9 @@ def dimension_of(name: str) -> int | None:
 
 log = get_logger(__name__)
 
-STATE_SECONDS = 15.0
-EXPECTED_SECONDS = 60.0
-_MOST_KEPT = 10_000
+PLACEMENT_SECONDS = 15.0
+EXPECTED_MOVE_SECONDS = 60.0
+_MAX_CACHED_USERS = 10_000
 """Users of whom is remembered where their texts are."""
 
 Opener = Callable[[str, int | None], Awaitable[VectorIndex]]
@@ -176,11 +176,11 @@ class Collections:
     async def _place(self, user_id: UUID) -> Placement:
         at = time.monotonic()
         kept = self._searched.get(user_id)
-        if kept is not None and at - kept[0] <= STATE_SECONDS:
+        if kept is not None and at - kept[0] <= PLACEMENT_SECONDS:
             return kept[1]
         async with self._database.read() as session:
             place = await self.placement(session, user_id)
-        if len(self._searched) > _MOST_KEPT:
+        if len(self._searched) > _MAX_CACHED_USERS:
             self._searched.clear()
         # Another process may be the one that moves the texts: it does not say when it is done.
         if not place.is_moving and at > self._expected.get(user_id, 0.0):
@@ -191,9 +191,9 @@ class Collections:
     def expect_move(self, user_id: UUID) -> None:
         """A job of some process is about to move a user's texts: remember no place for now."""
         self._searched.pop(user_id, None)
-        if len(self._expected) > _MOST_KEPT:
+        if len(self._expected) > _MAX_CACHED_USERS:
             self._expected.clear()
-        self._expected[user_id] = time.monotonic() + EXPECTED_SECONDS
+        self._expected[user_id] = time.monotonic() + EXPECTED_MOVE_SECONDS
 
     async def places_to_write(
         self, session: AsyncSession, user_id: UUID
@@ -327,7 +327,7 @@ class Collections:
         async with self._opening:
             index = self._others.get(name)
             if index is None:
-                index = self._others[name] = await self._opener(name, dimension_of(name))
+                index = self._others[name] = await self._opener(name, parse_dimension(name))
             if is_own(name) and name not in self._opened:
                 await index.ping()
                 if index.is_new:
@@ -375,7 +375,7 @@ class Collections:
         target = chosen.collection if chosen else self.current.name
         here = next((each for each in states if each.collection == target), None)
         if any(each.state == "ready" for each in states):
-            if len(self._placed) > _MOST_KEPT:
+            if len(self._placed) > _MAX_CACHED_USERS:
                 self._placed.clear()
             self._placed.add(user_id)
         searched = target
@@ -425,7 +425,7 @@ class Move:
     """
 
     place: Placement
-    vectors: Vectors
+    vectors: VectorSource
     mark: bytes | None = None
     is_anew: bool = False
 
@@ -441,17 +441,17 @@ class ModelMoves:
         self._own = own
         self._maker = maker
 
-    async def vectors(self, sealer: Sealer, place: Placement) -> tuple[Vectors, bool]:
+    async def vectors(self, sealer: Sealer, place: Placement) -> tuple[VectorSource, bool]:
         """What gives new points their vectors where they belong; whether `follow` has to come.
 
         Where the account names another model by now, they are found by words until it did.
         """
         if not place.is_chosen:
-            return Vectors(self._maker.embedder), False
+            return VectorSource(self._maker.embedder), False
         own = await self._own.of(sealer, place.sizes)
         if own is not None and own.mark == place.model:
-            return Vectors(own.embedder), False
-        return Vectors(None, are_missed=True), True
+            return VectorSource(own.embedder), False
+        return VectorSource(None, are_missed=True), True
 
     async def is_elsewhere(self, sealer: Sealer, place: Placement) -> bool:
         """Whether a user's texts belong elsewhere by now, or their vectors are of another model."""
@@ -473,14 +473,16 @@ class ModelMoves:
             if place.is_chosen:
                 async with write() as session:
                     await collections.leave(session, user_id)
-            return Move(place=await self._placement(sealer), vectors=Vectors(self._maker.embedder))
+            return Move(
+                place=await self._placement(sealer), vectors=VectorSource(self._maker.embedder)
+            )
         if own.embedder is None:
             if not place.is_chosen:
-                return Move(place=place, vectors=Vectors(self._maker.embedder))
+                return Move(place=place, vectors=VectorSource(self._maker.embedder))
             if place.model != GONE:
                 async with write() as session:
                     await collections.mark_model(session, user_id, GONE)
-            return Move(place=await self._placement(sealer), vectors=Vectors(None), mark=GONE)
+            return Move(place=await self._placement(sealer), vectors=VectorSource(None), mark=GONE)
         try:
             spec = await own.embedder.ready()
         except EmbedderError:
@@ -488,8 +490,8 @@ class ModelMoves:
                 raise
             vectors, _ = await self.vectors(sealer, place)
             return Move(place=place, vectors=vectors, mark=own.mark)
-        vectors = Vectors(own.embedder)
-        name, length = collection_name(spec), spec.length
+        vectors = VectorSource(own.embedder)
+        name, length = build_collection_name(spec), spec.length
         there = place.target, place.model, place.length
         if place.is_chosen and (name, own.mark, length) == there:
             return Move(place=place, vectors=vectors, mark=own.mark)

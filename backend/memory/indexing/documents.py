@@ -34,7 +34,7 @@ from backend.memory.index.protocol import (
     point_id,
 )
 from backend.memory.search.query import MONTHS
-from backend.memory.search.terms import sparse_vector
+from backend.memory.search.terms import build_sparse_vector
 from backend.vault.blinding import Blinder
 from backend.vault.sealing import Sealer
 
@@ -49,14 +49,16 @@ _SEPARATORS = tuple(
 )
 """Where a text is cut, the best places first: after paragraphs, lines, sentences, words."""
 
-_WORD_CHARACTERS = 12
+_CHARACTERS_PER_WORD = 12
 """What has no spaces is counted in words of this length."""
 
-_LONGEST_WORD = 36
+_MAX_WORD_CHARACTERS = 36
 """Characters up to which a word is one."""
 
 
-def chunked(text: str, *, words: int = CHUNK_WORDS, overlap: int = OVERLAP_WORDS) -> list[str]:
+def split_into_chunks(
+    text: str, *, words: int = CHUNK_WORDS, overlap: int = OVERLAP_WORDS
+) -> list[str]:
     """Cut a text into parts of at most `words` words, at the best places that there are.
 
     A part that would be too long is cut at paragraphs, then lines, sentences, words. Parts are
@@ -77,14 +79,14 @@ def chunked(text: str, *, words: int = CHUNK_WORDS, overlap: int = OVERLAP_WORDS
     """
     if not 0 <= overlap < words:
         raise ValueError("The overlap must be less than a part.")
-    if _length(text) <= words:
+    if _count_words(text) <= words:
         return [text.strip()]
     parts: list[str] = []
     part = _Part()
-    for piece in _pieces(text, words - overlap, 0):
-        if part.length + _length(piece) > words and part.text:
+    for piece in _split_pieces(text, words - overlap, 0):
+        if part.length + _count_words(piece) > words and part.text:
             parts.append(part.text)
-            part = _Part(_tail(part.text, overlap))
+            part = _Part(_take_last_words(part.text, overlap))
         part.append(piece)
     return [each.strip() for each in (*parts, part.text)]
 
@@ -104,8 +106,8 @@ class _Part:
 
     @property
     def length(self) -> int:
-        """How many words it has, as `_length` counts them."""
-        return self._closed + _words_in(self._open)
+        """How many words it has, as `_count_words` counts them."""
+        return self._closed + _estimate_words(self._open)
 
     def append(self, piece: str) -> None:
         """Add a piece. Its first word may go on with the last one there."""
@@ -118,37 +120,37 @@ class _Part:
         else:
             sizes.insert(0, self._open)
         self._open = 0 if piece[-1].isspace() else sizes.pop()
-        self._closed += sum(map(_words_in, sizes))
+        self._closed += sum(map(_estimate_words, sizes))
 
 
-def _pieces(text: str, words: int, depth: int) -> list[str]:
+def _split_pieces(text: str, words: int, depth: int) -> list[str]:
     """The text in pieces of at most `words` words, which put together are the text."""
-    if _length(text) <= words:
+    if _count_words(text) <= words:
         return [text] if text else []
     if depth == len(_SEPARATORS):
-        size = words * _WORD_CHARACTERS
+        size = words * _CHARACTERS_PER_WORD
         return [text[start : start + size] for start in range(0, len(text), size)]
     cuts = [match.end() for match in _SEPARATORS[depth].finditer(text)]
     bounds = [0, *cuts, len(text)]
     return [
         piece
         for start, end in pairwise(bounds)
-        for piece in _pieces(text[start:end], words, depth + 1)
+        for piece in _split_pieces(text[start:end], words, depth + 1)
     ]
 
 
-def _length(text: str) -> int:
+def _count_words(text: str) -> int:
     """How many words a text has; what is too long for a word is several."""
-    return sum(_words_in(len(word)) for word in text.split())
+    return sum(_estimate_words(len(word)) for word in text.split())
 
 
-def _words_in(characters: int) -> int:
-    if characters <= _LONGEST_WORD:
+def _estimate_words(characters: int) -> int:
+    if characters <= _MAX_WORD_CHARACTERS:
         return min(characters, 1)
-    return -(-characters // _WORD_CHARACTERS)
+    return -(-characters // _CHARACTERS_PER_WORD)
 
 
-def _tail(text: str, words: int) -> str:
+def _take_last_words(text: str, words: int) -> str:
     """The last words of a text, with the spaces between them."""
     starts = [match.start() for match in re.finditer(r"\S+", text)]
     return text[starts[-words] :] if words and len(starts) > words else ""
@@ -157,23 +159,23 @@ def _tail(text: str, words: int) -> str:
 WINDOW = 2
 """Messages on either side that a message's window takes in, for terms."""
 
-_BESIDE_WORDS = 40
+_NEIGHBOUR_WORDS = 40
 """Words of a neighbour, of its near end, in a window for vectors: models read 128 to 512 tokens."""
 
-_BESIDE_CHARACTERS = 16_000
+_NEIGHBOUR_CHARACTERS = 16_000
 """Characters of a neighbour, of its near end, that are cut into parts: `WINDOW` parts have less."""
 
 _SCENE_CHARACTERS = 5_000
 """Characters of a message that count in its scene, which is made anew with each of its messages."""
 
-_HEAD_WORDS = 60
+_HEADING_WORDS = 60
 """Words of title and keys that stand in each chunk of a lorebook entry."""
 
-_ASKS = re.compile(r"[?？][\s\"'”’»)*_~]*$")  # noqa: RUF001  # the Chinese question mark
+_QUESTION_END = re.compile(r"[?？][\s\"'”’»)*_~]*$")  # noqa: RUF001  # the Chinese question mark
 
 
 @dataclass(frozen=True, kw_only=True)
-class Line:
+class SourceMessage:
     """A message as its source reads it. `audience` is as its column holds it."""
 
     id: UUID
@@ -189,23 +191,27 @@ class Line:
     @cached_property
     def chunks(self) -> list[str]:
         """Its text in parts, cut once: the windows of its neighbours show them as well."""
-        return chunked(self.text)
+        return split_into_chunks(self.text)
 
     @cached_property
     def first_chunks(self) -> list[str]:
         """The parts at its beginning that the windows of lines above it show."""
-        is_short = len(self.text) <= _BESIDE_CHARACTERS
-        return (self.chunks if is_short else chunked(self.text[:_BESIDE_CHARACTERS]))[:WINDOW]
+        is_short = len(self.text) <= _NEIGHBOUR_CHARACTERS
+        return (self.chunks if is_short else split_into_chunks(self.text[:_NEIGHBOUR_CHARACTERS]))[
+            :WINDOW
+        ]
 
     @cached_property
     def last_chunks(self) -> list[str]:
         """The parts at its end that the windows of lines below it show."""
-        is_short = len(self.text) <= _BESIDE_CHARACTERS
-        return (self.chunks if is_short else chunked(self.text[-_BESIDE_CHARACTERS:]))[-WINDOW:]
+        is_short = len(self.text) <= _NEIGHBOUR_CHARACTERS
+        return (self.chunks if is_short else split_into_chunks(self.text[-_NEIGHBOUR_CHARACTERS:]))[
+            -WINDOW:
+        ]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Document:
+class IndexDocument:
     """What one point is made of.
 
     Attributes:
@@ -237,9 +243,9 @@ class Document:
     audience: str = PUBLIC
 
 
-def message_documents(
-    line: Line, *, before: Sequence[Line], after: Sequence[Line]
-) -> list[Document]:
+def build_message_documents(
+    line: SourceMessage, *, before: Sequence[SourceMessage], after: Sequence[SourceMessage]
+) -> list[IndexDocument]:
     """A message's documents, one a chunk.
 
     Around a chunk stand the chunks next to it, of this message or of another, of the same scene:
@@ -247,20 +253,20 @@ def message_documents(
     the lines around the message, oldest first; the `WINDOW` next to it count. Lines that not all
     of the message's audience may know are left out.
     """
-    date = _date(line.said_at)
+    date = _format_date(line.said_at)
     chunks = line.chunks
-    above = [each for each in before[-WINDOW:] if _is_beside(each, line)]
-    below = [each for each in after[:WINDOW] if _is_beside(each, line)]
+    above = [each for each in before[-WINDOW:] if _shares_window(each, line)]
+    below = [each for each in after[:WINDOW] if _shares_window(each, line)]
     heads = [(each.author, part) for each in above for part in each.last_chunks]
     tails = [(each.author, part) for each in below for part in each.first_chunks]
     pieces = [*heads, *((line.author, chunk) for chunk in chunks), *tails]
-    documents: list[Document] = []
+    documents: list[IndexDocument] = []
     for number, chunk in enumerate(chunks):
         place = len(heads) + number
-        text = _spoken(line.author, chunk)
+        text = _format_line(line.author, chunk)
         wide = pieces[max(0, place - WINDOW) : place + WINDOW + 1]
         documents.append(
-            Document(
+            IndexDocument(
                 kind="message",
                 source_id=line.id,
                 container_id=line.container_id,
@@ -268,21 +274,21 @@ def message_documents(
                 chunk=number,
                 text=f"{date}. {text}",
                 dense_text=text,
-                dense_window=_dense_window(pieces, place),
-                sparse_window="\n".join([date, *(_spoken(*piece) for piece in wide)]),
+                dense_window=_build_dense_window(pieces, place),
+                sparse_window="\n".join([date, *(_format_line(*piece) for piece in wide)]),
                 speaker=line.author,
                 position=line.position,
                 scene_id=line.scene_id,
                 said_at=int(line.said_at.timestamp()),
                 words=len(chunk.split()),
-                is_question=_ASKS.search(chunk) is not None,
+                is_question=_QUESTION_END.search(chunk) is not None,
                 audience=line.audience,
             )
         )
     return documents
 
 
-def question_documents(first: Document, questions: Sequence[str]) -> list[Document]:
+def question_documents(first: IndexDocument, questions: Sequence[str]) -> list[IndexDocument]:
     """A document for each question that a message answers, with the figures of its `first` one.
 
     Found by the question, the message is what comes back: no text of theirs is ever shown.
@@ -291,20 +297,20 @@ def question_documents(first: Document, questions: Sequence[str]) -> list[Docume
     return [replace(bare, chunk=number, text=text) for number, text in enumerate(questions)]
 
 
-def scene_document(scene_id: UUID, lines: Sequence[Line]) -> Document:
+def build_scene_document(scene_id: UUID, lines: Sequence[SourceMessage]) -> IndexDocument:
     """A scene's document, of its lines (at least one), oldest first: terms alone.
 
     Only public lines are in it: a scene lifts all of its lines in a search.
     """
     heard = [line for line in lines if line.audience == PUBLIC]
     texts = [line.text[:_SCENE_CHARACTERS] for line in heard]
-    spoken = [_spoken(line.author, text) for line, text in zip(heard, texts, strict=True)]
-    return Document(
+    spoken = [_format_line(line.author, text) for line, text in zip(heard, texts, strict=True)]
+    return IndexDocument(
         kind="scene",
         source_id=scene_id,
         container_id=lines[0].container_id,
         version=max(line.version for line in lines),
-        text="\n".join([_date(lines[0].said_at), *spoken]),
+        text="\n".join([_format_date(lines[0].said_at), *spoken]),
         dense_text="",
         scene_id=scene_id,
         position=lines[0].position,
@@ -313,7 +319,7 @@ def scene_document(scene_id: UUID, lines: Sequence[Line]) -> Document:
     )
 
 
-def lore_documents(
+def build_lore_documents(
     entry_id: UUID,
     book_id: UUID,
     *,
@@ -321,10 +327,10 @@ def lore_documents(
     keys: Sequence[str],
     content: str,
     version: int,
-) -> list[Document]:
+) -> list[IndexDocument]:
     """A lorebook entry's documents: its title and keys stand in each of them."""
     return [
-        Document(
+        IndexDocument(
             kind="lore",
             source_id=entry_id,
             container_id=book_id,
@@ -333,11 +339,11 @@ def lore_documents(
             text=text,
             words=words,
         )
-        for number, (text, words) in enumerate(_headed([title, *keys], content))
+        for number, (text, words) in enumerate(_chunk_with_heading([title, *keys], content))
     ]
 
 
-def item_documents(
+def build_item_documents(
     item_id: UUID,
     campaign_id: UUID,
     *,
@@ -345,10 +351,10 @@ def item_documents(
     content: str,
     version: int,
     audience: str,
-) -> list[Document]:
+) -> list[IndexDocument]:
     """The documents of a campaign's item: its names stand in each of them."""
     return [
-        Document(
+        IndexDocument(
             kind="campaign",
             source_id=item_id,
             container_id=campaign_id,
@@ -358,11 +364,11 @@ def item_documents(
             words=words,
             audience=audience,
         )
-        for number, (text, words) in enumerate(_headed(names, content))
+        for number, (text, words) in enumerate(_chunk_with_heading(names, content))
     ]
 
 
-def event_document(  # noqa: PLR0913  # an event has that many sides
+def build_event_document(  # noqa: PLR0913  # an event has that many sides
     event_id: UUID,
     chronicle_id: UUID,
     *,
@@ -374,12 +380,12 @@ def event_document(  # noqa: PLR0913  # an event has that many sides
     said_at: datetime | None,
     version: int,
     audience: str = PUBLIC,
-) -> Document:
+) -> IndexDocument:
     """A chronicle event's document. `when` is the story's own time, in whatever words."""
-    date = _date(said_at) if said_at else ""
+    date = _format_date(said_at) if said_at else ""
     about = ", ".join(filter(None, [when, where, *who]))
     said = f"{about}: {summary}" if about else summary
-    return Document(
+    return IndexDocument(
         kind="event",
         source_id=event_id,
         container_id=chronicle_id,
@@ -392,38 +398,40 @@ def event_document(  # noqa: PLR0913  # an event has that many sides
     )
 
 
-def _headed(names: Sequence[str], content: str) -> list[tuple[str, int]]:
+def _chunk_with_heading(names: Sequence[str], content: str) -> list[tuple[str, int]]:
     """The chunks of a text, each below the names that it goes by, and the words of each."""
-    head = " ".join(", ".join(filter(None, names)).split()[:_HEAD_WORDS])
-    return [(f"{head}\n{chunk}".strip(), len(chunk.split())) for chunk in chunked(content)]
+    head = " ".join(", ".join(filter(None, names)).split()[:_HEADING_WORDS])
+    return [
+        (f"{head}\n{chunk}".strip(), len(chunk.split())) for chunk in split_into_chunks(content)
+    ]
 
 
-def _is_beside(other: Line, line: Line) -> bool:
+def _shares_window(other: SourceMessage, line: SourceMessage) -> bool:
     """Whether a line may stand in another one's window."""
     return other.scene_id == line.scene_id and is_known_to_all(line.audience, other.audience)
 
 
-def _dense_window(pieces: Sequence[tuple[str, str]], place: int) -> str:
+def _build_dense_window(pieces: Sequence[tuple[str, str]], place: int) -> str:
     """A piece with the near ends of those next to it: the mean of more is near to everything."""
-    lines = [_spoken(*pieces[place])]
+    lines = [_format_line(*pieces[place])]
     if place:
         author, text = pieces[place - 1]
-        lines.insert(0, _spoken(author, " ".join(text.split()[-_BESIDE_WORDS:])))
+        lines.insert(0, _format_line(author, " ".join(text.split()[-_NEIGHBOUR_WORDS:])))
     if place + 1 < len(pieces):
         author, text = pieces[place + 1]
-        lines.append(_spoken(author, " ".join(text.split()[:_BESIDE_WORDS])))
+        lines.append(_format_line(author, " ".join(text.split()[:_NEIGHBOUR_WORDS])))
     return "\n".join(lines)
 
 
-def _spoken(author: str, text: str) -> str:
+def _format_line(author: str, text: str) -> str:
     return f"{author}: {text}" if author else text
 
 
-def _date(at: datetime) -> str:
+def _format_date(at: datetime) -> str:
     return f"{at.day} {MONTHS[at.month - 1]} {at.year}"
 
 
-BLINDERS_KEPT = 500
+MAX_BLINDERS = 500
 BLINDER_SECONDS = 900.0
 
 
@@ -454,7 +462,7 @@ class Blinders:
         at = time.monotonic()
         while self._kept:
             oldest = next(iter(self._kept))
-            if len(self._kept) <= BLINDERS_KEPT and at - self._kept[oldest][0] < BLINDER_SECONDS:
+            if len(self._kept) <= MAX_BLINDERS and at - self._kept[oldest][0] < BLINDER_SECONDS:
                 return
             del self._kept[oldest]
 
@@ -464,7 +472,7 @@ class Blinders:
 
 
 @dataclass(slots=True)
-class Attempt:
+class IndexRun:
     """One user's texts on their way into the index.
 
     `failure` is why dense vectors are missing, once they are: they are not asked for again. The
@@ -476,7 +484,7 @@ class Attempt:
 
 
 @dataclass(frozen=True, slots=True)
-class Vectors:
+class VectorSource:
     """What gives points their dense vectors.
 
     `are_missed`: the points lack them only for now, where there is no embedder.
@@ -501,12 +509,16 @@ class PointMaker:
         self._pool = pool
 
     async def make(
-        self, attempt: Attempt, documents: Sequence[Document], *, vectors: Vectors | None = None
+        self,
+        attempt: IndexRun,
+        documents: Sequence[IndexDocument],
+        *,
+        vectors: VectorSource | None = None,
     ) -> list[Point]:
         """Points of one user's documents, in order; without `vectors` by the usual embedder."""
         owner_id = attempt.sealer.user_id
         blinder = self._blinders.get(attempt.sealer)
-        wanted = vectors or Vectors(self.embedder)
+        wanted = vectors or VectorSource(self.embedder)
         dense: list[dict[DenseName, Floats]] = [{} for _ in documents]
         if wanted.embedder is not None and attempt.failure is None:
             try:
@@ -526,15 +538,17 @@ class PointMaker:
         self,
         owner_id: UUID,
         blinder: Blinder,
-        documents: Sequence[Document],
+        documents: Sequence[IndexDocument],
         dense: Sequence[dict[DenseName, Floats]],
         is_incomplete: bool,  # noqa: FBT001  # called by `partial` alone
     ) -> list[Point]:
         points: list[Point] = []
         for document, vectors in zip(documents, dense, strict=True):
-            sparse: dict[SparseName, Sparse] = {"sparse": sparse_vector(document.text, blinder)}
+            sparse: dict[SparseName, Sparse] = {
+                "sparse": build_sparse_vector(document.text, blinder)
+            }
             if document.sparse_window:
-                sparse["sparse_window"] = sparse_vector(document.sparse_window, blinder)
+                sparse["sparse_window"] = build_sparse_vector(document.sparse_window, blinder)
             payload = Payload(
                 owner_id=owner_id,
                 kind=document.kind,
@@ -560,7 +574,7 @@ class PointMaker:
         sealer: Sealer,
         embedder: DocumentEmbedder,
         blinder: Blinder,
-        documents: Sequence[Document],
+        documents: Sequence[IndexDocument],
     ) -> list[dict[DenseName, Floats]]:
         wanted: list[tuple[int, DenseName, str]] = []
         for place, document in enumerate(documents):

@@ -24,23 +24,23 @@ from backend.memory.indexing.collections import (
     ModelMoves,
     Move,
     Placement,
-    dimension_of,
+    parse_dimension,
 )
-from backend.memory.indexing.documents import Attempt, Document, PointMaker, Vectors
+from backend.memory.indexing.documents import IndexDocument, IndexRun, PointMaker, VectorSource
 from backend.memory.indexing.outbox import INDEX, REINDEX, IndexOutbox
-from backend.memory.indexing.reconciler import differences
-from backend.memory.indexing.sources import Source, SourceRow, slices
+from backend.memory.indexing.reconciler import compare_container
+from backend.memory.indexing.sources import Source, SourceRow, split_by_size
 from backend.memory.models import IndexChange
 from backend.vault.sealing import Sealer
 
-BATCH = 200
+ROWS_PER_BATCH = 200
 """Rows that are read together."""
 
 SLICE_BYTES = 64_000
 """Bytes of rows that are opened, cut, counted, embedded and stored together: between two slices
 others get their turn. One row may be more by itself."""
 
-CHANGES = 5000
+MAX_NOTES = 5000
 """Notes of changes that one job takes; what is left over is the next one's."""
 
 _NOTES = (
@@ -50,7 +50,7 @@ _NOTES = (
         IndexChange.user_id == bindparam("owner_id"),
     )
     .order_by(IndexChange.id)
-    .limit(CHANGES)
+    .limit(MAX_NOTES)
 )
 _FORGET = delete(table_of(IndexChange)).where(IndexChange.id.in_(bindparam("ids", expanding=True)))
 _FORGET_ONE = delete(table_of(IndexChange)).where(IndexChange.id == bindparam("note_id"))
@@ -59,7 +59,7 @@ Report = Callable[[int, int], Awaitable[None]]
 """Is told how much is done, of how much."""
 
 
-Side = tuple[VectorIndex, Vectors]
+IndexSide = tuple[VectorIndex, VectorSource]
 """A collection, and what gives points their vectors in it."""
 
 
@@ -97,12 +97,12 @@ class Indexer:
         """Follow the changes of one chat, lorebook or chronicle up."""
         container_id = UUID(job.payload["container_id"])
         source = self._sources[job.payload["kind"]]
-        attempt, is_again = Attempt(job.keys), False
+        attempt, is_again = IndexRun(job.keys), False
         while True:
             notes, rows, place, indexes = await self._changes(job, source, container_id)
             vectors, has_to_move = await self._moves.vectors(job.keys, place)
-            sides = _sides(indexes, vectors)
-            changed = _changed(notes)
+            sides = _list_sides(indexes, vectors)
+            changed = _list_changed_rows(notes)
             if len(changed) < len(notes):
                 for side in sides:
                     await self._whole(
@@ -113,11 +113,11 @@ class Indexer:
                 await self._some(attempt, source, container_id, changed, sides)
             else:
                 await self._store_rows(attempt, rows, sides, instead_of=changed)
-            _check(attempt)
+            _raise_failure(attempt)
             is_again = place.is_chosen and await self._moves.is_elsewhere(job.keys, place)
             if is_again:
                 continue  # what was just made may have the vectors of the model before
-            if len(notes) < CHANGES:
+            if len(notes) < MAX_NOTES:
                 break
             async with job.step() as session:
                 await _delete_notes(session, notes)
@@ -148,8 +148,8 @@ class Indexer:
         async with self._database.read() as session:
             notes = (await session.execute(_NOTES, values)).all()
             place, indexes = await self._collections.places_to_write(session, owner_id)
-            changed, rows = _changed(notes), None
-            if notes and len(changed) == len(notes) <= BATCH:
+            changed, rows = _list_changed_rows(notes), None
+            if notes and len(changed) == len(notes) <= ROWS_PER_BATCH:
                 rows = await source.rows(session, job.keys, container_id, changed, neighbours=True)
         return notes, rows, place, indexes
 
@@ -201,25 +201,25 @@ class Indexer:
             total = 0
             for source in self._sources.values():
                 total += await source.count(session, owner_id=sealer.user_id)
-        attempt, done = Attempt(sealer), 0
+        attempt, done = IndexRun(sealer), 0
         side = await self._collections.open(move.place.target), move.vectors
         for source, container_id in containers:
-            tell = partial(_report_on, report, done, total)
+            tell = partial(_report_container, report, done, total)
             await tell(0, 0)
             done += await self._whole(attempt, source, container_id, side, tell, anew=anew)
-        _check(attempt)
+        _raise_failure(attempt)
         await report(total, total)
 
     async def _some(
         self,
-        attempt: Attempt,
+        attempt: IndexRun,
         source: Source,
         container_id: UUID,
         source_ids: Sequence[UUID],
-        sides: Sequence[Side],
+        sides: Sequence[IndexSide],
     ) -> None:
         """Index some rows anew; those that are gone lose their points."""
-        for part in chunks(source_ids, BATCH):
+        for part in chunks(source_ids, ROWS_PER_BATCH):
             async with self._database.read() as session:
                 rows = await source.rows(
                     session, attempt.sealer, container_id, part, neighbours=True
@@ -228,10 +228,10 @@ class Indexer:
 
     async def _whole(
         self,
-        attempt: Attempt,
+        attempt: IndexRun,
         source: Source,
         container_id: UUID,
-        side: Side,
+        side: IndexSide,
         report: Report | None = None,
         *,
         anew: bool = False,
@@ -246,13 +246,13 @@ class Indexer:
         if stored is None:
             await index.delete_container(sealer.user_id, container_id)
             return 0
-        found = await differences(index, sealer.user_id, container_id, source.kind, stored)
+        found = await compare_container(index, sealer.user_id, container_id, source.kind, stored)
         if found.gone:
             await index.delete_sources(sealer.user_id, found.gone)
         missing, stale = (list(stored), set(stored)) if anew else (found.missing, found.stale)
-        for number, part in enumerate(chunks(missing, BATCH)):
+        for number, part in enumerate(chunks(missing, ROWS_PER_BATCH)):
             if report is not None:
-                await report(number * BATCH, len(missing))
+                await report(number * ROWS_PER_BATCH, len(missing))
             async with self._database.read() as session:
                 rows = await source.rows(session, sealer, container_id, part, neighbours=False)
             await self._store_rows(
@@ -262,9 +262,9 @@ class Indexer:
 
     async def _store_rows(
         self,
-        attempt: Attempt,
+        attempt: IndexRun,
         rows: Sequence[SourceRow],
-        sides: Sequence[Side],
+        sides: Sequence[IndexSide],
         *,
         instead_of: Sequence[UUID],
     ) -> None:
@@ -275,10 +275,10 @@ class Indexer:
         for index, _ in sides if gone else ():
             await index.delete_sources(owner_id, list(gone))
         left -= gone
-        for some in slices(rows, SLICE_BYTES):
+        for some in split_by_size(rows, SLICE_BYTES):
             size = sum(row.size + row.size_beside for row in some)
             documents = await self._pool.run(
-                owner_id, partial(_documents, some), size=size, is_job=True
+                owner_id, partial(_build_documents, some), size=size, is_job=True
             )
             here = [row.source_id for row in some if row.source_id in left]
             left.difference_update(here)
@@ -291,7 +291,7 @@ class Indexer:
                     await index.delete_sources(owner_id, here)
 
 
-def _sides(indexes: Sequence[VectorIndex], vectors: Vectors) -> list[Side]:
+def _list_sides(indexes: Sequence[VectorIndex], vectors: VectorSource) -> list[IndexSide]:
     """Where new points go: where the texts belong, and where they are found until all are there.
 
     There they get terms alone, and first: they wait for no model. Whoever comes back to that model
@@ -299,17 +299,18 @@ def _sides(indexes: Sequence[VectorIndex], vectors: Vectors) -> list[Side]:
     """
     target, *others = indexes
     left = [
-        (each, Vectors(None, are_missed=dimension_of(each.name) is not None)) for each in others
+        (each, VectorSource(None, are_missed=parse_dimension(each.name) is not None))
+        for each in others
     ]
     return [*left, (target, vectors)]
 
 
-async def _report_on(report: Report, before: int, total: int, done: int, _: int) -> None:
+async def _report_container(report: Report, before: int, total: int, done: int, _: int) -> None:
     """Report rows of one container, where so many were done before it."""
     await report(min(before + done, total), total)
 
 
-def _check(attempt: Attempt) -> None:
+def _raise_failure(attempt: IndexRun) -> None:
     """Raise where vectors are missing: the job comes later, as late as the provider says."""
     if attempt.failure is None:
         return
@@ -318,11 +319,11 @@ def _check(attempt: Attempt) -> None:
     raise attempt.failure
 
 
-def _documents(rows: Sequence[SourceRow]) -> list[Document]:
+def _build_documents(rows: Sequence[SourceRow]) -> list[IndexDocument]:
     return [document for row in rows for document in row.documents()]
 
 
-def _changed(notes: Sequence[Row[UUID, UUID | None]]) -> list[UUID]:
+def _list_changed_rows(notes: Sequence[Row[UUID, UUID | None]]) -> list[UUID]:
     """The rows that are noted one by one."""
     return [note.source_id for note in notes if note.source_id is not None]
 

@@ -27,22 +27,22 @@ RECONCILE = "memory.reconcile"
 FORGET = "memory.forget"
 
 
-FORGOTTEN_AGAIN = timedelta(minutes=5)
+SECOND_DELETE_DELAY = timedelta(minutes=5)
 """Longer than a worker goes on with a job that it has lost."""
 
-MOST_NOTED = 500
+MAX_NOTED_ROWS = 500
 """Rows that are noted one by one: of more the index compares the whole container."""
 
-_FOLLOW = {"collection": None}
+_FOLLOW_PAYLOAD = {"collection": None}
 """Of a job that finds out by itself which collection it is."""
 
-_NOTE = table_of(IndexChange).insert()
-_GAVE_UP = select(JOBS.c.id, JOBS.c.payload).where(
+_INSERT_NOTE = table_of(IndexChange).insert()
+_DEAD_JOBS = select(JOBS.c.id, JOBS.c.payload).where(
     JOBS.c.user_id == bindparam("owner_id"),
     JOBS.c.kind == bindparam("kind"),
     JOBS.c.state == "dead",
 )
-_FORGET_DEAD = JOBS.delete().where(
+_DELETE_DEAD = JOBS.delete().where(
     JOBS.c.id.in_(bindparam("ids", expanding=True)), JOBS.c.state == "dead"
 )
 
@@ -101,16 +101,18 @@ class IndexOutbox(AccountDeleted):
 
     async def reindex(self, session: AsyncSession, user_id: UUID, collection: str) -> None:
         """Have all texts of a user's indexed in a collection, once they are seen."""
-        await self._queue.enqueue(session, _reindexing(user_id, {"collection": collection}))
+        await self._queue.enqueue(session, _build_reindex_job(user_id, {"collection": collection}))
 
     async def follow(self, session: AsyncSession, holder: KeyHolder) -> None:
         """Have all texts of a user's belong where the account's embedding model says."""
         key = self._queue.grant(holder.sealer, holder.key_mode)
-        await self._queue.enqueue(session, _reindexing(holder.sealer.user_id, _FOLLOW), key=key)
+        await self._queue.enqueue(
+            session, _build_reindex_job(holder.sealer.user_id, _FOLLOW_PAYLOAD), key=key
+        )
 
     async def follow_later(self, session: AsyncSession, user_id: UUID) -> None:
         """The same once the user is seen."""
-        await self._queue.enqueue(session, _reindexing(user_id, _FOLLOW))
+        await self._queue.enqueue(session, _build_reindex_job(user_id, _FOLLOW_PAYLOAD))
 
     async def rebuild(self, session: AsyncSession, holder: KeyHolder) -> None:
         """Have all points of a user's made again, where the account's settings say.
@@ -118,24 +120,24 @@ class IndexOutbox(AccountDeleted):
         What gave up following changes is tried again: notes of these changes are left.
         """
         user_id = holder.sealer.user_id
-        job = _reindexing(user_id, {**_FOLLOW, "anew": True})
+        job = _build_reindex_job(user_id, {**_FOLLOW_PAYLOAD, "anew": True})
         key = self._queue.grant(holder.sealer, holder.key_mode)
         await self._queue.enqueue(session, job, key=key)
-        gave_up = (await session.execute(_GAVE_UP, {"owner_id": user_id, "kind": INDEX})).all()
+        gave_up = (await session.execute(_DEAD_JOBS, {"owner_id": user_id, "kind": INDEX})).all()
         for row in gave_up:
             place = msgspec.json.decode(row.payload)
-            again = _following(user_id, place["kind"], UUID(place["container_id"]))
+            again = _build_index_job(user_id, place["kind"], UUID(place["container_id"]))
             await self._queue.enqueue(session, again, key=key)
-        await _forget(session, [row.id for row in gave_up])
+        await _delete_jobs(session, [row.id for row in gave_up])
 
     async def reindexed(self, session: AsyncSession, user_id: UUID, *, anew: bool) -> None:
         """Forget earlier jobs of a user's that gave up what was done now.
 
         One that was to make all points again stays, where that was not done `anew`.
         """
-        rows = (await session.execute(_GAVE_UP, {"owner_id": user_id, "kind": REINDEX})).all()
+        rows = (await session.execute(_DEAD_JOBS, {"owner_id": user_id, "kind": REINDEX})).all()
         done = [each for each in rows if anew or not msgspec.json.decode(each.payload).get("anew")]
-        await _forget(session, [row.id for row in done])
+        await _delete_jobs(session, [row.id for row in done])
 
     async def account_deleted(self, session: AsyncSession, user_id: UUID) -> None:
         """Have every point of a user's deleted: the account goes in this transaction.
@@ -147,7 +149,7 @@ class IndexOutbox(AccountDeleted):
         payload = {"owner_id": str(user_id), "collections": list(await session.scalars(named))}
         job = NewJob(kind=FORGET, payload=payload, dedupe_key=f"{FORGET}/{user_id}")
         await self._queue.enqueue(session, job)
-        later = now() + FORGOTTEN_AGAIN
+        later = now() + SECOND_DELETE_DELAY
         again = replace(job, dedupe_key=f"{job.dedupe_key}/again", run_after=later)
         await self._queue.enqueue(session, again)
 
@@ -161,11 +163,11 @@ class IndexOutbox(AccountDeleted):
         key: JobKey | None = None,
     ) -> UUID | None:
         """Write down what changed, and enqueue the job that follows it up."""
-        job = await _noted(session, user_id, kind, container_id, sources)
+        job = await _insert_notes(session, user_id, kind, container_id, sources)
         return await self._queue.enqueue(session, job, key=key)
 
 
-def _reindexing(user_id: UUID, payload: dict[str, Any]) -> NewJob:
+def _build_reindex_job(user_id: UUID, payload: dict[str, Any]) -> NewJob:
     wanted = "/".join(map(str, payload.values()))
     return NewJob(
         kind=REINDEX,
@@ -176,15 +178,15 @@ def _reindexing(user_id: UUID, payload: dict[str, Any]) -> NewJob:
     )
 
 
-async def _forget(session: AsyncSession, ids: Sequence[UUID]) -> None:
+async def _delete_jobs(session: AsyncSession, ids: Sequence[UUID]) -> None:
     """Delete jobs that gave up."""
     for some in chunks(ids):
-        await session.execute(_FORGET_DEAD, {"ids": some})
+        await session.execute(_DELETE_DEAD, {"ids": some})
 
 
 async def reindex_later(session: AsyncSession, user_id: UUID, collection: str) -> None:
     """What `IndexOutbox.reindex` does, for code that has no outbox."""
-    await insert_job(session, _reindexing(user_id, {"collection": collection}))
+    await insert_job(session, _build_reindex_job(user_id, {"collection": collection}))
 
 
 async def note_change(
@@ -199,13 +201,15 @@ async def note_change(
 
     None stands for all rows of the container, and so do very many.
     """
-    is_whole = source_ids is None or len(source_ids) > MOST_NOTED
+    is_whole = source_ids is None or len(source_ids) > MAX_NOTED_ROWS
     sources = [None] if is_whole else list(dict.fromkeys(source_ids or ()))
     if sources:
-        await insert_job(session, await _noted(session, user_id, kind, container_id, sources))
+        await insert_job(
+            session, await _insert_notes(session, user_id, kind, container_id, sources)
+        )
 
 
-async def _noted(
+async def _insert_notes(
     session: AsyncSession,
     user_id: UUID,
     kind: Kind,
@@ -214,11 +218,11 @@ async def _noted(
 ) -> NewJob:
     """Write down what changed; the job that follows it up."""
     row = {"user_id": user_id, "kind": kind, "container_id": container_id}
-    await session.execute(_NOTE, [{**row, "source_id": each} for each in sources])
-    return _following(user_id, kind, container_id)
+    await session.execute(_INSERT_NOTE, [{**row, "source_id": each} for each in sources])
+    return _build_index_job(user_id, kind, container_id)
 
 
-def _following(user_id: UUID, kind: Kind, container_id: UUID) -> NewJob:
+def _build_index_job(user_id: UUID, kind: Kind, container_id: UUID) -> NewJob:
     return NewJob(
         kind=INDEX,
         user_id=user_id,

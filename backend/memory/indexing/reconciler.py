@@ -17,7 +17,7 @@ from backend.database.base import now
 from backend.database.engine import Database
 from backend.jobs.queue import JobQueue, NewJob
 from backend.jobs.running import JobKind, RunningJob
-from backend.memory.embedding.cache import forget_unused
+from backend.memory.embedding.cache import delete_unused
 from backend.memory.index.protocol import IndexUnavailableError, Kind, VectorIndex
 from backend.memory.indexing.collections import Collections, is_own
 from backend.memory.indexing.documents import Blinders
@@ -27,10 +27,10 @@ from backend.memory.models import IndexState
 
 log = get_logger(__name__)
 
-VECTORS_KEPT = timedelta(days=90)
+VECTOR_RETENTION = timedelta(days=90)
 """Vectors of texts that were not embedded again for so long go: a reindex would make them anew."""
 
-NIGHT = time(hour=3)
+NIGHTLY_TIME = time(hour=3)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,7 +42,7 @@ class Differences:
     gone: list[UUID]
 
 
-async def differences(
+async def compare_container(
     index: VectorIndex, owner_id: UUID, container_id: UUID, kind: Kind, stored: Mapping[UUID, int]
 ) -> Differences:
     """Hold a container's points against its rows. Opens no text; asks for no vectors."""
@@ -90,7 +90,7 @@ class Reconciler:
     async def schedule(self) -> None:
         """See to it that both sides are compared tonight."""
         async with self._database.write() as session:
-            await self._queue.enqueue(session, _tonight())
+            await self._queue.enqueue(session, _build_nightly_job())
 
     async def forget(self, job: RunningJob) -> None:
         """Delete every point of somebody who is gone."""
@@ -111,7 +111,7 @@ class Reconciler:
         left = users - await self._collections.moved_away()
         for name in await self._collections.all_names():
             here = left if name == current.name else await self._collections.users_of(name)
-            with _left_out(name, failed):
+            with _skip_unavailable(name, failed):
                 index = await self._collections.open(name)
                 for stranger in await index.owners() - here:
                     await index.delete_owner(stranger)
@@ -120,7 +120,7 @@ class Reconciler:
             async with self._database.read() as session:
                 place = await self._collections.placement(session, user_id)
             if place.target not in failed:
-                with _left_out(place.target, failed):
+                with _skip_unavailable(place.target, failed):
                     await self._compare(user_id, await self._collections.open(place.target))
         async with job.finish() as session:
             compared = update(IndexState).where(
@@ -128,8 +128,8 @@ class Reconciler:
                 IndexState.collection.not_in(failed),
             )
             await session.execute(compared.values(compared_at=now()))
-            await forget_unused(session, now() - VECTORS_KEPT)
-            await self._queue.enqueue(session, _tonight())
+            await delete_unused(session, now() - VECTOR_RETENTION)
+            await self._queue.enqueue(session, _build_nightly_job())
 
     async def _compare(self, user_id: UUID, index: VectorIndex) -> None:
         """Note what of one user's is missing or stale; delete what nobody has any more."""
@@ -143,7 +143,7 @@ class Reconciler:
                     stored = await source.inventory(session, container_id, owner_id=user_id)
                 if stored is None:
                     continue
-                found = await differences(index, user_id, container_id, source.kind, stored)
+                found = await compare_container(index, user_id, container_id, source.kind, stored)
                 if found.gone:
                     await index.delete_sources(user_id, found.gone)
                 if found.missing:
@@ -163,7 +163,7 @@ class Reconciler:
 
 
 @contextmanager
-def _left_out(name: str, failed: set[str]) -> Generator[None]:
+def _skip_unavailable(name: str, failed: set[str]) -> Generator[None]:
     """Note that a collection of users' own models failed; that of any other is an error."""
     try:
         yield
@@ -174,8 +174,8 @@ def _left_out(name: str, failed: set[str]) -> Generator[None]:
         failed.add(name)
 
 
-def _tonight() -> NewJob:
-    at = datetime.combine(now().date(), NIGHT, tzinfo=now().tzinfo)
+def _build_nightly_job() -> NewJob:
+    at = datetime.combine(now().date(), NIGHTLY_TIME, tzinfo=now().tzinfo)
     if at <= now():
         at += timedelta(days=1)
     return NewJob(kind=RECONCILE, dedupe_key=RECONCILE, run_after=at)

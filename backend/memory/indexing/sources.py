@@ -1,7 +1,7 @@
-"""What the index remembers, and where the truth about it stands: one source for each kind of row.
+"""Sources: how memory reads the rows that it indexes.
 
-Memory is a layer below the packages whose rows it remembers. Each of them implements `Source` for
-its own rows, and the container passes the sources in.
+Memory is a layer below the packages whose rows it indexes. Each of them implements `Source` for its
+own rows, and the container passes the sources in.
 """
 
 from __future__ import annotations
@@ -9,25 +9,25 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import NamedTuple, Protocol
+from typing import Any, ClassVar, NamedTuple, Protocol
 from uuid import UUID
 
-from sqlalchemy import Result, Select
+from sqlalchemy import ColumnElement, Result, func, select, true
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import InstrumentedAttribute
 
 from backend.core.audience import GM, PUBLIC, Viewpoint
 from backend.core.cpu_pool import unhurried
 from backend.memory.index.protocol import Kind, Payload
-from backend.memory.indexing.documents import Document
+from backend.memory.indexing.documents import IndexDocument
 from backend.vault.sealing import Sealer
 
 POINT_FORMAT = 1
-"""Raised when points say more than before: the nightly comparison makes them again."""
+"""Increase it if points get more fields: the nightly comparison then rebuilds them."""
 
 
-class Origin(NamedTuple):
-    """A line that a row was made from. `position` is its depth in its chat's tree."""
+class OriginMessage(NamedTuple):
+    """A message that a row was made from. `position` is its depth in the tree of its chat."""
 
     message_id: UUID
     chat_id: UUID
@@ -35,18 +35,18 @@ class Origin(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Recalled:
-    """A memory that counts, with its text: what a prompt or a person gets to see of it.
+class MemoryItem:
+    """A row that memory found, with its text.
 
     Attributes:
-        title: What it is called, or who says it.
-        position: Of a message, its depth in the tree; of an event, that of its first message.
-        chat_id: A message's chat; that of an event's messages, where they are all of one.
-        is_past: Whether it tells of what is over, not of how things are.
-        story_time: The story's own time, which the text gives; empty if it gives none.
-        tokens: What the text takes by a count that was stored with it; 0 where there is none.
-        origins: The lines that an event or a fact was made from.
-        audience: Who may know it, as a column holds it.
+        title: The name of the row, or the author of a message.
+        position: The depth of a message in its tree; for an event, that of its first message.
+        chat_id: The chat of a message, or the only chat of an event's messages.
+        is_past: True if it is about something that is over.
+        story_time: The story's own time, as the text gives it; empty if it gives none.
+        tokens: A stored count of the tokens of the text; 0 if there is none.
+        origins: The messages that an event or a fact was made from.
+        audience: Who may know it, in the format of the column.
     """
 
     kind: Kind
@@ -60,7 +60,7 @@ class Recalled:
     is_past: bool = False
     story_time: str = ""
     tokens: int = 0
-    origins: Sequence[Origin] = ()
+    origins: Sequence[OriginMessage] = ()
     audience: str = PUBLIC
 
     @property
@@ -70,8 +70,8 @@ class Recalled:
         return self.text if is_named else f"{self.title}: {self.text}"
 
     @classmethod
-    def unread(cls, payload: Payload) -> Recalled:
-        """A memory as the index has it, without its text."""
+    def unread(cls, payload: Payload) -> MemoryItem:
+        """Return the item of a point, without title and text."""
         return cls(
             kind=payload.kind,
             source_id=payload.source_id,
@@ -83,23 +83,23 @@ class Recalled:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SourceRow:
-    """A row that was read, still sealed.
+    """A row that was read and is still sealed.
 
     Attributes:
-        size: Bytes of the row that are opened for its documents.
-        size_beside: Bytes of its neighbours that are opened for them, too.
-        documents: Opens it and makes what is indexed of it. CPU-bound, without the database: to be
-            called in a thread, for one row after the other in the order they came in.
+        size: Bytes of the row that are decrypted for its documents.
+        size_beside: Bytes of its neighbours that are decrypted as well.
+        documents: Decrypts the row and builds its documents. It is CPU-bound and needs no database.
+            Call it in a thread, for one row after the other in the order of the rows.
     """
 
     source_id: UUID
     size: int
     size_beside: int = 0
-    documents: Callable[[], list[Document]]
+    documents: Callable[[], list[IndexDocument]]
 
 
-def slices(rows: Sequence[SourceRow], most: int) -> Iterator[Sequence[SourceRow]]:
-    """`rows` in order, so many at a time that they have at most `most` bytes, or one row."""
+def split_by_size(rows: Sequence[SourceRow], most: int) -> Iterator[Sequence[SourceRow]]:
+    """Yield `rows` in order, in slices of at most `most` bytes or of one row."""
     start = size = 0
     for index, row in enumerate(rows):
         if index > start and size + row.size > most:
@@ -110,27 +110,29 @@ def slices(rows: Sequence[SourceRow], most: int) -> Iterator[Sequence[SourceRow]
         yield rows[start:]
 
 
-async def count_of(
-    session: AsyncSession,
-    owned: Select[int],
-    container: InstrumentedAttribute[UUID],
-    container_ids: Sequence[UUID] | None,
-) -> int:
-    """What a count of a user's rows comes to, in all or in some containers."""
-    query = owned if container_ids is None else owned.where(container.in_(container_ids))
-    return await session.scalar(query) or 0
+def compute_version(changed_at: datetime) -> int:
+    """Return the version of a row: microseconds since 1970 plus `POINT_FORMAT`.
+
+    It differs after each change of the row's text or of the fields of its points.
+    """
+    return int(changed_at.timestamp() * 1_000_000) + POINT_FORMAT
+
+
+async def collect_versions(rows: Result[UUID, datetime]) -> dict[UUID, int]:
+    """Return the versions of rows, given as (id, changed at), in their order by id."""
+    return {row_id: compute_version(changed_at) async for row_id, changed_at in unhurried(rows)}
 
 
 class Source(Protocol):
-    """Rows of one kind. Nothing here commits; what is someone else's does not exist."""
+    """Rows of one kind. No method commits. Rows of other users are treated as missing."""
 
     @property
     def kind(self) -> Kind:
-        """What its points are."""
+        """The kind of its points."""
         ...
 
     async def containers(self, session: AsyncSession, *, owner_id: UUID) -> list[UUID]:
-        """Every chat, lorebook, chronicle or campaign of a user's."""
+        """Return the ids of all the user's chats, lorebooks, chronicles or campaigns."""
         ...
 
     async def count(
@@ -140,15 +142,15 @@ class Source(Protocol):
         owner_id: UUID,
         container_ids: Sequence[UUID] | None = None,
     ) -> int:
-        """How many rows of a user's ought to be indexed, in all or in some containers."""
+        """Count the user's rows that should be indexed, in all or in some containers."""
         ...
 
     async def inventory(
         self, session: AsyncSession, container_id: UUID, *, owner_id: UUID
     ) -> dict[UUID, int] | None:
-        """Versions of the rows of a container that ought to be indexed, in their order, by id.
+        """Return the versions of a container's rows that should be indexed, in their order, by id.
 
-        None when there is no such container. Opens no text, so it needs no key.
+        None if there is no such container. It decrypts nothing, so it needs no key.
         """
         ...
 
@@ -161,9 +163,9 @@ class Source(Protocol):
         *,
         neighbours: bool,
     ) -> list[SourceRow]:
-        """Some hundred rows; those that are gone are not in it.
+        """Read some hundred rows. Deleted ones are missing in the result.
 
-        With `neighbours` also other rows whose points hold something of theirs.
+        With `neighbours`, also other rows whose points contain text of these rows.
         """
         ...
 
@@ -174,22 +176,70 @@ class Source(Protocol):
         source_ids: Collection[UUID],
         *,
         viewpoint: Viewpoint = GM,
-    ) -> dict[UUID, Recalled]:
-        """Rows by id: those that count at this moment, and that the viewpoint may know.
-
-        The owner is the sealer's.
-        """
+    ) -> dict[UUID, MemoryItem]:
+        """Return the sealer's rows that are active and that the viewpoint may know, by id."""
         ...
 
 
-async def inventory_of(rows: Result[UUID, datetime]) -> dict[UUID, int]:
-    """An inventory from rows of (id, changed at), in their order."""
-    return {row_id: version_of(changed_at) async for row_id, changed_at in unhurried(rows)}
+_ALL_ROWS = true()
 
 
-def version_of(changed_at: datetime) -> int:
-    """A row's version, which changes whenever its text does, or what points say of it.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SourceTable:
+    """The columns by which a `TableSource` lists containers and rows.
 
-    Microseconds since 1970, and `POINT_FORMAT`.
+    Attributes:
+        row_order: The order of an inventory.
+        is_indexed: The condition for rows that should be indexed.
+        is_counted: The condition of `count`. It may be wider, so that an index alone answers it.
     """
-    return int(changed_at.timestamp() * 1_000_000) + POINT_FORMAT
+
+    container_id: InstrumentedAttribute[UUID]
+    container_owner: InstrumentedAttribute[UUID]
+    row_id: InstrumentedAttribute[UUID]
+    row_owner: InstrumentedAttribute[UUID]
+    row_container: InstrumentedAttribute[UUID]
+    row_changed_at: InstrumentedAttribute[datetime]
+    row_order: Sequence[ColumnElement[Any] | InstrumentedAttribute[Any]]
+    is_indexed: ColumnElement[bool] = _ALL_ROWS
+    is_counted: ColumnElement[bool] = _ALL_ROWS
+
+
+class TableSource:
+    """The part of a `Source` that is the same for all tables: it lists and counts rows."""
+
+    table: ClassVar[SourceTable]
+
+    async def containers(self, session: AsyncSession, *, owner_id: UUID) -> list[UUID]:
+        """See `Source`."""
+        query = select(self.table.container_id).where(self.table.container_owner == owner_id)
+        return list(await session.scalars(query))
+
+    async def count(
+        self,
+        session: AsyncSession,
+        *,
+        owner_id: UUID,
+        container_ids: Sequence[UUID] | None = None,
+    ) -> int:
+        """See `Source`."""
+        table = self.table
+        query = select(func.count()).where(table.row_owner == owner_id, table.is_counted)
+        if container_ids is not None:
+            query = query.where(table.row_container.in_(container_ids))
+        return await session.scalar(query) or 0
+
+    async def inventory(
+        self, session: AsyncSession, container_id: UUID, *, owner_id: UUID
+    ) -> dict[UUID, int] | None:
+        """See `Source`."""
+        table = self.table
+        owned = table.container_id == container_id, table.container_owner == owner_id
+        if await session.scalar(select(table.container_id).where(*owned)) is None:
+            return None
+        rows = await session.execute(
+            select(table.row_id, table.row_changed_at)
+            .where(table.row_container == container_id, table.is_indexed)
+            .order_by(*table.row_order)
+        )
+        return await collect_versions(rows)

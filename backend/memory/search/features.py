@@ -29,7 +29,7 @@ ASKED: tuple[Signal, ...] = ("dense_question", "sparse_question")
 DENSE_SIGNALS: tuple[Signal, ...] = ("dense", "dense_window", "dense_question")
 SPARSE_SIGNALS: tuple[Signal, ...] = ("sparse", "sparse_window", "sparse_question")
 
-Found = Mapping[Signal, Sequence[Hit]]
+SignalHits = Mapping[Signal, Sequence[Hit]]
 
 
 class Scores(msgspec.Struct, frozen=True, gc=False):
@@ -76,7 +76,7 @@ class Candidate(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     aboutness: float = 0.0
 
 
-def gather(signals: Sequence[Signal], hits: Sequence[Sequence[Hit]]) -> Found:
+def gather(signals: Sequence[Signal], hits: Sequence[Sequence[Hit]]) -> SignalHits:
     """The answers of a batch by signal; those of one signal (of several kinds) come together."""
     found: dict[Signal, list[Hit]] = {}
     for signal, some in zip(signals, hits, strict=True):
@@ -86,12 +86,12 @@ def gather(signals: Sequence[Signal], hits: Sequence[Sequence[Hit]]) -> Found:
 
 FEATURES = (*SIGNALS, "speaker", "length", "question", "span", *ASKED, "subject", "answer")
 
-SCORED: Sequence[Signal] = Scores.__struct_fields__  # type: ignore[assignment]  # they are signals
+SCORE_FIELDS: Sequence[Signal] = Scores.__struct_fields__  # type: ignore[assignment]  # they are signals
 
-FEW = 10
+MIN_SAMPLE_HITS = 10
 """Fewer hits than this are no sample of what a poor score is: the poorest is then 0."""
 
-_LONG = 4.0
+_LONG_TEXT = 4.0
 """Natural logarithm of the length in words, less one, that counts as long: 54 words."""
 
 
@@ -120,12 +120,12 @@ class FeatureTable:
         lines: Their payloads.
         cosines: The best cosine of each, shape (n,); -1 where no vector found it.
         values: What is weighed, shape (n, 13), columns as `FEATURES`. A signal's column is its
-            scores brought to 0 to 1 (`brought_to_one`), and 0 where it found nothing.
+            scores brought to 0 to 1 (`scale_to_one`), and 0 where it found nothing.
     """
 
     def __init__(
         self,
-        found: Found,
+        found: SignalHits,
         *,
         speakers: Collection[int] = (),
         spans: Sequence[Span] = (),
@@ -136,7 +136,7 @@ class FeatureTable:
         self.lines = [hit.payload for hit in self.hits]
         rows = {hit.id.int: row for row, hit in enumerate(self.hits)}
         self._columns: dict[Signal, _Column] = {
-            signal: self._answered(hits) if signal in ASKED else _column(hits, rows)
+            signal: self._answered(hits) if signal in ASKED else _build_column(hits, rows)
             for signal, hits in found.items()
             if signal != "scene"
         }
@@ -185,7 +185,7 @@ class FeatureTable:
 
     def _answered(self, questions: Sequence[Hit]) -> _Column:
         """What a signal of questions said of the lines that answer them."""
-        scaled = brought_to_one(np.array([hit.score for hit in questions], dtype=np.float64))
+        scaled = scale_to_one(np.array([hit.score for hit in questions], dtype=np.float64))
         best: dict[int, int] = {}
         for place, hit in enumerate(questions):
             best.setdefault(hit.payload.source_id.int, place)
@@ -195,8 +195,8 @@ class FeatureTable:
 
     def _signals(self) -> list[tuple[float | None, ...]]:
         """What each signal said of each point, in the order of the fields of `Scores`."""
-        columns: list[list[float | None]] = [[None] * len(self.hits) for _ in SCORED]
-        for signal, scores in zip(SCORED, columns, strict=True):
+        columns: list[list[float | None]] = [[None] * len(self.hits) for _ in SCORE_FIELDS]
+        for signal, scores in zip(SCORE_FIELDS, columns, strict=True):
             if column := self._columns.get(signal):
                 for row, score in zip(column.rows, column.scores, strict=True):
                     scores[row] = score
@@ -218,7 +218,7 @@ class FeatureTable:
         for place, signal in enumerate(SIGNALS):
             if column := self._columns.get(signal):
                 table[column.rows, place] = column.scaled
-        near = brought_to_one(np.array([hit.score for hit in scenes], dtype=np.float64)).tolist()
+        near = scale_to_one(np.array([hit.score for hit in scenes], dtype=np.float64)).tolist()
         by_scene = {
             hit.payload.scene_id.int: score
             for hit, score in zip(scenes, near, strict=True)
@@ -236,14 +236,14 @@ class FeatureTable:
         said_at = np.array([line.said_at for line in lines], dtype=np.int64)
         if speakers:
             table[:, 5] = [line.speaker in speakers for line in lines]
-        table[:, 6] = np.minimum(1.0, np.log1p(words) / _LONG)
+        table[:, 6] = np.minimum(1.0, np.log1p(words) / _LONG_TEXT)
         table[:, 7] = [line.is_question for line in lines]
         for start, end in spans:
             table[(start <= said_at) & (said_at < end), 8] = 1.0
         if len(speakers) > 1:
             subject = next(iter(speakers))
             table[:, 11] = [line.speaker == subject for line in lines]
-        table[:, 12] = _after_questions(lines, table[:, 0])
+        table[:, 12] = _score_answers(lines, table[:, 0])
         table[~is_line, 5:] = 0.0
         for place, signal in enumerate(ASKED, start=9):
             if column := self._columns.get(signal):
@@ -251,7 +251,7 @@ class FeatureTable:
         return table
 
 
-def points(found: Found) -> list[Hit]:
+def points(found: SignalHits) -> list[Hit]:
     """A hit of each point that may be a candidate."""
     # A UUID computes its hash in Python: its number is ten times as fast.
     lines = (some for signal, some in found.items() if signal not in {"scene", *ASKED})
@@ -272,14 +272,14 @@ def _answering(question: Hit) -> Hit:
     return Hit(point_id("message", payload.source_id), question.score, payload)
 
 
-def _column(hits: Sequence[Hit], rows: Mapping[int, int]) -> _Column:
+def _build_column(hits: Sequence[Hit], rows: Mapping[int, int]) -> _Column:
     """What a signal said of points, which stand in these rows by the numbers of their ids."""
     scores = [hit.score for hit in hits]
-    scaled = brought_to_one(np.array(scores, dtype=np.float64))
+    scaled = scale_to_one(np.array(scores, dtype=np.float64))
     return _Column([rows[hit.id.int] for hit in hits], scores, scaled)
 
 
-def _after_questions(lines: Sequence[Payload], near: NDArray[np.float64]) -> NDArray[np.float64]:
+def _score_answers(lines: Sequence[Payload], near: NDArray[np.float64]) -> NDArray[np.float64]:
     """How near the bare question is that each line follows, shape (n,); 0 where it follows none.
 
     Args:
@@ -301,22 +301,22 @@ def _after_questions(lines: Sequence[Payload], near: NDArray[np.float64]) -> NDA
     )
 
 
-def brought_to_one(scores: NDArray[np.float64]) -> NDArray[np.float64]:
+def scale_to_one(scores: NDArray[np.float64]) -> NDArray[np.float64]:
     """Scores, shape (n,), brought to 0 to 1: the lowest hit is 0, the best 1 (min-max)."""
     if not len(scores):
         return scores
-    low = scores.min() if len(scores) >= FEW else min(0.0, scores.min())
+    low = scores.min() if len(scores) >= MIN_SAMPLE_HITS else min(0.0, scores.min())
     span = scores.max() - low
     return (scores - low) / span if span > 0 else np.ones_like(scores)
 
 
-QUESTION = 0.48
+QUESTION_SHARE = 0.48
 """The share of a question's words that a text must have."""
 
-STATEMENT = 0.75
+STATEMENT_SHARE = 0.75
 """The same for other lines: they may mention many things, and be about none."""
 
-MANY = 400
+LARGE_CORPUS_POINTS = 400
 """Points of a user from which on rare words weigh as they did where thresholds were chosen."""
 
 MAX_WORDS = 64
@@ -326,7 +326,7 @@ VOCABULARY = "o200k_base"
 COMMON, RARE = 1_000, 100_000
 """Places in the vocabulary: words up to `COMMON` count least, words from `RARE` on count fully."""
 
-_LEAST = 0.05
+_MIN_WORD_WEIGHT = 0.05
 """The weight of the most common words; rare ones have 1."""
 
 
@@ -404,8 +404,8 @@ def read_words(parsed: ParsedQuery, blinder: Blinder) -> LineWords:
     The first call in a process loads the vocabulary, which takes half a second.
     """
     tokenizer = get_tokenizer(VOCABULARY)
-    enough = QUESTION if parsed.questions else STATEMENT
-    texts = [(each, QUESTION) for each in parsed.questions]
+    enough = QUESTION_SHARE if parsed.questions else STATEMENT_SHARE
+    texts = [(each, QUESTION_SHARE) for each in parsed.questions]
     texts += [(each, enough) for each in dict.fromkeys([parsed.lore_terms, parsed.terms])]
     terms: dict[int, float] = {}
     for text, _ in texts:
@@ -418,8 +418,8 @@ def read_words(parsed: ParsedQuery, blinder: Blinder) -> LineWords:
     )
 
 
-def scale_to_large_corpus(found: Found, points: int) -> Found:
-    """Bring BM25 scores of a user with so many points to the scale of one with `MANY`."""
+def scale_to_large_corpus(found: SignalHits, points: int) -> SignalHits:
+    """Bring BM25 scores of a user with so many points to the scale of one with `LARGE_CORPUS_POINTS`."""
     factor = find_corpus_factor(points)
     if factor == 1:
         return found
@@ -431,7 +431,7 @@ def scale_to_large_corpus(found: Found, points: int) -> Found:
     }
 
 
-def find_aboutness(found: Found, matches: Mapping[UUID, WordMatch]) -> dict[int, float]:
+def find_aboutness(found: SignalHits, matches: Mapping[UUID, WordMatch]) -> dict[int, float]:
     """Return how much the line is about each row, by its best chunk and the number of its id."""
     best: dict[int, float] = {}
     for hit in found.get("sparse", ()):
@@ -441,7 +441,7 @@ def find_aboutness(found: Found, matches: Mapping[UUID, WordMatch]) -> dict[int,
     return best
 
 
-def apply_matches(found: Found, matches: Mapping[UUID, WordMatch]) -> Found:
+def apply_matches(found: SignalHits, matches: Mapping[UUID, WordMatch]) -> SignalHits:
     """Raise BM25 scores of hits to those of their matches; the best hits come first."""
     if not matches:
         return found
@@ -455,14 +455,18 @@ def apply_matches(found: Found, matches: Mapping[UUID, WordMatch]) -> Found:
 
 
 def find_corpus_factor(points: int) -> float:
-    """Return the factor that brings BM25 of so many points to the scale of `MANY` points.
+    """Return the factor that brings BM25 of so many points to the scale of `LARGE_CORPUS_POINTS` points.
 
     The index weighs a word that one text of ten has a third of what it would among hundreds.
     """
-    return 1.0 if points >= MANY else _rarest(MANY) / _rarest(points)
+    return (
+        1.0
+        if points >= LARGE_CORPUS_POINTS
+        else _compute_rarest_weight(LARGE_CORPUS_POINTS) / _compute_rarest_weight(points)
+    )
 
 
-def _rarest(points: int) -> float:
+def _compute_rarest_weight(points: int) -> float:
     """The weight of a word that one point has (the index's IDF)."""
     return math.log1p(max(points - 0.5, 0.5) / 1.5)
 
@@ -488,9 +492,9 @@ def _estimate_rareness(word: str, tokenizer: Tokenizer) -> float:
     if not places:
         return 1.0
     depth = math.log((min(places) + 1) / COMMON) / math.log(RARE / COMMON)
-    return min(1.0, max(_LEAST, depth))
+    return min(1.0, max(_MIN_WORD_WEIGHT, depth))
 
 
 def _compute_idf(count: int) -> float:
-    """Return the IDF of a term in so many of `MANY` texts, by the index's formula."""
-    return math.log1p((MANY - count + 0.5) / (count + 0.5))
+    """Return the IDF of a term in so many of `LARGE_CORPUS_POINTS` texts, by the index's formula."""
+    return math.log1p((LARGE_CORPUS_POINTS - count + 0.5) / (count + 0.5))

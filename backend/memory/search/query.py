@@ -29,13 +29,13 @@ from backend.memory.index.protocol import (
 from backend.memory.search.terms import (
     COMMON_WORDS,
     DEFAULT_LANGUAGE,
-    blinded,
-    languages_of,
+    blind_terms,
+    detect_languages,
     query_terms,
 )
 from backend.vault.blinding import Blinder
 
-A_FEW = 3
+FEW_UNITS = 3
 
 _UNSPACED = ("japanese", "chinese", "korean")
 """There are no spaces around words, or particles hang on them: they are found in any place."""
@@ -70,32 +70,32 @@ class QueryWords:
 
 
 @cache
-def _file() -> Mapping[str, Mapping[str, Any]]:
+def _load_file() -> Mapping[str, Mapping[str, Any]]:
     return tomllib.loads(Path(__file__).with_name("query_words.toml").read_text(encoding="utf-8"))
 
 
-def languages() -> Collection[str]:
+def list_languages() -> Collection[str]:
     """Those that there are words of, by Snowball's names."""
-    return _file().keys()
+    return _load_file().keys()
 
 
 @cache
-def words_of(language: str) -> QueryWords:
+def load_words(language: str) -> QueryWords:
     """The words of a language."""
-    entry = _file()[language]
+    entry = _load_file()[language]
     months = {form: i for i, each in enumerate(entry["months"], 1) for form in each.split("|")}
     units = {form: u for u in ("day", "week", "month", "year") for form in entry[u].split("|")}
     counts = {form: i for i, each in enumerate(entry["counts"][:10], 1) for form in each.split("|")}
-    counts |= dict.fromkeys(entry["counts"][10].split("|"), A_FEW)
+    counts |= dict.fromkeys(entry["counts"][10].split("|"), FEW_UNITS)
     spans = {f"back_{days}": each for days, each in enumerate(entry["back"])}
     for which in ("last", "this"):
         spans |= {f"{which}_{unit}": each for unit, each in entry[which].items()}
     names = {
         "{day}": r"(?P<day>[12]\d|3[01]|0?[1-9])",
         "{year}": r"(?P<year>(?:19|20)\d\d)",
-        "{month}": f"(?P<month>{_either(months)})",
-        "{unit}": f"(?P<unit>{_either(units)})",
-        "{count}": rf"(?P<count>\d{{1,3}}|{_either(counts)})",
+        "{month}": f"(?P<month>{_join_forms(months)})",
+        "{unit}": f"(?P<unit>{_join_forms(units)})",
+        "{count}": rf"(?P<count>\d{{1,3}}|{_join_forms(counts)})",
     }
 
     def pattern(form: str) -> re.Pattern[str]:
@@ -105,9 +105,9 @@ def words_of(language: str) -> QueryWords:
         return re.compile(rf"(?<!\d){end}(?:{form}){end}")
 
     single = [form for each in spans.values() for form in each.split("|")]
-    asking = pattern(_either(entry["asking"].split("|")))
+    asking = pattern(_join_forms(entry["asking"].split("|")))
     by_themselves = pattern(
-        "|".join(f"(?P<{name}>{_either(each.split('|'))})" for name, each in spans.items())
+        "|".join(f"(?P<{name}>{_join_forms(each.split('|'))})" for name, each in spans.items())
     )
     times = tuple(map(pattern, [*entry["dates"], *entry["ago"]]))
     return QueryWords(
@@ -121,49 +121,53 @@ def words_of(language: str) -> QueryWords:
     )
 
 
-def folded(text: str) -> str:
+def fold_text(text: str) -> str:
     """A text as the words here are written: small letters, straight `'`, single spaces."""
     return " ".join(normalized("NFKC", text).casefold().replace("\u2019", "'").split())
 
 
-def words_for_times(text: str) -> list[QueryWords]:
+def list_time_words(text: str) -> list[QueryWords]:
     """The words of each language in which a folded text may name a time."""
     words = frozenset(re.findall(r"\w+", text))
     has_year = _YEAR.search(text) is not None
-    spaced = (words_of(each) for each in languages() if each not in _UNSPACED)
+    spaced = (load_words(each) for each in list_languages() if each not in _UNSPACED)
     found = [each for each in spaced if has_year or not words.isdisjoint(each.signs)]
-    return found + _unspaced(text)
+    return found + _list_unspaced_words(text)
 
 
-def words_for(text: str, likely: Iterable[str]) -> list[QueryWords]:
+def list_words(text: str, likely: Iterable[str]) -> list[QueryWords]:
     """The words of these languages, as far as there are any, and of those of a text's letters."""
-    return [words_of(each) for each in likely if each in languages()] + _unspaced(text)
+    return [load_words(each) for each in likely if each in list_languages()] + _list_unspaced_words(
+        text
+    )
 
 
 def asks_for_new(text: str) -> bool:
     """Whether a folded text asks for what is new, in any language."""
-    return _in_any_language("recent").search(text) is not None
+    return _compile_any_language("recent").search(text) is not None
 
 
 def strip_request(text: str) -> str:
     """Return a folded text without words like "tell me about", in any language."""
-    return _in_any_language("request").sub(" ", text)
+    return _compile_any_language("request").sub(" ", text)
 
 
 @cache
-def _in_any_language(kind: str) -> re.Pattern[str]:
-    spaced = "|".join(entry[kind] for name, entry in _file().items() if name not in _UNSPACED)
-    unspaced = "|".join(_file()[name][kind] for name in _UNSPACED)
-    return re.compile(rf"\b(?:{_either(spaced.split('|'))})\b|{_either(unspaced.split('|'))}")
+def _compile_any_language(kind: str) -> re.Pattern[str]:
+    spaced = "|".join(entry[kind] for name, entry in _load_file().items() if name not in _UNSPACED)
+    unspaced = "|".join(_load_file()[name][kind] for name in _UNSPACED)
+    return re.compile(
+        rf"\b(?:{_join_forms(spaced.split('|'))})\b|{_join_forms(unspaced.split('|'))}"
+    )
 
 
-def _unspaced(text: str) -> list[QueryWords]:
+def _list_unspaced_words(text: str) -> list[QueryWords]:
     if not _IN_UNSPACED.search(text):
         return []
-    return [words_of(each) for each in _UNSPACED if each in languages()]
+    return [load_words(each) for each in _UNSPACED if each in list_languages()]
 
 
-def _either(forms: Iterable[str]) -> str:
+def _join_forms(forms: Iterable[str]) -> str:
     """Any of these, the longest that fits."""
     return "|".join(re.escape(form) for form in sorted(forms, key=lambda form: (-len(form), form)))
 
@@ -188,59 +192,65 @@ _NUMERIC = (
 _DAYS = {"day": 1, "week": 7, "month": 30, "year": 365}
 
 
-def spans_in(text: str, now: datetime) -> list[Span]:
+def find_spans(text: str, now: datetime) -> list[Span]:
     """The times that a text names, seen from `now`, in the time zone of `now`.
 
     A month or a day without its year is the last one that has begun. "Last week" and "two months
     ago" are the span and half of it to either side: nobody means them to the day.
     """
     midnight = now.replace(hour=0, minute=0, second=0, microsecond=0)
-    rest = folded(text)
+    rest = fold_text(text)
     spans: list[Span | None] = []
     for pattern in _NUMERIC:
-        spans += [_dated(each.groupdict(), None, midnight) for each in pattern.finditer(rest)]
+        spans += [
+            _resolve_date(each.groupdict(), None, midnight) for each in pattern.finditer(rest)
+        ]
         rest = pattern.sub(" ", rest)
-    for words in words_for_times(rest):
+    for words in list_time_words(rest):
         for pattern in words.times:
             for match in pattern.finditer(rest):
                 found = match.groupdict()
                 if unit := found.get("unit"):
-                    spans.append(_ago(words.units[unit], _number(found, words), midnight))
+                    spans.append(
+                        _resolve_span_ago(words.units[unit], _parse_count(found, words), midnight)
+                    )
                 else:
-                    spans.append(_dated(found, words, midnight))
+                    spans.append(_resolve_date(found, words, midnight))
             rest = pattern.sub(" ", rest)  # the year of "May 2023" is no year by itself
         for match in words.spans.finditer(rest):
-            spans.append(_named(match.lastgroup or "", midnight))
+            spans.append(_resolve_named_span(match.lastgroup or "", midnight))
         rest = words.spans.sub(" ", rest)
     return list(dict.fromkeys(each for each in spans if each))
 
 
-def _named(name: str, midnight: datetime) -> Span:
+def _resolve_named_span(name: str, midnight: datetime) -> Span:
     """A span that has a word of its own, by the name of `QueryWords.spans`."""
     which, _, unit = name.partition("_")
     if which == "back":
         start = midnight - timedelta(days=int(unit))
-        return _span(start, start + timedelta(days=1))
+        return _build_span(start, start + timedelta(days=1))
     days = _DAYS[unit]
     back = days if which == "this" else days * 3 // 2
-    return _span(midnight - timedelta(days=back), midnight + timedelta(days=1))
+    return _build_span(midnight - timedelta(days=back), midnight + timedelta(days=1))
 
 
-def _number(found: dict[str, str | None], words: QueryWords) -> int:
+def _parse_count(found: dict[str, str | None], words: QueryWords) -> int:
     count = found.get("count")
     if not count:
         return 1
     return int(count) if count.isdecimal() else words.counts[count]
 
 
-def _ago(unit: str, count: int, midnight: datetime) -> Span:
+def _resolve_span_ago(unit: str, count: int, midnight: datetime) -> Span:
     days = _DAYS[unit]
     middle = midnight - timedelta(days=days * count)
     half = timedelta(days=max(1, days // 2))
-    return _span(middle - half, middle + half)
+    return _build_span(middle - half, middle + half)
 
 
-def _dated(found: dict[str, str | None], words: QueryWords | None, now: datetime) -> Span | None:
+def _resolve_date(
+    found: dict[str, str | None], words: QueryWords | None, now: datetime
+) -> Span | None:
     """A day, a month or a year; None for a day that is not in the calendar."""
     name, number, day, year = (found.get(key) for key in ("month", "number", "day", "year"))
     month = int(number) if number else words.months[name] if words and name else 0
@@ -258,10 +268,10 @@ def _dated(found: dict[str, str | None], words: QueryWords | None, now: datetime
             end = start.replace(year=start.year + 1)
     except (ValueError, OverflowError):
         return None
-    return _span(start, end)
+    return _build_span(start, end)
 
 
-def _span(start: datetime, end: datetime) -> Span:
+def _build_span(start: datetime, end: datetime) -> Span:
     return int(start.timestamp()), int(end.timestamp())
 
 
@@ -276,13 +286,13 @@ Signal = Literal[
 ]
 """A way in which the index finds points."""
 
-LIMIT = 100
+HITS_PER_SIGNAL = 100
 """Hits of each signal."""
 
-OTHERS = 40
+OTHER_HITS_PER_SIGNAL = 40
 """Hits of each signal among what is no line of a chat: nobody reads on that far."""
 
-SCENES = 20
+SCENE_HITS = 20
 
 _VECTORS: Mapping[Signal, VectorName] = {
     "dense": "dense",
@@ -310,7 +320,7 @@ CONTEXT_CHARACTERS = 8_000
 TIME_CHARACTERS = 1_000
 """The same for the times that are named in it."""
 
-_SHORTEST_PART = 3
+_MIN_NAME_PART = 3
 """Letters of a part of a name that stands for all of it: `Elizabeth` of `Elizabeth Bennet`."""
 
 MAX_SENTENCES = 40
@@ -351,7 +361,7 @@ class ParsedQuery:
     wants_recent: bool = False
 
 
-def read(
+def parse_query(
     text: str,
     *,
     now: datetime,
@@ -363,24 +373,24 @@ def read(
     `context` was said just before; `cast` are the names of those who speak in what is searched;
     `now` is in the time zone of who asks, for "yesterday".
     """
-    text = _ends(text, QUESTION_CHARACTERS)
-    context = _ends(context, CONTEXT_CHARACTERS)
-    places = {name: _place(name, text) for name in cast}
+    text = _take_ends(text, QUESTION_CHARACTERS)
+    context = _take_ends(context, CONTEXT_CHARACTERS)
+    places = {name: _find_name(name, text) for name in cast}
     named = sorted((name for name in places if places[name] >= 0), key=lambda name: places[name])
-    bare = without_names(text, named)
+    bare = remove_names(text, named)
     return ParsedQuery(
         meaning=bare,
-        terms=_content(bare),
-        lore_terms=_content(text),
-        questions=[_content(each) for each in _questions(bare)],
-        context=without_names(context, cast) if context else "",
+        terms=_remove_request_words(bare),
+        lore_terms=_remove_request_words(text),
+        questions=[_remove_request_words(each) for each in _find_questions(bare)],
+        context=remove_names(context, cast) if context else "",
         names=named,
-        spans=spans_in(_ends(text, TIME_CHARACTERS), now),
-        wants_recent=asks_for_new(folded(_ends(text, TIME_CHARACTERS))),
+        spans=find_spans(_take_ends(text, TIME_CHARACTERS), now),
+        wants_recent=asks_for_new(fold_text(_take_ends(text, TIME_CHARACTERS))),
     )
 
 
-def plan(
+def plan_queries(
     parsed: ParsedQuery,
     *,
     owner_id: UUID,
@@ -388,7 +398,7 @@ def plan(
     kinds: Collection[Kind],
     dense: Floats | None,
     blinder: Blinder,
-    limit: int = LIMIT,
+    limit: int = HITS_PER_SIGNAL,
     audience: Sequence[str] = (),
 ) -> list[tuple[Signal, Query]]:
     """The queries of a search, for one batch.
@@ -417,26 +427,26 @@ def plan(
         )
 
     if "message" in wanted:
-        sparse = blinded(term_weights(parsed, parsed.terms), blinder)
+        sparse = blind_terms(weigh_terms(parsed, parsed.terms), blinder)
         if dense is not None:
             add("dense", dense, ["message"], limit)
             add("dense_window", dense, ["message"], limit)
         add("sparse", sparse, ["message"], limit)
         add("sparse_window", sparse, ["message"], limit)
-        add("scene", sparse, ["scene"], SCENES)
+        add("scene", sparse, ["scene"], SCENE_HITS)
         if "question" in wanted:
             if dense is not None:
                 add("dense_question", dense, ["question"], limit)
             add("sparse_question", sparse, ["question"], limit)
     if others:
-        sparse = blinded(term_weights(parsed, parsed.lore_terms), blinder)
+        sparse = blind_terms(weigh_terms(parsed, parsed.lore_terms), blinder)
         if dense is not None:
-            add("dense", dense, others, OTHERS)
-        add("sparse", sparse, others, OTHERS)
+            add("dense", dense, others, OTHER_HITS_PER_SIGNAL)
+        add("sparse", sparse, others, OTHER_HITS_PER_SIGNAL)
     return queries
 
 
-def term_weights(parsed: ParsedQuery, text: str) -> dict[str, float]:
+def weigh_terms(parsed: ParsedQuery, text: str) -> dict[str, float]:
     """Terms with their weights: those of `text` fully, the context's less."""
     said = query_terms(parsed.context)
     # Long words are rare ones, as a rule: what a search costs grows with its terms.
@@ -446,34 +456,34 @@ def term_weights(parsed: ParsedQuery, text: str) -> dict[str, float]:
     return weights
 
 
-def without_names(text: str, names: Iterable[str]) -> str:
+def remove_names(text: str, names: Iterable[str]) -> str:
     """A text without names (and their 's); the text itself where nothing else is in it."""
     bare = text
     for name in names:
-        bare = _pattern(name).sub(" ", bare)
-    return _joined(bare, text)
+        bare = _compile_name(name).sub(" ", bare)
+    return _tidy_text(bare, text)
 
 
-def _joined(bare: str, text: str) -> str:
+def _tidy_text(bare: str, text: str) -> str:
     bare = re.sub(" (?=[?!.,;:])", "", " ".join(bare.split()))
     return bare if re.search(r"\w", bare) else text
 
 
-def _ends(text: str, most: int) -> str:
+def _take_ends(text: str, most: int) -> str:
     """The text; of one that is too long its beginning and its end."""
     return text if len(text) <= most else f"{text[: most // 2]}\n{text[-most // 2 :]}"
 
 
-def _content(text: str) -> str:
+def _remove_request_words(text: str) -> str:
     """The words of a text that an answer may share; all of them where there are no others."""
-    bare = folded(text)
-    for words in words_for(bare, languages_of(text) or [DEFAULT_LANGUAGE]):
+    bare = fold_text(text)
+    for words in list_words(bare, detect_languages(text) or [DEFAULT_LANGUAGE]):
         for pattern in words.says_nothing:
             bare = pattern.sub(" ", bare)
-    return _joined(bare, text)
+    return _tidy_text(bare, text)
 
 
-def _questions(text: str) -> list[str]:
+def _find_questions(text: str) -> list[str]:
     """Return the last sentences of a text that ask something, folded, without the words that ask.
 
     O(n) for n characters.
@@ -482,27 +492,27 @@ def _questions(text: str) -> list[str]:
     sentences = [each for each in zip(parts[::2], parts[1::2], strict=True) if each[0].strip()]
     asked: list[str] = []
     for said, end in sentences[-MAX_SENTENCES:]:
-        whole = folded(said)
+        whole = fold_text(said)
         bare = strip_request(whole)
         if end in {"?", "？"} or bare != whole:  # noqa: RUF001  # the Chinese question mark
             asked.append(bare)
     return asked[-MAX_QUESTIONS:]
 
 
-def _place(name: str, text: str) -> int:
+def _find_name(name: str, text: str) -> int:
     """Where a name comes first in a text; -1 where it does not."""
-    found = _pattern(name).search(text) if name.strip() else None
+    found = _compile_name(name).search(text) if name.strip() else None
     return found.start() if found else -1
 
 
-def _pattern(name: str) -> re.Pattern[str]:
+def _compile_name(name: str) -> re.Pattern[str]:
     """A name, or a part of it that is long enough, as a word of its own.
 
     In any case of letters, but for names that are common words (Will). Scripts without spaces have
     no words of their own: there any place will do.
     """
     whole = name.strip()
-    parts = [part for part in whole.split() if len(part) >= _SHORTEST_PART]
+    parts = [part for part in whole.split() if len(part) >= _MIN_NAME_PART]
     forms = sorted({whole, *parts}, key=lambda form: (-len(form), form))
     either = "|".join(
         re.escape(form) if form.casefold() in _COMMON else f"(?i:{re.escape(form)})"

@@ -22,14 +22,20 @@ from numpy.typing import NDArray
 
 from backend.memory.embedding.protocol import MINILM, ModelCosines
 from backend.memory.index.protocol import Floats
-from backend.memory.search.features import FEATURES, Candidate, FeatureTable, Found, brought_to_one
+from backend.memory.search.features import (
+    FEATURES,
+    Candidate,
+    FeatureTable,
+    SignalHits,
+    scale_to_one,
+)
 from backend.memory.search.query import Span
 from backend.memory.search.terms import query_terms
 
-MOST_TERMS = 30.0
+FULL_MATCH_BM25 = 30.0
 """BM25 of a text that says everything which is asked for, and little else."""
 
-HALF = 0.5
+HALF_SHARE = 0.5
 """The share of a threshold that is enough if there is another reason."""
 
 MAX_LORE_BY_WORDS = 5
@@ -70,10 +76,10 @@ class RankingThresholds:
         If its cosine is known, the words need half of it, too. Only if `lore` is set.
         """
         enough, cosine = self.lore or 1.0, candidate.signals.dense
-        words = min(candidate.aboutness, candidate.bm25 / (HALF * self.sparse or 1.0))
+        words = min(candidate.aboutness, candidate.bm25 / (HALF_SHARE * self.sparse or 1.0))
         if cosine is None:
             return words
-        half = self.unrelated + HALF * (enough - self.unrelated)
+        half = self.unrelated + HALF_SHARE * (enough - self.unrelated)
         return max(cosine / enough, min(words, cosine / half))
 
     def meaning_shares(self, cosines: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -81,7 +87,7 @@ class RankingThresholds:
         return np.maximum(0.0, cosines - self.unrelated) / (self.dense - self.unrelated)
 
 
-def thresholds(
+def compute_thresholds(
     min_relevance: float | None, *, activates_lore: bool, cosines: ModelCosines = MINILM
 ) -> RankingThresholds:
     """The thresholds for a relevance: 0 is nothing, 1 what no text but the query's own reaches.
@@ -97,18 +103,18 @@ def thresholds(
     )
     if min_relevance is None:
         return least
-    return replace(least, dense=cosine, sparse=relevance * MOST_TERMS)
+    return replace(least, dense=cosine, sparse=relevance * FULL_MATCH_BM25)
 
 
-def relevant(ranked: Sequence[Candidate], least: RankingThresholds) -> list[Candidate]:
+def select_relevant(ranked: Sequence[Candidate], least: RankingThresholds) -> list[Candidate]:
     """Those that reach the thresholds, in their order.
 
     None where no one reaches `best`, but for lore that `lore` is set for.
     """
     if least.lore is None:
-        return _near(ranked, least)
+        return _select_near(ranked, least)
     others = [each for each in ranked if each.payload.kind != "lore"]
-    kept = {each.id.int for each in _near(others, least)} | _choose_lore(ranked, least)
+    kept = {each.id.int for each in _select_near(others, least)} | _choose_lore(ranked, least)
     return [each for each in ranked if each.id.int in kept]
 
 
@@ -122,7 +128,7 @@ def _choose_lore(ranked: Sequence[Candidate], least: RankingThresholds) -> set[i
     return near | {each.id.int for each in by_words[:MAX_LORE_BY_WORDS]}
 
 
-def _near(ranked: Sequence[Candidate], least: RankingThresholds) -> list[Candidate]:
+def _select_near(ranked: Sequence[Candidate], least: RankingThresholds) -> list[Candidate]:
     if least.dense <= least.unrelated or least.sparse <= 0:
         return list(ranked)
     shares = sum_shares(ranked, least)
@@ -144,7 +150,7 @@ def is_by_meaning(ranked: Sequence[Candidate]) -> bool:
     return any(candidate.signals.dense is not None for candidate in ranked)
 
 
-CURVE = 0.7
+DENSE_EXPONENT = 0.7
 """Power of `dense`, which is from 0 to 1, before it is weighed: between the best hit and a good one
 there is less than between a good one and a poor one."""
 
@@ -186,7 +192,7 @@ class Weights:
     answer: float = 0.18
 
 
-MEANING = Weights(
+MEANING_WEIGHTS = Weights(
     dense=0.24,
     sparse=0,
     dense_window=0.10,
@@ -204,7 +210,7 @@ MEANING = Weights(
 
 
 def rank(
-    found: Found,
+    found: SignalHits,
     *,
     weights: Weights | None = None,
     speakers: Collection[int] = (),
@@ -231,27 +237,27 @@ def rank(
     table = FeatureTable(found, speakers=speakers, spans=spans, aboutness=aboutness)
     if not table.hits:
         return []
-    total = curved(table.values) @ _vector(weights)
+    total = apply_curve(table.values) @ _vectorize(weights)
     said_at = np.array([line.said_at for line in table.lines], dtype=np.float64)
     if wants_recent:
-        total += weights.recent * brought_to_one(said_at)
+        total += weights.recent * scale_to_one(said_at)
     order = np.lexsort((-said_at, -total)).tolist()
-    return table.candidates(order, total.tolist(), meanings(table).tolist())
+    return table.candidates(order, total.tolist(), score_meanings(table).tolist())
 
 
-def meanings(table: FeatureTable) -> NDArray[np.float64]:
+def score_meanings(table: FeatureTable) -> NDArray[np.float64]:
     """How near each of n points is whatever its words, shape (n,)."""
-    return table.values @ _vector(MEANING)
+    return table.values @ _vectorize(MEANING_WEIGHTS)
 
 
-def curved(table: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Features as they are weighed: a copy, its column `dense` to the power of `CURVE`."""
+def apply_curve(table: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Features as they are weighed: a copy, its column `dense` to the power of `DENSE_EXPONENT`."""
     table = table.copy()
-    table[:, 0] **= CURVE
+    table[:, 0] **= DENSE_EXPONENT
     return table
 
 
-def weighed(candidates: Sequence[Candidate], weights: Mapping[str, float]) -> list[Candidate]:
+def weigh_by_kind(candidates: Sequence[Candidate], weights: Mapping[str, float]) -> list[Candidate]:
     """In the order of their scores times the weight of their kind; a weight of 0 leaves out."""
     if all(weight == 1 for weight in weights.values()):
         return list(candidates)
@@ -263,25 +269,25 @@ def weighed(candidates: Sequence[Candidate], weights: Mapping[str, float]) -> li
     return sorted(kept, key=lambda each: -each.score)
 
 
-def _vector(weights: Weights) -> NDArray[np.float64]:
+def _vectorize(weights: Weights) -> NDArray[np.float64]:
     """Weights as a vector, shape (13,), in the order of `FEATURES`."""
     return np.array([getattr(weights, name) for name in FEATURES], dtype=np.float64)
 
 
-SAME = 0.95
+DUPLICATE_COSINE = 0.95
 """Cosine from which two texts say the same: the lower one is left out."""
 
 RELEVANCE_WEIGHT = 0.9
 """A little against repetition. On LoCoMo 0.7 to 1 differ by 0.3 points of recall, 0.9 is best."""
 
 
-def select(
+def select_diverse(
     candidates: Sequence[Candidate],
     vectors: Mapping[UUID, Floats],
     *,
     count: int,
     relevance_weight: float = RELEVANCE_WEIGHT,
-    same: float = SAME,
+    same: float = DUPLICATE_COSINE,
 ) -> list[Candidate]:
     """Pick memories that do not say the same.
 
@@ -304,7 +310,7 @@ def select(
         raise ValueError("The weight of relevance must be between 0 and 1.")
     if not candidates or count < 1:
         return []
-    table = _table(candidates, vectors)
+    table = _stack_vectors(candidates, vectors)
     relevance = np.array([candidate.score for candidate in candidates])
     relevance = (relevance - relevance.min()) / (np.ptp(relevance) or 1.0)
     nearest = np.zeros(len(candidates))
@@ -322,7 +328,7 @@ def select(
     return picked
 
 
-def _table(candidates: Sequence[Candidate], vectors: Mapping[UUID, Floats]) -> Floats:
+def _stack_vectors(candidates: Sequence[Candidate], vectors: Mapping[UUID, Floats]) -> Floats:
     """The vectors as rows, shape (n, d); rows of zeros, near to nothing, where there is none."""
     dimension = max((len(vector) for vector in vectors.values()), default=1)
     table = np.zeros((len(candidates), dimension), dtype=np.float32)
@@ -333,10 +339,10 @@ def _table(candidates: Sequence[Candidate], vectors: Mapping[UUID, Floats]) -> F
     return table
 
 
-LONGEST = 200
+MAX_LIST_QUESTION_CHARACTERS = 200
 """Characters of a question that asks for a list, at most; what is longer is not looked at."""
 
-FIRST = 20
+BREADTH_SAMPLE_HITS = 20
 """Hits whose scenes tell how many places a question asks about."""
 
 SHARPNESS = 8.0
@@ -345,11 +351,11 @@ SHARPNESS = 8.0
 STEEPNESS, PER_SHARE, PER_TERM = 4.9, 3.7, 2.7
 """Logistic regression of LoCoMo's multi-hop questions against those for one fact (AUC 0.83)."""
 
-DISCOUNT = 0.5
+NEIGHBOUR_DISCOUNT = 0.5
 """What the best window loses next to a better line, of a question that is all for a list. Fused
 scores are at most about 1.3."""
 
-SCENE = 0.3
+SCENE_DISCOUNT = 0.3
 """What a line of the nearest scene loses, of a question that is all for a list: chosen by
 `scripts/fit_breadth.py`."""
 
@@ -359,10 +365,10 @@ def breadth(text: str, ranked: Sequence[Candidate]) -> float:
 
     Args:
         text: What terms are looked for, without names of those who take part.
-        ranked: Candidates, best first, with their fused scores. The first `FIRST` count.
+        ranked: Candidates, best first, with their fused scores. The first `BREADTH_SAMPLE_HITS` count.
     """
-    lines = [each for each in ranked[:FIRST] if each.payload.scene_id is not None]
-    terms = sum(query_terms(text).values()) if len(text) <= LONGEST else 0
+    lines = [each for each in ranked[:BREADTH_SAMPLE_HITS] if each.payload.scene_id is not None]
+    terms = sum(query_terms(text).values()) if len(text) <= MAX_LIST_QUESTION_CHARACTERS else 0
     if not lines or not terms:
         return 0.0
     scenes: dict[UUID | None, float] = {}
@@ -374,8 +380,8 @@ def breadth(text: str, ranked: Sequence[Candidate]) -> float:
     return 1 / (1 + math.exp(PER_SHARE * share + PER_TERM * math.log1p(terms) - STEEPNESS))
 
 
-def over_scenes(
-    ranked: Sequence[Candidate], breadth: float, *, share: float = SCENE
+def lower_scene_scores(
+    ranked: Sequence[Candidate], breadth: float, *, share: float = SCENE_DISCOUNT
 ) -> list[Candidate]:
     """Candidates with less of what their scenes have for them, the more the broader a question is.
 
@@ -395,7 +401,7 @@ def over_scenes(
     return sorted(scored, key=attrgetter("score"), reverse=True)
 
 
-def diversified(candidates: Sequence[Candidate], breadth: float) -> list[Candidate]:
+def lower_neighbours(candidates: Sequence[Candidate], breadth: float) -> list[Candidate]:
     """Lines next to better ones of the same chat lower, the more the broader the question is.
 
     Only what counts should be in it: a reply that was regenerated stands where its successor does.
@@ -418,7 +424,7 @@ def diversified(candidates: Sequence[Candidate], breadth: float) -> list[Candida
         if line.kind == "message":
             beside = {(line.container_id, line.position + step) for step in (-1, 1)}
             if beside & taken:
-                score -= DISCOUNT * breadth * window / best
+                score -= NEIGHBOUR_DISCOUNT * breadth * window / best
             taken.add((line.container_id, line.position))
         scored.append(structs.replace(each, score=score) if score != each.score else each)
     return sorted(scored, key=attrgetter("score"), reverse=True)

@@ -15,16 +15,16 @@ from backend.core.logs import get_logger
 from backend.core.reasons import Match, MatchKind, Reason, ReasonKind
 from backend.errors import AppError
 from backend.memory.index.protocol import Floats, Kind, ScopePart, VectorIndex
-from backend.memory.indexing.sources import Recalled
-from backend.memory.search.features import Candidate, Found, Scores
+from backend.memory.indexing.sources import MemoryItem
+from backend.memory.search.features import Candidate, Scores, SignalHits
 from backend.memory.search.query import Signal, Span
 from backend.memory.search.ranking import RankingThresholds
-from backend.memory.search.terms import query_terms, shared_words
+from backend.memory.search.terms import find_shared_words, query_terms
 
-WEAK = 0.5
+MIN_STRENGTH = 0.5
 """Strength below which a signal is not worth telling: two halves are just enough."""
 
-_KINDS: tuple[tuple[Signal, MatchKind], ...] = (
+_MATCH_KINDS: tuple[tuple[Signal, MatchKind], ...] = (
     ("dense", "meaning"),
     ("sparse", "words"),
     ("dense_window", "meaning_around"),
@@ -64,7 +64,7 @@ class MatchScale:
     def _matches(self, candidate: Candidate) -> tuple[Match, ...]:
         payload, signals, enough = candidate.payload, candidate.signals, self.enough
         found: list[Match] = []
-        for signal, kind in _KINDS:
+        for signal, kind in _MATCH_KINDS:
             score: float | None = getattr(signals, signal)
             if score is None:
                 continue
@@ -72,7 +72,7 @@ class MatchScale:
                 strength = (score - enough.unrelated) / (enough.dense - enough.unrelated)
             else:
                 strength = score / enough.sparse
-            if strength >= WEAK:
+            if strength >= MIN_STRENGTH:
                 found.append(Match(kind, round(strength, 2)))
         if len(found) > 1 and found[-1].kind == found[-2].kind:  # the question, its two signals
             found[-2:] = [max(found[-2:], key=lambda match: match.strength)]
@@ -81,7 +81,7 @@ class MatchScale:
             ("scene", scene),
             ("event", candidate.joined),
         )
-        found += [Match(kind, round(share, 2)) for kind, share in places if share >= WEAK]
+        found += [Match(kind, round(share, 2)) for kind, share in places if share >= MIN_STRENGTH]
         if payload.speaker in self.speakers:
             found.append(Match("speaker", name=self.speakers[payload.speaker]))
         if any(start <= payload.said_at < end for start, end in self.spans):
@@ -89,7 +89,7 @@ class MatchScale:
         return tuple(found)
 
 
-def scene_strengths(found: Found) -> dict[int, float]:
+def compute_scene_strengths(found: SignalHits) -> dict[int, float]:
     """How near each scene is that was found, against the best one, by the number of its id."""
     hits = found.get("scene", ())
     best = max((hit.score for hit in hits), default=0.0)
@@ -113,7 +113,7 @@ class SharedWords:
         """The reason, with those words in its signal. O(n) for n characters of the text."""
         if not any(match.kind == "words" for match in reason.signals):
             return reason
-        words = shared_words(self._terms, text)
+        words = find_shared_words(self._terms, text)
         signals = tuple(
             structs.replace(match, words=words) if match.kind == "words" else match
             for match in reason.signals
@@ -175,7 +175,7 @@ class HitVectors:
     def ask(self, index: VectorIndex, ids: Sequence[UUID]) -> None:
         """Have the index look for those of these points."""
         if ids:
-            self._asking = asyncio.create_task(_asked(index, ids))
+            self._asking = asyncio.create_task(_load_vectors(index, ids))
 
     async def arrived(self) -> Mapping[UUID, Floats]:
         """All that were asked for; none where the index failed."""
@@ -184,7 +184,7 @@ class HitVectors:
         return self.there
 
 
-async def _asked(index: VectorIndex, ids: Sequence[UUID]) -> dict[UUID, Floats]:
+async def _load_vectors(index: VectorIndex, ids: Sequence[UUID]) -> dict[UUID, Floats]:
     try:
         return await index.dense_vectors(ids)
     except AppError as error:  # what says the same is told twice then
@@ -221,7 +221,7 @@ class Memory:
     `signals` are scores as they come from the index; `reason` says which of them speak for it.
     """
 
-    recalled: Recalled
+    recalled: MemoryItem
     rank: int
     score: float
     signals: Scores

@@ -44,14 +44,14 @@ from backend.memory.embedding.protocol import MINILM, EmbedderError, QueryEmbedd
 from backend.memory.index.protocol import Floats, IndexUnavailableError, Kind, Payload, VectorIndex
 from backend.memory.indexing.collections import Collections, Placement
 from backend.memory.indexing.documents import Blinders, speaker_id
-from backend.memory.indexing.sources import Recalled, Source
+from backend.memory.indexing.sources import MemoryItem, Source
 from backend.memory.search import query as parsed_query
 from backend.memory.search import ranking
 from backend.memory.search import ranking as mmr
 from backend.memory.search.features import (
-    MANY,
+    LARGE_CORPUS_POINTS,
     Candidate,
-    Found,
+    SignalHits,
     WordMatch,
     apply_matches,
     find_aboutness,
@@ -59,12 +59,12 @@ from backend.memory.search.features import (
     scale_to_large_corpus,
 )
 from backend.memory.search.ranking import (
-    SAME,
+    DUPLICATE_COSINE,
     breadth,
-    diversified,
-    over_scenes,
-    relevant,
-    thresholds,
+    compute_thresholds,
+    lower_neighbours,
+    lower_scene_scores,
+    select_relevant,
 )
 from backend.memory.search.request import (
     HitVectors,
@@ -72,17 +72,24 @@ from backend.memory.search.request import (
     Memory,
     SearchRequest,
     SearchResult,
-    scene_strengths,
+    compute_scene_strengths,
 )
-from backend.memory.search.selection import add_few, deeper, joined, nearest, split, with_nearest
+from backend.memory.search.selection import (
+    add_few,
+    add_origin_lines,
+    deepen_queries,
+    find_nearest,
+    merge_nearest,
+    split_hits,
+)
 from backend.vault.blinding import Blinder
 from backend.vault.sealing import Sealer
 
-MOST = 10
-CLOSE = 0.5
+MAX_NEAR_MISSES = 10
+MIN_CLOSE_SHARE = 0.5
 """How much of what is enough by itself something has at least that came close, if all is let in."""
 
-MOST_ALIKE = 4
+MAX_SAME_REASON = 4
 """So many of them for one reason: a reply that was regenerated often leaves a line each time."""
 
 
@@ -97,7 +104,7 @@ class NearMiss(NamedTuple):
 
 
 def near_misses(result: SearchResult, memories: Sequence[Memory]) -> list[NearMiss]:
-    """The best of what was found that is not among the memories brought up, at most `MOST`.
+    """The best of what was found that is not among the memories brought up, at most `MAX_NEAR_MISSES`.
 
     Reads no text: of a line that is not near enough nobody knows yet whether it counts at all.
     """
@@ -108,12 +115,15 @@ def near_misses(result: SearchResult, memories: Sequence[Memory]) -> list[NearMi
         for each in result.ranked
         if id(each) not in near and each.payload.source_id.int not in taken
     )
-    found = _not_brought_up(result, taken)
-    found += [NearMiss(each.payload, _not_near(each, result)) for each in islice(far, MOST_ALIKE)]
-    return found[:MOST]
+    found = _list_left_out(result, taken)
+    found += [
+        NearMiss(each.payload, _explain_distance(each, result))
+        for each in islice(far, MAX_SAME_REASON)
+    ]
+    return found[:MAX_NEAR_MISSES]
 
 
-def _not_brought_up(result: SearchResult, taken: Mapping[int, int]) -> list[NearMiss]:
+def _list_left_out(result: SearchResult, taken: Mapping[int, int]) -> list[NearMiss]:
     """What is near enough and stayed out all the same; `taken` are ranks by the number of a row."""
     vectors = result.vectors.there
     chosen = [
@@ -129,24 +139,24 @@ def _not_brought_up(result: SearchResult, taken: Mapping[int, int]) -> list[Near
     left = len(vectors)
     for each in result.candidates:
         # Those without a vector have the usual reason: hundreds, of which a few are told.
-        is_enough = counts[usual] >= MOST_ALIKE
-        if len(found) == MOST or (is_enough and not left):
+        is_enough = counts[usual] >= MAX_SAME_REASON
+        if len(found) == MAX_NEAR_MISSES or (is_enough and not left):
             break
         vector = vectors.get(each.id) if left else None
         if vector is not None:
             left -= 1
         if (vector is None and is_enough) or each.payload.source_id.int in taken:
             continue
-        if sum(result.scale.enough.shares(each)) < CLOSE:
+        if sum(result.scale.enough.shares(each)) < MIN_CLOSE_SHARE:
             continue
         cosines = table @ vector if vector is not None and chosen else _NONE
-        if cosines.max(initial=0.0) >= SAME:
+        if cosines.max(initial=0.0) >= DUPLICATE_COSINE:
             other = chosen[int(cosines.argmax())]
             reason = Reason("repeats", rank=taken[other.payload.source_id.int])
         else:
             reason = Reason(usual)
         counts[reason.kind] += 1
-        if counts[reason.kind] <= MOST_ALIKE:
+        if counts[reason.kind] <= MAX_SAME_REASON:
             found.append(NearMiss(each.payload, reason))
     return found
 
@@ -160,9 +170,9 @@ class RowReader:
 
     async def texts(
         self, sealer: Sealer, wanted: Mapping[UUID, Kind], *, viewpoint: Viewpoint = GM
-    ) -> dict[UUID, Recalled]:
+    ) -> dict[UUID, MemoryItem]:
         """Of these rows the ones that count at this moment and that the viewpoint may know."""
-        found: dict[UUID, Recalled] = {}
+        found: dict[UUID, MemoryItem] = {}
         if wanted:
             async with self._database.read() as session:
                 for source in self._sources:
@@ -172,7 +182,7 @@ class RowReader:
         return found
 
 
-def _not_near(candidate: Candidate, result: SearchResult) -> Reason:
+def _explain_distance(candidate: Candidate, result: SearchResult) -> Reason:
     """How much a candidate has of what it takes, from 0 to 1."""
     least = result.least
     if least.lore is not None and candidate.payload.kind == "lore":
@@ -188,17 +198,17 @@ def _not_near(candidate: Candidate, result: SearchResult) -> Reason:
 
 log = get_logger(__name__)
 
-SPARE = 3
+CANDIDATE_LIMIT_FACTOR = 3
 """So many times the memories that are asked for are looked up: some are not active any more."""
 
-MAX_COUNTED = 1_000
+MAX_COUNTED_USERS = 1_000
 """Users of whom it is kept that they have many points. For more, the first of them go."""
 
-DEEPER = 8
+DEEP_SEARCH_FACTOR = 8
 """Multiplier for the hits of each signal when most of the usual ones belong to branches left."""
 
 
-class Searching:
+class SearchSession:
     """A search that may be under way."""
 
     def __init__(self, search: MemorySearch, sealer: Sealer) -> None:
@@ -246,9 +256,9 @@ class MemorySearch:
         self._many: dict[tuple[str, UUID], None] = {}
 
     @contextlib.asynccontextmanager
-    async def searching(self, sealer: Sealer) -> AsyncGenerator[Searching]:
+    async def searching(self, sealer: Sealer) -> AsyncGenerator[SearchSession]:
         """A search beside other work; given up where the block ends without it."""
-        search = Searching(self, sealer)
+        search = SearchSession(self, sealer)
         try:
             yield search
         finally:
@@ -268,33 +278,33 @@ class MemorySearch:
         user_id, size = sealer.user_id, len(request.text) + len(request.context)
         index, place = await self._collections.place_to_search(user_id)
         read = partial(
-            parsed_query.read,
+            parsed_query.parse_query,
             request.text,
             context=request.context,
             cast=request.names,
             now=request.now,
         )
         parsed = await self._pool.run(user_id, read, size=size)
-        embedder = await query_embedder(self.embedder, self._own, sealer, place, notes)
-        vector = await embedded(embedder, sealer, parsed.meaning, notes)
+        embedder = await choose_query_embedder(self.embedder, self._own, sealer, place, notes)
+        vector = await embed_query_text(embedder, sealer, parsed.meaning, notes)
         if vector is None:
             embedder = None
         cosines = await embedder.cosines() if embedder is not None else MINILM
         blinder = self._blinders.get(sealer)
         plan = partial(
-            parsed_query.plan,
+            parsed_query.plan_queries,
             parsed,
             owner_id=user_id,
             parts=request.parts,
             kinds=request.kinds,
             dense=None if vector is None else blinder.turn(vector),
             blinder=blinder,
-            limit=parsed_query.LIMIT * request.depth,
+            limit=parsed_query.HITS_PER_SIGNAL * request.depth,
             audience=wanted_keywords(request.viewpoint),
         )
         queries = await self._pool.run(user_id, plan, size=size)
-        asked = deeper(queries) if request.room else [query for _, query in queries]
-        found, deep = split(queries, await index.search(asked))
+        asked = deepen_queries(queries) if request.room else [query for _, query in queries]
+        found, deep = split_hits(queries, await index.search(asked))
         if any(found.values()):
             found = scale_to_large_corpus(found, await self._points(index, user_id))
         matches = await self._match_words(index, user_id, parsed, blinder, found, size=size)
@@ -308,19 +318,19 @@ class MemorySearch:
             aboutness=find_aboutness(found, matches),
         )
         broad = breadth(parsed.terms, ranked)
-        ranked = ranking.weighed(over_scenes(ranked, broad), request.weights)
-        least = thresholds(
+        ranked = ranking.weigh_by_kind(lower_scene_scores(ranked, broad), request.weights)
+        least = compute_thresholds(
             request.min_relevance, activates_lore=request.activates_lore, cosines=cosines
         )
-        enough = thresholds(None, activates_lore=request.activates_lore, cosines=cosines)
-        kept = add_few(relevant(ranked, least), ranked, least, room=request.room)
+        enough = compute_thresholds(None, activates_lore=request.activates_lore, cosines=cosines)
+        kept = add_few(select_relevant(ranked, least), ranked, least, room=request.room)
         vectors = HitVectors()
         if vector is not None:
             vectors.ask(index, [each.id for each in kept[: request.limit]])
             await asyncio.sleep(0)  # the index is at it while this goes on
         lines: list[Candidate] = []
         if request.room:
-            lines = nearest(
+            lines = find_nearest(
                 deep,
                 least,
                 ranked=ranked,
@@ -329,7 +339,10 @@ class MemorySearch:
                 most=request.most,
             )
         scale = MatchScale(
-            enough=enough, speakers=speakers, spans=parsed.spans, scenes=scene_strengths(found)
+            enough=enough,
+            speakers=speakers,
+            spans=parsed.spans,
+            scenes=compute_scene_strengths(found),
         )
         return SearchResult(
             request=request,
@@ -350,7 +363,7 @@ class MemorySearch:
         user_id: UUID,
         parsed: parsed_query.ParsedQuery,
         blinder: Blinder,
-        found: Found,
+        found: SignalHits,
         *,
         size: int,
     ) -> Mapping[UUID, WordMatch]:
@@ -373,10 +386,10 @@ class MemorySearch:
         """How many points a user has; once they are many nobody counts them again."""
         key = index.name, owner_id
         if key in self._many:
-            return MANY
+            return LARGE_CORPUS_POINTS
         count = await index.count(owner_id)
-        if count >= MANY:
-            if len(self._many) >= MAX_COUNTED:
+        if count >= LARGE_CORPUS_POINTS:
+            if len(self._many) >= MAX_COUNTED_USERS:
                 del self._many[next(iter(self._many))]
             self._many[key] = None
         return count
@@ -409,23 +422,23 @@ class MemorySearch:
         replaced = {each.kind: each for each in instead}
         sources = [replaced.get(each.kind, each) for each in self._sources]
         async with database.read() as session:
-            recalled = partial(_recalled, session, sealer, sources=sources, known=known)
+            recalled = partial(_recall_candidates, session, sealer, sources=sources, known=known)
             found, looked_at = await recalled(request, result.candidates)
             if request.depth > 1 or 2 * len(found) >= min(looked_at, request.limit):
-                memories = await _brought_up(request, result, found, recalled)
+                memories = await _select_memories(request, result, found, recalled)
                 if then is not None:
                     await then(session, memories)
                 return memories
-        result = await self.find(sealer, replace(request, depth=DEEPER))
+        result = await self.find(sealer, replace(request, depth=DEEP_SEARCH_FACTOR))
         return await self.recall(database, sealer, result, known=known, instead=instead, then=then)
 
 
 _Recall = Callable[
-    [SearchRequest, Sequence[Candidate]], Awaitable[tuple[dict[UUID, Recalled], int]]
+    [SearchRequest, Sequence[Candidate]], Awaitable[tuple[dict[UUID, MemoryItem], int]]
 ]
 
 
-async def _recalled(
+async def _recall_candidates(
     session: AsyncSession,
     sealer: Sealer,
     request: SearchRequest,
@@ -433,39 +446,41 @@ async def _recalled(
     *,
     sources: Sequence[Source],
     known: Collection[Kind],
-) -> tuple[dict[UUID, Recalled], int]:
+) -> tuple[dict[UUID, MemoryItem], int]:
     """What counts of the best candidates, by row, and how many were looked at for it."""
-    found: dict[UUID, Recalled] = {}
+    found: dict[UUID, MemoryItem] = {}
     looked_at, limit, viewpoint = 0, request.limit, request.viewpoint
-    for part in chunks(candidates[: limit * SPARE * request.depth], limit):
+    for part in chunks(candidates[: limit * CANDIDATE_LIMIT_FACTOR * request.depth], limit):
         if len(found) >= limit:
             break
         looked_at += len(part)
         for source in sources:
             payloads = [each.payload for each in part if each.payload.kind == source.kind]
             if source.kind in known:
-                found |= {each.source_id: Recalled.unread(each) for each in payloads}
+                found |= {each.source_id: MemoryItem.unread(each) for each in payloads}
             elif payloads:
                 ids = [each.source_id for each in payloads]
                 found |= await source.recall(session, sealer, ids, viewpoint=viewpoint)
     return found, looked_at
 
 
-async def _brought_up(
-    request: SearchRequest, result: SearchResult, found: dict[UUID, Recalled], recalled: _Recall
+async def _select_memories(
+    request: SearchRequest, result: SearchResult, found: dict[UUID, MemoryItem], recalled: _Recall
 ) -> list[Memory]:
     """The memories of a search whose first candidates are `found`; the rest are `recalled`."""
-    candidates = joined(result.candidates, found, parts=request.parts, kinds=request.kinds)
+    candidates = add_origin_lines(
+        result.candidates, found, parts=request.parts, kinds=request.kinds
+    )
     lines = [each for each in candidates if each.joined and each.payload.source_id not in found]
     if lines:
         found |= (await recalled(request, lines))[0]
     there = {row_id.int for row_id in found}  # a UUID computes its hash in Python
     active = [each for each in candidates if each.payload.source_id.int in there]
-    active = diversified(active, result.breadth)
-    chosen = mmr.select(active, await result.vectors.arrived(), count=request.limit)
+    active = lower_neighbours(active, result.breadth)
+    chosen = mmr.select_diverse(active, await result.vectors.arrived(), count=request.limit)
     near, wider = result.near, replace(request, limit=request.most)
     while near:
-        merged = with_nearest(chosen, near, room=request.room, most=request.most)
+        merged = merge_nearest(chosen, near, room=request.room, most=request.most)
         unread = [each for each in merged if each.payload.source_id not in found]
         if not unread:
             chosen = merged
@@ -485,7 +500,7 @@ async def _brought_up(
     ]
 
 
-async def query_embedder(
+async def choose_query_embedder(
     usual: QueryEmbedder | None,
     own: OwnModels | None,
     sealer: Sealer,
@@ -508,7 +523,7 @@ async def query_embedder(
     return model.embedder
 
 
-async def embedded(
+async def embed_query_text(
     embedder: QueryEmbedder | None, sealer: Sealer, meaning: str, notes: list[str]
 ) -> Floats | None:
     """The vector of a query, shape (d,); None, and a note, where the model does not answer."""

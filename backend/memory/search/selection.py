@@ -17,28 +17,28 @@ import numpy as np
 from msgspec import structs
 
 from backend.memory.index.protocol import Hit, Kind, Payload, Query, ScopePart, point_id
-from backend.memory.indexing.sources import Origin, Recalled
+from backend.memory.indexing.sources import MemoryItem, OriginMessage
 from backend.memory.search.features import (
     DENSE_SIGNALS,
     Candidate,
     FeatureTable,
-    Found,
+    SignalHits,
     gather,
 )
 from backend.memory.search.query import Signal, Span
-from backend.memory.search.ranking import HALF, RankingThresholds, meanings, sum_shares
+from backend.memory.search.ranking import HALF_SHARE, RankingThresholds, score_meanings, sum_shares
 
-LIFT = 0.3
+EVENT_BOOST = 0.3
 """What the best event adds to the scores of its lines. Fused scores are at most about 1.3. The
 largest of four that were tried, on the dialogues that `scripts/bench_events.py` reports."""
 
-MOST = 12
+MAX_EVENT_LINES = 12
 """Lines of an event that count: what many lines made says little about any of them."""
 
 
-def joined(
+def add_origin_lines(
     candidates: Sequence[Candidate],
-    recalled: Mapping[UUID, Recalled],
+    recalled: Mapping[UUID, MemoryItem],
     *,
     parts: Sequence[ScopePart],
     kinds: Sequence[Kind],
@@ -58,7 +58,7 @@ def joined(
     """
     # Rows by the numbers of their ids: a UUID computes its hash in Python.
     origins = {
-        row_id.int: [origin for origin in row.origins if _is_in(origin, parts)]
+        row_id.int: [origin for origin in row.origins if _lies_in(origin, parts)]
         for row_id, row in recalled.items()
         if row.origins
     }
@@ -71,7 +71,7 @@ def joined(
     lines: dict[int, Candidate] = {}
     for each in candidates:
         own = origins.get(each.payload.source_id.int, ())
-        if len(own) > MOST:
+        if len(own) > MAX_EVENT_LINES:
             continue
         share = max(0.0, each.score / best)
         for origin in own:
@@ -79,9 +79,9 @@ def joined(
             if number in rows:
                 shares.setdefault(number, share)
             else:
-                lines.setdefault(number, _line(origin, each, lowest, share))
+                lines.setdefault(number, _build_line(origin, each, lowest, share))
     lifted = [
-        structs.replace(each, score=each.score + LIFT * share, joined=share)
+        structs.replace(each, score=each.score + EVENT_BOOST * share, joined=share)
         if (share := shares.get(each.payload.source_id.int, 0.0))
         else each
         for each in candidates
@@ -89,7 +89,7 @@ def joined(
     return sorted([*lifted, *lines.values()], key=attrgetter("score"), reverse=True)
 
 
-def _is_in(origin: Origin, parts: Sequence[ScopePart]) -> bool:
+def _lies_in(origin: OriginMessage, parts: Sequence[ScopePart]) -> bool:
     return any(
         origin.chat_id in part.containers
         and (not part.kinds or "message" in part.kinds)
@@ -98,7 +98,7 @@ def _is_in(origin: Origin, parts: Sequence[ScopePart]) -> bool:
     )
 
 
-def _line(origin: Origin, event: Candidate, lowest: float, share: float) -> Candidate:
+def _build_line(origin: OriginMessage, event: Candidate, lowest: float, share: float) -> Candidate:
     """A line that was not found: behind its event, and lifted from behind what was found."""
     payload = Payload(
         owner_id=event.payload.owner_id,
@@ -110,7 +110,7 @@ def _line(origin: Origin, event: Candidate, lowest: float, share: float) -> Cand
     return Candidate(
         id=point_id("message", origin.message_id),
         payload=payload,
-        score=min(lowest + LIFT * share, event.score),
+        score=min(lowest + EVENT_BOOST * share, event.score),
         joined=share,
     )
 
@@ -118,36 +118,38 @@ def _line(origin: Origin, event: Candidate, lowest: float, share: float) -> Cand
 Plan = Sequence[tuple[Signal, Query]]
 """The queries of a search, and which signal each is for."""
 
-DEPTH = 200
+DENSE_HITS = 200
 """Hits among lines, by their vectors. Of an answer in other words one vector is often not among the
 first hundred, and with that the line has nothing to say for it."""
 
-HALF_NEAR = 0.5
+MIN_MEANING_SHARE = 0.5
 """Of the cosine that is enough by itself, what a line has that is brought up where room is left."""
 
-FIRST = 5
+FIXED_RANKS = 5
 """So many memories stand as they are ranked before places are kept for the nearest by meaning."""
 
-TOKENS_A_WORD, TOKENS_A_LINE = 1.25, 14
+TOKENS_PER_WORD, TOKENS_PER_LINE = 1.25, 14
 """What a line takes in a prompt, about: its words, and its date, name and frame. Of Chinese and
 Japanese lines it says too little: `most` is what limits those."""
 
 
-def deeper(plan: Plan) -> list[Query]:
-    """The queries of a plan, those for lines by their vectors with `DEPTH` hits at least."""
+def deepen_queries(plan: Plan) -> list[Query]:
+    """The queries of a plan, those for lines by their vectors with `DENSE_HITS` hits at least."""
     return [
-        replace(query, limit=max(query.limit, DEPTH)) if _by_vectors(signal, query) else query
+        replace(query, limit=max(query.limit, DENSE_HITS))
+        if _is_dense_line_query(signal, query)
+        else query
         for signal, query in plan
     ]
 
 
-def split(plan: Plan, hits: Sequence[Sequence[Hit]]) -> tuple[Found, Found]:
-    """The hits that a plan asks for, and all those of lines by their vectors, for `nearest`."""
+def split_hits(plan: Plan, hits: Sequence[Sequence[Hit]]) -> tuple[SignalHits, SignalHits]:
+    """The hits that a plan asks for, and all those of lines by their vectors, for `find_nearest`."""
     first = [some[: query.limit] for (_, query), some in zip(plan, hits, strict=True)]
     deep: list[tuple[Signal, Sequence[Hit]]] = [
         (signal, some)
         for (signal, query), some in zip(plan, hits, strict=True)
-        if _by_vectors(signal, query)
+        if _is_dense_line_query(signal, query)
     ]
     return (
         gather([signal for signal, _ in plan], first),
@@ -155,12 +157,12 @@ def split(plan: Plan, hits: Sequence[Sequence[Hit]]) -> tuple[Found, Found]:
     )
 
 
-def _by_vectors(signal: Signal, query: Query) -> bool:
+def _is_dense_line_query(signal: Signal, query: Query) -> bool:
     return signal in DENSE_SIGNALS and not {"message", "question"}.isdisjoint(query.scope.kinds)
 
 
-def nearest(
-    deep: Found,
+def find_nearest(
+    deep: SignalHits,
     least: RankingThresholds,
     *,
     ranked: Sequence[Candidate] = (),
@@ -179,7 +181,7 @@ def nearest(
         most: How many come back at most; None for all.
 
     Returns:
-        Those of `HALF_NEAR` or more, the nearest first. None where no line is near enough by its
+        Those of `MIN_MEANING_SHARE` or more, the nearest first. None where no line is near enough by its
         meaning alone: then what is asked for was never said.
     """
     if least.dense <= least.unrelated:
@@ -189,9 +191,9 @@ def nearest(
     shares[[line.kind != "message" for line in table.lines]] = 0.0
     if shares.max(initial=0.0) < 1:
         return []
-    meant = meanings(table)
+    meant = score_meanings(table)
     order = np.argsort(-meant, kind="stable")
-    order = order[shares[order] >= HALF_NEAR]
+    order = order[shares[order] >= MIN_MEANING_SHARE]
     near = table.candidates(order.tolist(), meant.tolist(), meant.tolist(), most=most)
     known = {each.payload.source_id.int: each for each in ranked}
     return [known.get(each.payload.source_id.int, each) for each in near]
@@ -199,10 +201,10 @@ def nearest(
 
 def estimate_tokens(candidate: Candidate) -> float:
     """Return about how many tokens a memory takes in a prompt."""
-    return candidate.payload.words * TOKENS_A_WORD + TOKENS_A_LINE
+    return candidate.payload.words * TOKENS_PER_WORD + TOKENS_PER_LINE
 
 
-def with_nearest(
+def merge_nearest(
     chosen: Sequence[Candidate], near: Sequence[Candidate], *, room: int, most: int
 ) -> list[Candidate]:
     """What was chosen, with what is nearest by meaning where there is room for it.
@@ -214,11 +216,11 @@ def with_nearest(
         most: How many memories come back at most.
 
     Returns:
-        The first `FIRST` of the chosen ones, then by turns a line and the next of the chosen ones.
+        The first `FIXED_RANKS` of the chosen ones, then by turns a line and the next of the chosen ones.
     """
     is_chosen = {each.id.int for each in chosen}
-    merged = list(chosen[:FIRST])
-    for line, other in zip_longest(near, chosen[FIRST:]):
+    merged = list(chosen[:FIXED_RANKS])
+    for line, other in zip_longest(near, chosen[FIXED_RANKS:]):
         merged += [each for each in (line, other) if each is not None]
     taken: dict[int, Candidate] = {}
     tokens = 0.0
@@ -230,10 +232,10 @@ def with_nearest(
     return list(taken.values())[:most]
 
 
-FEW = 3
+FEW_PER_KIND = 3
 """Memories of a kind up to which others of it come in."""
 
-NEARLY_EMPTY = 0.25
+ALMOST_EMPTY_SHARE = 0.25
 """The part of the room below which memories leave it almost empty."""
 
 
@@ -244,9 +246,9 @@ def add_few(
     *,
     room: int,
 ) -> list[Candidate]:
-    """Return the kept memories and the best others, up to `FEW` of each kind.
+    """Return the kept memories and the best others, up to `FEW_PER_KIND` of each kind.
 
-    The others have `HALF` of the share that is enough. Lore is left out: room is no reason to bring
+    The others have `HALF_SHARE` of the share that is enough. Lore is left out: room is no reason to bring
     in an entry that the line is not about.
 
     Args:
@@ -256,13 +258,17 @@ def add_few(
         room: Tokens that memories may take; 0 for none.
     """
     is_free = least.dense <= least.unrelated or least.sparse <= 0
-    if is_free or sum(map(estimate_tokens, kept)) >= NEARLY_EMPTY * room:
+    if is_free or sum(map(estimate_tokens, kept)) >= ALMOST_EMPTY_SHARE * room:
         return list(kept)
     chosen = {each.id.int for each in kept}
     counts = Counter(each.payload.kind for each in kept)
     others = [each for each in ranked if each.payload.kind != "lore"]
     for each, share in zip(others, sum_shares(others, least).tolist(), strict=True):
-        if share >= HALF and each.id.int not in chosen and counts[each.payload.kind] < FEW:
+        if (
+            share >= HALF_SHARE
+            and each.id.int not in chosen
+            and counts[each.payload.kind] < FEW_PER_KIND
+        ):
             chosen.add(each.id.int)
             counts[each.payload.kind] += 1
     return [each for each in ranked if each.id.int in chosen]

@@ -39,7 +39,7 @@ OTHER_LANGUAGE_WEIGHT = 0.5
 ONE_CHARACTER_WEIGHT = 0.4
 """A Chinese character of a query may be a word by itself; as a rule it is part of one."""
 
-LONGEST_TERM = 64
+MAX_TERM_CHARACTERS = 64
 """Characters of a word that count: nothing longer is a word."""
 
 _UNSPACED = (
@@ -67,13 +67,13 @@ _SCRIPTS = {
 }
 
 
-def _stop_words() -> dict[str, frozenset[str]]:
+def _load_stop_words() -> dict[str, frozenset[str]]:
     content = Path(__file__).with_name("stop_words.txt").read_text(encoding="utf-8")
     blocks = (block.partition(":") for block in content.split("\n\n"))
     return {language: frozenset(words.split()) for language, _, words in blocks}
 
 
-STOP_WORDS = _stop_words()
+STOP_WORDS = _load_stop_words()
 """Words that say nothing about a text, but for its language: by Snowball's names of the languages.
 
 Folded: small, with straight `'`. Why there is no library for them: docs/retrieval.md.
@@ -82,16 +82,17 @@ Folded: small, with straight `'`. Why there is no library for them: docs/retriev
 COMMON_WORDS = frozenset[str]().union(*STOP_WORDS.values())
 """The stop words of all languages."""
 
-ELIDED = frozenset(
+ELISIONS = frozenset(
     "c d j l m n s t qu jusqu lorsqu puisqu all dall dell nell sull un quest".split()  # noqa: SIM905  # one name a line would say no more
 )
 """What French and Italian put in front of a word, with `'` between: the word is what counts."""
 
-LATIN = tuple(language for language in STOP_WORDS if language not in _SCRIPTS.values())
+LATIN_LANGUAGES = tuple(language for language in STOP_WORDS if language not in _SCRIPTS.values())
 """Languages that can't be told by their letters."""
 
 _VOTES = {
-    word: [language for language in LATIN if word in STOP_WORDS[language]] for word in COMMON_WORDS
+    word: [language for language in LATIN_LANGUAGES if word in STOP_WORDS[language]]
+    for word in COMMON_WORDS
 }
 """Of which of them each word is a stop word."""
 
@@ -100,22 +101,22 @@ _APOSTROPHES = tuple(map(chr, (0x2019, 0x02BC, 0xFF07, 0x60, 0xB4)))
 DEFAULT_LANGUAGE = "english"
 """Of texts that do not say theirs."""
 
-_here = threading.local()
+_local = threading.local()
 
 
-def document_terms(text: str) -> Counter[str]:
+def count_terms(text: str) -> Counter[str]:
     """How often each term is in a document."""
-    tokens = _tokens(text)
-    language = _likeliest(tokens)[0]
-    stop_words, stem = STOP_WORDS[language], _stemmer(language)
+    tokens = _tokenize(text)
+    language = _rank_languages(tokens)[0]
+    stop_words, stem = STOP_WORDS[language], _get_stemmer(language)
     counts: Counter[str] = Counter()
     for (token, is_word), often in tokens.items():
-        if is_word and token.isascii():  # `_terms` in place: most words are
+        if is_word and token.isascii():  # `_stem_word` in place: most words are
             if token not in stop_words:
                 term = stem(token)
                 counts[term] = counts.get(term, 0) + often
             continue
-        found: list[str] = [*_terms(token, language)] if is_word else _pairs(token)
+        found: list[str] = [*_stem_word(token, language)] if is_word else _split_pairs(token)
         if not is_word and len(token) > 1:
             # A word of one character is common in Chinese, and no pair stands for it.
             found += _HAN.findall(token)
@@ -139,19 +140,19 @@ def query_words(text: str) -> dict[str, dict[str, float]]:
     A word has a term in each language that the query may be in; stop words have none. In scripts
     without spaces, each pair of characters and each Chinese character is a word.
     """
-    tokens = _tokens(text)
-    languages = _likeliest(tokens)
+    tokens = _tokenize(text)
+    languages = _rank_languages(tokens)
     if DEFAULT_LANGUAGE not in languages:
         languages.append(DEFAULT_LANGUAGE)
     words: dict[str, dict[str, float]] = {}
     for token, is_word in tokens:
         if not is_word:
             words |= {each: {each: ONE_CHARACTER_WEIGHT} for each in _HAN.findall(token)} | words
-            words |= {each: {each: 1.0} for each in _pairs(token)}
+            words |= {each: {each: 1.0} for each in _split_pairs(token)}
             continue
         terms: dict[str, float] = {}
         for rank, language in enumerate(languages):
-            for term in _terms(token, language):
+            for term in _stem_word(token, language):
                 terms.setdefault(term, OTHER_LANGUAGE_WEIGHT if rank else 1.0)
         if terms:
             words[token] = terms
@@ -160,51 +161,53 @@ def query_words(text: str) -> dict[str, dict[str, float]]:
 
 def list_forms(word: str) -> list[str]:
     """Return a folded word and its stem in the default language: a common word has rare forms."""
-    return [word, *_terms(word, DEFAULT_LANGUAGE)]
+    return [word, *_stem_word(word, DEFAULT_LANGUAGE)]
 
 
-def shared_words(asked: Collection[str], text: str, *, most: int = 6) -> tuple[str, ...]:
+def find_shared_words(asked: Collection[str], text: str, *, most: int = 6) -> tuple[str, ...]:
     """The words of a document that stand for terms which were asked for, folded, in their order.
 
     In scripts without spaces pairs of characters. `most` of them; O(n) for n characters.
     """
-    tokens = _tokens(text)
-    language = _likeliest(tokens)[0]
+    tokens = _tokenize(text)
+    language = _rank_languages(tokens)[0]
     found: list[str] = []
     for token, is_word in tokens:
         if is_word:
-            found += [token] if any(each in asked for each in _terms(token, language)) else []
+            found += [token] if any(each in asked for each in _stem_word(token, language)) else []
         else:
-            found += [pair for pair in _pairs(token) if pair in asked]
+            found += [pair for pair in _split_pairs(token) if pair in asked]
         if len(found) >= most:
             break
     return tuple(dict.fromkeys(found[:most]))
 
 
-def languages_of(text: str) -> list[str]:
+def detect_languages(text: str) -> list[str]:
     """Languages that a text's stop words speak for, or its letters; none where nothing does."""
-    tokens = _tokens(text)
+    tokens = _tokenize(text)
     votes = [word for word, _ in tokens if word in COMMON_WORDS]
-    found = _likeliest([(word, True) for word in votes]) if any(map(_VOTES.get, votes)) else []
-    others = {_language_of(word, "") for word, is_word in tokens if is_word and not word.isascii()}
+    found = _rank_languages([(word, True) for word in votes]) if any(map(_VOTES.get, votes)) else []
+    others = {
+        _detect_language(word, "") for word, is_word in tokens if is_word and not word.isascii()
+    }
     return found + sorted(others - {"", *found})
 
 
-def sparse_vector(text: str, blinder: Blinder) -> Sparse:
+def build_sparse_vector(text: str, blinder: Blinder) -> Sparse:
     """A document's vector: BM25 without the rareness. Source: Robertson & Zaragoza, 2009."""
-    counts = document_terms(text)
+    counts = count_terms(text)
     norm = K1 * (1 - B + B * counts.total() / AVERAGE_LENGTH)
-    return blinded(
+    return blind_terms(
         {term: count * (K1 + 1) / (count + norm) for term, count in counts.items()}, blinder
     )
 
 
-def _likeliest(tokens: Collection[tuple[str, bool]]) -> list[str]:
+def _rank_languages(tokens: Collection[tuple[str, bool]]) -> list[str]:
     """Languages with as many votes as any other, the default first where it is among them.
 
     Each word votes once, however often it is said. Without a vote that is all languages.
     """
-    votes = dict.fromkeys(LATIN, 0)
+    votes = dict.fromkeys(LATIN_LANGUAGES, 0)
     for word, is_word in tokens:
         for language in _VOTES.get(word, ()) if is_word else ():
             votes[language] += 1
@@ -213,7 +216,7 @@ def _likeliest(tokens: Collection[tuple[str, bool]]) -> list[str]:
     return sorted(found, key=lambda language: language != DEFAULT_LANGUAGE)
 
 
-def blinded(weights: Mapping[str, float], blinder: Blinder) -> Sparse:
+def blind_terms(weights: Mapping[str, float], blinder: Blinder) -> Sparse:
     """A vector of terms under the user's ids. Two terms with one id become one, with their sum."""
     by_id: dict[int, float] = {}
     for term, weight in weights.items():
@@ -225,7 +228,7 @@ def blinded(weights: Mapping[str, float], blinder: Blinder) -> Sparse:
     )
 
 
-def _tokens(text: str) -> Counter[tuple[str, bool]]:
+def _tokenize(text: str) -> Counter[tuple[str, bool]]:
     """Words, and runs of characters without spaces between words, and how often; True for words.
 
     In the order in which they come first.
@@ -235,7 +238,7 @@ def _tokens(text: str) -> Counter[tuple[str, bool]]:
         folded = folded.replace(each, "'")
     if not _NOT_LATIN.search(folded):
         found = Counter(_LATIN_WORD.findall(folded))
-        if "'" not in folded and max(map(len, found), default=0) <= LONGEST_TERM:
+        if "'" not in folded and max(map(len, found), default=0) <= MAX_TERM_CHARACTERS:
             return Counter({(word, True): often for word, often in found.items()})
         words = ((word, True, often) for word, often in found.items())
     else:
@@ -243,45 +246,45 @@ def _tokens(text: str) -> Counter[tuple[str, bool]]:
         words = ((token, name == "word", often) for (token, name), often in mixed.items())
     tokens: Counter[tuple[str, bool]] = Counter()
     for token, is_word, often in words:
-        tokens[_counted(token) if is_word else token, is_word] += often
+        tokens[_normalize_word(token) if is_word else token, is_word] += often
     return tokens
 
 
-def _counted(word: str) -> str:
+def _normalize_word(word: str) -> str:
     """What of a word counts."""
     head, _, tail = word.partition("'")
-    return (tail if tail and head in ELIDED else word)[:LONGEST_TERM]
+    return (tail if tail and head in ELISIONS else word)[:MAX_TERM_CHARACTERS]
 
 
-def _terms(word: str, language: str) -> tuple[str, ...]:
+def _stem_word(word: str, language: str) -> tuple[str, ...]:
     """A word's stem; nothing for a stop word."""
     if not word.isascii():
-        language = _language_of(word, language)
+        language = _detect_language(word, language)
     if word in STOP_WORDS.get(language, ()):
         return ()
-    return (_stemmer(language)(word) if language else word,)
+    return (_get_stemmer(language)(word) if language else word,)
 
 
-def _language_of(word: str, latin: str) -> str:
+def _detect_language(word: str, latin: str) -> str:
     """The language that a word's script stands for, `latin` where that is Latin; else ''."""
     first = next((each for each in word if each.isalpha()), "")
     script = unicodedata.name(first, "").partition(" ")[0] if first else "LATIN"
     return latin if script == "LATIN" else _SCRIPTS.get(script, "")
 
 
-def _pairs(run: str) -> list[str]:
+def _split_pairs(run: str) -> list[str]:
     return [run[i : i + 2] for i in range(len(run) - 1)] or [run]
 
 
-def _stemmer(language: str) -> Callable[[str], str]:
+def _get_stemmer(language: str) -> Callable[[str], str]:
     """Snowball's stem of a word in a language.
 
     A stemmer belongs to a thread: it keeps state while it works. It remembers no words: they would
     be a user's, and stay when the user has left.
     """
-    stemmers: dict[str, Callable[[str], str]] | None = getattr(_here, "stemmers", None)
+    stemmers: dict[str, Callable[[str], str]] | None = getattr(_local, "stemmers", None)
     if stemmers is None:
-        stemmers = _here.stemmers = {}
+        stemmers = _local.stemmers = {}
     stem = stemmers.get(language)
     if stem is None:
         stem = cast("Callable[[str], str]", Stemmer.Stemmer(language, 0).stemWord)

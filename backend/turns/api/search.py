@@ -30,7 +30,7 @@ from backend.errors import ValidationError
 from backend.http.schemas import RAISES
 from backend.lorebooks.links import books_for_chat
 from backend.memory.index.protocol import Kind, ScopePart
-from backend.memory.indexing.sources import Recalled, Source
+from backend.memory.indexing.sources import MemoryItem, Source
 from backend.memory.search.request import Memory, SearchRequest, SearchResult, SharedWords
 from backend.memory.search.search import MemorySearch, NearMiss, RowReader, near_misses
 
@@ -281,7 +281,7 @@ def _kinds(sources: str) -> list[Kind]:
     return [name for name in SOURCE_NAMES if not named or name in named]
 
 
-def _missed(missed: NearMiss, recalled: Recalled | None) -> MissedMemory:
+def _missed(missed: NearMiss, recalled: MemoryItem | None) -> MissedMemory:
     payload, reason = missed
     return MissedMemory(
         kind=payload.kind,

@@ -44,7 +44,7 @@ from backend.llm.user_models import UserModels
 from backend.lorebooks.activation.outcome import lore_reserve
 from backend.memory.index.protocol import Kind
 from backend.memory.search.request import Memory
-from backend.memory.search.search import MemorySearch, Searching, near_misses
+from backend.memory.search.search import MemorySearch, SearchSession, near_misses
 from backend.prompts import PromptLibrary
 from backend.regex.scripts import ScriptEngine
 from backend.settings import Settings
@@ -230,7 +230,7 @@ class PromptBuilder:
         identity: Identity,
         chat_id: UUID,
         request: TurnRequest,
-        search: Searching,
+        search: SearchSession,
         *,
         check: Check | None,
         tried: ContextRequest | None,
@@ -317,7 +317,7 @@ class PromptBuilder:
         self,
         identity: Identity,
         context: PromptContext,
-        search: Searching,
+        search: SearchSession,
         *,
         rank: Rank | None,
     ) -> None:

@@ -36,7 +36,7 @@ from backend.generation.model import ChatModel, ModelSpec
 from backend.generation.registry import ModelRegistry
 from backend.generation.sampling import Sampling
 from backend.generation.tokens import starting_ratio
-from backend.memory.indexing.sources import Recalled
+from backend.memory.indexing.sources import MemoryItem
 from backend.memory.search.request import Memory
 from backend.memory.search.search import NearMiss
 from backend.regex.scripts import Scripts
@@ -356,8 +356,8 @@ class PromptContext:
     )
     history: History = field(default_factory=History)
     memories: Sequence[Memory] = ()
-    consequences: Mapping[UUID, Sequence[Recalled]] = field(
-        default_factory=dict[UUID, Sequence[Recalled]]
+    consequences: Mapping[UUID, Sequence[MemoryItem]] = field(
+        default_factory=dict[UUID, Sequence[MemoryItem]]
     )
     days: Mapping[UUID, str] = field(default_factory=dict[UUID, str])
     near_misses: Sequence[NearMiss] = ()

@@ -32,7 +32,7 @@ from backend.core.reasons import told
 from backend.database.engine import Database
 from backend.generation.model import PromptMessage
 from backend.memory.index.protocol import Kind
-from backend.memory.indexing.sources import Recalled
+from backend.memory.indexing.sources import MemoryItem
 from backend.memory.search.request import SharedWords
 from backend.memory.search.search import RowReader
 from backend.prompts import PromptLibrary
@@ -116,7 +116,7 @@ def with_words(record: ContextRecord, asked: str) -> ContextRecord:
 
 
 def with_near_misses(
-    record: ContextRecord, texts: Mapping[UUID, Recalled], *, is_all: bool
+    record: ContextRecord, texts: Mapping[UUID, MemoryItem], *, is_all: bool
 ) -> ContextRecord:
     """A record, changed in place: what came close has its text.
 

@@ -20,7 +20,7 @@ from backend.database.base import now
 from backend.generation.tokens import MESSAGE_OVERHEAD
 from backend.lorebooks.activation.outcome import SemanticHit
 from backend.memory.index.protocol import Kind, ScopePart
-from backend.memory.indexing.sources import Recalled
+from backend.memory.indexing.sources import MemoryItem
 from backend.memory.search.request import Memory, SearchRequest
 from backend.turns.prompt.context import LoadedChat, PromptContext
 
@@ -278,7 +278,7 @@ def sized(item: Item, count: Callable[[str], int]) -> Item:
 
 
 def _found(
-    source: Recalled,
+    source: MemoryItem,
     reason: Reason,
     rank: int,
     marks: AudienceMarks,

@@ -13,7 +13,7 @@ from sqlalchemy import func, select, update
 from backend.accounts.models import User
 from backend.database.base import new_id, now
 from backend.database.engine import Database
-from backend.memory.embedding.cache import CachedEmbedder, Retries, forget_unused
+from backend.memory.embedding.cache import CachedEmbedder, Retries, delete_unused
 from backend.memory.embedding.protocol import EmbedderError
 from backend.memory.embedding.remote import GeminiEmbedder, OpenAICompatibleEmbedder
 from backend.memory.models import Embedding
@@ -260,7 +260,7 @@ async def test_what_nobody_used_is_forgotten(
 
     before = now() - timedelta(days=30)
     async with database.write() as session:
-        removed = [await forget_unused(session, before, most=1) for _ in range(3)]
+        removed = [await delete_unused(session, before, most=1) for _ in range(3)]
 
     assert removed == [1, 1, 0]
     assert len(await stored(database)) == 1

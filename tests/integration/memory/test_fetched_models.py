@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from backend.memory.embedding.catalogue import fetch_model, offered_models
+from backend.memory.embedding.catalogue import fetch_model, list_models
 from tests.fakes.hub_server import HubServer
 from tests.support.memory import API, MODEL_FOLDER, remembering, search, settled, tell
 from tests.support.server import Account, Running, ok, problem
@@ -139,7 +139,7 @@ async def test_a_model_that_another_process_fetched_is_gone_over_to(
     async def ignore(_done: int, _total: int) -> None:
         pass
 
-    await fetch_model(offered_models()[0], tmp_path / "models", ignore, hub=hub.url)
+    await fetch_model(list_models()[0], tmp_path / "models", ignore, hub=hub.url)
     chat = str((await ada.new_chat())["id"])
     await tell(server, ada, chat, ["Rain sets in."])
 

@@ -22,10 +22,10 @@ from backend.memory.embedding.catalogue import (
     ModelNotOnHubError,
     OfferedModel,
     PublishedFile,
-    chosen_model,
     fetch_model,
+    find_model_in_use,
     is_fetched,
-    offered_models,
+    list_models,
 )
 from backend.settings import Settings
 from tests.fakes.hub_server import HubServer
@@ -73,12 +73,12 @@ async def test_a_model_comes_whole_and_is_used(hub: HubServer, tmp_path: Path) -
 
     async def report(done: int, total: int) -> None:
         told.append((done, total))
-        assert chosen_model(models) is None
+        assert find_model_in_use(models) is None
 
     await fetch_model(TINY, models, report, hub=hub.url)
 
     folder = models / "all-MiniLM-L6-v2"
-    assert chosen_model(models) == (NAME, folder)
+    assert find_model_in_use(models) == (NAME, folder)
     assert {path: (folder / path).read_bytes() for path in FILES} == FILES
     assert told == sorted(told)
     assert len(told) > 3
@@ -106,7 +106,7 @@ async def test_what_came_is_kept_for_the_next_time(hub: HubServer, tmp_path: Pat
     with pytest.raises(HubUnreachableError, match="HF_ENDPOINT"):
         await fetch(hub, tmp_path)
     assert not is_fetched(tmp_path, TINY)
-    assert chosen_model(tmp_path) is None
+    assert find_model_in_use(tmp_path) is None
 
     hub.ranges.clear()
     hub.breaks.clear()
@@ -181,7 +181,7 @@ async def test_two_do_not_fetch_into_one_folder(hub: HubServer, tmp_path: Path) 
 async def test_the_command_fetches_and_says_what_is_used(
     hub: HubServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    hub.files |= dict.fromkeys(offered_models()[0].files, b"{}")
+    hub.files |= dict.fromkeys(list_models()[0].files, b"{}")
 
     async def model(*words: str, **values: Any) -> str:
         options = cli._parser().parse_args(["model", *words])
@@ -213,7 +213,7 @@ def test_what_is_on_offer_is_what_fastembed_fetches() -> None:
     from fastembed import TextEmbedding
 
     known = {each["model"]: each for each in TextEmbedding.list_supported_models()}
-    for model in offered_models():
+    for model in list_models():
         weights = {known[model.name]["model_file"], *known[model.name]["additional_files"]}
         assert weights == {path for path in model.files if not path.endswith(".json")}
         assert model.size == pytest.approx(known[model.name]["size_in_GB"] * 1e9, rel=0.2)

@@ -21,7 +21,7 @@ from backend.memory.index import edge
 from backend.memory.index.edge import EdgeIndex, EngineProcess, open_edge
 from backend.memory.index.edge_engine import FORMAT
 from backend.memory.index.protocol import IndexUnavailableError, Payload, Point, point_id
-from backend.memory.search.terms import document_terms, sparse_vector
+from backend.memory.search.terms import build_sparse_vector, count_terms
 from backend.vault.blinding import Blinder
 from backend.vault.sealing import Sealer
 from scripts._canary import disguises, sightings_in
@@ -441,7 +441,7 @@ async def stored_tale(folder: Path) -> EdgeIndex:
                     id=point_id("message", source),
                     payload=payload,
                     dense={"dense": turned},
-                    sparse={"sparse": sparse_vector(text, blinder)},
+                    sparse={"sparse": build_sparse_vector(text, blinder)},
                 )
             ]
         )
@@ -461,7 +461,7 @@ def without_gaps(folder: Path, copy: Path) -> Path:
 async def test_a_word_that_was_indexed_is_nowhere_in_the_folder(tmp_path: Path) -> None:
     folder = tmp_path / "index"
     index = await stored_tale(folder)
-    stem = next(iter(document_terms(WORD)))
+    stem = next(iter(count_terms(WORD)))
     needles = [*disguises(WORD), *disguises(stem)]
     assert sightings_in(needles, without_gaps(folder, tmp_path / "open")) == {}
     await index.aclose()

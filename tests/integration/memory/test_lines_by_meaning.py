@@ -16,7 +16,7 @@ from backend.memory.index.protocol import ScopePart
 from backend.memory.indexing.documents import Blinders
 from backend.memory.search.request import SearchRequest
 from backend.memory.search.search import MemorySearch
-from backend.memory.search.selection import DEPTH
+from backend.memory.search.selection import DENSE_HITS
 from backend.vault.sealing import Sealer
 from scripts.bench_locomo import OneIndex, WithoutCache
 from tests.support.points import DIMENSION, point, unit
@@ -50,7 +50,7 @@ async def test_an_answer_that_a_hundred_lines_are_nearer_than_is_found_where_the
     sealer = Sealer(user, {1: bytes(32)}, user_key=bytes(32))
     blinders, pool = Blinders(), CpuPool()
     index = await open_edge(tmp_path, "tales", DIMENSION)
-    cosines = [0.7 - number / 1000 for number in range(DEPTH + 50)]
+    cosines = [0.7 - number / 1000 for number in range(DENSE_HITS + 50)]
     lines = [
         point(
             user,
@@ -80,6 +80,6 @@ async def test_an_answer_that_a_hundred_lines_are_nearer_than_is_found_where_the
         return ranked, {each.payload.position for each in result.near}
 
     assert await found(0) == (set(range(100)), set())
-    assert await found(4000) == (set(range(100)), set(range(DEPTH)))
+    assert await found(4000) == (set(range(100)), set(range(DENSE_HITS)))
     await index.aclose()
     await pool.aclose()

@@ -10,7 +10,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from backend.memory.indexing import documents as chunks
-from backend.memory.indexing.documents import chunked
+from backend.memory.indexing.documents import split_into_chunks
 
 FRAGMENTS = (
     *("a", "bc", "dddd", "e" * 36, "f" * 37, "g" * 100, "字字", "。", ". ", "! ", '…" '),
@@ -21,7 +21,7 @@ texts = st.lists(st.sampled_from(FRAGMENTS), max_size=120).map("".join)
 
 
 def reference(text: str, words: int, overlap: int) -> list[str]:
-    """As it is said in `chunked`, with everything counted whenever it is needed."""
+    """As it is said in `split_into_chunks`, with everything counted whenever it is needed."""
 
     def length(some: str) -> int:
         return sum(1 if len(each) <= 36 else -(-len(each) // 12) for each in some.split())
@@ -57,7 +57,7 @@ def test_the_parts_are_those_of_the_plain_reference(
     text: str, words: int, data: st.DataObject | None
 ) -> None:
     overlap = data.draw(st.integers(0, words - 1)) if data else 3
-    assert chunked(text, words=words, overlap=overlap) == reference(text, words, overlap)
+    assert split_into_chunks(text, words=words, overlap=overlap) == reference(text, words, overlap)
 
 
 @pytest.mark.parametrize(
@@ -69,7 +69,7 @@ def test_each_character_is_counted_a_few_times_however_long_the_text_is(
     text: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     counted = 0
-    length, append = chunks._length, chunks._Part.append
+    length, append = chunks._count_words, chunks._Part.append
 
     def counting_length(some: str) -> int:
         nonlocal counted
@@ -84,6 +84,6 @@ def test_each_character_is_counted_a_few_times_however_long_the_text_is(
     monkeypatch.setattr(chunks, "_length", counting_length)
     monkeypatch.setattr(chunks._Part, "append", counting_append)
     whole = text * (60_000 // len(text))
-    chunked(whole)
+    split_into_chunks(whole)
     # As a whole, at each of four depths, as a piece, as a part of a part, and in overlaps.
     assert counted <= 9 * len(whole)

@@ -8,7 +8,7 @@ from uuid import UUID, uuid4
 import pytest
 
 from backend.memory.search import search as module
-from backend.memory.search.features import MANY
+from backend.memory.search.features import LARGE_CORPUS_POINTS
 from backend.memory.search.search import MemorySearch
 
 pytestmark = pytest.mark.anyio
@@ -24,7 +24,7 @@ class Index:
 
     async def count(self, owner_id: UUID) -> int:
         self.asked.append(owner_id)
-        return MANY
+        return LARGE_CORPUS_POINTS
 
 
 def open_search() -> MemorySearch:
@@ -35,7 +35,7 @@ def open_search() -> MemorySearch:
 async def test_many_points_are_counted_once_until_their_user_signs_out() -> None:
     search, index, ann = open_search(), cast("Any", Index()), uuid4()
     for _ in range(2):
-        assert await search._points(index, ann) == MANY
+        assert await search._points(index, ann) == LARGE_CORPUS_POINTS
     assert index.asked == [ann]
     search.user_signed_out(ann)
     await search._points(index, ann)

@@ -9,9 +9,14 @@ from uuid import UUID, uuid4
 import pytest
 
 from backend.memory.index.protocol import Kind, Payload
-from backend.memory.indexing.sources import Recalled
+from backend.memory.indexing.sources import MemoryItem
 from backend.memory.search.features import Candidate, Scores
-from backend.memory.search.ranking import SCENE, breadth, diversified, over_scenes
+from backend.memory.search.ranking import (
+    SCENE_DISCOUNT,
+    breadth,
+    lower_neighbours,
+    lower_scene_scores,
+)
 from backend.memory.search.request import SearchRequest, SearchResult
 from backend.memory.search.search import MemorySearch
 
@@ -78,21 +83,21 @@ def test_nothing_is_broad_where_no_line_was_found() -> None:
 
 def test_a_broad_question_goes_less_by_scenes() -> None:
     there, apart = line(0.9, 7, near_scene=1.0), line(0.85, 40)
-    assert over_scenes([there, apart], 0.0) == [there, apart]
-    far = over_scenes([there, apart], 0.5)
+    assert lower_scene_scores([there, apart], 0.0) == [there, apart]
+    far = lower_scene_scores([there, apart], 0.5)
     assert [each.id for each in far] == [apart.id, there.id]
-    assert far[1].score == pytest.approx(0.9 - 0.5 * SCENE)
+    assert far[1].score == pytest.approx(0.9 - 0.5 * SCENE_DISCOUNT)
 
 
 def test_a_line_next_to_a_better_one_makes_room_for_another_scene() -> None:
     best, beside, apart = line(1.0, 7), line(0.9, 8), line(0.8, 40)
-    assert diversified([best, beside, apart], 0.9) == [best, apart, _lower(beside, 0.45)]
-    assert diversified([best, beside, apart], 0.0) == [best, beside, apart]
+    assert lower_neighbours([best, beside, apart], 0.9) == [best, apart, _lower(beside, 0.45)]
+    assert lower_neighbours([best, beside, apart], 0.0) == [best, beside, apart]
 
 
 def test_a_line_that_its_own_words_found_keeps_its_place() -> None:
     best, beside, apart = line(1.0, 7), line(0.9, 8, window=1.0), line(0.8, 40)
-    assert [each.id for each in diversified([best, beside, apart], 0.9)] == [
+    assert [each.id for each in lower_neighbours([best, beside, apart], 0.9)] == [
         best.id,
         beside.id,
         apart.id,
@@ -106,7 +111,7 @@ def test_only_lines_of_one_chat_stand_next_to_each_other() -> None:
         line(0.8, 0, kind="lore"),
         line(0.7, 1, kind="lore"),
     ]
-    assert diversified(some, 1.0) == some
+    assert lower_neighbours(some, 1.0) == some
 
 
 @pytest.mark.anyio
@@ -137,10 +142,10 @@ class EveryRow:
 
     async def recall(
         self, _session: Any, _sealer: Any, ids: Sequence[UUID], *, viewpoint: Any
-    ) -> dict[UUID, Recalled]:
+    ) -> dict[UUID, MemoryItem]:
         _ = viewpoint
         return {
-            each: Recalled(kind="message", source_id=each, container_id=CHAT, title="", text="")
+            each: MemoryItem(kind="message", source_id=each, container_id=CHAT, title="", text="")
             for each in ids
         }
 

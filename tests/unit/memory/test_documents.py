@@ -11,20 +11,22 @@ from hypothesis import strategies as st
 from backend.memory.indexing import documents
 from backend.memory.indexing.documents import (
     CHUNK_WORDS,
-    Line,
-    chunked,
-    event_document,
-    lore_documents,
-    message_documents,
-    scene_document,
+    SourceMessage,
+    build_event_document,
+    build_lore_documents,
+    build_message_documents,
+    build_scene_document,
+    split_into_chunks,
 )
 
 CHAT, SCENE = uuid4(), uuid4()
 MAY = datetime(2023, 5, 7, 20, 15, tzinfo=UTC)
 
 
-def line(text: str, author: str = "Mira", *, scene: UUID = SCENE, position: int = 3) -> Line:
-    return Line(
+def line(
+    text: str, author: str = "Mira", *, scene: UUID = SCENE, position: int = 3
+) -> SourceMessage:
+    return SourceMessage(
         id=uuid4(),
         container_id=CHAT,
         author=author,
@@ -41,7 +43,7 @@ def words(count: int, word: str = "word") -> str:
 
 
 def test_terms_get_the_date_of_a_line_and_its_vector_does_not() -> None:
-    (document,) = message_documents(line("The door is locked."), before=[], after=[])
+    (document,) = build_message_documents(line("The door is locked."), before=[], after=[])
     assert document.text == "7 May 2023. Mira: The door is locked."
     assert document.dense_text == "Mira: The door is locked."
     assert document.said_at == int(MAY.timestamp())
@@ -50,7 +52,7 @@ def test_terms_get_the_date_of_a_line_and_its_vector_does_not() -> None:
 def test_a_window_takes_in_what_stands_next_to_a_line_in_its_scene() -> None:
     above = [line("one", "Ben"), line("two"), line("three", "Ben")]
     below = [line("four", "Ben"), line("five", scene=uuid4())]
-    (document,) = message_documents(line("HERE"), before=above, after=below)
+    (document,) = build_message_documents(line("HERE"), before=above, after=below)
     assert document.sparse_window == "7 May 2023\nMira: two\nBen: three\nMira: HERE\nBen: four"
     assert document.dense_window == "Ben: three\nMira: HERE\nBen: four"
 
@@ -62,11 +64,11 @@ def test_of_a_neighbour_only_the_near_end_is_cut_into_parts(
 
     def cut_and_measure(text: str) -> list[str]:
         cut.append(len(text))
-        return chunked(text)
+        return split_into_chunks(text)
 
     monkeypatch.setattr(documents, "chunked", cut_and_measure)
     above, below = line(words(200_000, "a")), line(words(200_000, "b"))
-    (document,) = message_documents(line("HERE"), before=[above], after=[below])
+    (document,) = build_message_documents(line("HERE"), before=[above], after=[below])
 
     assert sum(cut) < 40_000
     window = (document.sparse_window or "").split()
@@ -75,7 +77,7 @@ def test_of_a_neighbour_only_the_near_end_is_cut_into_parts(
 
 
 def test_a_window_for_vectors_takes_the_near_ends_of_long_neighbours() -> None:
-    (document,) = message_documents(
+    (document,) = build_message_documents(
         line("HERE"), before=[line(words(150, "a"))], after=[line(words(150, "b"))]
     )
     window = (document.dense_window or "").split()
@@ -86,7 +88,9 @@ def test_a_window_for_vectors_takes_the_near_ends_of_long_neighbours() -> None:
 
 
 def test_a_long_message_becomes_chunks_that_know_their_neighbours() -> None:
-    documents = message_documents(line(words(450)), before=[line("before")], after=[line("after")])
+    documents = build_message_documents(
+        line(words(450)), before=[line("before")], after=[line("after")]
+    )
     assert [document.chunk for document in documents] == list(range(len(documents)))
     assert len(documents) == 3
     assert all(document.words <= CHUNK_WORDS for document in documents)
@@ -105,18 +109,18 @@ def test_a_long_message_becomes_chunks_that_know_their_neighbours() -> None:
     ],
 )
 def test_a_question_is_told_by_how_it_ends(text: str, is_question: bool) -> None:
-    (document,) = message_documents(line(text), before=[], after=[])
+    (document,) = build_message_documents(line(text), before=[], after=[])
     assert document.is_question is is_question
 
 
 def test_a_line_of_nobody_stands_without_a_name() -> None:
-    (document,) = message_documents(line("The sun sets.", ""), before=[], after=[])
+    (document,) = build_message_documents(line("The sun sets.", ""), before=[], after=[])
     assert document.dense_text == "The sun sets."
 
 
 def test_a_scene_is_all_its_lines_for_terms_alone() -> None:
     first, second = line("one"), replace(line("two", "Ben", position=4), version=9)
-    document = scene_document(SCENE, [first, second])
+    document = build_scene_document(SCENE, [first, second])
     assert document.text == "7 May 2023\nMira: one\nBen: two"
     assert document.dense_text == ""
     assert (document.kind, document.source_id, document.scene_id) == ("scene", SCENE, SCENE)
@@ -124,7 +128,7 @@ def test_a_scene_is_all_its_lines_for_terms_alone() -> None:
 
 
 def test_title_and_keys_stand_in_each_chunk_of_an_entry() -> None:
-    documents = lore_documents(
+    documents = build_lore_documents(
         uuid4(), uuid4(), title="Moonwell", keys=["well", "silver water"], content=words(300),
         version=1,
     )  # fmt: skip
@@ -133,12 +137,14 @@ def test_title_and_keys_stand_in_each_chunk_of_an_entry() -> None:
 
 
 def test_an_entry_without_title_and_keys_is_its_content() -> None:
-    (document,) = lore_documents(uuid4(), uuid4(), title="", keys=[], content=" Hm. ", version=1)
+    (document,) = build_lore_documents(
+        uuid4(), uuid4(), title="", keys=[], content=" Hm. ", version=1
+    )
     assert document.text == "Hm."
 
 
 def test_an_event_says_when_where_and_who_in_both_halves() -> None:
-    document = event_document(
+    document = build_event_document(
         uuid4(), uuid4(), summary="The bridge fell.", when="third day of frost", where="Aldern",
         who=["Mira", "Ben"], keywords=["bridge"], said_at=MAY, version=1,
     )  # fmt: skip
@@ -147,7 +153,7 @@ def test_an_event_says_when_where_and_who_in_both_halves() -> None:
 
 
 def test_an_event_of_no_time_and_place_is_its_summary() -> None:
-    document = event_document(
+    document = build_event_document(
         uuid4(), uuid4(), summary="It rained.", when="", where="", who=[], keywords=[],
         said_at=None, version=1,
     )  # fmt: skip
@@ -155,34 +161,34 @@ def test_an_event_of_no_time_and_place_is_its_summary() -> None:
 
 
 def test_a_short_text_is_one_chunk() -> None:
-    assert chunked(" All of it. ") == ["All of it."]
-    assert chunked("") == [""]
+    assert split_into_chunks(" All of it. ") == ["All of it."]
+    assert split_into_chunks("") == [""]
 
 
 def test_a_text_is_cut_between_paragraphs_where_that_will_do() -> None:
-    parts = chunked(f"{words(8, 'a')}\n\n{words(8, 'b')}", words=10, overlap=0)
+    parts = split_into_chunks(f"{words(8, 'a')}\n\n{words(8, 'b')}", words=10, overlap=0)
     assert parts == [words(8, "a"), words(8, "b")]
 
 
 def test_a_paragraph_is_cut_between_sentences_where_that_will_do() -> None:
-    parts = chunked("One two three. Four five six! Seven eight.", words=4, overlap=0)
+    parts = split_into_chunks("One two three. Four five six! Seven eight.", words=4, overlap=0)
     assert parts == ["One two three.", "Four five six!", "Seven eight."]
 
 
 def test_a_part_begins_with_the_end_of_the_one_before() -> None:
-    parts = chunked(words(25), words=10, overlap=3)
+    parts = split_into_chunks(words(25), words=10, overlap=3)
     assert parts[1].split()[:3] == parts[0].split()[-3:]
 
 
 def test_a_text_without_spaces_is_cut_as_well() -> None:
-    parts = chunked("字" * 10_000)
+    parts = split_into_chunks("字" * 10_000)
     assert len(parts) > 3
     assert max(map(len, parts)) <= CHUNK_WORDS * 12 + 40
 
 
 def test_an_overlap_must_be_less_than_a_part() -> None:
     with pytest.raises(ValueError, match="overlap"):
-        chunked("a b c", words=2, overlap=2)
+        split_into_chunks("a b c", words=2, overlap=2)
 
 
 texts = st.text(st.sampled_from("ab .\n?!字"), max_size=400)
@@ -190,12 +196,12 @@ texts = st.text(st.sampled_from("ab .\n?!字"), max_size=400)
 
 @given(texts, st.integers(2, 20))
 def test_without_overlap_the_parts_are_the_text(text: str, size: int) -> None:
-    parts = chunked(text, words=size, overlap=0)
+    parts = split_into_chunks(text, words=size, overlap=0)
     assert "".join("".join(parts).split()) == "".join(text.split())
 
 
 @given(texts, st.integers(3, 20), st.integers(0, 2))
 def test_no_part_is_too_long_and_none_is_empty(text: str, size: int, overlap: int) -> None:
-    parts = chunked(text, words=size, overlap=overlap)
+    parts = split_into_chunks(text, words=size, overlap=overlap)
     assert all(len(part.split()) <= size for part in parts)
     assert all(parts) or not text.strip()

@@ -9,8 +9,13 @@ from msgspec import structs
 
 from backend.memory.index.protocol import Kind
 from backend.memory.search.features import Candidate
-from backend.memory.search.ranking import RankingThresholds, relevant, thresholds
-from backend.memory.search.selection import FEW, NEARLY_EMPTY, add_few, estimate_tokens
+from backend.memory.search.ranking import RankingThresholds, compute_thresholds, select_relevant
+from backend.memory.search.selection import (
+    ALMOST_EMPTY_SHARE,
+    FEW_PER_KIND,
+    add_few,
+    estimate_tokens,
+)
 from tests.unit.memory.test_nearest import candidate
 
 LEAST = RankingThresholds()
@@ -34,10 +39,10 @@ def test_the_best_of_each_kind_but_lore_come_in_while_there_is_room() -> None:
         *some("lore", 2, 0.6),
         *some("event", 1, 0.4),
     ]
-    assert relevant(ranked, LEAST) == []
+    assert select_relevant(ranked, LEAST) == []
     few = add_few([], ranked, LEAST, room=ROOM)
-    assert few == [*ranked[:FEW], *ranked[5:7]]
-    assert kinds(few) == ["message"] * FEW + ["campaign"] * 2
+    assert few == [*ranked[:FEW_PER_KIND], *ranked[5:7]]
+    assert kinds(few) == ["message"] * FEW_PER_KIND + ["campaign"] * 2
 
 
 def test_those_that_are_near_enough_count_among_the_few_and_keep_their_order() -> None:
@@ -49,11 +54,11 @@ def test_those_that_are_near_enough_count_among_the_few_and_keep_their_order() -
 def test_no_more_come_in_if_memories_take_a_part_of_the_room_or_there_is_none() -> None:
     [near], ranked = some("campaign", 1, 1.5), some("message", 2, 0.6)
     kept = [near]
-    enough = int(estimate_tokens(near) / NEARLY_EMPTY)
+    enough = int(estimate_tokens(near) / ALMOST_EMPTY_SHARE)
     assert add_few(kept, [*kept, *ranked], LEAST, room=enough) == kept
     assert add_few(kept, [*kept, *ranked], LEAST, room=0) == kept
     assert len(add_few(kept, [*kept, *ranked], LEAST, room=enough + 1)) == 3
-    everything = thresholds(0.0, activates_lore=False)
+    everything = compute_thresholds(0.0, activates_lore=False)
     assert add_few(ranked, ranked, everything, room=ROOM) == ranked
 
 
@@ -72,15 +77,15 @@ def test_no_more_come_in_if_memories_take_a_part_of_the_room_or_there_is_none() 
 def test_lore_comes_in_by_its_words_or_its_meaning(
     aboutness: float, cosine: float | None, bm25: float, *, is_in: bool
 ) -> None:
-    least = thresholds(None, activates_lore=True)
+    least = compute_thresholds(None, activates_lore=True)
     entry = worded("entry", aboutness, cosine, bm25)
-    assert relevant([entry], least) == ([entry] if is_in else [])
+    assert select_relevant([entry], least) == ([entry] if is_in else [])
 
 
 def test_words_bring_in_the_best_five_entries() -> None:
-    least = thresholds(None, activates_lore=True)
+    least = compute_thresholds(None, activates_lore=True)
     entries = [worded(f"entry {number}", 1.2, None, 5 + number) for number in range(8)]
-    assert relevant(entries, least) == entries[3:]
+    assert select_relevant(entries, least) == entries[3:]
 
 
 def worded(name: str, aboutness: float, cosine: float | None, bm25: float) -> Candidate:

@@ -13,8 +13,8 @@ from backend.memory.embedding.protocol import (
     EmbedderSpec,
     Floats,
     Task,
-    cosines_of,
-    scaled_cosines,
+    find_cosines,
+    scale_cosines,
 )
 from scripts.bench_lore import BOOKS
 from scripts.fit_thresholds import fit
@@ -54,9 +54,9 @@ async def test_a_narrower_range_of_cosines_has_higher_thresholds() -> None:
 
 
 def test_a_model_that_nobody_has_measured_is_on_the_scale_of_its_unrelated_texts() -> None:
-    assert cosines_of("text-embedding-nobody-knows") is None
-    assert scaled_cosines(0.2) == MINILM
-    narrow = scaled_cosines(0.7)
+    assert find_cosines("text-embedding-nobody-knows") is None
+    assert scale_cosines(0.2) == MINILM
+    narrow = scale_cosines(0.7)
     assert narrow.unrelated < 0.7 < narrow.dense < narrow.lore < 1
-    same = scaled_cosines(1.0)
+    same = scale_cosines(1.0)
     assert same.unrelated < same.dense

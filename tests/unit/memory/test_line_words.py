@@ -11,14 +11,14 @@ import pytest
 
 from backend.memory.index.protocol import Hit, Payload, Sparse
 from backend.memory.search.features import (
-    Found,
+    SignalHits,
     WordMatch,
     apply_matches,
     find_aboutness,
     read_words,
 )
-from backend.memory.search.query import MAX_QUESTIONS, read
-from backend.memory.search.terms import sparse_vector
+from backend.memory.search.query import MAX_QUESTIONS, parse_query
+from backend.memory.search.terms import build_sparse_vector
 from backend.vault.blinding import Blinder
 from backend.vault.sealing import Sealer
 
@@ -30,8 +30,8 @@ ENOUGH_WORDS = 4.35
 
 
 def matched(line: str, *texts: str, cast: Sequence[str] = (), context: str = "") -> list[WordMatch]:
-    parsed = read(line, now=NOW, cast=cast, context=context)
-    vectors: dict[UUID, Sparse] = {uuid4(): sparse_vector(text, BLINDER) for text in texts}
+    parsed = parse_query(line, now=NOW, cast=cast, context=context)
+    vectors: dict[UUID, Sparse] = {uuid4(): build_sparse_vector(text, BLINDER) for text in texts}
     return list(read_words(parsed, BLINDER).match(vectors).values())
 
 
@@ -103,14 +103,14 @@ def test_a_line_without_words_is_about_nothing() -> None:
     ],
 )
 def test_a_request_is_a_question_in_any_language(line: str, text: str) -> None:
-    assert len(read(line, now=NOW).questions) == 1
+    assert len(parse_query(line, now=NOW).questions) == 1
     assert matched(line, text)[0].aboutness >= 1
 
 
 def test_questions_beyond_the_last_ones_are_not_read() -> None:
     generator = random.Random(1)
     line = "?".join(str(generator.random()) for _ in range(MAX_QUESTIONS * 100))
-    assert len(read(line, now=NOW).questions) == MAX_QUESTIONS
+    assert len(parse_query(line, now=NOW).questions) == MAX_QUESTIONS
 
 
 def test_a_row_of_several_chunks_counts_by_its_best_one() -> None:
@@ -124,6 +124,6 @@ def test_a_row_of_several_chunks_counts_by_its_best_one() -> None:
         hits[0].id: WordMatch(bm25=5.0, aboutness=0.4),
         hits[1].id: WordMatch(bm25=2.0, aboutness=1.2),
     }
-    found: Found = {"sparse": hits}
+    found: SignalHits = {"sparse": hits}
     assert find_aboutness(found, matches) == {row.int: 1.2}
     assert [hit.score for hit in apply_matches(found, matches)["sparse"]] == [5.0, 3.0]

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from backend.memory.index.protocol import ScopePart, Sparse
 from backend.memory.search import query as parsed_query
-from backend.memory.search.query import ParsedQuery, spans_in
-from backend.memory.search.terms import document_terms, query_terms
+from backend.memory.search.query import ParsedQuery, find_spans
+from backend.memory.search.terms import count_terms, query_terms
 from backend.vault.blinding import Blinder
 from backend.vault.sealing import Sealer
 
@@ -24,7 +24,7 @@ DENSE = np.ones(4, dtype=np.float32)
 
 
 def read(text: str, *cast: str, context: str = "") -> ParsedQuery:
-    return parsed_query.read(text, cast=cast, now=NOW, context=context)
+    return parsed_query.parse_query(text, cast=cast, now=NOW, context=context)
 
 
 def test_who_is_named_comes_in_the_order_of_the_question() -> None:
@@ -76,7 +76,7 @@ def test_a_query_of_nothing_but_asking_keeps_its_words() -> None:
 
 def test_what_was_said_before_counts_for_less() -> None:
     reading = read("the bridge", context="the bridge and the tower")
-    weights = parsed_query.term_weights(reading, reading.terms)
+    weights = parsed_query.weigh_terms(reading, reading.terms)
     assert weights["bridg"] == 1
     assert weights["tower"] == parsed_query.CONTEXT_WEIGHT
 
@@ -96,7 +96,7 @@ def test_a_query_may_ask_for_what_is_new(text: str, expected: bool) -> None:
 def planned(
     kinds: tuple[str, ...] = (), dense: np.ndarray[tuple[int], np.dtype[np.float32]] | None = DENSE
 ) -> list[tuple[str, str, list[str]]]:
-    plan = parsed_query.plan(
+    plan = parsed_query.plan_queries(
         read("Where is the key of Mira?", "Mira"),
         owner_id=OWNER,
         parts=[ScopePart(containers=[CHAT])],
@@ -130,7 +130,7 @@ def test_without_a_vector_terms_do_it_alone() -> None:
 
 
 def test_a_query_holds_no_word_but_keyed_ids() -> None:
-    plan = parsed_query.plan(
+    plan = parsed_query.plan_queries(
         read("key"), owner_id=OWNER, parts=[ScopePart(containers=[CHAT])], kinds=["lore"],
         dense=None, blinder=BLINDER,
     )  # fmt: skip
@@ -163,7 +163,7 @@ def day(year: int, month: int, number: int) -> int:
     ],
 )
 def test_times_are_understood(text: str, start: int, end: int) -> None:
-    assert spans_in(f"What happened {text}?", NOW) == [(start, end)]
+    assert find_spans(f"What happened {text}?", NOW) == [(start, end)]
 
 
 QUESTIONS = tomllib.loads(
@@ -177,18 +177,18 @@ def test_times_are_understood_in_every_language(language: str) -> None:
     now = datetime.combine(QUESTIONS["asked_on"], time(18), UTC)
     for day, (_, question) in zip(QUESTIONS["said"], QUESTIONS[language]["timed"], strict=True):
         said_at = datetime.combine(day, time(12), UTC).timestamp()
-        [(start, end)] = spans_in(question, now)
+        [(start, end)] = find_spans(question, now)
         assert start <= said_at < end, question
     untimed = [
         *QUESTIONS[language]["others"],
         *(asked for _, asked in QUESTIONS[language]["plain"]),
     ]
-    assert [text for text in untimed if spans_in(text, now)] == []
+    assert [text for text in untimed if find_spans(text, now)] == []
 
 
 @pytest.mark.parametrize("language", LANGUAGES)
 def test_what_is_about_the_asking_finds_nothing(language: str) -> None:
-    others = document_terms(" ".join(QUESTIONS[language]["others"]))
+    others = count_terms(" ".join(QUESTIONS[language]["others"]))
     for _, question in QUESTIONS[language]["plain"]:
         terms = query_terms(read(question).terms)
         assert not [term for term in terms if term in others and len(term) > 2], question
@@ -215,7 +215,7 @@ def test_what_is_about_the_asking_finds_nothing(language: str) -> None:
 def test_times_are_understood_as_their_language_writes_them(
     text: str, start: int, end: int
 ) -> None:
-    assert spans_in(text, NOW) == [(start, end)]
+    assert find_spans(text, NOW) == [(start, end)]
 
 
 @pytest.mark.parametrize(
@@ -255,11 +255,11 @@ def test_what_is_new_is_asked_for_in_every_language(text: str) -> None:
     ],
 )
 def test_what_is_no_time_is_none(text: str) -> None:
-    assert spans_in(text, NOW) == []
+    assert find_spans(text, NOW) == []
 
 
 def test_a_year_of_a_date_is_not_a_time_of_its_own() -> None:
-    assert spans_in("in May 2022 or in 2021", NOW) == [
+    assert find_spans("in May 2022 or in 2021", NOW) == [
         (day(2022, 5, 1), day(2022, 6, 1)),
         (day(2021, 1, 1), day(2022, 1, 1)),
     ]
@@ -267,14 +267,14 @@ def test_a_year_of_a_date_is_not_a_time_of_its_own() -> None:
 
 def test_yesterday_is_that_of_who_asks() -> None:
     east = timezone(timedelta(hours=10))
-    spans = spans_in("yesterday", NOW.astimezone(east))
+    spans = find_spans("yesterday", NOW.astimezone(east))
     start = datetime(2023, 6, 15, tzinfo=east)
     assert spans == [(int(start.timestamp()), int(start.timestamp()) + 86_400)]
 
 
 @given(st.text(max_size=80), st.lists(st.text(max_size=12), max_size=4))
 def test_whatever_is_written_is_read(text: str, cast: list[str]) -> None:
-    reading = parsed_query.read(text, cast=cast, now=NOW)
+    reading = parsed_query.parse_query(text, cast=cast, now=NOW)
     assert set(reading.names) <= set(cast)
     assert bool(reading.meaning.strip()) >= bool(text.strip())
     assert all(start < end for start, end in reading.spans)
@@ -282,4 +282,4 @@ def test_whatever_is_written_is_read(text: str, cast: list[str]) -> None:
 
 @given(st.text(st.sampled_from("0123456789 -ago dys wekmonthsMayinlt"), max_size=40))
 def test_no_figure_is_too_much(text: str) -> None:
-    assert all(start < end for start, end in spans_in(text, NOW))
+    assert all(start < end for start, end in find_spans(text, NOW))

@@ -8,7 +8,7 @@ from typing import Any, cast
 import pytest
 
 from backend.memory.index.protocol import IndexUnavailableError
-from backend.memory.index.server import AGAIN_AFTER, ServerIndex
+from backend.memory.index.server import RECONNECT_SECONDS, ServerIndex
 from backend.settings import Settings
 
 pytestmark = pytest.mark.anyio
@@ -59,7 +59,7 @@ async def test_while_it_is_down_it_is_tried_once_in_some_seconds() -> None:
         with pytest.raises(IndexUnavailableError, match="Nobody listens"):
             await index.ping()
     assert index.asked == 1
-    index.at += AGAIN_AFTER
+    index.at += RECONNECT_SECONDS
     with pytest.raises(IndexUnavailableError):
         await index.ping()
     assert index.asked == 2
@@ -70,7 +70,7 @@ async def test_once_it_is_up_it_answers() -> None:
     with pytest.raises(IndexUnavailableError):
         await index.ping()
     index.is_up = True
-    index.at += AGAIN_AFTER
+    index.at += RECONNECT_SECONDS
     await index.ping()
     assert await index.count() == 0
 

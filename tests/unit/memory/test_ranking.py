@@ -12,13 +12,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from backend.core.reasons import Match, Reason
-from backend.memory.embedding.protocol import MINILM, ModelCosines, cosines_of
+from backend.memory.embedding.protocol import MINILM, ModelCosines, find_cosines
 from backend.memory.index.protocol import Hit, Kind, Payload, point_id
 from backend.memory.search.features import (
     DENSE_SIGNALS,
     FEATURES,
-    FEW,
-    MANY,
+    LARGE_CORPUS_POINTS,
+    MIN_SAMPLE_HITS,
     SIGNALS,
     SPARSE_SIGNALS,
     Candidate,
@@ -33,11 +33,11 @@ from backend.memory.search.query import Signal
 from backend.memory.search.ranking import (
     RankingThresholds,
     Weights,
+    compute_thresholds,
     rank,
-    relevant,
-    thresholds,
+    select_relevant,
 )
-from backend.memory.search.request import MatchScale, SharedWords, scene_strengths
+from backend.memory.search.request import MatchScale, SharedWords, compute_scene_strengths
 
 OWNER, CHAT = uuid4(), uuid4()
 PLAIN = Weights(
@@ -238,7 +238,7 @@ LEAST = RankingThresholds(dense=0.4, sparse=10, best=1)
 
 
 def test_meaning_alone_words_alone_or_half_of_each_is_enough() -> None:
-    kept = relevant(
+    kept = select_relevant(
         [
             candidate("meaning", dense=0.4),
             candidate("words", sparse_window=10),
@@ -252,32 +252,37 @@ def test_meaning_alone_words_alone_or_half_of_each_is_enough() -> None:
 
 def test_where_nothing_is_near_nothing_comes_back() -> None:
     far = [candidate("a", dense=0.5), candidate("b", dense=0.45)]
-    assert relevant(far, LEAST) == far
-    assert relevant(far, RankingThresholds(dense=0.4, sparse=10, best=1.5)) == []
+    assert select_relevant(far, LEAST) == far
+    assert select_relevant(far, RankingThresholds(dense=0.4, sparse=10, best=1.5)) == []
 
 
 def test_without_vectors_words_count_twice() -> None:
     alone = [candidate("a", sparse=5)]
-    assert relevant(alone, LEAST) == alone
-    assert relevant([*alone, candidate("b", dense=0.5)], LEAST) == [candidate("b", dense=0.5)]
+    assert select_relevant(alone, LEAST) == alone
+    assert select_relevant([*alone, candidate("b", dense=0.5)], LEAST) == [
+        candidate("b", dense=0.5)
+    ]
 
 
 def test_thresholds_of_zero_let_everything_through() -> None:
     far = [candidate("a", dense=-0.1)]
-    assert relevant(far, RankingThresholds(dense=0, sparse=0)) == far
+    assert select_relevant(far, RankingThresholds(dense=0, sparse=0)) == far
 
 
 def test_cosines_are_measured_from_what_is_unrelated_with_the_model_in_use() -> None:
     compressed = ModelCosines(unrelated=0.7, dense=0.8, lore=0.82)
     hits = [candidate("near", dense=0.86), candidate("far", dense=0.76), candidate("no", dense=0.7)]
-    assert relevant(hits, thresholds(None, activates_lore=False)) == hits
-    usual = thresholds(None, activates_lore=True, cosines=compressed)
+    assert select_relevant(hits, compute_thresholds(None, activates_lore=False)) == hits
+    usual = compute_thresholds(None, activates_lore=True, cosines=compressed)
     assert (usual.dense, usual.lore) == (0.8, 0.82)
-    assert relevant(hits, usual) == hits[:1]
-    half = thresholds(0.5, activates_lore=True, cosines=compressed)
+    assert select_relevant(hits, usual) == hits[:1]
+    half = compute_thresholds(0.5, activates_lore=True, cosines=compressed)
     assert (half.dense, half.lore) == (0.85, 0.85)
-    assert relevant(hits, thresholds(0.0, activates_lore=False, cosines=compressed)) == hits
-    scale = MatchScale(enough=thresholds(None, activates_lore=False, cosines=compressed))
+    assert (
+        select_relevant(hits, compute_thresholds(0.0, activates_lore=False, cosines=compressed))
+        == hits
+    )
+    scale = MatchScale(enough=compute_thresholds(None, activates_lore=False, cosines=compressed))
     assert scale.reason(candidate("near", dense=0.79, sparse=5.0), 1).kind == "semantic"
     assert scale.reason(candidate("far", dense=0.71, sparse=5.0), 1).kind == "words"
 
@@ -289,7 +294,7 @@ def test_what_speaks_for_a_line_is_told_by_what_is_enough() -> None:
         enough=RankingThresholds(dense=0.4, sparse=10, unrelated=0.2),
         speakers={7: "Mira"},
         spans=[(100, 200)],
-        scenes=scene_strengths(found),
+        scenes=compute_scene_strengths(found),
     )
     one = hit("line", 0, scene=scene, speaker=7, said_at=150)
     scores = Scores(dense=0.7, sparse=2, sparse_window=10)
@@ -311,11 +316,11 @@ def test_what_speaks_for_a_line_is_told_by_what_is_enough() -> None:
     "name", ["minilm-l6-v2-int8-0a1b2c3d", "sentence-transformers/all-MiniLM-L6-v2"]
 )
 def test_a_model_is_known_by_its_name_whoever_serves_it(name: str) -> None:
-    assert cosines_of(name) == MINILM
+    assert find_cosines(name) == MINILM
 
 
 def test_a_larger_model_has_cosines_of_its_own() -> None:
-    assert cosines_of("all-mpnet-base-v2-8fbb062e") == ModelCosines(dense=0.30, lore=0.25)
+    assert find_cosines("all-mpnet-base-v2-8fbb062e") == ModelCosines(dense=0.30, lore=0.25)
 
 
 def test_the_shipped_weights_of_signals_sum_to_one() -> None:
@@ -345,7 +350,7 @@ def test_a_question_lifts_the_line_that_answers_it_or_brings_it_in() -> None:
     both = msgspec.structs.replace(ferry, signals=strengths)
     kinds = [match.kind for match in MatchScale().reason(both, 1).signals]
     assert kinds == ["meaning", "question"]
-    assert relevant(ranked, RankingThresholds()) == ranked
+    assert select_relevant(ranked, RankingThresholds()) == ranked
 
 
 def plain_features(
@@ -355,7 +360,7 @@ def plain_features(
     scaled: dict[Signal, dict[UUID, float]] = {}
     for signal, hits in found.items():
         given = [each.score for each in hits]
-        low = min(given) if len(given) >= FEW else min(0.0, *given)
+        low = min(given) if len(given) >= MIN_SAMPLE_HITS else min(0.0, *given)
         span = max(given) - low
         scaled[signal] = {each.id: (each.score - low) / span if span > 0 else 1.0 for each in hits}
     scenes: dict[UUID | None, float] = {
@@ -462,13 +467,17 @@ def test_the_scale_of_a_signal_does_not_matter(
 
 def test_a_match_in_a_small_memory_counts_as_much_as_in_a_large_one() -> None:
     found: dict[Signal, list[Hit]] = {"sparse": [hit("a", 3.0)], "dense": [hit("a", 0.1)]}
-    assert relevant(rank({"sparse": found["sparse"]}), RankingThresholds()) == []
+    assert select_relevant(rank({"sparse": found["sparse"]}), RankingThresholds()) == []
     small = scale_to_large_corpus(found, 12)
     assert small["dense"] == found["dense"]
-    assert len(relevant(rank({"sparse": small["sparse"]}), RankingThresholds())) == 1
-    assert scale_to_large_corpus(found, MANY) == scale_to_large_corpus(found, 10 * MANY) == found
+    assert len(select_relevant(rank({"sparse": small["sparse"]}), RankingThresholds())) == 1
+    assert (
+        scale_to_large_corpus(found, LARGE_CORPUS_POINTS)
+        == scale_to_large_corpus(found, 10 * LARGE_CORPUS_POINTS)
+        == found
+    )
 
 
-@given(points=st.integers(0, MANY))
+@given(points=st.integers(0, LARGE_CORPUS_POINTS))
 def test_the_smaller_a_memory_the_more_its_words_weigh(points: int) -> None:
     assert find_corpus_factor(points) >= find_corpus_factor(points + 1) >= 1

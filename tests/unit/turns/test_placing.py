@@ -14,7 +14,7 @@ from backend.context.macros import MacroBudget, MacroContext, Variables
 from backend.core.reasons import FoundIn, Reason, told
 from backend.lorebooks.activation.outcome import Activated, Outcome, SkippedEntry
 from backend.lorebooks.activation.timed import TimedState
-from backend.memory.indexing.sources import Recalled
+from backend.memory.indexing.sources import MemoryItem
 from backend.memory.search.features import Scores
 from backend.memory.search.request import Memory
 from backend.turns.prompt.lore_placement import LoreExpander, Outlets, PlacedLore, place
@@ -87,7 +87,7 @@ def memory(rank: int, **changes: Any) -> Memory:
     }
     score = 1 - rank / 10
     return Memory(
-        recalled=Recalled(**values),
+        recalled=MemoryItem(**values),
         rank=rank,
         score=score,
         signals=Scores(dense=0.5),

@@ -9,7 +9,7 @@ import pytest
 
 from backend.context.layout import Item
 from backend.core.reasons import Reason
-from backend.memory.indexing.sources import Recalled
+from backend.memory.indexing.sources import MemoryItem
 from backend.memory.search.features import Scores
 from backend.memory.search.request import Memory
 from backend.prompts import load_prompts
@@ -46,7 +46,7 @@ def test_no_text_ends_the_section_that_it_stands_in(kind: str, tag: str) -> None
 
 
 def event(text: str, at: datetime, *, place: int, number: int) -> Memory:
-    recalled = Recalled(
+    recalled = MemoryItem(
         kind="event",
         source_id=UUID(int=number),
         container_id=uuid4(),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from backend.memory.embedding.cache import Breaker, Retries
+from backend.memory.embedding.cache import CircuitBreaker, Retries
 from backend.memory.embedding.protocol import EmbedderError
 
 pytestmark = pytest.mark.anyio
@@ -78,14 +78,14 @@ async def test_no_attempt_begins_after_the_deadline() -> None:
     assert hands.attempts == 2
 
 
-def opened(hands: Hands, *errors: EmbedderError) -> Breaker:
-    breaker = Breaker(failures=2, pause=10, clock=hands)
+def opened(hands: Hands, *errors: EmbedderError) -> CircuitBreaker:
+    breaker = CircuitBreaker(failures=2, pause=10, clock=hands)
     for error in errors:
         breaker.failed(error)
     return breaker
 
 
-def refusal(breaker: Breaker) -> EmbedderError:
+def refusal(breaker: CircuitBreaker) -> EmbedderError:
     with pytest.raises(EmbedderError) as caught:
         breaker.check()
     return caught.value

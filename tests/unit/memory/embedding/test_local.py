@@ -78,7 +78,7 @@ async def test_several_threads_come_to_the_same(folder: Path, local: LocalEmbedd
 
 
 async def test_a_query_waits_for_no_document(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    embedder, usual, is_asked = LocalEmbedder(folder, workers=1), local_module._run, Event()
+    embedder, usual, is_asked = LocalEmbedder(folder, workers=1), local_module._compute, Event()
 
     def run_late(model: TextEmbedding, texts: list[str], task: Task) -> Floats:
         if task == "document":

@@ -10,10 +10,10 @@ import pytest
 from pydantic import SecretStr, ValidationError
 
 from backend.memory.embedding import registry
-from backend.memory.embedding.catalogue import choose_model, offered_models
+from backend.memory.embedding.catalogue import list_models, use_model
 from backend.memory.embedding.local import LocalEmbedder
 from backend.memory.embedding.protocol import EmbedderError
-from backend.memory.embedding.registry import build_embedder, choose, fetched_model
+from backend.memory.embedding.registry import build_embedder, choose_embedder, find_local_model
 from backend.memory.embedding.remote import GeminiEmbedder, OpenAICompatibleEmbedder
 from backend.settings import Settings
 
@@ -39,13 +39,13 @@ def settings(**values: Any) -> Settings:
     ],
 )
 def test_auto_takes_what_is_there(values: dict[str, Any], choice: str) -> None:
-    assert choose(settings(**values)) == choice
+    assert choose_embedder(settings(**values)) == choice
 
 
 def test_auto_does_without_fastembed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(registry, "is_installed", lambda: False)
 
-    assert choose(settings(embedding_model_path="/models")) == "none"
+    assert choose_embedder(settings(embedding_model_path="/models")) == "none"
 
 
 @pytest.mark.parametrize(
@@ -58,16 +58,16 @@ def test_auto_does_without_fastembed(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_a_fetched_model_comes_last(tmp_path: Path, values: dict[str, Any], choice: str) -> None:
-    model = offered_models()[0]
+    model = list_models()[0]
     folder = tmp_path / "models" / model.folder
     folder.mkdir(parents=True)
-    assert choose(settings(data_dir=tmp_path)) == "none"
+    assert choose_embedder(settings(data_dir=tmp_path)) == "none"
 
-    choose_model(tmp_path / "models", model)
+    use_model(tmp_path / "models", model)
 
-    assert choose(settings(data_dir=tmp_path, **values)) == choice
+    assert choose_embedder(settings(data_dir=tmp_path, **values)) == choice
     is_used = values == {}
-    found = fetched_model(settings(data_dir=tmp_path, **values))
+    found = find_local_model(settings(data_dir=tmp_path, **values))
     assert found == ((model.name, folder) if is_used else None)
 
 
