@@ -314,7 +314,8 @@ async def _model(settings: Settings, options: argparse.Namespace) -> int:
     print(f"{model.folder} is in {settings.models_dir}.")
     if find_local_model(settings) is None:
         print(
-            f"It is not used: by the settings (TALEKEEPER_EMBEDDER) it is {choose_embedder(settings)}."
+            "It is not used: by the settings (TALEKEEPER_EMBEDDER) it is "
+            f"{choose_embedder(settings)}."
         )
     return 0
 

@@ -355,7 +355,7 @@ async def search(desk: Desk, question: Question, bench: Bench) -> Searched:
         relevant=frozenset(
             each.id for each in select_relevant(findings.candidates, RankingThresholds())
         ),
-        vectors=await findings.vectors.arrived(),
+        vectors=await findings.vectors.wait(),
     )
     if ranked(searched, Weights())[0] != list(findings.candidates):
         raise SystemExit("The search service ranks otherwise than its parts do.")

@@ -236,7 +236,7 @@ async def searched(
 ) -> tuple[Sequence[Candidate], Sequence[Candidate]]:
     """What reaches the thresholds, and all that a turn would take."""
     result = await desk.service.find(desk.sealer, request)
-    vectors = await result.vectors.arrived()
+    vectors = await result.vectors.wait()
     strict = mmr.select_diverse(result.candidates, vectors, count=request.limit)
     return strict, merge_nearest(strict, result.near, room=request.room, most=request.most)
 

@@ -52,7 +52,7 @@ def open_enrichment(  # noqa: PLR0913  # everything that it puts together
     names: NameCache,
 ) -> EnrichmentRuntime:
     """What tasks work with. They ask `user_models` for models and look into `memory`."""
-    agent = Agent(prompts, memory.search, database, memory.embedder_of, settings, pool)
+    agent = Agent(prompts, memory.search, database, memory.get_embedder, settings, pool)
     return EnrichmentRuntime(
         database, user_models, settings, prompts, agent, memory.outbox, outbox, slots, clock, names
     )

@@ -1,11 +1,11 @@
-"""Memory: what turns texts into vectors, the index over them, and search."""
+"""Memory: embeddings, the index and search."""
 
 import os
 
-# onnxruntime, under fastembed, sends reports of its use to Microsoft and writes an identifier of
-# this machine to the home folder, unless it is told not to before it is first imported. Importing
-# qdrant_client imports it too. Source: Privacy.md in its package, "Disabling Telemetry".
-os.environ["ORT_DISABLE_TELEMETRY"] = "1"  # noqa: TID251  # said to a library, not read
+# onnxruntime, which fastembed and qdrant_client import, reports its use to Microsoft and writes an
+# identifier of this machine to the home folder. The variable must be set before the first import.
+# Source: Privacy.md in its package, "Disabling Telemetry".
+os.environ["ORT_DISABLE_TELEMETRY"] = "1"  # noqa: TID251  # set for a library, not read
 
-# huggingface_hub tells the hub which libraries are installed here, unless told not to.
+# huggingface_hub reports the installed libraries to the hub by default.
 os.environ["HF_HUB_DISABLE_TELEMETRY"] = "1"  # noqa: TID251  # likewise

@@ -1,4 +1,4 @@
-"""`/memory`: how memory is, and having it rebuilt."""
+"""`/memory`: the status of memory, and rebuilding it."""
 
 from collections.abc import Iterator, Sequence
 from datetime import datetime
@@ -27,7 +27,7 @@ from backend.memory.runtime import MemoryRuntime
 from backend.quotas.definitions import QUEUED_JOBS
 from backend.quotas.service import Quotas
 
-MOST_JOBS = 20
+MAX_JOBS = 20
 
 ProblemKind = Literal[
     "no_model",
@@ -40,35 +40,35 @@ ProblemKind = Literal[
     "waiting_key",
 ]
 
-_TROUBLES: tuple[ProblemKind, ...] = ("gave_up", "delayed", "waiting_key")
+_JOB_PROBLEMS: tuple[ProblemKind, ...] = ("gave_up", "delayed", "waiting_key")
 
 _ADVICE: dict[ProblemKind, str] = {
     "no_model": (
-        "No embedding model is configured, so memory is searched by words alone. Whoever runs the "
-        "server can fetch one without a key; `talekeeper doctor` says how."
+        "No embedding model is configured, so memory is searched by words alone. The administrator "
+        "can download one without an API key; `talekeeper doctor` explains how."
     ),
     "model_unavailable": (
-        "The embedding model did not answer the last search, which went by words alone. It is "
-        "asked again by itself."
+        "The embedding model did not respond to the last search, which used words alone. The next "
+        "searches try it again automatically."
     ),
     "own_model_unavailable": (
-        "The embedding model of your account did not answer, so that memory is searched by words "
-        "alone. It is asked again by itself; try its provider out, or choose another model. If the "
-        "model there was changed, rebuild the index."
+        "The embedding model of your account did not respond, so memory is searched by words "
+        "alone. It is tried again automatically. Test its provider, or choose another model. If "
+        "the model was replaced there, rebuild the index."
     ),
     "own_model_gone": (
-        "The provider of your account's embedding model is not there any more, so that memory is "
-        "searched by words alone. Choose another embedding model for the account, or none."
+        "The provider of your account's embedding model no longer exists, so memory is searched by "
+        "words alone. Choose another embedding model for the account, or none."
     ),
     "index_unavailable": (
-        "The index does not answer. Turns go on without memory; whoever runs the server finds the "
-        "reason in its log."
+        "The index does not respond. Turns continue without memory. The administrator can find the "
+        "reason in the server's log."
     ),
-    "gave_up": "Jobs gave up: try them again, or rebuild the index.",
-    "delayed": "Jobs failed and are tried again by themselves.",
+    "gave_up": "Jobs failed permanently. Retry them, or rebuild the index.",
+    "delayed": "Jobs failed and are retried automatically.",
     "waiting_key": (
-        "Jobs wait for your key. They go on while you are signed in; the account's key mode lets "
-        "them run without you."
+        "Jobs wait for your key. They run while you are signed in. With another key mode of the "
+        "account they also run while you are not."
     ),
 }
 
@@ -76,8 +76,8 @@ _ADVICE: dict[ProblemKind, str] = {
 class EmbeddingModel(msgspec.Struct, kw_only=True):
     """The model that turns texts into vectors.
 
-    `is_own`: the account names it, and its texts are in its collection or move there. `dimension`
-    is how long the vectors are that the index has.
+    `is_own` is true if the account has chosen it for itself. `dimension` is the length of the
+    vectors in the index.
     """
 
     provider: str
@@ -87,7 +87,7 @@ class EmbeddingModel(msgspec.Struct, kw_only=True):
 
 
 class IndexedRows(msgspec.Struct, kw_only=True):
-    """How many rows of a kind memory looks after; `waiting` ones the index does not show yet."""
+    """Number of rows of a kind that belong in the index; `waiting` ones are not up to date yet."""
 
     kind: Kind
     total: int
@@ -95,9 +95,9 @@ class IndexedRows(msgspec.Struct, kw_only=True):
 
 
 class MemoryMove(msgspec.Struct, kw_only=True):
-    """Texts on their way into another collection. `source` is where they are found until then.
+    """A move of your texts to another collection. Search uses `source` until it is complete.
 
-    Collections are named after their models. Without a `source` nothing is found yet.
+    Collections are named after their models. Without a `source`, search finds nothing yet.
     """
 
     source: str | None
@@ -105,10 +105,7 @@ class MemoryMove(msgspec.Struct, kw_only=True):
 
 
 class MemoryProblem(msgspec.Struct, kw_only=True):
-    """Something that keeps memory from being complete, and what to do about it.
-
-    `count` is how many jobs it is about.
-    """
+    """A problem of memory, with advice. `count` is the number of jobs that it concerns."""
 
     kind: ProblemKind
     advice: str
@@ -116,11 +113,11 @@ class MemoryProblem(msgspec.Struct, kw_only=True):
 
 
 class MemoryStatus(msgspec.Struct, kw_only=True):
-    """The state of a user's memory.
+    """The status of your memory.
 
-    `points` is what the index counts of the user's; null where it does not answer. `compared_at` is
-    when the index was last compared with the database. `jobs` are the last ones of memory: under
-    way, waiting, given up, and rebuilds for a day.
+    `points` is the number of your points in the index; null if it does not respond. `compared_at`
+    is the time of the last comparison between index and database. `jobs` are the latest jobs of
+    memory that run, wait or have failed, and rebuilds of the last day.
     """
 
     model: EmbeddingModel | None
@@ -133,7 +130,7 @@ class MemoryStatus(msgspec.Struct, kw_only=True):
 
 
 class MemoryStatusService:
-    """Says how a user's memory is, and has it rebuilt."""
+    """Reports the status of a user's memory and rebuilds it."""
 
     def __init__(
         self, database: Database, memory: MemoryRuntime, sources: Sequence[Source]
@@ -143,42 +140,42 @@ class MemoryStatusService:
         self._sources = sources
 
     async def get(self, identity: Identity) -> MemoryStatus:
-        """How it is now: counts on indexes alone."""
+        """Return the status. The counts read indexes of the database alone."""
         owner_id, memory = identity.user_id, self._memory
         place, own = await memory.own_model(identity.sealer)
         async with self._database.read() as session:
             states = list(
                 await session.scalars(select(IndexState).where(IndexState.user_id == owner_id))
             )
-            indexed = await self._indexed(session, owner_id)
-            jobs = await _jobs(session, owner_id)
+            indexed = await self._count_rows(session, owner_id)
+            jobs = await _load_jobs(session, owner_id)
         try:
             points = await (await memory.collections.open(place.target)).count(owner_id)
         except IndexUnavailableError:
             points = None
         here = next((each for each in states if each.collection == place.target), None)
         return MemoryStatus(
-            model=self._model(place, own),
+            model=self._describe_model(place, own),
             indexed=indexed,
             points=points,
-            move=_move(states, place),
+            move=_find_move(states, place),
             compared_at=here.compared_at if here else None,
             jobs=list(map(JobView.of, jobs)),
             problems=list(self._problems(jobs, place, own, answers=points is not None)),
         )
 
     async def rebuild(self, identity: Identity) -> JobView:
-        """Have every point of the user's made again, unless that is under way."""
+        """Queue the job that rebuilds all points of the user, or return the one that is pending."""
         async with self._database.write() as session:
-            job = await _rebuild(session, identity.user_id)
+            job = await _load_rebuild(session, identity.user_id)
             if job is None:
                 await self._memory.outbox.rebuild(session, identity)
-                job = await _rebuild(session, identity.user_id)
+                job = await _load_rebuild(session, identity.user_id)
         if job is None:
-            raise RuntimeError("A job that was enqueued is not there.")
+            raise RuntimeError("The queued job is missing.")
         return JobView.of(job)
 
-    async def _indexed(self, session: AsyncSession, owner_id: UUID) -> list[IndexedRows]:
+    async def _count_rows(self, session: AsyncSession, owner_id: UUID) -> list[IndexedRows]:
         noted = (
             select(
                 IndexChange.kind,
@@ -201,8 +198,8 @@ class MemoryStatusService:
             found.append(IndexedRows(kind=source.kind, total=total, waiting=min(waiting, total)))
         return found
 
-    def _model(self, place: Placement, own: OwnModel | None) -> EmbeddingModel | None:
-        """The model of the collection that the user's texts belong to."""
+    def _describe_model(self, place: Placement, own: OwnModel | None) -> EmbeddingModel | None:
+        """Return the model of the collection that the user's texts belong to."""
         if place.is_chosen:
             if own is None:
                 return None
@@ -219,43 +216,43 @@ class MemoryStatusService:
     ) -> Iterator[MemoryProblem]:
         if not answers:
             yield MemoryProblem(kind="index_unavailable", advice=_ADVICE["index_unavailable"])
-        troubles: list[ProblemKind | None] = [_trouble(job) for job in jobs]
-        trouble = self._model_trouble(troubles, place, own)
-        if trouble is not None:
-            yield MemoryProblem(kind=trouble, advice=_ADVICE[trouble])
-        for kind in _TROUBLES:
-            if count := troubles.count(kind):
+        problems: list[ProblemKind | None] = [_find_problem(job) for job in jobs]
+        problem = self._find_model_problem(problems, place, own)
+        if problem is not None:
+            yield MemoryProblem(kind=problem, advice=_ADVICE[problem])
+        for kind in _JOB_PROBLEMS:
+            if count := problems.count(kind):
                 yield MemoryProblem(kind=kind, advice=_ADVICE[kind], count=count)
 
-    def _model_trouble(
-        self, troubles: Sequence[ProblemKind | None], place: Placement, own: OwnModel | None
+    def _find_model_problem(
+        self, problems: Sequence[ProblemKind | None], place: Placement, own: OwnModel | None
     ) -> ProblemKind | None:
-        """What is wrong with the model that the user's texts are embedded by."""
+        """Return the problem of the model that embeds the user's texts."""
         usual = self._memory.embedder
         if own is not None:
             if own.embedder is None:
                 return "own_model_gone"
-            # Until it has answered once nothing belongs to its collection.
-            is_waited_for = not place.is_chosen and any(troubles)
+            # The texts belong to its collection only after its first response.
+            is_waited_for = not place.is_chosen and any(problems)
             return "own_model_unavailable" if own.embedder.is_failing or is_waited_for else None
         if place.is_chosen:
-            return None  # on their way back
+            return None  # the texts are moving back to the installation's model
         if usual is None:
             return "no_model"
         return "model_unavailable" if usual.is_failing else None
 
 
-def _trouble(job: Job) -> ProblemKind | None:
-    """What a job has come to, where that is a problem."""
+def _find_problem(job: Job) -> ProblemKind | None:
+    """Return the problem of a job, if it has one."""
     if job.state in {"queued", "running"} and job.error is not None:
-        return "delayed"  # also while it is tried again: it failed the last time
+        return "delayed"  # also while a retry is running, because the last attempt failed
     if job.state == "dead":
         return "gave_up"
     return "waiting_key" if job.state == "waiting_key" else None
 
 
-def _move(states: Sequence[IndexState], place: Placement) -> MemoryMove | None:
-    """Where a user's texts move; None where they are all where they belong."""
+def _find_move(states: Sequence[IndexState], place: Placement) -> MemoryMove | None:
+    """Return the move of a user's texts; None if all are in their collection."""
     found = {each.collection: each.state for each in states}
     if found.get(place.target) != "due":
         return None
@@ -263,13 +260,13 @@ def _move(states: Sequence[IndexState], place: Placement) -> MemoryMove | None:
     return MemoryMove(source=source, target=place.target)
 
 
-async def _jobs(session: AsyncSession, owner_id: UUID) -> Sequence[Job]:
+async def _load_jobs(session: AsyncSession, owner_id: UUID) -> Sequence[Job]:
     query = select(Job).where(Job.user_id == owner_id, Job.kind.in_((INDEX, REINDEX)))
-    return list(await session.scalars(query.order_by(Job.id.desc()).limit(MOST_JOBS)))
+    return list(await session.scalars(query.order_by(Job.id.desc()).limit(MAX_JOBS)))
 
 
-async def _rebuild(session: AsyncSession, owner_id: UUID) -> Job | None:
-    """The job that indexes everything of a user's, while it is under way."""
+async def _load_rebuild(session: AsyncSession, owner_id: UUID) -> Job | None:
+    """Return the pending or running job that rebuilds the user's index."""
     under_way = (
         Job.user_id == owner_id,
         Job.kind == REINDEX,
@@ -284,16 +281,16 @@ Status = NamedDependency[MemoryStatusService]
 
 
 class MemoryController(Controller):
-    """Your memory as a whole."""
+    """Your memory."""
 
     path = "/memory"
     tags = ("Memory",)
 
-    @get(operation_id="getMemory", summary="Look at the state of memory")
+    @get(operation_id="getMemory", summary="Get the status of memory")
     async def status(self, identity: Caller, memory_status: Status) -> MemoryStatus:
-        """Which model is in use, what is indexed and what waits, and what needs a hand.
+        """Return the model in use, what is indexed and what is pending, and problems with advice.
 
-        While texts move to another model's collection, `move` names both.
+        While texts move to another model's collection, `move` names both collections.
         """
         return await memory_status.get(identity)
 
@@ -307,10 +304,10 @@ class MemoryController(Controller):
     async def rebuild(
         self, identity: Caller, memory_status: Status, quotas: NamedDependency[Quotas]
     ) -> JobView:
-        """Have every point of your texts made again, in the background; search goes on meanwhile.
+        """Queue a job that rebuilds all points of your texts. Search continues during the rebuild.
 
-        What was embedded before is not embedded again. Of these jobs one is under way at a time:
-        while there is one, the answer is that one.
+        Vectors come from the cache if the text was embedded before. If a rebuild is already
+        pending or running, the response is that job.
         """
         await quotas.check(QUEUED_JOBS, identity.user_id)
         return await memory_status.rebuild(identity)

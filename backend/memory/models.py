@@ -1,4 +1,4 @@
-"""Tables behind the index: what is still to be indexed, what was embedded, which index is whose."""
+"""Tables of memory: pending index changes, cached embeddings and the collections of users."""
 
 from __future__ import annotations
 
@@ -14,11 +14,10 @@ from backend.vault.sealing import Column
 
 
 class IndexChange(Base):
-    """A row whose points the index does not show yet; it goes with the job that mends that.
+    """A note that the points of a row are out of date. The job that updates them deletes it.
 
-    `source_id` is the row that was made, changed or deleted in the container `container_id` (a
-    chat, a lorebook, a chronicle, a campaign); null stands for all of them. Whether it was deleted
-    the indexer sees by itself.
+    `source_id` is a row that was created, changed or deleted in the container `container_id` (a
+    chat, lorebook, chronicle or campaign). Null means all rows of the container.
     """
 
     __tablename__ = "index_changes"
@@ -32,7 +31,7 @@ class IndexChange(Base):
 
 
 class Embedding(Base):
-    """A vector that a text was turned into once. `digest` is a keyed hash of model, task, text."""
+    """The cached vector of a text. `digest` is a keyed hash of model, task and text."""
 
     __tablename__ = "embeddings"
     __table_args__ = (UniqueConstraint("user_id", "digest"),)
@@ -50,13 +49,14 @@ IndexStateName = Literal["due", "ready"]
 
 
 class IndexState(Base):
-    """Whether a user's texts are all in one collection of the index. Search asks a ready one.
+    """The state of one collection for one user. Search uses a ready one, which has all texts.
 
-    `compared_at` is when its points were last compared with the database. `is_chosen`: the user's
-    texts belong here, since the account names an embedding model of its own. `model` is a keyed
-    hash of that model, whose vectors these are; null where they are of the installation's model,
-    `GONE` where the user's can't be asked any more. `vector_length` is how many numbers that model
-    gave, before they were filled up.
+    Attributes:
+        compared_at: Time of the last comparison between its points and the database.
+        is_chosen: The user's texts belong here because the account has its own embedding model.
+        model: Keyed hash of the user's model that made the vectors. Null for the installation's
+            model, `GONE` if the user's model is no longer available.
+        vector_length: Length of the model's vectors, before they were padded.
     """
 
     __tablename__ = "index_states"
@@ -74,4 +74,4 @@ class IndexState(Base):
 
 
 GONE = b""
-"""Stands for the model of vectors that no model can be compared with any more."""
+"""The `model` of vectors whose model is no longer available."""

@@ -1,4 +1,4 @@
-"""Memory, put together: the index, what fills it, and what searches it."""
+"""The services of memory in one process: embedder, index, indexer, reconciler and search."""
 
 from __future__ import annotations
 
@@ -52,15 +52,15 @@ from backend.vault.sealing import Sealer
 log = get_logger(__name__)
 
 START_SECONDS = 10.0
-"""How long the start waits for a provider's embedding model: it is gone over to later, too."""
+"""Time that the start waits for a provider's embedding model. It can be switched to later."""
 
 ModelChoice = ProviderEmbedding | tuple[str, Path] | None
-"""What an administrator chose: a provider's embedding model, else the one that was fetched."""
+"""An administrator's choice: the embedding model of a provider, or else a downloaded model."""
 
 
 @dataclass(slots=True, kw_only=True)
 class MemoryRuntime(UserSignedOut):
-    """The parts of memory in one process. `chosen` is the chosen model that is in use."""
+    """The services of memory in one process. `chosen` is the administrator's choice in use."""
 
     settings: Settings
     database: Database
@@ -80,16 +80,15 @@ class MemoryRuntime(UserSignedOut):
 
     @property
     def kinds(self) -> dict[str, JobKind]:
-        """What is done for each kind of job."""
-        indexing = {name: self._following(kind) for name, kind in self.indexer.kinds.items()}
+        """The handlers of the index's jobs."""
+        indexing = {name: self._after_follow(kind) for name, kind in self.indexer.kinds.items()}
         return {**indexing, **self.reconciler.kinds}
 
     async def follow_model(self) -> None:
-        """Go over to the model that was chosen since, whichever process was told so.
+        """Switch to the model that an administrator has chosen since, in this or another process.
 
-        It was fetched, or an administrator named a provider's; where that is taken back, it is what
-        the settings come to. A model that does not work is not gone over to; it is tried again the
-        next time. Search goes on by words until a user's texts have moved.
+        If the choice of a provider was removed, the settings decide. A model that fails is not
+        used; the next call tries it again. Search uses words alone until a user's texts have moved.
         """
         async with self.switching:
             chosen = await _load_choice(self.settings, self.database, self.user_models)
@@ -97,18 +96,18 @@ class MemoryRuntime(UserSignedOut):
             if chosen == self.chosen or (chosen is None and not was_shared):
                 return
             try:
-                await self._go_over(chosen)
+                await self._switch_to(chosen)
             except (EmbedderError, IndexUnavailableError) as error:
                 log.warning("memory.model_not_used", problem=error.slug, exc_info=error)
                 return
         await self.prepare()
 
-    async def _go_over(self, chosen: ModelChoice) -> None:
+    async def _switch_to(self, chosen: ModelChoice) -> None:
         shared = chosen if isinstance(chosen, ProviderEmbedding) else None
         embedder = build_embedder(self.settings, shared)
         if embedder is not None:
             try:
-                # It loads now, and not when the first search has no time for it.
+                # This loads the model, because the first search has no time for it.
                 await embedder.embed(["A line to embed."], "query")
             except EmbedderError:
                 await embedder.aclose()
@@ -117,16 +116,16 @@ class MemoryRuntime(UserSignedOut):
         index = await self.collections.open(build_collection_name(spec))
         before = self.embedder
         self.embedder = add_cache(embedder, self.settings, self.database) if embedder else None
-        # All at once: nothing is awaited in between.
+        # Nothing is awaited here, so that no other task sees half of the change.
         self.maker.embedder = self.search.embedder = self.embedder
-        self.collections.go_over(index)
+        self.collections.switch_to(index)
         self.chosen, self.is_prepared = chosen, False
         log.info("memory.model_in_use", model=spec.model if spec else None)
         if before is not None:
             await before.aclose()
 
-    def _following(self, kind: JobKind) -> JobKind:
-        """Work on the index, done with the model that is in use when it begins."""
+    def _after_follow(self, kind: JobKind) -> JobKind:
+        """Return a kind of job that first switches to the chosen model."""
 
         async def handle(job: RunningJob) -> None:
             await self.follow_model()
@@ -135,10 +134,10 @@ class MemoryRuntime(UserSignedOut):
         return replace(kind, handler=handle)
 
     async def prepare(self) -> None:
-        """Have users indexed that are not yet, and both sides compared.
+        """Queue missing index jobs and the nightly comparison between SQL and the index.
 
-        Work that needs a user's key waits until the user is here. Once is enough; while the index
-        does not answer it does nothing, and has to be called again.
+        Jobs that need a user's key wait until the user signs in. The call does nothing if it has
+        succeeded before, or while the index does not respond. In the second case, call it again.
         """
         if self.is_prepared:
             return
@@ -154,37 +153,37 @@ class MemoryRuntime(UserSignedOut):
         self.is_prepared = True
 
     async def follow_account(self, session: AsyncSession, holder: KeyHolder) -> None:
-        """Have all texts of a user's belong where the account's embedding model says."""
+        """Queue the move of a user's texts to the collection of the account's embedding model."""
         await self.outbox.follow(session, holder)
         self.collections.expect_move(holder.sealer.user_id)
 
     async def own_model(self, sealer: Sealer) -> tuple[Placement, OwnModel | None]:
-        """Where a user's texts belong, and the embedding model that the account names."""
+        """Return the placement of a user's texts and the account's own embedding model, if any."""
         async with self.database.read() as session:
             place = await self.collections.placement(session, sealer.user_id)
         sizes = place.sizes if place.is_chosen else UNKNOWN_SIZES
-        return place, await self.own.of(sealer, sizes)
+        return place, await self.own.load(sealer, sizes)
 
-    async def embedder_of(self, sealer: Sealer) -> DocumentEmbedder | None:
-        """What compares a user's texts by meaning: the model that they are embedded by."""
+    async def get_embedder(self, sealer: Sealer) -> DocumentEmbedder | None:
+        """Return the model that the user's texts are embedded with; None if there is none."""
         _, place = await self.collections.place_to_search(sealer.user_id)
         if not place.is_chosen:
             return self.embedder
-        own = await self.own.of(sealer, place.sizes)
+        own = await self.own.load(sealer, place.sizes)
         return own.embedder if own else None
 
     def user_signed_out(self, user_id: UUID) -> None:
-        """Drop what is kept in the clear of a user who leaves."""
+        """Delete everything of the user that is cached in plain text."""
         self.blinders.forget(user_id)
         self.own.user_signed_out(user_id)
         self.search.user_signed_out(user_id)
         if self.embedder is not None:
             self.embedder.forget(user_id)
-        # Names of a story are looked for with patterns, and `re` keeps the last ones.
+        # `re` caches the last patterns, and they contain names of the user's stories.
         re.purge()
 
     async def aclose(self) -> None:
-        """Close the index, and let go of the embedder."""
+        """Close the index and the embedders."""
         await self.collections.aclose()
         await self.own.aclose()
         if self.embedder is not None:
@@ -200,11 +199,11 @@ async def open_memory(
     pool: CpuPool,
     user_models: UserModels,
 ) -> MemoryRuntime:
-    """Open the index that the settings name.
+    """Open the index and build the services of memory.
 
     Raises:
         IndexUnavailableError: Another process has the folder of Qdrant Edge open.
-        EmbedderError: The embedding model does not say how long its vectors are.
+        EmbedderError: The length of the embedding model's vectors is unknown.
     """
     chosen = await _load_choice(settings, database, user_models)
     opener, known = await _prepare_index(settings, database)
@@ -260,7 +259,7 @@ async def _load_choice(
 async def _open_provider_embedder(
     settings: Settings, database: Database, chosen: ModelChoice
 ) -> CachedEmbedder | None:
-    """A provider's embedder; None where none was chosen, or while its server does not answer."""
+    """Return the chosen provider's embedder; None if none is chosen or its server fails."""
     if not isinstance(chosen, ProviderEmbedding):
         return None
     embedder = build_cached_embedder(settings, database, chosen)
@@ -276,7 +275,7 @@ async def _open_provider_embedder(
 
 
 async def _prepare_index(settings: Settings, database: Database) -> tuple[Opener, set[str]]:
-    """How collections are opened, and those that there are."""
+    """Return a function that opens collections, and the names of existing ones."""
     if settings.qdrant_url:
         from backend.memory.index.server import open_server  # noqa: PLC0415  # seldom needed
 
@@ -287,7 +286,7 @@ async def _prepare_index(settings: Settings, database: Database) -> tuple[Opener
 
 
 async def list_index_collections(settings: Settings) -> set[str]:
-    """The collections that the index has. Raises `IndexUnavailableError`."""
+    """Return the names of the collections in the index. Raises `IndexUnavailableError`."""
     if settings.qdrant_url:
         from backend.memory.index.server import list_server_collections  # noqa: PLC0415  # seldom needed
 
@@ -296,5 +295,5 @@ async def list_index_collections(settings: Settings) -> set[str]:
 
 
 def index_folder(settings: Settings) -> Path:
-    """Where Qdrant Edge keeps its collections."""
+    """Return the folder in which Qdrant Edge stores its collections."""
     return settings.data_dir / "index"

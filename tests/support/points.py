@@ -102,7 +102,7 @@ def server_settings(url: str, **more: Any) -> Settings:
 async def connected(settings: Settings, name: str, dimension: int | None) -> ServerIndex:
     """An index on a server, with its collection. Raises `IndexUnavailableError`."""
     index = ServerIndex(settings, name, dimension)
-    await index.connected()
+    await index.get_client()
     return index
 
 

@@ -1,4 +1,4 @@
-"""An embedder as the rest of Talekeeper uses it: with a memory, and with patience that ends."""
+"""The embedder that the rest of Talekeeper uses: with a cache, retries and a circuit breaker."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ from backend.memory.models import EMBEDDING_VECTOR, Embedding
 from backend.vault.sealing import SealBrokenError, Sealer, digest
 
 _STORED_TYPE = np.dtype("<f2")
-"""Half precision: half the room, and cosines stay the same to six digits."""
+"""Half precision takes half the space and changes cosines only after the sixth digit."""
 
 _ROWS_PER_STATEMENT = 500
-"""Rows a statement: well below 32,766 parameters, SQLite's limit and the lower one of the two."""
+"""The limit is 32,766 parameters, that of SQLite, which is lower than that of PostgreSQL."""
 
 _RENEWAL_INTERVAL = timedelta(days=1)
 
@@ -46,7 +46,7 @@ _RENEWAL_INTERVAL = timedelta(days=1)
 def compute_digests(
     sealer: Sealer, spec: EmbedderSpec, task: Task, texts: Sequence[str]
 ) -> list[bytes]:
-    """The keyed hash of each text, 32 bytes, for one model and task."""
+    """Return a keyed hash of 32 bytes of each text, for one model and task."""
     key = sealer.derived("embeddings")
     model = spec.identity.encode()
     return [
@@ -55,7 +55,7 @@ def compute_digests(
 
 
 def round_to_half_precision(vectors: Floats) -> Floats:
-    """Unit vectors as they come back out of the cache: a text has one vector, stored or not."""
+    """Round unit vectors as the cache does, so that a text has one vector, cached or not."""
     rounded = vectors.astype(_STORED_TYPE).astype(np.float32)
     rows: Floats = rounded / np.linalg.norm(rounded, axis=1, keepdims=True)
     return rows
@@ -63,9 +63,10 @@ def round_to_half_precision(vectors: Floats) -> Floats:
 
 @dataclass(frozen=True, slots=True)
 class CachedVectors:
-    """What the cache holds: vectors by hash, and the rows that are to be renewed or removed.
+    """Vectors in the cache by hash.
 
-    `stale` were last used a day ago or earlier; `broken` do not open.
+    `stale` rows were last used at least a day ago. `broken` rows can't be decrypted or have another
+    length.
     """
 
     vectors: Mapping[bytes, Floats]
@@ -77,13 +78,13 @@ _ROW = table_of(Embedding).c
 _STORED_VECTORS = select(_ROW.id, _ROW.digest, _ROW.sealed_vector, _ROW.used_at).where(
     _ROW.user_id == bindparam("owner_id"), _ROW.digest.in_(bindparam("digests", expanding=True))
 )
-"""Built once: building it costs more than running it."""
+"""Built once because building it takes longer than executing it."""
 
 
 async def lookup(
     session: AsyncSession, sealer: Sealer, spec: EmbedderSpec, wanted: Sequence[bytes]
 ) -> CachedVectors:
-    """The vectors of those of `wanted` (see `compute_digests`) that are stored, each of shape (d,)."""
+    """Return the cached vectors, shape (d,), of the hashes `wanted` (see `compute_digests`)."""
     vectors: dict[bytes, Floats] = {}
     stale: list[UUID] = []
     broken: list[UUID] = []
@@ -102,7 +103,7 @@ async def lookup(
 
 
 async def store(session: AsyncSession, sealer: Sealer, vectors: Mapping[bytes, Floats]) -> None:
-    """Keep vectors by their hashes. One that is there already stays."""
+    """Cache vectors by their hashes. Existing ones are kept."""
     if not vectors:
         return
     rows = [_build_row(sealer, key, vector) for key, vector in vectors.items()]
@@ -113,14 +114,14 @@ async def store(session: AsyncSession, sealer: Sealer, vectors: Mapping[bytes, F
 
 @cache
 def _build_insert(dialect: str) -> Any:
-    """Vectors, but for those of texts that have one."""
+    """Build an insert that skips existing hashes."""
     insert = (postgresql if dialect == "postgresql" else sqlite).insert
     statement = insert(table_of(Embedding))
     return statement.on_conflict_do_nothing(index_elements=["user_id", "digest"])
 
 
 async def tidy(session: AsyncSession, sealer: Sealer, found: CachedVectors) -> None:
-    """Renew and remove what `lookup` found to be stale and broken."""
+    """Renew the stale rows and delete the broken rows that `lookup` has found."""
     mine = Embedding.user_id == sealer.user_id
     for some in chunks(found.stale, _ROWS_PER_STATEMENT):
         renewed = update(Embedding).where(mine, Embedding.id.in_(some))
@@ -130,9 +131,9 @@ async def tidy(session: AsyncSession, sealer: Sealer, found: CachedVectors) -> N
 
 
 async def delete_unused(session: AsyncSession, before: datetime, *, most: int = 1000) -> int:
-    """Remove up to `most` vectors, of any user, that were last used before then.
+    """Delete up to `most` vectors of all users that were last used before a time.
 
-    Returns how many that were; fewer than `most` means that there are no more.
+    Return the number of deleted vectors. If it is less than `most`, there are no more.
     """
     unused = select(Embedding.id).where(Embedding.used_at < before).limit(most)
     removed = await session.scalars(
@@ -155,7 +156,7 @@ def _build_row(sealer: Sealer, key: bytes, vector: Floats) -> dict[str, Any]:
 
 
 def _open(sealer: Sealer, row_id: UUID, blob: bytes) -> Floats | None:
-    """The vector of a row, of unit length; None when it can't be read any more."""
+    """Return the vector of a row, of unit length; None if it can't be decrypted."""
     try:
         content = sealer.open_bytes(EMBEDDING_VECTOR, row_id, blob)
         stored = np.frombuffer(content, _STORED_TYPE).astype(np.float32)
@@ -171,16 +172,15 @@ _MAX_PAUSE_SECONDS = 60.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Retries:
-    """Further attempts at a request that was not answered.
+    """Retries of a request, for lost connections and temporary server errors.
 
-    They are for a connection that broke or a server that stumbled. A limit that the provider named
-    is never waited for: the error says how long it lasts, and a caller with time comes back.
+    It does not wait for a rate limit. The error contains the time, and the caller decides.
 
     Attributes:
-        attempts: How many there are, the first one included.
-        first_wait: Seconds before the second one at most; it doubles from one to the next.
-        within: Seconds after which no further attempt begins.
-        draw: A number in [0, 1), which spreads those who failed together.
+        attempts: Maximum number of attempts, including the first.
+        first_wait: Maximum seconds before the second attempt. It doubles with each attempt.
+        within: Seconds after which no attempt is started.
+        draw: Returns a number in [0, 1) that spreads concurrent retries.
     """
 
     attempts: int = 3
@@ -191,7 +191,7 @@ class Retries:
     draw: Callable[[], float] = random.random
 
     async def run(self, attempt: Callable[[], Awaitable[T]]) -> T:
-        """What `attempt` comes to. Raises the last attempt's `EmbedderError`."""
+        """Return the result of `attempt`. Raises the `EmbedderError` of the last attempt."""
         until = self.clock() + self.within
         for past in range(self.attempts - 1):
             try:
@@ -207,10 +207,10 @@ class Retries:
 
 
 class CircuitBreaker:
-    """Refuses at once what has just failed several times in a row.
+    """Refuses requests after several failures in a row.
 
-    After `pause` seconds one attempt is let through: it closes the breaker or opens it anew. A
-    limit that the provider named opens it at once, for as long as was named and a minute at most.
+    After `pause` seconds it allows one attempt, which closes or reopens it. A rate limit opens it
+    immediately, for the time that the provider gives, but at most a minute.
     """
 
     def __init__(
@@ -224,29 +224,29 @@ class CircuitBreaker:
 
     @property
     def is_failing(self) -> bool:
-        """Whether the last attempt was not answered."""
+        """True if the last attempt failed."""
         return self._failures > 0
 
     def check(self) -> None:
-        """Raises `EmbedderError` when it is no use to try."""
+        """Raise `EmbedderError` if the breaker is open."""
         if self._failures < self._limit:
             return
         left = self._until - self._clock()
         if left > 0:
             raise EmbedderError(
-                "The embedding model failed just now and is left alone for a moment.",
+                "The embedding model failed a moment ago and is not tried again yet.",
                 retry_after=left,
                 retryable=True,
             )
-        # Others are refused until this attempt is over, or for as long again.
+        # Refuse other attempts until this one has ended, or for another pause.
         self._until = self._clock() + self._pause
 
-    def succeeded(self) -> None:
-        """An attempt was answered."""
+    def record_success(self) -> None:
+        """Close the breaker."""
         self._failures = 0
 
-    def failed(self, error: EmbedderError) -> None:
-        """An attempt was not."""
+    def record_failure(self, error: EmbedderError) -> None:
+        """Count a failure, and open the breaker at the limit."""
         self._failures += 1
         pause = self._pause
         if error.retry_after is not None:
@@ -256,14 +256,14 @@ class CircuitBreaker:
 
 
 MAX_CACHED_QUERIES = 512
-"""Vectors of queries in memory: 1.5 MB at 768 dimensions."""
+"""Query vectors in memory: 1.5 MB at 768 dimensions."""
 
 
 class CachedEmbedder:
-    """Embeds documents once each, and queries quickly or not at all.
+    """Embeds each document once, and each query within a time limit.
 
-    Documents are embedded and stored `batch` at a time, with retries. A query gets one attempt, of
-    `query_timeout` seconds, behind a breaker. `known_cosines` were given or found out.
+    Documents are embedded and stored in batches, with retries. A query has one attempt of
+    `query_timeout` seconds and a circuit breaker. `known_cosines` are None until they are needed.
     """
 
     def __init__(
@@ -290,22 +290,22 @@ class CachedEmbedder:
 
     @property
     def spec(self) -> EmbedderSpec:
-        """See `Embedder`: known once it is `ready`."""
+        """See `Embedder`. It is known after `ready`."""
         return self._embedder.spec
 
     @property
     def is_failing(self) -> bool:
-        """Whether the last query was not answered, in this process."""
+        """True if the last query failed in this process."""
         return self._breaker.is_failing
 
     async def ready(self) -> EmbedderSpec:
-        """See `Embedder`: which model this is. May ask a server."""
+        """See `Embedder`. It may send a request."""
         return await self._retries.run(self._embedder.ready)
 
     async def cosines(self) -> ModelCosines:
-        """What the model's cosines say: as the table has it, else measured, once in a process.
+        """Return the scale of the model's cosines: from the table, or else measured once.
 
-        While the model does not answer they are taken to be MiniLM's.
+        If the model does not respond, return that of MiniLM.
         """
         if self.known_cosines is None:
             self.known_cosines = find_cosines(self.spec.model)
@@ -318,13 +318,13 @@ class CachedEmbedder:
         return self.known_cosines
 
     async def embed_documents(self, sealer: Sealer, texts: Sequence[str]) -> Floats:
-        """Vectors of a user's texts, shape (n, d), each row of unit length.
+        """Return vectors of a user's texts, shape (n, d), each row of unit length.
 
-        Equal texts are embedded once. What was made before an error is stored, and costs nothing
-        when the rest is tried again. Call it outside of any transaction.
+        Equal texts are embedded once. Batches are stored before an error, so a retry embeds only
+        the rest. Call it outside transactions.
 
         Raises:
-            EmbedderError: `retry_after` says when to come back, where the provider did.
+            EmbedderError: With `retry_after` if the provider gave a time.
         """
         spec = await self.ready()
         if not texts:
@@ -347,13 +347,12 @@ class CachedEmbedder:
         return np.stack([vectors[key] for key in keys])
 
     async def embed_query(self, sealer: Sealer, text: str) -> Floats:
-        """The vector of what a user looks for, shape (d,), of unit length. Call `ready` before.
+        """Return the vector of a user's query, shape (d,), of unit length. Call `ready` first.
 
-        The last few hundred are remembered, in this process alone.
+        The last few hundred vectors are cached in this process.
 
         Raises:
-            EmbedderError: The model failed or took too long; or it did so a moment ago several
-                times, and is not asked. Search can go on without.
+            EmbedderError: The model failed or took too long, or the circuit breaker is open.
         """
         key = sealer.user_id, compute_digests(sealer, self.spec, "query", [text])[0]
         if key in self._queries:
@@ -365,25 +364,25 @@ class CachedEmbedder:
                 vector: Floats = (await self._embedder.embed([text], "query"))[0]
         except TimeoutError:
             error = EmbedderError(
-                f"The embedding model did not answer within {self._query_timeout:g} seconds.",
+                f"The embedding model did not respond within {self._query_timeout:g} seconds.",
                 retryable=True,
             )
-            self._breaker.failed(error)
+            self._breaker.record_failure(error)
             raise error from None
         except EmbedderError as error:
-            self._breaker.failed(error)
+            self._breaker.record_failure(error)
             raise
-        self._breaker.succeeded()
+        self._breaker.record_success()
         self._queries[key] = vector
         if len(self._queries) > self._queries_kept:
             self._queries.popitem(last=False)
         return vector
 
     def forget(self, user_id: UUID) -> None:
-        """Drop the vectors of a user's queries: what was asked can be guessed from them."""
+        """Delete the vectors of a user's queries, because the queries can be guessed from them."""
         for key in [each for each in self._queries if each[0] == user_id]:
             del self._queries[key]
 
     async def aclose(self) -> None:
-        """Let go of the embedder."""
+        """Close the embedder."""
         await self._embedder.aclose()

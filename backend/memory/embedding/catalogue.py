@@ -1,7 +1,11 @@
-"""Embedding models that can be fetched, and which of those that were fetched is in use.
+"""Embedding models that can be downloaded for local use.
 
-What fastembed says of a model comes from its own list. `catalogue.toml` has the rest: languages,
-and what exactly is fetched.
+Models come from Hugging Face, or from the mirror in `HF_ENDPOINT`. fastembed has a list of models.
+`catalogue.toml` adds their languages, revisions and files.
+
+Files are downloaded one after the other into `NAME.part`. After an interruption the next download
+resumes there. The downloader of huggingface_hub would start again and does not check digests. When
+all files are intact, the folder is renamed, so an incomplete model never has its final name.
 """
 
 from __future__ import annotations
@@ -30,12 +34,12 @@ if TYPE_CHECKING:
     import httpx2
 
 _IN_USE_FILE = "in-use"
-"""File in the folder of models that names the one in use."""
+"""File in the folder of models that contains the name of the one in use."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PublishedFile:
-    """A file's bytes, and their SHA-256 in hexadecimal digits."""
+    """The size of a file in bytes, and its SHA-256 in hexadecimal digits."""
 
     size: int
     sha256: str
@@ -43,16 +47,16 @@ class PublishedFile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OfferedModel:
-    """A model that can be fetched.
+    """A model that can be downloaded.
 
     Attributes:
-        name: fastembed's.
-        repository: Where it is on Hugging Face.
-        revision: The commit that is fetched from there.
+        name: Its name in fastembed.
+        repository: Its repository on Hugging Face.
+        revision: The commit that is downloaded.
         languages: BCP 47 tags.
         licence: SPDX, in lower case.
         dimension: Length of its vectors.
-        files: What is fetched, by path in the repository.
+        files: Its files by path in the repository.
     """
 
     name: str
@@ -65,18 +69,18 @@ class OfferedModel:
 
     @property
     def folder(self) -> str:
-        """The name of its folder, and its short name."""
+        """The name of its folder, which is also its short name."""
         return self.name.rpartition("/")[2]
 
     @property
     def size(self) -> int:
-        """Bytes of all its files."""
+        """The size of all files in bytes."""
         return sum(file.size for file in self.files.values())
 
 
 @cache
 def list_models() -> tuple[OfferedModel, ...]:
-    """All that can be fetched. The first call imports fastembed, which takes a second or two."""
+    """Return all models. The first call imports fastembed, which takes a second or two."""
     if not is_installed():
         return ()
     from fastembed import TextEmbedding  # noqa: PLC0415  # slow: not at start-up
@@ -99,12 +103,12 @@ def list_models() -> tuple[OfferedModel, ...]:
 
 
 def find_model(name: str) -> OfferedModel | None:
-    """The model of that name, with or without who made it; the first one for no name."""
+    """Return the model with this full or short name; the first one if the name is empty."""
     return next((each for each in list_models() if name in {"", each.name, each.folder}), None)
 
 
 def describe_models(models: Path, *, in_use: str | None) -> Iterator[str]:
-    """Lines that say what can be fetched into a folder, and what is there already."""
+    """Yield lines that describe all models and their state in a folder."""
     for each in list_models():
         state = "fetched" if is_fetched(models, each) else "not fetched"
         tongues = each.languages
@@ -114,12 +118,12 @@ def describe_models(models: Path, *, in_use: str | None) -> Iterator[str]:
 
 
 def is_fetched(models: Path, model: OfferedModel) -> bool:
-    """Whether a model is in the folder of models: it comes there whole or not at all."""
+    """True if a model is complete in the folder of models."""
     return (models / model.folder).is_dir()
 
 
 def find_model_in_use(models: Path) -> tuple[str, Path] | None:
-    """The fetched model that is in use: fastembed's name for it, and its folder."""
+    """Return the name and folder of the downloaded model in use; None if there is none."""
     try:
         name = (models / _IN_USE_FILE).read_text(encoding="utf-8").strip()
     except FileNotFoundError:
@@ -129,7 +133,7 @@ def find_model_in_use(models: Path) -> tuple[str, Path] | None:
 
 
 def use_model(models: Path, model: OfferedModel) -> None:
-    """Have every process that looks into this folder go over to a model that was fetched."""
+    """Make a downloaded model the one in use, for all processes with this folder."""
     scratch = models / f".{_IN_USE_FILE}"
     scratch.write_text(f"{model.name}\n", encoding="utf-8")
     scratch.replace(models / _IN_USE_FILE)
@@ -142,53 +146,53 @@ def _load_catalogue() -> dict[str, dict[str, Any]]:
 
 _CHUNK_BYTES = 1 << 18
 _MAX_ATTEMPTS = 5
-"""Breaks in a row, without a byte in between, after which a file is given up."""
+"""Interruptions in a row without any progress, after which a download fails."""
 _READ_TIMEOUT_SECONDS = 30.0
 _METADATA_TIMEOUT_SECONDS = 20.0
 
 Report = Callable[[int, int], Awaitable[None]]
-"""Is told how many bytes are there, of how many."""
+"""Receives the number of downloaded bytes and of all bytes."""
 
 
 class ModelFetchError(UnavailableError):
-    """A model could not be fetched; what came of it is kept for the next time."""
+    """A model could not be downloaded. Incomplete files are kept for the next attempt."""
 
-    slug, title = "model-not-fetched", "The embedding model could not be fetched"
+    slug, title = "model-not-fetched", "The embedding model could not be downloaded"
 
 
 class HubUnreachableError(ModelFetchError):
-    """The hub does not answer, or broke off again and again. Trying later may help."""
+    """The hub does not respond, or the connection was lost repeatedly. A retry may help."""
 
-    slug, title = "model-hub-unreachable", "The hub of models cannot be reached"
+    slug, title = "model-hub-unreachable", "The model hub cannot be reached"
 
 
 class ModelNotOnHubError(ModelFetchError):
-    """The hub answers, and does not have the model or one of its files."""
+    """The hub does not have the model or one of its files."""
 
     slug, title = "model-not-on-hub", "The hub does not have the model"
 
 
 class ModelDamagedError(ModelFetchError):
-    """A file is not the one that was published. It was deleted."""
+    """A file has another size or digest than the published one. It was deleted."""
 
-    slug, title = "model-damaged", "The fetched model is not the one that was published"
+    slug, title = "model-damaged", "The downloaded model differs from the published one"
 
 
 class DiskFullError(ModelFetchError):
-    """There is no room for the model."""
+    """The disk has too little space for the model."""
 
-    slug, title = "disk-full", "There is no room on the disk"
+    slug, title = "disk-full", "There is not enough space on the disk"
 
 
 class FetchUnderWayError(ConflictError):
-    """Another process fetches a model into the same folder."""
+    """Another process downloads a model into the same folder."""
 
-    slug, title = "model-fetch-under-way", "A model is being fetched already"
+    slug, title = "model-fetch-under-way", "A model is already being downloaded"
 
 
 @dataclass(frozen=True, slots=True)
 class _HubFile:
-    """A file on the hub. `digest` is a SHA-256, or what git names a file by."""
+    """A file on the hub. `digest` is a SHA-256 or a git blob hash."""
 
     path: str
     url: str
@@ -204,14 +208,14 @@ async def fetch_model(
     hub: str = PUBLIC_HUB,
     wait: Callable[[float], Awaitable[None]] = asyncio.sleep,
 ) -> None:
-    """Bring a model into the folder `models`, and have it used.
+    """Download a model into the folder `models`, unless it is there, and make it the one in use.
 
-    One that is there is not fetched again. Files from the public hub must be those that the
-    catalogue knows. A mirror may have another export of the model: its own word counts there.
+    Files from the public hub must match the catalogue. A mirror may have another export of the
+    model, so its own digests apply.
 
     Raises:
-        ModelFetchError: One of its kinds, whose text says what to do.
-        FetchUnderWayError: Another process is at it.
+        ModelFetchError: A subclass, whose detail says what to do.
+        FetchUnderWayError: Another process downloads a model.
     """
     with _lock_folder(models):
         if not is_fetched(models, model):
@@ -263,7 +267,7 @@ async def _download(
     tell: Callable[[int], Awaitable[None]],
     wait: Callable[[float], Awaitable[None]],
 ) -> None:
-    """Fetch what is missing of a file, with new attempts for as long as something comes."""
+    """Download the missing bytes of a file. It retries as long as there is progress."""
     import httpx2  # noqa: PLC0415  # as above
 
     target.parent.mkdir(parents=True, exist_ok=True)
@@ -296,15 +300,15 @@ async def _fetch_rest(
             async for chunk in response.aiter_raw(_CHUNK_BYTES):
                 await asyncio.to_thread(content.write, chunk)
                 if content.tell() > file.size:
-                    return  # the caller deletes it, which Windows allows for closed files alone
+                    return  # the caller deletes it: on Windows the file must be closed first
                 await tell(content.tell())
             content.flush()
             await asyncio.to_thread(os.fsync, content.fileno())
 
 
 def _look_up(model: OfferedModel, path: str, hub: str) -> _HubFile:
-    """Where a file is, and what it must be."""
-    # Slow to import, and fastembed's anyway.
+    """Return the address, size and digest of a file."""
+    # These modules are slow to import.
     import huggingface_hub  # noqa: PLC0415
     from huggingface_hub.errors import (  # noqa: PLC0415
         EntryNotFoundError,
@@ -322,8 +326,8 @@ def _look_up(model: OfferedModel, path: str, hub: str) -> _HubFile:
         )
     except (EntryNotFoundError, RepositoryNotFoundError, RevisionNotFoundError) as error:
         raise ModelNotOnHubError(
-            f"{hub} has no {path} of {model.repository}. Look whether HF_ENDPOINT is right, or "
-            "fetch another model."
+            f"{hub} has no {path} of {model.repository}. Check HF_ENDPOINT, or download another "
+            "model."
         ) from error
     except Exception as error:
         raise _build_unreachable_error(url, error) from error
@@ -333,11 +337,11 @@ def _look_up(model: OfferedModel, path: str, hub: str) -> _HubFile:
 
 
 def _is_intact(path: Path, file: _HubFile) -> bool:
-    """Whether a file has the digest that it must have."""
+    """True if a file has the right digest."""
     if len(file.digest) == hashlib.sha256().digest_size * 2:
         digest = hashlib.sha256()
     else:
-        # As git names a blob.
+        # The hash of a git blob.
         digest = hashlib.sha1(b"blob %d\0" % file.size, usedforsecurity=False)
     with path.open("rb") as content:
         while chunk := content.read(1 << 20):
@@ -347,12 +351,12 @@ def _is_intact(path: Path, file: _HubFile) -> bool:
 
 @contextmanager
 def _lock_folder(models: Path) -> Generator[None]:
-    """Hold the folder of models. Raises `FetchUnderWayError` where another process does."""
+    """Lock the folder of models. Raises `FetchUnderWayError` if another process has locked it."""
     models.mkdir(parents=True, exist_ok=True)
     try:
         lock = FileLock(models / ".lock").acquire(blocking=False)
     except Timeout:
-        raise FetchUnderWayError(f"Another process fetches a model into {models}.") from None
+        raise FetchUnderWayError(f"Another process downloads a model into {models}.") from None
     with lock:
         yield
 
@@ -364,21 +368,21 @@ def _get_size(path: Path) -> int:
 def _delete_damaged(file: _HubFile, target: Path) -> ModelDamagedError:
     target.unlink()
     return ModelDamagedError(
-        f"{file.url} is not what it should be by its size and digest. It was deleted: fetch the "
-        "model again. If that does not help, something between here and the hub changes files."
+        f"{file.url} has the wrong size or digest, and was deleted. Download the model again. If "
+        "that does not help, a proxy between this server and the hub changes files."
     )
 
 
 def _build_unreachable_error(url: str, why: object) -> HubUnreachableError:
     reason = type(why).__name__ if isinstance(why, Exception) else why
     return HubUnreachableError(
-        f"{url} could not be read ({reason}). What came is kept: try again with a network, or "
-        "set HF_ENDPOINT to a mirror that this machine reaches."
+        f"{url} could not be read ({reason}). Check the network and try again, or set HF_ENDPOINT "
+        "to a mirror that this machine can reach. The next attempt resumes the download."
     )
 
 
 def _build_disk_full_error(folder: Path, size: int) -> DiskFullError:
     return DiskFullError(
-        f"{size / 1e6:,.0f} MB are needed in {folder}. Make room, and fetch the model again: what "
-        "came is kept."
+        f"{folder} needs {size / 1e6:,.0f} MB. Free some space and download the model again. The "
+        "next attempt resumes the download."
     )

@@ -1,4 +1,4 @@
-"""Embedding models that can be fetched, for administrators: `/admin/embedding-models`."""
+"""`/admin/embedding-models`: downloading embedding models, for administrators."""
 
 import asyncio
 from collections.abc import Sequence
@@ -41,16 +41,16 @@ FETCH_MODEL = "memory.fetch_model"
 
 
 class UnknownEmbeddingModelError(NotFoundError):
-    """No embedding model of that name can be fetched."""
+    """No embedding model with this name can be downloaded."""
 
-    slug, title = "unknown-embedding-model", "There is no such model to fetch"
+    slug, title = "unknown-embedding-model", "Unknown embedding model"
 
 
 class EmbeddingModelOffer(msgspec.Struct, kw_only=True):
-    """An embedding model that can be fetched.
+    """An embedding model that can be downloaded.
 
-    `size` is in bytes, `languages` are BCP 47 tags. `job` is its last fetch, for a day; whoever
-    began it can stop it.
+    `size` is in bytes, `languages` are BCP 47 tags. `job` is its last download, for a day. The user
+    who started it can stop it.
     """
 
     name: str
@@ -63,9 +63,9 @@ class EmbeddingModelOffer(msgspec.Struct, kw_only=True):
 
 
 class EmbeddingModelOffers(msgspec.Struct, kw_only=True):
-    """What can be fetched. `embedder` is what embeds now, `model` its model.
+    """Embedding models. `embedder` is the kind of embedder in use, `model` its model.
 
-    `is_used` says whether a fetched model would: not where the settings name something else.
+    `is_used` is false if the settings choose something else than a downloaded model.
     """
 
     embedder: EmbedderChoice | Literal["provider"]
@@ -75,13 +75,13 @@ class EmbeddingModelOffers(msgspec.Struct, kw_only=True):
 
 
 class ModelWish(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """Which model to fetch."""
+    """The model to download."""
 
     name: str
 
 
 class ModelFetches:
-    """Lists models, and fetches them."""
+    """Lists and downloads models."""
 
     def __init__(self, queue: JobQueue, memory: MemoryRuntime) -> None:
         self._queue = queue
@@ -91,12 +91,12 @@ class ModelFetches:
 
     @property
     def kinds(self) -> dict[str, JobKind]:
-        """What is done for each kind of job."""
+        """The handler of download jobs."""
         return {FETCH_MODEL: JobKind(self.fetch, needs_key=False, keep=True, stoppable=True)}
 
     async def offers(self) -> EmbeddingModelOffers:
-        """All models, whether they are here, and how fetching them goes."""
-        # The list is fastembed's, which takes a second to import the first time.
+        """Return all models with their states and last downloads."""
+        # In a thread, because the first call imports fastembed, which takes a second.
         models = await asyncio.to_thread(list_models)
         async with self._database.read() as session:
             jobs = [await _load_last_fetch(session, each) for each in models]
@@ -113,7 +113,7 @@ class ModelFetches:
         )
 
     async def begin(self, identity: Identity, name: str) -> JobView:
-        """Have a model fetched and used, unless that is under way.
+        """Queue the download of a model, or return the pending job.
 
         Raises `UnknownEmbeddingModelError`.
         """
@@ -132,18 +132,18 @@ class ModelFetches:
                 await self._queue.enqueue(session, job)
                 last = await _load_last_fetch(session, model)
         if last is None:
-            raise RuntimeError("A job that was enqueued is not there.")
+            raise RuntimeError("The queued job is missing.")
         return JobView.of(last)
 
     async def fetch(self, job: RunningJob) -> None:
-        """Fetch a model and go over to it. What trying again does not mend ends the job."""
+        """Download a model and switch to it. Errors that a retry can't fix end the job."""
         model = await asyncio.to_thread(find_model, job.payload["model"])
-        if model is None:  # another version of Talekeeper offered it
+        if model is None:  # a job of another version of Talekeeper
             return
         settings = self._settings
         try:
             await fetch_model(model, settings.models_dir, job.progress, hub=settings.hf_endpoint)
-        except FetchUnderWayError as error:  # by the command, or a fetch that was just stopped
+        except FetchUnderWayError as error:  # by the command line, or a stopped job
             raise RetryLaterError(error.detail, after=1.0) from error
         except (ModelNotOnHubError, ModelDamagedError, DiskFullError) as error:
             failed = update(Job).where(Job.id == job.id).values(error=error.slug)
@@ -178,20 +178,20 @@ def _build_dedupe_key(model: OfferedModel) -> str:
 
 
 class EmbeddingModelController(Controller):
-    """Embedding models for memory by meaning without a key, for administrators."""
+    """Embedding models that run on the server and need no API key, for administrators."""
 
     path = "/admin/embedding-models"
     tags = ("Administration",)
     guards = (administrators_only,)
     opt = {NEEDS: "manage"}  # noqa: RUF012  # Litestar's own declaration
 
-    @get(summary="List embedding models to fetch")
+    @get(summary="List embedding models")
     async def list_embedding_models(
         self, model_fetches: NamedDependency[ModelFetches]
     ) -> EmbeddingModelOffers:
-        """Which can be fetched, with their sizes, languages and licences, and what is in use.
+        """Return the models that can be downloaded, and the embedder in use.
 
-        Nothing is asked of anybody else for this.
+        This sends no requests to other servers.
         """
         return await model_fetches.offers()
 
@@ -199,7 +199,7 @@ class EmbeddingModelController(Controller):
         "/fetch",
         status_code=202,
         opt={STORES: False, RAISES: (UnknownEmbeddingModelError,)},
-        summary="Fetch an embedding model",
+        summary="Download an embedding model",
     )
     async def fetch_embedding_model(
         self,
@@ -207,9 +207,9 @@ class EmbeddingModelController(Controller):
         identity: NamedDependency[Identity],
         model_fetches: NamedDependency[ModelFetches],
     ) -> JobView:
-        """Fetch a model from Hugging Face, or from where `HF_ENDPOINT` points, and use it.
+        """Download a model from Hugging Face or from the mirror in `HF_ENDPOINT`, and use it.
 
-        The job counts bytes. When it is done everybody's texts move to the model, while search goes
-        on. One that is here already is used without fetching it again.
+        The job reports progress in bytes. Afterwards the texts of all users move to the model while
+        search continues. A model that was downloaded before is used immediately.
         """
         return await model_fetches.begin(identity, data.name)

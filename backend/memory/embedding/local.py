@@ -1,7 +1,6 @@
-"""Embeddings computed on this machine, by fastembed, out of a folder on disk.
+"""Embeddings computed on this machine by fastembed, with a model in a folder.
 
-Nothing is ever downloaded: fastembed is given the folder, and looks nowhere else. What would report
-to its makers is switched off in `backend.memory`.
+Nothing is downloaded, because fastembed only reads the folder. `backend.memory` disables telemetry.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ _USUAL_FILES = (
     "onnx/model_quantized.onnx",
 )
 _DIMENSION_KEYS = ("hidden_size", "dim", "d_model", "n_embd")
-"""Names under which configurations of transformers keep the length of their vectors."""
+"""Names of the dimension in the configurations of transformers."""
 
 _POOLINGS: dict[str, Pooling] = {
     "pooling_mode_mean_tokens": "mean",
@@ -53,8 +52,8 @@ _MARK_LENGTH = 8
 class ModelFolder:
     """A model on disk.
 
-    `mark` tells this model's files from any other's: a few hexadecimal digits. `prompts` are texts
-    that the model wants in front of documents and queries; most want none.
+    `mark` identifies the model's files: a few hexadecimal digits. `prompts` are prefixes of
+    documents and queries. Most models need none.
     """
 
     path: Path
@@ -66,12 +65,12 @@ class ModelFolder:
 
 
 def read_folder(path: Path) -> ModelFolder:
-    """Look at the folder at `path`. Raises `EmbedderError` that says what it lacks."""
+    """Inspect a folder. Raises `EmbedderError` if a file is missing."""
     missing = [name for name in _REQUIRED_FILES if not (path / name).is_file()]
     if missing:
         raise EmbedderError(
-            f"TALEKEEPER_EMBEDDING_MODEL_PATH: there is no {', '.join(missing)} in {path}. It must "
-            "be a folder with a model in ONNX form and the files of its tokenizer."
+            f"TALEKEEPER_EMBEDDING_MODEL_PATH: {path} does not contain {', '.join(missing)}. It "
+            "must be a folder with a model in ONNX format and the files of its tokenizer."
         )
     model_file = _find_model_file(path)
     return ModelFolder(
@@ -92,7 +91,7 @@ def _find_model_file(path: Path) -> str:
     if len(found) != 1:
         there = f"there are {', '.join(found)}" if found else "there is none"
         raise EmbedderError(
-            f"TALEKEEPER_EMBEDDING_MODEL_PATH: one ONNX file is needed in {path}; {there}."
+            f"TALEKEEPER_EMBEDDING_MODEL_PATH: {path} must contain one ONNX file; {there}."
         )
     return found[0]
 
@@ -104,13 +103,13 @@ def _read_dimension(path: Path) -> int:
         if isinstance(width, int) and width > 0:
             return width
     raise EmbedderError(
-        f"TALEKEEPER_EMBEDDING_MODEL_PATH: config.json in {path} does not say how long the model's "
-        "vectors are (hidden_size)."
+        f"TALEKEEPER_EMBEDDING_MODEL_PATH: config.json in {path} does not contain the dimension of "
+        "the model (hidden_size)."
     )
 
 
 def _read_pooling(path: Path) -> Pooling:
-    """How token vectors become one: as sentence-transformers writes it down, else their mean."""
+    """Return the pooling in the files of sentence-transformers; the default is the mean."""
     config = _read_json(path / "1_Pooling" / "config.json")
     for key, pooling in _POOLINGS.items():
         if config.get(key) is True:
@@ -119,7 +118,7 @@ def _read_pooling(path: Path) -> Pooling:
 
 
 def _read_prompts(path: Path) -> Mapping[Task, str]:
-    """As sentence-transformers writes them down: E5 wants `query: ` and `passage: `, say."""
+    """Return the prefixes in the files of sentence-transformers, such as `query: ` for E5."""
     named = _read_json(path / "config_sentence_transformers.json").get("prompts")
     prompts = cast("dict[str, Any]", named) if isinstance(named, dict) else {}
     document = prompts.get("document") or prompts.get("passage") or ""
@@ -127,7 +126,7 @@ def _read_prompts(path: Path) -> Mapping[Task, str]:
 
 
 def _compute_mark(*files: Path) -> str:
-    """A hash of the files' sizes and of their first and last mebibyte, where weights differ."""
+    """Hash the files' sizes and their first and last mebibyte, where weights differ."""
     digest = hashlib.sha256()
     for file in files:
         size = file.stat().st_size
@@ -155,38 +154,37 @@ T = TypeVar("T")
 
 LOCAL_LABEL = "The embedding model on this machine"
 NOT_INSTALLED = (
-    "fastembed, which computes embeddings here, is not installed. It comes with Talekeeper where "
-    "there is one for the machine: on Linux, and on Macs with Apple's processors."
+    "fastembed, which computes embeddings on this machine, is not installed. It is available on "
+    "Linux and on Macs with Apple's processors."
 )
 
 _MAX_GROUP_TOKENS = 256
-"""Tokens that go through the model at once, padding included. On a CPU more are slower, not faster,
-and take memory: measured with MiniLM int8, a token takes as long from 128 to 400 at once, a tenth
-longer at 800 and a quarter longer at 1,600."""
+"""Tokens that the model processes at once, including padding. On a CPU, more are slower and take
+memory. With MiniLM int8, a token takes the same time from 128 to 400 tokens at once, a tenth longer
+at 800 and a quarter longer at 1,600."""
 
 _MAX_WORKERS = 4
 
 _MAX_CHARACTERS = 40_000
-"""No tokenizer needs to see more of a text: models end at some thousand tokens."""
+"""Characters of a text that are tokenized. Models read at most some thousand tokens."""
 
 
 def is_installed() -> bool:
-    """Whether fastembed is there, without the second that importing it takes."""
+    """True if fastembed is installed. It is not imported, because that takes a second."""
     return find_spec("fastembed") is not None
 
 
 class LocalEmbedder:
-    """A model in a folder. It is loaded when the first text comes.
+    """A model in a folder. The first text loads it.
 
     Args:
-        folder: Where it is.
-        model: fastembed's name for it, where its files do not say how it pools. Empty: by its
-            files.
-        dimension: Length of its vectors, where its files do not say so rightly.
-        workers: Documents are computed in so many threads, each on one core; 0 is one a core, and
-            4 at most. Queries have a thread of their own, and wait for no document.
+        folder: The folder.
+        model: The name in fastembed, which knows the pooling. If it is empty, the files decide.
+        dimension: Length of the vectors, if the files are wrong about it.
+        workers: Threads for documents, each on one core. 0 means one per core, at most 4. Queries
+            have their own thread, so they do not wait for documents.
 
-    Raises `EmbedderError` when the folder holds no model, or fastembed is not installed.
+    Raises `EmbedderError` if the folder contains no model or fastembed is not installed.
     """
 
     def __init__(
@@ -214,20 +212,20 @@ class LocalEmbedder:
 
     async def embed(self, texts: Sequence[str], task: Task) -> Floats:
         """See `Embedder`."""
-        model = await self._loaded()
+        model = await self._load()
         prefix = self._folder.prompts[task]
         prepared = [prefix + replace_surrogates(text[:_MAX_CHARACTERS]) for text in texts]
         vectors = np.empty((len(texts), self.spec.dimension), dtype=np.float32)
         pool = self._queries if task == "query" else self._documents
         groups = _group_by_length(
-            await self._computed(pool, partial(_count_tokens, model, prepared))
+            await self._run_in_pool(pool, partial(_count_tokens, model, prepared))
         )
 
         async def work() -> None:
-            # One group after the other, so that another caller's text gets in between.
+            # The groups are computed separately, so that texts of other callers get a turn.
             for group in groups:
                 some = [prepared[index] for index in group]
-                rows = await self._computed(pool, partial(_compute, model, some, task))
+                rows = await self._run_in_pool(pool, partial(_compute, model, some, task))
                 vectors[group] = normalize_rows(
                     rows, who=LOCAL_LABEL, count=len(some), dimension=self.spec.dimension
                 )
@@ -236,35 +234,35 @@ class LocalEmbedder:
         return vectors
 
     async def aclose(self) -> None:
-        """Let go of the model; a group under way is computed to its end."""
+        """Unload the model. A running computation ends first."""
         for pool in (self._documents, self._queries):
             pool.shutdown(wait=False, cancel_futures=True)
         self._loading = None
 
-    async def _computed(self, pool: ThreadPoolExecutor, work: Callable[[], T]) -> T:
-        """What the model says in a thread of a pool. Raises `EmbedderError`."""
+    async def _run_in_pool(self, pool: ThreadPoolExecutor, work: Callable[[], T]) -> T:
+        """Return the result of `work` in a thread of a pool. Raises `EmbedderError`."""
         try:
-            return await self._begin(pool, work)
+            return await self._submit(pool, work)
         except EmbedderError:
             raise
-        except Exception as error:  # noqa: BLE001  # whatever a model's file may cause
+        except Exception as error:  # noqa: BLE001  # a model's file may cause any error
             raise EmbedderError(f"{LOCAL_LABEL} failed ({type(error).__name__}).") from None
 
-    def _begin(self, pool: ThreadPoolExecutor, work: Callable[[], T]) -> asyncio.Future[T]:
-        """Do `work` in a thread of a pool. Raises `EmbedderError` once that is closed."""
+    def _submit(self, pool: ThreadPoolExecutor, work: Callable[[], T]) -> asyncio.Future[T]:
+        """Start `work` in a thread of a pool. Raises `EmbedderError` if the pool is closed."""
         try:
             return asyncio.get_running_loop().run_in_executor(pool, work)
         except RuntimeError:
             raise EmbedderError(f"{LOCAL_LABEL} is closed.") from None
 
-    async def _loaded(self) -> TextEmbedding:
+    async def _load(self) -> TextEmbedding:
         if self._loading is None:
-            self._loading = self._begin(
+            self._loading = self._submit(
                 self._queries, partial(_load_model, self._folder, self._name)
             )
         loading = self._loading
         try:
-            # A caller who has no more time does not stop it: the next one finds it loaded.
+            # Cancelling the caller must not stop the loading, which the next call needs.
             return await asyncio.shield(loading)
         except Exception as error:
             self._loading = None
@@ -274,7 +272,7 @@ class LocalEmbedder:
 
 
 def _count_tokens(model: TextEmbedding, texts: Sequence[str]) -> list[int]:
-    """The tokens of each text, as the model gets to see it; of a single one nobody needs them."""
+    """Count the tokens of each text after truncation. For a single text they are not needed."""
     if len(texts) < 2:  # noqa: PLR2004
         return [0] * len(texts)
     tokenizer = cast("Tokenizer", cast("Any", model.model).tokenizer)
@@ -282,7 +280,7 @@ def _count_tokens(model: TextEmbedding, texts: Sequence[str]) -> list[int]:
 
 
 def _group_by_length(lengths: Sequence[int]) -> Iterator[list[int]]:
-    """Indices of texts of like length: what is computed together is padded to the longest."""
+    """Yield indices of texts with similar lengths, because a group is padded to the longest."""
     group: list[int] = []
     for index in sorted(range(len(lengths)), key=lengths.__getitem__):
         if group and (len(group) + 1) * lengths[index] > _MAX_GROUP_TOKENS:
@@ -299,7 +297,7 @@ def _compute(model: TextEmbedding, texts: list[str], task: Task) -> Floats:
 
 
 def _load_model(folder: ModelFolder, name: str) -> TextEmbedding:
-    """Load the model; takes a second or two, most of it to import fastembed."""
+    """Load the model. It takes a second or two, mostly for importing fastembed."""
     from fastembed import TextEmbedding  # noqa: PLC0415  # slow: not at start-up
 
     known = {str(each["model"]).lower() for each in TextEmbedding.list_supported_models()}
@@ -310,17 +308,17 @@ def _load_model(folder: ModelFolder, name: str) -> TextEmbedding:
     return TextEmbedding(
         name,
         specific_model_path=str(folder.path),
-        # Else it makes a folder for downloads.
+        # Without it, fastembed creates a folder for downloads.
         cache_dir=str(folder.path),
         local_files_only=True,
         providers=["CPUExecutionProvider"],
-        # More threads in one computation wait for each other more than they help.
+        # Threads within one computation wait for each other, which is slower.
         threads=1,
     )
 
 
 def _register_model(folder: ModelFolder, name: str) -> None:
-    """Tell fastembed of a model that it does not know."""
+    """Register a model that fastembed does not know."""
     from fastembed import TextEmbedding  # noqa: PLC0415  # slow: not at start-up
     from fastembed.common.model_description import (  # noqa: PLC0415  # likewise
         ModelSource,
@@ -336,7 +334,7 @@ def _register_model(folder: ModelFolder, name: str) -> None:
         name,
         pooling=poolings[folder.pooling],
         normalization=True,
-        # It wants one; with a folder given it is never asked.
+        # It is required, but not used if there is a folder.
         sources=ModelSource(hf="none"),
         dim=folder.dimension,
         model_file=folder.model_file,

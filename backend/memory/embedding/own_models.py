@@ -1,7 +1,6 @@
-"""Embedding models of users' own: which one an account names, opened with its user's key.
+"""Users' own embedding models, which are opened with the user's key.
 
-They are kept while they are in use, and for some minutes after. Nothing is connected to before a
-text is embedded.
+They stay open while they are in use and for some minutes after. The first text opens a connection.
 """
 
 from __future__ import annotations
@@ -37,18 +36,18 @@ from backend.settings import Settings
 from backend.vault.sealing import Sealer, digest
 
 COLLECTION_DIMENSIONS = (256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096)
-"""Of the collections for users' own models. Servers that users name may say anything: without a
-fixed set each answer of another length would be another collection."""
+"""Dimensions of the collections for users' own models. The set is fixed, because users' servers may
+return vectors of any length, and each length would create a collection."""
 
 
 class OwnEmbedder:
-    """An `Embedder` whose vectors are filled up with zeros, which changes no cosine.
+    """An `Embedder` that pads vectors with zeros, which does not change cosines.
 
     Args:
-        embedder: What asks the provider.
-        dimension: How long the filled vectors are; None for the shortest of `COLLECTION_DIMENSIONS` that
-            holds those of the first answer.
-        length: How long they are before, where that is known: the embedder gives no others.
+        embedder: The embedder of the provider.
+        dimension: Length of the padded vectors. If it is None, the first response decides: it is
+            the smallest of `COLLECTION_DIMENSIONS` that is sufficient.
+        length: Length of the vectors before padding, if it is known.
     """
 
     def __init__(
@@ -68,7 +67,7 @@ class OwnEmbedder:
     def spec(self) -> EmbedderSpec:
         """See `Embedder`."""
         if self.dimension is None:
-            raise EmbedderError("Your embedding model has not answered yet.")
+            raise EmbedderError("Your embedding model has not responded yet.")
         return EmbedderSpec(
             provider="own",
             model=self.model,
@@ -84,7 +83,7 @@ class OwnEmbedder:
             self.dimension = next((each for each in COLLECTION_DIMENSIONS if each >= given), None)
             if self.dimension is None:
                 raise EmbedderError(
-                    f"Your embedding model gives vectors of {given:,} numbers. They may have "
+                    f"Your embedding model returns vectors of {given:,} numbers. The maximum is "
                     f"{COLLECTION_DIMENSIONS[-1]:,}."
                 )
             self._length = given
@@ -96,7 +95,7 @@ class OwnEmbedder:
         made = await self._embedder.embed(texts, task)
         missing = dimension - made.shape[1]
         if missing < 0 and len(made):
-            raise EmbedderError("Your embedding model gives longer vectors than before.")
+            raise EmbedderError("Your embedding model returns longer vectors than before.")
         return np.pad(made, ((0, 0), (0, max(0, missing))))
 
     def retire_soon(self) -> None:
@@ -112,7 +111,7 @@ MAX_OPEN_MODELS = 100
 IDLE_SECONDS = 900.0
 MAX_COSINES = 1000
 MAX_QUERIES_PER_USER = 64
-"""Vectors of one user's queries: a megabyte at most."""
+"""Cached query vectors of one user: at most a megabyte."""
 
 
 class VectorSizes(NamedTuple):
@@ -131,12 +130,12 @@ UNKNOWN_SIZES = VectorSizes(None, None)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OwnModel:
-    """The embedding model that an account names.
+    """The embedding model that an account has chosen.
 
     Attributes:
-        id: As the settings have it, `<provider>/<model>`.
-        mark: A keyed hash of server and model; `GONE` where the provider is not there any more.
-        embedder: None where the provider is not there any more.
+        id: The setting, `<provider>/<model>`.
+        mark: A keyed hash of server and model; `GONE` if the provider no longer exists.
+        embedder: None if the provider no longer exists.
     """
 
     id: str
@@ -154,13 +153,13 @@ class _OpenModel:
 
 
 class OwnModels(UserSignedOut):
-    """Opens users' own embedding models.
+    """Opens users' own embedding models and closes them when they are idle.
 
     Args:
-        database: Where accounts and their providers are.
-        user_models: Whose providers there are.
-        settings: How many texts a request takes, and how long a query may.
-        clock: Seconds that only go up.
+        database: Contains the accounts and their providers.
+        user_models: Loads a user's providers.
+        settings: The batch size and the time limit of queries.
+        clock: Returns monotonic seconds.
     """
 
     def __init__(
@@ -178,8 +177,8 @@ class OwnModels(UserSignedOut):
         self._open: OrderedDict[UUID, _OpenModel] = OrderedDict()
         self._cosines: OrderedDict[tuple[bytes, VectorSizes], ModelCosines] = OrderedDict()
 
-    async def of(self, sealer: Sealer, sizes: VectorSizes = UNKNOWN_SIZES) -> OwnModel | None:
-        """The model that the account names now; None where it names none.
+    async def load(self, sealer: Sealer, sizes: VectorSizes = UNKNOWN_SIZES) -> OwnModel | None:
+        """Return the model that the account has chosen; None if it has chosen none.
 
         `sizes` are those of the collection that contains the user's texts. If they are unknown, the
         model is asked for them.
@@ -196,13 +195,13 @@ class OwnModels(UserSignedOut):
             wanted = ProviderEmbedding(*models.embedding_server(model_id))
         except (UnknownModelError, NoEmbeddingsError):
             return OwnModel(id=model_id, mark=GONE)
-        return self._opened(sealer, model_id, wanted, sizes)
+        return self._get_open(sealer, model_id, wanted, sizes)
 
-    def _opened(
+    def _get_open(
         self, sealer: Sealer, model_id: str, wanted: ProviderEmbedding, sizes: VectorSizes
     ) -> OwnModel:
         made = self._open.pop(sealer.user_id, None)
-        # One that was to find the dimension out has to ask again.
+        # A model that was opened with unknown sizes must be asked again.
         if made is not None and (
             (made.wanted, made.model.id, made.sizes) != (wanted, model_id, sizes)
             or made.raw.dimension != sizes.dimension
@@ -210,13 +209,13 @@ class OwnModels(UserSignedOut):
             self._retire(made)
             made = None
         if made is None:
-            made = self._made(sealer, model_id, wanted, sizes)
+            made = self._open_model(sealer, model_id, wanted, sizes)
         made.used_at = self._clock()
         self._open[sealer.user_id] = made
         self._sweep()
         return made.model
 
-    def _made(
+    def _open_model(
         self, sealer: Sealer, model_id: str, wanted: ProviderEmbedding, sizes: VectorSizes
     ) -> _OpenModel:
         dimension, length = sizes
@@ -244,12 +243,12 @@ class OwnModels(UserSignedOut):
             self._retire(oldest)
 
     def user_signed_out(self, user_id: UUID) -> None:
-        """Drop the vectors of a user's queries, and the key of the provider."""
+        """Drop the user's query vectors and the key of the provider."""
         if (gone := self._open.pop(user_id, None)) is not None:
             self._retire(gone)
 
     def _retire(self, gone: _OpenModel) -> None:
-        """Close it, and keep what its cosines say: to find that out takes two requests."""
+        """Close a model, and keep its scale of cosines, which takes two requests to measure."""
         embedder = gone.model.embedder
         if embedder is not None and embedder.known_cosines is not None:
             self._cosines[gone.model.mark, gone.sizes] = embedder.known_cosines

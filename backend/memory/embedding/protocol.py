@@ -1,4 +1,4 @@
-"""What turns texts into vectors: the protocol of all embedders."""
+"""The protocol of embedders, which turn texts into vectors, and the scale of their cosines."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import Any, Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,18 +15,15 @@ from numpy.typing import NDArray
 from backend.errors import UnavailableError
 from backend.vault.sealing import Sealer
 
-if TYPE_CHECKING:
-    pass
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelCosines:
-    """What cosines of a model say. The defaults are MiniLM's.
+    """The scale of a model's cosines. The defaults are those of MiniLM.
 
     Attributes:
-        unrelated: That of texts which have nothing to do with each other: it says nothing.
-        dense: From which on a memory is near enough by itself.
-        lore: From which on an entry of a lorebook is what a line is about. Words alone never are.
+        unrelated: The mean cosine of unrelated texts.
+        dense: The cosine from which a memory is relevant without shared words.
+        lore: The cosine from which a lorebook entry is relevant.
     """
 
     unrelated: float = 0.0
@@ -38,18 +35,17 @@ MINILM = ModelCosines()
 
 
 MIN_COSINE_DIFFERENCE = 0.15
-"""So much further up than MiniLM's the cosines of unrelated texts have to be, for it not to be
-chance: there are few texts."""
+"""A smaller difference from MiniLM's cosines is ignored, because few texts are compared."""
 
 _MIN_SCALE = 0.001
-"""Of a model whose vectors are all the same, which tells nothing apart."""
+"""The scale of a model that returns the same vector for all texts."""
 
 
 def find_cosines(model: str) -> ModelCosines | None:
-    """What the cosines of a model say, by its name; None for one that is not in the table.
+    """Return the scale of a model from the table; None for an unknown model.
 
-    Whose the model is does not matter, nor what stands after its name: `minilm-l6-v2` is found in
-    `sentence-transformers/all-MiniLM-L6-v2-int8`.
+    A part of the name is enough: `sentence-transformers/all-MiniLM-L6-v2-int8` contains
+    `minilm-l6-v2`.
     """
     name = model.lower()
     table = _load_table()["models"]
@@ -58,26 +54,27 @@ def find_cosines(model: str) -> ModelCosines | None:
 
 
 async def measure_cosines(embed: Embed) -> ModelCosines:
-    """What the cosines of a model say, by those of texts without anything in common.
+    """Measure the scale of a model by the cosines of unrelated texts.
 
-    As much as theirs are above MiniLM's, everything below 1 is taken to be narrower: many models
-    add a part that all their vectors share. Two requests. Raises `EmbedderError`.
+    Many models add a component that all their vectors share, which raises all cosines. The scale
+    below 1 is compressed by that amount. It takes two requests. Raises `EmbedderError`.
     """
     texts = _load_table()["unrelated"]
-    asked, told = await embed(texts["lines"], "query"), await embed(texts["texts"], "document")
-    return scale_cosines(float((asked @ told.T).mean()))
+    queries = await embed(texts["lines"], "query")
+    documents = await embed(texts["texts"], "document")
+    return scale_cosines(float((queries @ documents.T).mean()))
 
 
 def scale_cosines(mean: float) -> ModelCosines:
-    """What cosines say where those of the shipped unrelated texts are `mean` on average."""
+    """Return the scale of a model with this mean cosine of the unrelated texts in the table."""
     usual: float = _load_table()["unrelated"]["minilm"]
     if mean - usual < MIN_COSINE_DIFFERENCE:
         return MINILM
-    narrower = max(_MIN_SCALE, (1 - mean) / (1 - usual))
+    scale = max(_MIN_SCALE, (1 - mean) / (1 - usual))
     return ModelCosines(
-        unrelated=1 - narrower,
-        dense=1 - narrower * (1 - MINILM.dense),
-        lore=1 - narrower * (1 - MINILM.lore),
+        unrelated=1 - scale,
+        dense=1 - scale * (1 - MINILM.dense),
+        lore=1 - scale * (1 - MINILM.lore),
     )
 
 
@@ -87,23 +84,23 @@ def _load_table() -> Mapping[str, Any]:
 
 
 OWN_PREFIX = "own"
-"""What the names of collections of users' own models begin with."""
+"""Prefix of the names of collections for users' own models."""
 
 Floats = NDArray[np.float32]
 Task = Literal["document", "query"]
-"""What a text is embedded for: models that tell the two apart are told."""
+"""The purpose of an embedding. Some models make different vectors for the two."""
 Embed = Callable[[Sequence[str], Task], Awaitable[Floats]]
 """See `Embedder.embed`."""
 
 
 class EmbedderError(UnavailableError):
-    """The embedder does not answer, or refuses. Search goes on with terms alone.
+    """The embedding model does not respond or refuses. Search continues with terms alone.
 
-    `retry_after` is in seconds, where the provider said so. `retryable`: the same request may
+    `retry_after` is in seconds, if the provider gave a time. If `retryable`, the same request may
     succeed later.
     """
 
-    slug, title = "embedder-unavailable", "The embedding model does not answer"
+    slug, title = "embedder-unavailable", "The embedding model does not respond"
 
     def __init__(
         self, detail: str, *, retry_after: float | None = None, retryable: bool = False
@@ -115,12 +112,15 @@ class EmbedderError(UnavailableError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EmbedderSpec:
-    """Which model. Vectors of two models can't be compared.
+    """The identity of an embedding model. Vectors of different models can't be compared.
 
-    The installation's model has a collection of its own. Those of users' own models are shared by
-    all of the same dimension, since no search reads the points of two users; `server` is where
-    such a model is, which tells two of one name apart, and `length` how many numbers it gives: the
-    rest of the dimension is filled up.
+    The installation's model has its own collection. Users' own models share one collection per
+    dimension, because a search reads the points of one user.
+
+    Attributes:
+        server: The server of a user's own model; None for the installation's model.
+        length: Length of the vectors that a user's own model returns. They are padded to the
+            dimension.
     """
 
     provider: str
@@ -131,7 +131,7 @@ class EmbedderSpec:
 
     @property
     def identity(self) -> str:
-        """What tells this model from every other one."""
+        """A string that no other model has."""
         if self.server is None:
             return self.collection
         length = f"/{self.length}" if self.length else ""
@@ -139,7 +139,7 @@ class EmbedderSpec:
 
     @property
     def collection(self) -> str:
-        """Name of the collection for this model's vectors: letters, digits, `_` and `-`."""
+        """The name of the model's collection: letters, digits, `_` and `-`."""
         if self.server is not None:
             return f"{OWN_PREFIX}-{self.dimension}"
         plain = "".join(each if each.isalnum() else "-" for each in self.model).strip("-").lower()
@@ -147,39 +147,36 @@ class EmbedderSpec:
 
 
 class Embedder(Protocol):
-    """A model that turns texts into vectors. Every failure it raises is an `EmbedderError`."""
+    """A model that turns texts into vectors. Every failure raises `EmbedderError`."""
 
     @property
     def spec(self) -> EmbedderSpec:
-        """Which model this is.
-
-        Raises `EmbedderError` while that is not known: see `ready`.
-        """
+        """The identity of the model. Raises `EmbedderError` before `ready` if it is unknown."""
         ...
 
     async def ready(self) -> EmbedderSpec:
-        """Find out what `spec` needs. Asks a server once, where it alone knows the dimension."""
+        """Return `spec`. If only the server knows the dimension, the first call asks it."""
         ...
 
     async def embed(self, texts: Sequence[str], task: Task) -> Floats:
-        """Vectors of texts, shape (n, dimension), each row of unit length.
+        """Return vectors of texts, shape (n, dimension), each row of unit length.
 
-        Splits what is too much for one request, and cuts texts that are too long for the model.
+        It splits large requests and truncates texts that are too long for the model.
         """
         ...
 
     async def aclose(self) -> None:
-        """Let go of connections or of the model."""
+        """Close connections or unload the model."""
         ...
 
 
 class QueryEmbedder(Protocol):
-    """Turns what is looked for into a vector, quickly or not at all."""
+    """A model that embeds queries within a time limit."""
 
     async def cosines(self) -> ModelCosines:
-        """What the model's cosines say. Never fails."""
+        """Return the scale of the model's cosines. It never fails."""
         ...
 
     async def embed_query(self, sealer: Sealer, text: str) -> Floats:
-        """The vector, shape (d,), of unit length. Raises `EmbedderError`."""
+        """Return the vector, shape (d,), of unit length. Raises `EmbedderError`."""
         ...

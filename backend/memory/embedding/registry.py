@@ -1,4 +1,4 @@
-"""Which embedder this installation has."""
+"""The choice of the installation's embedder, and the construction of embedders."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ from backend.settings import Settings
 EmbedderChoice = Literal["none", "gemini", "openai", "local"]
 
 _REQUEST_SECONDS = 60.0
-"""The longest wait for one request's vectors, where no turn waits for them."""
+"""Time limit of a request for vectors of documents. No turn waits for them."""
 
 
 def choose_embedder(settings: Settings) -> EmbedderChoice:
-    """The embedder that the settings name, or what `auto` comes to with them."""
+    """Return the kind of embedder in the settings, with `auto` resolved."""
     if settings.embedder != "auto":
         return settings.embedder
     if settings.gemini_api_key is not None:
@@ -40,21 +40,22 @@ def choose_embedder(settings: Settings) -> EmbedderChoice:
 
 
 def find_local_model(settings: Settings) -> tuple[str, Path] | None:
-    """The fetched model that embeds, and its folder; None where something else does, or nothing."""
+    """Return the name and folder of the downloaded model, if it is the embedder."""
     if settings.embedding_model_path is not None or choose_embedder(settings) != "local":
         return None
     return find_model_in_use(settings.models_dir)
 
 
 def allows_provider(settings: Settings) -> bool:
-    """Whether a provider of the installation's may embed: not where the settings name a model."""
+    """True if an administrator may choose a provider's model: the settings must not name one."""
     return settings.embedder == "auto" and settings.embedding_model_path is None
 
 
 def build_embedder(settings: Settings, shared: ProviderEmbedding | None = None) -> Embedder | None:
-    """The embedder of a provider, else the one that the settings name; None where there is none.
+    """Build the embedder of a provider, or else that of the settings; None if there is none.
 
-    Speaks to nobody and loads no model. Raises `EmbedderError` when a model's folder is no such.
+    It sends no requests and loads no model. Raises `EmbedderError` if the folder of a model is
+    invalid.
     """
     if shared is not None:
         return build_provider_embedder(shared, settings)
@@ -72,13 +73,13 @@ def build_embedder(settings: Settings, shared: ProviderEmbedding | None = None) 
 def build_cached_embedder(
     settings: Settings, database: Database, shared: ProviderEmbedding | None = None
 ) -> CachedEmbedder | None:
-    """The same, as the rest of Talekeeper uses it."""
+    """Build the same embedder with a cache."""
     embedder = build_embedder(settings, shared)
     return None if embedder is None else add_cache(embedder, settings, database)
 
 
 def add_cache(embedder: Embedder, settings: Settings, database: Database) -> CachedEmbedder:
-    """An embedder as the rest of Talekeeper uses it."""
+    """Wrap an embedder with the cache, retries and circuit breaker."""
     return CachedEmbedder(
         database,
         embedder,
@@ -90,10 +91,10 @@ def add_cache(embedder: Embedder, settings: Settings, database: Database) -> Cac
 def build_provider_embedder(
     shared: ProviderEmbedding, settings: Settings, *, length: int | None = None
 ) -> GeminiEmbedder | OpenAICompatibleEmbedder:
-    """The embedder of a provider.
+    """Build the embedder of a provider.
 
-    Vectors of Gemini's models have 768 numbers, those of others are as long as the model's own, or
-    refused where they are not of that `length`.
+    Vectors of Gemini's models have 768 numbers. Other models use their own length. If `length` is
+    given, vectors of another length are an error.
     """
     model, batch = shared.model, settings.embedding_batch
     match shared.config:
@@ -104,7 +105,7 @@ def build_provider_embedder(
             config = replace(config, answer_timeout=_REQUEST_SECONDS)
             return OpenAICompatibleEmbedder(config, model=model, length=length, batch=batch)
         case _:
-            raise TypeError(f"{type(shared.config).__name__} can't embed.")
+            raise TypeError(f"{type(shared.config).__name__} has no embeddings.")
 
 
 def _build_gemini(settings: Settings) -> GeminiEmbedder:
@@ -125,7 +126,7 @@ def _build_gemini(settings: Settings) -> GeminiEmbedder:
 def _build_openai(settings: Settings) -> OpenAICompatibleEmbedder:
     key = settings.embedding_api_key
     if key is None and not settings.embedding_base_url:
-        # A key goes to the server that it was given for, and to no other.
+        # A key must be sent only to the server that it belongs to.
         key = settings.openai_api_key
     config = OpenAICompatibleConfig(
         base_url=settings.embedding_base_url or settings.openai_base_url,

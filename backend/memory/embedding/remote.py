@@ -1,4 +1,4 @@
-"""Embeddings of any server that speaks OpenAI's `/embeddings`."""
+"""Embedders that send requests to Gemini or to a server with OpenAI's `/embeddings`."""
 
 from __future__ import annotations
 
@@ -24,24 +24,24 @@ from backend.memory.embedding.protocol import EmbedderError, EmbedderSpec, Float
 T = TypeVar("T")
 
 MAX_TEXT_TOKENS = 2048
-"""What `gemini-embedding-001` reads of a text. Others read more, and chunks are far shorter.
+"""Input limit of `gemini-embedding-001`. Other models accept more, and chunks are far shorter.
 Source: https://ai.google.dev/gemini-api/docs/embeddings"""
 
 _VOCABULARY = "gemma3"
 _BLANK_TEXT = "."
 _SAFETY_FACTOR = 0.95
 _MAX_CHARACTERS_PER_TOKEN = 16
-"""More than any text has on average, so that the tokenizer need not see all of a long one."""
+"""No text has more on average. Long texts are cut there before tokens are counted."""
 
 _MAX_REQUEST_CHARACTERS = 100_000
-"""Characters in one request: some 25,000 tokens, a quarter of a megabyte of JSON."""
+"""About 25,000 tokens, or 250 kB of JSON."""
 
 
 def prepare_text(text: str, *, longest: int = MAX_TEXT_TOKENS) -> str:
-    """`text` as an embedder takes it: not blank, and at most `longest` tokens.
+    """Truncate `text` to `longest` tokens of Gemini, and replace a blank text by a full stop.
 
-    Tokens are Gemini's, exact where its vocabulary is installed; else an estimate, with some
-    margin. Providers refuse blank texts: one is embedded as a full stop.
+    Providers refuse blank texts. If Gemini's vocabulary is not installed, tokens are estimated with
+    a margin.
     """
     text = replace_surrogates(text)
     if len(text.encode()) <= longest:  # no token is shorter than a byte
@@ -58,12 +58,12 @@ def prepare_text(text: str, *, longest: int = MAX_TEXT_TOKENS) -> str:
 
 
 def replace_surrogates(text: str) -> str:
-    """`text` without lone surrogates: half an emoji has no form on the wire."""
+    """Replace lone surrogates, such as half an emoji, because UTF-8 can't encode them."""
     return text.encode(errors="replace").decode()
 
 
 def split_into_batches(texts: Sequence[str], *, most: int) -> Iterator[Sequence[str]]:
-    """`texts` in order, at most `most` and about 100,000 characters in a batch."""
+    """Yield `texts` in order, in batches of at most `most` texts and about 100,000 characters."""
     start = size = 0
     for index, text in enumerate(texts):
         if index > start and (index - start == most or size + len(text) > _MAX_REQUEST_CHARACTERS):
@@ -80,11 +80,11 @@ async def request_embeddings(
     *,
     who: str,
 ) -> T:
-    """What `ask`, a call of the SDK, gets from the provider's connection.
+    """Return the result of `ask` with the provider's connection.
 
     Raises:
-        EmbedderError: Whatever went wrong, without the provider's own words; after the
-            configuration's `answer_timeout` at the latest.
+        EmbedderError: Any failure, without the provider's own text; or the time limit of the
+            configuration (`answer_timeout`).
     """
     seconds = provider.config.answer_timeout
     try:
@@ -92,7 +92,7 @@ async def request_embeddings(
             return await ask(connection)
     except TimeoutError:
         raise EmbedderError(
-            f"{who} gave no embeddings within {seconds:g} seconds.", retryable=True
+            f"{who} returned no embeddings within {seconds:g} seconds.", retryable=True
         ) from None
     except Exception as error:  # noqa: BLE001  # an SDK raises anything
         failure = error if isinstance(error, ModelError) else provider.failure(error)
@@ -109,36 +109,36 @@ def normalize_rows(
     count: int,
     dimension: int | None,
 ) -> Floats:
-    """The same directions at unit length.
+    """Scale vectors to unit length.
 
     Args:
-        vectors: What came out of a model: as many rows as texts, of any real type.
-        who: Whose they are, for the error.
-        count: How many texts there were.
-        dimension: How long each must be; None where nobody knows yet.
+        vectors: The rows that a model returned, of any real type.
+        who: The name of the model, for the error.
+        count: Number of texts.
+        dimension: The expected length of a row; None if it is unknown.
 
     Returns:
         Shape (count, d), float32.
 
     Raises:
-        EmbedderError: If the shape is another one, or a row is zero or not finite.
+        EmbedderError: If the shape is wrong, or a row is zero or not finite.
     """
     try:
         rows = np.asarray(vectors, dtype=np.float32).astype(np.float64)
-    except (TypeError, ValueError):  # a row that is shorter, or of something else
-        raise EmbedderError(f"{who} sent embeddings that are no table of numbers.") from None
+    except (TypeError, ValueError):  # rows of different lengths, or not numbers
+        raise EmbedderError(f"{who} returned invalid embeddings.") from None
     if rows.ndim != 2 or len(rows) != count:  # noqa: PLR2004  # rows and columns
-        raise EmbedderError(f"{who} gave {len(rows)} vectors for {count} texts.")
+        raise EmbedderError(f"{who} returned {len(rows)} vectors for {count} texts.")
     length = rows.shape[1]
     if length == 0 or (dimension is not None and length != dimension):
         raise EmbedderError(
-            f"{who} gives vectors of {length} numbers, and {dimension} are expected. If the model "
-            "was changed, rebuild the index; TALEKEEPER_EMBEDDING_DIMENSION, where it is set, has "
-            "to be what the model gives."
+            f"{who} returns vectors of {length} numbers instead of {dimension}. If the model was "
+            "changed, rebuild the index. If TALEKEEPER_EMBEDDING_DIMENSION is set, it must be the "
+            "dimension of the model."
         )
     norms = np.linalg.norm(rows, axis=1, keepdims=True)
     if not (np.isfinite(norms) & (norms > 0)).all():
-        raise EmbedderError(f"{who} gave a vector without a direction.")
+        raise EmbedderError(f"{who} returned a vector that is zero or not finite.")
     unit: Floats = (rows / norms).astype(np.float32)
     return unit
 
@@ -147,15 +147,15 @@ GEMINI_MODEL = "gemini-embedding-001"
 GEMINI_DIMENSION = 768
 
 MAX_TEXTS_PER_REQUEST = 100
-"""In one request. Source: https://ai.google.dev/api/embeddings#method:-models.batchembedcontents"""
+"""Source: https://ai.google.dev/api/embeddings#method:-models.batchembedcontents"""
 
 _TASK_TYPES: dict[Task, str] = {"document": "RETRIEVAL_DOCUMENT", "query": "RETRIEVAL_QUERY"}
 
 
 class GeminiEmbedder:
-    """An `Embedder` of Google's, asked for vectors of `dimension` and `batch` texts a request.
+    """An `Embedder` that asks Gemini for vectors of `dimension`, `batch` texts per request.
 
-    The configuration's `answer_timeout` is the longest wait for one request.
+    The time limit of a request is the configuration's `answer_timeout`.
     """
 
     def __init__(
@@ -184,8 +184,8 @@ class GeminiEmbedder:
         return np.concatenate([np.empty((0, self.spec.dimension), np.float32), *parts])
 
     async def _ask(self, texts: Sequence[str], task: Task) -> Floats:
-        # Of bare texts the SDK makes one single content for models that it takes to be multimodal:
-        # one vector for all of them.
+        # The SDK would merge plain strings into one content for models that it considers
+        # multimodal, and return one vector.
         contents: Any = [{"parts": [{"text": text}]} for text in texts]
         config = {
             "task_type": _TASK_TYPES[task],
@@ -199,7 +199,7 @@ class GeminiEmbedder:
             who=GOOGLE,
         )
         rows: list[list[float]] = [each.values or [] for each in response.embeddings or ()]
-        # Below 3,072 dimensions Gemini cuts its vectors off and does not scale them again.
+        # Gemini truncates vectors to fewer than 3,072 dimensions without scaling them.
         return normalize_rows(rows, who=GOOGLE, count=len(texts), dimension=self.spec.dimension)
 
     async def retire(self) -> None:
@@ -216,11 +216,16 @@ DEFAULT_BATCH = 100
 
 
 class OpenAICompatibleEmbedder:
-    """An `Embedder` on an OpenAI-compatible server, asked for `batch` texts a request.
+    """An `Embedder` that asks an OpenAI-compatible server, `batch` texts per request.
 
-    Without a `dimension` vectors are as long as those of the first answer, for many servers refuse
-    to be asked for one; or of that `length`, where it is known. The configuration's
-    `answer_timeout` is the longest wait for one request.
+    The time limit of a request is the configuration's `answer_timeout`.
+
+    Args:
+        config: The server.
+        model: The name of the model there.
+        dimension: The dimension to request. Many servers refuse that; None leaves it out.
+        length: The known length of the vectors. If both are None, the first response decides.
+        batch: Texts per request.
     """
 
     def __init__(
@@ -243,7 +248,7 @@ class OpenAICompatibleEmbedder:
         """See `Embedder`."""
         if self._dimension is None:
             raise EmbedderError(
-                f"{SERVER_LABEL} has not answered yet, and how long its vectors are is not configured."
+                f"{SERVER_LABEL} has not responded yet, and the dimension is not configured."
             )
         return EmbedderSpec(provider="openai", model=self.model, dimension=self._dimension)
 
@@ -274,7 +279,7 @@ class OpenAICompatibleEmbedder:
         address = self._provider.config.base_url.rstrip("/") + "/embeddings"
         data = await request_embeddings(
             self._provider,
-            # Unparsed: the vectors are read into their own type.
+            # Unparsed, because the vectors are decoded into their own type.
             lambda connection: connection.post_raw(address, body),
             who=SERVER_LABEL,
         )
@@ -304,10 +309,9 @@ class _Embeddings(msgspec.Struct):
 
 
 def _decode_vectors(request_embeddings: bytes) -> list[Any]:
-    """The vectors in the texts' order. Some servers send numbers whatever form is asked for.
+    """Return the vectors in the order of the texts. Some servers ignore the requested encoding.
 
-    Raises `EmbedderError` when the answer holds none, at the first place where it is something
-    else: what a broken server sends may be large.
+    Raises `EmbedderError` at the first invalid value, because a faulty response may be large.
     """
     try:
         data = msgspec.json.decode(request_embeddings, type=_Embeddings).data
@@ -320,4 +324,4 @@ def _decode_vectors(request_embeddings: bytes) -> list[Any]:
             for each in data
         ]
     except (msgspec.MsgspecError, ValueError, RecursionError):
-        raise EmbedderError(f"{SERVER_LABEL} sent an answer that holds no embeddings.") from None
+        raise EmbedderError(f"{SERVER_LABEL} returned a response without embeddings.") from None

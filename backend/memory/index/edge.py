@@ -1,7 +1,8 @@
-"""Qdrant Edge: an index in the data folder, one folder a collection.
+"""Qdrant Edge: an index in the data folder, with one folder per collection.
 
-The engine has a process of its own (`edge_engine`), because it holds Python's lock while it works.
-A collection's process ends with it. One that was killed is started again by the next call.
+The engine runs in its own process (`edge_engine`), because it holds Python's lock while it works.
+Each collection has a process, which ends when the collection is closed. If a process was killed,
+the next call starts a new one.
 """
 
 from __future__ import annotations
@@ -47,32 +48,32 @@ PointPayload = tuple[UUID, Payload]
 
 
 class PayloadCache:
-    """Payloads by point, of a collection that this process alone writes to.
+    """A cache of payloads by point, for a collection that only this process writes to.
 
-    It holds ids and numbers, nothing of a text. A point that was deleted may stay in it for a
-    while: the engine finds it no more.
+    It contains ids and numbers, no text. A deleted point may stay in it for a while, which is
+    harmless because the engine no longer finds it.
 
     Args:
-        most: How many are kept, about. Those that were not asked for the longest time go first.
+        most: Approximate number of payloads. The least recently used ones are dropped first.
 
     Attributes:
-        writes: How often something was written.
+        writes: Number of writes to the collection.
     """
 
     def __init__(self, most: int = MAX_CACHED_PAYLOADS) -> None:
         self._half = max(1, most // 2)
         self.writes = 0
-        # By the numbers of ids: a UUID computes its hash in Python, ten times as slowly.
+        # The keys are integers, because hashing a UUID takes ten times as long.
         self._young: dict[int, PointPayload] = {}
         self._old: dict[int, PointPayload] = {}
         self._ids: dict[int, UUID] = {}
 
     def has_room(self, count: int) -> bool:
-        """Whether so many more can be kept without any of them going that were found lately."""
+        """True if `count` more payloads fit without dropping recently used ones."""
         return len(self._young) + count <= self._half
 
     def get(self, ids: Iterable[int]) -> dict[int, PointPayload]:
-        """What is kept of these points."""
+        """Return the cached payloads among these points."""
         found: dict[int, PointPayload] = {}
         for each in ids:
             known = self._young.get(each)
@@ -83,20 +84,20 @@ class PayloadCache:
         return found
 
     def add(self, points: Iterable[PointPayload], *, writes: int) -> None:
-        """Keep what was read, unless something was written since there were so many `writes`."""
+        """Cache payloads that were read, unless there was a write since `writes` was taken."""
         if writes == self.writes:
             for point_id, payload in points:
-                self._put((point_id, self._shared(payload)))
+                self._put((point_id, self._share_ids(payload)))
 
     def write(self, points: Iterable[PointPayload]) -> None:
-        """Take note of what was written. What was not found lately is not kept for it."""
+        """Update the cached payloads of points that were written. It adds no others."""
         self.writes += 1
         for point_id, payload in points:
             if point_id.int in self._young or point_id.int in self._old:
-                self._put((point_id, self._shared(payload)))
+                self._put((point_id, self._share_ids(payload)))
 
     def forget(self, owner_id: UUID) -> None:
-        """Drop all of a user's."""
+        """Drop all payloads of a user."""
         self.writes += 1
         self._ids.pop(owner_id.int, None)
         for kept in (self._young, self._old):
@@ -108,8 +109,8 @@ class PayloadCache:
             self._old, self._young, self._ids = self._young, {}, {}
         self._young[known[0].int] = known
 
-    def _shared(self, payload: Payload) -> Payload:
-        """With one object for each id that many payloads name: half the memory."""
+    def _share_ids(self, payload: Payload) -> Payload:
+        """Return the payload with shared id objects, which halves the memory of the cache."""
         share, scene_id = self._ids.setdefault, payload.scene_id
         return replace(
             payload,
@@ -123,13 +124,13 @@ log = get_logger(__name__)
 
 _PROGRAM = "backend.memory.index.edge_engine"
 _SHUTDOWN_SECONDS = 30.0
-"""How long it may take to write everything out before it is killed."""
+"""Time that the process has to flush before it is killed."""
 
 _PIPE_BYTES = 1 << 20
 
 
 class EngineError(Exception):
-    """A call failed, or the process is gone. `kind` is the type of the engine's error, if any."""
+    """A call failed or the process ended. `kind` is the type of the engine's error, if any."""
 
     def __init__(self, text: str, *, kind: str = "") -> None:
         super().__init__(text)
@@ -137,13 +138,13 @@ class EngineError(Exception):
 
 
 class EngineProcess:
-    """One running engine. Calls may be made side by side, all of them from one event loop."""
+    """A running engine. Calls may be concurrent, but only from one event loop."""
 
     _prepared: ClassVar[EngineProcess | None] = None
 
     def __init__(self, process: asyncio.subprocess.Process) -> None:
         if process.stdin is None or process.stdout is None:
-            raise RuntimeError("Pipes were asked for.")
+            raise RuntimeError("The process has no pipes.")
         self._process = process
         self._in, self._out = process.stdin, process.stdout
         self._numbers = count()
@@ -152,22 +153,22 @@ class EngineProcess:
 
     @classmethod
     async def prepare(cls) -> None:
-        """Start the one that the next `start` gives: it comes up while other things are done.
+        """Start a process ahead of time, for the next call of `start`.
 
-        A failure is left to `start`, which tries again.
+        A failure is ignored, because `start` tries again.
         """
         with contextlib.suppress(OSError):
-            EngineProcess._prepared = await cls._started()
+            EngineProcess._prepared = await cls._spawn()
 
     @classmethod
     async def start(cls) -> EngineProcess:
-        """One that runs."""
+        """Return a running process: the prepared one or a new one."""
         prepared, EngineProcess._prepared = EngineProcess._prepared, None
-        return prepared if prepared and not prepared.is_gone else await cls._started()
+        return prepared if prepared and not prepared.is_gone else await cls._spawn()
 
     @classmethod
-    async def _started(cls) -> Self:
-        """A new one, with an empty environment: no key and no password gets there."""
+    async def _spawn(cls) -> Self:
+        """Start a process with an empty environment, so that it gets no keys or passwords."""
         return cls(
             await asyncio.create_subprocess_exec(
                 *helper_command(_PROGRAM),
@@ -180,15 +181,15 @@ class EngineProcess:
 
     @property
     def is_gone(self) -> bool:
-        """True if it takes no more calls: its input closes a moment before its output does."""
+        """True if it accepts no more calls. Its input closes shortly before its output."""
         return self._reading.done() or self._in.is_closing()
 
     async def call(self, method: str, *arguments: object, **options: object) -> Any:
-        """What a method of `Engine` gives back.
+        """Call a method of `Engine` and return its result.
 
         Raises:
-            IndexUnavailableError: As the method says.
-            EngineError: Whatever else went wrong.
+            IndexUnavailableError: The method raised it.
+            EngineError: Any other failure.
         """
         if self.is_gone:
             raise EngineError("The engine's process is gone.")
@@ -207,7 +208,7 @@ class EngineProcess:
         return value
 
     async def end(self) -> None:
-        """Let it finish its calls, write everything out, and end."""
+        """Let the process finish its calls, flush and exit."""
         self._in.close()
         try:
             async with asyncio.timeout(_SHUTDOWN_SECONDS):
@@ -238,7 +239,7 @@ class EngineProcess:
 
 
 async def can_start_engine() -> bool:
-    """True if an engine can be started, and answers. It opens no collection."""
+    """True if an engine can be started and responds. It opens no collection."""
     try:
         process = await EngineProcess.start()
     except OSError:
@@ -255,29 +256,29 @@ async def can_start_engine() -> bool:
 _POINTS_PER_WRITE = 32
 _PAGE_POINTS = 500
 _PREFETCH_POINTS = 100
-"""Points whose payloads are read ahead at a time: 2 ms that a search may have to wait."""
+"""Points whose payloads are prefetched in one call: 2 ms that a search may have to wait."""
 
 _MAX_PREFETCHES = 1_000
-"""Largest number of users with payloads that are read ahead; above it the oldest are dropped."""
+"""Users whose payloads are prefetched. The oldest are dropped first."""
 
 _PREFETCH_PAUSE_SECONDS = 0.01
-"""Seconds between two of these pages."""
+"""Pause between two prefetched pages."""
 
 
 async def open_edge(folder: Path, name: str, dimension: int | None) -> EdgeIndex:
-    """Open the collection `name` below `folder`, or make it.
+    """Open or create the collection `name` in `folder`.
 
-    A damaged collection, or one of another format or dimension, is deleted and made again, empty:
-    `is_new` says so, and everything in it can be indexed again from the database. While the folder
-    is at fault, every call raises `IndexUnavailableError` and tries to open it again.
+    A collection that is damaged, or has another format or dimension, is replaced by an empty one,
+    and `is_new` is true. Everything can be indexed again from the database. If the folder is
+    faulty, every call raises `IndexUnavailableError` and tries to open it again.
 
     Args:
-        folder: Where collections live, each in a folder of its name.
+        folder: The folder with one folder per collection.
         name: Letters, digits, `_` and `-`.
-        dimension: Of the dense vectors; None for a collection without any.
+        dimension: Length of the dense vectors; None for a collection without them.
 
     Raises:
-        IndexUnavailableError: When another process has it open.
+        IndexUnavailableError: Another process has it open.
     """
     index = EdgeIndex(folder, name, dimension)
     await index.open()
@@ -285,12 +286,12 @@ async def open_edge(folder: Path, name: str, dimension: int | None) -> EdgeIndex
 
 
 def list_collections(folder: Path) -> set[str]:
-    """The names of the collections in a folder."""
+    """Return the names of the collections in a folder."""
     return {path.stem for path in folder.glob("*.[0-9]*") if path.is_dir()}
 
 
 class EdgeIndex:
-    """A `VectorIndex` in the data folder. Made by `open_edge`, and used from one event loop."""
+    """A `VectorIndex` in the data folder. Use `open_edge` to create it, and one event loop."""
 
     def __init__(self, folder: Path, name: str, dimension: int | None) -> None:
         self.name = name
@@ -305,21 +306,21 @@ class EdgeIndex:
         self._was_open = False
         self._is_closed = False
         self._searches = 0
-        self._ahead: dict[UUID, asyncio.Task[None]] = {}
+        self._prefetches: dict[UUID, asyncio.Task[None]] = {}
 
     async def open(self) -> None:
         """Start the engine. Raises `IndexUnavailableError` if another process has it open."""
         try:
             await self._start()
         except EngineError as error:
-            # The server runs without the index until a later call can open it.
+            # The server runs without the index until a later call opens it.
             log.warning("index.not_opened", collection=self.name, error_type=error.kind)
         except BaseException:
             await self.aclose()
             raise
 
     async def upsert(self, points: Sequence[Point], *, instead_of: Sequence[UUID] = ()) -> None:
-        """Store points, in place of those with their ids and those of rows; see `VectorIndex`."""
+        """See `VectorIndex`."""
         check_dimensions(points, self._dimension)
         for start in range(0, len(points), _POINTS_PER_WRITE):
             batch, is_last = (
@@ -327,14 +328,14 @@ class EdgeIndex:
                 start + _POINTS_PER_WRITE >= len(points),
             )
             gone = [] if start else list(instead_of)
-            # Who gives up waiting does not stop the engine: what it writes is taken note of.
+            # Cancelling the caller does not stop the engine, so the cache must learn of the write.
             write = asyncio.create_task(self._write(batch, gone, is_last=is_last))
             self._writes.add(write)
             write.add_done_callback(self._writes.discard)
             await asyncio.shield(write)
 
     async def search(self, queries: Sequence[Query]) -> list[list[Hit]]:
-        """Answer all queries, each with its hits, best first."""
+        """See `VectorIndex`."""
         asked = [query for query in queries if not query.is_empty]
         if not asked:
             return [[] for _ in queries]
@@ -345,12 +346,12 @@ class EdgeIndex:
         finally:
             self._searches -= 1
         self._payloads.add(_decode_points(new), writes=writes)
-        self._read_ahead(asked[0].scope.owner_id)
+        self._prefetch(asked[0].scope.owner_id)
         answers = [(_split_ids(ids), memoryview(scores).cast("d")) for ids, scores in found_hits]
-        known = await self._known(number for numbers, _ in answers for number in numbers)
+        known = await self._load_payloads(number for numbers, _ in answers for number in numbers)
         found = iter(
             [
-                # What was deleted in between has no payload.
+                # A point that was deleted in between has no payload.
                 Hit(known[number][0], score, known[number][1])
                 for number, score in zip(numbers, scores, strict=True)
                 if number in known
@@ -360,14 +361,14 @@ class EdgeIndex:
         return [[] if query.is_empty else next(found) for query in queries]
 
     async def dense_vectors(self, ids: Sequence[UUID]) -> dict[UUID, Floats]:
-        """The `dense` vectors of points, for those that have one."""
+        """See `VectorIndex`."""
         if self._dimension is None or not ids:
             return {}
         found = await self._call("vectors", list(ids))
         return {UUID(bytes=each): np.frombuffer(vector, dtype=np.float32) for each, vector in found}
 
     async def term_vectors(self, ids: Sequence[UUID]) -> dict[UUID, Sparse]:
-        """The `sparse` vectors of points, for those that have one."""
+        """See `VectorIndex`."""
         if not ids:
             return {}
         found = await self._call("term_vectors", list(ids))
@@ -380,25 +381,25 @@ class EdgeIndex:
         }
 
     async def delete_sources(self, owner_id: UUID, source_ids: Sequence[UUID]) -> None:
-        """Delete every point of these rows."""
+        """See `VectorIndex`."""
         if source_ids:
             await self._call("delete", owner_id, sources=list(source_ids))
 
     async def delete_container(self, owner_id: UUID, container_id: UUID) -> None:
-        """Delete every point of a container."""
+        """See `VectorIndex`."""
         await self._call("delete", owner_id, container_id=container_id)
 
     async def delete_owner(self, owner_id: UUID) -> None:
-        """Delete every point of a user's."""
+        """See `VectorIndex`."""
         await self._call("delete", owner_id)
         self._payloads.forget(owner_id)
-        if ahead := self._ahead.pop(owner_id, None):
+        if ahead := self._prefetches.pop(owner_id, None):
             ahead.cancel()
 
     async def scan(
         self, owner_id: UUID, *, container_id: UUID | None = None
     ) -> AsyncIterator[Sequence[tuple[UUID, Payload]]]:
-        """Every point of a user's, in pages, without vectors."""
+        """See `VectorIndex`."""
         offset: Any = None
         while True:
             page, offset = await self._call(
@@ -410,39 +411,39 @@ class EdgeIndex:
                 return
 
     async def owners(self) -> set[UUID]:
-        """Everybody who has points."""
+        """See `VectorIndex`."""
         return {UUID(each) for each in await self._call("owners")}
 
     async def count(self, owner_id: UUID | None = None) -> int:
-        """How many points there are, of one user or of all."""
+        """See `VectorIndex`."""
         count: int = await self._call("count", owner_id)
         return count
 
     async def ping(self) -> None:
-        """Raise `IndexUnavailableError` unless it answers."""
+        """See `VectorIndex`."""
         await self._call("ping")
 
     async def aclose(self) -> None:
-        """Write everything out and let go. Twice is as good as once."""
+        """Flush and close. Idempotent."""
         self._is_closed = True
-        for ahead in self._ahead.values():
+        for ahead in self._prefetches.values():
             ahead.cancel()
         process, self._process = self._process, None
         if process is not None:
             await process.end()
 
-    def _read_ahead(self, owner_id: UUID) -> None:
-        """Have the payloads of a user who searches come before they are found."""
-        if owner_id in self._ahead:
+    def _prefetch(self, owner_id: UUID) -> None:
+        """Start to cache the payloads of a user who searches."""
+        if owner_id in self._prefetches:
             return
-        if len(self._ahead) >= _MAX_PREFETCHES:
-            self._ahead.pop(next(iter(self._ahead))).cancel()
-        self._ahead[owner_id] = asyncio.create_task(self._pages_ahead(owner_id))
+        if len(self._prefetches) >= _MAX_PREFETCHES:
+            self._prefetches.pop(next(iter(self._prefetches))).cancel()
+        self._prefetches[owner_id] = asyncio.create_task(self._prefetch_pages(owner_id))
 
-    async def _pages_ahead(self, owner_id: UUID) -> None:
-        """Read a user's payloads while nothing is searched for, and while there is room."""
+    async def _prefetch_pages(self, owner_id: UUID) -> None:
+        """Read a user's payloads while there is no search and while the cache has room."""
         payloads, offset = self._payloads, None
-        with contextlib.suppress(IndexUnavailableError):  # they are read when they are found
+        with contextlib.suppress(IndexUnavailableError):  # a search reads missing payloads
             while payloads is self._payloads and payloads.has_room(_PREFETCH_POINTS):
                 await asyncio.sleep(_PREFETCH_PAUSE_SECONDS)
                 if self._searches:
@@ -455,8 +456,8 @@ class EdgeIndex:
                 if offset is None:
                     return
 
-    async def _known(self, numbers: Iterable[int]) -> dict[int, PointPayload]:
-        """Points with their payloads, by the numbers of their ids."""
+    async def _load_payloads(self, numbers: Iterable[int]) -> dict[int, PointPayload]:
+        """Return points with their payloads, by the integers of their ids."""
         wanted = set(numbers)
         known, writes = self._payloads.get(wanted), self._payloads.writes
         missing = [UUID(int=number) for number in wanted - known.keys()]
@@ -474,17 +475,17 @@ class EdgeIndex:
         self._payloads.write((each.id, each.payload) for each in points)
 
     async def _call(self, method: str, *arguments: object, **options: object) -> Any:
-        """Have the engine do something. Raises `IndexUnavailableError` whatever goes wrong."""
+        """Call the engine, and start it if needed. Any failure is an `IndexUnavailableError`."""
         try:
             process = self._process
             if process is None or process.is_gone:
-                process = await self._started_again()
+                process = await self._restart()
             return await process.call(method, *arguments, **options)
         except EngineError as error:
             raise IndexUnavailableError(self._failed) from error
 
-    async def _started_again(self) -> EngineProcess:
-        """The process, in place of one that is gone."""
+    async def _restart(self) -> EngineProcess:
+        """Replace a process that ended, unless it ended a moment ago."""
         async with self._starting:
             if self._is_closed:
                 raise IndexUnavailableError("The index is closed.")
@@ -494,7 +495,7 @@ class EdgeIndex:
                 await ended.end()
             if self._process is None:
                 if not self._starts.is_due():
-                    raise EngineError("It ended a moment ago.")
+                    raise EngineError("The engine's process ended a moment ago.")
                 log.warning("index.engine_started_again")
                 await self._start()
             if self._process is None:
@@ -502,23 +503,23 @@ class EdgeIndex:
             return self._process
 
     async def _start(self) -> None:
-        """Start the engine and open the collection, which only the first opening may make.
+        """Start the engine and open the collection. Only the first call may create it.
 
         Raises:
-            EngineError: The folder is at fault.
-            IndexUnavailableError: Another process has it open, or it may not be made.
+            EngineError: The folder is faulty.
+            IndexUnavailableError: Another process has it open, or it is missing.
         """
-        # Of what was being written when the last one ended nothing is known.
+        # It is unknown whether the last process completed its writes.
         self._payloads = PayloadCache()
-        self._ahead.clear()
+        self._prefetches.clear()
         try:
             process = await EngineProcess.start()
         except OSError as error:
             self._starts.note_failure(error)
-            raise EngineError("It can't be started.", kind=type(error).__name__) from error
+            raise EngineError("The engine does not start.", kind=type(error).__name__) from error
         try:
             is_new, was_damaged = await process.call(
-                "open", self._folder, self.name, self._dimension, may_make=not self._was_open
+                "open", self._folder, self.name, self._dimension, may_create=not self._was_open
             )
         except BaseException as error:
             self._starts.note_failure(error)
@@ -534,8 +535,8 @@ class EdgeIndex:
     @property
     def _failed(self) -> str:
         return (
-            f"The index {self.name} in the data folder failed. `talekeeper doctor` says if "
-            "its folder or the disk is at fault; otherwise restart, and rebuild it with "
+            f"The index {self.name} in the data folder failed. Run `talekeeper doctor` to check "
+            "its folder and the disk. If both are fine, restart and rebuild the index with "
             "`talekeeper reindex`."
         )
 
@@ -543,7 +544,7 @@ class EdgeIndex:
 def _encode_point(point: Point) -> PointMessage:
     return PointMessage(
         point.id,
-        point.payload.encoded(),
+        point.payload.encode(),
         {name: _encode_floats(vector) for name, vector in point.dense.items()},
         {name: _encode_sparse(terms) for name, terms in point.sparse.items()},
     )
@@ -564,9 +565,9 @@ def _encode_floats(numbers: Floats) -> bytes:
 
 
 def _decode_points(points: Iterable[tuple[bytes, Any]]) -> list[PointPayload]:
-    return [(UUID(bytes=each), Payload.decoded(payload)) for each, payload in points]
+    return [(UUID(bytes=each), Payload.decode(payload)) for each, payload in points]
 
 
 def _split_ids(ids: bytes) -> list[int]:
-    """The numbers of ids, which stand one behind the other."""
+    """Return the integers of concatenated ids."""
     return [int.from_bytes(ids[at : at + ID_BYTES]) for at in range(0, len(ids), ID_BYTES)]

@@ -1,20 +1,21 @@
-"""Qdrant Edge, in a process that does nothing else.
+"""The process of Qdrant Edge.
 
-The engine holds Python's lock from the beginning of a call to its end. A turn's queries take five
-milliseconds, and an event loop in the same process stops for all of them. So the engine has its own
-process: `edge_process` starts it, and it imports only what it needs of Talekeeper.
+The engine holds Python's lock during a call. The queries of a turn take five milliseconds, and they
+would block an event loop in the same process. So `edge` starts the engine in its own process, which
+imports only a few modules of Talekeeper.
 
-Each call is one message on stdin and one on stdout (`edge_messages`). Writes have their own thread,
-because waiting for the disk releases the lock. The process ends when stdin does.
+A call is one message on stdin and one on stdout (`edge_messages`). Writes have their own thread,
+because waiting for the disk releases the lock. The process exits when stdin is closed.
 
-A search is one call for ids and scores (1 ms a query where a user has 10,000 points of 384
-numbers), writes go in small batches. Putting segments in order takes seconds for 100,000 points and
-can't be split, so it is done when a collection is opened, before the server answers. There is no
-graph (HNSW): every vector of one user is compared, first as a copy of eight bits a number, then the
-best ones as they are. That misses next to nothing, is fast enough, and costs little to maintain.
+A search is one call for ids and scores. A query takes 1 ms if a user has 10,000 points of 384
+numbers. Writes are split into small batches. Optimizing segments takes seconds for 100,000 points
+and can't be split, so it is done when a collection is opened, before the server accepts requests.
 
-A write is in the engine's write-ahead log when `update` returns, and outlives the process. The
-engine leaves it to the system when the log gets to the disk; `_sync` does not.
+There is no graph (HNSW). The engine compares all vectors of the user, first as 8-bit copies and
+then the best ones in full. This is fast enough, misses almost nothing and needs little maintenance.
+
+When `update` returns, a write is in the engine's write-ahead log and survives the process. The
+engine does not force the log to the disk; `_sync` does.
 """
 
 from __future__ import annotations
@@ -62,21 +63,21 @@ from backend.memory.index.scope import (
 )
 
 PLACE = "x"
-"""The field of a point that only this engine has: its `place`."""
+"""The payload field of a point's place (`compute_place`), which only this engine has."""
 
 _PLACES = UUID("8d1f0c52-6a0e-5d8b-9a5c-3f6f4e0d7b21")
 
-_PLACES_KEPT = 4096
-"""Places that are kept, 1 MB: a turn's queries name the same ones several times."""
+_MAX_CACHED_PLACES = 4096
+"""Cached places: 1 MB. The queries of a turn use the same ones several times."""
 
 _OVERSAMPLING = 2.0
-"""So many times the hits are taken by the copies of eight bits, and scored anew."""
+"""Factor for the hits that are found by 8-bit copies and then scored in full."""
 
 
 def collection_config(dimension: int | None) -> engine.EdgeConfig:
-    """The collection: vectors of unit length, terms that are weighted when asked, no graph.
+    """Return the configuration of a collection: no graph, and IDF weights at query time.
 
-    Beside vectors stand copies of eight bits a number, once a segment has been put in order.
+    Vectors have unit length. Optimized segments also contain 8-bit copies of them.
     """
     dense: dict[str, engine.EdgeVectorParams] = {}
     if dimension is not None:
@@ -100,7 +101,7 @@ def collection_config(dimension: int | None) -> engine.EdgeConfig:
 
 
 def payload_indexes() -> dict[str, Any]:
-    """For every field that is filtered on. Ids are compared as numbers: half the time of texts."""
+    """Return the indexes of all filtered fields. Ids compare as integers, twice as fast as text."""
     return {
         OWNER: engine.UuidIndexParams(is_tenant=True),
         PLACE: engine.UuidIndexParams(),
@@ -110,165 +111,159 @@ def payload_indexes() -> dict[str, Any]:
     }
 
 
-@lru_cache(maxsize=_PLACES_KEPT)
-def place(owner_id: UUID | str, container_id: UUID | str, kind: Kind) -> str:
-    """One id for a point's owner, container and kind.
+@lru_cache(maxsize=_MAX_CACHED_PLACES)
+def compute_place(owner_id: UUID | str, container_id: UUID | str, kind: Kind) -> str:
+    """Return one id for a point's owner, container and kind.
 
-    The engine checks each condition of a query for every point of a user. Three conditions took as
-    long as comparing the vectors; this is one. Points of different users never share a place.
+    The engine checks each condition of a query for all points of a user. Three conditions took as
+    long as comparing the vectors, so one replaces them. Users never share a place.
     """
     return str(uuid5(_PLACES, f"{owner_id}/{container_id}/{kind}"))
 
 
-def point(given: PointMessage) -> engine.Point:
-    """A point with its vectors and its payload."""
-    vectors: dict[str, Any] = {name: _floats(vector) for name, vector in given.dense.items()}
-    vectors |= {name: sparse(vector) for name, vector in given.sparse.items()}
+def build_point(given: PointMessage) -> engine.Point:
+    """Convert a point for the engine."""
+    vectors: dict[str, Any] = {name: _decode_floats(vector) for name, vector in given.dense.items()}
+    vectors |= {name: build_sparse(vector) for name, vector in given.sparse.items()}
     payload = given.payload
-    there = place(payload[OWNER], payload[CONTAINER], payload[KIND])
-    return engine.Point(given.id, vectors, {PLACE: there, **payload})
+    place = compute_place(payload[OWNER], payload[CONTAINER], payload[KIND])
+    return engine.Point(given.id, vectors, {PLACE: place, **payload})
 
 
-def payload(stored: dict[str, Any]) -> dict[str, Any]:
-    """A point's payload as it was given, of what the engine has, which is changed for it."""
-    stored.pop(PLACE, None)
-    return stored
+def build_request(query: QueryMessage, *, is_sole_owner: bool = False) -> engine.QueryRequest:
+    """Convert a query. The filter's places limit it to the owner, whose points are the corpus.
 
-
-def request(query: QueryMessage, *, is_sole_owner: bool = False) -> engine.QueryRequest:
-    """A query, with the owner in its filter's places, and the owner's points as its corpus.
-
-    Those of a sole owner are the whole collection, and need not be counted, which takes half of a
-    query by terms.
+    For a sole owner the corpus is the whole collection. Counting it takes half of a sparse query,
+    so it is skipped.
     """
     near = query.near
     if isinstance(near, SparseMessage):
-        vector: Any = sparse(near)
+        vector: Any = build_sparse(near)
         params = None
         if not is_sole_owner:
             corpus = filter_owned(query.scope.owner_id)
             params = engine.SearchParams(idf=engine.IdfParams(corpus=corpus))
     else:
-        vector = _floats(near)
+        vector = _decode_floats(near)
         again = engine.QuantizationSearchParams(rescore=True, oversampling=_OVERSAMPLING)
         params = engine.SearchParams(quantization=again)
     return engine.QueryRequest(
         limit=query.limit,
         query=engine.Query.Nearest(vector, using=query.vector),
-        filter=_within(query.scope),
+        filter=_build_filter(query.scope),
         with_payload=False,
         params=params,
     )
 
 
-def sparse(vector: SparseMessage) -> engine.SparseVector:
-    """Terms and their weights."""
-    return engine.SparseVector(array("I", vector.ids).tolist(), _floats(vector.weights))
+def build_sparse(vector: SparseMessage) -> engine.SparseVector:
+    """Convert terms and weights for the engine."""
+    return engine.SparseVector(array("I", vector.ids).tolist(), _decode_floats(vector.weights))
 
 
-def terms(vector: engine.SparseVector) -> SparseMessage:
-    """The message of a sparse vector that the engine has."""
+def encode_sparse(vector: engine.SparseVector) -> SparseMessage:
+    """Convert a sparse vector of the engine to a message."""
     return SparseMessage(array("I", vector.indices).tobytes(), array("f", vector.values).tobytes())
 
 
 def filter_owned(owner_id: UUID | str, *conditions: Any) -> engine.Filter:
-    """The owner's points that fulfil the conditions."""
-    return engine.Filter(must=[among(OWNER, [owner_id]), *conditions])
+    """Return the filter for the owner's points that satisfy the conditions."""
+    return engine.Filter(must=[match_any(OWNER, [owner_id]), *conditions])
 
 
-def among(key: str, values: Sequence[object]) -> engine.FieldCondition:
-    """The field is one of these ids or words."""
+def match_any(key: str, values: Sequence[object]) -> engine.FieldCondition:
+    """Return the condition that the field is one of these ids or words."""
     texts = [str(each) for each in values]
     match = engine.MatchAny(texts) if len(texts) > 1 else engine.MatchValue(texts[0])
     return engine.FieldCondition(key=key, match=match)
 
 
-def within(owner_id: UUID, container_id: UUID | None) -> engine.Filter:
-    """The owner's points, of one container or all."""
+def filter_container(owner_id: UUID, container_id: UUID | None) -> engine.Filter:
+    """Return the filter for the owner's points in one container or in all."""
     if container_id is None:
         return filter_owned(owner_id)
-    places = [place(owner_id, container_id, kind) for kind in get_args(Kind)]
-    return engine.Filter(must=[among(PLACE, places)])
+    places = [compute_place(owner_id, container_id, kind) for kind in get_args(Kind)]
+    return engine.Filter(must=[match_any(PLACE, places)])
 
 
-def _within(scope: Scope) -> engine.Filter:
-    """The owner's points of these kinds that lie in one of the parts; at least one has containers.
+def _build_filter(scope: Scope) -> engine.Filter:
+    """Return the filter of a scope. At least one of its parts must have containers.
 
-    A single condition on their places where no part has a limit: the engine is fastest with that.
+    If no part has a limit, it is a single condition on places, which is fastest.
     """
     parts = [part for part in scope.parts if part.containers]
-    known_to = [among(AUDIENCE, scope.audience)] if scope.audience else []
+    known_to = [match_any(AUDIENCE, scope.audience)] if scope.audience else []
     if all(part.before_position is None for part in parts):
-        places = [each for part in parts for each in _places(scope, part)]
-        return engine.Filter(must=[among(PLACE, places), *known_to])
+        places = [each for part in parts for each in _list_places(scope, part)]
+        return engine.Filter(must=[match_any(PLACE, places), *known_to])
     if len(parts) == 1:
-        return engine.Filter(must=[*_part(scope, parts[0]), *known_to])
-    alternatives: list[Any] = [engine.Filter(must=_part(scope, part)) for part in parts]
+        return engine.Filter(must=[*_build_conditions(scope, parts[0]), *known_to])
+    alternatives: list[Any] = [engine.Filter(must=_build_conditions(scope, part)) for part in parts]
     return engine.Filter(must=[engine.Filter(should=alternatives), *known_to])
 
 
-def _part(scope: Scope, part: ScopePart) -> list[Any]:
-    places = among(PLACE, list(_places(scope, part)))
+def _build_conditions(scope: Scope, part: ScopePart) -> list[Any]:
+    places = match_any(PLACE, list(_list_places(scope, part)))
     if part.before_position is None:
         return [places]
     before = engine.RangeFloat(lt=part.before_position)
     return [places, engine.FieldCondition(key=POSITION, range=before)]
 
 
-def _places(scope: Scope, part: ScopePart) -> Iterator[str]:
+def _list_places(scope: Scope, part: ScopePart) -> Iterator[str]:
     for container_id in part.containers:
         for kind in scope.kinds:
-            yield place(scope.owner_id, container_id, kind)
+            yield compute_place(scope.owner_id, container_id, kind)
 
 
-def _floats(numbers: bytes) -> list[float]:
+def _decode_floats(numbers: bytes) -> list[float]:
     return array("f", numbers).tolist()
 
 
-WRITES = frozenset({"upsert", "delete"})
+WRITE_METHODS = frozenset({"upsert", "delete"})
 
 FORMAT = 2
-"""Raised when what a folder holds changes. Folders of other formats are deleted and made again."""
+"""Increase it if the content of a folder changes. Folders of other formats are replaced."""
 
-_PATIENCE = 2.0
-"""Seconds to wait for a process that is ending to release the lock."""
+_LOCK_SECONDS = 2.0
+"""Time to wait until another process, which is exiting, releases the lock."""
 
-_MOST_OWNERS = 1_000_000
-_FLUSH_AFTER = 10_000
-"""Points written after which the write-ahead log is emptied: 60 MB or so at 384 numbers."""
+_MAX_OWNERS = 1_000_000
+_POINTS_PER_FLUSH = 10_000
+"""Points after which the write-ahead log is flushed: about 60 MB at 384 dimensions."""
 
 
 _locks: list[BaseFileLock] = []
-"""Kept as long as this process lives: a lock that nothing refers to is released."""
+"""Locks of this process. A lock without a reference would be released."""
 
 
 class Engine:
-    """One collection, open in this process. Two threads may use it, one to read, one to write."""
+    """An open collection. Two threads may use it: one to read and one to write."""
 
     def __init__(self) -> None:
         self._path = Path()
         self._shard: Any = None
         self._unflushed = 0
-        self._told: set[int] = set()
+        self._sent: set[int] = set()
         self._owners: set[UUID] = set()
 
     def open(
-        self, folder: Path, name: str, dimension: int | None, *, may_make: bool
+        self, folder: Path, name: str, dimension: int | None, *, may_create: bool
     ) -> tuple[bool, bool]:
-        """Open a collection, or make it.
+        """Open or create a collection.
 
         Args:
-            folder: Where collections live, each in a folder of its name.
+            folder: The folder with one folder per collection.
             name: Letters, digits, `_` and `-`.
-            dimension: Of the dense vectors; None for a collection without any.
-            may_make: Whether to make the collection if it is missing, damaged, or of another format
-                or dimension.
+            dimension: Length of the dense vectors; None for a collection without them.
+            may_create: Create the collection if it is missing, damaged, or has another format or
+                dimension.
 
         Returns:
-            Whether it is new, and whether it replaces a damaged one.
+            True if it is new, and true if it replaces a damaged one.
 
         Raises:
-            IndexUnavailableError: When another process has it open, or it may not be made.
+            IndexUnavailableError: Another process has it open, or it may not be created.
         """
         self._path = folder / f"{name}.{FORMAT}"
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -280,18 +275,19 @@ class Engine:
         is_damaged = False
         if self._path.is_dir():
             for small in self._path.glob("segments/*/*/quantized.data"):
-                small.read_bytes()  # at once: the engine pages them in bit by bit, for seconds
+                # Read at once, because the engine would page them in slowly, for seconds.
+                small.read_bytes()
             try:
                 self._shard = engine.EdgeShard.load(str(self._path), config)
             except Exception:  # noqa: BLE001  the engine raises nothing narrower
-                # Nobody else has it open, so it is damaged or of another shape.
+                # No other process has it open, so it is damaged or has another shape.
                 is_damaged = True
         is_new = self._shard is None
         if is_new:
-            if not may_make:
+            if not may_create:
                 raise IndexUnavailableError(
-                    f"The index {name} in the data folder is damaged. Restart Talekeeper: it makes "
-                    "the index again."
+                    f"The index {name} in the data folder is damaged. Restart Talekeeper to "
+                    "rebuild the index."
                 )
             shutil.rmtree(self._path, ignore_errors=True)
             self._path.mkdir(mode=0o700)
@@ -306,29 +302,29 @@ class Engine:
     def upsert(
         self, points: Sequence[PointMessage], *, instead_of: Sequence[UUID], syncs: bool
     ) -> None:
-        """Store points, in place of those with their ids and those of rows of the same user.
+        """Store points. They replace points with the same ids, and those of rows of the same user.
 
         `syncs` waits for the disk.
         """
         self._owners |= {UUID(each.payload[OWNER]) for each in points}
-        made = [point(each) for each in points]
+        made = [build_point(each) for each in points]
         if instead_of:
-            self._delete(filter_owned(points[0].payload[OWNER], among(SOURCE, instead_of)))
+            self._delete(filter_owned(points[0].payload[OWNER], match_any(SOURCE, instead_of)))
         self._shard.update(engine.UpdateOperation.upsert_points(made))
         self._unflushed += len(made)
-        if self._unflushed >= _FLUSH_AFTER:
+        if self._unflushed >= _POINTS_PER_FLUSH:
             self._unflushed = 0
             self._shard.flush()
         if syncs:
             self._sync()
 
     def _sync(self) -> None:
-        """Wait until what was written is on the disk."""
+        """Wait until all writes are on the disk."""
         for path in (self._path / "wal").iterdir():
             try:
-                descriptor = os.open(path, os.O_RDWR)  # Windows syncs no other
+                descriptor = os.open(path, os.O_RDWR)  # Windows can't sync read-only files
             except FileNotFoundError:
-                continue  # the engine's next segment, which just got its name
+                continue  # the engine has just renamed its next segment
             try:
                 os.fsync(descriptor)
             finally:
@@ -341,11 +337,11 @@ class Engine:
         sources: Sequence[UUID] | None = None,
         container_id: UUID | None = None,
     ) -> None:
-        """Delete points of one user: all, or those of some rows, or those of a container."""
+        """Delete points of one user: all, those of some rows, or those of a container."""
         if sources is None:
-            which = within(owner_id, container_id)
+            which = filter_container(owner_id, container_id)
         else:
-            which = filter_owned(owner_id, among(SOURCE, sources))
+            which = filter_owned(owner_id, match_any(SOURCE, sources))
         self._delete(which)
         self._sync()
 
@@ -355,24 +351,25 @@ class Engine:
     def search(
         self, queries: Sequence[QueryMessage]
     ) -> tuple[list[tuple[bytes, bytes]], list[tuple[bytes, Any]]]:
-        """What is nearest to each of some queries.
+        """Find the nearest points to each query.
 
         Returns:
-            Of each query its hits, best first: 16 bytes of ids each, and scores as doubles. And the
-            payloads of hits that no answer had before: the caller keeps them.
+            The hits of each query, best first: concatenated ids of 16 bytes, and scores as doubles.
+            Then the payloads of hits that no result has contained before, because the caller
+            caches them.
         """
-        # Owners whose points were all deleted count until the collection is opened again.
+        # An owner whose points were all deleted is included until the collection is reopened.
         sole = next(iter(self._owners)) if len(self._owners) == 1 else None
         batch = engine.QueryBatchRequest(
-            [request(query, is_sole_owner=query.scope.owner_id == sole) for query in queries]
+            [build_request(query, is_sole_owner=query.scope.owner_id == sole) for query in queries]
         )
         answers = self._shard.query_batch(batch)
-        # Each look at an `id` makes a UUID of it.
+        # Each access to `id` creates a UUID.
         ids = [[hit.id.int for hit in hits] for hits in answers]
-        if len(self._told) > MAX_CACHED_PAYLOADS:
-            self._told.clear()
-        new = set[int]().union(*ids) - self._told
-        self._told |= new
+        if len(self._sent) > MAX_CACHED_PAYLOADS:
+            self._sent.clear()
+        new = set[int]().union(*ids) - self._sent
+        self._sent |= new
         hits = [
             (
                 b"".join([number.to_bytes(ID_BYTES) for number in some]),
@@ -383,16 +380,18 @@ class Engine:
         return hits, self.payloads([UUID(int=number) for number in new]) if new else []
 
     def payloads(self, ids: Sequence[UUID]) -> list[tuple[bytes, Any]]:
-        """The payloads of points, of those that are there, by the bytes of their ids."""
-        return _payloads(self._shard.retrieve(list(ids), with_payload=True, with_vector=False))
+        """Return the payloads of existing points, with the bytes of their ids."""
+        return _encode_payloads(
+            self._shard.retrieve(list(ids), with_payload=True, with_vector=False)
+        )
 
     def vectors(self, ids: Sequence[UUID]) -> list[tuple[bytes, bytes]]:
-        """The `dense` vectors of points as floats of 32 bits, of those that have one.
+        """Return the `dense` vectors of the points that have one, with the bytes of their ids.
 
-        By the bytes of their ids.
+        Vectors are 32-bit floats.
         """
         found = self._shard.retrieve(list(ids), with_payload=False, with_vector=["dense"])
-        # Each look at `vector` makes a list of it.
+        # Each access to `vector` creates a list.
         vectors = ((each.id.bytes, each.vector) for each in found)
         return [
             (point_id, array("f", vector["dense"]).tobytes())
@@ -401,11 +400,11 @@ class Engine:
         ]
 
     def term_vectors(self, ids: Sequence[UUID]) -> list[tuple[bytes, SparseMessage]]:
-        """The `sparse` vectors of points, of those that have one, by the bytes of their ids."""
+        """Return the `sparse` vectors of the points that have one, with the bytes of their ids."""
         found = self._shard.retrieve(list(ids), with_payload=False, with_vector=["sparse"])
         vectors = ((each.id.bytes, each.vector) for each in found)
         return [
-            (point_id, terms(vector["sparse"]))
+            (point_id, encode_sparse(vector["sparse"]))
             for point_id, vector in vectors
             if vector and "sparse" in vector
         ]
@@ -413,73 +412,79 @@ class Engine:
     def page(
         self, owner_id: UUID, container_id: UUID | None, offset: Any, *, most: int, is_kept: bool
     ) -> tuple[list[tuple[bytes, Any]], Any]:
-        """At most so many points with their payloads, and where the next page begins.
+        """Return a page of points with their payloads, and the offset of the next page.
 
-        None after the last. What the caller keeps no search tells again.
+        The offset is None after the last page. If the caller caches the page (`is_kept`), searches
+        do not send its payloads again.
         """
         records, following = self._shard.scroll(
             engine.ScrollRequest(
                 offset=offset,
                 limit=most,
-                filter=within(owner_id, container_id),
+                filter=filter_container(owner_id, container_id),
                 with_payload=True,
                 with_vector=False,
             )
         )
         if is_kept:
-            self._told |= {each.id.int for each in records}
-        return _payloads(records), following
+            self._sent |= {each.id.int for each in records}
+        return _encode_payloads(records), following
 
-    def owners(self, most: int = _MOST_OWNERS) -> list[str]:
-        """Those who have points, so many at most."""
+    def owners(self, most: int = _MAX_OWNERS) -> list[str]:
+        """Return the users who have points, at most `most`."""
         request = engine.FacetRequest(OWNER, limit=most, exact=True)
-        # Of those who are gone the engine still has the name, with no points.
+        # The engine still lists deleted users, with no points.
         return [str(hit.value) for hit in self._shard.facet(request).hits if hit.count]
 
     def count(self, owner_id: UUID | None) -> int:
-        """How many points there are, of one user or of all."""
+        """Count the points of one user or of all."""
         owned = None if owner_id is None else filter_owned(owner_id)
         count: int = self._shard.count(engine.CountRequest(exact=True, filter=owned))
         return count
 
     def ping(self) -> None:
-        """Fail where the engine does."""
+        """Raise an error if the engine fails."""
         self._shard.info()
 
     def close(self) -> None:
-        """Write everything out and let go."""
+        """Flush and close."""
         shard, self._shard = self._shard, None
         if shard is not None:
             shard.flush()
             shard.close()
 
 
-def _payloads(records: Sequence[Any]) -> list[tuple[bytes, Any]]:
-    """Records' payloads by the bytes of their ids: a UUID goes through a pipe twice as slowly."""
-    return [(each.id.bytes, payload(each.payload)) for each in records]
+def _encode_payloads(records: Sequence[Any]) -> list[tuple[bytes, Any]]:
+    """Return payloads with the bytes of their ids. Pickling a UUID takes twice as long."""
+    found: list[tuple[bytes, Any]] = []
+    for each in records:
+        payload = each.payload
+        payload.pop(PLACE, None)
+        found.append((each.id.bytes, payload))
+    return found
 
 
 def lock(path: Path) -> None:
-    """Lock a file for as long as this process lives. Raises `IndexUnavailableError`."""
+    """Lock a file until this process exits. Raises `IndexUnavailableError`."""
     held = FileLock(path, mode=0o600)
     try:
-        held.acquire(timeout=_PATIENCE)
+        held.acquire(timeout=_LOCK_SECONDS)
     except Timeout as error:
         raise IndexUnavailableError(
-            f"Another process has the index open ({path}). An index in the data folder serves "
-            "one process. For several, start a Qdrant server and set TALEKEEPER_QDRANT_URL."
+            f"Another process has the index open ({path}). Only one process can use an index in "
+            "the data folder. For several, start a Qdrant server and set TALEKEEPER_QDRANT_URL."
         ) from error
     _locks.append(held)
 
 
-def _answer(opened: Engine, out: BinaryIO, out_lock: threading.Lock, call: Any) -> None:
+def _run_call(opened: Engine, out: BinaryIO, out_lock: threading.Lock, call: Any) -> None:
     number, method, arguments, options = call
     outcome: CallOutcome = "done"
     try:
         value = getattr(opened, method)(*arguments, **options)
     except IndexUnavailableError as error:
         outcome, value = "unavailable", error.detail
-    except BaseException as error:  # noqa: BLE001  a panic of the engine's is no `Exception`
+    except BaseException as error:  # noqa: BLE001  a panic of the engine is no `Exception`
         outcome, value = "failed", f"{type(error).__name__}: {error}"
     message = frame((number, outcome, value))
     with out_lock:
@@ -488,18 +493,18 @@ def _answer(opened: Engine, out: BinaryIO, out_lock: threading.Lock, call: Any) 
 
 
 def main() -> None:
-    """Answer calls until stdin ends."""
+    """Run calls until stdin is closed."""
     ignore_stop_signals()
     end_with_parent()
     calls = sys.stdin.buffer
     out = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # whatever else is printed goes to the log
+    os.dup2(2, 1)  # other output goes to the log
     opened, out_lock = Engine(), threading.Lock()
     with ThreadPoolExecutor(1, thread_name_prefix="index-write") as writer:
         while len(head := calls.read(HEADER_BYTES)) == HEADER_BYTES:
             call = pickle.loads(calls.read(int.from_bytes(head)))  # noqa: S301  Talekeeper's own
-            work = partial(_answer, opened, out, out_lock, call)
-            if call[1] in WRITES:
+            work = partial(_run_call, opened, out, out_lock, call)
+            if call[1] in WRITE_METHODS:
                 writer.submit(work)
             else:
                 work()

@@ -1,7 +1,7 @@
-"""What goes through the pipe between the server's process and that of Qdrant Edge.
+"""Messages between the server's process and the process of Qdrant Edge.
 
-A message is its length, then a pickle. Numbers go as bytes, of numpy's types: the engine's process
-does without numpy.
+A message is its length and a pickle. Arrays are bytes in numpy's types, because the engine's
+process does not import numpy.
 """
 
 from __future__ import annotations
@@ -14,27 +14,27 @@ from uuid import UUID
 from backend.memory.index.scope import DenseName, Scope, SparseName, VectorName
 
 HEADER_BYTES = 8
-"""Bytes before a message: its length."""
+"""Length of the header of a message, which is the length of the message."""
 
 ID_BYTES = 16
-"""Bytes of a point's id."""
+"""Length of a point's id."""
 
 CallOutcome = Literal["done", "unavailable", "failed"]
-"""How a call ended: with a value, with a message for the administrator, or with an error."""
+"""The result of a call: a value, a message for the administrator, or an error."""
 
 MAX_CACHED_PAYLOADS = 40_000
-"""Payloads that the server keeps, 25 MB: the engine sends each once, until it has sent so many."""
+"""Payloads that the server caches: 25 MB. The engine sends each one once per that many payloads."""
 
 
 class SparseMessage(NamedTuple):
-    """Terms and their weights: ids as `uint32`, weights as `float32`, the same number of both."""
+    """Terms and their weights: ids as `uint32` and as many weights as `float32`."""
 
     ids: bytes
     weights: bytes
 
 
 class PointMessage(NamedTuple):
-    """A point. Dense vectors are `float32`; the payload is as the engine keeps it."""
+    """A point. Dense vectors are `float32`; the payload is encoded (`Payload.encode`)."""
 
     id: UUID
     payload: dict[str, Any]
@@ -52,6 +52,6 @@ class QueryMessage(NamedTuple):
 
 
 def frame(message: object) -> bytes:
-    """A message as it goes through a pipe."""
+    """Return the bytes of a message with its header."""
     data = pickle.dumps(message, pickle.HIGHEST_PROTOCOL)
     return len(data).to_bytes(HEADER_BYTES) + data

@@ -1,7 +1,7 @@
-"""What the index of memories is asked for, whatever engine keeps it.
+"""The protocol of the vector index, which is the same for all engines.
 
-A point stands for a chunk of a row (or for a scene): vectors by name, blinded before they get here,
-and a payload of ids and numbers. No text, sealed or not, is ever in it.
+A point represents a chunk of a row, or a scene. It has named vectors, which are blinded before they
+get here, and a payload of ids and numbers. It never contains text, neither plain nor sealed.
 """
 
 from __future__ import annotations
@@ -65,13 +65,13 @@ _POINTS = UUID("0b0c6f5e-56a5-5b3c-9a3e-6f2f0c1f7a11")
 
 
 def point_id(kind: Kind, source_id: UUID, chunk: int = 0) -> UUID:
-    """The id of a point: indexing the same thing twice changes nothing."""
+    """Return the id of a point. It is deterministic, so indexing a row twice changes nothing."""
     return uuid5(_POINTS, f"{kind}/{source_id}/{chunk}")
 
 
 @dataclass(frozen=True, slots=True)
 class Sparse:
-    """Terms and their weights, shape (n,) each: ids of 32 bits, each once."""
+    """Terms and their weights, shape (n,) each. The ids have 32 bits and are unique."""
 
     ids: NDArray[np.uint32]
     weights: Floats
@@ -100,22 +100,22 @@ class Payload(
         "audience": AUDIENCE,
     },
 ):
-    """What is known of a point without opening any text; an engine keeps it under short names.
+    """The data of a point that is known without decrypting text. Engines store it by short names.
 
     Attributes:
-        owner_id: Whose it is. Every query names it.
-        container_id: The lorebook, chat, chronicle or campaign that it belongs to.
-        source_id: The row; for a scene the message that opens it.
-        chunk: Which part of the row's text.
-        version: Fingerprint of what was indexed and how: points of other versions are stale.
-        position: Of a message: its depth in the tree. Else 0.
-        scene_id: Of a message: the message that opens its scene.
-        said_at: Seconds since 1970; 0 where there is no time.
-        speaker: Of a message: the keyed id of who speaks, a term's (`terms`); else 0.
+        owner_id: The user. Every query filters by it.
+        container_id: The lorebook, chat, chronicle or campaign.
+        source_id: The row; for a scene its first message.
+        chunk: Index of the part of the row's text.
+        version: The version of the row. Points with another version are stale.
+        position: The depth of a message in its tree, or else 0.
+        scene_id: The first message of a message's scene.
+        said_at: Seconds since 1970; 0 if there is no time.
+        speaker: The keyed id of a message's author, computed like that of a term; or else 0.
         words: Length of the indexed text in words.
-        is_question: It asks, and says little else.
-        audience: Who may know it: `public`, `gm`, or ids of entities. Without one, the game
-            master alone.
+        is_question: True if the text is a bare question.
+        audience: Who may know it: `public`, `gm`, or ids of entities. If it is empty, only the game
+            master may.
     """
 
     owner_id: UUID
@@ -132,26 +132,26 @@ class Payload(
     is_question: bool = False
     audience: tuple[str, ...] = ()
 
-    def encoded(self) -> dict[str, Any]:
-        """As the engine keeps it: ids are texts, and what is zero or absent is left out."""
-        # But for the position: a range finds no point without one.
+    def encode(self) -> dict[str, Any]:
+        """Return the form that engines store: ids as strings, without default values."""
+        # The position is always included, because a range finds no point without one.
         return {POSITION: self.position, **msgspec.to_builtins(self)}
 
     @classmethod
-    def decoded(cls, fields: Mapping[str, Any] | None) -> Payload:
-        """What `encoded` made. Raises `IndexUnavailableError` for what is none of ours."""
+    def decode(cls, fields: Mapping[str, Any] | None) -> Payload:
+        """Reverse `encode`. Raises `IndexUnavailableError` if the fields are invalid."""
         try:
             return msgspec.convert(fields or {}, cls)
         except msgspec.ValidationError as error:
             raise IndexUnavailableError(
-                "A point in the index has a payload that is none of Talekeeper's. Rebuild the "
-                "index with `talekeeper reindex`."
+                "A point in the index has an unknown payload. Rebuild the index with `talekeeper "
+                "reindex`."
             ) from error
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Point:
-    """One point; vectors that it lacks are not in the mappings. Dense ones have unit length."""
+    """A point with the vectors that it has, by name. Dense vectors have unit length."""
 
     id: UUID
     payload: Payload
@@ -161,7 +161,7 @@ class Point:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Query:
-    """The nearest points to a vector, among those that have one of that name."""
+    """A query for the nearest points to a vector, among points that have one of that name."""
 
     vector: VectorName
     near: Floats | Sparse
@@ -170,9 +170,9 @@ class Query:
 
     @property
     def is_empty(self) -> bool:
-        """Nothing can be found, so that the engine need not be asked.
+        """True if it can find nothing. Such a query must not reach an engine.
 
-        To the engines a list of no alternatives is no condition at all.
+        Engines treat an empty list of alternatives as no condition.
         """
         scope = self.scope
         if not scope.kinds or not any(part.containers for part in scope.parts):
@@ -181,7 +181,7 @@ class Query:
 
 
 class Hit(msgspec.Struct, frozen=True, gc=False):
-    """A point that was found. `score` is the cosine, or the sum of weighted terms."""
+    """A point that a query found. `score` is the cosine, or the sum of weighted terms."""
 
     id: UUID
     score: float
@@ -189,75 +189,75 @@ class Hit(msgspec.Struct, frozen=True, gc=False):
 
 
 class VectorIndex(Protocol):
-    """One collection of points. Every failure to answer is an `IndexUnavailableError`."""
+    """A collection of points. Every failure raises `IndexUnavailableError`."""
 
     @property
     def name(self) -> str:
-        """The collection's name: another embedding model has another collection."""
+        """The name of the collection. Each embedding model has its own."""
         ...
 
     @property
     def is_new(self) -> bool:
-        """It was made just now: whatever was in it before is to be indexed again."""
+        """True if it was created by this process, so that everything must be indexed again."""
         ...
 
     async def upsert(self, points: Sequence[Point], *, instead_of: Sequence[UUID] = ()) -> None:
-        """Store points, in place of those with their ids. Durable when it returns.
+        """Store points, replacing those with the same ids. They are durable when it returns.
 
-        And in place of all points of the rows `instead_of`, which are the user's whose points they
-        are: there is one at least then.
+        Also replace all points of the rows `instead_of`. If there are any, `points` must not be
+        empty, and the rows belong to the same user.
         """
         ...
 
     async def search(self, queries: Sequence[Query]) -> list[list[Hit]]:
-        """Answer all queries at once, each with its hits, best first."""
+        """Return the hits of each query, best first."""
         ...
 
     async def dense_vectors(self, ids: Sequence[UUID]) -> dict[UUID, Floats]:
-        """The `dense` vectors of points, for those that have one. For MMR."""
+        """Return the `dense` vectors of the points that have one."""
         ...
 
     async def term_vectors(self, ids: Sequence[UUID]) -> dict[UUID, Sparse]:
-        """The `sparse` vectors of points, for those that have one."""
+        """Return the `sparse` vectors of the points that have one."""
         ...
 
     async def delete_sources(self, owner_id: UUID, source_ids: Sequence[UUID]) -> None:
-        """Delete every point of these rows."""
+        """Delete all points of the rows."""
         ...
 
     async def delete_container(self, owner_id: UUID, container_id: UUID) -> None:
-        """Delete every point of a container."""
+        """Delete all points of a container."""
         ...
 
     async def delete_owner(self, owner_id: UUID) -> None:
-        """Delete every point of a user's."""
+        """Delete all points of a user."""
         ...
 
     def scan(
         self, owner_id: UUID, *, container_id: UUID | None = None
     ) -> AsyncIterator[Sequence[tuple[UUID, Payload]]]:
-        """Every point of a user's, in pages, without vectors: for the comparison with SQL."""
+        """Yield pages of a user's points, without vectors. For the comparison with SQL."""
         ...
 
     async def owners(self) -> set[UUID]:
-        """Everybody who has points."""
+        """Return all users who have points."""
         ...
 
     async def count(self, owner_id: UUID | None = None) -> int:
-        """How many points there are, of one user or of all."""
+        """Count the points of one user or of all."""
         ...
 
     async def ping(self) -> None:
-        """Raise `IndexUnavailableError` unless it answers."""
+        """Raise `IndexUnavailableError` unless it responds."""
         ...
 
     async def aclose(self) -> None:
-        """Write everything out and let go."""
+        """Flush and close."""
         ...
 
 
 def check_dimensions(points: Sequence[Point], dimension: int | None) -> None:
-    """Raise `ValueError` for a dense vector that is not of the collection's length."""
+    """Raise `ValueError` if a dense vector does not have the collection's length."""
     for point in points:
         for name, vector in point.dense.items():
             if vector.shape != (dimension,):

@@ -1,7 +1,7 @@
-"""Where a query looks, and the names of what an engine keeps. Standard library alone.
+"""The scope of a query, and the names of vectors and fields in the index.
 
-The process of Qdrant Edge imports this, and not `protocol`, which needs numpy: that would be half
-of its start, and 20 MiB.
+The process of Qdrant Edge imports this module instead of `protocol`. Numpy, which `protocol` needs,
+would take half of its start time and 20 MiB.
 """
 
 from __future__ import annotations
@@ -19,24 +19,25 @@ VectorName = DenseName | SparseName
 DENSE: tuple[DenseName, ...] = ("dense", "dense_window")
 SPARSE: tuple[SparseName, ...] = ("sparse", "sparse_window")
 Kind = Literal["lore", "message", "scene", "question", "event", "campaign"]
-"""What kind of row a point belongs to. A scene has only a sparse vector. Scenes and questions are
-never in a prompt themselves: they lead to messages. `campaign` is an item of a campaign."""
+"""The kind of row that a point belongs to. A scene has only a sparse vector. Scenes and questions
+are never part of a prompt: they lead to messages. `campaign` is an item of a campaign."""
 
 OWNER, KIND, CONTAINER, SOURCE, POSITION, AUDIENCE = "o", "k", "c", "s", "p", "u"
-"""Names of the fields that points are found by, as an engine keeps them: each has an index."""
+"""Names of the payload fields that queries filter by. Each has an index in the engine."""
 
 
 class IndexUnavailableError(UnavailableError):
-    """The index does not answer. Turns go on without it, and say so."""
+    """The index does not respond. Turns continue without it and report that."""
 
-    slug, title = "index-unavailable", "The index of memories does not answer"
+    slug, title = "index-unavailable", "The memory index does not respond"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScopePart:
-    """Points of some containers; `before_position` keeps to those at lower positions.
+    """Points of some containers, only those below `before_position` if it is given.
 
-    `kinds` are what these containers hold: a query for other kinds leaves them out. Empty: unknown.
+    `kinds` are the kinds in these containers. Queries for other kinds skip them. Empty means
+    unknown.
     """
 
     containers: Sequence[UUID]
@@ -46,10 +47,10 @@ class ScopePart:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scope:
-    """Where a query looks: one owner's points of these kinds, in any of these parts.
+    """The points that a query searches: one owner's points of these kinds in any of these parts.
 
-    The owner's points are also the corpus over which terms are weighted (IDF). With an `audience`
-    only points that have one of its words are found, and none that has no audience.
+    The owner's points are also the corpus that terms are weighted by (IDF). With an `audience`, a
+    query finds only points with one of its words, and no points without an audience.
     """
 
     owner_id: UUID

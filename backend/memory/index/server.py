@@ -1,7 +1,6 @@
-"""A Qdrant server, or a cluster of them.
+"""The index on a Qdrant server or cluster.
 
-The client is loaded when a server is configured, and not before: it takes more than a second, and
-memory.
+The client is imported at the first connection, because that takes more than a second and memory.
 """
 
 from __future__ import annotations
@@ -39,10 +38,10 @@ if TYPE_CHECKING:
     from qdrant_client import AsyncQdrantClient  # noqa: TID251  this is its adapter
 
 MIN_VERSION = (1, 19)
-"""The first version that weighs terms by one user's points (the corpus of IDF)."""
+"""The first version that can weigh terms by the points of one user (the corpus of IDF)."""
 
 RECONNECT_SECONDS = 5.0
-"""Seconds between two attempts to connect: a turn must not wait for each."""
+"""Pause between two connection attempts, so that not every turn waits for one."""
 
 _POINTS_PER_WRITE = 100
 _PAGE_POINTS = 500
@@ -51,16 +50,15 @@ _PROBE_SECONDS = 2.0
 
 
 async def open_server(settings: Settings, name: str, dimension: int | None) -> ServerIndex:
-    """A collection on the server that `qdrant_url` names.
+    """Return a collection on the server at `qdrant_url`.
 
-    It is connected to when it is first needed, and again while that fails: the server may come up
-    later than this process.
+    The first call connects, and later ones retry, because the server may start after this process.
     """
     return ServerIndex(settings, name, dimension)
 
 
 async def fetch_server_version(settings: Settings) -> str:
-    """The version of the server; nothing is made there. Raises `IndexUnavailableError`."""
+    """Return the version of the server. Raises `IndexUnavailableError`."""
     client = await asyncio.to_thread(_build_client, settings, grpc=False)
     try:
         return await _check_version(client, settings)
@@ -69,11 +67,11 @@ async def fetch_server_version(settings: Settings) -> str:
 
 
 async def list_server_collections(settings: Settings) -> set[str]:
-    """The names of Talekeeper's collections there. Raises `IndexUnavailableError`."""
+    """Return the names of Talekeeper's collections there. Raises `IndexUnavailableError`."""
     prefix = settings.qdrant_collection_prefix
     client = await asyncio.to_thread(_build_client, settings, grpc=False)
     try:
-        with _load_mapping().reported(settings.qdrant_timeout_seconds):
+        with _load_mapping().translate_errors(settings.qdrant_timeout_seconds):
             found = (await client.get_collections()).collections
     finally:
         await client.close()
@@ -83,15 +81,15 @@ async def list_server_collections(settings: Settings) -> set[str]:
 class ServerIndex:
     """A `VectorIndex` on a server.
 
-    Whatever is asked first makes the collection, or checks that the one that is there fits. It
-    raises `IndexUnavailableError` when the server does not answer, refuses the key, is too old, or
-    has a collection of that name that does not fit.
+    The first call creates the collection or checks the existing one. It raises
+    `IndexUnavailableError` if the server does not respond, refuses the key, is too old, or has a
+    different collection of that name.
 
     Args:
-        settings: Which server, and how collections are made there.
-        name: Of the collection, behind `qdrant_collection_prefix`.
-        dimension: Of the dense vectors; None for a collection without any.
-        clock: Seconds, for the time between two attempts to connect.
+        settings: The address of the server and the options of collections.
+        name: The name of the collection after `qdrant_collection_prefix`.
+        dimension: Length of the dense vectors; None for a collection without them.
+        clock: Returns seconds, for the pause between connection attempts.
     """
 
     def __init__(
@@ -113,10 +111,10 @@ class ServerIndex:
         self._failed: tuple[float, IndexUnavailableError] | None = None
         self._connecting = asyncio.Lock()
 
-    async def connected(self) -> AsyncQdrantClient:
-        """The client, once the collection is there.
+    async def get_client(self) -> AsyncQdrantClient:
+        """Return the client, after the collection was created or checked.
 
-        Raises `IndexUnavailableError`, at once while the last attempt is only just over.
+        Raises `IndexUnavailableError`; immediately if the last attempt failed a moment ago.
         """
         async with self._connecting:
             if self._client is None:
@@ -134,7 +132,7 @@ class ServerIndex:
         client = await asyncio.to_thread(_build_client, settings, grpc=await _has_grpc(settings))
         try:
             await _check_version(client, settings)
-            with _load_mapping().reported(settings.qdrant_timeout_seconds):
+            with _load_mapping().translate_errors(settings.qdrant_timeout_seconds):
                 await self._prepare(client)
         except BaseException:
             await client.close()
@@ -142,21 +140,21 @@ class ServerIndex:
         return client
 
     async def _prepare(self, client: AsyncQdrantClient) -> None:
-        """Make the collection with its indexes, or check it."""
+        """Create the collection with its indexes, or check it."""
         mapping, name = _load_mapping(), self._collection
         if not await client.collection_exists(name):
-            made = mapping.collection(self._settings, self._dimension)
+            made = mapping.build_collection(self._settings, self._dimension)
             try:
                 await client.create_collection(name, **made)
                 self.is_new = True
             except Exception:
-                # Another process that starts as well may have been faster.
+                # Another process may have created it at the same time.
                 if not await client.collection_exists(name):
                     raise
         info = await client.get_collection(name)
-        if misfit := mapping.misfit(info, self._dimension):
+        if mismatch := mapping.find_mismatch(info, self._dimension):
             raise IndexUnavailableError(
-                f"The collection {name} on the Qdrant server does not fit: {misfit}. Delete it "
+                f"The collection {name} on the Qdrant server does not match: {mismatch}. Delete it "
                 "there, or set another TALEKEEPER_QDRANT_COLLECTION_PREFIX."
             )
         for field, schema in mapping.payload_indexes().items():
@@ -164,34 +162,36 @@ class ServerIndex:
                 await client.create_payload_index(name, field, schema, wait=True)
 
     async def upsert(self, points: Sequence[Point], *, instead_of: Sequence[UUID] = ()) -> None:
-        """Store points, in place of those with their ids and those of rows; see `VectorIndex`."""
+        """See `VectorIndex`."""
         check_dimensions(points, self._dimension)
         if instead_of:
             await self.delete_sources(points[0].payload.owner_id, instead_of)
         for batch in chunks(points, _POINTS_PER_WRITE):
-            async with self._asked() as (client, mapping):
-                made = [mapping.point(each) for each in batch]
+            async with self._connected() as (client, mapping):
+                made = [mapping.build_point(each) for each in batch]
                 await client.upsert(self._collection, made, wait=True)
 
     async def search(self, queries: Sequence[Query]) -> list[list[Hit]]:
-        """Answer all queries, each with its hits, best first."""
+        """See `VectorIndex`."""
         asked = [query for query in queries if not query.is_empty]
         if not asked:
             return [[] for _ in queries]
-        async with self._asked() as (client, mapping):
-            requests = [mapping.request(each, is_quantized=self._is_quantized) for each in asked]
+        async with self._connected() as (client, mapping):
+            requests = [
+                mapping.build_request(each, is_quantized=self._is_quantized) for each in asked
+            ]
             answers = await client.query_batch_points(self._collection, requests)
         if len(answers) != len(asked):
-            raise IndexUnavailableError("The Qdrant server left out answers.")
+            raise IndexUnavailableError("The Qdrant server returned too few results.")
         found = iter(answers)
         return [[] if query.is_empty else _decode_hits(next(found).points) for query in queries]
 
     async def dense_vectors(self, ids: Sequence[UUID]) -> dict[UUID, Floats]:
-        """The `dense` vectors of points, for those that have one."""
+        """See `VectorIndex`."""
         if self._dimension is None or not ids:
             return {}
         names = [str(each) for each in ids]
-        async with self._asked() as (client, _):
+        async with self._connected() as (client, _):
             records = await client.retrieve(
                 self._collection, names, with_payload=False, with_vectors=["dense"]
             )
@@ -202,92 +202,96 @@ class ServerIndex:
         }
 
     async def term_vectors(self, ids: Sequence[UUID]) -> dict[UUID, Sparse]:
-        """The `sparse` vectors of points, for those that have one."""
+        """See `VectorIndex`."""
         if not ids:
             return {}
         names = [str(each) for each in ids]
-        async with self._asked() as (client, _):
+        async with self._connected() as (client, _):
             records = await client.retrieve(
                 self._collection, names, with_payload=False, with_vectors=["sparse"]
             )
         return {
-            UUID(str(each.id)): _load_mapping().terms(each.vector["sparse"])
+            UUID(str(each.id)): _load_mapping().decode_sparse(each.vector["sparse"])
             for each in records
             if isinstance(each.vector, dict) and "sparse" in each.vector
         }
 
     async def delete_sources(self, owner_id: UUID, source_ids: Sequence[UUID]) -> None:
-        """Delete every point of these rows."""
+        """See `VectorIndex`."""
         if source_ids:
             await self._delete(owner_id, SOURCE, source_ids)
 
     async def delete_container(self, owner_id: UUID, container_id: UUID) -> None:
-        """Delete every point of a container."""
+        """See `VectorIndex`."""
         await self._delete(owner_id, CONTAINER, [container_id])
 
     async def delete_owner(self, owner_id: UUID) -> None:
-        """Delete every point of a user's."""
+        """See `VectorIndex`."""
         await self._delete(owner_id)
 
     async def scan(
         self, owner_id: UUID, *, container_id: UUID | None = None
     ) -> AsyncIterator[Sequence[tuple[UUID, Payload]]]:
-        """Every point of a user's, in pages, without vectors."""
+        """See `VectorIndex`."""
         offset: Any = None
         while True:
-            async with self._asked() as (client, mapping):
-                within = () if container_id is None else (mapping.equal(CONTAINER, container_id),)
+            async with self._connected() as (client, mapping):
+                within = (
+                    () if container_id is None else (mapping.match_value(CONTAINER, container_id),)
+                )
                 records, offset = await client.scroll(
                     self._collection,
-                    mapping.owned(owner_id, *within),
+                    mapping.filter_owned(owner_id, *within),
                     limit=_PAGE_POINTS,
                     offset=offset,
                     with_payload=True,
                 )
             if records:
-                yield [(UUID(str(each.id)), Payload.decoded(each.payload)) for each in records]
+                yield [(UUID(str(each.id)), Payload.decode(each.payload)) for each in records]
             if offset is None:
                 return
 
     async def owners(self) -> set[UUID]:
-        """Everybody who has points."""
-        async with self._asked() as (client, _):
+        """See `VectorIndex`."""
+        async with self._connected() as (client, _):
             answer = await client.facet(self._collection, OWNER, limit=_MAX_OWNERS, exact=True)
         return {UUID(str(hit.value)) for hit in answer.hits if hit.count}
 
     async def count(self, owner_id: UUID | None = None) -> int:
-        """How many points there are, of one user or of all."""
-        async with self._asked() as (client, mapping):
-            owned = None if owner_id is None else mapping.owned(owner_id)
+        """See `VectorIndex`."""
+        async with self._connected() as (client, mapping):
+            owned = None if owner_id is None else mapping.filter_owned(owner_id)
             answer = await client.count(self._collection, owned, exact=True)
         return answer.count
 
     async def ping(self) -> None:
-        """Raise `IndexUnavailableError` unless it answers, with our collection in it."""
-        async with self._asked() as (client, _):
+        """See `VectorIndex`. The collection must exist, too."""
+        async with self._connected() as (client, _):
             await client.get_collection(self._collection)
 
     async def aclose(self) -> None:
-        """Close the connections, where there are any."""
+        """See `VectorIndex`."""
         if self._client is not None:
             await self._client.close()
 
     async def _delete(self, owner_id: UUID, field: str = "", ids: Sequence[UUID] = ()) -> None:
-        async with self._asked() as (client, mapping):
-            within = (mapping.among(field, ids),) if field else ()
-            await client.delete(self._collection, mapping.owned(owner_id, *within), wait=True)
+        async with self._connected() as (client, mapping):
+            within = (mapping.match_any(field, ids),) if field else ()
+            await client.delete(
+                self._collection, mapping.filter_owned(owner_id, *within), wait=True
+            )
 
     @asynccontextmanager
-    async def _asked(self) -> AsyncGenerator[tuple[AsyncQdrantClient, ModuleType]]:
-        """The client, and its models. Raises `IndexUnavailableError` whatever goes wrong inside."""
-        client, mapping = await self.connected(), _load_mapping()
-        with mapping.reported(self._settings.qdrant_timeout_seconds):
+    async def _connected(self) -> AsyncGenerator[tuple[AsyncQdrantClient, ModuleType]]:
+        """Yield the client and the mapping. Any failure becomes an `IndexUnavailableError`."""
+        client, mapping = await self.get_client(), _load_mapping()
+        with mapping.translate_errors(self._settings.qdrant_timeout_seconds):
             yield client, mapping
 
 
 async def _check_version(client: AsyncQdrantClient, settings: Settings) -> str:
-    """The server's version. Raises `IndexUnavailableError` for one that is too old."""
-    with _load_mapping().reported(settings.qdrant_timeout_seconds):
+    """Return the server's version. Raises `IndexUnavailableError` if it is too old."""
+    with _load_mapping().translate_errors(settings.qdrant_timeout_seconds):
         version = (await client.info()).version
     numbers = tuple(int(each) for each in re.findall(r"\d+", version)[:2])
     if numbers < MIN_VERSION:
@@ -309,12 +313,12 @@ def _build_client(settings: Settings, *, grpc: bool) -> AsyncQdrantClient:
             grpc_port=settings.qdrant_grpc_port,
             prefer_grpc=grpc,
             timeout=settings.qdrant_timeout_seconds,
-            # As a header: the client's own parameter warns where there is no TLS, on loopback too.
+            # A header, because the client's parameter warns without TLS, even on loopback.
             headers=None if key is None else {"api-key": key.get_secret_value()},
             check_compatibility=False,
         )
     except ValueError as error:
-        raise IndexUnavailableError("TALEKEEPER_QDRANT_URL is no address.") from error
+        raise IndexUnavailableError("TALEKEEPER_QDRANT_URL is not a valid address.") from error
 
 
 async def _has_grpc(settings: Settings) -> bool:
@@ -336,4 +340,4 @@ def _load_mapping() -> ModuleType:
 
 
 def _decode_hits(points: Sequence[Any]) -> list[Hit]:
-    return [Hit(UUID(str(each.id)), each.score, Payload.decoded(each.payload)) for each in points]
+    return [Hit(UUID(str(each.id)), each.score, Payload.decode(each.payload)) for each in points]

@@ -1,6 +1,6 @@
-"""What a Qdrant server is told, out of what an index is asked, and what its failures mean.
+"""Conversion between the index protocol and the models and errors of the Qdrant client.
 
-Imported only where there is a server: the client's models take more than a second to load.
+Importing the client takes more than a second, so this module is imported at the first connection.
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ from backend.memory.index.protocol import (
 from backend.settings import Settings
 
 _OVERSAMPLING = 2.0
-"""With quantisation: how many times as many are taken out of the small copies and scored anew."""
+"""Factor for the hits that are found by quantized copies and then scored in full."""
 
 
-def collection(settings: Settings, dimension: int | None) -> dict[str, Any]:
-    """What a collection is made with. The graph is one a user, never one over all of them."""
+def build_collection(settings: Settings, dimension: int | None) -> dict[str, Any]:
+    """Return the options of a new collection. Each user has a graph; there is no common one."""
     on_disk = settings.qdrant_storage == "disk"
     dense = {
         name: models.VectorParams(
@@ -75,7 +75,7 @@ def collection(settings: Settings, dimension: int | None) -> dict[str, Any]:
 
 
 def payload_indexes() -> dict[str, Any]:
-    """For every field that is filtered on; the owner's keeps a user's points together."""
+    """Return the indexes of all filtered fields. The owner's stores a user's points together."""
     ids = models.UuidIndexType.UUID
     return {
         OWNER: models.UuidIndexParams(type=ids, is_tenant=True),
@@ -91,14 +91,14 @@ def payload_indexes() -> dict[str, Any]:
     }
 
 
-def misfit(info: models.CollectionInfo, dimension: int | None) -> str | None:
-    """In what a collection that is there is not the one that is needed."""
+def find_mismatch(info: models.CollectionInfo, dimension: int | None) -> str | None:
+    """Describe how an existing collection differs from the required one; None if it matches."""
     params = info.config.params
     vectors = params.vectors if isinstance(params.vectors, dict) else {}
     found = {name: (vector.size, vector.distance) for name, vector in vectors.items()}
     wanted = {} if dimension is None else dict.fromkeys(DENSE, (dimension, models.Distance.DOT))
     if found != wanted:
-        return f"its dense vectors are {_listed(found)}, and must be {_listed(wanted)}"
+        return f"its dense vectors are {_describe(found)}, and must be {_describe(wanted)}"
     terms = params.sparse_vectors or {}
     if set(terms) != set(SPARSE):
         return f"its sparse vectors are {sorted(terms)}, and must be {sorted(SPARSE)}"
@@ -107,19 +107,19 @@ def misfit(info: models.CollectionInfo, dimension: int | None) -> str | None:
     return None
 
 
-def point(given: Point) -> models.PointStruct:
-    """A point with its vectors and its payload."""
+def build_point(given: Point) -> models.PointStruct:
+    """Convert a point for the client."""
     vectors: dict[str, Any] = {name: vector.tolist() for name, vector in given.dense.items()}
-    vectors |= {name: sparse(vector) for name, vector in given.sparse.items()}
-    return models.PointStruct(id=str(given.id), vector=vectors, payload=given.payload.encoded())
+    vectors |= {name: build_sparse(vector) for name, vector in given.sparse.items()}
+    return models.PointStruct(id=str(given.id), vector=vectors, payload=given.payload.encode())
 
 
-def request(query: Query, *, is_quantized: bool) -> models.QueryRequest:
-    """A query, with the owner in its filter, and the owner's points as its corpus."""
+def build_request(query: Query, *, is_quantized: bool) -> models.QueryRequest:
+    """Convert a query. The filter limits it to the owner, whose points are the corpus."""
     near, params = query.near, None
     if isinstance(near, Sparse):
-        vector: Any = sparse(near)
-        corpus = models.IdfCorpusParams(corpus=owned(query.scope.owner_id))
+        vector: Any = build_sparse(near)
+        corpus = models.IdfCorpusParams(corpus=filter_owned(query.scope.owner_id))
         params = models.SearchParams(idf=corpus)
     else:
         vector = near.tolist()
@@ -132,53 +132,53 @@ def request(query: Query, *, is_quantized: bool) -> models.QueryRequest:
     return models.QueryRequest(
         query=models.NearestQuery(nearest=vector),
         using=query.vector,
-        filter=_within(query.scope),
+        filter=_build_filter(query.scope),
         params=params,
         limit=query.limit,
         with_payload=True,
     )
 
 
-def sparse(vector: Sparse) -> models.SparseVector:
-    """Terms and their weights."""
+def build_sparse(vector: Sparse) -> models.SparseVector:
+    """Convert terms and weights for the client."""
     return models.SparseVector(indices=vector.ids.tolist(), values=vector.weights.tolist())
 
 
-def terms(vector: models.SparseVector) -> Sparse:
-    """The terms and weights of a sparse vector that the server has."""
+def decode_sparse(vector: models.SparseVector) -> Sparse:
+    """Convert a sparse vector of the server."""
     return Sparse(
         np.array(vector.indices, dtype=np.uint32), np.array(vector.values, dtype=np.float32)
     )
 
 
-def owned(owner_id: UUID, *conditions: Any) -> models.Filter:
-    """The owner's points that fulfil the conditions."""
-    return models.Filter(must=[equal(OWNER, owner_id), *conditions])
+def filter_owned(owner_id: UUID, *conditions: Any) -> models.Filter:
+    """Return the filter for the owner's points that satisfy the conditions."""
+    return models.Filter(must=[match_value(OWNER, owner_id), *conditions])
 
 
-def equal(key: str, value: UUID) -> models.FieldCondition:
-    """The field is this id."""
+def match_value(key: str, value: UUID) -> models.FieldCondition:
+    """Return the condition that the field is this id."""
     return models.FieldCondition(key=key, match=models.MatchValue(value=str(value)))
 
 
-def among(key: str, values: Sequence[object]) -> models.FieldCondition:
-    """The field is one of these ids or words."""
+def match_any(key: str, values: Sequence[object]) -> models.FieldCondition:
+    """Return the condition that the field is one of these ids or words."""
     return models.FieldCondition(
         key=key, match=models.MatchAny(any=[str(value) for value in values])
     )
 
 
-def _within(scope: Scope) -> models.Filter:
-    """The owner's points of these kinds that lie in one of the parts; one has containers."""
-    parts = [_part(part) for part in scope.parts if part.containers]
-    conditions = [among(KIND, scope.kinds), models.Filter(should=parts)]
+def _build_filter(scope: Scope) -> models.Filter:
+    """Return the filter of a scope. At least one of its parts must have containers."""
+    parts = [_build_condition(part) for part in scope.parts if part.containers]
+    conditions = [match_any(KIND, scope.kinds), models.Filter(should=parts)]
     if scope.audience:
-        conditions.append(among(AUDIENCE, scope.audience))
-    return owned(scope.owner_id, *conditions)
+        conditions.append(match_any(AUDIENCE, scope.audience))
+    return filter_owned(scope.owner_id, *conditions)
 
 
-def _part(part: ScopePart) -> Any:
-    containers = among(CONTAINER, part.containers)
+def _build_condition(part: ScopePart) -> Any:
+    containers = match_any(CONTAINER, part.containers)
     if part.before_position is None:
         return containers
     before = models.Range(lt=part.before_position)
@@ -197,16 +197,16 @@ def _quantization(settings: Settings) -> Any:
     return None
 
 
-def _listed(vectors: Mapping[Any, tuple[int, models.Distance]]) -> str:
+def _describe(vectors: Mapping[Any, tuple[int, models.Distance]]) -> str:
     parts = (f"{name} ({size}, {kind.value})" for name, (size, kind) in sorted(vectors.items()))
     return ", ".join(parts) or "none"
 
 
 @contextmanager
-def reported(timeout: int) -> Generator[None]:
-    """Raise `IndexUnavailableError` for whatever is raised inside, but for a cancellation.
+def translate_errors(timeout: int) -> Generator[None]:
+    """Convert any error to `IndexUnavailableError`.
 
-    The server's own texts stay out: they may quote what was asked.
+    It does not include texts of the server, because they may quote the query.
     """
     try:
         yield
@@ -219,27 +219,27 @@ def reported(timeout: int) -> Generator[None]:
 def _detail(error: Exception, timeout: int) -> str:
     match _reason(error):
         case 401 | 403 | "UNAUTHENTICATED" | "PERMISSION_DENIED":
-            detail = "The Qdrant server refuses the key: look at TALEKEEPER_QDRANT_API_KEY."
+            detail = "The Qdrant server refuses the key. Check TALEKEEPER_QDRANT_API_KEY."
         case 404 | "NOT_FOUND":
             detail = (
-                "The collection is gone from the Qdrant server, or its address is another one's. "
-                "Restart: a collection is made then, and filled again."
+                "The collection is missing on the Qdrant server, or the address is that of another "
+                "server. Restart Talekeeper to create the collection and index everything again."
             )
         case 408 | 504 | "DEADLINE_EXCEEDED":
-            detail = f"The Qdrant server did not answer within {timeout} s."
+            detail = f"The Qdrant server did not respond within {timeout} s."
         case 429 | "RESOURCE_EXHAUSTED":
-            detail = "The Qdrant server has too much to do. Try again later."
+            detail = "The Qdrant server is overloaded. Try again later."
         case "UNREACHABLE":
             detail = "The Qdrant server cannot be reached at TALEKEEPER_QDRANT_URL. Is it running?"
         case None:
-            detail = "What is at TALEKEEPER_QDRANT_URL does not answer as a Qdrant server does."
+            detail = "The server at TALEKEEPER_QDRANT_URL does not respond like a Qdrant server."
         case reason:
-            detail = f"The Qdrant server failed ({reason}). Its own log says why."
+            detail = f"The Qdrant server failed ({reason}). Its log contains the reason."
     return detail
 
 
 def _reason(error: Exception) -> int | str | None:
-    """An HTTP status, a gRPC status by name, or UNREACHABLE; None for an answer without sense."""
+    """Return an HTTP status, the name of a gRPC status or UNREACHABLE; None for other errors."""
     if isinstance(error, UnexpectedResponse):
         return error.status_code
     if isinstance(error, ResourceExhaustedResponse):

@@ -1,8 +1,8 @@
-"""Which collection of the index is whose: another embedding model has another one.
+"""The collections of the index, and the moves of users' texts between them.
 
-A user's texts move in the background to the collection of the configured model, or to that of the
-model that their account names. Until they are all there, search goes on in the one that they were
-in, and what is written goes to both.
+Each embedding model has a collection. A user's texts belong to that of the configured model, or to
+that of the account's own model. If the model changes, they move in the background. During the move,
+search uses the previous collection, and changes are written to both.
 """
 
 from __future__ import annotations
@@ -34,26 +34,25 @@ from backend.vault.sealing import Sealer
 _OWN_NAME = re.compile(rf"{OWN_PREFIX}-[0-9]+-v[0-9]+")
 
 FORMAT = 1
-"""Raised when what is indexed of a row changes: all texts move to a collection of that format."""
+"""Increase it if the documents of rows change: all texts then move to new collections."""
 
 
 def build_collection_name(spec: EmbedderSpec | None) -> str:
-    """The collection for an embedding model's vectors; without a model, for terms alone."""
+    """Return the name of a model's collection; without a model, of the one with terms alone."""
     return f"{spec.collection if spec else 'terms'}-v{FORMAT}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Placement:
-    """Where a user's texts are in the index.
+    """The collections of a user's texts.
 
     Attributes:
         target: The collection that they belong to.
-        searched: The one that they are found in: another one until all of them have moved.
-        is_chosen: Whether the target is that of a model which the account names.
-        model: Of which model of the user's own the target's vectors are: see `IndexState`.
-        length: How many numbers that model gave; None where that was not noted.
-        is_moving: Whether they are on their way, so that vectors of the target's model find
-            nothing yet, or not all.
+        searched: The collection that search uses. It differs from the target during a move.
+        is_chosen: True if the target belongs to the account's own model.
+        model: The user's model of the vectors in the target (see `IndexState.model`).
+        length: Length of that model's vectors before padding; None if it is unknown.
+        is_moving: True during a move: vectors of the target's model find only a part or nothing.
     """
 
     target: str
@@ -70,12 +69,12 @@ class Placement:
 
 
 def is_own(name: str) -> bool:
-    """Whether a collection is one of users' own models."""
+    """True if a collection is for users' own models."""
     return _OWN_NAME.fullmatch(name) is not None
 
 
 def parse_dimension(name: str) -> int | None:
-    """The dimension that a collection's name tells; None for one without vectors."""
+    """Return the dimension in a collection's name; None for a collection without vectors."""
     *_, dimension, _ = f"-{name}".rsplit("-", 2)
     return int(dimension) if dimension.isdigit() else None
 
@@ -85,13 +84,13 @@ log = get_logger(__name__)
 PLACEMENT_SECONDS = 15.0
 EXPECTED_MOVE_SECONDS = 60.0
 _MAX_CACHED_USERS = 10_000
-"""Users of whom is remembered where their texts are."""
+"""Users whose placements are cached."""
 
 Opener = Callable[[str, int | None], Awaitable[VectorIndex]]
-"""Opens a collection by name and dimension (None: terms alone), making it where it is missing."""
+"""Opens or creates a collection by name and dimension (None for terms alone)."""
 
 Lister = Callable[[], Awaitable[set[str]]]
-"""The names of all collections that the index has."""
+"""Returns the names of all collections in the index."""
 
 
 _HERE = aliased(IndexState)
@@ -109,7 +108,7 @@ _STATES = (
 
 
 class Collections:
-    """The collection of the configured model, and those of others that users are still in."""
+    """The collection of the configured model, and other collections with users' texts."""
 
     def __init__(
         self,
@@ -132,11 +131,11 @@ class Collections:
         self.current = current
 
     async def prepare(self) -> list[tuple[UUID, str]]:
-        """Note who has to be indexed; gives back who, and in which collection.
+        """Mark users who must be indexed. Return them with their collections.
 
-        In the current collection everybody, where it was made just now; else those who were here
-        before it was. In those of users' own models whoever belongs there and is not there yet;
-        one that does not open is its users' trouble alone.
+        If the current collection is new, these are all of its users; otherwise users who joined
+        before it existed. Users with their own models are included until they are ready. If such a
+        collection does not open, only its users are affected.
         """
         name, chosen = self.current.name, IndexState.is_chosen.is_(True)
         async with self._database.read() as session:
@@ -152,8 +151,8 @@ class Collections:
                 await session.execute(delete(IndexState).where(IndexState.collection == name))
             mine = IndexState.user_id == User.id
             is_known = exists().where(mine, (IndexState.collection == name) | chosen)
-            # Locked, so that no user is deleted meanwhile, and in one order, so that processes that
-            # start together do not lock each other out.
+            # The lock prevents deletions of users. The order prevents deadlocks between processes
+            # that start at the same time.
             unknown = select(User.id).where(~is_known).order_by(User.id)
             locked = unknown.with_for_update(key_share=True, read=True)
             ids = list(await session.scalars(locked))
@@ -166,11 +165,11 @@ class Collections:
             return [(user_id, each) for user_id, each in await session.execute(due)]
 
     async def place_to_search(self, user_id: UUID) -> tuple[VectorIndex, Placement]:
-        """Where a user's texts are found at this moment."""
+        """Return the collection in which search finds a user's texts, and their placement."""
         place = await self._place(user_id)
         if place.searched not in {self.current.name, *self._opened}:
             await self.open(place.searched)
-            place = await self._place(user_id)  # it may have been lost
+            place = await self._place(user_id)  # opening it may have reported it as lost
         return await self.open(place.searched), place
 
     async def _place(self, user_id: UUID) -> Placement:
@@ -182,14 +181,14 @@ class Collections:
             place = await self.placement(session, user_id)
         if len(self._searched) > _MAX_CACHED_USERS:
             self._searched.clear()
-        # Another process may be the one that moves the texts: it does not say when it is done.
+        # A moving placement is not cached, because another process may complete the move.
         if not place.is_moving and at > self._expected.get(user_id, 0.0):
             self._expected.pop(user_id, None)
             self._searched[user_id] = at, place
         return place
 
     def expect_move(self, user_id: UUID) -> None:
-        """A job of some process is about to move a user's texts: remember no place for now."""
+        """Do not cache the user's placement for a while, because a job is about to move texts."""
         self._searched.pop(user_id, None)
         if len(self._expected) > _MAX_CACHED_USERS:
             self._expected.clear()
@@ -198,15 +197,15 @@ class Collections:
     async def places_to_write(
         self, session: AsyncSession, user_id: UUID
     ) -> tuple[Placement, list[VectorIndex]]:
-        """Where what is new of a user's goes: where it belongs first."""
+        """Return the collections that a user's changes are written to, the target first."""
         place = await self.placement(session, user_id)
         names = dict.fromkeys([place.target, place.searched])
         return place, [await self.open(name) for name in names]
 
-    async def choose(
+    async def set_target(
         self, session: AsyncSession, user_id: UUID, collection: str, of: tuple[bytes, int | None]
     ) -> None:
-        """Have a user's texts belong to a collection: they have to move. `of`: see `model_in`."""
+        """Make a collection of the user's model the target. `of`: see `load_model`."""
         mine = update(IndexState).where(IndexState.user_id == user_id)
         await session.execute(mine.values(is_chosen=False))
         row = {
@@ -221,8 +220,8 @@ class Collections:
         await upsert(session, IndexState, row, key=("user_id", "collection"), update=changed)
         self._searched.pop(user_id, None)
 
-    async def leave(self, session: AsyncSession, user_id: UUID) -> None:
-        """Have a user's texts belong to the current collection, like everybody's."""
+    async def reset_target(self, session: AsyncSession, user_id: UUID) -> None:
+        """Make the current collection the target of a user's texts, as for other users."""
         mine = update(IndexState).where(IndexState.user_id == user_id)
         await session.execute(mine.values(is_chosen=False))
         row = {"user_id": user_id, "collection": self.current.name, "state": "due"}
@@ -230,16 +229,16 @@ class Collections:
         await upsert(session, IndexState, row, key=key, update=("state",))
         self._searched.pop(user_id, None)
 
-    async def model_in(
+    async def load_model(
         self, session: AsyncSession, user_id: UUID, collection: str
     ) -> tuple[bytes | None, int | None]:
-        """Of which model of the user's own the vectors in a collection are, and their length."""
+        """Return the user's model of the vectors in a collection, and their length."""
         found = (await session.execute(_STATES, {"owner_id": user_id})).all()
         here = (each for each in found if each.collection == collection)
         return next(((each.model, each.vector_length) for each in here), (None, None))
 
     async def mark_model(self, session: AsyncSession, user_id: UUID, model: bytes) -> None:
-        """Note of which model of the user's own the vectors are, where the texts belong."""
+        """Record the user's model of the vectors in the target."""
         mine = update(IndexState).where(
             IndexState.user_id == user_id, IndexState.is_chosen.is_(True)
         )
@@ -247,13 +246,13 @@ class Collections:
         self._searched.pop(user_id, None)
 
     async def mark_ready(self, session: AsyncSession, user_id: UUID, collection: str) -> None:
-        """All texts of a user's are in a collection: from now on it is searched.
+        """Mark a collection as complete, so that search uses it.
 
-        Does nothing where they belong to another one by now.
+        Do nothing if it is no longer the target.
         """
         if (await self.placement(session, user_id)).target != collection:
             return
-        await self._note_ready(session, user_id, collection, update=("state", "compared_at"))
+        await self._record_ready(session, user_id, collection, update=("state", "compared_at"))
         await session.execute(
             delete(IndexState).where(
                 IndexState.user_id == user_id, IndexState.collection != collection
@@ -262,33 +261,33 @@ class Collections:
         self._searched.pop(user_id, None)
 
     def is_placed(self, user_id: UUID) -> bool:
-        """Whether it is known here that a user is in some collection: nothing has to be noted."""
+        """True if this process knows that the user is in some collection."""
         return user_id in self._placed
 
     async def mark_ready_if_new(self, session: AsyncSession, user_id: UUID) -> None:
-        """Note a user who came after the current collection: nothing has to move."""
+        """Mark the current collection as ready if the user is newer than it."""
         if user_id in self._placed:
             return
         known = select(IndexState.id).where(IndexState.user_id == user_id).limit(1)
         if await session.scalar(known) is None:
-            await self._note_ready(session, user_id, self.current.name)
+            await self._record_ready(session, user_id, self.current.name)
 
     async def mark_due(self, session: AsyncSession) -> list[tuple[UUID, str]]:
-        """Have everything of all users indexed anew; gives back whose, and where."""
+        """Mark all users as due for indexing. Return them with their collections."""
         belongs = (IndexState.collection == self.current.name) | IndexState.is_chosen.is_(True)
         change = update(IndexState).where(belongs).values(state="due")
         columns = IndexState.is_chosen, IndexState.user_id, IndexState.collection
         due = sorted((await session.execute(change.returning(*columns))).all())
         return list({user_id: name for _, user_id, name in due}.items())
 
-    async def users_of(self, name: str) -> set[UUID]:
-        """Whose texts are found in a collection: who moved on is found there no more."""
+    async def load_users(self, name: str) -> set[UUID]:
+        """Return the users with texts in a collection."""
         query = select(IndexState.user_id).where(IndexState.collection == name)
         async with self._database.read() as session:
             return set(await session.scalars(query))
 
-    async def moved_away(self) -> set[UUID]:
-        """Who has moved from the current collection to that of a model of their own."""
+    async def load_moved_users(self) -> set[UUID]:
+        """Return users who have moved from the current collection to that of their own model."""
         here = exists().where(
             _HERE.user_id == IndexState.user_id, _HERE.collection == self.current.name
         )
@@ -297,14 +296,14 @@ class Collections:
             return set(await session.scalars(query))
 
     async def all_indexes(self, more: Sequence[str] = ()) -> list[VectorIndex]:
-        """Every collection that is known: what is forgotten is forgotten in all of them."""
+        """Open all known collections. Deletions must reach all of them."""
         return [await self.open(name) for name in await self.all_names(more)]
 
     async def all_names(self, more: Sequence[str] = ()) -> list[str]:
-        """Those of the collections that are known.
+        """Return the names of all known collections.
 
-        Of those of users' own models others may know more: what `more` names, where the database
-        says that users are, and what the index has. Raises `IndexUnavailableError`.
+        Those for users' own models also come from `more`, the database and the index. Raises
+        `IndexUnavailableError`.
         """
         async with self._database.read() as session:
             named = set(await session.scalars(select(IndexState.collection).distinct()))
@@ -312,10 +311,10 @@ class Collections:
         return sorted(self._known | {self.current.name} | named)
 
     async def open(self, name: str) -> VectorIndex:
-        """The collection of that name, made where it is missing.
+        """Open or create the collection of that name.
 
-        One of users' own models has to answer the first time: where it was lost, and made just
-        now, whoever was in it is indexed again. Call it outside of any writing transaction.
+        A collection for users' own models must respond when it is first opened. If it was lost and
+        created again, its users are indexed again. Call it outside writing transactions.
 
         Raises `IndexUnavailableError`.
         """
@@ -323,7 +322,7 @@ class Collections:
             return self.current
         if name in self._opened:
             return self._others[name]
-        # One at a time: a folder that is open is not opened twice.
+        # The lock prevents opening a folder twice.
         async with self._opening:
             index = self._others.get(name)
             if index is None:
@@ -331,12 +330,12 @@ class Collections:
             if is_own(name) and name not in self._opened:
                 await index.ping()
                 if index.is_new:
-                    await self._fill_again(name)
+                    await self._reindex_users(name)
                 self._known.add(name)
             self._opened.add(name)
             return index
 
-    async def _fill_again(self, name: str) -> None:
+    async def _reindex_users(self, name: str) -> None:
         here = update(IndexState).where(IndexState.collection == name).values(state="due")
         async with self._database.write() as session:
             lost = list(await session.scalars(here.returning(IndexState.user_id)))
@@ -346,10 +345,10 @@ class Collections:
         if lost:
             log.warning("memory.collection_lost", collection=name, count=len(lost))
 
-    def go_over(self, index: VectorIndex) -> None:
-        """Have a collection that is open be the current one: another model is in use from now on.
+    def switch_to(self, index: VectorIndex) -> None:
+        """Make an open collection the current one, because another model is in use.
 
-        Users are moved by what `prepare` says then.
+        The next `prepare` returns the users who must move.
         """
         self._others[self.current.name] = self.current
         self._opened.add(self.current.name)
@@ -361,14 +360,14 @@ class Collections:
         self.current = index
 
     async def aclose(self) -> None:
-        """Close all of them."""
+        """Close all collections."""
         for index in (self.current, *self._others.values()):
             await index.aclose()
 
     async def placement(self, session: AsyncSession, user_id: UUID) -> Placement:
-        """Where a user's texts belong, and where they are found until they are all there.
+        """Load the placement of a user's texts.
 
-        Of others that is the newest one that is there.
+        During a move, search uses the newest other collection that is ready and exists.
         """
         states = (await session.execute(_STATES, {"owner_id": user_id})).all()
         chosen = next((each for each in states if each.is_chosen), None)
@@ -392,7 +391,7 @@ class Collections:
             is_moving=searched != target or (chosen is not None and chosen.state == "due"),
         )
 
-    async def _note_ready(
+    async def _record_ready(
         self,
         session: AsyncSession,
         user_id: UUID,
@@ -410,18 +409,18 @@ class Collections:
 
 
 Write = Callable[[], AbstractAsyncContextManager[AsyncSession]]
-"""A transaction: a step of the job that moves, or one of its own."""
+"""Opens a transaction: a step of a job, or a separate one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Move:
-    """Where a user's texts have to be.
+    """The result of `ModelMoves.follow`.
 
     Attributes:
-        place: The collection, and where the texts are until then.
-        vectors: What gives points their vectors there.
-        mark: Of the user's own model; None for the installation's.
-        is_anew: Whether points that are there already have to be made again.
+        place: The placement of the texts.
+        vectors: The source of the vectors in the target.
+        mark: The mark of the user's own model; None for the installation's model.
+        is_anew: True if existing points in the target must be rebuilt.
     """
 
     place: Placement
@@ -431,7 +430,7 @@ class Move:
 
 
 class ModelMoves:
-    """Knows which model the vectors of a user's texts are of, and what follows from another one."""
+    """Moves a user's texts to the collection of the account's own model, and back."""
 
     def __init__(
         self, database: Database, collections: Collections, own: OwnModels, *, maker: PointMaker
@@ -442,37 +441,37 @@ class ModelMoves:
         self._maker = maker
 
     async def vectors(self, sealer: Sealer, place: Placement) -> tuple[VectorSource, bool]:
-        """What gives new points their vectors where they belong; whether `follow` has to come.
+        """Return the source of vectors for new points in the target, and true if `follow` is due.
 
-        Where the account names another model by now, they are found by words until it did.
+        It is due if the account has chosen another model. Until then new points have terms alone.
         """
         if not place.is_chosen:
             return VectorSource(self._maker.embedder), False
-        own = await self._own.of(sealer, place.sizes)
+        own = await self._own.load(sealer, place.sizes)
         if own is not None and own.mark == place.model:
             return VectorSource(own.embedder), False
         return VectorSource(None, are_missed=True), True
 
-    async def is_elsewhere(self, sealer: Sealer, place: Placement) -> bool:
-        """Whether a user's texts belong elsewhere by now, or their vectors are of another model."""
+    async def has_changed(self, sealer: Sealer, place: Placement) -> bool:
+        """True if the target of a user's texts, or the model of their vectors, has changed."""
         by_now = await self._placement(sealer)
         return replace(by_now, is_moving=place.is_moving) != place
 
     async def follow(self, sealer: Sealer, write: Write) -> Move:
-        """Have a user's texts belong where the account's settings say.
+        """Make the collection of the account's embedding model the target of a user's texts.
 
-        A model that does not answer is not gone over to. Where its vectors are already, those that
-        are kept come from the cache, and the rest is found by words until it answers.
+        A model that does not respond is not used. If the target already has its vectors, cached
+        vectors are used, and other points have terms alone until it responds.
 
-        Raises `EmbedderError` while it is not known how long the vectors of another model are, and
-        `IndexUnavailableError`; where the texts belong does not change then.
+        Raises `EmbedderError` if the length of another model's vectors is unknown, and
+        `IndexUnavailableError`. In both cases the target does not change.
         """
         user_id, collections = sealer.user_id, self._collections
-        place, own = await self._placement(sealer), await self._own.of(sealer)
+        place, own = await self._placement(sealer), await self._own.load(sealer)
         if own is None:
             if place.is_chosen:
                 async with write() as session:
-                    await collections.leave(session, user_id)
+                    await collections.reset_target(session, user_id)
             return Move(
                 place=await self._placement(sealer), vectors=VectorSource(self._maker.embedder)
             )
@@ -497,19 +496,19 @@ class ModelMoves:
             return Move(place=place, vectors=vectors, mark=own.mark)
         index = await collections.open(name)
         async with self._database.read() as session:
-            is_other = await collections.model_in(session, user_id, name) != (own.mark, length)
+            is_other = await collections.load_model(session, user_id, name) != (own.mark, length)
         is_anew = is_other and name == place.searched
         if is_other and not is_anew:
-            await index.delete_owner(user_id)  # leftovers of a model that was given up
+            await index.delete_owner(user_id)  # leftovers of a previous model
         async with write() as session:
-            # Where they are searched meanwhile the model is noted at the end, and till then none.
+            # If search uses the target during the rebuild, the model is recorded at the end.
             mark = GONE if is_anew else own.mark
-            await collections.choose(session, user_id, name, (mark, length))
+            await collections.set_target(session, user_id, name, (mark, length))
         place = await self._placement(sealer)
         return Move(place=place, vectors=vectors, mark=own.mark, is_anew=is_anew)
 
-    async def arrived(self, session: AsyncSession, sealer: Sealer, move: Move) -> None:
-        """All texts of a user's are where they belong: from now on they are searched there."""
+    async def complete(self, session: AsyncSession, sealer: Sealer, move: Move) -> None:
+        """Complete a move: search uses the target from now on."""
         now = await self._collections.placement(session, sealer.user_id)
         if now.target != move.place.target:
             return

@@ -1,9 +1,9 @@
-"""What is indexed of a message, a scene, an entry, an event, a campaign's item: texts and figures.
+"""Documents of rows, and the points of the index that are built from them.
 
-Pure. A row becomes one document or, where its text is long, several: one a chunk.
+A row has one document, or one per chunk if its text is long. Building documents is pure.
 
-Vectors get the bare line, terms get its date as well: a date in front of a line draws its vector
-away from what the line says. What each choice brings: docs/retrieval.md.
+Terms include the date of a message, vectors do not: a date would dominate the vector of a short
+line. docs/retrieval.md has the effect of each choice.
 """
 
 from __future__ import annotations
@@ -47,38 +47,37 @@ _SEPARATORS = tuple(
         (r"\n\s*\n", r"\n", r"[.!?…][\"'”’)*]*\s+|[。！？]", r"\s+"),  # noqa: RUF001  # ends of sentences in Chinese and Japanese
     )
 )
-"""Where a text is cut, the best places first: after paragraphs, lines, sentences, words."""
+"""Ends of paragraphs, lines, sentences and words: the places to cut, the best first."""
 
 _CHARACTERS_PER_WORD = 12
-"""What has no spaces is counted in words of this length."""
+"""Text without spaces is counted as words of this length."""
 
 _MAX_WORD_CHARACTERS = 36
-"""Characters up to which a word is one."""
+"""Longer words are counted as several."""
 
 
 def split_into_chunks(
     text: str, *, words: int = CHUNK_WORDS, overlap: int = OVERLAP_WORDS
 ) -> list[str]:
-    """Cut a text into parts of at most `words` words, at the best places that there are.
+    """Split a text into chunks of at most `words` words.
 
-    A part that would be too long is cut at paragraphs, then lines, sentences, words. Parts are
-    filled up as far as they go, and each begins with the end of the one before: whole words, at
-    most `overlap`.
+    It cuts at paragraphs if possible, or else at lines, sentences or words. Chunks are filled as
+    far as possible. Each begins with the last words of the previous one, at most `overlap`.
 
     Args:
         text: Any text.
-        words: The most that a part has, at least 1. Twelve characters without a space are a word:
-            Chinese has no spaces.
-        overlap: Words that are repeated, less than `words`.
+        words: Maximum length of a chunk, at least 1. Twelve characters without a space count as a
+            word, because Chinese has no spaces.
+        overlap: Repeated words, less than `words`.
 
     Returns:
-        At least one part; all of the text, but for spaces at the cuts, is in them, in order.
+        At least one chunk. They contain the whole text in order, except spaces at the cuts.
 
     Raises:
         ValueError: If `overlap` is not less than `words`.
     """
     if not 0 <= overlap < words:
-        raise ValueError("The overlap must be less than a part.")
+        raise ValueError("The overlap must be less than a chunk.")
     if _count_words(text) <= words:
         return [text.strip()]
     parts: list[str] = []
@@ -92,12 +91,12 @@ def split_into_chunks(
 
 
 class _Part:
-    """A part that grows by pieces, whose words are counted as they come."""
+    """A chunk that grows by pieces and counts its words incrementally."""
 
     def __init__(self, text: str = "") -> None:
         self._pieces: list[str] = []
-        self._closed = 0  # in words, without the one that the next piece may go on with
-        self._open = 0  # characters of that
+        self._closed = 0  # words, without the last one if the next piece may continue it
+        self._open = 0  # characters of that last word
         self.append(text)
 
     @property
@@ -106,11 +105,11 @@ class _Part:
 
     @property
     def length(self) -> int:
-        """How many words it has, as `_count_words` counts them."""
+        """Its number of words, as `_count_words` counts them."""
         return self._closed + _estimate_words(self._open)
 
     def append(self, piece: str) -> None:
-        """Add a piece. Its first word may go on with the last one there."""
+        """Append a piece. Its first word may continue the last word."""
         self._pieces.append(piece)
         if not piece:
             return
@@ -124,7 +123,7 @@ class _Part:
 
 
 def _split_pieces(text: str, words: int, depth: int) -> list[str]:
-    """The text in pieces of at most `words` words, which put together are the text."""
+    """Split the text into pieces of at most `words` words. Joined, they are the text."""
     if _count_words(text) <= words:
         return [text] if text else []
     if depth == len(_SEPARATORS):
@@ -140,7 +139,7 @@ def _split_pieces(text: str, words: int, depth: int) -> list[str]:
 
 
 def _count_words(text: str) -> int:
-    """How many words a text has; what is too long for a word is several."""
+    """Count the words of a text. Very long words count as several."""
     return sum(_estimate_words(len(word)) for word in text.split())
 
 
@@ -151,32 +150,32 @@ def _estimate_words(characters: int) -> int:
 
 
 def _take_last_words(text: str, words: int) -> str:
-    """The last words of a text, with the spaces between them."""
+    """Return the last words of a text, with the spaces between them."""
     starts = [match.start() for match in re.finditer(r"\S+", text)]
     return text[starts[-words] :] if words and len(starts) > words else ""
 
 
 WINDOW = 2
-"""Messages on either side that a message's window takes in, for terms."""
+"""Messages before and after a message that its window for terms contains."""
 
 _NEIGHBOUR_WORDS = 40
-"""Words of a neighbour, of its near end, in a window for vectors: models read 128 to 512 tokens."""
+"""Words of the near end of a neighbour in a window for vectors. Models read 128 to 512 tokens."""
 
 _NEIGHBOUR_CHARACTERS = 16_000
-"""Characters of a neighbour, of its near end, that are cut into parts: `WINDOW` parts have less."""
+"""Characters of the near end of a neighbour that are split. `WINDOW` chunks have fewer."""
 
 _SCENE_CHARACTERS = 5_000
-"""Characters of a message that count in its scene, which is made anew with each of its messages."""
+"""Characters of a message in the document of its scene, which each new message rebuilds."""
 
 _HEADING_WORDS = 60
-"""Words of title and keys that stand in each chunk of a lorebook entry."""
+"""Words of title and keys at the head of each chunk of a lorebook entry."""
 
 _QUESTION_END = re.compile(r"[?？][\s\"'”’»)*_~]*$")  # noqa: RUF001  # the Chinese question mark
 
 
 @dataclass(frozen=True, kw_only=True)
 class SourceMessage:
-    """A message as its source reads it. `audience` is as its column holds it."""
+    """A decrypted message. `audience` is in the format of the column."""
 
     id: UUID
     container_id: UUID
@@ -190,12 +189,12 @@ class SourceMessage:
 
     @cached_property
     def chunks(self) -> list[str]:
-        """Its text in parts, cut once: the windows of its neighbours show them as well."""
+        """Its chunks. They are cached because the windows of its neighbours contain them, too."""
         return split_into_chunks(self.text)
 
     @cached_property
     def first_chunks(self) -> list[str]:
-        """The parts at its beginning that the windows of lines above it show."""
+        """The first chunks, which the windows of the messages above contain."""
         is_short = len(self.text) <= _NEIGHBOUR_CHARACTERS
         return (self.chunks if is_short else split_into_chunks(self.text[:_NEIGHBOUR_CHARACTERS]))[
             :WINDOW
@@ -203,7 +202,7 @@ class SourceMessage:
 
     @cached_property
     def last_chunks(self) -> list[str]:
-        """The parts at its end that the windows of lines below it show."""
+        """The last chunks, which the windows of the messages below contain."""
         is_short = len(self.text) <= _NEIGHBOUR_CHARACTERS
         return (self.chunks if is_short else split_into_chunks(self.text[-_NEIGHBOUR_CHARACTERS:]))[
             -WINDOW:
@@ -212,17 +211,17 @@ class SourceMessage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IndexDocument:
-    """What one point is made of.
+    """The content of a point.
 
     Attributes:
-        text: For `dense` and `sparse`: with the title or the speaker, and the date.
-        dense_text: For `dense`, where that differs; None is `text`. Empty: no dense vector.
-        dense_window: For `dense_window`; None is no such vector.
-        sparse_window: For `sparse_window`; None is no such vector.
-        speaker: Who speaks, by name; empty for nobody.
-        said_at: Seconds since 1970; 0 where there is no time.
-        version: Of the row.
-        audience: Who may know it, as the row's column holds it.
+        text: The text of `dense` and `sparse`, with the title or the speaker, and the date.
+        dense_text: A different text for `dense`; None for `text`, empty for no dense vector.
+        dense_window: The text of `dense_window`; None for no such vector.
+        sparse_window: The text of `sparse_window`; None for no such vector.
+        speaker: The name of the author; empty if there is none.
+        said_at: Seconds since 1970; 0 if there is no time.
+        version: The version of the row.
+        audience: Who may know it, in the format of the row's column.
     """
 
     kind: Kind
@@ -246,12 +245,13 @@ class IndexDocument:
 def build_message_documents(
     line: SourceMessage, *, before: Sequence[SourceMessage], after: Sequence[SourceMessage]
 ) -> list[IndexDocument]:
-    """A message's documents, one a chunk.
+    """Build a document for each chunk of a message.
 
-    Around a chunk stand the chunks next to it, of this message or of another, of the same scene:
-    what was said before a pause says little about what comes after it. `before` and `after` are
-    the lines around the message, oldest first; the `WINDOW` next to it count. Lines that not all
-    of the message's audience may know are left out.
+    The window of a chunk contains the chunks next to it, of this message or of its neighbours.
+    Neighbours must be in the same scene, because lines before a pause say little about lines after
+    it. The whole audience of the message must be allowed to know them.
+
+    `before` and `after` are the messages around it, oldest first. The nearest `WINDOW` are used.
     """
     date = _format_date(line.said_at)
     chunks = line.chunks
@@ -298,9 +298,10 @@ def question_documents(first: IndexDocument, questions: Sequence[str]) -> list[I
 
 
 def build_scene_document(scene_id: UUID, lines: Sequence[SourceMessage]) -> IndexDocument:
-    """A scene's document, of its lines (at least one), oldest first: terms alone.
+    """Build the document of a scene from its messages (at least one), oldest first.
 
-    Only public lines are in it: a scene lifts all of its lines in a search.
+    It has terms alone. It contains public messages only, because a scene raises the rank of all of
+    its messages.
     """
     heard = [line for line in lines if line.audience == PUBLIC]
     texts = [line.text[:_SCENE_CHARACTERS] for line in heard]
@@ -328,7 +329,7 @@ def build_lore_documents(
     content: str,
     version: int,
 ) -> list[IndexDocument]:
-    """A lorebook entry's documents: its title and keys stand in each of them."""
+    """Build the documents of a lorebook entry. Each begins with its title and keys."""
     return [
         IndexDocument(
             kind="lore",
@@ -352,7 +353,7 @@ def build_item_documents(
     version: int,
     audience: str,
 ) -> list[IndexDocument]:
-    """The documents of a campaign's item: its names stand in each of them."""
+    """Build the documents of a campaign item. Each begins with its names."""
     return [
         IndexDocument(
             kind="campaign",
@@ -368,7 +369,7 @@ def build_item_documents(
     ]
 
 
-def build_event_document(  # noqa: PLR0913  # an event has that many sides
+def build_event_document(  # noqa: PLR0913  # the fields of an event
     event_id: UUID,
     chronicle_id: UUID,
     *,
@@ -381,7 +382,7 @@ def build_event_document(  # noqa: PLR0913  # an event has that many sides
     version: int,
     audience: str = PUBLIC,
 ) -> IndexDocument:
-    """A chronicle event's document. `when` is the story's own time, in whatever words."""
+    """Build the document of a chronicle event. `when` is the story's own time, in any words."""
     date = _format_date(said_at) if said_at else ""
     about = ", ".join(filter(None, [when, where, *who]))
     said = f"{about}: {summary}" if about else summary
@@ -399,7 +400,7 @@ def build_event_document(  # noqa: PLR0913  # an event has that many sides
 
 
 def _chunk_with_heading(names: Sequence[str], content: str) -> list[tuple[str, int]]:
-    """The chunks of a text, each below the names that it goes by, and the words of each."""
+    """Return the chunks of a text, each after a heading of names, with their lengths in words."""
     head = " ".join(", ".join(filter(None, names)).split()[:_HEADING_WORDS])
     return [
         (f"{head}\n{chunk}".strip(), len(chunk.split())) for chunk in split_into_chunks(content)
@@ -407,12 +408,12 @@ def _chunk_with_heading(names: Sequence[str], content: str) -> list[tuple[str, i
 
 
 def _shares_window(other: SourceMessage, line: SourceMessage) -> bool:
-    """Whether a line may stand in another one's window."""
+    """True if a message may be in the window of `line`."""
     return other.scene_id == line.scene_id and is_known_to_all(line.audience, other.audience)
 
 
 def _build_dense_window(pieces: Sequence[tuple[str, str]], place: int) -> str:
-    """A piece with the near ends of those next to it: the mean of more is near to everything."""
+    """Return a piece with the near ends of its neighbours. Longer windows match everything."""
     lines = [_format_line(*pieces[place])]
     if place:
         author, text = pieces[place - 1]
@@ -436,21 +437,21 @@ BLINDER_SECONDS = 900.0
 
 
 class DocumentEmbedder(Protocol):
-    """Turns a user's texts into vectors; each text once, for it keeps them."""
+    """Embeds a user's texts, each one once."""
 
     async def embed_documents(self, sealer: Sealer, texts: Sequence[str]) -> Floats:
-        """Vectors, shape (n, d), of unit length. Raises `EmbedderError`."""
+        """Return vectors, shape (n, d), of unit length. Raises `EmbedderError`."""
         ...
 
 
 class Blinders:
-    """The blinders of users who were here lately: they hold keys, and terms in the clear."""
+    """A cache of users' blinders, which contain keys and plain terms."""
 
     def __init__(self) -> None:
         self._kept: OrderedDict[UUID, tuple[float, Blinder]] = OrderedDict()
 
     def get(self, sealer: Sealer) -> Blinder:
-        """A user's blinder, made where it is not at hand."""
+        """Return the blinder of a user."""
         self.sweep()
         found = self._kept.pop(sealer.user_id, None)
         blinder = found[1] if found else Blinder(sealer)
@@ -458,7 +459,7 @@ class Blinders:
         return blinder
 
     def sweep(self) -> None:
-        """Drop those that were not used for a while, and the oldest of too many."""
+        """Drop idle blinders, and the oldest ones above the limit."""
         at = time.monotonic()
         while self._kept:
             oldest = next(iter(self._kept))
@@ -467,16 +468,16 @@ class Blinders:
             del self._kept[oldest]
 
     def forget(self, user_id: UUID) -> None:
-        """Drop a user's."""
+        """Drop the blinder of a user."""
         self._kept.pop(user_id, None)
 
 
 @dataclass(slots=True)
 class IndexRun:
-    """One user's texts on their way into the index.
+    """The indexing of one user's texts in a job.
 
-    `failure` is why dense vectors are missing, once they are: they are not asked for again. The
-    rest goes in without them, and is found by its terms until then.
+    `failure` is the first error of the embedder. After it, points are stored without dense vectors
+    and found by their terms alone.
     """
 
     sealer: Sealer
@@ -485,9 +486,9 @@ class IndexRun:
 
 @dataclass(frozen=True, slots=True)
 class VectorSource:
-    """What gives points their dense vectors.
+    """The source of dense vectors.
 
-    `are_missed`: the points lack them only for now, where there is no embedder.
+    `are_missed` is true if points lack them temporarily, although there is no embedder.
     """
 
     embedder: DocumentEmbedder | None
@@ -495,7 +496,7 @@ class VectorSource:
 
 
 class PointMaker:
-    """Makes points of documents. Without an embedder they have terms alone."""
+    """Builds points from documents. Without an embedder, they have terms alone."""
 
     def __init__(
         self,
@@ -515,7 +516,7 @@ class PointMaker:
         *,
         vectors: VectorSource | None = None,
     ) -> list[Point]:
-        """Points of one user's documents, in order; without `vectors` by the usual embedder."""
+        """Return the points of one user's documents, in order. `vectors` default to `embedder`."""
         owner_id = attempt.sealer.user_id
         blinder = self._blinders.get(attempt.sealer)
         wanted = vectors or VectorSource(self.embedder)
@@ -540,7 +541,7 @@ class PointMaker:
         blinder: Blinder,
         documents: Sequence[IndexDocument],
         dense: Sequence[dict[DenseName, Floats]],
-        is_incomplete: bool,  # noqa: FBT001  # called by `partial` alone
+        is_incomplete: bool,  # noqa: FBT001  # an argument of `partial`
     ) -> list[Point]:
         points: list[Point] = []
         for document, vectors in zip(documents, dense, strict=True):
@@ -555,7 +556,7 @@ class PointMaker:
                 container_id=document.container_id,
                 source_id=document.source_id,
                 chunk=document.chunk,
-                # Without its vectors a point is stale from the start: the next look mends it.
+                # A point without its vectors is stale, so the next comparison rebuilds it.
                 version=0 if is_incomplete else document.version,
                 position=document.position,
                 scene_id=document.scene_id,
@@ -596,5 +597,5 @@ class PointMaker:
 
 
 def speaker_id(name: str, blinder: Blinder) -> int:
-    """The keyed id of who speaks; 0 for nobody."""
+    """Return the keyed id of a speaker; 0 for an empty name."""
     return blinder.term_id(f"speaker/{name.casefold()}") if name else 0

@@ -1,7 +1,8 @@
-"""Bringing the index up to what stands in SQL: the jobs that do it.
+"""The jobs that update the index from SQL.
 
-SQL is the truth. A job reads what changed, makes points, stores them under ids that follow from the
-rows, and ends together with the notes of what changed. Doing any of it twice changes nothing.
+SQL is the source of truth. A job reads the changed rows, builds their points and stores them under
+deterministic ids. It deletes the notes of the changes in the transaction that ends it. All steps
+are idempotent.
 """
 
 from __future__ import annotations
@@ -34,14 +35,14 @@ from backend.memory.models import IndexChange
 from backend.vault.sealing import Sealer
 
 ROWS_PER_BATCH = 200
-"""Rows that are read together."""
+"""Rows that are read at once."""
 
 SLICE_BYTES = 64_000
-"""Bytes of rows that are opened, cut, counted, embedded and stored together: between two slices
-others get their turn. One row may be more by itself."""
+"""Bytes of rows that are processed at once. Other tasks run between two slices. A larger row is a
+slice of one row."""
 
 MAX_NOTES = 5000
-"""Notes of changes that one job takes; what is left over is the next one's."""
+"""Notes that one step of a job processes. The next step takes the rest."""
 
 _NOTES = (
     select(IndexChange.id, IndexChange.source_id)
@@ -56,15 +57,15 @@ _FORGET = delete(table_of(IndexChange)).where(IndexChange.id.in_(bindparam("ids"
 _FORGET_ONE = delete(table_of(IndexChange)).where(IndexChange.id == bindparam("note_id"))
 
 Report = Callable[[int, int], Awaitable[None]]
-"""Is told how much is done, of how much."""
+"""Receives the number of processed rows and of all rows."""
 
 
 IndexSide = tuple[VectorIndex, VectorSource]
-"""A collection, and what gives points their vectors in it."""
+"""A collection with the source of the vectors in it."""
 
 
 class Indexer:
-    """Does the jobs of the index."""
+    """Runs the jobs that index changed rows or all rows of a user."""
 
     def __init__(
         self,
@@ -87,14 +88,14 @@ class Indexer:
 
     @property
     def kinds(self) -> dict[str, JobKind]:
-        """What is done for each kind of job."""
+        """The handlers of the jobs."""
         return {
             INDEX: JobKind(self.index, ends_together=True),
             REINDEX: JobKind(self.reindex, keep=True),
         }
 
     async def index(self, job: RunningJob) -> None:
-        """Follow the changes of one chat, lorebook or chronicle up."""
+        """Index the changes of one container."""
         container_id = UUID(job.payload["container_id"])
         source = self._sources[job.payload["kind"]]
         attempt, is_again = IndexRun(job.keys), False
@@ -105,23 +106,23 @@ class Indexer:
             changed = _list_changed_rows(notes)
             if len(changed) < len(notes):
                 for side in sides:
-                    await self._whole(
+                    await self._index_container(
                         attempt, source, container_id, side, job.progress, anew=is_again
                     )
-            # After all of it as well: the rows next to one that went held its words.
+            # Also after the whole container: neighbours of deleted rows contain their words.
             if rows is None:
-                await self._some(attempt, source, container_id, changed, sides)
+                await self._index_rows(attempt, source, container_id, changed, sides)
             else:
                 await self._store_rows(attempt, rows, sides, instead_of=changed)
             _raise_failure(attempt)
-            is_again = place.is_chosen and await self._moves.is_elsewhere(job.keys, place)
+            is_again = place.is_chosen and await self._moves.has_changed(job.keys, place)
             if is_again:
-                continue  # what was just made may have the vectors of the model before
+                continue  # the new points may have vectors of the previous model
             if len(notes) < MAX_NOTES:
                 break
             async with job.step() as session:
                 await _delete_notes(session, notes)
-        # Not where another model came into use on the way.
+        # False if another model came into use during the job.
         is_current = self._collections.current in indexes
         is_noted = not is_current or self._collections.is_placed(job.keys.user_id)
         if is_noted and not has_to_move:
@@ -139,9 +140,9 @@ class Indexer:
     ) -> tuple[
         Sequence[Row[UUID, UUID | None]], Sequence[SourceRow] | None, Placement, list[VectorIndex]
     ]:
-        """What is noted of a container, oldest first, and where it has to be mended.
+        """Load the notes of a container, oldest first, and the collections to write to.
 
-        With the rows that changed, as a turn's are few; None where they are to be read later.
+        Also load the changed rows if they are few, as after a turn; otherwise they are None.
         """
         owner_id = job.keys.user_id
         values = {"container_id": container_id, "owner_id": owner_id}
@@ -154,10 +155,10 @@ class Indexer:
         return notes, rows, place, indexes
 
     async def reindex(self, job: RunningJob) -> None:
-        """Index everything of a user's where it belongs, then search there.
+        """Index all texts of a user in their target collection, and make search use it.
 
-        The collection of the payload is where that was when the job was made; none stands for what
-        the account's settings say now. With `anew` in its payload also what the index has already.
+        The payload has the target at the time of enqueuing; null means the current one. With `anew`
+        in the payload, existing points are rebuilt as well.
         """
         wanted, anew = job.payload["collection"], job.payload.get("anew", False)
         move = await self._moves.follow(job.keys, job.step)
@@ -166,31 +167,31 @@ class Indexer:
             await self._everything(job.keys, job.progress, move, anew=anew or move.is_anew)
         async with job.finish() as session:
             if is_wanted:
-                await self._moves.arrived(session, job.keys, move)
+                await self._moves.complete(session, job.keys, move)
                 is_anew = anew or move.is_anew
-                await self._outbox.reindexed(session, job.keys.user_id, anew=is_anew)
+                await self._outbox.delete_failed(session, job.keys.user_id, anew=is_anew)
 
     async def rebuild(self, sealer: Sealer, report: Callable[[int, int], None]) -> str:
-        """Index everything of a user's where it belongs, outside of any job: in which collection.
+        """Index all texts of a user outside a job. Return the name of the collection.
 
-        Raises what `ModelMoves.follow` raises.
+        Raises the errors of `ModelMoves.follow`.
         """
 
-        async def tell(done: int, total: int) -> None:
+        async def report_progress(done: int, total: int) -> None:
             report(done, total)
 
         move = await self._moves.follow(sealer, self._database.write)
-        await self._everything(sealer, tell, move, anew=move.is_anew)
+        await self._everything(sealer, report_progress, move, anew=move.is_anew)
         async with self._database.write() as session:
-            await self._moves.arrived(session, sealer, move)
+            await self._moves.complete(session, sealer, move)
         return move.place.target
 
     async def _everything(
         self, sealer: Sealer, report: Report, move: Move, *, anew: bool = False
     ) -> None:
-        """Index all containers of a user's where they belong; `report` hears of rows.
+        """Index all containers of a user in their target. `report` receives the numbers of rows.
 
-        Raises once all are done, as far as words go, where the embedder failed on the way.
+        If the embedder fails, all points are stored with terms alone before the error is raised.
         """
         async with self._database.read() as session:
             containers = [
@@ -204,13 +205,15 @@ class Indexer:
         attempt, done = IndexRun(sealer), 0
         side = await self._collections.open(move.place.target), move.vectors
         for source, container_id in containers:
-            tell = partial(_report_container, report, done, total)
-            await tell(0, 0)
-            done += await self._whole(attempt, source, container_id, side, tell, anew=anew)
+            report_progress = partial(_report_container, report, done, total)
+            await report_progress(0, 0)
+            done += await self._index_container(
+                attempt, source, container_id, side, report_progress, anew=anew
+            )
         _raise_failure(attempt)
         await report(total, total)
 
-    async def _some(
+    async def _index_rows(
         self,
         attempt: IndexRun,
         source: Source,
@@ -218,7 +221,7 @@ class Indexer:
         source_ids: Sequence[UUID],
         sides: Sequence[IndexSide],
     ) -> None:
-        """Index some rows anew; those that are gone lose their points."""
+        """Index some rows. Points of deleted rows are deleted."""
         for part in chunks(source_ids, ROWS_PER_BATCH):
             async with self._database.read() as session:
                 rows = await source.rows(
@@ -226,7 +229,7 @@ class Indexer:
                 )
             await self._store_rows(attempt, rows, sides, instead_of=part)
 
-    async def _whole(
+    async def _index_container(
         self,
         attempt: IndexRun,
         source: Source,
@@ -236,9 +239,9 @@ class Indexer:
         *,
         anew: bool = False,
     ) -> int:
-        """Bring one collection up to date with a container: what differs is made, or all `anew`.
+        """Update a collection with the rows of a container that differ, or with all (`anew`).
 
-        Returns how many rows the container has.
+        Return the number of rows in the container.
         """
         sealer, index = attempt.sealer, side[0]
         async with self._database.read() as session:
@@ -268,7 +271,7 @@ class Indexer:
         *,
         instead_of: Sequence[UUID],
     ) -> None:
-        """Store what rows make, in place of all points of the rows `instead_of`."""
+        """Store the points of rows. They replace all points of the rows `instead_of`."""
         owner_id = attempt.sealer.user_id
         left = set(instead_of)
         gone = left.difference(row.source_id for row in rows)
@@ -284,7 +287,7 @@ class Indexer:
             left.difference_update(here)
             for index, vectors in sides:
                 points = await self._maker.make(attempt, documents, vectors=vectors)
-                # Only now, with the new points at hand: in between nothing of these rows is found.
+                # The old points are deleted in the same step, because until then search needs them.
                 if points:
                     await index.upsert(points, instead_of=here)
                 elif here:
@@ -292,10 +295,10 @@ class Indexer:
 
 
 def _list_sides(indexes: Sequence[VectorIndex], vectors: VectorSource) -> list[IndexSide]:
-    """Where new points go: where the texts belong, and where they are found until all are there.
+    """Return the target with its vectors, after the other collections that search still uses.
 
-    There they get terms alone, and first: they wait for no model. Whoever comes back to that model
-    gets their vectors then.
+    In these, new points have terms alone, so they do not wait for a model. If the user returns to
+    that model, the points get their vectors.
     """
     target, *others = indexes
     left = [
@@ -306,12 +309,12 @@ def _list_sides(indexes: Sequence[VectorIndex], vectors: VectorSource) -> list[I
 
 
 async def _report_container(report: Report, before: int, total: int, done: int, _: int) -> None:
-    """Report rows of one container, where so many were done before it."""
+    """Report the progress in one container, after `before` rows of others."""
     await report(min(before + done, total), total)
 
 
 def _raise_failure(attempt: IndexRun) -> None:
-    """Raise where vectors are missing: the job comes later, as late as the provider says."""
+    """Raise the embedder's error, so that the job is retried after the provider's time."""
     if attempt.failure is None:
         return
     if attempt.failure.retry_after is not None:
@@ -324,7 +327,7 @@ def _build_documents(rows: Sequence[SourceRow]) -> list[IndexDocument]:
 
 
 def _list_changed_rows(notes: Sequence[Row[UUID, UUID | None]]) -> list[UUID]:
-    """The rows that are noted one by one."""
+    """Return the rows of notes about single rows."""
     return [note.source_id for note in notes if note.source_id is not None]
 
 

@@ -1,4 +1,4 @@
-"""Telling the index of changes, in the transaction that makes them."""
+"""The outbox of the index: notes and jobs, written in the transaction of a change."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ FORGET = "memory.forget"
 
 
 SECOND_DELETE_DELAY = timedelta(minutes=5)
-"""Longer than a worker goes on with a job that it has lost."""
+"""Longer than a worker continues a job whose lease it has lost."""
 
 MAX_NOTED_ROWS = 500
-"""Rows that are noted one by one: of more the index compares the whole container."""
+"""If more rows change, one note makes the indexer compare the whole container."""
 
 _FOLLOW_PAYLOAD = {"collection": None}
-"""Of a job that finds out by itself which collection it is."""
+"""The payload of a job that determines the collection when it runs."""
 
 _INSERT_NOTE = table_of(IndexChange).insert()
 _DEAD_JOBS = select(JOBS.c.id, JOBS.c.payload).where(
@@ -48,21 +48,21 @@ _DELETE_DEAD = JOBS.delete().where(
 
 
 class KeyHolder(Protocol):
-    """What has a user's key at hand: a request's identity, a running turn."""
+    """An object with a user's key, such as the identity of a request or a running turn."""
 
     @property
     def sealer(self) -> Sealer:
-        """Seals and opens the user's texts."""
+        """Encrypts and decrypts the user's texts."""
         ...
 
     @property
     def key_mode(self) -> KeyMode:
-        """How work behind the user's back comes by the key."""
+        """The way in which background jobs get the key."""
         ...
 
 
 class IndexOutbox(AccountDeleted):
-    """Notes what the index does not show yet, and sees to it that somebody mends that."""
+    """Records changes that the index does not have yet, and queues the jobs that index them."""
 
     def __init__(self, queue: JobQueue) -> None:
         self._queue = queue
@@ -76,9 +76,9 @@ class IndexOutbox(AccountDeleted):
         container_id: UUID,
         source_ids: Sequence[UUID] | None = None,
     ) -> UUID | None:
-        """Rows of a container were made, changed or deleted; None stands for all of it.
+        """Record that rows of a container were created, changed or deleted; None means all rows.
 
-        Returns the id of the job that follows it up; None when one waits already.
+        Return the id of the job that indexes them; None if one is already waiting.
         """
         sources = [None] if source_ids is None else list(dict.fromkeys(source_ids))
         if not sources:
@@ -86,7 +86,7 @@ class IndexOutbox(AccountDeleted):
         key = self._queue.grant(holder.sealer, holder.key_mode)
         return await self._note(session, holder.sealer.user_id, kind, container_id, sources, key)
 
-    async def left(
+    async def record_unkeyed(
         self,
         session: AsyncSession,
         user_id: UUID,
@@ -95,29 +95,29 @@ class IndexOutbox(AccountDeleted):
         container_id: UUID,
         source_ids: Sequence[UUID],
     ) -> None:
-        """The same where nobody has the user's key at hand: it waits until they are seen."""
+        """Record changes without the user's key. The job waits until the user signs in."""
         if source_ids:
             await self._note(session, user_id, kind, container_id, source_ids)
 
     async def reindex(self, session: AsyncSession, user_id: UUID, collection: str) -> None:
-        """Have all texts of a user's indexed in a collection, once they are seen."""
+        """Queue the indexing of all texts of a user in a collection, after the next sign-in."""
         await self._queue.enqueue(session, _build_reindex_job(user_id, {"collection": collection}))
 
     async def follow(self, session: AsyncSession, holder: KeyHolder) -> None:
-        """Have all texts of a user's belong where the account's embedding model says."""
+        """Queue the move of a user's texts to the collection of the account's model."""
         key = self._queue.grant(holder.sealer, holder.key_mode)
         await self._queue.enqueue(
             session, _build_reindex_job(holder.sealer.user_id, _FOLLOW_PAYLOAD), key=key
         )
 
     async def follow_later(self, session: AsyncSession, user_id: UUID) -> None:
-        """The same once the user is seen."""
+        """Queue the same move without the user's key. The job waits until the user signs in."""
         await self._queue.enqueue(session, _build_reindex_job(user_id, _FOLLOW_PAYLOAD))
 
     async def rebuild(self, session: AsyncSession, holder: KeyHolder) -> None:
-        """Have all points of a user's made again, where the account's settings say.
+        """Queue a rebuild of all points of a user.
 
-        What gave up following changes is tried again: notes of these changes are left.
+        Index jobs that have failed permanently are queued again, because their notes still exist.
         """
         user_id = holder.sealer.user_id
         job = _build_reindex_job(user_id, {**_FOLLOW_PAYLOAD, "anew": True})
@@ -130,20 +130,20 @@ class IndexOutbox(AccountDeleted):
             await self._queue.enqueue(session, again, key=key)
         await _delete_jobs(session, [row.id for row in gave_up])
 
-    async def reindexed(self, session: AsyncSession, user_id: UUID, *, anew: bool) -> None:
-        """Forget earlier jobs of a user's that gave up what was done now.
+    async def delete_failed(self, session: AsyncSession, user_id: UUID, *, anew: bool) -> None:
+        """Delete a user's failed jobs that the completed one has made unnecessary.
 
-        One that was to make all points again stays, where that was not done `anew`.
+        Failed rebuilds are kept unless the completed job was a rebuild (`anew`).
         """
         rows = (await session.execute(_DEAD_JOBS, {"owner_id": user_id, "kind": REINDEX})).all()
         done = [each for each in rows if anew or not msgspec.json.decode(each.payload).get("anew")]
         await _delete_jobs(session, [row.id for row in done])
 
     async def account_deleted(self, session: AsyncSession, user_id: UUID) -> None:
-        """Have every point of a user's deleted: the account goes in this transaction.
+        """Queue the deletion of all points of a user, whose account this transaction deletes.
 
-        Once more later: work that is under way puts points back until it hears that its job is
-        gone.
+        A second job does it again later, because a running job may still store points until it
+        notices that it was deleted.
         """
         named = select(IndexState.collection).where(IndexState.user_id == user_id)
         payload = {"owner_id": str(user_id), "collections": list(await session.scalars(named))}
@@ -162,7 +162,7 @@ class IndexOutbox(AccountDeleted):
         sources: Sequence[UUID | None],
         key: JobKey | None = None,
     ) -> UUID | None:
-        """Write down what changed, and enqueue the job that follows it up."""
+        """Insert notes and queue the job that indexes them."""
         job = await _insert_notes(session, user_id, kind, container_id, sources)
         return await self._queue.enqueue(session, job, key=key)
 
@@ -179,13 +179,13 @@ def _build_reindex_job(user_id: UUID, payload: dict[str, Any]) -> NewJob:
 
 
 async def _delete_jobs(session: AsyncSession, ids: Sequence[UUID]) -> None:
-    """Delete jobs that gave up."""
+    """Delete failed jobs."""
     for some in chunks(ids):
         await session.execute(_DELETE_DEAD, {"ids": some})
 
 
 async def reindex_later(session: AsyncSession, user_id: UUID, collection: str) -> None:
-    """What `IndexOutbox.reindex` does, for code that has no outbox."""
+    """Do the same as `IndexOutbox.reindex`, for code without an outbox."""
     await insert_job(session, _build_reindex_job(user_id, {"collection": collection}))
 
 
@@ -197,9 +197,9 @@ async def note_change(
     container_id: UUID,
     source_ids: Sequence[UUID] | None,
 ) -> None:
-    """What `IndexOutbox.left` does, for code that has no outbox: workers find the job later.
+    """Do the same as `IndexOutbox.record_unkeyed`, for code without an outbox.
 
-    None stands for all rows of the container, and so do very many.
+    None, or too many rows, means all rows of the container.
     """
     is_whole = source_ids is None or len(source_ids) > MAX_NOTED_ROWS
     sources = [None] if is_whole else list(dict.fromkeys(source_ids or ()))
@@ -216,7 +216,7 @@ async def _insert_notes(
     container_id: UUID,
     sources: Sequence[UUID | None],
 ) -> NewJob:
-    """Write down what changed; the job that follows it up."""
+    """Insert notes and return the job that indexes them."""
     row = {"user_id": user_id, "kind": kind, "container_id": container_id}
     await session.execute(_INSERT_NOTE, [{**row, "source_id": each} for each in sources])
     return _build_index_job(user_id, kind, container_id)

@@ -1,4 +1,4 @@
-"""What the index is kept in order by without anybody's key: comparing, and forgetting."""
+"""The jobs that need no key: the nightly comparison with SQL, and deleting users' points."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ from backend.memory.models import IndexState
 log = get_logger(__name__)
 
 VECTOR_RETENTION = timedelta(days=90)
-"""Vectors of texts that were not embedded again for so long go: a reindex would make them anew."""
+"""Cached vectors are deleted if they were not used for this time."""
 
 NIGHTLY_TIME = time(hour=3)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Differences:
-    """Rows without points, or with `stale` ones; rows that have points and are `gone`."""
+    """Rows without current points, those of them with `stale` points, and deleted rows."""
 
     missing: list[UUID]
     stale: set[UUID]
@@ -45,7 +45,7 @@ class Differences:
 async def compare_container(
     index: VectorIndex, owner_id: UUID, container_id: UUID, kind: Kind, stored: Mapping[UUID, int]
 ) -> Differences:
-    """Hold a container's points against its rows. Opens no text; asks for no vectors."""
+    """Compare the points of a container with its rows. It reads no texts and no vectors."""
     found: defaultdict[UUID, set[int]] = defaultdict(set)
     async for page in index.scan(owner_id, container_id=container_id):
         for _, payload in page:
@@ -60,7 +60,7 @@ async def compare_container(
 
 
 class Reconciler:
-    """Compares the index with the database at night, and deletes what belongs to nobody."""
+    """Compares the index with the database at night, and deletes orphaned points."""
 
     def __init__(
         self,
@@ -81,19 +81,19 @@ class Reconciler:
 
     @property
     def kinds(self) -> dict[str, JobKind]:
-        """What is done for each kind of job."""
+        """The handlers of the jobs."""
         return {
             FORGET: JobKind(self.forget, needs_key=False),
             RECONCILE: JobKind(self.reconcile, needs_key=False),
         }
 
     async def schedule(self) -> None:
-        """See to it that both sides are compared tonight."""
+        """Queue the next nightly comparison."""
         async with self._database.write() as session:
             await self._queue.enqueue(session, _build_nightly_job())
 
     async def forget(self, job: RunningJob) -> None:
-        """Delete every point of somebody who is gone."""
+        """Delete all points of a deleted user."""
         owner_id = UUID(job.payload["owner_id"])
         self._blinders.forget(owner_id)
         named = job.payload.get("collections", ())
@@ -101,16 +101,16 @@ class Reconciler:
             await index.delete_owner(owner_id)
 
     async def reconcile(self, job: RunningJob) -> None:
-        """Compare both sides, without opening any text: mend what can be, note the rest.
+        """Compare the index with SQL: delete orphaned points and record rows to be indexed.
 
-        A collection of users' own models that does not answer is left out till the next night.
+        A collection for users' own models that does not respond is skipped until the next night.
         """
         current, failed = self._collections.current, set[str]()
         async with self._database.read() as session:
             users = set(await session.scalars(select(User.id)))
-        left = users - await self._collections.moved_away()
+        remaining = users - await self._collections.load_moved_users()
         for name in await self._collections.all_names():
-            here = left if name == current.name else await self._collections.users_of(name)
+            here = remaining if name == current.name else await self._collections.load_users(name)
             with _skip_unavailable(name, failed):
                 index = await self._collections.open(name)
                 for stranger in await index.owners() - here:
@@ -132,7 +132,7 @@ class Reconciler:
             await self._queue.enqueue(session, _build_nightly_job())
 
     async def _compare(self, user_id: UUID, index: VectorIndex) -> None:
-        """Note what of one user's is missing or stale; delete what nobody has any more."""
+        """Record a user's rows with missing or stale points, and delete orphaned points."""
         kept: set[UUID] = set()
         for source in self._sources:
             async with self._database.read() as session:
@@ -148,7 +148,7 @@ class Reconciler:
                     await index.delete_sources(user_id, found.gone)
                 if found.missing:
                     async with self._database.write() as session:
-                        await self._outbox.left(
+                        await self._outbox.record_unkeyed(
                             session,
                             user_id,
                             kind=source.kind,
@@ -164,7 +164,7 @@ class Reconciler:
 
 @contextmanager
 def _skip_unavailable(name: str, failed: set[str]) -> Generator[None]:
-    """Note that a collection of users' own models failed; that of any other is an error."""
+    """Skip a collection for users' own models that fails. Other collections must respond."""
     try:
         yield
     except IndexUnavailableError as error:

@@ -1,4 +1,17 @@
-"""What is weighed of each point that a search found."""
+"""The features by which the hits of a search are ranked.
+
+The index weighs a word by how rare it is among a user's points. In a young world no word is rare
+there, and in a running chat the messages before a question contain its words. So two more figures
+are computed from the terms of the texts that were found:
+
+- a BM25 score with the rareness of a corpus of `LARGE_CORPUS_POINTS` texts, which is a floor for
+  the index's score
+- `aboutness`: the share of the query's words that the text contains, where common words of the
+  language weigh little
+
+The rank of a word in the vocabulary of the tokenizer shows how common it is. docs/retrieval.md has
+the limits and their effect.
+"""
 
 from __future__ import annotations
 
@@ -33,10 +46,10 @@ SignalHits = Mapping[Signal, Sequence[Hit]]
 
 
 class Scores(msgspec.Struct, frozen=True, gc=False):
-    """What each signal said of a point: scores as they came from the index.
+    """The scores of a point by signal, as the index returned them; None if it was not found.
 
-    Null where a signal did not find it. There are hundreds of them a search: the garbage collector
-    has nothing to look at in a struct of numbers, and a dict each costs it a millisecond.
+    A search has hundreds of them. The garbage collector skips a struct of numbers, while it takes a
+    millisecond for as many dicts.
     """
 
     dense: float | None = None
@@ -46,22 +59,22 @@ class Scores(msgspec.Struct, frozen=True, gc=False):
     dense_question: float | None = None
     sparse_question: float | None = None
 
-    def by_name(self) -> dict[str, float]:
-        """The scores that there are."""
+    def to_dict(self) -> dict[str, float]:
+        """Return the scores that are not None."""
         return {name: score for name, score in structs.asdict(self).items() if score is not None}
 
 
 class Candidate(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """A point that some signal found, with what each said.
+    """A point that at least one signal found.
 
     Attributes:
-        score: The fused score, for the order alone.
-        meaning: The same without any words (`MEANING`).
-        scene: How near its scene is, from 0 to 1.
-        cosine: The best of its cosines; -1 where no vector found it.
-        bm25: The best of its sums of weighted terms; 0 where no term found it.
-        joined: How near the event is that was made from it, against the best hit.
-        aboutness: How much the line is about it by its words; 1 is enough. Messages have none.
+        score: The fused score, which only determines the order.
+        meaning: The fused score without words (`MEANING_WEIGHTS`).
+        scene: The score of its scene, from 0 to 1.
+        cosine: The best of its cosines; -1 if no vector found it.
+        bm25: The best of its sums of weighted terms; 0 if no term found it.
+        joined: The score of an event that was made from it, relative to the best hit.
+        aboutness: The share of the query's words in it; 1 is enough. Messages have none.
     """
 
     id: UUID
@@ -77,7 +90,7 @@ class Candidate(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 
 def gather(signals: Sequence[Signal], hits: Sequence[Sequence[Hit]]) -> SignalHits:
-    """The answers of a batch by signal; those of one signal (of several kinds) come together."""
+    """Group the hits of a batch by signal. One signal may have several queries."""
     found: dict[Signal, list[Hit]] = {}
     for signal, some in zip(signals, hits, strict=True):
         found.setdefault(signal, []).extend(some)
@@ -89,14 +102,14 @@ FEATURES = (*SIGNALS, "speaker", "length", "question", "span", *ASKED, "subject"
 SCORE_FIELDS: Sequence[Signal] = Scores.__struct_fields__  # type: ignore[assignment]  # they are signals
 
 MIN_SAMPLE_HITS = 10
-"""Fewer hits than this are no sample of what a poor score is: the poorest is then 0."""
+"""With fewer hits, the lowest score is not used as 0 of the scale."""
 
 _LONG_TEXT = 4.0
-"""Natural logarithm of the length in words, less one, that counts as long: 54 words."""
+"""Value of log(1 + words) of a long text: 54 words."""
 
 
 class _Column(NamedTuple):
-    """What a signal said: of which points, its scores, and these brought to 0 to 1."""
+    """The rows of the points that a signal found, their scores, and these scaled to 0 to 1."""
 
     rows: Sequence[int]
     scores: Sequence[float]
@@ -104,23 +117,23 @@ class _Column(NamedTuple):
 
 
 class FeatureTable:
-    """The points that the signals of a search found: n of them, each once.
+    """The n points that the signals of a search found, with their features.
 
     O(n) time and memory for n hits.
 
     Args:
-        found: Hits by signal, best first. Hits of `scene` are scenes: they lift the lines of theirs
-            and are no candidates. Hits of `ASKED` are questions, and lift the line of theirs.
-        speakers: Keyed ids of those whom the query names, in its order.
+        found: Hits by signal, best first. Hits of `scene` are scenes: they raise the score of their
+            messages and are no candidates. Hits of `ASKED` are questions, and raise their message.
+        speakers: Keyed ids of the speakers that the query names, in its order.
         spans: Times that the query names.
-        aboutness: How much the line is about a row by its words, by the number of its id.
+        aboutness: The aboutness of rows, by the integers of their ids.
 
     Attributes:
-        hits: One of each point.
+        hits: One hit of each point.
         lines: Their payloads.
-        cosines: The best cosine of each, shape (n,); -1 where no vector found it.
-        values: What is weighed, shape (n, 13), columns as `FEATURES`. A signal's column is its
-            scores brought to 0 to 1 (`scale_to_one`), and 0 where it found nothing.
+        cosines: The best cosine of each, shape (n,); -1 if no vector found it.
+        values: The features, shape (n, 13), with the columns of `FEATURES`. The column of a signal
+            is scaled to 0 to 1 (`scale_to_one`); points that it did not find have 0.
     """
 
     def __init__(
@@ -151,13 +164,13 @@ class FeatureTable:
         *,
         most: int | None = None,
     ) -> list[Candidate]:
-        """Candidates of points in an order; each row of the database once, by its first.
+        """Return candidates in a given order. Each row of the database appears once.
 
         Args:
-            order: Which points.
-            scores: Of each point, whether it is in the order or not.
-            meanings: The same.
-            most: How many come back at most; None for all.
+            order: Indices of points.
+            scores: The scores of all points.
+            meanings: The scores of all points without words.
+            most: Maximum number of candidates; None for all.
         """
         hits, lines = self.hits, self.lines
         first: dict[int, int] = {}
@@ -194,7 +207,7 @@ class FeatureTable:
         return _Column(rows, [questions[place].score for place in places], scaled[places])
 
     def _signals(self) -> list[tuple[float | None, ...]]:
-        """What each signal said of each point, in the order of the fields of `Scores`."""
+        """Return the scores of each point, in the order of the fields of `Scores`."""
         columns: list[list[float | None]] = [[None] * len(self.hits) for _ in SCORE_FIELDS]
         for signal, scores in zip(SCORE_FIELDS, columns, strict=True):
             if column := self._columns.get(signal):
@@ -203,7 +216,7 @@ class FeatureTable:
         return list(zip(*columns, strict=True))
 
     def _best(self, signals: Sequence[Signal], least: float) -> NDArray[np.float64]:
-        """The best score of each point by some signals, shape (n,); `least` where there is none."""
+        """Return the best score of each point by some signals, shape (n,); `least` if none."""
         best = np.full(len(self.hits), least)
         for column in (self._columns[each] for each in signals if each in self._columns):
             best[column.rows] = np.maximum(best[column.rows], column.scores)
@@ -212,7 +225,7 @@ class FeatureTable:
     def _values(
         self, scenes: Sequence[Hit], speakers: Collection[int], spans: Sequence[Span]
     ) -> NDArray[np.float64]:
-        """`values`; `scenes` are the hits of theirs."""
+        """Compute `values` with the hits of scenes."""
         lines = self.lines
         table = np.zeros((len(lines), len(FEATURES)))
         for place, signal in enumerate(SIGNALS):
@@ -228,8 +241,8 @@ class FeatureTable:
             table[:, SIGNALS.index("scene")] = [
                 by_scene.get(line.scene_id.int, 0.0) if line.scene_id else 0.0 for line in lines
             ]
-        # Only messages have lines around them. For all else its own signals count in their place,
-        # or every message would have two signals more.
+        # Only messages have windows. Other kinds use their own scores instead, because messages
+        # would otherwise have two more signals.
         is_line = np.array([line.kind == "message" for line in lines], dtype=bool)
         table[~is_line, 2:4] = table[~is_line, 0:2]
         words = np.array([line.words for line in lines], dtype=np.float64)
@@ -252,8 +265,8 @@ class FeatureTable:
 
 
 def points(found: SignalHits) -> list[Hit]:
-    """A hit of each point that may be a candidate."""
-    # A UUID computes its hash in Python: its number is ten times as fast.
+    """Return one hit of each point that may be a candidate."""
+    # Integers as keys, because hashing a UUID takes ten times as long.
     lines = (some for signal, some in found.items() if signal not in {"scene", *ASKED})
     hits = {hit.id.int: hit for some in lines for hit in some}
     asked = [hit for signal in ASKED for hit in found.get(signal, ())]
@@ -273,18 +286,18 @@ def _answering(question: Hit) -> Hit:
 
 
 def _build_column(hits: Sequence[Hit], rows: Mapping[int, int]) -> _Column:
-    """What a signal said of points, which stand in these rows by the numbers of their ids."""
+    """Build the column of a signal. `rows` are the rows of points by the integers of their ids."""
     scores = [hit.score for hit in hits]
     scaled = scale_to_one(np.array(scores, dtype=np.float64))
     return _Column([rows[hit.id.int] for hit in hits], scores, scaled)
 
 
 def _score_answers(lines: Sequence[Payload], near: NDArray[np.float64]) -> NDArray[np.float64]:
-    """How near the bare question is that each line follows, shape (n,); 0 where it follows none.
+    """Return the dense score of the bare question before each message, shape (n,); or else 0.
 
     Args:
-        lines: n of them. Only a question that is among them counts, of the same scene.
-        near: Shape (n,), how near each is by its meaning.
+        lines: n points. The question must be among them and in the same scene.
+        near: Shape (n,), the scaled dense scores.
 
     O(n) time and memory.
     """
@@ -302,7 +315,7 @@ def _score_answers(lines: Sequence[Payload], near: NDArray[np.float64]) -> NDArr
 
 
 def scale_to_one(scores: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Scores, shape (n,), brought to 0 to 1: the lowest hit is 0, the best 1 (min-max)."""
+    """Scale scores, shape (n,), to 0 to 1: the lowest hit is 0, the best 1 (min-max)."""
     if not len(scores):
         return scores
     low = scores.min() if len(scores) >= MIN_SAMPLE_HITS else min(0.0, scores.min())
@@ -311,41 +324,41 @@ def scale_to_one(scores: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 QUESTION_SHARE = 0.48
-"""The share of a question's words that a text must have."""
+"""The share of a question's words that a text must contain."""
 
 STATEMENT_SHARE = 0.75
-"""The same for other lines: they may mention many things, and be about none."""
+"""The same share for statements, because they may mention many things in passing."""
 
 LARGE_CORPUS_POINTS = 400
-"""Points of a user from which on rare words weigh as they did where thresholds were chosen."""
+"""Points from which on rare words weigh as much as in the data behind the thresholds."""
 
 MAX_WORDS = 64
-"""Words of a line or a question that are compared, the first ones."""
+"""Words of a query or a question that are compared, the first ones."""
 
 VOCABULARY = "o200k_base"
 COMMON, RARE = 1_000, 100_000
-"""Places in the vocabulary: words up to `COMMON` count least, words from `RARE` on count fully."""
+"""Ranks in the vocabulary. Words below `COMMON` weigh least, words above `RARE` weigh 1."""
 
 _MIN_WORD_WEIGHT = 0.05
-"""The weight of the most common words; rare ones have 1."""
+"""The weight of the most common words."""
 
 
 class Reading(NamedTuple):
-    """One way to read a line: all of it, or one question in it.
+    """The words of a query or of one question in it.
 
     Attributes:
-        words: The ids of each word's terms, and its weight: how rare it is in general, up to 1.
-        enough: The share of them that a text must have.
+        words: The ids of each word's terms, and its weight: its rareness in general, up to 1.
+        enough: The share of them that a text must contain.
     """
 
     words: Sequence[tuple[frozenset[int], float]]
     enough: float
 
     def measure(self, text_terms: frozenset[int]) -> float:
-        """Return how much the reading is about a text with these terms; from 1 on it is.
+        """Return the aboutness of a text with these terms; 1 is enough.
 
-        It is the weighted share of the words that the text has, times the length of the vector of
-        their weights (at most 1): two common words are not one rare word.
+        It is the weighted share of the words that the text contains, times the length of the vector
+        of their weights (at most 1). So two common words are not worth a rare one.
         """
         shared = [weight for terms, weight in self.words if not terms.isdisjoint(text_terms)]
         if not shared:
@@ -356,20 +369,20 @@ class Reading(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class LineWords:
-    """The words of a line, blinded as the index has them.
+    """The words of a query with the ids of the index.
 
     Attributes:
-        terms: The ids of its terms with their weights. Those of the last exchange are not in it.
-        readings: The ways to read it.
+        terms: The ids of its terms with their weights, without those of the last exchange.
+        readings: The words of the whole query and of its questions.
     """
 
     terms: Mapping[int, float]
     readings: Sequence[Reading]
 
     def match(self, texts: Mapping[UUID, Sparse]) -> dict[UUID, WordMatch]:
-        """Compare the line with texts, by their sparse vectors.
+        """Compare the query with texts, given by their sparse vectors.
 
-        A term is taken to be in no other text of the corpus. O(terms of all texts).
+        It assumes that no other text of the corpus contains the terms. O(terms of all texts).
         """
         shared = {each: self._find_shared(text) for each, text in texts.items()}
         counts = Counter(term for terms in shared.values() for term in terms)
@@ -392,14 +405,14 @@ class LineWords:
 
 
 class WordMatch(NamedTuple):
-    """The two figures of a text: see the head of this module."""
+    """The two scores of a text that the docstring of this module describes."""
 
     bm25: float
     aboutness: float
 
 
 def read_words(parsed: ParsedQuery, blinder: Blinder) -> LineWords:
-    """Read a line in several ways: as a whole, without names, and each question in it.
+    """Return the words of a query: with names, without names, and of each question in it.
 
     The first call in a process loads the vocabulary, which takes half a second.
     """
@@ -419,7 +432,7 @@ def read_words(parsed: ParsedQuery, blinder: Blinder) -> LineWords:
 
 
 def scale_to_large_corpus(found: SignalHits, points: int) -> SignalHits:
-    """Bring BM25 scores of a user with so many points to the scale of one with `LARGE_CORPUS_POINTS`."""
+    """Scale BM25 scores of a user with so many points to `LARGE_CORPUS_POINTS` points."""
     factor = find_corpus_factor(points)
     if factor == 1:
         return found
@@ -432,7 +445,7 @@ def scale_to_large_corpus(found: SignalHits, points: int) -> SignalHits:
 
 
 def find_aboutness(found: SignalHits, matches: Mapping[UUID, WordMatch]) -> dict[int, float]:
-    """Return how much the line is about each row, by its best chunk and the number of its id."""
+    """Return the aboutness of each row's best chunk, by the integer of the row's id."""
     best: dict[int, float] = {}
     for hit in found.get("sparse", ()):
         if hit.id in matches:
@@ -442,7 +455,7 @@ def find_aboutness(found: SignalHits, matches: Mapping[UUID, WordMatch]) -> dict
 
 
 def apply_matches(found: SignalHits, matches: Mapping[UUID, WordMatch]) -> SignalHits:
-    """Raise BM25 scores of hits to those of their matches; the best hits come first."""
+    """Raise BM25 scores of hits to those of their matches, and sort the hits again."""
     if not matches:
         return found
     hits = [
@@ -455,9 +468,9 @@ def apply_matches(found: SignalHits, matches: Mapping[UUID, WordMatch]) -> Signa
 
 
 def find_corpus_factor(points: int) -> float:
-    """Return the factor that brings BM25 of so many points to the scale of `LARGE_CORPUS_POINTS` points.
+    """Return the factor that scales BM25 of so many points to `LARGE_CORPUS_POINTS` points.
 
-    The index weighs a word that one text of ten has a third of what it would among hundreds.
+    A word in one of ten texts has a third of the weight that it would have among hundreds.
     """
     return (
         1.0
@@ -467,7 +480,7 @@ def find_corpus_factor(points: int) -> float:
 
 
 def _compute_rarest_weight(points: int) -> float:
-    """The weight of a word that one point has (the index's IDF)."""
+    """Return the IDF of a word that only one point contains."""
     return math.log1p(max(points - 0.5, 0.5) / 1.5)
 
 
@@ -496,5 +509,5 @@ def _estimate_rareness(word: str, tokenizer: Tokenizer) -> float:
 
 
 def _compute_idf(count: int) -> float:
-    """Return the IDF of a term in so many of `LARGE_CORPUS_POINTS` texts, by the index's formula."""
+    """Return the index's IDF of a term in `count` of `LARGE_CORPUS_POINTS` texts."""
     return math.log1p((LARGE_CORPUS_POINTS - count + 0.5) / (count + 0.5))

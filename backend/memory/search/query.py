@@ -1,7 +1,10 @@
-"""What is asked for, read out of the text that asks, and the queries that go to the index.
+"""Parse a query, and plan the queries for the index. Pure.
 
-Pure. What of it helps, and how much: docs/retrieval.md. The sequence of a search stands at the head
-of `search`.
+`parse_query` finds names, questions and times in a text. Times are expressions such as "in May",
+"last week" or "on 7 May 2023", in the languages of `query_words.toml`. Other expressions are only
+terms.
+
+docs/retrieval.md has the effect of each step. `search` describes the sequence of a search.
 """
 
 from __future__ import annotations
@@ -38,7 +41,7 @@ from backend.vault.blinding import Blinder
 FEW_UNITS = 3
 
 _UNSPACED = ("japanese", "chinese", "korean")
-"""There are no spaces around words, or particles hang on them: they are found in any place."""
+"""Languages without spaces around words, or with particles attached. Words match anywhere."""
 
 _IN_UNSPACED = re.compile(r"[\u3040-\u30ff\u3400-\u9fff\uac00-\ud7a3]")
 _YEAR = re.compile(r"(?<!\d)(?:19|20)\d\d(?!\d)")
@@ -46,18 +49,18 @@ _YEAR = re.compile(r"(?<!\d)(?:19|20)\d\d(?!\d)")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueryWords:
-    """Those of one language.
+    """The words of one language.
 
     Attributes:
-        says_nothing: Find what no answer has: words about the asking; where characters are terms,
-            words of times as well, whose characters many other words have.
-        signs: Words without one of which no time is named, but for years.
+        says_nothing: Match request words, which answers do not contain. For languages without
+            spaces they include words of times, whose characters are common.
+        signs: Words of which each time expression contains one, except years.
         months: 1 to 12 by name.
         units: "day", "week", "month" or "year" by name.
         counts: Numbers by name.
-        spans: Finds words for a span by themselves; the group that matched says which one:
-            `back_1` is yesterday, `last_week` last week, `this_year` this year.
-        times: Find days, months and years, and how many units ago something was.
+        spans: Matches words for a span. The name of the matching group identifies it: `back_1` is
+            yesterday, `last_week` last week, `this_year` this year.
+        times: Match days, months and years, and expressions such as "two weeks ago".
     """
 
     says_nothing: tuple[re.Pattern[str], ...]
@@ -75,13 +78,13 @@ def _load_file() -> Mapping[str, Mapping[str, Any]]:
 
 
 def list_languages() -> Collection[str]:
-    """Those that there are words of, by Snowball's names."""
+    """Return the languages in the file, by Snowball's names."""
     return _load_file().keys()
 
 
 @cache
 def load_words(language: str) -> QueryWords:
-    """The words of a language."""
+    """Return the words of a language."""
     entry = _load_file()[language]
     months = {form: i for i, each in enumerate(entry["months"], 1) for form in each.split("|")}
     units = {form: u for u in ("day", "week", "month", "year") for form in entry[u].split("|")}
@@ -122,12 +125,12 @@ def load_words(language: str) -> QueryWords:
 
 
 def fold_text(text: str) -> str:
-    """A text as the words here are written: small letters, straight `'`, single spaces."""
+    """Normalize a text like the words in the file: lower case, straight `'`, single spaces."""
     return " ".join(normalized("NFKC", text).casefold().replace("\u2019", "'").split())
 
 
 def list_time_words(text: str) -> list[QueryWords]:
-    """The words of each language in which a folded text may name a time."""
+    """Return the words of each language in which a normalized text may name a time."""
     words = frozenset(re.findall(r"\w+", text))
     has_year = _YEAR.search(text) is not None
     spaced = (load_words(each) for each in list_languages() if each not in _UNSPACED)
@@ -136,19 +139,19 @@ def list_time_words(text: str) -> list[QueryWords]:
 
 
 def list_words(text: str, likely: Iterable[str]) -> list[QueryWords]:
-    """The words of these languages, as far as there are any, and of those of a text's letters."""
+    """Return the words of the likely languages, and of those with a script of the text."""
     return [load_words(each) for each in likely if each in list_languages()] + _list_unspaced_words(
         text
     )
 
 
 def asks_for_new(text: str) -> bool:
-    """Whether a folded text asks for what is new, in any language."""
+    """True if a normalized text asks for recent things, in any language."""
     return _compile_any_language("recent").search(text) is not None
 
 
 def strip_request(text: str) -> str:
-    """Return a folded text without words like "tell me about", in any language."""
+    """Remove request words from a normalized text, in any language."""
     return _compile_any_language("request").sub(" ", text)
 
 
@@ -168,18 +171,18 @@ def _list_unspaced_words(text: str) -> list[QueryWords]:
 
 
 def _join_forms(forms: Iterable[str]) -> str:
-    """Any of these, the longest that fits."""
+    """Return a pattern for any of the forms, the longest first."""
     return "|".join(re.escape(form) for form in sorted(forms, key=lambda form: (-len(form), form)))
 
 
 Span = tuple[int, int]
-"""From and to, in seconds since 1970; the end is not in it."""
+"""Start and exclusive end, in seconds since 1970."""
 
 MONTHS = (
     "January", "February", "March", "April", "May", "June", "July", "August", "September",
     "October", "November", "December",
 )  # fmt: skip
-"""As documents are dated."""
+"""Names of months in the dates of documents."""
 
 _NUMERIC = (
     re.compile(
@@ -193,10 +196,10 @@ _DAYS = {"day": 1, "week": 7, "month": 30, "year": 365}
 
 
 def find_spans(text: str, now: datetime) -> list[Span]:
-    """The times that a text names, seen from `now`, in the time zone of `now`.
+    """Return the times that a text names, relative to `now` and in its time zone.
 
-    A month or a day without its year is the last one that has begun. "Last week" and "two months
-    ago" are the span and half of it to either side: nobody means them to the day.
+    A month or a day without a year is the last one that has begun. "Last week" and "two months ago"
+    are extended by half of the span on either side, because they are not exact to the day.
     """
     midnight = now.replace(hour=0, minute=0, second=0, microsecond=0)
     rest = fold_text(text)
@@ -216,7 +219,7 @@ def find_spans(text: str, now: datetime) -> list[Span]:
                     )
                 else:
                     spans.append(_resolve_date(found, words, midnight))
-            rest = pattern.sub(" ", rest)  # the year of "May 2023" is no year by itself
+            rest = pattern.sub(" ", rest)  # so that "May 2023" is not also the year 2023
         for match in words.spans.finditer(rest):
             spans.append(_resolve_named_span(match.lastgroup or "", midnight))
         rest = words.spans.sub(" ", rest)
@@ -224,7 +227,7 @@ def find_spans(text: str, now: datetime) -> list[Span]:
 
 
 def _resolve_named_span(name: str, midnight: datetime) -> Span:
-    """A span that has a word of its own, by the name of `QueryWords.spans`."""
+    """Return the span of a group name of `QueryWords.spans`."""
     which, _, unit = name.partition("_")
     if which == "back":
         start = midnight - timedelta(days=int(unit))
@@ -251,7 +254,7 @@ def _resolve_span_ago(unit: str, count: int, midnight: datetime) -> Span:
 def _resolve_date(
     found: dict[str, str | None], words: QueryWords | None, now: datetime
 ) -> Span | None:
-    """A day, a month or a year; None for a day that is not in the calendar."""
+    """Return the span of a day, month or year; None for an invalid date."""
     name, number, day, year = (found.get(key) for key in ("month", "number", "day", "year"))
     month = int(number) if number else words.months[name] if words and name else 0
     try:
@@ -284,13 +287,13 @@ Signal = Literal[
     "dense_question",
     "sparse_question",
 ]
-"""A way in which the index finds points."""
+"""A way in which a search finds points. Each signal is one query."""
 
 HITS_PER_SIGNAL = 100
-"""Hits of each signal."""
+"""Hits of each signal among messages."""
 
 OTHER_HITS_PER_SIGNAL = 40
-"""Hits of each signal among what is no line of a chat: nobody reads on that far."""
+"""Hits of each signal among other kinds. Lower ranks are never used."""
 
 SCENE_HITS = 20
 
@@ -305,29 +308,29 @@ _VECTORS: Mapping[Signal, VectorName] = {
 }
 
 CONTEXT_WEIGHT = 0.3
-"""How much a term of the last exchange counts against one of the line itself."""
+"""Weight of a term of the last exchange, relative to one of the query."""
 
 CONTEXT_TERMS = 24
-"""Terms of the last exchange that are looked for, the longest ones."""
+"""Terms of the last exchange in a query, the longest ones."""
 
 QUESTION_CHARACTERS = 4_000
-"""Of a line that is longer, so much of its beginning and its end is looked for: its terms, and with
-them what a search costs, would grow with it."""
+"""Characters of the query. Of a longer text, the beginning and the end are used, because the cost
+of a search grows with the number of terms."""
 
 CONTEXT_CHARACTERS = 8_000
-"""The same for the last exchange."""
+"""Characters of the last exchange that are used."""
 
 TIME_CHARACTERS = 1_000
-"""The same for the times that are named in it."""
+"""Characters of the query that are searched for times."""
 
 _MIN_NAME_PART = 3
-"""Letters of a part of a name that stands for all of it: `Elizabeth` of `Elizabeth Bennet`."""
+"""Minimum letters of a part of a name, such as `Elizabeth`, that matches the whole name."""
 
 MAX_SENTENCES = 40
-"""Sentences of one line that are looked at for questions, the last ones."""
+"""Sentences that are searched for questions, the last ones."""
 
 MAX_QUESTIONS = 4
-"""Questions of one line that are read by themselves."""
+"""Questions that are compared separately, the last ones."""
 
 _SENTENCE_END = re.compile(r"([.!?…。！？\n])")  # noqa: RUF001  # Chinese marks
 """Splits a text into sentences and the marks between them."""
@@ -337,18 +340,18 @@ _COMMON = COMMON_WORDS | {"may", "mark"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParsedQuery:
-    """What a text asks for.
+    """The parsed text of a query.
 
     Attributes:
-        meaning: What to embed. Those who take part are not in it: their names are in half of all
-            lines, and drown what is asked about them.
-        terms: Text whose terms count fully, for lines of a chat: without their names as well.
-        lore_terms: The same for everything else, with them.
-        questions: The last sentences that ask something, without names.
-        context: Text whose terms count for less.
-        names: Of those who take part, who is named, in the order of the text.
-        spans: Times that it names.
-        wants_recent: It asks for what is new.
+        meaning: The text to embed, without the names of the cast. They are in half of all messages
+            and would dominate the vector.
+        terms: The text whose terms are searched in messages with full weight, without these names.
+        lore_terms: The same text for other kinds, with the names.
+        questions: The last sentences that are questions, without names.
+        context: A text whose terms have less weight.
+        names: The members of the cast that it names, in the order of the text.
+        spans: The times that it names.
+        wants_recent: True if it asks for recent things.
     """
 
     meaning: str
@@ -368,10 +371,10 @@ def parse_query(
     context: str = "",
     cast: Sequence[str] = (),
 ) -> ParsedQuery:
-    """Read what a text asks for.
+    """Parse the text of a query.
 
-    `context` was said just before; `cast` are the names of those who speak in what is searched;
-    `now` is in the time zone of who asks, for "yesterday".
+    `context` is the last exchange before it. `cast` are the names of the speakers in the searched
+    chats. `now` is in the user's time zone, for expressions such as "yesterday".
     """
     text = _take_ends(text, QUESTION_CHARACTERS)
     context = _take_ends(context, CONTEXT_CHARACTERS)
@@ -401,17 +404,16 @@ def plan_queries(
     limit: int = HITS_PER_SIGNAL,
     audience: Sequence[str] = (),
 ) -> list[tuple[Signal, Query]]:
-    """The queries of a search, for one batch.
+    """Plan the queries of a search, which are one batch.
 
-    Lines of chats are asked for apart from the rest: there are so many of them that a hundred hits
-    would leave no room for anything else.
+    Messages have their own queries. They are so many that their hits would displace all others.
 
-    `dense` is the vector of `parsed.meaning`, shape (d,), blinded; None without an embedder. No
-    `kinds` are all of them but questions. `limit` is for hits of each signal among lines. With an
-    `audience` points are found that have one of its words.
+    `dense` is the blinded vector of `parsed.meaning`, shape (d,); None without an embedder. If
+    `kinds` is empty, all kinds except questions are searched. `limit` is the number of hits of each
+    signal among messages. With an `audience`, only points with one of its words are found.
 
     Returns:
-        Which signal each query is for. At most nine.
+        At most nine queries with their signals.
     """
     wanted = set(kinds) or {"message", "lore", "event", "campaign"}
     others = sorted(wanted - {"message", "scene", "question"})
@@ -447,17 +449,17 @@ def plan_queries(
 
 
 def weigh_terms(parsed: ParsedQuery, text: str) -> dict[str, float]:
-    """Terms with their weights: those of `text` fully, the context's less."""
-    said = query_terms(parsed.context)
-    # Long words are rare ones, as a rule: what a search costs grows with its terms.
-    telling = sorted(said, key=lambda term: (-len(term), term))[:CONTEXT_TERMS]
-    weights = {term: said[term] * CONTEXT_WEIGHT for term in telling}
+    """Return the terms of `text` with full weight, and those of the context with less weight."""
+    context = query_terms(parsed.context)
+    # Long words are usually rare. The number is limited because each term costs time.
+    rarest = sorted(context, key=lambda term: (-len(term), term))[:CONTEXT_TERMS]
+    weights = {term: context[term] * CONTEXT_WEIGHT for term in rarest}
     weights |= query_terms(text)
     return weights
 
 
 def remove_names(text: str, names: Iterable[str]) -> str:
-    """A text without names (and their 's); the text itself where nothing else is in it."""
+    """Remove names (and their 's) from a text, unless nothing else would remain."""
     bare = text
     for name in names:
         bare = _compile_name(name).sub(" ", bare)
@@ -470,12 +472,12 @@ def _tidy_text(bare: str, text: str) -> str:
 
 
 def _take_ends(text: str, most: int) -> str:
-    """The text; of one that is too long its beginning and its end."""
+    """Return the text; if it is too long, its beginning and its end."""
     return text if len(text) <= most else f"{text[: most // 2]}\n{text[-most // 2 :]}"
 
 
 def _remove_request_words(text: str) -> str:
-    """The words of a text that an answer may share; all of them where there are no others."""
+    """Remove words that no answer contains, unless nothing else would remain."""
     bare = fold_text(text)
     for words in list_words(bare, detect_languages(text) or [DEFAULT_LANGUAGE]):
         for pattern in words.says_nothing:
@@ -484,7 +486,7 @@ def _remove_request_words(text: str) -> str:
 
 
 def _find_questions(text: str) -> list[str]:
-    """Return the last sentences of a text that ask something, folded, without the words that ask.
+    """Return the last sentences that are questions or requests, normalized, without request words.
 
     O(n) for n characters.
     """
@@ -500,16 +502,16 @@ def _find_questions(text: str) -> list[str]:
 
 
 def _find_name(name: str, text: str) -> int:
-    """Where a name comes first in a text; -1 where it does not."""
+    """Return the position of a name in a text; -1 if it is not there."""
     found = _compile_name(name).search(text) if name.strip() else None
     return found.start() if found else -1
 
 
 def _compile_name(name: str) -> re.Pattern[str]:
-    """A name, or a part of it that is long enough, as a word of its own.
+    """Return a pattern that matches a name, or a long enough part of it, as a whole word.
 
-    In any case of letters, but for names that are common words (Will). Scripts without spaces have
-    no words of their own: there any place will do.
+    It ignores case, except for names that are common words (Will). In scripts without spaces, it
+    matches anywhere.
     """
     whole = name.strip()
     parts = [part for part in whole.split() if len(part) >= _MIN_NAME_PART]

@@ -1,10 +1,9 @@
-"""Questions that ask for several things: what is found comes from several places.
+"""Ranking of the hits of a search: thresholds, weights, diversity and questions for lists.
 
-A question for a list ("Which spells has she cast?") is short, and its hits lie in many scenes; a
-question for one fact has more words, and its hits lie in one. Neither says anything of a language.
-For the first kind a line that stands next to a better one adds little, for the two were found by
-nearly the same window; and that its scene is about what is asked says less. What it brings:
-docs/retrieval.md.
+A question for a list ("Which spells has she cast?") is short, and its hits are in many scenes. A
+question for one fact has more words, and its hits are in one scene. This is the same in all
+languages. In answers to a list, a message next to a better one adds little, because nearly the same
+window found both, and the score of its scene means less. docs/retrieval.md has the effect.
 """
 
 from __future__ import annotations
@@ -33,30 +32,28 @@ from backend.memory.search.query import Span
 from backend.memory.search.terms import query_terms
 
 FULL_MATCH_BM25 = 30.0
-"""BM25 of a text that says everything which is asked for, and little else."""
+"""BM25 of a text that contains all words of the query and few others."""
 
 HALF_SHARE = 0.5
-"""The share of a threshold that is enough if there is another reason."""
+"""The share of a threshold that is enough together with another reason."""
 
 MAX_LORE_BY_WORDS = 5
-"""Entries that the words of a line bring in at most."""
+"""Maximum number of lorebook entries that are included because of their words."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankingThresholds:
-    """What is enough, by meaning and by words.
+    """The thresholds of relevance, by meaning and by words.
 
-    Each says how much of what is enough by itself a memory has, and the two shares are added: half
-    of each is enough as well.
+    A memory has a share of each threshold, and the two shares are added. So half of each is enough.
 
     Attributes:
-        dense: The cosine that is enough by itself; 0 lets everything through.
-        sparse: The BM25 that is enough by itself; 0 lets everything through.
-        best: The sum that at least one memory must reach: where nothing is near, what is less far
-            away is no answer either.
-        lore: The cosine from which on lore counts, whatever else is near; lore also counts if the
-            line is about it by its words (`Candidate.aboutness`). Null holds it against the others.
-        unrelated: The cosine that is no share of `dense` yet.
+        dense: The cosine that is enough alone; 0 includes everything.
+        sparse: The BM25 that is enough alone; 0 includes everything.
+        best: The sum of shares that at least one memory must reach. Otherwise nothing is relevant.
+        lore: The cosine from which lore is relevant, regardless of other memories. Lore is also
+            relevant by its words (`Candidate.aboutness`). With None, it is ranked with the others.
+        unrelated: The cosine with a share of 0.
     """
 
     dense: float = MINILM.dense
@@ -66,14 +63,15 @@ class RankingThresholds:
     unrelated: float = MINILM.unrelated
 
     def shares(self, candidate: Candidate) -> tuple[float, float]:
-        """How much of what is enough a memory has, by meaning and by words."""
+        """Return the shares of the thresholds that a memory has, by meaning and by words."""
         near = float(self.meaning_shares(np.array(candidate.cosine)))
         return near, candidate.bm25 / self.sparse
 
     def lore_share(self, candidate: Candidate) -> float:
-        """Return how near an entry is by its meaning or by its words; from 1 on it comes in.
+        """Return the relevance of an entry by its meaning or its words; 1 is enough.
 
-        If its cosine is known, the words need half of it, too. Only if `lore` is set.
+        If its cosine is known, relevance by words needs half of the threshold, too. It is only used
+        if `lore` is set.
         """
         enough, cosine = self.lore or 1.0, candidate.signals.dense
         words = min(candidate.aboutness, candidate.bm25 / (HALF_SHARE * self.sparse or 1.0))
@@ -83,16 +81,17 @@ class RankingThresholds:
         return max(cosine / enough, min(words, cosine / half))
 
     def meaning_shares(self, cosines: NDArray[np.float64]) -> NDArray[np.float64]:
-        """How much of what is enough by meaning memories have, by their best cosines, any shape."""
+        """Return the shares by meaning for the best cosines of memories, any shape."""
         return np.maximum(0.0, cosines - self.unrelated) / (self.dense - self.unrelated)
 
 
 def compute_thresholds(
     min_relevance: float | None, *, activates_lore: bool, cosines: ModelCosines = MINILM
 ) -> RankingThresholds:
-    """The thresholds for a relevance: 0 is nothing, 1 what no text but the query's own reaches.
+    """Return the thresholds for a minimum relevance.
 
-    `cosines` are those of the model that is searched with.
+    0 includes everything. 1 includes only the text of the query itself. `cosines` is the scale of
+    the embedding model.
     """
     relevance = min_relevance or 0.0
     cosine = cosines.unrelated + relevance * (1 - cosines.unrelated)
@@ -107,9 +106,9 @@ def compute_thresholds(
 
 
 def select_relevant(ranked: Sequence[Candidate], least: RankingThresholds) -> list[Candidate]:
-    """Those that reach the thresholds, in their order.
+    """Return the memories that reach the thresholds, in their order.
 
-    None where no one reaches `best`, but for lore that `lore` is set for.
+    If none reaches `best`, only lore is returned, and only if `lore` is set.
     """
     if least.lore is None:
         return _select_near(ranked, least)
@@ -119,7 +118,7 @@ def select_relevant(ranked: Sequence[Candidate], least: RankingThresholds) -> li
 
 
 def _choose_lore(ranked: Sequence[Candidate], least: RankingThresholds) -> set[int]:
-    """Return the numbers of the entries that come in: by meaning, and the best by words."""
+    """Return the integer ids of relevant entries: all by meaning, and the best by words."""
     enough = least.lore or 0.0
     lore = [each for each in ranked if each.payload.kind == "lore" and least.lore_share(each) >= 1]
     near = {each.id.int for each in lore if (each.signals.dense or 0.0) >= enough}
@@ -138,42 +137,42 @@ def _select_near(ranked: Sequence[Candidate], least: RankingThresholds) -> list[
 
 
 def sum_shares(ranked: Sequence[Candidate], least: RankingThresholds) -> NDArray[np.float64]:
-    """Return the shares of n memories by meaning and words together, shape (n,); 1 is enough."""
+    """Return the sums of both shares of n memories, shape (n,); 1 is enough."""
     shares = least.meaning_shares(np.array([candidate.cosine for candidate in ranked]))
     shares += np.array([candidate.bm25 for candidate in ranked]) / least.sparse
-    # Without an embedder there is no share by meaning, so the words count twice.
+    # Without an embedder there is no share by meaning, so words count twice.
     return shares if is_by_meaning(ranked) else 2 * shares
 
 
 def is_by_meaning(ranked: Sequence[Candidate]) -> bool:
-    """True if an embedder took part in the search that found these."""
+    """True if the search used an embedder."""
     return any(candidate.signals.dense is not None for candidate in ranked)
 
 
 DENSE_EXPONENT = 0.7
-"""Power of `dense`, which is from 0 to 1, before it is weighed: between the best hit and a good one
-there is less than between a good one and a poor one."""
+"""Exponent of the scaled `dense` score before it is weighed. The difference between the best hit
+and a good one matters less than that between a good one and a poor one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Weights:
-    """How much each signal counts. The first six sum to 1; chosen by `scripts/bench_locomo.py`.
+    """The weights of features. The first six sum to 1. `scripts/bench_locomo.py` chose the values.
 
     Attributes:
-        dense: Cosine with the text itself, curved.
+        dense: Cosine of the text itself, with `DENSE_EXPONENT`.
         sparse: BM25 of the text itself.
-        dense_window: Cosine with the text and the lines next to it.
-        sparse_window: BM25 of the text and the lines around it.
-        scene: BM25 of the whole scene that a line belongs to.
-        speaker: The query names who speaks.
-        length: A long line says more than a short one.
-        question: A bare question answers nothing; negative.
-        span: It was said in the time that the query names.
-        recent: How new it is, where the query asks for what is new.
+        dense_window: Cosine of the text and the messages next to it.
+        sparse_window: BM25 of the text and the messages around it.
+        scene: BM25 of the whole scene of a message.
+        speaker: 1 if the query names the speaker.
+        length: The length of the text. Long messages contain more information.
+        question: 1 for a bare question. It answers nothing, so the weight is negative.
+        span: 1 if the message is from a time that the query names.
+        recent: The age, if the query asks for recent things.
         dense_question: Cosine with a question that a task model says the line answers.
         sparse_question: BM25 of such a question.
-        subject: Of several who are named, the first one speaks.
-        answer: The line before it is a bare question that is near by its meaning.
+        subject: 1 if the speaker is the first of several that the query names.
+        answer: The dense score of a bare question in the message before it.
     """
 
     dense: float = 0.22
@@ -206,7 +205,7 @@ MEANING_WEIGHTS = Weights(
     subject=0,
     answer=0,
 )
-"""How near a line is whatever its words: chosen by `scripts/bench_paraphrase.py`."""
+"""Weights for ranking without words. `scripts/bench_paraphrase.py` chose the values."""
 
 
 def rank(
@@ -218,20 +217,20 @@ def rank(
     wants_recent: bool = False,
     aboutness: Mapping[int, float] = MappingProxyType({}),
 ) -> list[Candidate]:
-    """Fuse what the signals found.
+    """Rank the hits of all signals.
 
     Args:
-        found: As for `FeatureTable`.
-        weights: The shipped ones where None.
-        speakers: As for `FeatureTable`.
-        spans: As for `FeatureTable`.
-        wants_recent: The query asks for what is new. Else age only breaks ties.
-        aboutness: As for `FeatureTable`.
+        found: See `FeatureTable`.
+        weights: None for the default weights.
+        speakers: See `FeatureTable`.
+        spans: See `FeatureTable`.
+        wants_recent: True if the query asks for recent things. Otherwise age only breaks ties.
+        aboutness: See `FeatureTable`.
 
     Returns:
-        Candidates, best first; each row of the database once, by its best chunk.
+        Candidates, best first. Each row of the database appears once, by its best chunk.
 
-    O(n) time and memory for n hits, and the sorting.
+    O(n log n) time and O(n) memory for n hits.
     """
     weights = weights or Weights()
     table = FeatureTable(found, speakers=speakers, spans=spans, aboutness=aboutness)
@@ -246,19 +245,19 @@ def rank(
 
 
 def score_meanings(table: FeatureTable) -> NDArray[np.float64]:
-    """How near each of n points is whatever its words, shape (n,)."""
+    """Return the scores of n points without words, shape (n,)."""
     return table.values @ _vectorize(MEANING_WEIGHTS)
 
 
 def apply_curve(table: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Features as they are weighed: a copy, its column `dense` to the power of `DENSE_EXPONENT`."""
+    """Return a copy of features with `DENSE_EXPONENT` applied to the column `dense`."""
     table = table.copy()
     table[:, 0] **= DENSE_EXPONENT
     return table
 
 
 def weigh_by_kind(candidates: Sequence[Candidate], weights: Mapping[str, float]) -> list[Candidate]:
-    """In the order of their scores times the weight of their kind; a weight of 0 leaves out."""
+    """Multiply scores by the weights of kinds, and sort again. A weight of 0 drops the kind."""
     if all(weight == 1 for weight in weights.values()):
         return list(candidates)
     kept = [
@@ -270,15 +269,16 @@ def weigh_by_kind(candidates: Sequence[Candidate], weights: Mapping[str, float])
 
 
 def _vectorize(weights: Weights) -> NDArray[np.float64]:
-    """Weights as a vector, shape (13,), in the order of `FEATURES`."""
+    """Return the weights as a vector, shape (13,), in the order of `FEATURES`."""
     return np.array([getattr(weights, name) for name in FEATURES], dtype=np.float64)
 
 
 DUPLICATE_COSINE = 0.95
-"""Cosine from which two texts say the same: the lower one is left out."""
+"""Cosine from which two texts are duplicates. The one with the lower rank is dropped."""
 
 RELEVANCE_WEIGHT = 0.9
-"""A little against repetition. On LoCoMo 0.7 to 1 differ by 0.3 points of recall, 0.9 is best."""
+"""Weight of relevance against repetition. On LoCoMo, 0.7 to 1 differ by 0.3 points of recall, and
+0.9 is best."""
 
 
 def select_diverse(
@@ -289,17 +289,17 @@ def select_diverse(
     relevance_weight: float = RELEVANCE_WEIGHT,
     same: float = DUPLICATE_COSINE,
 ) -> list[Candidate]:
-    """Pick memories that do not say the same.
+    """Pick relevant memories that do not repeat each other (MMR).
 
     Args:
-        candidates: n of them, best first. Their scores are the relevance, brought to 0 to 1.
-        vectors: By id of the point, shape (d,), unit length. What has none repeats nothing.
-        count: How many to pick, at most.
+        candidates: n candidates, best first. Their scores are scaled to 0 to 1.
+        vectors: Vectors by point, shape (d,), unit length. A point without one repeats nothing.
+        count: Maximum number to pick.
         relevance_weight: w in [0, 1]. 1 keeps the given order.
-        same: Cosine, from which what stands lower is dropped.
+        same: Cosine from which the candidate with the lower rank is dropped.
 
     Returns:
-        Candidates in the order picked; fewer than `count` when there are no more.
+        Candidates in the order in which they were picked.
 
     Raises:
         ValueError: If w is outside [0, 1].
@@ -318,7 +318,7 @@ def select_diverse(
     picked: list[Candidate] = []
     while len(picked) < count and is_left.any():
         worth = relevance_weight * relevance - (1 - relevance_weight) * nearest
-        # The first of equals: they come best first.
+        # `argmax` picks the first of equal values, which has the best rank.
         best = int(np.argmax(np.where(is_left, worth, -np.inf)))
         picked.append(candidates[best])
         cosines = table @ table[best]
@@ -329,7 +329,7 @@ def select_diverse(
 
 
 def _stack_vectors(candidates: Sequence[Candidate], vectors: Mapping[UUID, Floats]) -> Floats:
-    """The vectors as rows, shape (n, d); rows of zeros, near to nothing, where there is none."""
+    """Return the vectors as rows, shape (n, d). A row without a vector is zero."""
     dimension = max((len(vector) for vector in vectors.values()), default=1)
     table = np.zeros((len(candidates), dimension), dtype=np.float32)
     for row, candidate in enumerate(candidates):
@@ -340,32 +340,32 @@ def _stack_vectors(candidates: Sequence[Candidate], vectors: Mapping[UUID, Float
 
 
 MAX_LIST_QUESTION_CHARACTERS = 200
-"""Characters of a question that asks for a list, at most; what is longer is not looked at."""
+"""Longer texts are not treated as questions for a list."""
 
 BREADTH_SAMPLE_HITS = 20
-"""Hits whose scenes tell how many places a question asks about."""
+"""Hits whose scenes are counted to estimate the breadth of a question."""
 
 SHARPNESS = 8.0
-"""How much more a better hit says of that: a score 0.1 higher counts 2.2 times."""
+"""Exponential weight of scores in this estimate: a hit with 0.1 more weighs 2.2 times as much."""
 
 STEEPNESS, PER_SHARE, PER_TERM = 4.9, 3.7, 2.7
-"""Logistic regression of LoCoMo's multi-hop questions against those for one fact (AUC 0.83)."""
+"""Logistic regression between LoCoMo's multi-hop questions and those for one fact (AUC 0.83)."""
 
 NEIGHBOUR_DISCOUNT = 0.5
-"""What the best window loses next to a better line, of a question that is all for a list. Fused
-scores are at most about 1.3."""
+"""Amount that the best window loses next to a better message, at a breadth of 1. Fused scores are
+at most about 1.3."""
 
 SCENE_DISCOUNT = 0.3
-"""What a line of the nearest scene loses, of a question that is all for a list: chosen by
-`scripts/fit_breadth.py`."""
+"""Amount that a message of the best scene loses at a breadth of 1. `scripts/fit_breadth.py` chose
+it."""
 
 
 def breadth(text: str, ranked: Sequence[Candidate]) -> float:
-    """How much a question asks for several things, from 0 to 1.
+    """Return the probability from 0 to 1 that a question asks for several things.
 
     Args:
-        text: What terms are looked for, without names of those who take part.
-        ranked: Candidates, best first, with their fused scores. The first `BREADTH_SAMPLE_HITS` count.
+        text: The text of the query without names of the cast.
+        ranked: Candidates, best first, with fused scores. `BREADTH_SAMPLE_HITS` of them are used.
     """
     lines = [each for each in ranked[:BREADTH_SAMPLE_HITS] if each.payload.scene_id is not None]
     terms = sum(query_terms(text).values()) if len(text) <= MAX_LIST_QUESTION_CHARACTERS else 0
@@ -383,12 +383,12 @@ def breadth(text: str, ranked: Sequence[Candidate]) -> float:
 def lower_scene_scores(
     ranked: Sequence[Candidate], breadth: float, *, share: float = SCENE_DISCOUNT
 ) -> list[Candidate]:
-    """Candidates with less of what their scenes have for them, the more the broader a question is.
+    """Reduce the effect of scenes on scores for a broad question, and sort again.
 
     Args:
-        ranked: n of them, best first.
-        breadth: From 0 (nothing moves) to 1.
-        share: What a line of the nearest scene loses at a breadth of 1.
+        ranked: n candidates, best first.
+        breadth: From 0 (no change) to 1.
+        share: Amount that a message of the best scene loses at a breadth of 1.
 
     O(n log n) time, O(n) memory.
     """
@@ -402,13 +402,12 @@ def lower_scene_scores(
 
 
 def lower_neighbours(candidates: Sequence[Candidate], breadth: float) -> list[Candidate]:
-    """Lines next to better ones of the same chat lower, the more the broader the question is.
-
-    Only what counts should be in it: a reply that was regenerated stands where its successor does.
+    """Reduce scores of messages next to better ones for a broad question, and sort again.
 
     Args:
-        candidates: n of them, best first.
-        breadth: From 0 (nothing moves) to 1.
+        candidates: n active candidates, best first. A swipe has the same position as its siblings,
+            so inactive ones must not be among them.
+        breadth: From 0 (no change) to 1.
 
     O(n log n) time, O(n) memory.
     """

@@ -1,4 +1,4 @@
-"""What memory is asked for, and what it finds."""
+"""Requests and results of memory search, and the reasons for its hits."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from backend.memory.search.ranking import RankingThresholds
 from backend.memory.search.terms import find_shared_words, query_terms
 
 MIN_STRENGTH = 0.5
-"""Strength below which a signal is not worth telling: two halves are just enough."""
+"""Minimum strength of a signal in a reason. Two signals of this strength are enough together."""
 
 _MATCH_KINDS: tuple[tuple[Signal, MatchKind], ...] = (
     ("dense", "meaning"),
@@ -36,13 +36,13 @@ _MATCH_KINDS: tuple[tuple[Signal, MatchKind], ...] = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MatchScale:
-    """What the signals of one search are measured by.
+    """The data that is needed to explain the hits of a search.
 
     Attributes:
-        enough: What is enough by itself, by meaning and by words.
-        speakers: Those whom the query names, by their keyed ids.
-        spans: Times that it names.
-        scenes: How near scenes are, by the number of their id; the best one's is 1.
+        enough: The default thresholds.
+        speakers: The speakers that the query names, by their keyed ids.
+        spans: The times that it names.
+        scenes: The relative scores of scenes, by the integers of their ids. The best one has 1.
     """
 
     enough: RankingThresholds = field(default_factory=RankingThresholds)
@@ -50,8 +50,8 @@ class MatchScale:
     spans: Sequence[Span] = ()
     scenes: Mapping[int, float] = field(default_factory=dict[int, float])
 
-    def reason(self, candidate: Candidate, rank: int) -> Reason:
-        """Why a candidate was found: its meaning is near, or it has the words."""
+    def explain(self, candidate: Candidate, rank: int) -> Reason:
+        """Return the reason why a candidate was found: its meaning or its words."""
         dense, sparse = self.enough.shares(candidate)
         if candidate.payload.kind == "lore" and self.enough.lore is not None:
             is_near = (candidate.signals.dense or 0.0) >= self.enough.lore
@@ -59,9 +59,9 @@ class MatchScale:
             is_near = dense > 0 and dense >= sparse
         kind: ReasonKind = "semantic" if is_near else "words"
         score = round(candidate.score, 4)
-        return Reason(kind, score=score, rank=rank, signals=self._matches(candidate))
+        return Reason(kind, score=score, rank=rank, signals=self._list_matches(candidate))
 
-    def _matches(self, candidate: Candidate) -> tuple[Match, ...]:
+    def _list_matches(self, candidate: Candidate) -> tuple[Match, ...]:
         payload, signals, enough = candidate.payload, candidate.signals, self.enough
         found: list[Match] = []
         for signal, kind in _MATCH_KINDS:
@@ -90,7 +90,7 @@ class MatchScale:
 
 
 def compute_scene_strengths(found: SignalHits) -> dict[int, float]:
-    """How near each scene is that was found, against the best one, by the number of its id."""
+    """Return the scores of scenes relative to the best one, by the integers of their ids."""
     hits = found.get("scene", ())
     best = max((hit.score for hit in hits), default=0.0)
     return {
@@ -101,16 +101,16 @@ def compute_scene_strengths(found: SignalHits) -> dict[int, float]:
 
 
 class SharedWords:
-    """Says which words a text shares with what was asked, where a search found it by words.
+    """Adds the words that a text shares with the query to the reason of a hit.
 
-    The index knows no words: they are compared where texts are shown.
+    The index does not know words, so they are compared when texts are shown.
     """
 
-    def __init__(self, asked: str) -> None:
-        self._terms = query_terms(asked)
+    def __init__(self, query: str) -> None:
+        self._terms = query_terms(query)
 
-    def told(self, reason: Reason, text: str) -> Reason:
-        """The reason, with those words in its signal. O(n) for n characters of the text."""
+    def add_to(self, reason: Reason, text: str) -> Reason:
+        """Return the reason with the words in its signal. O(n) for n characters of the text."""
         if not any(match.kind == "words" for match in reason.signals):
             return reason
         words = find_shared_words(self._terms, text)
@@ -126,23 +126,23 @@ log = get_logger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SearchRequest:
-    """What is looked for, and where.
+    """A request to search memory.
 
     Attributes:
-        text: The user's line, or words to search for.
-        context: What was said just before, which counts for less.
-        names: Who takes part, and names of things: a query that names them means them.
-        parts: Where to look.
-        weights: How much each kind counts against the others; 0 leaves it out.
-        limit: How many memories are wanted.
-        min_relevance: From 0 (all that was found) to 1; None is the default.
-        room: Tokens up to which lines come in that are near by their meaning alone; 0 for none.
-        most: How many memories may come back with these.
-        now: For queries such as "last week".
-        depth: So many times the usual hits are looked at.
-        activates_lore: Lore that is found will stand in a prompt: only what the text is about by
-            its meaning, never what just shares its words.
-        viewpoint: Whose knowledge may be found.
+        text: The user's message, or words to search for.
+        context: The last exchange before it, which has less weight.
+        names: Names of speakers and things. A query with such a name is about them.
+        parts: The containers to search.
+        weights: Weights of kinds; 0 drops a kind.
+        limit: Maximum number of memories.
+        min_relevance: From 0 (everything that was found) to 1; None for the default.
+        room: Tokens up to which messages are added by their meaning alone; 0 for none.
+        most: Maximum number of memories including these.
+        now: The time for queries such as "last week".
+        depth: Factor for the number of hits.
+        activates_lore: True if found lore will be part of a prompt. It must then be relevant by its
+            meaning, or by more than shared words.
+        viewpoint: Only memories that it may know are found.
     """
 
     text: str
@@ -162,44 +162,49 @@ class SearchRequest:
 
 
 class HitVectors:
-    """The `dense` vectors of hits, which are on their way while their texts are read.
+    """The `dense` vectors of hits, which are loaded while their texts are read.
 
     Attributes:
-        there: By point, those that have arrived.
+        there: The loaded vectors by point.
     """
 
     def __init__(self) -> None:
         self.there: Mapping[UUID, Floats] = {}
-        self._asking: asyncio.Task[dict[UUID, Floats]] | None = None
+        self._loading: asyncio.Task[dict[UUID, Floats]] | None = None
 
-    def ask(self, index: VectorIndex, ids: Sequence[UUID]) -> None:
-        """Have the index look for those of these points."""
+    def start(self, index: VectorIndex, ids: Sequence[UUID]) -> None:
+        """Start to load the vectors of points."""
         if ids:
-            self._asking = asyncio.create_task(_load_vectors(index, ids))
+            self._loading = asyncio.create_task(_load_vectors(index, ids))
 
-    async def arrived(self) -> Mapping[UUID, Floats]:
-        """All that were asked for; none where the index failed."""
-        if self._asking is not None:
-            self.there = await self._asking
+    async def wait(self) -> Mapping[UUID, Floats]:
+        """Return all vectors; none if the index failed."""
+        if self._loading is not None:
+            self.there = await self._loading
         return self.there
 
 
 async def _load_vectors(index: VectorIndex, ids: Sequence[UUID]) -> dict[UUID, Floats]:
     try:
         return await index.dense_vectors(ids)
-    except AppError as error:  # what says the same is told twice then
+    except AppError as error:  # duplicates are then not dropped
         log.warning("memory.no_vectors", problem=error.slug)
         return {}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SearchResult:
-    """What the index brought back, best first, and what there is to say about it.
+    """The hits of a search, before their texts are read.
 
-    `near` are lines that are near by their meaning alone, the nearest first; `by_meaning` says
-    whether meaning was looked for; `scale` is what the signals are measured by; `breadth`, from 0
-    to 1, how much several things were asked for; `ranked` is all that was found, also what does
-    not reach the thresholds `least`.
+    Attributes:
+        candidates: Relevant hits, best first.
+        near: Messages that are relevant by their meaning alone, best first.
+        vectors: The vectors of the best candidates.
+        notes: Problems of the search.
+        by_meaning: True if the search used an embedder.
+        scale: Explains the hits.
+        breadth: The probability from 0 to 1 that the query asks for several things.
+        ranked: All hits, including those below the thresholds `least`.
     """
 
     request: SearchRequest | None = None
@@ -216,10 +221,7 @@ class SearchResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Memory:
-    """A memory that was found and counts: its text, its rank from 1, and what each signal said.
-
-    `signals` are scores as they come from the index; `reason` says which of them speak for it.
-    """
+    """An active memory that was found: its text, its rank from 1, its scores and the reason."""
 
     recalled: MemoryItem
     rank: int

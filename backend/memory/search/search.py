@@ -1,20 +1,20 @@
-"""Searching memory: by meaning and by words, in one batch, ranked, with texts from SQL.
+"""Memory search: by meaning and by words, in one batch of queries, with texts from SQL.
 
-A search goes like this:
+The sequence of a search:
 
-    parsed = parsed_query.read(text, cast=names, now=now)     # what is asked for
-    plan = parsed_query.plan(parsed, dense=..., blinder=...)  # the queries, one a signal
-    found, deep = split(plan, await index.search(deeper(plan)))
-    matches = read_words(parsed, ...).match(term vectors)     # a young world, and lore
-    ranked = ranking.rank(apply_matches(found, ...), ...)     # the best first
-    kept = add_few(relevant(ranked, thresholds), ...)         # nothing rather than noise
-    recalled = await source.recall(...)                       # SQL: drop what is not active
-    active = diversified(joined(...), ...)                    # lines of events; several places
-    chosen = mmr.select(...)                                  # drop what says the same
-    chosen = with_nearest(chosen, nearest(deep, ...), ...)    # what is near by meaning alone
+    parsed = parse_query(text, cast=names, now=now)            # names, questions and times
+    plan = plan_queries(parsed, dense=..., blinder=...)        # one query for each signal
+    found, deep = split_hits(plan, await index.search(deepen_queries(plan)))
+    matches = read_words(parsed, ...).match(term vectors)      # for lore and small corpora
+    ranked = rank(apply_matches(found, ...), ...)              # best first
+    kept = add_few(select_relevant(ranked, thresholds), ...)   # drop noise
+    recalled = await source.recall(...)                        # drop inactive rows
+    active = lower_neighbours(add_origin_lines(...), ...)      # messages of events; lists
+    chosen = select_diverse(...)                               # drop duplicates
+    chosen = merge_nearest(chosen, find_nearest(deep, ...))    # messages by meaning alone
 
-The index knows no text and may be behind; SQL is asked for what was found, and what does not count
-at this moment is dropped. A part that fails makes the search poorer, never the turn impossible.
+The index contains no text and may be out of date. So the rows of hits are read from SQL, and
+inactive ones are dropped. If one part fails, the search continues without it.
 """
 
 from __future__ import annotations
@@ -45,9 +45,6 @@ from backend.memory.index.protocol import Floats, IndexUnavailableError, Kind, P
 from backend.memory.indexing.collections import Collections, Placement
 from backend.memory.indexing.documents import Blinders, speaker_id
 from backend.memory.indexing.sources import MemoryItem, Source
-from backend.memory.search import query as parsed_query
-from backend.memory.search import ranking
-from backend.memory.search import ranking as mmr
 from backend.memory.search.features import (
     LARGE_CORPUS_POINTS,
     Candidate,
@@ -58,13 +55,22 @@ from backend.memory.search.features import (
     read_words,
     scale_to_large_corpus,
 )
+from backend.memory.search.query import (
+    HITS_PER_SIGNAL,
+    ParsedQuery,
+    parse_query,
+    plan_queries,
+)
 from backend.memory.search.ranking import (
     DUPLICATE_COSINE,
     breadth,
     compute_thresholds,
     lower_neighbours,
     lower_scene_scores,
+    rank,
+    select_diverse,
     select_relevant,
+    weigh_by_kind,
 )
 from backend.memory.search.request import (
     HitVectors,
@@ -87,26 +93,26 @@ from backend.vault.sealing import Sealer
 
 MAX_NEAR_MISSES = 10
 MIN_CLOSE_SHARE = 0.5
-"""How much of what is enough by itself something has at least that came close, if all is let in."""
+"""Minimum share of the thresholds of a near miss, if the search includes everything."""
 
 MAX_SAME_REASON = 4
-"""So many of them for one reason: a reply that was regenerated often leaves a line each time."""
+"""Near misses with the same reason. Otherwise the swipes of one reply could fill the list."""
 
 
 _NONE: Floats = np.empty(0, np.float32)
 
 
 class NearMiss(NamedTuple):
-    """A row that was found, by what the index knows of it, and why it was not brought up."""
+    """A row that was found but not used, with the reason."""
 
     payload: Payload
     reason: Reason
 
 
 def near_misses(result: SearchResult, memories: Sequence[Memory]) -> list[NearMiss]:
-    """The best of what was found that is not among the memories brought up, at most `MAX_NEAR_MISSES`.
+    """Return the best hits that are not among the memories, at most `MAX_NEAR_MISSES`.
 
-    Reads no text: of a line that is not near enough nobody knows yet whether it counts at all.
+    It reads no rows, so it is unknown whether they are active.
     """
     taken = {memory.recalled.source_id.int: memory.rank for memory in memories}
     near = {id(each) for each in result.candidates}
@@ -124,7 +130,7 @@ def near_misses(result: SearchResult, memories: Sequence[Memory]) -> list[NearMi
 
 
 def _list_left_out(result: SearchResult, taken: Mapping[int, int]) -> list[NearMiss]:
-    """What is near enough and stayed out all the same; `taken` are ranks by the number of a row."""
+    """Return relevant hits that were dropped. `taken` has ranks by the integers of rows' ids."""
     vectors = result.vectors.there
     chosen = [
         each
@@ -138,7 +144,7 @@ def _list_left_out(result: SearchResult, taken: Mapping[int, int]) -> list[NearM
     found: list[NearMiss] = []
     left = len(vectors)
     for each in result.candidates:
-        # Those without a vector have the usual reason: hundreds, of which a few are told.
+        # Hits without a vector have the usual reason. There are hundreds, and a few are enough.
         is_enough = counts[usual] >= MAX_SAME_REASON
         if len(found) == MAX_NEAR_MISSES or (is_enough and not left):
             break
@@ -162,7 +168,7 @@ def _list_left_out(result: SearchResult, taken: Mapping[int, int]) -> list[NearM
 
 
 class RowReader:
-    """Reads rows that the index named, by their kinds."""
+    """Reads rows by their ids and kinds."""
 
     def __init__(self, database: Database, sources: Sequence[Source]) -> None:
         self._database = database
@@ -171,7 +177,7 @@ class RowReader:
     async def texts(
         self, sealer: Sealer, wanted: Mapping[UUID, Kind], *, viewpoint: Viewpoint = GM
     ) -> dict[UUID, MemoryItem]:
-        """Of these rows the ones that count at this moment and that the viewpoint may know."""
+        """Return the active ones of these rows that the viewpoint may know."""
         found: dict[UUID, MemoryItem] = {}
         if wanted:
             async with self._database.read() as session:
@@ -183,15 +189,15 @@ class RowReader:
 
 
 def _explain_distance(candidate: Candidate, result: SearchResult) -> Reason:
-    """How much a candidate has of what it takes, from 0 to 1."""
+    """Return the share of the thresholds that a candidate reaches, from 0 to 1."""
     least = result.least
     if least.lore is not None and candidate.payload.kind == "lore":
         share = max(0.0, least.lore_share(candidate))
     else:
         share = sum(least.shares(candidate))
-        if not result.by_meaning:  # words have to do alone what they do half of otherwise
+        if not result.by_meaning:  # without an embedder, words count twice
             share *= 2
-        # Enough by itself, where nothing reaches what one at least must.
+        # It is relevant, but nothing reaches `best`.
         share = share / least.best if share >= 1 else share
     return Reason("not_near", score=round(min(share, 0.99), 2))
 
@@ -199,35 +205,36 @@ def _explain_distance(candidate: Candidate, result: SearchResult) -> Reason:
 log = get_logger(__name__)
 
 CANDIDATE_LIMIT_FACTOR = 3
-"""So many times the memories that are asked for are looked up: some are not active any more."""
+"""Factor for the candidates whose rows are read, because some are no longer active."""
 
 MAX_COUNTED_USERS = 1_000
-"""Users of whom it is kept that they have many points. For more, the first of them go."""
+"""Users who are known to have many points. The oldest are dropped first."""
 
 DEEP_SEARCH_FACTOR = 8
-"""Multiplier for the hits of each signal when most of the usual ones belong to branches left."""
+"""Factor for the hits of each signal if most hits belong to inactive branches."""
 
 
 class SearchSession:
-    """A search that may be under way."""
+    """A search that runs concurrently with other work."""
 
     def __init__(self, search: MemorySearch, sealer: Sealer) -> None:
         self._search = search
         self._sealer = sealer
         self._task: asyncio.Task[SearchResult] | None = None
 
-    async def begin(self, request: SearchRequest | None) -> None:
-        """Start looking; None looks for nothing."""
+    async def start(self, request: SearchRequest | None) -> None:
+        """Start the search; None searches nothing."""
         if request is not None:
             self._task = asyncio.create_task(self._search.find(self._sealer, request))
-            await asyncio.sleep(0)  # it begins now: on SQLite the caller may read on for long
+            # Yield, so that the search starts before a long read of the caller on SQLite.
+            await asyncio.sleep(0)
 
     async def result(self) -> SearchResult:
-        """What came of it."""
+        """Wait for the result."""
         return await self._task if self._task else SearchResult()
 
-    async def give_up(self) -> None:
-        """Stop looking, where nobody waits for it any more."""
+    async def cancel(self) -> None:
+        """Cancel the search if it is still running."""
         if self._task is not None and not self._task.done():
             self._task.cancel()
             with contextlib.suppress(asyncio.CancelledError):
@@ -235,7 +242,7 @@ class SearchSession:
 
 
 class MemorySearch:
-    """Finds memories of one user."""
+    """Searches the memories of a user."""
 
     def __init__(
         self,
@@ -256,16 +263,16 @@ class MemorySearch:
         self._many: dict[tuple[str, UUID], None] = {}
 
     @contextlib.asynccontextmanager
-    async def searching(self, sealer: Sealer) -> AsyncGenerator[SearchSession]:
-        """A search beside other work; given up where the block ends without it."""
+    async def session(self, sealer: Sealer) -> AsyncGenerator[SearchSession]:
+        """Yield a session for one search, which is cancelled at the end of the block."""
         search = SearchSession(self, sealer)
         try:
             yield search
         finally:
-            await search.give_up()
+            await search.cancel()
 
     async def find(self, sealer: Sealer, request: SearchRequest) -> SearchResult:
-        """Search the index. Never fails: the notes say what did not work."""
+        """Search the index. It never fails: the notes of the result contain the problems."""
         notes: list[str] = []
         try:
             return await self._find(sealer, request, notes)
@@ -278,7 +285,7 @@ class MemorySearch:
         user_id, size = sealer.user_id, len(request.text) + len(request.context)
         index, place = await self._collections.place_to_search(user_id)
         read = partial(
-            parsed_query.parse_query,
+            parse_query,
             request.text,
             context=request.context,
             cast=request.names,
@@ -292,14 +299,14 @@ class MemorySearch:
         cosines = await embedder.cosines() if embedder is not None else MINILM
         blinder = self._blinders.get(sealer)
         plan = partial(
-            parsed_query.plan_queries,
+            plan_queries,
             parsed,
             owner_id=user_id,
             parts=request.parts,
             kinds=request.kinds,
             dense=None if vector is None else blinder.turn(vector),
             blinder=blinder,
-            limit=parsed_query.HITS_PER_SIGNAL * request.depth,
+            limit=HITS_PER_SIGNAL * request.depth,
             audience=wanted_keywords(request.viewpoint),
         )
         queries = await self._pool.run(user_id, plan, size=size)
@@ -310,7 +317,7 @@ class MemorySearch:
         matches = await self._match_words(index, user_id, parsed, blinder, found, size=size)
         found = apply_matches(found, matches)
         speakers = {speaker_id(name, blinder): name for name in parsed.names}
-        ranked = ranking.rank(
+        ranked = rank(
             found,
             speakers=speakers,
             spans=parsed.spans,
@@ -318,7 +325,7 @@ class MemorySearch:
             aboutness=find_aboutness(found, matches),
         )
         broad = breadth(parsed.terms, ranked)
-        ranked = ranking.weigh_by_kind(lower_scene_scores(ranked, broad), request.weights)
+        ranked = weigh_by_kind(lower_scene_scores(ranked, broad), request.weights)
         least = compute_thresholds(
             request.min_relevance, activates_lore=request.activates_lore, cosines=cosines
         )
@@ -326,8 +333,8 @@ class MemorySearch:
         kept = add_few(select_relevant(ranked, least), ranked, least, room=request.room)
         vectors = HitVectors()
         if vector is not None:
-            vectors.ask(index, [each.id for each in kept[: request.limit]])
-            await asyncio.sleep(0)  # the index is at it while this goes on
+            vectors.start(index, [each.id for each in kept[: request.limit]])
+            await asyncio.sleep(0)  # so that the index works on it concurrently
         lines: list[Candidate] = []
         if request.room:
             lines = find_nearest(
@@ -361,19 +368,19 @@ class MemorySearch:
         self,
         index: VectorIndex,
         user_id: UUID,
-        parsed: parsed_query.ParsedQuery,
+        parsed: ParsedQuery,
         blinder: Blinder,
         found: SignalHits,
         *,
         size: int,
     ) -> Mapping[UUID, WordMatch]:
-        """Compare the words of a line with the points that are no lines of a chat."""
+        """Compare the words of the query with the points that are not messages."""
         ids = [hit.id for hit in found.get("sparse", ()) if hit.payload.kind != "message"]
         if not ids:
             return {}
         try:
             texts = await index.term_vectors(ids)
-        except IndexUnavailableError as error:  # the scores of the index count then
+        except IndexUnavailableError as error:  # the scores of the index are then used
             log.warning("memory.no_term_vectors", problem=error.slug)
             return {}
 
@@ -383,7 +390,7 @@ class MemorySearch:
         return await self._pool.run(user_id, match, size=size)
 
     async def _points(self, index: VectorIndex, owner_id: UUID) -> int:
-        """How many points a user has; once they are many nobody counts them again."""
+        """Count the points of a user, unless they are known to be many."""
         key = index.name, owner_id
         if key in self._many:
             return LARGE_CORPUS_POINTS
@@ -395,7 +402,7 @@ class MemorySearch:
         return count
 
     def user_signed_out(self, user_id: UUID) -> None:
-        """Count a user's points again: they may have deleted most of them since."""
+        """Forget that a user has many points. They may be deleted before the next sign-in."""
         for key in [each for each in self._many if each[1] == user_id]:
             del self._many[key]
 
@@ -409,12 +416,18 @@ class MemorySearch:
         instead: Sequence[Source] = (),
         then: Callable[[AsyncSession, Sequence[Memory]], Awaitable[None]] | None = None,
     ) -> list[Memory]:
-        """The texts of what was found and counts at this moment, best first, none twice.
+        """Return the active memories of a search with their texts, best first.
 
-        Looks deeper where most of it does not count: of a reply that was regenerated a hundred
-        times one is active. Kinds that are `known` to the caller are taken as they were found,
-        without their texts. Sources given `instead` recall the rows of their kinds. What is to be
-        read `then` is, if anything was found, in the same view of the database.
+        If most hits are inactive, it searches again with more hits: a reply with a hundred swipes
+        has one active message.
+
+        Args:
+            database: The database to read from.
+            sealer: The user's.
+            result: The hits.
+            known: Kinds whose texts the caller has. They are returned without texts.
+            instead: Sources that replace those of the same kinds.
+            then: Called in the same snapshot of the database if anything was found.
         """
         request = result.request
         if request is None or not (result.candidates or result.near):
@@ -447,7 +460,7 @@ async def _recall_candidates(
     sources: Sequence[Source],
     known: Collection[Kind],
 ) -> tuple[dict[UUID, MemoryItem], int]:
-    """What counts of the best candidates, by row, and how many were looked at for it."""
+    """Return active rows of the best candidates, and the number of candidates that were read."""
     found: dict[UUID, MemoryItem] = {}
     looked_at, limit, viewpoint = 0, request.limit, request.viewpoint
     for part in chunks(candidates[: limit * CANDIDATE_LIMIT_FACTOR * request.depth], limit):
@@ -467,17 +480,17 @@ async def _recall_candidates(
 async def _select_memories(
     request: SearchRequest, result: SearchResult, found: dict[UUID, MemoryItem], recalled: _Recall
 ) -> list[Memory]:
-    """The memories of a search whose first candidates are `found`; the rest are `recalled`."""
+    """Return the memories of a search. `found` are the first rows; `recalled` reads others."""
     candidates = add_origin_lines(
         result.candidates, found, parts=request.parts, kinds=request.kinds
     )
     lines = [each for each in candidates if each.joined and each.payload.source_id not in found]
     if lines:
         found |= (await recalled(request, lines))[0]
-    there = {row_id.int for row_id in found}  # a UUID computes its hash in Python
+    there = {row_id.int for row_id in found}  # integers hash ten times as fast as UUIDs
     active = [each for each in candidates if each.payload.source_id.int in there]
     active = lower_neighbours(active, result.breadth)
-    chosen = mmr.select_diverse(active, await result.vectors.arrived(), count=request.limit)
+    chosen = select_diverse(active, await result.vectors.wait(), count=request.limit)
     near, wider = result.near, replace(request, limit=request.most)
     while near:
         merged = merge_nearest(chosen, near, room=request.room, most=request.most)
@@ -494,7 +507,7 @@ async def _select_memories(
             rank=rank,
             score=each.score,
             signals=each.signals,
-            reason=result.scale.reason(each, rank),
+            reason=result.scale.explain(each, rank),
         )
         for rank, each in enumerate(chosen, start=1)
     ]
@@ -507,16 +520,16 @@ async def choose_query_embedder(
     place: Placement,
     notes: list[str],
 ) -> QueryEmbedder | None:
-    """The model whose vectors are in `place`; None, and a note, where a search goes by words.
+    """Return the model of the vectors in `place`; None with a note if it is not available.
 
-    `usual` is the installation's model, `own` those of users.
+    `usual` is the installation's model, `own` are those of users.
     """
     if place.is_moving:
         notes.append("memory is moving to another embedding model: looked up by words alone")
         return None
     if not place.is_chosen or own is None:
         return usual
-    model = await own.of(sealer, place.sizes)
+    model = await own.load(sealer, place.sizes)
     if model is None or model.embedder is None or model.mark != place.model:
         notes.append("looked up by words alone: the account's embedding model is not there")
         return None
@@ -526,7 +539,7 @@ async def choose_query_embedder(
 async def embed_query_text(
     embedder: QueryEmbedder | None, sealer: Sealer, meaning: str, notes: list[str]
 ) -> Floats | None:
-    """The vector of a query, shape (d,); None, and a note, where the model does not answer."""
+    """Return the vector of a query, shape (d,); None with a note if the model fails."""
     if embedder is None:
         return None
     try:

@@ -1,7 +1,7 @@
-"""The best few memories of each kind, while a prompt is almost empty.
+"""Additions to the ranked hits: messages of events, messages by meaning, and the best few memories.
 
-A threshold keeps noise away from memories that it would take room from. If there are hardly any,
-a fact or a line that almost reaches it costs little and may be the answer.
+A threshold prevents noise that would take room from relevant memories. If there are hardly any, a
+fact or a message that almost reaches the threshold costs little and may be the answer.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from backend.memory.search.query import Signal, Span
 from backend.memory.search.ranking import HALF_SHARE, RankingThresholds, score_meanings, sum_shares
 
 EVENT_BOOST = 0.3
-"""What the best event adds to the scores of its lines. Fused scores are at most about 1.3. The
-largest of four that were tried, on the dialogues that `scripts/bench_events.py` reports."""
+"""Amount that the best event adds to the scores of its messages. Fused scores are at most about
+1.3. It is the largest of four values that were tried on the dialogues of `bench_events.py`."""
 
 MAX_EVENT_LINES = 12
-"""Lines of an event that count: what many lines made says little about any of them."""
+"""An event of more messages boosts none, because it says little about each of them."""
 
 
 def add_origin_lines(
@@ -43,20 +43,20 @@ def add_origin_lines(
     parts: Sequence[ScopePart],
     kinds: Sequence[Kind],
 ) -> list[Candidate]:
-    """What was found, and the lines of its events and facts.
+    """Add the messages of events and facts to the candidates, or boost them.
 
     Args:
-        candidates: n of them, best first.
-        recalled: Those of them that count, by their rows.
-        parts: Where lines may come from.
-        kinds: What is looked for; none is everything. Nothing moves where lines are not.
+        candidates: n candidates, best first.
+        recalled: The active ones among them, by row.
+        parts: The chats of messages that may be added.
+        kinds: The kinds of the search; empty for all. Without messages nothing changes.
 
     Returns:
-        Best first, each row once. Of a line that was not found nothing is known yet but its place.
+        Candidates, best first, each row once. An added message has only its position so far.
 
     O(n log n) time and memory.
     """
-    # Rows by the numbers of their ids: a UUID computes its hash in Python.
+    # Integers as keys, because hashing a UUID takes ten times as long.
     origins = {
         row_id.int: [origin for origin in row.origins if _lies_in(origin, parts)]
         for row_id, row in recalled.items()
@@ -99,7 +99,7 @@ def _lies_in(origin: OriginMessage, parts: Sequence[ScopePart]) -> bool:
 
 
 def _build_line(origin: OriginMessage, event: Candidate, lowest: float, share: float) -> Candidate:
-    """A line that was not found: behind its event, and lifted from behind what was found."""
+    """Return a message that was not found. It is boosted from the lowest score up to its event."""
     payload = Payload(
         owner_id=event.payload.owner_id,
         kind="message",
@@ -116,25 +116,25 @@ def _build_line(origin: OriginMessage, event: Candidate, lowest: float, share: f
 
 
 Plan = Sequence[tuple[Signal, Query]]
-"""The queries of a search, and which signal each is for."""
+"""The queries of a search with their signals."""
 
 DENSE_HITS = 200
-"""Hits among lines, by their vectors. Of an answer in other words one vector is often not among the
-first hundred, and with that the line has nothing to say for it."""
+"""Hits of dense queries among messages. If an answer uses other words, one of its vectors is often
+below rank 100, and then nothing speaks for the message."""
 
 MIN_MEANING_SHARE = 0.5
-"""Of the cosine that is enough by itself, what a line has that is brought up where room is left."""
+"""Share of the threshold by meaning that a message needs to be added if there is room."""
 
 FIXED_RANKS = 5
-"""So many memories stand as they are ranked before places are kept for the nearest by meaning."""
+"""First ranks that messages by meaning do not displace."""
 
 TOKENS_PER_WORD, TOKENS_PER_LINE = 1.25, 14
-"""What a line takes in a prompt, about: its words, and its date, name and frame. Of Chinese and
-Japanese lines it says too little: `most` is what limits those."""
+"""Estimate of a message's tokens in a prompt: its words, and its date, name and frame. It is too
+low for Chinese and Japanese, where `most` is the limit."""
 
 
 def deepen_queries(plan: Plan) -> list[Query]:
-    """The queries of a plan, those for lines by their vectors with `DENSE_HITS` hits at least."""
+    """Return the queries of a plan. Dense queries for messages get at least `DENSE_HITS` hits."""
     return [
         replace(query, limit=max(query.limit, DENSE_HITS))
         if _is_dense_line_query(signal, query)
@@ -144,7 +144,10 @@ def deepen_queries(plan: Plan) -> list[Query]:
 
 
 def split_hits(plan: Plan, hits: Sequence[Sequence[Hit]]) -> tuple[SignalHits, SignalHits]:
-    """The hits that a plan asks for, and all those of lines by their vectors, for `find_nearest`."""
+    """Return the hits up to the limits of the plan, and all hits of dense queries for messages.
+
+    `find_nearest` uses the second ones.
+    """
     first = [some[: query.limit] for (_, query), some in zip(plan, hits, strict=True)]
     deep: list[tuple[Signal, Sequence[Hit]]] = [
         (signal, some)
@@ -170,19 +173,19 @@ def find_nearest(
     spans: Sequence[Span] = (),
     most: int | None = None,
 ) -> list[Candidate]:
-    """Lines that are near by their meaning, whatever their words.
+    """Return messages that are relevant by their meaning, regardless of words.
 
     Args:
-        deep: Hits of lines by their vectors.
-        least: What is near enough by itself.
-        ranked: Candidates of the whole search: those among them come back as they are there.
-        speakers: As for `FeatureTable`.
-        spans: As for `FeatureTable`.
-        most: How many come back at most; None for all.
+        deep: Hits of dense queries for messages.
+        least: The thresholds.
+        ranked: Candidates of the whole search, which are returned unchanged.
+        speakers: See `FeatureTable`.
+        spans: See `FeatureTable`.
+        most: Maximum number of messages; None for all.
 
     Returns:
-        Those of `MIN_MEANING_SHARE` or more, the nearest first. None where no line is near enough by its
-        meaning alone: then what is asked for was never said.
+        Messages from `MIN_MEANING_SHARE`, the best first. It is empty if no message reaches the
+        threshold by meaning alone, because then no message contains the answer.
     """
     if least.dense <= least.unrelated:
         return []
@@ -200,23 +203,23 @@ def find_nearest(
 
 
 def estimate_tokens(candidate: Candidate) -> float:
-    """Return about how many tokens a memory takes in a prompt."""
+    """Estimate the tokens of a memory in a prompt."""
     return candidate.payload.words * TOKENS_PER_WORD + TOKENS_PER_LINE
 
 
 def merge_nearest(
     chosen: Sequence[Candidate], near: Sequence[Candidate], *, room: int, most: int
 ) -> list[Candidate]:
-    """What was chosen, with what is nearest by meaning where there is room for it.
+    """Merge the chosen memories with messages by meaning, if there is room for them.
 
     Args:
         chosen: Memories, best first.
-        near: Lines, the nearest first; some may be among the chosen ones.
-        room: Tokens that memories may take for lines to come in that were not chosen.
-        most: How many memories come back at most.
+        near: Messages, the best first. Some may be among the chosen memories.
+        room: Tokens that memories may take in total before no messages are added.
+        most: Maximum number of memories.
 
     Returns:
-        The first `FIXED_RANKS` of the chosen ones, then by turns a line and the next of the chosen ones.
+        The first `FIXED_RANKS` chosen memories, then alternately a message and a chosen memory.
     """
     is_chosen = {each.id.int for each in chosen}
     merged = list(chosen[:FIXED_RANKS])
@@ -233,10 +236,10 @@ def merge_nearest(
 
 
 FEW_PER_KIND = 3
-"""Memories of a kind up to which others of it come in."""
+"""Memories of each kind up to which others are added."""
 
 ALMOST_EMPTY_SHARE = 0.25
-"""The part of the room below which memories leave it almost empty."""
+"""Share of the room below which it counts as almost empty."""
 
 
 def add_few(
@@ -248,8 +251,8 @@ def add_few(
 ) -> list[Candidate]:
     """Return the kept memories and the best others, up to `FEW_PER_KIND` of each kind.
 
-    The others have `HALF_SHARE` of the share that is enough. Lore is left out: room is no reason to bring
-    in an entry that the line is not about.
+    The others need `HALF_SHARE` of the thresholds. Lore is not added, because free room does not
+    make an entry relevant.
 
     Args:
         kept: Memories that reach the thresholds.

@@ -1,15 +1,16 @@
-"""Terms: what a text is about in words, as the sparse half of the index has it.
+"""Terms of a text for the sparse vectors of the index.
 
-Words are folded (NFKC, case), freed of stop words and stemmed with Snowball. Scripts that put no
-spaces between words are cut into pairs of characters. Weights are BM25's; how rare a term is, the
-index weighs in when it is asked.
+Words are normalized (NFKC, case folding) and stemmed with Snowball. Stop words are dropped. Scripts
+without spaces between words are split into pairs of characters. Weights are those of BM25 without
+IDF, which the index applies to queries.
 
-**Which language.** A word of another script than Latin says its language by itself, as far as
-Snowball goes. For Latin words the text's stop words vote. A document that nobody votes for is
-taken to be in the default language. A query of a few words has no safe guess, and need not have
-one: it is stemmed in every language that got as many votes as any other, and in the default one, so
-that a document is met whatever its language was found to be. Stems that no document has cost
-nothing. Those of all but the first language weigh half, because a few are stems of other words.
+**Language detection.** The script of a non-Latin word determines its language, if Snowball has it.
+For Latin words, the stop words of the text vote. A document without votes is treated as in the
+default language.
+
+A short query has no reliable guess. It is stemmed in all languages with the most votes and in the
+default language, so that it matches a document in any of them. Stems that no document has cost
+nothing. Stems of all but the first language weigh half, because some are stems of other words.
 """
 
 from __future__ import annotations
@@ -33,14 +34,14 @@ from backend.vault.blinding import Blinder
 K1 = 1.2
 B = 0.75
 AVERAGE_LENGTH = 256
-"""Length, in terms, of the text whose terms are neither lifted nor lowered for its length."""
+"""Length in terms at which BM25 does not change weights."""
 
 OTHER_LANGUAGE_WEIGHT = 0.5
 ONE_CHARACTER_WEIGHT = 0.4
-"""A Chinese character of a query may be a word by itself; as a rule it is part of one."""
+"""A single Chinese character of a query may be a word, but it is usually a part of one."""
 
 MAX_TERM_CHARACTERS = 64
-"""Characters of a word that count: nothing longer is a word."""
+"""Words are cut at this length."""
 
 _UNSPACED = (
     r"\p{Han}\p{Hiragana}\p{Katakana}ー\p{Hangul}\p{Thai}\p{Lao}\p{Khmer}\p{Myanmar}\p{Tibetan}"
@@ -53,8 +54,8 @@ _TOKEN = regex.compile(
 )
 _LATIN_WORD = re.compile(r"[^\W_]+(?:'[^\W_]+)*")
 _NOT_LATIN = re.compile(r"[^\0-\u02ff\u2010-\u205e]")
-"""Anything but Latin letters and usual punctuation: in texts without it `_LATIN_WORD` finds the
-words that `_TOKEN` finds, in a quarter of the time."""
+"""Matches anything except Latin letters and common punctuation. In texts without a match,
+`_LATIN_WORD` finds the same words as `_TOKEN` in a quarter of the time."""
 
 _HAN = regex.compile(r"\p{Han}")
 _SCRIPTS = {
@@ -74,9 +75,9 @@ def _load_stop_words() -> dict[str, frozenset[str]]:
 
 
 STOP_WORDS = _load_stop_words()
-"""Words that say nothing about a text, but for its language: by Snowball's names of the languages.
+"""Stop words by Snowball's names of languages, in lower case and with straight `'`.
 
-Folded: small, with straight `'`. Why there is no library for them: docs/retrieval.md.
+docs/retrieval.md explains why no library is used.
 """
 
 COMMON_WORDS = frozenset[str]().union(*STOP_WORDS.values())
@@ -85,40 +86,40 @@ COMMON_WORDS = frozenset[str]().union(*STOP_WORDS.values())
 ELISIONS = frozenset(
     "c d j l m n s t qu jusqu lorsqu puisqu all dall dell nell sull un quest".split()  # noqa: SIM905  # one name a line would say no more
 )
-"""What French and Italian put in front of a word, with `'` between: the word is what counts."""
+"""Elided French and Italian words before `'`. Only the word after it is a term."""
 
 LATIN_LANGUAGES = tuple(language for language in STOP_WORDS if language not in _SCRIPTS.values())
-"""Languages that can't be told by their letters."""
+"""Languages with the Latin script."""
 
 _VOTES = {
     word: [language for language in LATIN_LANGUAGES if word in STOP_WORDS[language]]
     for word in COMMON_WORDS
 }
-"""Of which of them each word is a stop word."""
+"""The Latin-script languages of each stop word."""
 
 _APOSTROPHES = tuple(map(chr, (0x2019, 0x02BC, 0xFF07, 0x60, 0xB4)))
 
 DEFAULT_LANGUAGE = "english"
-"""Of texts that do not say theirs."""
+"""The language of texts whose language is unknown."""
 
 _local = threading.local()
 
 
 def count_terms(text: str) -> Counter[str]:
-    """How often each term is in a document."""
+    """Count the terms of a document."""
     tokens = _tokenize(text)
     language = _rank_languages(tokens)[0]
     stop_words, stem = STOP_WORDS[language], _get_stemmer(language)
     counts: Counter[str] = Counter()
     for (token, is_word), often in tokens.items():
-        if is_word and token.isascii():  # `_stem_word` in place: most words are
+        if is_word and token.isascii():  # `_stem_word` inlined: most words are ASCII
             if token not in stop_words:
                 term = stem(token)
                 counts[term] = counts.get(term, 0) + often
             continue
         found: list[str] = [*_stem_word(token, language)] if is_word else _split_pairs(token)
         if not is_word and len(token) > 1:
-            # A word of one character is common in Chinese, and no pair stands for it.
+            # Words of one character are common in Chinese, and no pair represents them.
             found += _HAN.findall(token)
         for term in found:
             counts[term] += often
@@ -126,7 +127,7 @@ def count_terms(text: str) -> Counter[str]:
 
 
 def query_terms(text: str) -> dict[str, float]:
-    """The terms of a query, each with its weight; a term that is said twice counts once."""
+    """Return the terms of a query with their weights. Repeated terms count once."""
     weights: dict[str, float] = {}
     for terms in query_words(text).values():
         for term, weight in terms.items():
@@ -135,9 +136,9 @@ def query_terms(text: str) -> dict[str, float]:
 
 
 def query_words(text: str) -> dict[str, dict[str, float]]:
-    """The words of a query, folded, in their order, each with its terms and their weights.
+    """Return the normalized words of a query in order, each with its terms and their weights.
 
-    A word has a term in each language that the query may be in; stop words have none. In scripts
+    A word has a term in each language that the query may be in. Stop words are left out. In scripts
     without spaces, each pair of characters and each Chinese character is a word.
     """
     tokens = _tokenize(text)
@@ -160,14 +161,14 @@ def query_words(text: str) -> dict[str, dict[str, float]]:
 
 
 def list_forms(word: str) -> list[str]:
-    """Return a folded word and its stem in the default language: a common word has rare forms."""
+    """Return a word and its stem in the default language. A common word may have rare forms."""
     return [word, *_stem_word(word, DEFAULT_LANGUAGE)]
 
 
 def find_shared_words(asked: Collection[str], text: str, *, most: int = 6) -> tuple[str, ...]:
-    """The words of a document that stand for terms which were asked for, folded, in their order.
+    """Return the first `most` words of a document whose terms are in `asked`, normalized.
 
-    In scripts without spaces pairs of characters. `most` of them; O(n) for n characters.
+    In scripts without spaces they are pairs of characters. O(n) for n characters.
     """
     tokens = _tokenize(text)
     language = _rank_languages(tokens)[0]
@@ -183,7 +184,7 @@ def find_shared_words(asked: Collection[str], text: str, *, most: int = 6) -> tu
 
 
 def detect_languages(text: str) -> list[str]:
-    """Languages that a text's stop words speak for, or its letters; none where nothing does."""
+    """Return the languages that a text's stop words or its scripts indicate, if any."""
     tokens = _tokenize(text)
     votes = [word for word, _ in tokens if word in COMMON_WORDS]
     found = _rank_languages([(word, True) for word in votes]) if any(map(_VOTES.get, votes)) else []
@@ -194,7 +195,7 @@ def detect_languages(text: str) -> list[str]:
 
 
 def build_sparse_vector(text: str, blinder: Blinder) -> Sparse:
-    """A document's vector: BM25 without the rareness. Source: Robertson & Zaragoza, 2009."""
+    """Return the BM25 vector of a document, without IDF. Source: Robertson & Zaragoza, 2009."""
     counts = count_terms(text)
     norm = K1 * (1 - B + B * counts.total() / AVERAGE_LENGTH)
     return blind_terms(
@@ -203,9 +204,9 @@ def build_sparse_vector(text: str, blinder: Blinder) -> Sparse:
 
 
 def _rank_languages(tokens: Collection[tuple[str, bool]]) -> list[str]:
-    """Languages with as many votes as any other, the default first where it is among them.
+    """Return the languages with the most votes, the default language first if it is one of them.
 
-    Each word votes once, however often it is said. Without a vote that is all languages.
+    Each word votes once. Without votes, return all languages.
     """
     votes = dict.fromkeys(LATIN_LANGUAGES, 0)
     for word, is_word in tokens:
@@ -217,7 +218,7 @@ def _rank_languages(tokens: Collection[tuple[str, bool]]) -> list[str]:
 
 
 def blind_terms(weights: Mapping[str, float], blinder: Blinder) -> Sparse:
-    """A vector of terms under the user's ids. Two terms with one id become one, with their sum."""
+    """Return the vector of terms with the user's ids. Weights of equal ids are added."""
     by_id: dict[int, float] = {}
     for term, weight in weights.items():
         number = blinder.term_id(term)
@@ -229,12 +230,12 @@ def blind_terms(weights: Mapping[str, float], blinder: Blinder) -> Sparse:
 
 
 def _tokenize(text: str) -> Counter[tuple[str, bool]]:
-    """Words, and runs of characters without spaces between words, and how often; True for words.
+    """Count words (True), and runs of characters of scripts without spaces (False).
 
-    In the order in which they come first.
+    They are in the order of their first occurrence.
     """
     folded = normalized("NFKC", text).casefold()
-    for each in _APOSTROPHES:  # a fifth of what `translate` takes
+    for each in _APOSTROPHES:  # five times as fast as `translate`
         folded = folded.replace(each, "'")
     if not _NOT_LATIN.search(folded):
         found = Counter(_LATIN_WORD.findall(folded))
@@ -251,13 +252,13 @@ def _tokenize(text: str) -> Counter[tuple[str, bool]]:
 
 
 def _normalize_word(word: str) -> str:
-    """What of a word counts."""
+    """Remove an elided word before `'`, and cut the word at the maximum length."""
     head, _, tail = word.partition("'")
     return (tail if tail and head in ELISIONS else word)[:MAX_TERM_CHARACTERS]
 
 
 def _stem_word(word: str, language: str) -> tuple[str, ...]:
-    """A word's stem; nothing for a stop word."""
+    """Return the stem of a word; an empty tuple for a stop word."""
     if not word.isascii():
         language = _detect_language(word, language)
     if word in STOP_WORDS.get(language, ()):
@@ -266,7 +267,7 @@ def _stem_word(word: str, language: str) -> tuple[str, ...]:
 
 
 def _detect_language(word: str, latin: str) -> str:
-    """The language that a word's script stands for, `latin` where that is Latin; else ''."""
+    """Return the language of a word's script: `latin` for Latin, empty if it is unknown."""
     first = next((each for each in word if each.isalpha()), "")
     script = unicodedata.name(first, "").partition(" ")[0] if first else "LATIN"
     return latin if script == "LATIN" else _SCRIPTS.get(script, "")
@@ -277,10 +278,10 @@ def _split_pairs(run: str) -> list[str]:
 
 
 def _get_stemmer(language: str) -> Callable[[str], str]:
-    """Snowball's stem of a word in a language.
+    """Return the stemmer of a language for this thread.
 
-    A stemmer belongs to a thread: it keeps state while it works. It remembers no words: they would
-    be a user's, and stay when the user has left.
+    Stemmers are not thread-safe. They do not cache words, because these would be a user's and would
+    remain after the sign-out.
     """
     stemmers: dict[str, Callable[[str], str]] | None = getattr(_local, "stemmers", None)
     if stemmers is None:

@@ -303,7 +303,7 @@ def _shown(asked: str, memories: Sequence[Memory], days: Mapping[UUID, str]) -> 
 
 def _found(memory: Memory, words: SharedWords, days: Mapping[UUID, str]) -> FoundMemory:
     recalled = memory.recalled
-    signals = words.told(memory.reason, recalled.text).signals
+    signals = words.add_to(memory.reason, recalled.text).signals
     return FoundMemory(
         kind=recalled.kind,
         source_id=recalled.source_id,
@@ -315,7 +315,7 @@ def _found(memory: Memory, words: SharedWords, days: Mapping[UUID, str]) -> Foun
         position=recalled.position if recalled.kind == "message" else None,
         rank=memory.rank,
         score=round(memory.score, 4),
-        scores={name: round(value, 4) for name, value in memory.signals.by_name().items()},
+        scores={name: round(value, 4) for name, value in memory.signals.to_dict().items()},
         signals=signals,
         reason=told_matches(signals),
     )

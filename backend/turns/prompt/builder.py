@@ -146,7 +146,7 @@ class PromptBuilder:
         rank = Rank.ASKED if suggestions else Rank.TURN
 
         async def attempt() -> Built:
-            async with self._search.searching(identity.sealer) as search:
+            async with self._search.session(identity.sealer) as search:
                 context = await self._load(
                     identity,
                     chat_id,
@@ -183,14 +183,14 @@ class PromptBuilder:
         loaded = built.loaded
         if loaded.scripts is not None:
             loaded = replace(loaded, scripts=loaded.scripts.renewed())
-        async with self._search.searching(identity.sealer) as search:
+        async with self._search.session(identity.sealer) as search:
             async with self._database.read() as session:
                 await _check_path(session, loaded)
                 window = await self.window(
                     session, identity, loaded.settings, loaded=loaded, constraint=constraint
                 )
                 before = await _first_kept(session, loaded, window)
-                await search.begin(
+                await search.start(
                     ask_for(identity, loaded, before=before, budget=window.budget.retrieval)
                 )
                 context = await self._with_history(session, identity, loaded, window)
@@ -281,14 +281,14 @@ class PromptBuilder:
                     is_rewritten = False
             if is_rewritten:
                 self._check_line(loaded, request)
-                await search.begin(asked(loaded))
+                await search.start(asked(loaded))
             loaded = await loader.with_campaign(loaded)
             context = await self._with_history(session, identity, loaded, window)
         if not is_rewritten:
             # After the transaction, which waits for no thread.
             loaded = await self._pool.run(identity.user_id, partial(rewritten, loaded, window))
             self._check_line(loaded, request)
-            await search.begin(asked(loaded))
+            await search.start(asked(loaded))
             context.loaded = loaded
         return context
 

@@ -93,7 +93,7 @@ class TurnRecovery:
                 turn.reply_id = None
                 await remove_reply(session, self._participants, sealer, chat, message)
         said = [each for each in (turn.user_message_id, turn.reply_id) if each is not None]
-        await self._index.left(
+        await self._index.record_unkeyed(
             session, turn.user_id, kind="message", container_id=chat.id, source_ids=said
         )
         if turn.kind == "continue" and turn.reply_id is not None:

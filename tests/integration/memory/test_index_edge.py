@@ -490,13 +490,13 @@ async def test_payloads_hold_ids_numbers_booleans_and_the_kind(tmp_path: Path) -
 async def test_what_is_kept_of_users_who_search_is_bounded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(edge, "_MAX_AHEAD", 2)
+    monkeypatch.setattr(edge, "_MAX_PREFETCHES", 2)
     index = await open_edge(tmp_path, "tales", DIMENSION)
     try:
         for owner in (uuid4() for _ in range(5)):
             await index.upsert([point(owner, CHAT)])
             [hits] = await index.search([query(unit(1), scope(owner, CHAT))])
             assert len(hits) == 1
-        assert len(index._ahead) == 2
+        assert len(index._prefetches) == 2
     finally:
         await index.aclose()

@@ -81,7 +81,7 @@ def test_each_character_is_counted_a_few_times_however_long_the_text_is(
         counted += len(some)
         append(part, some)
 
-    monkeypatch.setattr(chunks, "_length", counting_length)
+    monkeypatch.setattr(chunks, "_count_words", counting_length)
     monkeypatch.setattr(chunks._Part, "append", counting_append)
     whole = text * (60_000 // len(text))
     split_into_chunks(whole)

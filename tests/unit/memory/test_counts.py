@@ -45,7 +45,7 @@ async def test_many_points_are_counted_once_until_their_user_signs_out() -> None
 async def test_what_is_kept_of_users_with_many_points_is_bounded(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(module, "MAX_COUNTED", 2)
+    monkeypatch.setattr(module, "MAX_COUNTED_USERS", 2)
     search, index = open_search(), cast("Any", Index())
     first, *others = [uuid4() for _ in range(3)]
     for each in (first, *others, *others, first):

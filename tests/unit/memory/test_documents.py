@@ -66,7 +66,7 @@ def test_of_a_neighbour_only_the_near_end_is_cut_into_parts(
         cut.append(len(text))
         return split_into_chunks(text)
 
-    monkeypatch.setattr(documents, "chunked", cut_and_measure)
+    monkeypatch.setattr(documents, "split_into_chunks", cut_and_measure)
     above, below = line(words(200_000, "a")), line(words(200_000, "b"))
     (document,) = build_message_documents(line("HERE"), before=[above], after=[below])
 

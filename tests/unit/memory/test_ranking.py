@@ -283,8 +283,8 @@ def test_cosines_are_measured_from_what_is_unrelated_with_the_model_in_use() -> 
         == hits
     )
     scale = MatchScale(enough=compute_thresholds(None, activates_lore=False, cosines=compressed))
-    assert scale.reason(candidate("near", dense=0.79, sparse=5.0), 1).kind == "semantic"
-    assert scale.reason(candidate("far", dense=0.71, sparse=5.0), 1).kind == "words"
+    assert scale.explain(candidate("near", dense=0.79, sparse=5.0), 1).kind == "semantic"
+    assert scale.explain(candidate("far", dense=0.71, sparse=5.0), 1).kind == "words"
 
 
 def test_what_speaks_for_a_line_is_told_by_what_is_enough() -> None:
@@ -299,14 +299,14 @@ def test_what_speaks_for_a_line_is_told_by_what_is_enough() -> None:
     one = hit("line", 0, scene=scene, speaker=7, said_at=150)
     scores = Scores(dense=0.7, sparse=2, sparse_window=10)
     line = Candidate(id=one.id, payload=one.payload, score=0.5, signals=scores)
-    assert scale.reason(line, 1).signals == (
+    assert scale.explain(line, 1).signals == (
         Match("meaning", 2.5),
         Match("words_around", 1.0),
         Match("scene", 1.0),
         Match("speaker", name="Mira"),
         Match("time"),
     )
-    told = SharedWords("Where are the silver keys?").told(
+    told = SharedWords("Where are the silver keys?").add_to(
         Reason("words", signals=(Match("words"),)), "A key, and silver coins. Silver!"
     )
     assert told.signals[0].words == ("key", "silver")
@@ -348,7 +348,7 @@ def test_a_question_lifts_the_line_that_answers_it_or_brings_it_in() -> None:
 
     strengths = msgspec.structs.replace(ferry.signals, sparse_question=20.0)
     both = msgspec.structs.replace(ferry, signals=strengths)
-    kinds = [match.kind for match in MatchScale().reason(both, 1).signals]
+    kinds = [match.kind for match in MatchScale().explain(both, 1).signals]
     assert kinds == ["meaning", "question"]
     assert select_relevant(ranked, RankingThresholds()) == ranked
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from backend.jobs.models import Job, JobState
-from backend.memory.controller import ProblemKind, _trouble
+from backend.memory.controller import ProblemKind, _find_problem
 
 
 @pytest.mark.parametrize(
@@ -23,4 +23,4 @@ from backend.memory.controller import ProblemKind, _trouble
 def test_a_job_that_failed_is_a_problem_until_it_is_done(
     state: JobState, error: str | None, trouble: ProblemKind | None
 ) -> None:
-    assert _trouble(Job(state=state, error=error)) == trouble
+    assert _find_problem(Job(state=state, error=error)) == trouble

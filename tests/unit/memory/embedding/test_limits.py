@@ -81,7 +81,7 @@ async def test_no_attempt_begins_after_the_deadline() -> None:
 def opened(hands: Hands, *errors: EmbedderError) -> CircuitBreaker:
     breaker = CircuitBreaker(failures=2, pause=10, clock=hands)
     for error in errors:
-        breaker.failed(error)
+        breaker.record_failure(error)
     return breaker
 
 
@@ -97,8 +97,8 @@ def test_one_failure_refuses_nothing() -> None:
 
 def test_a_success_between_two_failures_keeps_it_closed() -> None:
     breaker = opened(Hands(), STUMBLED)
-    breaker.succeeded()
-    breaker.failed(STUMBLED)
+    breaker.record_success()
+    breaker.record_failure(STUMBLED)
 
     breaker.check()
 
@@ -118,7 +118,7 @@ def test_after_the_pause_one_is_let_through_and_others_still_are_not() -> None:
 
     breaker.check()
     refusal(breaker)
-    breaker.succeeded()
+    breaker.record_success()
     breaker.check()
 
 
@@ -128,7 +128,7 @@ def test_a_trial_that_fails_opens_it_anew() -> None:
     hands.at += 10
     breaker.check()
     hands.at += 5
-    breaker.failed(STUMBLED)
+    breaker.record_failure(STUMBLED)
 
     assert refusal(breaker).retry_after == 10
 

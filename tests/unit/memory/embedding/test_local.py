@@ -85,7 +85,7 @@ async def test_a_query_waits_for_no_document(folder: Path, monkeypatch: pytest.M
             assert is_asked.wait(60)
         return usual(model, texts, task)
 
-    monkeypatch.setattr(local_module, "_run", run_late)
+    monkeypatch.setattr(local_module, "_compute", run_late)
     documents = asyncio.create_task(embedder.embed(["The ferry waits."] * 90, "document"))
     async with asyncio.timeout(60):
         assert (await embedder.embed(["Who waits?"], "query")).shape == (1, 384)
