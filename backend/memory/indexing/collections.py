@@ -420,13 +420,13 @@ class Move:
         place: The placement of the texts.
         vectors: The source of the vectors in the target.
         mark: The mark of the user's own model; None for the installation's model.
-        is_anew: True if existing points in the target must be rebuilt.
+        is_full: True if existing points in the target must be rebuilt.
     """
 
     place: Placement
     vectors: VectorSource
     mark: bytes | None = None
-    is_anew: bool = False
+    is_full: bool = False
 
 
 class ModelMoves:
@@ -497,15 +497,15 @@ class ModelMoves:
         index = await collections.open(name)
         async with self._database.read() as session:
             is_other = await collections.load_model(session, user_id, name) != (own.mark, length)
-        is_anew = is_other and name == place.searched
-        if is_other and not is_anew:
+        is_full = is_other and name == place.searched
+        if is_other and not is_full:
             await index.delete_owner(user_id)  # leftovers of a previous model
         async with write() as session:
             # If search uses the target during the rebuild, the model is recorded at the end.
-            mark = GONE if is_anew else own.mark
+            mark = GONE if is_full else own.mark
             await collections.set_target(session, user_id, name, (mark, length))
         place = await self._placement(sealer)
-        return Move(place=place, vectors=vectors, mark=own.mark, is_anew=is_anew)
+        return Move(place=place, vectors=vectors, mark=own.mark, is_full=is_full)
 
     async def complete(self, session: AsyncSession, sealer: Sealer, move: Move) -> None:
         """Complete a move: search uses the target from now on."""

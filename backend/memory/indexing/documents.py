@@ -511,22 +511,22 @@ class PointMaker:
 
     async def make(
         self,
-        attempt: IndexRun,
+        run: IndexRun,
         documents: Sequence[IndexDocument],
         *,
         vectors: VectorSource | None = None,
     ) -> list[Point]:
         """Return the points of one user's documents, in order. `vectors` default to `embedder`."""
-        owner_id = attempt.sealer.user_id
-        blinder = self._blinders.get(attempt.sealer)
+        owner_id = run.sealer.user_id
+        blinder = self._blinders.get(run.sealer)
         wanted = vectors or VectorSource(self.embedder)
         dense: list[dict[DenseName, Floats]] = [{} for _ in documents]
-        if wanted.embedder is not None and attempt.failure is None:
+        if wanted.embedder is not None and run.failure is None:
             try:
-                dense = await self._dense(attempt.sealer, wanted.embedder, blinder, documents)
+                dense = await self._dense(run.sealer, wanted.embedder, blinder, documents)
             except EmbedderError as error:
-                attempt.failure = error
-        has_failed = wanted.embedder is not None and attempt.failure is not None
+                run.failure = error
+        has_failed = wanted.embedder is not None and run.failure is not None
         is_incomplete = has_failed or wanted.are_missed
         return await self._pool.run(
             owner_id,

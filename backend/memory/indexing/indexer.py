@@ -98,7 +98,7 @@ class Indexer:
         """Index the changes of one container."""
         container_id = UUID(job.payload["container_id"])
         source = self._sources[job.payload["kind"]]
-        attempt, is_again = IndexRun(job.keys), False
+        run, is_again = IndexRun(job.keys), False
         while True:
             notes, rows, place, indexes = await self._changes(job, source, container_id)
             vectors, has_to_move = await self._moves.vectors(job.keys, place)
@@ -107,14 +107,14 @@ class Indexer:
             if len(changed) < len(notes):
                 for side in sides:
                     await self._index_container(
-                        attempt, source, container_id, side, job.progress, anew=is_again
+                        run, source, container_id, side, job.progress, is_full=is_again
                     )
             # Also after the whole container: neighbours of deleted rows contain their words.
             if rows is None:
-                await self._index_rows(attempt, source, container_id, changed, sides)
+                await self._index_rows(run, source, container_id, changed, sides)
             else:
-                await self._store_rows(attempt, rows, sides, instead_of=changed)
-            _raise_failure(attempt)
+                await self._store_rows(run, rows, sides, instead_of=changed)
+            _raise_failure(run)
             is_again = place.is_chosen and await self._moves.has_changed(job.keys, place)
             if is_again:
                 continue  # the new points may have vectors of the previous model
@@ -160,16 +160,16 @@ class Indexer:
         The payload has the target at the time of enqueuing; null means the current one. With `anew`
         in the payload, existing points are rebuilt as well.
         """
-        wanted, anew = job.payload["collection"], job.payload.get("anew", False)
+        wanted, is_full = job.payload["collection"], job.payload.get("anew", False)
         move = await self._moves.follow(job.keys, job.step)
         is_wanted = wanted in {None, move.place.target}
         if is_wanted:
-            await self._everything(job.keys, job.progress, move, anew=anew or move.is_anew)
+            await self._everything(job.keys, job.progress, move, is_full=is_full or move.is_full)
         async with job.finish() as session:
             if is_wanted:
                 await self._moves.complete(session, job.keys, move)
-                is_anew = anew or move.is_anew
-                await self._outbox.delete_failed(session, job.keys.user_id, anew=is_anew)
+                is_full = is_full or move.is_full
+                await self._outbox.delete_failed(session, job.keys.user_id, is_full=is_full)
 
     async def rebuild(self, sealer: Sealer, report: Callable[[int, int], None]) -> str:
         """Index all texts of a user outside a job. Return the name of the collection.
@@ -181,13 +181,13 @@ class Indexer:
             report(done, total)
 
         move = await self._moves.follow(sealer, self._database.write)
-        await self._everything(sealer, report_progress, move, anew=move.is_anew)
+        await self._everything(sealer, report_progress, move, is_full=move.is_full)
         async with self._database.write() as session:
             await self._moves.complete(session, sealer, move)
         return move.place.target
 
     async def _everything(
-        self, sealer: Sealer, report: Report, move: Move, *, anew: bool = False
+        self, sealer: Sealer, report: Report, move: Move, *, is_full: bool = False
     ) -> None:
         """Index all containers of a user in their target. `report` receives the numbers of rows.
 
@@ -202,20 +202,20 @@ class Indexer:
             total = 0
             for source in self._sources.values():
                 total += await source.count(session, owner_id=sealer.user_id)
-        attempt, done = IndexRun(sealer), 0
+        run, done = IndexRun(sealer), 0
         side = await self._collections.open(move.place.target), move.vectors
         for source, container_id in containers:
             report_progress = partial(_report_container, report, done, total)
             await report_progress(0, 0)
             done += await self._index_container(
-                attempt, source, container_id, side, report_progress, anew=anew
+                run, source, container_id, side, report_progress, is_full=is_full
             )
-        _raise_failure(attempt)
+        _raise_failure(run)
         await report(total, total)
 
     async def _index_rows(
         self,
-        attempt: IndexRun,
+        run: IndexRun,
         source: Source,
         container_id: UUID,
         source_ids: Sequence[UUID],
@@ -224,26 +224,24 @@ class Indexer:
         """Index some rows. Points of deleted rows are deleted."""
         for part in chunks(source_ids, ROWS_PER_BATCH):
             async with self._database.read() as session:
-                rows = await source.rows(
-                    session, attempt.sealer, container_id, part, neighbours=True
-                )
-            await self._store_rows(attempt, rows, sides, instead_of=part)
+                rows = await source.rows(session, run.sealer, container_id, part, neighbours=True)
+            await self._store_rows(run, rows, sides, instead_of=part)
 
     async def _index_container(
         self,
-        attempt: IndexRun,
+        run: IndexRun,
         source: Source,
         container_id: UUID,
         side: IndexSide,
         report: Report | None = None,
         *,
-        anew: bool = False,
+        is_full: bool = False,
     ) -> int:
-        """Update a collection with the rows of a container that differ, or with all (`anew`).
+        """Update a collection with the rows of a container that differ, or with all (`is_full`).
 
         Return the number of rows in the container.
         """
-        sealer, index = attempt.sealer, side[0]
+        sealer, index = run.sealer, side[0]
         async with self._database.read() as session:
             stored = await source.inventory(session, container_id, owner_id=sealer.user_id)
         if stored is None:
@@ -252,27 +250,27 @@ class Indexer:
         found = await compare_container(index, sealer.user_id, container_id, source.kind, stored)
         if found.gone:
             await index.delete_sources(sealer.user_id, found.gone)
-        missing, stale = (list(stored), set(stored)) if anew else (found.missing, found.stale)
+        missing, stale = (list(stored), set(stored)) if is_full else (found.missing, found.stale)
         for number, part in enumerate(chunks(missing, ROWS_PER_BATCH)):
             if report is not None:
                 await report(number * ROWS_PER_BATCH, len(missing))
             async with self._database.read() as session:
                 rows = await source.rows(session, sealer, container_id, part, neighbours=False)
             await self._store_rows(
-                attempt, rows, [side], instead_of=[each for each in part if each in stale]
+                run, rows, [side], instead_of=[each for each in part if each in stale]
             )
         return len(stored)
 
     async def _store_rows(
         self,
-        attempt: IndexRun,
+        run: IndexRun,
         rows: Sequence[SourceRow],
         sides: Sequence[IndexSide],
         *,
         instead_of: Sequence[UUID],
     ) -> None:
         """Store the points of rows. They replace all points of the rows `instead_of`."""
-        owner_id = attempt.sealer.user_id
+        owner_id = run.sealer.user_id
         left = set(instead_of)
         gone = left.difference(row.source_id for row in rows)
         for index, _ in sides if gone else ():
@@ -286,7 +284,7 @@ class Indexer:
             here = [row.source_id for row in some if row.source_id in left]
             left.difference_update(here)
             for index, vectors in sides:
-                points = await self._maker.make(attempt, documents, vectors=vectors)
+                points = await self._maker.make(run, documents, vectors=vectors)
                 # The old points are deleted in the same step, because until then search needs them.
                 if points:
                     await index.upsert(points, instead_of=here)
@@ -313,13 +311,13 @@ async def _report_container(report: Report, before: int, total: int, done: int, 
     await report(min(before + done, total), total)
 
 
-def _raise_failure(attempt: IndexRun) -> None:
+def _raise_failure(run: IndexRun) -> None:
     """Raise the embedder's error, so that the job is retried after the provider's time."""
-    if attempt.failure is None:
+    if run.failure is None:
         return
-    if attempt.failure.retry_after is not None:
-        raise RetryLaterError(attempt.failure.detail, after=attempt.failure.retry_after)
-    raise attempt.failure
+    if run.failure.retry_after is not None:
+        raise RetryLaterError(run.failure.detail, after=run.failure.retry_after)
+    raise run.failure
 
 
 def _build_documents(rows: Sequence[SourceRow]) -> list[IndexDocument]:

@@ -130,13 +130,15 @@ class IndexOutbox(AccountDeleted):
             await self._queue.enqueue(session, again, key=key)
         await _delete_jobs(session, [row.id for row in gave_up])
 
-    async def delete_failed(self, session: AsyncSession, user_id: UUID, *, anew: bool) -> None:
+    async def delete_failed(self, session: AsyncSession, user_id: UUID, *, is_full: bool) -> None:
         """Delete a user's failed jobs that the completed one has made unnecessary.
 
-        Failed rebuilds are kept unless the completed job was a rebuild (`anew`).
+        Failed rebuilds are kept unless the completed job was a rebuild (`is_full`).
         """
         rows = (await session.execute(_DEAD_JOBS, {"owner_id": user_id, "kind": REINDEX})).all()
-        done = [each for each in rows if anew or not msgspec.json.decode(each.payload).get("anew")]
+        done = [
+            each for each in rows if is_full or not msgspec.json.decode(each.payload).get("anew")
+        ]
         await _delete_jobs(session, [row.id for row in done])
 
     async def account_deleted(self, session: AsyncSession, user_id: UUID) -> None:

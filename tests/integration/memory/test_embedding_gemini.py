@@ -126,7 +126,7 @@ async def test_a_rate_limit_says_when_to_come_back(
         (error(403, "PERMISSION_DENIED", SECRET), False, "key"),
         (Answer(body=b"<html>over capacity</html>"), True, "Gemini"),
         (Answer(body={"surprise": 1}), False, "0 vectors for 1 texts"),
-        (embeddings([0.0] * 768), False, "direction"),
+        (embeddings([0.0] * 768), False, "zero or not finite"),
         (embeddings([1.0] * 512), False, "512"),
         (embeddings([1.0] * 768, [1.0] * 768), False, "2 vectors for 1 texts"),
     ],

@@ -161,7 +161,7 @@ async def test_without_room_nothing_is_fetched(
     full = shutil.disk_usage(tmp_path)._replace(free=1000)
     monkeypatch.setattr(shutil, "disk_usage", {tmp_path / "all-MiniLM-L6-v2.part": full}.get)
 
-    with pytest.raises(DiskFullError, match="2 MB are needed"):
+    with pytest.raises(DiskFullError, match="needs 2 MB"):
         await fetch(hub, tmp_path)
     assert hub.ranges == []
 

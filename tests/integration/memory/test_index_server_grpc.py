@@ -110,8 +110,8 @@ async def test_the_rest_is_asked_and_read(qdrant: QdrantGrpc, index: VectorIndex
     [
         (grpc.StatusCode.UNAUTHENTICATED, "refuses the key"),
         (grpc.StatusCode.PERMISSION_DENIED, "refuses the key"),
-        (grpc.StatusCode.NOT_FOUND, "gone from the Qdrant server"),
-        (grpc.StatusCode.DEADLINE_EXCEEDED, "did not answer within"),
+        (grpc.StatusCode.NOT_FOUND, "missing on the Qdrant server"),
+        (grpc.StatusCode.DEADLINE_EXCEEDED, "did not respond within"),
         (grpc.StatusCode.UNAVAILABLE, "cannot be reached"),
         (grpc.StatusCode.INTERNAL, r"failed \(INTERNAL\)"),
     ],
