@@ -46,13 +46,10 @@ class MessageSource(TableSource):
 
     kind: Kind = "message"
     table = SourceTable(
-        container_id=Chat.id,
-        container_owner=Chat.user_id,
-        row_id=Message.id,
-        row_owner=Message.user_id,
-        row_container=Message.chat_id,
-        row_changed_at=Message.updated_at,
-        row_order=(Message.position,),
+        containers=table_of(Chat),
+        rows=table_of(Message),
+        container_id=table_of(Message).c.chat_id,
+        order=(Message.position,),
         is_indexed=Message.status != "streaming",
     )
 

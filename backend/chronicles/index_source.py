@@ -13,6 +13,7 @@ from backend.chronicles.events import told, when_in_story
 from backend.chronicles.models import Chronicle, ChronicleEvent
 from backend.chronicles.repository import STORY_ORDER, StoryEvent, get_events
 from backend.core.audience import GM, Viewpoint, is_known_to
+from backend.database.base import table_of
 from backend.memory.index.protocol import Kind
 from backend.memory.indexing.documents import IndexDocument, build_event_document
 from backend.memory.indexing.sources import (
@@ -33,13 +34,10 @@ class ChronicleSource(TableSource):
 
     kind: Kind = KIND
     table = SourceTable(
-        container_id=Chronicle.id,
-        container_owner=Chronicle.user_id,
-        row_id=ChronicleEvent.id,
-        row_owner=ChronicleEvent.user_id,
-        row_container=ChronicleEvent.chronicle_id,
-        row_changed_at=ChronicleEvent.updated_at,
-        row_order=STORY_ORDER,
+        containers=table_of(Chronicle),
+        rows=table_of(ChronicleEvent),
+        container_id=table_of(ChronicleEvent).c.chronicle_id,
+        order=STORY_ORDER,
     )
 
     async def rows(

@@ -12,7 +12,7 @@ from sqlalchemy import Select, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from backend.core.audience import GM, Viewpoint
-from backend.database.base import chunks, unindexed
+from backend.database.base import chunks, table_of, unindexed
 from backend.lorebooks.activation.compiled import split_decorators
 from backend.lorebooks.authoring import counting
 from backend.lorebooks.entries import BookFields, LoreEntry, mode_of
@@ -37,13 +37,10 @@ class LoreSource(TableSource):
 
     kind: Kind = KIND
     table = SourceTable(
-        container_id=Lorebook.id,
-        container_owner=Lorebook.user_id,
-        row_id=LoreEntryRow.id,
-        row_owner=LoreEntryRow.user_id,
-        row_container=LoreEntryRow.lorebook_id,
-        row_changed_at=LoreEntryRow.updated_at,
-        row_order=(LoreEntryRow.place,),
+        containers=table_of(Lorebook),
+        rows=table_of(LoreEntryRow),
+        container_id=table_of(LoreEntryRow).c.lorebook_id,
+        order=(LoreEntryRow.place,),
     )
 
     async def rows(

@@ -129,13 +129,10 @@ class CampaignSource(TableSource):
 
     kind: Kind = KIND
     table = SourceTable(
-        container_id=Campaign.id,
-        container_owner=Campaign.user_id,
-        row_id=CampaignItem.id,
-        row_owner=CampaignItem.user_id,
-        row_container=CampaignItem.campaign_id,
-        row_changed_at=CampaignItem.updated_at,
-        row_order=(CampaignItem.id,),
+        containers=table_of(Campaign),
+        rows=_ITEMS,
+        container_id=_ITEMS.c.campaign_id,
+        order=(_ITEMS.c.id,),
         is_indexed=_is_indexed(),
         is_counted=_is_indexed(),
     )

@@ -12,7 +12,7 @@ from datetime import datetime
 from typing import Any, ClassVar, NamedTuple, Protocol
 from uuid import UUID
 
-from sqlalchemy import ColumnElement, Result, func, select, true
+from sqlalchemy import ColumnElement, Result, Table, func, select, true
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import InstrumentedAttribute
 
@@ -186,21 +186,21 @@ _ALL_ROWS = true()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SourceTable:
-    """The columns by which a `TableSource` lists containers and rows.
+    """The tables from which a `TableSource` lists containers and rows.
+
+    Both have the columns `id` and `user_id`, and rows have `updated_at`.
 
     Attributes:
-        row_order: The order of an inventory.
+        container_id: The column of rows with the id of their container.
+        order: The order of an inventory.
         is_indexed: The condition for rows that should be indexed.
         is_counted: The condition of `count`. It may be wider, so that an index alone answers it.
     """
 
-    container_id: InstrumentedAttribute[UUID]
-    container_owner: InstrumentedAttribute[UUID]
-    row_id: InstrumentedAttribute[UUID]
-    row_owner: InstrumentedAttribute[UUID]
-    row_container: InstrumentedAttribute[UUID]
-    row_changed_at: InstrumentedAttribute[datetime]
-    row_order: Sequence[ColumnElement[Any] | InstrumentedAttribute[Any]]
+    containers: Table
+    rows: Table
+    container_id: ColumnElement[UUID]
+    order: Sequence[ColumnElement[Any] | InstrumentedAttribute[Any]]
     is_indexed: ColumnElement[bool] = _ALL_ROWS
     is_counted: ColumnElement[bool] = _ALL_ROWS
 
@@ -212,8 +212,8 @@ class TableSource:
 
     async def containers(self, session: AsyncSession, *, owner_id: UUID) -> list[UUID]:
         """See `Source`."""
-        query = select(self.table.container_id).where(self.table.container_owner == owner_id)
-        return list(await session.scalars(query))
+        columns = self.table.containers.c
+        return list(await session.scalars(select(columns.id).where(columns.user_id == owner_id)))
 
     async def count(
         self,
@@ -224,22 +224,24 @@ class TableSource:
     ) -> int:
         """See `Source`."""
         table = self.table
-        query = select(func.count()).where(table.row_owner == owner_id, table.is_counted)
+        query = select(func.count()).where(table.rows.c.user_id == owner_id, table.is_counted)
         if container_ids is not None:
-            query = query.where(table.row_container.in_(container_ids))
+            query = query.where(table.container_id.in_(container_ids))
         return await session.scalar(query) or 0
 
     async def inventory(
         self, session: AsyncSession, container_id: UUID, *, owner_id: UUID
     ) -> dict[UUID, int] | None:
         """See `Source`."""
-        table = self.table
-        owned = table.container_id == container_id, table.container_owner == owner_id
-        if await session.scalar(select(table.container_id).where(*owned)) is None:
-            return None
-        rows = await session.execute(
-            select(table.row_id, table.row_changed_at)
-            .where(table.row_container == container_id, table.is_indexed)
-            .order_by(*table.row_order)
+        table, containers, rows = self.table, self.table.containers.c, self.table.rows.c
+        owned = select(containers.id).where(
+            containers.id == container_id, containers.user_id == owner_id
         )
-        return await collect_versions(rows)
+        if await session.scalar(owned) is None:
+            return None
+        found = await session.execute(
+            select(rows.id, rows.updated_at)
+            .where(table.container_id == container_id, table.is_indexed)
+            .order_by(*table.order)
+        )
+        return await collect_versions(found)
