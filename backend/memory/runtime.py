@@ -96,13 +96,13 @@ class MemoryRuntime(UserSignedOut):
             if chosen == self.chosen or (chosen is None and not was_shared):
                 return
             try:
-                await self._switch_to(chosen)
+                await self._switch_model(chosen)
             except (EmbedderError, IndexUnavailableError) as error:
                 log.warning("memory.model_not_used", problem=error.slug, exc_info=error)
                 return
         await self.prepare()
 
-    async def _switch_to(self, chosen: ModelChoice) -> None:
+    async def _switch_model(self, chosen: ModelChoice) -> None:
         shared = chosen if isinstance(chosen, ProviderEmbedding) else None
         embedder = build_embedder(self.settings, shared)
         if embedder is not None:
@@ -118,7 +118,7 @@ class MemoryRuntime(UserSignedOut):
         self.embedder = add_cache(embedder, self.settings, self.database) if embedder else None
         # Nothing is awaited here, so that no other task sees half of the change.
         self.maker.embedder = self.search.embedder = self.embedder
-        self.collections.switch_to(index)
+        self.collections.switch_index(index)
         self.chosen, self.is_prepared = chosen, False
         log.info("memory.model_in_use", model=spec.model if spec else None)
         if before is not None:

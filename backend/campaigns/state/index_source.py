@@ -256,7 +256,7 @@ async def read_items(
         found, wanted = kept.items(wanted, viewpoint)
     for ids in chunks(wanted):
         asked = {"ids": ids, "owner": sealer.user_id}
-        for row in await session.execute(_limit_to(_READ, viewpoint), asked):
+        for row in await session.execute(_apply_viewpoint(_READ, viewpoint), asked):
             found[row.id] = row.campaign_id, _open(sealer, row)
     return found
 
@@ -278,7 +278,7 @@ async def _facts_about(
     found = kept.facts(entity_ids, viewpoint, limit=MAX_FACTS) if kept else None
     if found is None:
         asked = {"ids": entity_ids, "owner": sealer.user_id}
-        rows = await session.execute(_limit_to(_FACTS, viewpoint), asked)
+        rows = await session.execute(_apply_viewpoint(_FACTS, viewpoint), asked)
         items = ((row.id, _open(sealer, row)) for row in rows)
         found = [(each, item) for each, item in items if isinstance(item, Fact)]
     for fact_id, fact in found:
@@ -302,7 +302,9 @@ async def find_origins(
     return found
 
 
-def _limit_to(query: Select[*tuple[Any, ...]], viewpoint: Viewpoint) -> Select[*tuple[Any, ...]]:
+def _apply_viewpoint(
+    query: Select[*tuple[Any, ...]], viewpoint: Viewpoint
+) -> Select[*tuple[Any, ...]]:
     if viewpoint == GM:
         return query
     return query.where(known_to(viewpoint, _ITEMS.c.audience))

@@ -227,7 +227,7 @@ class LocalEmbedder:
                 some = [prepared[index] for index in group]
                 rows = await self._run_in_pool(pool, partial(_compute, model, some, task))
                 vectors[group] = normalize_rows(
-                    rows, who=LOCAL_LABEL, count=len(some), dimension=self.spec.dimension
+                    rows, label=LOCAL_LABEL, count=len(some), dimension=self.spec.dimension
                 )
 
         await asyncio.gather(*(work() for _ in range(self._workers)))

@@ -11,7 +11,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from backend.generation.adapters.gemini import WHO as GOOGLE
+from backend.generation.adapters.gemini import WHO as GEMINI_LABEL
 from backend.generation.adapters.gemini import GeminiConfig, GeminiProvider
 from backend.generation.adapters.openai.server import (
     OpenAICompatibleConfig,
@@ -78,7 +78,7 @@ async def request_embeddings(
     provider: GeminiProvider | OpenAICompatibleProvider,
     ask: Callable[[Any], Awaitable[T]],
     *,
-    who: str,
+    label: str,
 ) -> T:
     """Return the result of `ask` with the provider's connection.
 
@@ -92,7 +92,7 @@ async def request_embeddings(
             return await ask(connection)
     except TimeoutError:
         raise EmbedderError(
-            f"{who} returned no embeddings within {seconds:g} seconds.", retryable=True
+            f"{label} returned no embeddings within {seconds:g} seconds.", retryable=True
         ) from None
     except Exception as error:  # noqa: BLE001  # an SDK raises anything
         failure = error if isinstance(error, ModelError) else provider.failure(error)
@@ -105,7 +105,7 @@ async def request_embeddings(
 def normalize_rows(
     vectors: NDArray[Any] | Sequence[Sequence[float]],
     *,
-    who: str,
+    label: str,
     count: int,
     dimension: int | None,
 ) -> Floats:
@@ -113,7 +113,7 @@ def normalize_rows(
 
     Args:
         vectors: The rows that a model returned, of any real type.
-        who: The name of the model, for the error.
+        label: The name of the model in errors.
         count: Number of texts.
         dimension: The expected length of a row; None if it is unknown.
 
@@ -126,19 +126,19 @@ def normalize_rows(
     try:
         rows = np.asarray(vectors, dtype=np.float32).astype(np.float64)
     except (TypeError, ValueError):  # rows of different lengths, or not numbers
-        raise EmbedderError(f"{who} returned invalid embeddings.") from None
+        raise EmbedderError(f"{label} returned invalid embeddings.") from None
     if rows.ndim != 2 or len(rows) != count:  # noqa: PLR2004  # rows and columns
-        raise EmbedderError(f"{who} returned {len(rows)} vectors for {count} texts.")
+        raise EmbedderError(f"{label} returned {len(rows)} vectors for {count} texts.")
     length = rows.shape[1]
     if length == 0 or (dimension is not None and length != dimension):
         raise EmbedderError(
-            f"{who} returns vectors of {length} numbers instead of {dimension}. If the model was "
+            f"{label} returns vectors of {length} numbers instead of {dimension}. If the model was "
             "changed, rebuild the index. If TALEKEEPER_EMBEDDING_DIMENSION is set, it must be the "
             "dimension of the model."
         )
     norms = np.linalg.norm(rows, axis=1, keepdims=True)
     if not (np.isfinite(norms) & (norms > 0)).all():
-        raise EmbedderError(f"{who} returned a vector that is zero or not finite.")
+        raise EmbedderError(f"{label} returned a vector that is zero or not finite.")
     unit: Floats = (rows / norms).astype(np.float32)
     return unit
 
@@ -196,11 +196,13 @@ class GeminiEmbedder:
             lambda connection: connection.sdk.aio.models.embed_content(
                 model=self.spec.model, contents=contents, config=config
             ),
-            who=GOOGLE,
+            label=GEMINI_LABEL,
         )
         rows: list[list[float]] = [each.values or [] for each in response.embeddings or ()]
         # Gemini truncates vectors to fewer than 3,072 dimensions without scaling them.
-        return normalize_rows(rows, who=GOOGLE, count=len(texts), dimension=self.spec.dimension)
+        return normalize_rows(
+            rows, label=GEMINI_LABEL, count=len(texts), dimension=self.spec.dimension
+        )
 
     async def retire(self) -> None:
         """Close the connections as soon as no request uses them."""
@@ -281,11 +283,11 @@ class OpenAICompatibleEmbedder:
             self._provider,
             # Unparsed, because the vectors are decoded into their own type.
             lambda connection: connection.post_raw(address, body),
-            who=SERVER_LABEL,
+            label=SERVER_LABEL,
         )
         vectors = _decode_vectors(data)
         rows = normalize_rows(
-            vectors, who=SERVER_LABEL, count=len(texts), dimension=self._dimension
+            vectors, label=SERVER_LABEL, count=len(texts), dimension=self._dimension
         )
         self._dimension = rows.shape[1]
         return rows

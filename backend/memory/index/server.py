@@ -167,7 +167,7 @@ class ServerIndex:
         if instead_of:
             await self.delete_sources(points[0].payload.owner_id, instead_of)
         for batch in chunks(points, _POINTS_PER_WRITE):
-            async with self._connected() as (client, mapping):
+            async with self._open_client() as (client, mapping):
                 made = [mapping.build_point(each) for each in batch]
                 await client.upsert(self._collection, made, wait=True)
 
@@ -176,7 +176,7 @@ class ServerIndex:
         asked = [query for query in queries if not query.is_empty]
         if not asked:
             return [[] for _ in queries]
-        async with self._connected() as (client, mapping):
+        async with self._open_client() as (client, mapping):
             requests = [
                 mapping.build_request(each, is_quantized=self._is_quantized) for each in asked
             ]
@@ -191,7 +191,7 @@ class ServerIndex:
         if self._dimension is None or not ids:
             return {}
         names = [str(each) for each in ids]
-        async with self._connected() as (client, _):
+        async with self._open_client() as (client, _):
             records = await client.retrieve(
                 self._collection, names, with_payload=False, with_vectors=["dense"]
             )
@@ -206,7 +206,7 @@ class ServerIndex:
         if not ids:
             return {}
         names = [str(each) for each in ids]
-        async with self._connected() as (client, _):
+        async with self._open_client() as (client, _):
             records = await client.retrieve(
                 self._collection, names, with_payload=False, with_vectors=["sparse"]
             )
@@ -235,7 +235,7 @@ class ServerIndex:
         """See `VectorIndex`."""
         offset: Any = None
         while True:
-            async with self._connected() as (client, mapping):
+            async with self._open_client() as (client, mapping):
                 within = (
                     () if container_id is None else (mapping.match_value(CONTAINER, container_id),)
                 )
@@ -253,20 +253,20 @@ class ServerIndex:
 
     async def owners(self) -> set[UUID]:
         """See `VectorIndex`."""
-        async with self._connected() as (client, _):
+        async with self._open_client() as (client, _):
             answer = await client.facet(self._collection, OWNER, limit=_MAX_OWNERS, exact=True)
         return {UUID(str(hit.value)) for hit in answer.hits if hit.count}
 
     async def count(self, owner_id: UUID | None = None) -> int:
         """See `VectorIndex`."""
-        async with self._connected() as (client, mapping):
+        async with self._open_client() as (client, mapping):
             owned = None if owner_id is None else mapping.filter_owned(owner_id)
             answer = await client.count(self._collection, owned, exact=True)
         return answer.count
 
     async def ping(self) -> None:
         """See `VectorIndex`. The collection must exist, too."""
-        async with self._connected() as (client, _):
+        async with self._open_client() as (client, _):
             await client.get_collection(self._collection)
 
     async def aclose(self) -> None:
@@ -275,14 +275,14 @@ class ServerIndex:
             await self._client.close()
 
     async def _delete(self, owner_id: UUID, field: str = "", ids: Sequence[UUID] = ()) -> None:
-        async with self._connected() as (client, mapping):
+        async with self._open_client() as (client, mapping):
             within = (mapping.match_any(field, ids),) if field else ()
             await client.delete(
                 self._collection, mapping.filter_owned(owner_id, *within), wait=True
             )
 
     @asynccontextmanager
-    async def _connected(self) -> AsyncGenerator[tuple[AsyncQdrantClient, ModuleType]]:
+    async def _open_client(self) -> AsyncGenerator[tuple[AsyncQdrantClient, ModuleType]]:
         """Yield the client and the mapping. Any failure becomes an `IndexUnavailableError`."""
         client, mapping = await self.get_client(), _load_mapping()
         with mapping.translate_errors(self._settings.qdrant_timeout_seconds):

@@ -345,7 +345,7 @@ class Collections:
         if lost:
             log.warning("memory.collection_lost", collection=name, count=len(lost))
 
-    def switch_to(self, index: VectorIndex) -> None:
+    def switch_index(self, index: VectorIndex) -> None:
         """Make an open collection the current one, because another model is in use.
 
         The next `prepare` returns the users who must move.

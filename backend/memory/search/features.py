@@ -330,7 +330,7 @@ STATEMENT_SHARE = 0.75
 """The same share for statements, because they may mention many things in passing."""
 
 LARGE_CORPUS_POINTS = 400
-"""Points from which on rare words weigh as much as in the data behind the thresholds."""
+"""Points from which on rare words weigh as in the data for which the thresholds were chosen."""
 
 MAX_WORDS = 64
 """Words of a query or a question that are compared, the first ones."""

@@ -109,7 +109,7 @@ class SharedWords:
     def __init__(self, query: str) -> None:
         self._terms = query_terms(query)
 
-    def add_to(self, reason: Reason, text: str) -> Reason:
+    def add_words(self, reason: Reason, text: str) -> Reason:
         """Return the reason with the words in its signal. O(n) for n characters of the text."""
         if not any(match.kind == "words" for match in reason.signals):
             return reason

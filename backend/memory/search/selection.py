@@ -58,7 +58,7 @@ def add_origin_lines(
     """
     # Integers as keys, because hashing a UUID takes ten times as long.
     origins = {
-        row_id.int: [origin for origin in row.origins if _lies_in(origin, parts)]
+        row_id.int: [origin for origin in row.origins if _is_allowed(origin, parts)]
         for row_id, row in recalled.items()
         if row.origins
     }
@@ -89,7 +89,7 @@ def add_origin_lines(
     return sorted([*lifted, *lines.values()], key=attrgetter("score"), reverse=True)
 
 
-def _lies_in(origin: OriginMessage, parts: Sequence[ScopePart]) -> bool:
+def _is_allowed(origin: OriginMessage, parts: Sequence[ScopePart]) -> bool:
     return any(
         origin.chat_id in part.containers
         and (not part.kinds or "message" in part.kinds)

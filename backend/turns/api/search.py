@@ -303,7 +303,7 @@ def _shown(asked: str, memories: Sequence[Memory], days: Mapping[UUID, str]) -> 
 
 def _found(memory: Memory, words: SharedWords, days: Mapping[UUID, str]) -> FoundMemory:
     recalled = memory.recalled
-    signals = words.add_to(memory.reason, recalled.text).signals
+    signals = words.add_words(memory.reason, recalled.text).signals
     return FoundMemory(
         kind=recalled.kind,
         source_id=recalled.source_id,

@@ -111,7 +111,7 @@ def with_words(record: ContextRecord, asked: str) -> ContextRecord:
     """A record, changed in place: reasons say which words a text has of those asked for."""
     words = SharedWords(asked)
     for item in (*record.items, *record.retrieved):
-        item.reasons = [words.add_to(reason, item.text or "") for reason in item.reasons]
+        item.reasons = [words.add_words(reason, item.text or "") for reason in item.reasons]
     return record
 
 

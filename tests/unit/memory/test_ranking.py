@@ -306,7 +306,7 @@ def test_what_speaks_for_a_line_is_told_by_what_is_enough() -> None:
         Match("speaker", name="Mira"),
         Match("time"),
     )
-    told = SharedWords("Where are the silver keys?").add_to(
+    told = SharedWords("Where are the silver keys?").add_words(
         Reason("words", signals=(Match("words"),)), "A key, and silver coins. Silver!"
     )
     assert told.signals[0].words == ("key", "silver")
