@@ -30,7 +30,7 @@ from backend.memory.embedding.protocol import (
     Task,
 )
 from backend.memory.embedding.registry import build_provider_embedder
-from backend.memory.embedding.remote import GeminiEmbedder, OpenAICompatibleEmbedder
+from backend.memory.embedding.remote import RemoteEmbedder
 from backend.memory.models import GONE
 from backend.settings import Settings
 from backend.vault.sealing import Sealer, digest
@@ -52,7 +52,7 @@ class OwnEmbedder:
 
     def __init__(
         self,
-        embedder: GeminiEmbedder | OpenAICompatibleEmbedder,
+        embedder: RemoteEmbedder,
         *,
         dimension: int | None = None,
         length: int | None = None,

@@ -19,6 +19,7 @@ from backend.memory.embedding.remote import (
     GEMINI_MODEL,
     GeminiEmbedder,
     OpenAICompatibleEmbedder,
+    RemoteEmbedder,
 )
 from backend.settings import Settings
 
@@ -90,7 +91,7 @@ def add_cache(embedder: Embedder, settings: Settings, database: Database) -> Cac
 
 def build_provider_embedder(
     shared: ProviderEmbedding, settings: Settings, *, length: int | None = None
-) -> GeminiEmbedder | OpenAICompatibleEmbedder:
+) -> RemoteEmbedder:
     """Build the embedder of a provider.
 
     Vectors of Gemini's models have 768 numbers. Other models use their own length. If `length` is

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import base64
+from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Iterator, Sequence
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import msgspec
 import numpy as np
@@ -22,6 +23,7 @@ from backend.generation.tokens import best_tokenizer, get_tokenizer, starting_ra
 from backend.memory.embedding.protocol import EmbedderError, EmbedderSpec, Floats, Task
 
 T = TypeVar("T")
+Provider = GeminiProvider | OpenAICompatibleProvider
 
 MAX_TEXT_TOKENS = 2048
 """Input limit of `gemini-embedding-001`. Other models accept more, and chunks are far shorter.
@@ -75,7 +77,7 @@ def split_into_batches(texts: Sequence[str], *, most: int) -> Iterator[Sequence[
 
 
 async def request_embeddings(
-    provider: GeminiProvider | OpenAICompatibleProvider,
+    provider: Provider,
     ask: Callable[[Any], Awaitable[T]],
     *,
     label: str,
@@ -152,27 +154,40 @@ MAX_TEXTS_PER_REQUEST = 100
 _TASK_TYPES: dict[Task, str] = {"document": "RETRIEVAL_DOCUMENT", "query": "RETRIEVAL_QUERY"}
 
 
-class GeminiEmbedder:
-    """An `Embedder` that asks Gemini for vectors of `dimension`, `batch` texts per request.
+SERVER_LABEL = "The embeddings server"
+DEFAULT_BATCH = 100
 
-    The time limit of a request is the configuration's `answer_timeout`.
+
+class RemoteEmbedder(ABC):
+    """An `Embedder` that sends requests to a provider, `batch` texts per request.
+
+    The time limit of a request is the configuration's `answer_timeout`. `server` identifies the
+    server of the model. If `dimension` is None, the first response decides.
     """
 
+    kind: ClassVar[str]
+
     def __init__(
-        self,
-        config: GeminiConfig,
-        *,
-        model: str = GEMINI_MODEL,
-        dimension: int = GEMINI_DIMENSION,
-        batch: int = MAX_TEXTS_PER_REQUEST,
+        self, provider: Provider, *, model: str, server: str, dimension: int | None, batch: int
     ) -> None:
-        self._provider = GeminiProvider(config)
-        self.spec = EmbedderSpec(provider="gemini", model=model, dimension=dimension)
-        self._batch = min(batch, MAX_TEXTS_PER_REQUEST)
-        self.model, self.server = model, f"gemini {config.base_url or ''}"
+        self._provider = provider
+        self.model, self.server = model, server
+        self._dimension = dimension
+        self._batch = batch
+
+    @property
+    def spec(self) -> EmbedderSpec:
+        """See `Embedder`."""
+        if self._dimension is None:
+            raise EmbedderError(
+                f"{SERVER_LABEL} has not responded yet, and the dimension is not configured."
+            )
+        return EmbedderSpec(provider=self.kind, model=self.model, dimension=self._dimension)
 
     async def ready(self) -> EmbedderSpec:
         """See `Embedder`."""
+        if self._dimension is None:
+            await self.embed(["dimension"], "document")
         return self.spec
 
     async def embed(self, texts: Sequence[str], task: Task) -> Floats:
@@ -181,28 +196,11 @@ class GeminiEmbedder:
             await self._ask(batch, task)
             for batch in split_into_batches([*map(prepare_text, texts)], most=self._batch)
         ]
-        return np.concatenate([np.empty((0, self.spec.dimension), np.float32), *parts])
+        return np.concatenate([np.empty((0, self._dimension or 0), np.float32), *parts])
 
+    @abstractmethod
     async def _ask(self, texts: Sequence[str], task: Task) -> Floats:
-        # The SDK would merge plain strings into one content for models that it considers
-        # multimodal, and return one vector.
-        contents: Any = [{"parts": [{"text": text}]} for text in texts]
-        config = {
-            "task_type": _TASK_TYPES[task],
-            "output_dimensionality": self.spec.dimension,
-        }
-        response = await request_embeddings(
-            self._provider,
-            lambda connection: connection.sdk.aio.models.embed_content(
-                model=self.spec.model, contents=contents, config=config
-            ),
-            label=GEMINI_LABEL,
-        )
-        rows: list[list[float]] = [each.values or [] for each in response.embeddings or ()]
-        # Gemini truncates vectors to fewer than 3,072 dimensions without scaling them.
-        return normalize_rows(
-            rows, label=GEMINI_LABEL, count=len(texts), dimension=self.spec.dimension
-        )
+        """Return the vectors of one batch. Raises `EmbedderError`."""
 
     async def retire(self) -> None:
         """Close the connections as soon as no request uses them."""
@@ -213,22 +211,56 @@ class GeminiEmbedder:
         await self._provider.aclose()
 
 
-SERVER_LABEL = "The embeddings server"
-DEFAULT_BATCH = 100
+class GeminiEmbedder(RemoteEmbedder):
+    """An `Embedder` that asks Gemini for vectors of `dimension`."""
+
+    kind = "gemini"
+
+    def __init__(
+        self,
+        config: GeminiConfig,
+        *,
+        model: str = GEMINI_MODEL,
+        dimension: int = GEMINI_DIMENSION,
+        batch: int = MAX_TEXTS_PER_REQUEST,
+    ) -> None:
+        super().__init__(
+            GeminiProvider(config),
+            model=model,
+            server=f"gemini {config.base_url or ''}",
+            dimension=dimension,
+            batch=min(batch, MAX_TEXTS_PER_REQUEST),
+        )
+
+    async def _ask(self, texts: Sequence[str], task: Task) -> Floats:
+        # The SDK would merge plain strings into one content for models that it considers
+        # multimodal, and return one vector.
+        contents: Any = [{"parts": [{"text": text}]} for text in texts]
+        config = {"task_type": _TASK_TYPES[task], "output_dimensionality": self._dimension}
+        response = await request_embeddings(
+            self._provider,
+            lambda connection: connection.sdk.aio.models.embed_content(
+                model=self.model, contents=contents, config=config
+            ),
+            label=GEMINI_LABEL,
+        )
+        rows: list[list[float]] = [each.values or [] for each in response.embeddings or ()]
+        # Gemini truncates vectors to fewer than 3,072 dimensions without scaling them.
+        return normalize_rows(rows, label=GEMINI_LABEL, count=len(texts), dimension=self._dimension)
 
 
-class OpenAICompatibleEmbedder:
-    """An `Embedder` that asks an OpenAI-compatible server, `batch` texts per request.
-
-    The time limit of a request is the configuration's `answer_timeout`.
+class OpenAICompatibleEmbedder(RemoteEmbedder):
+    """An `Embedder` that asks an OpenAI-compatible server.
 
     Args:
         config: The server.
         model: The name of the model there.
         dimension: The dimension to request. Many servers refuse that; None leaves it out.
-        length: The known length of the vectors. If both are None, the first response decides.
+        length: The known length of the vectors.
         batch: Texts per request.
     """
+
+    kind = "openai"
 
     def __init__(
         self,
@@ -239,38 +271,17 @@ class OpenAICompatibleEmbedder:
         length: int | None = None,
         batch: int = DEFAULT_BATCH,
     ) -> None:
-        self._provider = OpenAICompatibleProvider(config)
-        self.model, self.server = model, f"openai {config.base_url}"
+        super().__init__(
+            OpenAICompatibleProvider(config),
+            model=model,
+            server=f"openai {config.base_url}",
+            dimension=dimension or length,
+            batch=batch,
+        )
         self._asked_dimension = dimension
-        self._dimension = dimension or length
-        self._batch = batch
+        self._address = config.base_url.rstrip("/") + "/embeddings"
 
-    @property
-    def spec(self) -> EmbedderSpec:
-        """See `Embedder`."""
-        if self._dimension is None:
-            raise EmbedderError(
-                f"{SERVER_LABEL} has not responded yet, and the dimension is not configured."
-            )
-        return EmbedderSpec(provider="openai", model=self.model, dimension=self._dimension)
-
-    async def ready(self) -> EmbedderSpec:
-        """See `Embedder`."""
-        if self._dimension is None:
-            await self.embed(["dimension"], "document")
-        return self.spec
-
-    async def embed(self, texts: Sequence[str], task: Task) -> Floats:  # noqa: ARG002  # the API knows no tasks
-        """See `Embedder`."""
-        parts = [
-            await self._ask(batch)
-            for batch in split_into_batches([*map(prepare_text, texts)], most=self._batch)
-        ]
-        if not parts:
-            return np.empty((0, self._dimension or 0), np.float32)
-        return np.concatenate(parts)
-
-    async def _ask(self, texts: Sequence[str]) -> Floats:
+    async def _ask(self, texts: Sequence[str], task: Task) -> Floats:  # noqa: ARG002  # the API knows no tasks
         body: dict[str, Any] = {
             "model": self.model,
             "input": list(texts),
@@ -278,11 +289,10 @@ class OpenAICompatibleEmbedder:
         }
         if self._asked_dimension is not None:
             body["dimensions"] = self._asked_dimension
-        address = self._provider.config.base_url.rstrip("/") + "/embeddings"
         data = await request_embeddings(
             self._provider,
             # Unparsed, because the vectors are decoded into their own type.
-            lambda connection: connection.post_raw(address, body),
+            lambda connection: connection.post_raw(self._address, body),
             label=SERVER_LABEL,
         )
         vectors = _decode_vectors(data)
@@ -291,14 +301,6 @@ class OpenAICompatibleEmbedder:
         )
         self._dimension = rows.shape[1]
         return rows
-
-    async def retire(self) -> None:
-        """Close the connections as soon as no request uses them."""
-        await self._provider.retire()
-
-    async def aclose(self) -> None:
-        """See `Embedder`."""
-        await self._provider.aclose()
 
 
 class _Embedding(msgspec.Struct):
@@ -310,13 +312,13 @@ class _Embeddings(msgspec.Struct):
     data: list[_Embedding]
 
 
-def _decode_vectors(request_embeddings: bytes) -> list[Any]:
+def _decode_vectors(response: bytes) -> list[Any]:
     """Return the vectors in the order of the texts. Some servers ignore the requested encoding.
 
     Raises `EmbedderError` at the first invalid value, because a faulty response may be large.
     """
     try:
-        data = msgspec.json.decode(request_embeddings, type=_Embeddings).data
+        data = msgspec.json.decode(response, type=_Embeddings).data
         if all(each.index is not None for each in data):
             data.sort(key=lambda each: each.index or 0)
         return [
