@@ -199,7 +199,6 @@ class MemoryStatusService:
         return found
 
     def _describe_model(self, place: Placement, own: OwnModel | None) -> EmbeddingModel | None:
-        """Return the model of the collection that the user's texts belong to."""
         if place.is_chosen:
             if own is None:
                 return None
@@ -227,7 +226,6 @@ class MemoryStatusService:
     def _find_model_problem(
         self, problems: Sequence[ProblemKind | None], place: Placement, own: OwnModel | None
     ) -> ProblemKind | None:
-        """Return the problem of the model that embeds the user's texts."""
         usual = self._memory.embedder
         if own is not None:
             if own.embedder is None:
@@ -243,7 +241,6 @@ class MemoryStatusService:
 
 
 def _find_problem(job: Job) -> ProblemKind | None:
-    """Return the problem of a job, if it has one."""
     if job.state in {"queued", "running"} and job.error is not None:
         return "delayed"  # also while a retry is running, because the last attempt failed
     if job.state == "dead":
@@ -252,7 +249,6 @@ def _find_problem(job: Job) -> ProblemKind | None:
 
 
 def _find_move(states: Sequence[IndexState], place: Placement) -> MemoryMove | None:
-    """Return the move of a user's texts; None if all are in their collection."""
     found = {each.collection: each.state for each in states}
     if found.get(place.target) != "due":
         return None
@@ -266,7 +262,6 @@ async def _load_jobs(session: AsyncSession, owner_id: UUID) -> Sequence[Job]:
 
 
 async def _load_rebuild(session: AsyncSession, owner_id: UUID) -> Job | None:
-    """Return the pending or running job that rebuilds the user's index."""
     under_way = (
         Job.user_id == owner_id,
         Job.kind == REINDEX,

@@ -125,8 +125,6 @@ class MemoryRuntime(UserSignedOut):
             await before.aclose()
 
     def _after_follow(self, kind: JobKind) -> JobKind:
-        """Return a kind of job that first switches to the chosen model."""
-
         async def handle(job: RunningJob) -> None:
             await self.follow_model()
             await kind.handler(job)

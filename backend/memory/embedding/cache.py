@@ -114,7 +114,6 @@ async def store(session: AsyncSession, sealer: Sealer, vectors: Mapping[bytes, F
 
 @cache
 def _build_insert(dialect: str) -> Any:
-    """Build an insert that skips existing hashes."""
     insert = (postgresql if dialect == "postgresql" else sqlite).insert
     statement = insert(table_of(Embedding))
     return statement.on_conflict_do_nothing(index_elements=["user_id", "digest"])

@@ -307,7 +307,6 @@ async def _fetch_rest(
 
 
 def _look_up(model: OfferedModel, path: str, hub: str) -> _HubFile:
-    """Return the address, size and digest of a file."""
     # These modules are slow to import.
     import huggingface_hub  # noqa: PLC0415
     from huggingface_hub.errors import (  # noqa: PLC0415
@@ -337,7 +336,6 @@ def _look_up(model: OfferedModel, path: str, hub: str) -> _HubFile:
 
 
 def _is_intact(path: Path, file: _HubFile) -> bool:
-    """True if a file has the right digest."""
     if len(file.digest) == hashlib.sha256().digest_size * 2:
         digest = hashlib.sha256()
     else:

@@ -240,7 +240,6 @@ class LocalEmbedder:
         self._loading = None
 
     async def _run_in_pool(self, pool: ThreadPoolExecutor, work: Callable[[], T]) -> T:
-        """Return the result of `work` in a thread of a pool. Raises `EmbedderError`."""
         try:
             return await self._submit(pool, work)
         except EmbedderError:
@@ -318,7 +317,6 @@ def _load_model(folder: ModelFolder, name: str) -> TextEmbedding:
 
 
 def _register_model(folder: ModelFolder, name: str) -> None:
-    """Register a model that fastembed does not know."""
     from fastembed import TextEmbedding  # noqa: PLC0415  # slow: not at start-up
     from fastembed.common.model_description import (  # noqa: PLC0415  # likewise
         ModelSource,

@@ -433,7 +433,6 @@ class EdgeIndex:
             await process.end()
 
     def _prefetch(self, owner_id: UUID) -> None:
-        """Start to cache the payloads of a user who searches."""
         if owner_id in self._prefetches:
             return
         if len(self._prefetches) >= _MAX_PREFETCHES:
@@ -457,7 +456,6 @@ class EdgeIndex:
                     return
 
     async def _load_payloads(self, numbers: Iterable[int]) -> dict[int, PointPayload]:
-        """Return points with their payloads, by the integers of their ids."""
         wanted = set(numbers)
         known, writes = self._payloads.get(wanted), self._payloads.writes
         missing = [UUID(int=number) for number in wanted - known.keys()]
@@ -569,5 +567,4 @@ def _decode_points(points: Iterable[tuple[bytes, Any]]) -> list[PointPayload]:
 
 
 def _split_ids(ids: bytes) -> list[int]:
-    """Return the integers of concatenated ids."""
     return [int.from_bytes(ids[at : at + ID_BYTES]) for at in range(0, len(ids), ID_BYTES)]

@@ -319,7 +319,6 @@ class Engine:
             self._sync()
 
     def _sync(self) -> None:
-        """Wait until all writes are on the disk."""
         for path in (self._path / "wal").iterdir():
             try:
                 descriptor = os.open(path, os.O_RDWR)  # Windows can't sync read-only files

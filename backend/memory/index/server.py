@@ -140,7 +140,6 @@ class ServerIndex:
         return client
 
     async def _prepare(self, client: AsyncQdrantClient) -> None:
-        """Create the collection with its indexes, or check it."""
         mapping, name = _load_mapping(), self._collection
         if not await client.collection_exists(name):
             made = mapping.build_collection(self._settings, self._dimension)

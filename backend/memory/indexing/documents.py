@@ -150,7 +150,6 @@ def _estimate_words(characters: int) -> int:
 
 
 def _take_last_words(text: str, words: int) -> str:
-    """Return the last words of a text, with the spaces between them."""
     starts = [match.start() for match in re.finditer(r"\S+", text)]
     return text[starts[-words] :] if words and len(starts) > words else ""
 
@@ -408,7 +407,6 @@ def _chunk_with_heading(names: Sequence[str], content: str) -> list[tuple[str, i
 
 
 def _shares_window(other: SourceMessage, line: SourceMessage) -> bool:
-    """True if a message may be in the window of `line`."""
     return other.scene_id == line.scene_id and is_known_to_all(line.audience, other.audience)
 
 

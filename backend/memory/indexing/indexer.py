@@ -221,7 +221,6 @@ class Indexer:
         source_ids: Sequence[UUID],
         sides: Sequence[IndexSide],
     ) -> None:
-        """Index some rows. Points of deleted rows are deleted."""
         for part in chunks(source_ids, ROWS_PER_BATCH):
             async with self._database.read() as session:
                 rows = await source.rows(session, run.sealer, container_id, part, neighbours=True)
@@ -307,7 +306,6 @@ def _list_sides(indexes: Sequence[VectorIndex], vectors: VectorSource) -> list[I
 
 
 async def _report_container(report: Report, before: int, total: int, done: int, _: int) -> None:
-    """Report the progress in one container, after `before` rows of others."""
     await report(min(before + done, total), total)
 
 
@@ -325,7 +323,6 @@ def _build_documents(rows: Sequence[SourceRow]) -> list[IndexDocument]:
 
 
 def _list_changed_rows(notes: Sequence[Row[UUID, UUID | None]]) -> list[UUID]:
-    """Return the rows of notes about single rows."""
     return [note.source_id for note in notes if note.source_id is not None]
 
 

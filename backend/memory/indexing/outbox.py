@@ -164,7 +164,6 @@ class IndexOutbox(AccountDeleted):
         sources: Sequence[UUID | None],
         key: JobKey | None = None,
     ) -> UUID | None:
-        """Insert notes and queue the job that indexes them."""
         job = await _insert_notes(session, user_id, kind, container_id, sources)
         return await self._queue.enqueue(session, job, key=key)
 
@@ -181,7 +180,6 @@ def _build_reindex_job(user_id: UUID, payload: dict[str, Any]) -> NewJob:
 
 
 async def _delete_jobs(session: AsyncSession, ids: Sequence[UUID]) -> None:
-    """Delete failed jobs."""
     for some in chunks(ids):
         await session.execute(_DELETE_DEAD, {"ids": some})
 
@@ -218,7 +216,6 @@ async def _insert_notes(
     container_id: UUID,
     sources: Sequence[UUID | None],
 ) -> NewJob:
-    """Insert notes and return the job that indexes them."""
     row = {"user_id": user_id, "kind": kind, "container_id": container_id}
     await session.execute(_INSERT_NOTE, [{**row, "source_id": each} for each in sources])
     return _build_index_job(user_id, kind, container_id)

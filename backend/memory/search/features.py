@@ -225,7 +225,6 @@ class FeatureTable:
     def _values(
         self, scenes: Sequence[Hit], speakers: Collection[int], spans: Sequence[Span]
     ) -> NDArray[np.float64]:
-        """Compute `values` with the hits of scenes."""
         lines = self.lines
         table = np.zeros((len(lines), len(FEATURES)))
         for place, signal in enumerate(SIGNALS):
@@ -480,7 +479,6 @@ def find_corpus_factor(points: int) -> float:
 
 
 def _compute_rarest_weight(points: int) -> float:
-    """Return the IDF of a word that only one point contains."""
     return math.log1p(max(points - 0.5, 0.5) / 1.5)
 
 

@@ -171,7 +171,6 @@ def _list_unspaced_words(text: str) -> list[QueryWords]:
 
 
 def _join_forms(forms: Iterable[str]) -> str:
-    """Return a pattern for any of the forms, the longest first."""
     return "|".join(re.escape(form) for form in sorted(forms, key=lambda form: (-len(form), form)))
 
 
@@ -227,7 +226,6 @@ def find_spans(text: str, now: datetime) -> list[Span]:
 
 
 def _resolve_named_span(name: str, midnight: datetime) -> Span:
-    """Return the span of a group name of `QueryWords.spans`."""
     which, _, unit = name.partition("_")
     if which == "back":
         start = midnight - timedelta(days=int(unit))
@@ -254,7 +252,6 @@ def _resolve_span_ago(unit: str, count: int, midnight: datetime) -> Span:
 def _resolve_date(
     found: dict[str, str | None], words: QueryWords | None, now: datetime
 ) -> Span | None:
-    """Return the span of a day, month or year; None for an invalid date."""
     name, number, day, year = (found.get(key) for key in ("month", "number", "day", "year"))
     month = int(number) if number else words.months[name] if words and name else 0
     try:
@@ -502,7 +499,6 @@ def _find_questions(text: str) -> list[str]:
 
 
 def _find_name(name: str, text: str) -> int:
-    """Return the position of a name in a text; -1 if it is not there."""
     found = _compile_name(name).search(text) if name.strip() else None
     return found.start() if found else -1
 

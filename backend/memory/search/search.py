@@ -390,7 +390,6 @@ class MemorySearch:
         return await self._pool.run(user_id, match, size=size)
 
     async def _points(self, index: VectorIndex, owner_id: UUID) -> int:
-        """Count the points of a user, unless they are known to be many."""
         key = index.name, owner_id
         if key in self._many:
             return LARGE_CORPUS_POINTS

@@ -258,7 +258,6 @@ def _normalize_word(word: str) -> str:
 
 
 def _stem_word(word: str, language: str) -> tuple[str, ...]:
-    """Return the stem of a word; an empty tuple for a stop word."""
     if not word.isascii():
         language = _detect_language(word, language)
     if word in STOP_WORDS.get(language, ()):
