@@ -329,42 +329,36 @@ def build_lore_documents(
     version: int,
 ) -> list[IndexDocument]:
     """Build the documents of a lorebook entry. Each begins with its title and keys."""
-    return [
-        IndexDocument(
-            kind="lore",
-            source_id=entry_id,
-            container_id=book_id,
-            version=version,
-            chunk=number,
-            text=text,
-            words=words,
-        )
-        for number, (text, words) in enumerate(_chunk_with_heading([title, *keys], content))
-    ]
+    names = [title, *keys]
+    return build_item_documents(
+        entry_id, book_id, kind="lore", names=names, content=content, version=version
+    )
 
 
 def build_item_documents(
     item_id: UUID,
     campaign_id: UUID,
     *,
+    kind: Kind = "campaign",
     names: Sequence[str],
     content: str,
     version: int,
-    audience: str,
+    audience: str = PUBLIC,
 ) -> list[IndexDocument]:
     """Build the documents of a campaign item. Each begins with its names."""
+    heading = " ".join(", ".join(filter(None, names)).split()[:_HEADING_WORDS])
     return [
         IndexDocument(
-            kind="campaign",
+            kind=kind,
             source_id=item_id,
             container_id=campaign_id,
             version=version,
             chunk=number,
-            text=text,
-            words=words,
+            text=f"{heading}\n{chunk}".strip(),
+            words=len(chunk.split()),
             audience=audience,
         )
-        for number, (text, words) in enumerate(_chunk_with_heading(names, content))
+        for number, chunk in enumerate(split_into_chunks(content))
     ]
 
 
@@ -396,14 +390,6 @@ def build_event_document(  # noqa: PLR0913  # the fields of an event
         words=len(summary.split()),
         audience=audience,
     )
-
-
-def _chunk_with_heading(names: Sequence[str], content: str) -> list[tuple[str, int]]:
-    """Return the chunks of a text, each after a heading of names, with their lengths in words."""
-    head = " ".join(", ".join(filter(None, names)).split()[:_HEADING_WORDS])
-    return [
-        (f"{head}\n{chunk}".strip(), len(chunk.split())) for chunk in split_into_chunks(content)
-    ]
 
 
 def _shares_window(other: SourceMessage, line: SourceMessage) -> bool:
