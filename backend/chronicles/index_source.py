@@ -12,8 +12,8 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from backend.chronicles.events import told, when_in_story
 from backend.chronicles.models import Chronicle, ChronicleEvent
 from backend.chronicles.repository import STORY_ORDER, StoryEvent, get_events
-from backend.core.audience import GM, Viewpoint, is_known_to
-from backend.database.base import table_of
+from backend.core.audience import GM, Viewpoint, may_know
+from backend.database.base import get_table
 from backend.memory.index.protocol import Kind
 from backend.memory.indexing.documents import IndexDocument, build_event_document
 from backend.memory.indexing.sources import (
@@ -34,9 +34,9 @@ class ChronicleSource(TableSource):
 
     kind: Kind = KIND
     table = SourceTable(
-        containers=table_of(Chronicle),
-        rows=table_of(ChronicleEvent),
-        container_id=table_of(ChronicleEvent).c.chronicle_id,
+        containers=get_table(Chronicle),
+        rows=get_table(ChronicleEvent),
+        container_id=get_table(ChronicleEvent).c.chronicle_id,
         order=STORY_ORDER,
     )
 
@@ -74,7 +74,7 @@ class ChronicleSource(TableSource):
         return {
             event.id: _build_item(event)
             for event in found.values()
-            if event.is_current and is_known_to(viewpoint, event.audience)
+            if event.is_current and may_know(viewpoint, event.audience)
         }
 
 

@@ -12,7 +12,7 @@ from sqlalchemy import Select, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from backend.core.audience import GM, Viewpoint
-from backend.database.base import chunks, table_of, unindexed
+from backend.database.base import get_table, skip_index, split_chunks
 from backend.lorebooks.activation.compiled import split_decorators
 from backend.lorebooks.authoring import counting
 from backend.lorebooks.entries import BookFields, LoreEntry, mode_of
@@ -37,9 +37,9 @@ class LoreSource(TableSource):
 
     kind: Kind = KIND
     table = SourceTable(
-        containers=table_of(Lorebook),
-        rows=table_of(LoreEntryRow),
-        container_id=table_of(LoreEntryRow).c.lorebook_id,
+        containers=get_table(Lorebook),
+        rows=get_table(LoreEntryRow),
+        container_id=get_table(LoreEntryRow).c.lorebook_id,
         order=(LoreEntryRow.place,),
     )
 
@@ -77,7 +77,7 @@ class LoreSource(TableSource):
         """
         found: dict[UUID, MemoryItem] = {}
         fields: dict[UUID, BookFields] = {}
-        for ids in chunks(list(source_ids)):
+        for ids in split_chunks(list(source_ids)):
             query = _entries(ids, sealer.user_id).where(counting())
             for row in await session.execute(query):
                 book_id = row.lorebook_id
@@ -117,7 +117,7 @@ def _entries(entry_ids: Sequence[UUID], owner_id: UUID) -> Select[UUID, UUID, da
         LoreEntryRow.lorebook_id,
         LoreEntryRow.updated_at,
         LoreEntryRow.sealed_entry,
-    ).where(LoreEntryRow.id.in_(entry_ids), unindexed(LoreEntryRow.user_id) == owner_id)
+    ).where(LoreEntryRow.id.in_(entry_ids), skip_index(LoreEntryRow.user_id) == owner_id)
 
 
 def _open(sealer: Sealer, row: Any) -> LoreEntry:

@@ -18,7 +18,7 @@ from uuid import UUID
 
 import numpy as np
 
-from backend.database.base import chunks
+from backend.database.base import split_chunks
 from backend.memory.index.protocol import (
     CONTAINER,
     OWNER,
@@ -165,7 +165,7 @@ class ServerIndex:
         check_dimensions(points, self._dimension)
         if instead_of:
             await self.delete_sources(points[0].payload.owner_id, instead_of)
-        for batch in chunks(points, _POINTS_PER_WRITE):
+        for batch in split_chunks(points, _POINTS_PER_WRITE):
             async with self._open_client() as (client, mapping):
                 made = [mapping.build_point(each) for each in batch]
                 await client.upsert(self._collection, made, wait=True)

@@ -21,7 +21,7 @@ from uuid import UUID
 
 import numpy as np
 
-from backend.core.audience import PUBLIC, is_known_to_all, keywords
+from backend.core.audience import PUBLIC, make_keywords, may_all_know
 from backend.core.cpu_pool import CpuPool
 from backend.memory.embedding.protocol import EmbedderError, Floats
 from backend.memory.index.protocol import (
@@ -370,7 +370,7 @@ def build_event_document(  # noqa: PLR0913  # the fields of an event
     when: str,
     where: str,
     who: Sequence[str],
-    keywords: Sequence[str],
+    make_keywords: Sequence[str],
     said_at: datetime | None,
     version: int,
     audience: str = PUBLIC,
@@ -384,7 +384,7 @@ def build_event_document(  # noqa: PLR0913  # the fields of an event
         source_id=event_id,
         container_id=chronicle_id,
         version=version,
-        text="\n".join(filter(None, [date, said, ", ".join(keywords)])),
+        text="\n".join(filter(None, [date, said, ", ".join(make_keywords)])),
         dense_text=said,
         said_at=int(said_at.timestamp()) if said_at else 0,
         words=len(summary.split()),
@@ -393,7 +393,7 @@ def build_event_document(  # noqa: PLR0913  # the fields of an event
 
 
 def _shares_window(other: SourceMessage, line: SourceMessage) -> bool:
-    return other.scene_id == line.scene_id and is_known_to_all(line.audience, other.audience)
+    return other.scene_id == line.scene_id and may_all_know(line.audience, other.audience)
 
 
 def _build_dense_window(pieces: Sequence[tuple[str, str]], place: int) -> str:
@@ -548,7 +548,7 @@ class PointMaker:
                 speaker=speaker_id(document.speaker, blinder),
                 words=document.words,
                 is_question=document.is_question,
-                audience=keywords(document.audience),
+                audience=make_keywords(document.audience),
             )
             name = point_id(document.kind, document.source_id, document.chunk)
             points.append(Point(id=name, payload=payload, dense=vectors, sparse=sparse))

@@ -15,7 +15,7 @@ from sqlalchemy import Row, bindparam, delete, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from backend.core.cpu_pool import CpuPool
-from backend.database.base import chunks, table_of
+from backend.database.base import get_table, split_chunks
 from backend.database.engine import Database
 from backend.jobs.errors import RetryLaterError
 from backend.jobs.running import JobKind, RunningJob
@@ -53,8 +53,8 @@ _NOTES = (
     .order_by(IndexChange.id)
     .limit(MAX_NOTES)
 )
-_FORGET = delete(table_of(IndexChange)).where(IndexChange.id.in_(bindparam("ids", expanding=True)))
-_FORGET_ONE = delete(table_of(IndexChange)).where(IndexChange.id == bindparam("note_id"))
+_FORGET = delete(get_table(IndexChange)).where(IndexChange.id.in_(bindparam("ids", expanding=True)))
+_FORGET_ONE = delete(get_table(IndexChange)).where(IndexChange.id == bindparam("note_id"))
 
 Report = Callable[[int, int], Awaitable[None]]
 """Receives the number of processed rows and of all rows."""
@@ -221,7 +221,7 @@ class Indexer:
         source_ids: Sequence[UUID],
         sides: Sequence[IndexSide],
     ) -> None:
-        for part in chunks(source_ids, ROWS_PER_BATCH):
+        for part in split_chunks(source_ids, ROWS_PER_BATCH):
             async with self._database.read() as session:
                 rows = await source.rows(session, run.sealer, container_id, part, neighbours=True)
             await self._store_rows(run, rows, sides, instead_of=part)
@@ -250,7 +250,7 @@ class Indexer:
         if found.gone:
             await index.delete_sources(sealer.user_id, found.gone)
         missing, stale = (list(stored), set(stored)) if is_full else (found.missing, found.stale)
-        for number, part in enumerate(chunks(missing, ROWS_PER_BATCH)):
+        for number, part in enumerate(split_chunks(missing, ROWS_PER_BATCH)):
             if report is not None:
                 await report(number * ROWS_PER_BATCH, len(missing))
             async with self._database.read() as session:
@@ -327,5 +327,5 @@ def _list_changed_rows(notes: Sequence[Row[UUID, UUID | None]]) -> list[UUID]:
 
 
 async def _delete_notes(session: AsyncSession, notes: Sequence[Row[UUID, UUID | None]]) -> None:
-    for ids in chunks([note.id for note in notes]):
+    for ids in split_chunks([note.id for note in notes]):
         await session.execute(_FORGET, {"ids": ids})

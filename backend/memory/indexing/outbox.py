@@ -14,7 +14,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from backend.accounts.events import AccountDeleted
 from backend.accounts.models import KeyMode
-from backend.database.base import chunks, now, table_of
+from backend.database.base import get_table, now, split_chunks
 from backend.jobs.models import JOBS
 from backend.jobs.queue import JobKey, JobQueue, NewJob, insert_job
 from backend.memory.index.protocol import Kind
@@ -36,7 +36,7 @@ MAX_NOTED_ROWS = 500
 _FOLLOW_PAYLOAD = {"collection": None}
 """The payload of a job that determines the collection when it runs."""
 
-_INSERT_NOTE = table_of(IndexChange).insert()
+_INSERT_NOTE = get_table(IndexChange).insert()
 _DEAD_JOBS = select(JOBS.c.id, JOBS.c.payload).where(
     JOBS.c.user_id == bindparam("owner_id"),
     JOBS.c.kind == bindparam("kind"),
@@ -180,7 +180,7 @@ def _build_reindex_job(user_id: UUID, payload: dict[str, Any]) -> NewJob:
 
 
 async def _delete_jobs(session: AsyncSession, ids: Sequence[UUID]) -> None:
-    for some in chunks(ids):
+    for some in split_chunks(ids):
         await session.execute(_DELETE_DEAD, {"ids": some})
 
 

@@ -17,7 +17,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import InstrumentedAttribute
 
 from backend.core.audience import GM, PUBLIC, Viewpoint
-from backend.core.cpu_pool import unhurried
+from backend.core.cpu_pool import iterate_in_slices
 from backend.memory.index.protocol import Kind, Payload
 from backend.memory.indexing.documents import IndexDocument
 from backend.vault.sealing import Sealer
@@ -120,7 +120,9 @@ def compute_version(changed_at: datetime) -> int:
 
 async def collect_versions(rows: Result[UUID, datetime]) -> dict[UUID, int]:
     """Return the versions of rows, given as (id, changed at), in their order by id."""
-    return {row_id: compute_version(changed_at) async for row_id, changed_at in unhurried(rows)}
+    return {
+        row_id: compute_version(changed_at) async for row_id, changed_at in iterate_in_slices(rows)
+    }
 
 
 class Source(Protocol):

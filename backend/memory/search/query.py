@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, Literal
 from uuid import UUID
 
-from backend.core.text_forms import normalized
+from backend.core.text_forms import normalize
 from backend.memory.index.protocol import (
     Floats,
     Kind,
@@ -126,7 +126,7 @@ def load_words(language: str) -> QueryWords:
 
 def fold_text(text: str) -> str:
     """Normalize a text like the words in the file: lower case, straight `'`, single spaces."""
-    return " ".join(normalized("NFKC", text).casefold().replace("\u2019", "'").split())
+    return " ".join(normalize("NFKC", text).casefold().replace("\u2019", "'").split())
 
 
 def list_time_words(text: str) -> list[QueryWords]:

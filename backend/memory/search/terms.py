@@ -27,7 +27,7 @@ import numpy as np
 import regex  # type: ignore[import-untyped]  # it has no types
 import Stemmer
 
-from backend.core.text_forms import normalized
+from backend.core.text_forms import normalize
 from backend.memory.index.protocol import Sparse
 from backend.vault.blinding import Blinder
 
@@ -234,7 +234,7 @@ def _tokenize(text: str) -> Counter[tuple[str, bool]]:
 
     They are in the order of their first occurrence.
     """
-    folded = normalized("NFKC", text).casefold()
+    folded = normalize("NFKC", text).casefold()
     for each in _APOSTROPHES:  # five times as fast as `translate`
         folded = folded.replace(each, "'")
     if not _NOT_LATIN.search(folded):
