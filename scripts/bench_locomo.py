@@ -70,7 +70,6 @@ from backend.memory.indexing.documents import (
     WINDOW,
     Line,
     message_documents,
-    question_documents,
     scene_document,
 )
 from backend.memory.indexing.points import Attempt, Blinders, PointMaker, speaker_id
@@ -265,13 +264,8 @@ def _mended(asked: Mapping[str, Any]) -> list[str]:
     return [f"D{int(scene)}:{int(turn)}" for scene, turn in found]
 
 
-async def index_dialogue(
-    desk: Desk, maker: PointMaker, questions: Mapping[UUID, Sequence[str]] | None = None
-) -> tuple[int, int]:
-    """Index a dialogue as a server would; gives back how many points, and bytes of vectors.
-
-    `questions` are those that lines answer, by their ids.
-    """
+async def index_dialogue(desk: Desk, maker: PointMaker) -> tuple[int, int]:
+    """Index a dialogue as a server does. Return the number of points and the bytes of vectors."""
     lines = desk.dialogue.lines
     documents = [
         document
@@ -284,9 +278,6 @@ async def index_dialogue(
     for line in lines:
         if line.scene_id is not None:
             scenes.setdefault(line.scene_id, []).append(line)
-    firsts = {each.source_id: each for each in reversed(documents)}
-    for line_id, asked in (questions or {}).items():
-        documents += question_documents(firsts[line_id], asked)
     documents += [scene_document(scene_id, some) for scene_id, some in scenes.items()]
     attempt = Attempt(desk.sealer)
     points = await maker.make(attempt, documents)

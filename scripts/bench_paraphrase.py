@@ -2,8 +2,7 @@
 """Whether memory's search brings back a line that is asked for in other words.
 
     scripts/bench_paraphrase.py [--sizes N...] [--half choosing|reporting|both]
-                                [--questions FILE] [--data DIR] [--model-path DIR]
-                                [--vectors DIR] [--json]
+                                [--data DIR] [--model-path DIR] [--vectors DIR] [--json]
 
 150 questions (`_paraphrase_probes.jsonl`), each for one line of CRD3's transcripts with which it
 shares no word but stop words, stems compared. The transcripts are played as chats of 300 and of
@@ -11,10 +10,6 @@ shares no word but stop words, stems compared. The transcripts are played as cha
 and what is found fills a prompt's room as a turn fills it. Lines of the last 40 messages are not
 looked through. Even questions are for choosing, odd ones for reporting. For a task model that puts
 a question in other words stand rewritings by hand, of somebody who had seen the lines.
-
-With `--questions` the index also has questions that lines answer. `_paraphrase_questions.txt` has
-some for the lines that are asked for, by hand, of somebody who had not seen what is asked; a file
-of a model's has {"place", "q"} in each line. All other lines get two by a rule, as noise.
 
 The file of probes names lines by episode and turn; a digest notices a transcript that is another.
 Vectors are kept in `--vectors`, so that a run after the first takes seconds.
@@ -184,32 +179,6 @@ def chats_of(lines: Sequence[tuple[str, int, str, str]], size: int) -> Iterator[
         )
 
 
-def written(
-    file: Path | None,
-    lines: Sequence[tuple[str, int, str, str]],
-    probes: Sequence[Probe],
-) -> dict[int, list[str]]:
-    """The questions that lines answer, by their places; none without a file."""
-    if file is None:
-        return {}
-    found = {place: noise(who, text) for place, (_, _, who, text) in enumerate(lines)}
-    rows = file.read_text().splitlines()
-    if file.suffix == ".txt":
-        asked = zip((probe.place for probe in probes), rows, strict=True)
-        return found | {place: [each.strip() for each in row.split("|")] for place, row in asked}
-    return found | {row["place"]: row["q"] for row in map(json.loads, rows)}
-
-
-def noise(who: str, text: str) -> list[str]:
-    """Two questions by a rule, of the rarest-looking words of a line; none for a short one."""
-    words = [word.strip('.,!?"()-').lower() for word in text.split()]
-    telling = sorted({word for word in words if query_terms(word)}, key=lambda word: -len(word))[:4]
-    if len(telling) < 4:
-        return []
-    first, second, third, fourth = telling
-    return [f"What happened with the {first} and {second}?", f"Why did {who} {third} {fourth}?"]
-
-
 def ask_for(dialogue: Dialogue, question: str, **changes: Any) -> SearchRequest:
     """What a turn would look for."""
     wanted: dict[str, Any] = {
@@ -219,10 +188,10 @@ def ask_for(dialogue: Dialogue, question: str, **changes: Any) -> SearchRequest:
             ScopePart(
                 containers=[dialogue.chat_id],
                 before_position=len(dialogue.lines) - KEPT,
-                kinds=("message", "scene", "question"),
+                kinds=("message", "scene"),
             )
         ],
-        "kinds": ["message", "question"],
+        "kinds": ["message"],
         "limit": MAX_ITEMS,
         "room": ROOM,
         "most": MAX_SHORT_ITEMS,
@@ -279,7 +248,6 @@ async def run(options: argparse.Namespace) -> list[Chats]:
     """Play the chats and ask for what was said."""
     lines = spoken(options.data)
     probes = read_probes(lines)
-    asked = written(options.questions, lines, probes)
     probes = [each for each in probes if options.half in {"both", each.half}]
     local = KeptVectors(LocalEmbedder(options.model_path, workers=2), options.vectors)
     await local.ready()
@@ -303,13 +271,7 @@ async def run(options: argparse.Namespace) -> list[Chats]:
                     dialogue.user_id, {1: bytes(32)}, user_key=dialogue.user_id.bytes * 2
                 )
                 desk = Desk(dialogue, sealer, blinders, index, embedder, service)
-                start = number * size
-                answers = {
-                    line.id: asked[start + line.position]
-                    for line in dialogue.lines
-                    if start + line.position in asked
-                }
-                await index_dialogue(desk, maker, answers)
+                await index_dialogue(desk, maker)
                 for line in dialogue.lines:
                     text = f"[{line.said_at.day} {line.said_at:%B %Y}] {line.author}: {line.text}"
                     chats.sized[line.id] = Sized(line.id, count(text) + MESSAGE_OVERHEAD)
@@ -353,7 +315,6 @@ def main() -> None:
         default=Path(tempfile.gettempdir()) / "bench-vectors",
         help="folder to keep vectors in between runs",
     )
-    parser.add_argument("--questions", type=Path, help="questions that lines answer")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     configure_logging("error", "json")

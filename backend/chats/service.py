@@ -11,7 +11,7 @@ from sqlalchemy import delete, insert, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from backend.accounts.auth.identity import Identity
-from backend.accounts.profile.settings import check_budgets, named_models
+from backend.accounts.profile.settings import check_budgets, decode_settings, named_models
 from backend.chats import repository, tree
 from backend.chats.drafts import MessageDraft, copied_row, resealed, sealed_draft
 from backend.chats.errors import MessageBusyError
@@ -57,7 +57,7 @@ def read_settings(sealer: Sealer, chat: Chat) -> ChatSettings:
     settings = ChatSettings()
     if chat.sealed_settings is not None:
         data = sealer.open_bytes(CHAT_SETTINGS, chat.id, chat.sealed_settings)
-        settings = msgspec.json.decode(data, type=ChatSettings)
+        settings = decode_settings(data, ChatSettings)
     return msgspec.structs.replace(
         settings, chronicle_enabled=chat.chronicle_enabled, chronicle_id=chat.chronicle_id
     )

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from alembic.config import Config
 
 MIGRATIONS = Path(__file__).parent / "migrations"
-HEAD = "2026_11_22"
+HEAD = "2026_11_23"
 """Newest revision: known here so that a start needs no Alembic when nothing is to be done."""
 
 

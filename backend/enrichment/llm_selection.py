@@ -43,9 +43,8 @@ class Reader:
     """Who reads a chat for its user: which model, under which settings, and how much at a time.
 
     It has the user's key at hand, for the index's jobs that follow. `asked_ids` are the models that
-    the task may ask. `stretch_tokens` is in the chat's unit. `writes_questions`: also what lines
-    answer, which the demo model can't tell. `player` is the character that the user is in
-    the chat's campaign without a persona.
+    the task may ask. `stretch_tokens` is in the chat's unit. `player` is the character
+    that the user is in the chat's campaign without a persona.
     """
 
     sealer: Sealer = field(repr=False)
@@ -57,7 +56,6 @@ class Reader:
     asked_ids: frozenset[str]
     safety: Mapping[HarmCategory, SafetyThreshold] | None
     stretch_tokens: int
-    writes_questions: bool = False
     player: Player | None = None
 
     @property
@@ -109,8 +107,6 @@ async def find_reader(
         asked_ids=frozenset(asked),
         safety=first_set((own.sampling, account.sampling), "safety", None),
         stretch_tokens=most,
-        writes_questions=first_set((own.memory, account.memory), "questions", default=False)
-        and all(spec.provider != "demo" for spec in specs if spec.id == model_id),
         player=await _find_player(session, sealer, chat, account),
     )
 

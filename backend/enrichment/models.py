@@ -20,7 +20,6 @@ RunKind = Literal[
     "scene",
     "compaction",
     "chapter",
-    "questions",
     "rephrasing",
     "suggestions",
 ]

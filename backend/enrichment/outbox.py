@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from typing import Any
 from uuid import UUID, uuid5
 
 from sqlalchemy import ColumnElement, Update, and_, bindparam, delete, or_, select, update
@@ -14,7 +13,6 @@ from backend.campaigns.ledger.read_marks import read_again
 from backend.campaigns.scenes.scenes import count_beat, end_left_scenes, ended_scenes
 from backend.chats.events import ConsentWithdrawn
 from backend.chats.models import Chat, Message
-from backend.chats.questions import read_questions_again
 from backend.chats.schemas import ChatSettings
 from backend.database.base import UNSYNCHRONISED, now
 from backend.enrichment.errors import ChronicleNotEnabledError
@@ -31,9 +29,8 @@ GLOSSARY = "enrichment.glossary"
 SCENE = "enrichment.scene"
 CHAPTER = "enrichment.chapter"
 COMPACTION = "enrichment.compaction"
-QUESTIONS = "enrichment.questions"
 
-NEED_CONSENT = (TURN, REBUILD, GLOSSARY, COMPACTION, QUESTIONS)
+NEED_CONSENT = (TURN, REBUILD, GLOSSARY, COMPACTION)
 """Kinds of jobs that read a chat only while its chronicle is switched on."""
 
 SUMMARY_WAIT = 30.0
@@ -287,39 +284,6 @@ class EnrichmentOutbox(ConsentWithdrawn):
         key = self._queue.grant(holder.sealer, holder.key_mode)
         await self._queue.enqueue(session, job, key=key)
 
-    async def write_questions(
-        self,
-        session: AsyncSession,
-        holder: KeyHolder,
-        chat: Chat,
-        *,
-        positions: tuple[int, int] | None = None,
-    ) -> None:
-        """Have the questions written that a chat's lines answer, once some have come together.
-
-        With `positions` those of all lines from the first to the last, as far as they lack them.
-        Without consent there is no job.
-        """
-        if not chat.chronicle_enabled:
-            return
-        payload: dict[str, Any] = {"chat_id": str(chat.id)}
-        name = f"{QUESTIONS}/{chat.id}"
-        if positions is not None:
-            payload["positions"] = positions
-            name += "/all"
-        await self._queue.enqueue(
-            session,
-            NewJob(
-                kind=QUESTIONS,
-                user_id=holder.sealer.user_id,
-                # A lane of its own: a turn may wait for the summary in the chat's.
-                lane=_question_lane(chat.id),
-                payload=payload,
-                dedupe_key=name,
-            ),
-            key=self._queue.grant(holder.sealer, holder.key_mode),
-        )
-
     async def consent_withdrawn(self, session: AsyncSession, chat: Chat) -> None:
         """End the jobs that read a chat with its owner's consent, and run just now.
 
@@ -329,7 +293,7 @@ class EnrichmentOutbox(ConsentWithdrawn):
         await self._queue.stop_running(
             session,
             chat.user_id,
-            lanes=[*map(lane_of, containers), _question_lane(chat.id)],
+            lanes=[*map(lane_of, containers)],
             kinds=NEED_CONSENT,
             payload={"chat_id": str(chat.id)},
             error=ChronicleNotEnabledError.slug,
@@ -339,17 +303,12 @@ class EnrichmentOutbox(ConsentWithdrawn):
         """A reply goes on that may have been read: it is read anew, as a whole."""
         mark = delete(EnrichmentMark).where(EnrichmentMark.id == message_id)
         await session.execute(mark.execution_options(synchronize_session=False))
-        await read_questions_again(session, message_id)
         await read_again(session, None, message_id)
 
     async def left(self, session: AsyncSession, chat: Chat) -> None:
         """The same where a crash cut a reply off and nobody has the key at hand: it waits."""
         if chat.chronicle_enabled and chat.chronicle_id is not None:
             await self._queue.enqueue(session, _study(chat.user_id, chat.id, chat.chronicle_id))
-
-
-def _question_lane(chat_id: UUID) -> UUID:
-    return uuid5(_LANES, f"{QUESTIONS}/{chat_id}")
 
 
 async def _bring_forward(session: AsyncSession, dedupe_key: str) -> None:

@@ -15,7 +15,6 @@ from backend.enrichment.outbox import (
     CHAPTER,
     COMPACTION,
     GLOSSARY,
-    QUESTIONS,
     REBUILD,
     SCENE,
     SUMMARY,
@@ -26,7 +25,6 @@ from backend.enrichment.pipeline import EnrichmentRuntime, Task
 from backend.enrichment.summaries.task import SummaryTask
 from backend.enrichment.tasks.chapter import ChapterTask
 from backend.enrichment.tasks.glossary import GlossaryTask
-from backend.enrichment.tasks.questions import QuestionTask
 from backend.enrichment.tasks.rebuild import RebuildTask
 from backend.enrichment.tasks.scene import SceneTask
 from backend.enrichment.tasks.study import TurnTask
@@ -68,7 +66,6 @@ def job_kinds(runtime: EnrichmentRuntime) -> dict[str, JobKind]:
         SCENE: JobKind(partial(_run, SceneTask, runtime), stoppable=True),
         CHAPTER: JobKind(partial(_run, ChapterTask, runtime), stoppable=True),
         COMPACTION: JobKind(partial(_run, CompactionTask, runtime), stoppable=True),
-        QUESTIONS: JobKind(partial(_run, QuestionTask, runtime), stoppable=True),
     }
 
 

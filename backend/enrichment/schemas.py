@@ -15,7 +15,7 @@ from backend.jobs.schemas import JobView
 
 Position = Annotated[int, msgspec.Meta(ge=0, le=2_000_000_000)]
 
-WrittenKind = EffectKind | Literal["summary_written", "questions_written"]
+WrittenKind = EffectKind | Literal["summary_written"]
 
 KeptBecause = Literal["edited", "changed", "gone"]
 
@@ -87,13 +87,8 @@ class RunView(msgspec.Struct, kw_only=True, frozen=True):
             **{name: getattr(detail, name) for name in shown},
             written=[WrittenView.of(effect) for effect in detail.effects],
             refused=[struct_from(RefusedView, each) for each in detail.refused],
-            can_undo=row.state == "done"
-            and (bool(detail.effects) or row.kind == "summary" or _has_questions(row, detail)),
+            can_undo=row.state == "done" and (bool(detail.effects) or row.kind == "summary"),
         )
-
-
-def _has_questions(row: EnrichmentRun, detail: RunDetail) -> bool:
-    return row.kind == "questions" and detail.significant
 
 
 class EnrichmentView(msgspec.Struct, kw_only=True, frozen=True):

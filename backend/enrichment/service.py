@@ -21,7 +21,7 @@ from backend.enrichment.errors import (
     RebuildUnderWayError,
 )
 from backend.enrichment.llm_selection import find_reader
-from backend.enrichment.outbox import REBUILD, TURN, EnrichmentOutbox, lane_of
+from backend.enrichment.outbox import REBUILD, TURN, lane_of
 from backend.enrichment.runs.store import get_run, list_runs, open_detail
 from backend.enrichment.runs.undo import undo_run
 from backend.enrichment.schemas import (
@@ -176,13 +176,6 @@ class EnrichmentService:
             if job_id is None:  # what else holds its key is a rebuild that waits: there was none
                 raise RebuildUnderWayError
             await session.execute(update(Job).where(Job.id == job_id).values(progress_total=total))
-            reader = await find_reader(
-                session, self._user_models, self._settings, identity.sealer, chat
-            )
-            if reader.writes_questions:
-                await EnrichmentOutbox(queue).write_questions(
-                    session, identity, chat, positions=(place.from_position, place.to_position)
-                )
             return JobView.of(await session.get_one(Job, job_id))
 
     async def latest_rebuild(self, identity: Identity, chronicle_id: UUID) -> JobView:

@@ -20,7 +20,6 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from backend.accounts.auth.identity import Identity
 from backend.campaigns.ledger import paths as ledger_paths
 from backend.campaigns.ledger.records import find_campaign
-from backend.chats.questions import drop_questions
 from backend.chats.repository import get_chat
 from backend.chronicles import event_writer as writing
 from backend.chronicles.event_writer import is_there, supersede_again
@@ -67,25 +66,6 @@ async def undo_summary(session: AsyncSession, run: EnrichmentRun, *, force: bool
     )
 
 
-async def undo_questions(
-    session: AsyncSession, index: IndexOutbox, identity: Identity, run: EnrichmentRun
-) -> UndoView:
-    """Take back the questions that a run wrote. Raises `NothingToUndoError` where none is left."""
-    gone = await drop_questions(session, run.chat_id, run.id, owner_id=run.user_id)
-    if not gone:
-        raise NothingToUndoError("No line has questions of this run.")
-    await index.changed(
-        session, identity, kind="message", container_id=run.chat_id, source_ids=gone
-    )
-    written = [
-        WrittenView(
-            what="questions_written", id=each, container_id=run.chat_id, title="", because=""
-        )
-        for each in gone
-    ]
-    return UndoView(undone=written, kept=[])
-
-
 _NOT_CONTENT = frozenset({"revision", "place", "superseded_by", "supersedes"})
 """What of a snapshot may differ without anybody having said something else."""
 
@@ -119,8 +99,6 @@ async def undo_run(
         raise RunUndoneError
     if run.kind == "summary":
         view = await undo_summary(session, run, force=force)
-    elif run.kind == "questions":
-        view = await undo_questions(session, index, identity, run)
     else:
         view = await _undo_effects(session, index, identity, run, force=force)
     run.state, run.undone_at = "undone", now()

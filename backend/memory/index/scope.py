@@ -19,8 +19,11 @@ VectorName = DenseName | SparseName
 DENSE: tuple[DenseName, ...] = ("dense", "dense_window")
 SPARSE: tuple[SparseName, ...] = ("sparse", "sparse_window")
 Kind = Literal["lore", "message", "scene", "question", "event", "campaign"]
-"""What kind of row a point belongs to. A scene has only a sparse vector. Scenes and questions are
-never in a prompt themselves: they lead to messages. `campaign` is an item of a campaign."""
+"""The kind of row that a point belongs to. `campaign` is an item of a campaign.
+
+A scene has only a sparse vector, and is never in a prompt: it leads to messages. A `question` is a
+leftover of a removed feature. No query asks for it, and the next indexing of its message deletes
+it; until then the index must be able to read it."""
 
 OWNER, KIND, CONTAINER, SOURCE, POSITION, AUDIENCE = "o", "k", "c", "s", "p", "u"
 """Names of the fields that points are found by, as an engine keeps them: each has an index."""

@@ -98,8 +98,6 @@ _VECTORS: Mapping[Signal, VectorName] = {
     "dense_window": "dense_window",
     "sparse_window": "sparse_window",
     "scene": "sparse",
-    "dense_question": "dense",
-    "sparse_question": "sparse",
 }
 
 CONTEXT_WEIGHT = 0.3
@@ -205,14 +203,14 @@ def plan(
     would leave no room for anything else.
 
     `dense` is the vector of `parsed.meaning`, shape (d,), blinded; None without an embedder. No
-    `kinds` are all of them but questions. `limit` is for hits of each signal among lines. With an
+    `kinds` are all of them. `limit` is for hits of each signal among lines. With an
     `audience` points are found that have one of its words.
 
     Returns:
-        Which signal each query is for. At most nine.
+        Which signal each query is for. At most seven.
     """
     wanted = set(kinds) or {"message", "lore", "event", "campaign"}
-    others = sorted(wanted - {"message", "scene", "question"})
+    others = sorted(wanted - {"message", "scene"})
     queries: list[tuple[Signal, Query]] = []
 
     def add(signal: Signal, near: Floats | Sparse, kinds: Sequence[Kind], limit: int) -> None:
@@ -232,10 +230,6 @@ def plan(
         add("sparse", sparse, ["message"], limit)
         add("sparse_window", sparse, ["message"], limit)
         add("scene", sparse, ["scene"], SCENES)
-        if "question" in wanted:
-            if dense is not None:
-                add("dense_question", dense, ["question"], limit)
-            add("sparse_question", sparse, ["question"], limit)
     if others:
         sparse = blinded(term_weights(parsed, parsed.lore_terms), blinder)
         if dense is not None:

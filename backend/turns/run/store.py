@@ -258,8 +258,6 @@ class TurnStore:
             count_unit=run.built.loaded.chat.count_unit,
             is_summary_due=run.built.loaded.is_summary_due,
         )
-        if run.built.loaded.by_questions:
-            await self._enrichment.write_questions(session, run, chat)
         if run.built.loaded.is_compaction_due:
             await self._enrichment.compact(session, run, chat)
         elif run.built.loaded.begins_unsettled or run.has_stored:
