@@ -41,18 +41,18 @@ from backend.core.logs import get_logger
 from backend.database.base import new_id, now
 from backend.database.engine import Database
 from backend.enrichment.agent.agent import DEMO_NOTE, Agent
-from backend.enrichment.budgets import RunBudget
 from backend.enrichment.errors import ChronicleNotEnabledError, OtherChronicleError
-from backend.enrichment.llm_selection import (
+from backend.enrichment.models import EnrichmentRun, RunKind
+from backend.enrichment.outbox import EnrichmentOutbox
+from backend.enrichment.reader import (
     OUTPUT_TOKENS,
     STRETCH_TOKENS,
     ModelTask,
     Reader,
+    RunBudget,
     find_reader,
     naming_setting,
 )
-from backend.enrichment.models import EnrichmentRun, RunKind
-from backend.enrichment.outbox import EnrichmentOutbox
 from backend.enrichment.runs.store import RunDetail, note_done, note_failed, sealed_detail
 from backend.errors import AppError
 from backend.generation.model import (

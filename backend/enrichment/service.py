@@ -4,24 +4,35 @@ from __future__ import annotations
 
 from uuid import UUID
 
+import msgspec
 from sqlalchemy import Select, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from backend.accounts.auth.identity import Identity
+from backend.campaigns.ledger.records import (
+    ItemKey,
+    edit_item,
+    find_cause,
+    get_campaign,
+    get_item_row,
+    open_campaign,
+    open_item,
+    view_item,
+)
+from backend.campaigns.scenes.scenes import last_chat
 from backend.chats.models import Chat
 from backend.chats.repository import get_chat
 from backend.chronicles.repository import get_chronicle
 from backend.database.base import now
 from backend.database.engine import Database
-from backend.enrichment.budgets import spent_today
 from backend.enrichment.errors import (
     ChronicleNotEnabledError,
     OtherChronicleError,
     RebuildNotFoundError,
     RebuildUnderWayError,
 )
-from backend.enrichment.llm_selection import find_reader
-from backend.enrichment.outbox import REBUILD, TURN, lane_of
+from backend.enrichment.outbox import REBUILD, TURN, EnrichmentOutbox, lane_of
+from backend.enrichment.reader import find_reader, spent_today
 from backend.enrichment.runs.store import get_run, list_runs, open_detail
 from backend.enrichment.runs.undo import undo_run
 from backend.enrichment.schemas import (
@@ -39,6 +50,7 @@ from backend.enrichment.tasks.rebuild import (
     events_to_replace,
 )
 from backend.errors import ValidationError
+from backend.http.schemas import check_revision
 from backend.jobs.models import Job
 from backend.jobs.queue import JobQueue, NewJob
 from backend.jobs.schemas import JobView
@@ -242,3 +254,43 @@ def _rebuilds(owner_id: UUID, chronicle_id: UUID) -> Select[Job]:
     return select(Job).where(
         Job.lane == lane_of(chronicle_id), Job.kind == REBUILD, Job.user_id == owner_id
     )
+
+
+class SceneService:
+    """What a user does with scenes beside editing them."""
+
+    def __init__(self, database: Database, outbox: EnrichmentOutbox) -> None:
+        self._database = database
+        self._outbox = outbox
+
+    async def close(
+        self,
+        identity: Identity,
+        campaign_id: UUID,
+        scene_id: UUID,
+        *,
+        if_match: str | None,
+        message_id: UUID | None = None,
+    ) -> msgspec.Struct:
+        """End a scene and have it compressed; one that is over is compressed as far as it is not.
+
+        With `message_id` it is over while that message is told. Raises `CampaignNotFoundError`,
+        `CampaignItemNotFoundError`, `PreconditionFailedError`, `MessageNotFoundError`,
+        `ValidationError`.
+        """
+        key = ItemKey(campaign_id, "scene", scene_id)
+        async with self._database.write() as session:
+            campaign = await get_campaign(session, identity, campaign_id, lock=True)
+            row = await get_item_row(session, identity, key)
+            check_revision(if_match, row.seq)
+            cause = await find_cause(session, identity, campaign, message_id)
+            closed = {"status": "closed"}
+            await edit_item(session, identity.sealer, campaign, key, closed, cause=cause)
+            chat_id = cause.chat_id if cause else await last_chat(session, scene_id)
+            if chat_id is not None:
+                chat = await get_chat(session, chat_id, owner_id=identity.user_id)
+                await self._outbox.compact(session, identity, chat)
+                if open_campaign(identity.sealer, campaign).settings.summaries:
+                    await self._outbox.compress(session, identity, chat, scene_id)
+            row = await get_item_row(session, identity, key)
+            return view_item(row, open_item(identity.sealer, row))

@@ -25,8 +25,8 @@ from backend.core.audience import (
 )
 from backend.database.base import unindexed
 from backend.enrichment.cleaning import clipped, shown
-from backend.enrichment.llm_selection import Reader
 from backend.enrichment.models import EnrichmentMark
+from backend.enrichment.reader import Reader
 from backend.generation.model import Role
 from backend.lorebooks.authoring import find_chronicle_book
 from backend.lorebooks.links import books_for_chat

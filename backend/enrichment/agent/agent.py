@@ -14,8 +14,7 @@ from backend.core.cpu_pool import CpuPool
 from backend.database.engine import Database
 from backend.enrichment.agent.duplicates import DuplicateCheck, DuplicateFinder
 from backend.enrichment.agent.lookup import KnowledgeLookup, LookupResult
-from backend.enrichment.agent.proposals import AgentResult
-from backend.enrichment.agent.references import References, line_shown
+from backend.enrichment.agent.proposals import AgentResult, References, line_shown
 from backend.enrichment.agent.tool_executor import ToolExecutor
 from backend.enrichment.agent.tools import (
     EVENT_KINDS,
@@ -24,9 +23,8 @@ from backend.enrichment.agent.tools import (
     Triage,
     read_triage,
 )
-from backend.enrichment.budgets import RunBudget
 from backend.enrichment.cleaning import one_line
-from backend.enrichment.llm_selection import OUTPUT_TOKENS, Reader
+from backend.enrichment.reader import OUTPUT_TOKENS, Reader, RunBudget
 from backend.enrichment.runs.store import RunDetail
 from backend.enrichment.story import TranscriptSlice
 from backend.generation.declined_answers import check_declined

@@ -21,8 +21,7 @@ from backend.chronicles.repository import StoryEvent
 from backend.core.cpu_pool import CpuPool
 from backend.core.text_forms import normalized
 from backend.enrichment.agent.lookup import KnowledgeLookup
-from backend.enrichment.agent.proposals import ProposedEvent, RefusedCallError
-from backend.enrichment.agent.references import References
+from backend.enrichment.agent.proposals import ProposedEvent, References, RefusedCallError
 from backend.memory.embedding.protocol import EmbedderError, Floats
 from backend.memory.indexing.points import DocumentEmbedder
 from backend.memory.search.terms import document_terms

@@ -13,12 +13,15 @@ from backend.database.base import new_id
 from backend.enrichment.agent.duplicates import DuplicateCheck
 from backend.enrichment.agent.lookup import KnowledgeLookup, KnownEntry
 from backend.enrichment.agent.proposals import (
+    MARK,
     Proposal,
     ProposedEntry,
     ProposedEvent,
+    References,
     RefusedCallError,
     content_of,
     keys_of,
+    line_mark,
     mark_of,
     mended_entry,
     mended_event,
@@ -26,7 +29,6 @@ from backend.enrichment.agent.proposals import (
     said_of,
     words_of,
 )
-from backend.enrichment.agent.references import MARK, References, line_mark
 from backend.enrichment.agent.tools import (
     KNOWLEDGE,
     Call,

@@ -24,12 +24,7 @@ from backend.campaigns.proposals.authority import Unclear
 from backend.core.audience import Audience, is_known_to_all, opened, stored
 from backend.database.base import new_id
 from backend.enrichment.cleaning import clipped, one_line
-from backend.enrichment.compaction.known import (
-    KnownWorld,
-    changeable,
-    key_of,
-    member_of,
-)
+from backend.enrichment.compaction.reader import KnownWorld, changeable, key_of, member_of
 from backend.enrichment.compaction.tools import (
     MAX_TEXT,
     UPDATERS,

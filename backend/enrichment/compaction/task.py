@@ -19,22 +19,24 @@ from backend.chats.models import Chat, Message
 from backend.core.cpu_pool import unhurried
 from backend.enrichment.agent.agent import DEMO_NOTE
 from backend.enrichment.agent.duplicates import DuplicateFinder
-from backend.enrichment.budgets import open_budget
 from backend.enrichment.cleaning import one_line
 from backend.enrichment.compaction.drafts import Drafter
-from backend.enrichment.compaction.known import (
+from backend.enrichment.compaction.reader import (
     KnownWorld,
     ShownWorld,
+    Window,
     attributes_of,
+    is_unread,
+    read_window,
     read_world,
     refresh_world,
     show,
 )
 from backend.enrichment.compaction.tools import offered
-from backend.enrichment.compaction.window import Window, is_unread, read_window
 from backend.enrichment.compaction.writer import ChronicleWriter, CompactionWriter, KnownEvents
 from backend.enrichment.errors import ChronicleNotEnabledError
 from backend.enrichment.pipeline import PathChangedError, Task, Work
+from backend.enrichment.reader import open_budget
 from backend.enrichment.runs.effects import note_in_index
 from backend.enrichment.runs.store import Refused, RunDetail
 from backend.generation.declined_answers import check_declined

@@ -40,8 +40,7 @@ from backend.core.audience import GM, PUBLIC, AudienceMarks
 from backend.database.engine import Database
 from backend.enrichment.agent.duplicates import MAX_QUESTIONS, DuplicateFinder, is_any_told
 from backend.enrichment.agent.lookup import LATEST
-from backend.enrichment.agent.proposals import mark_of
-from backend.enrichment.agent.references import Marks
+from backend.enrichment.agent.proposals import Marks, mark_of
 from backend.enrichment.cleaning import clipped, one_line
 from backend.enrichment.compaction.tools import Drafted, DraftedEvent
 from backend.enrichment.pipeline import EventsChangedError

@@ -16,7 +16,6 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from backend.campaigns.state.viewpoints import hides_information, read_marks
 from backend.chats.models import Chat, Message
 from backend.core.audience import GM, Viewpoint, narrowest, own_column
-from backend.enrichment.budgets import CHARACTERS_A_TOKEN, estimate, open_budget
 from backend.enrichment.cleaning import without_tags
 from backend.enrichment.pipeline import (
     BLOCKED_ATTEMPTS,
@@ -26,20 +25,19 @@ from backend.enrichment.pipeline import (
     Task,
     Work,
 )
+from backend.enrichment.reader import CHARACTERS_A_TOKEN, estimate, open_budget
 from backend.enrichment.runs.store import RunDetail
 from backend.enrichment.story import is_as_read, read_lines, told
-from backend.enrichment.summaries.goals import (
-    find_goal,
-    find_round_goal,
-    next_audience,
-    wanted_summary,
-)
 from backend.enrichment.summaries.store import (
     MAX_SUMMARY_CHARS,
     StoredSummary,
     active_summaries,
     current_summary,
+    find_goal,
+    find_round_goal,
+    next_audience,
     store_summary,
+    wanted_summary,
 )
 from backend.generation.declined_answers import check_declined
 from backend.generation.model import (

@@ -22,9 +22,9 @@ from backend.campaigns.scenes.chapters import DueChapter, due_chapter
 from backend.chats.models import Chat, Message
 from backend.core.audience import opened
 from backend.database.base import new_id
-from backend.enrichment.budgets import CHARACTERS_A_TOKEN, open_budget
 from backend.enrichment.cleaning import clipped, one_line
 from backend.enrichment.pipeline import PathChangedError, Task, Work
+from backend.enrichment.reader import CHARACTERS_A_TOKEN, open_budget
 from backend.enrichment.runs.store import RunDetail
 from backend.enrichment.summaries.task import plain
 from backend.generation.declined_answers import check_declined

@@ -44,7 +44,6 @@ from backend.characters import repository as characters
 from backend.characters.cards.model import Card
 from backend.chats.models import MESSAGE_AUTHOR, MESSAGE_CONTENT, Chat, Message
 from backend.chats.repository import character_ids
-from backend.enrichment.budgets import CHARACTERS_A_TOKEN, open_budget
 from backend.enrichment.cleaning import clipped, one_line, without_tags
 from backend.enrichment.errors import ChronicleNotEnabledError
 from backend.enrichment.pipeline import (
@@ -52,6 +51,7 @@ from backend.enrichment.pipeline import (
     Task,
     Work,
 )
+from backend.enrichment.reader import CHARACTERS_A_TOKEN, open_budget
 from backend.enrichment.runs.store import RunDetail
 from backend.enrichment.story import readable
 from backend.generation.declined_answers import check_declined

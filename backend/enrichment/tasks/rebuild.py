@@ -24,7 +24,6 @@ from backend.database.base import chunks
 from backend.enrichment.agent.agent import EVENT_KIND_NAMES, MOST_CALLS
 from backend.enrichment.agent.proposals import AgentResult
 from backend.enrichment.agent.tools import TOOLS, TRIAGE_SCHEMA
-from backend.enrichment.budgets import CHARACTERS_A_TOKEN
 from backend.enrichment.errors import ChronicleNotEnabledError, OtherChronicleError
 from backend.enrichment.pipeline import (
     BLOCKED_ATTEMPTS,
@@ -32,6 +31,7 @@ from backend.enrichment.pipeline import (
     PathChangedError,
     Recovery,
 )
+from backend.enrichment.reader import CHARACTERS_A_TOKEN
 from backend.enrichment.runs.effects import effect_on
 from backend.enrichment.runs.store import RunDetail, RunEffect
 from backend.enrichment.schemas import AmountRange
@@ -42,7 +42,7 @@ from backend.enrichment.story import (
     behind_mark,
     read_range,
 )
-from backend.enrichment.tasks.study import StudyTask, StudyWork
+from backend.enrichment.tasks.turn import StudyTask, StudyWork
 from backend.errors import AppError
 from backend.generation.registry import UnknownModelError
 from backend.jobs.errors import RetryLaterError

@@ -30,14 +30,13 @@ from backend.campaigns.state.snapshot import Names
 from backend.campaigns.state.viewpoints import read_marks
 from backend.chats.models import Chat, Message
 from backend.core.audience import GM, PUBLIC, is_known_to_all, narrowest, opened, stored
-from backend.enrichment.budgets import CHARACTERS_A_TOKEN, open_budget
 from backend.enrichment.cleaning import clipped, one_line
-from backend.enrichment.llm_selection import OUTPUT_TOKENS
 from backend.enrichment.pipeline import (
     PathChangedError,
     Task,
     Work,
 )
+from backend.enrichment.reader import CHARACTERS_A_TOKEN, OUTPUT_TOKENS, open_budget
 from backend.enrichment.runs.store import Refused, RunDetail
 from backend.enrichment.story import Version, is_as_read, read_lines, told
 from backend.enrichment.summaries.task import plain

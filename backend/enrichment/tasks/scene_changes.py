@@ -38,7 +38,7 @@ from backend.core.audience import GM, PUBLIC, Audience, is_known_to_all, opened,
 from backend.core.cpu_pool import unhurried
 from backend.database.base import new_id, now
 from backend.enrichment.cleaning import clipped, one_line, without_tags
-from backend.enrichment.compaction.known import member_of
+from backend.enrichment.compaction.reader import member_of
 from backend.enrichment.runs.store import Refused
 from backend.enrichment.story import Version
 from backend.errors import ValidationError

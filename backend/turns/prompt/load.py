@@ -32,8 +32,7 @@ from backend.chronicles.repository import current_events
 from backend.context.blocks import PresetFields
 from backend.context.budget import eviction_point
 from backend.core.audience import GM, PUBLIC, Viewpoint, is_known_to
-from backend.enrichment.summaries.goals import HOT_ROUNDS
-from backend.enrichment.summaries.store import current_summary
+from backend.enrichment.summaries.store import HOT_ROUNDS, current_summary
 from backend.lorebooks.links import books_for_chat
 from backend.turns.api.schemas import TurnRequest
 from backend.turns.models import TurnKind

@@ -18,10 +18,15 @@ from backend.accounts.profile.settings import first_set
 from backend.core.logs import get_logger
 from backend.database.base import new_id
 from backend.database.engine import Database
-from backend.enrichment.budgets import RunBudget, open_budget
 from backend.enrichment.cleaning import without_tags
-from backend.enrichment.llm_selection import choose_model, limit_output, safe_sampling
 from backend.enrichment.models import EnrichmentRun
+from backend.enrichment.reader import (
+    RunBudget,
+    choose_model,
+    limit_output,
+    open_budget,
+    safe_sampling,
+)
 from backend.enrichment.runs.store import note_done
 from backend.errors import AppError
 from backend.generation.model import (

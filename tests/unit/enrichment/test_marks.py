@@ -6,8 +6,7 @@ from datetime import UTC, datetime
 from uuid import UUID
 
 from backend.chronicles.events import EventFields
-from backend.enrichment.agent.proposals import ProposedEvent
-from backend.enrichment.agent.references import References, line_mark, line_shown
+from backend.enrichment.agent.proposals import ProposedEvent, References, line_mark, line_shown
 from backend.enrichment.story import StoryLine
 from backend.prompts import load_prompts
 

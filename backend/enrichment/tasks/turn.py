@@ -13,9 +13,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from backend.chats.models import Chat
 from backend.database.base import upsert
 from backend.enrichment.agent.proposals import AgentResult
-from backend.enrichment.budgets import open_budget
 from backend.enrichment.errors import ChronicleNotEnabledError
-from backend.enrichment.llm_selection import Reader
 from backend.enrichment.models import EnrichmentMark
 from backend.enrichment.pipeline import (
     BLOCKED_ATTEMPTS,
@@ -25,6 +23,7 @@ from backend.enrichment.pipeline import (
     Task,
     Work,
 )
+from backend.enrichment.reader import Reader, open_budget
 from backend.enrichment.runs.effects import Changed, ProposalWriter, note_in_index
 from backend.enrichment.runs.store import RunDetail, RunEffect
 from backend.enrichment.story import TranscriptSlice, behind_mark, is_unchanged, read_unread
