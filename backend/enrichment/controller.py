@@ -1,9 +1,8 @@
 """The work behind the reply: its runs, rebuilding chronicles, and rolling summaries."""
 
-from typing import Annotated, Any
+from typing import Any
 from uuid import UUID
 
-import msgspec
 from litestar import Controller, Request, Response, delete, get, post, put
 from litestar.di import NamedDependency
 from litestar.openapi.datastructures import ResponseSpec
@@ -12,17 +11,9 @@ from litestar.params import FromPath, FromQuery, JSONBody
 from backend.accounts.auth.identity import Identity
 from backend.campaigns.api.schemas import VIEWS
 from backend.campaigns.errors import CampaignItemNotFoundError, CampaignNotFoundError
-from backend.campaigns.ledger.records import get_campaign, open_campaign
-from backend.campaigns.ledger.store import read_state
-from backend.campaigns.models import CampaignItem
-from backend.campaigns.play.state import is_unsettled
-from backend.campaigns.rules import rules_of
 from backend.chats.errors import ChatNotFoundError, MessageBusyError, MessageNotFoundError
-from backend.chats.repository import get_chat
 from backend.chronicles.errors import ChronicleNotFoundError
 from backend.core.audience import GM, ViewpointText, read_viewpoint
-from backend.database.engine import Database
-from backend.enrichment.compaction.reader import count_unread
 from backend.enrichment.errors import (
     ChronicleNotEnabledError,
     NothingToUndoError,
@@ -34,9 +25,10 @@ from backend.enrichment.errors import (
     RunUndoneError,
     SummaryNotFoundError,
 )
-from backend.enrichment.outbox import EnrichmentOutbox
 from backend.enrichment.schemas import (
+    CompactionView,
     EnrichmentView,
+    NewCompaction,
     NewRebuild,
     NewSummary,
     RebuildEstimate,
@@ -44,69 +36,14 @@ from backend.enrichment.schemas import (
     SummaryView,
     UndoView,
 )
-from backend.enrichment.service import EnrichmentService, SceneService
+from backend.enrichment.service import CompactionService, EnrichmentService, SceneService
 from backend.enrichment.summaries.service import SummaryService
-from backend.errors import PreconditionFailedError, ValidationError
+from backend.errors import PreconditionFailedError
 from backend.http.schemas import PREVIEWS, RAISES, STORES, Page, PageSize, PlaceCursor, etag
 from backend.jobs.schemas import JobView
 from backend.lorebooks.errors import LorebookFullError
 from backend.quotas.definitions import QUEUED_JOBS, TOKENS_PER_DAY
 from backend.quotas.service import Quotas
-
-
-class NewCompaction(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """Which chat of the campaign is read."""
-
-    chat_id: UUID
-
-
-class CompactionView(msgspec.Struct, kw_only=True):
-    """What was queued.
-
-    `messages` are those that will be read; with none there is nothing to do. `job_id` is null where
-    a job waited already, which reads them too. `waits`: an action or a fight is on, and it runs
-    when that is over.
-    """
-
-    messages: Annotated[int, msgspec.Meta(ge=0)]
-    job_id: UUID | None
-    waits: bool
-
-
-class CompactionService:
-    """Compactions that a user asks for."""
-
-    def __init__(self, database: Database, outbox: EnrichmentOutbox) -> None:
-        self._database = database
-        self._outbox = outbox
-
-    async def compact(
-        self, identity: Identity, campaign_id: UUID, wanted: NewCompaction
-    ) -> CompactionView:
-        """Have all read that a chat has told and that was not read.
-
-        Raises `CampaignNotFoundError`, `ChatNotFoundError`, `ChronicleNotEnabledError`, and
-        `ValidationError` where the chat does not belong to the campaign.
-        """
-        sealer = identity.sealer
-        async with self._database.write() as session:
-            campaign = await get_campaign(session, identity, campaign_id, lock=True)
-            chat = await get_chat(session, wanted.chat_id, owner_id=identity.user_id)
-            if chat.campaign_id != campaign.id:
-                raise ValidationError("`chat_id` is a chat that does not belong to the campaign.")
-            if not chat.chronicle_enabled:
-                raise ChronicleNotEnabledError(
-                    "Agree to it in the chat's settings first: a model reads what it says."
-                )
-            world = await session.get_one(CampaignItem, campaign.id)
-            waits = is_unsettled(
-                read_state(sealer, world.id, world.sealed_state),
-                rules_of(campaign.rules),
-                is_played=open_campaign(sealer, campaign).settings.tools,
-            )
-            messages = await count_unread(session, chat)
-            job_id = await self._outbox.compact(session, identity, chat) if messages else None
-        return CompactionView(messages=messages, job_id=job_id, waits=waits)
 
 
 class CompactionController(Controller):

@@ -49,11 +49,16 @@ from backend.enrichment.reader import (
     STRETCH_TOKENS,
     ModelTask,
     Reader,
-    RunBudget,
     find_reader,
     naming_setting,
 )
-from backend.enrichment.runs.store import RunDetail, note_done, note_failed, sealed_detail
+from backend.enrichment.runs.store import (
+    RunDetail,
+    build_run,
+    note_done,
+    note_failed,
+    sealed_detail,
+)
 from backend.errors import AppError
 from backend.generation.model import (
     ModelBlockedError,
@@ -71,6 +76,7 @@ from backend.http.schemas import MAX_INTEGER, ShownProblem
 from backend.jobs.errors import RetryLaterError
 from backend.jobs.models import Job
 from backend.jobs.running import UNEXPECTED, RunningJob
+from backend.llm.answers import RunBudget, ask
 from backend.llm.server_slots import ModelBusyError, ModelSlots, SlotTakenError
 from backend.llm.slot_rules import Rank, SlotUse
 from backend.llm.slot_rules import Work as SlotWork
@@ -290,15 +296,10 @@ class Task(ABC, Generic[W, P]):
         Raises `ModelMalformedAnswerError` if it is none, and other errors of the model's.
         """
         model = work.reader.model
+        sampling = work.reader.sampling_of(model, self.output_tokens(work))
+        value = await ask(model, prompt, schema, sampling=sampling, budget=work.budget)
         try:
-            sampling = work.reader.sampling_of(model, self.output_tokens(work))
-            said = await model.structured(prompt, schema, sampling)
-        except (ModelMalformedAnswerError, ModelDeclinedError):
-            work.budget.take(None, prompt, "")
-            raise
-        work.budget.take(said.usage, prompt, str(said.value))
-        try:
-            return msgspec.convert(said.value, answer)
+            return msgspec.convert(value, answer)
         except msgspec.ValidationError as error:
             raise ModelMalformedAnswerError(
                 f"The model was asked for a {self.kind} and wrote something else."
@@ -420,22 +421,18 @@ class Task(ABC, Generic[W, P]):
     ) -> EnrichmentRun:
         delay_ms = round((now() - self.job.created_at).total_seconds() * 1000)
         slug = error.slug if isinstance(error, AppError) else UNEXPECTED
-        return EnrichmentRun(
-            id=work.run_id,
-            user_id=self.sealer.user_id,
-            chat_id=self.chat_id,
-            chronicle_id=work.chronicle_id,
-            campaign_id=chat.campaign_id,
-            job_id=self.job.id,
-            kind=self.kind,
-            state="failed" if error else "done",
+        return build_run(
+            chat,
+            self.kind,
             model=work.reader.model_id,
-            from_position=work.from_position,
-            to_position=work.to_position,
-            **work.budget.columns(work.reader.model_id),
-            duration_ms=round((time.monotonic() - work.begun) * 1000),
-            delay_ms=min(delay_ms, MAX_INTEGER),  # a job may wait for its key for months
+            positions=(work.from_position, work.to_position),
+            budget=work.budget,
+            seconds=time.monotonic() - work.begun,
             error=slug if error else None,
+            id=work.run_id,
+            chronicle_id=work.chronicle_id,
+            job_id=self.job.id,
+            delay_ms=min(delay_ms, MAX_INTEGER),  # a job may wait for its key for months
             sealed_detail=sealed_detail(self.sealer, work.run_id, detail),
         )
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
-from typing import Any, Literal
+from typing import Literal
 from uuid import UUID
 
 import msgspec
@@ -26,83 +26,21 @@ from backend.generation.model import (
     ChatModel,
     ModelSpec,
     ModelWritesNoJsonError,
-    Prompt,
-    TokenUsage,
 )
 from backend.generation.registry import ModelRegistry, UnknownModelError
 from backend.generation.sampling import HarmCategory, SafetyThreshold, Sampling
 from backend.generation.servers.limits import ServerLimit
 from backend.jobs.errors import RetryLaterError
+from backend.llm.answers import RunBudget
 from backend.llm.user_models import UserModels, usual_task_model
 from backend.settings import Settings
 from backend.vault.sealing import Sealer
 
 DAY = timedelta(hours=24)
 
-CHARACTERS_A_TOKEN = 4
-"""About as many as most texts have: for what no provider has counted."""
-
 _TOKENS = EnrichmentRun.prompt_tokens + EnrichmentRun.completion_tokens
 _COUNTS = EnrichmentRun.kind != "suggestions"
 """The user asks for those: they count with turns, not with background work."""
-
-
-class RunBudget:
-    """Tokens that a run may take, and what it took: as the provider reports them.
-
-    It is filled in while the run goes on, so that it is known of one that fails, too.
-    """
-
-    def __init__(self, limit: int) -> None:
-        self.limit = limit
-        self.calls = 0
-        self.prompt_tokens = 0
-        self.completion_tokens = 0
-        self._triage = ("", 0, 0)
-
-    def note_triage(self, model_id: str) -> None:
-        """Note that what was taken so far was a model's that only says whether to go on."""
-        self._triage = (model_id, self.prompt_tokens, self.completion_tokens)
-
-    def columns(self, model_id: str) -> dict[str, Any]:
-        """What was taken, as columns of the run of a model."""
-        taken: dict[str, Any] = {
-            "calls": self.calls,
-            "prompt_tokens": self.prompt_tokens,
-            "completion_tokens": self.completion_tokens,
-        }
-        small, read, written = self._triage
-        if self.calls and small not in {"", model_id}:
-            taken |= {
-                "triage_model": small,
-                "triage_prompt_tokens": read,
-                "triage_completion_tokens": written,
-            }
-        return taken
-
-    def affords(self, prompt: Prompt) -> bool:
-        """Whether a prompt goes into what is left. The first call always does."""
-        spent = self.prompt_tokens + self.completion_tokens
-        return not self.calls or spent + estimate(prompt) <= self.limit
-
-    def take(self, usage: TokenUsage | None, prompt: Prompt, answer: str) -> None:
-        """Note a call; without a report it is estimated by length."""
-        self.calls += 1
-        if usage is None:
-            self.prompt_tokens += estimate(prompt)
-            self.completion_tokens += len(answer) // CHARACTERS_A_TOKEN + 1
-        else:
-            self.prompt_tokens += usage.prompt_tokens
-            self.completion_tokens += usage.completion_tokens
-
-
-def estimate(prompt: Prompt) -> int:
-    """About how many tokens a prompt has, tools aside."""
-    said = sum(len(message.text) for message in prompt.messages)
-    for each in prompt.rounds:
-        asked = [dict(call.arguments) for call in each.calls]
-        said += len(each.text) + len(msgspec.json.encode([asked, list(each.results)]))
-    return said // CHARACTERS_A_TOKEN + 1
 
 
 async def open_budget(session: AsyncSession, settings: Settings, user_id: UUID) -> RunBudget:

@@ -207,3 +207,22 @@ class NewSummary(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_field
 
     text: SummaryText
     through_message_id: UUID | None = None
+
+
+class NewCompaction(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """Which chat of the campaign is read."""
+
+    chat_id: UUID
+
+
+class CompactionView(msgspec.Struct, kw_only=True):
+    """What was queued.
+
+    `messages` are those that will be read; with none there is nothing to do. `job_id` is null where
+    a job waited already, which reads them too. `waits`: an action or a fight is on, and it runs
+    when that is over.
+    """
+
+    messages: Annotated[int, msgspec.Meta(ge=0)]
+    job_id: UUID | None
+    waits: bool

@@ -19,12 +19,17 @@ from backend.campaigns.ledger.records import (
     open_item,
     view_item,
 )
+from backend.campaigns.ledger.store import read_state
+from backend.campaigns.models import CampaignItem
+from backend.campaigns.play.state import is_unsettled
+from backend.campaigns.rules import rules_of
 from backend.campaigns.scenes.scenes import last_chat
 from backend.chats.models import Chat
 from backend.chats.repository import get_chat
 from backend.chronicles.repository import get_chronicle
 from backend.database.base import now
 from backend.database.engine import Database
+from backend.enrichment.compaction.reader import count_uncompacted
 from backend.enrichment.errors import (
     ChronicleNotEnabledError,
     OtherChronicleError,
@@ -36,7 +41,9 @@ from backend.enrichment.reader import find_reader, spent_today
 from backend.enrichment.runs.store import get_run, list_runs, open_detail
 from backend.enrichment.runs.undo import undo_run
 from backend.enrichment.schemas import (
+    CompactionView,
     EnrichmentView,
+    NewCompaction,
     NewRebuild,
     RebuildEstimate,
     RunView,
@@ -291,6 +298,42 @@ class SceneService:
                 chat = await get_chat(session, chat_id, owner_id=identity.user_id)
                 await self._outbox.compact(session, identity, chat)
                 if open_campaign(identity.sealer, campaign).settings.summaries:
-                    await self._outbox.compress(session, identity, chat, scene_id)
+                    await self._outbox.compress_scenes(session, identity, chat, [scene_id])
             row = await get_item_row(session, identity, key)
             return view_item(row, open_item(identity.sealer, row))
+
+
+class CompactionService:
+    """Compactions that a user asks for."""
+
+    def __init__(self, database: Database, outbox: EnrichmentOutbox) -> None:
+        self._database = database
+        self._outbox = outbox
+
+    async def compact(
+        self, identity: Identity, campaign_id: UUID, wanted: NewCompaction
+    ) -> CompactionView:
+        """Have all read that a chat has told and that was not read.
+
+        Raises `CampaignNotFoundError`, `ChatNotFoundError`, `ChronicleNotEnabledError`, and
+        `ValidationError` where the chat does not belong to the campaign.
+        """
+        sealer = identity.sealer
+        async with self._database.write() as session:
+            campaign = await get_campaign(session, identity, campaign_id, lock=True)
+            chat = await get_chat(session, wanted.chat_id, owner_id=identity.user_id)
+            if chat.campaign_id != campaign.id:
+                raise ValidationError("`chat_id` is a chat that does not belong to the campaign.")
+            if not chat.chronicle_enabled:
+                raise ChronicleNotEnabledError(
+                    "Agree to it in the chat's settings first: a model reads what it says."
+                )
+            world = await session.get_one(CampaignItem, campaign.id)
+            waits = is_unsettled(
+                read_state(sealer, world.id, world.sealed_state),
+                rules_of(campaign.rules),
+                is_played=open_campaign(sealer, campaign).settings.tools,
+            )
+            messages = await count_uncompacted(session, chat)
+            job_id = await self._outbox.compact(session, identity, chat) if messages else None
+        return CompactionView(messages=messages, job_id=job_id, waits=waits)

@@ -6,7 +6,7 @@ database transaction is open while a model or an embedder is asked.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,32 +24,32 @@ from backend.enrichment.agent.tools import (
     read_triage,
 )
 from backend.enrichment.cleaning import one_line
-from backend.enrichment.reader import OUTPUT_TOKENS, Reader, RunBudget
+from backend.enrichment.reader import OUTPUT_TOKENS, Reader
 from backend.enrichment.runs.store import RunDetail
 from backend.enrichment.story import TranscriptSlice
 from backend.generation.declined_answers import check_declined
 from backend.generation.model import (
     ChatModel,
     ModelContextOverflowError,
-    ModelDeclinedError,
     ModelEmptyReplyError,
     ModelMalformedAnswerError,
     ModelSpec,
     Prompt,
     PromptMessage,
     ToolAnswer,
-    ToolRound,
+    ToolCall,
 )
 from backend.generation.sampling import Sampling
 from backend.generation.tools.arguments import InvalidCallError
 from backend.generation.tools.streams import answer_with_tools
+from backend.llm.answers import LoopEnd, RunBudget, ask, join_answer, run_tool_loop
 from backend.memory.indexing.points import DocumentEmbedder
 from backend.memory.search.search import MemorySearch
 from backend.prompts import PromptLibrary
 from backend.settings import Settings
 from backend.vault.sealing import Sealer
 
-MOST_CALLS = 6
+MAX_CALLS = 6
 """Calls of a model in one run, the first question among them."""
 
 _MOST_SHOWN = 8
@@ -61,9 +61,11 @@ _WINDOW_OF_ONE = 4_000
 _MAX_WHY = 500
 EVENT_KIND_NAMES = ", ".join(EVENT_KINDS)
 DEMO_NOTE = "Demo model: simple rules, no language model read this."
-_SPENT = "It ended early: the tokens of one run were spent."
-_TOO_LONG = "It ended early: the prompt had become too long for the model."
-
+_EARLY_ENDS: Mapping[LoopEnd, list[str]] = {
+    "budget_spent": ["It ended early: the tokens of one run were spent."],
+    "failed": ["It ended early: the prompt had become too long for the model."],
+}
+_NO_CALLS = ToolAnswer(text="", calls=(), usage=None, finish="stop")
 
 EmbedderOf = Callable[[Sealer], Awaitable[DocumentEmbedder | None]]
 """What compares a user's texts by meaning."""
@@ -99,7 +101,7 @@ class Agent:
         try:
             triage = await self._triage(small, stretch, budget, reader.sampling_of(small))
         finally:
-            budget.note_triage(small.spec.id)
+            budget.mark_triage(small.spec.id)
         executor = references = None
         if triage.significant:
             lookup = KnowledgeLookup(self.database, self.search, reader.sealer, stretch, self.pool)
@@ -153,14 +155,9 @@ class Agent:
                 PromptMessage("user", self._story(stretch)),
             ]
         )
+        value = await ask(model, prompt, TRIAGE_SCHEMA, sampling=sampling, budget=budget)
         try:
-            answer = await model.structured(prompt, TRIAGE_SCHEMA, sampling)
-        except (ModelMalformedAnswerError, ModelDeclinedError):
-            budget.take(None, prompt, "")
-            raise
-        budget.take(answer.usage, prompt, str(answer.value))
-        try:
-            triage = read_triage(answer.value)
+            triage = read_triage(value)
         except InvalidCallError as error:
             raise ModelMalformedAnswerError(
                 "The model was asked for a decision and wrote something else."
@@ -180,27 +177,29 @@ class Agent:
 
         Returns a note if it could have gone on. What it proposed before is kept.
         """
-        rounds: list[ToolRound] = []
-        while budget.calls < MOST_CALLS and not executor.is_finished:
-            prompt = Prompt(opening, tuple(rounds))
-            if not budget.affords(prompt):
-                return [_SPENT]
+
+        async def ask_model(prompt: Prompt) -> ToolAnswer:
             try:
-                answer = await _asked(model, prompt, budget, sampling)
+                return await _ask_for_calls(model, prompt, budget, sampling)
             except ModelMalformedAnswerError as error:
-                # It may write the same again and again: what it proposed before is not lost by it.
-                budget.take(None, prompt, "")
+                # The model may repeat itself. What it proposed before is kept.
+                budget.count_call(None, prompt)
                 executor.refuse_unread(error)
-                break
-            except ModelContextOverflowError:
-                if not rounds:
-                    raise
-                return [_TOO_LONG]
-            if not answer.calls:
-                break
-            results = await executor.answer(answer.calls)
-            rounds.append(ToolRound(answer.calls, results, answer.text))
-        return []
+                return _NO_CALLS
+
+        async def execute(calls: Sequence[ToolCall]) -> Sequence[Any] | None:
+            results = await executor.execute(calls)
+            return None if executor.is_finished else results
+
+        end = await run_tool_loop(
+            opening,
+            ask_model,
+            execute,
+            budget=budget,
+            max_calls=MAX_CALLS,
+            tolerated=ModelContextOverflowError,
+        )
+        return _EARLY_ENDS.get(end, [])
 
     def _opening(
         self, stretch: TranscriptSlice, references: References, near: LookupResult
@@ -208,7 +207,7 @@ class Agent:
         instruction = self.prompts["enrichment/agent"].render(
             kinds=EVENT_KIND_NAMES,
             most_writes=self.settings.enrichment_max_writes,
-            most_calls=MOST_CALLS - 1,
+            most_calls=MAX_CALLS - 1,
         )
         events = sorted(
             near.events.values(), key=lambda event: (event.happened_at, event.place, event.id)
@@ -233,7 +232,7 @@ class Agent:
         )
 
 
-async def _asked(
+async def _ask_for_calls(
     model: ChatModel, prompt: Prompt, budget: RunBudget, sampling: Sampling
 ) -> ToolAnswer:
     """One step of the loop. A model that has called and says no more has finished."""
@@ -242,9 +241,8 @@ async def _asked(
     except ModelEmptyReplyError:
         if not prompt.rounds:
             raise
-        answer = ToolAnswer(text="", calls=(), usage=None, finish="stop")
-    said = "".join([answer.text, *(str(dict(call.arguments)) for call in answer.calls)])
-    budget.take(answer.usage, prompt, said)
+        answer = _NO_CALLS
+    budget.count_call(answer.usage, prompt, join_answer(answer.text, answer.calls))
     if not (answer.calls or prompt.rounds):
         check_declined(answer.text)
     return answer

@@ -80,11 +80,11 @@ class ToolExecutor:
         """What is to be written, in the order in which it was proposed."""
         return list(self._proposals.values())
 
-    async def answer(self, calls: Sequence[ToolCall]) -> list[Any]:
-        """Carry out the calls of one answer, in order; what each is answered with."""
-        return [await self._answer(call, place) for place, call in enumerate(calls)]
+    async def execute(self, calls: Sequence[ToolCall]) -> list[Any]:
+        """Execute the calls of one answer in order, and return a result for each."""
+        return [await self._execute(call, place) for place, call in enumerate(calls)]
 
-    async def _answer(self, call: ToolCall, place: int) -> dict[str, Any]:
+    async def _execute(self, call: ToolCall, place: int) -> dict[str, Any]:
         if place >= MAX_CALLS:
             return self._refuse(call.name, RefusedCallError(f"Only {MAX_CALLS} calls at once."))
         try:

@@ -30,8 +30,9 @@ from backend.core.audience import Audience, AudienceMarks, is_known_to_all, know
 from backend.core.cpu_pool import SEALED_FACTOR, unhurried
 from backend.enrichment.cleaning import clipped, one_line
 from backend.enrichment.compaction.tools import UPDATERS, Updater
-from backend.enrichment.reader import CHARACTERS_A_TOKEN, Reader
+from backend.enrichment.reader import Reader
 from backend.enrichment.story import Version, last_reply, readable, told
+from backend.llm.answers import CHARACTERS_PER_TOKEN
 from backend.vault.sealing import Sealer
 
 MAX_LINES = 200
@@ -91,7 +92,7 @@ async def read_window(session: AsyncSession, reader: Reader, chat: Chat) -> Wind
         versions=[(row.id, row.updated_at) for row in rows],
         positions=[row.position for row in rows],
         earlier=[told(reader, row, EARLIER_CHARACTERS, marks) for row in earlier],
-        lines=[told(reader, row, most * CHARACTERS_A_TOKEN) for row in rows],
+        lines=[told(reader, row, most * CHARACTERS_PER_TOKEN) for row in rows],
         audience=first.audience,
         since=first.created_at,
         player_names=_player_names(reader, [*earlier, *rows]),
@@ -115,7 +116,7 @@ async def is_unread(session: AsyncSession, chat: Chat, window: Window) -> bool:
     return found == dict(window.versions)
 
 
-async def count_unread(session: AsyncSession, chat: Chat) -> int:
+async def count_uncompacted(session: AsyncSession, chat: Chat) -> int:
     """How many messages the next compaction would read."""
     query = select(func.count()).select_from(Message).where(*await _unread(session, chat))
     return await session.scalar(query) or 0

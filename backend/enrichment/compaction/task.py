@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
-from contextlib import aclosing
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
@@ -46,17 +45,15 @@ from backend.generation.model import (
     ModelError,
     Prompt,
     PromptMessage,
-    TextPiece,
-    TextReset,
-    TokenUsage,
     Tool,
+    ToolAnswer,
     ToolCall,
-    ToolRound,
 )
 from backend.generation.tools.streams import stream_with_tools
 from backend.jobs.errors import RetryLaterError
+from backend.llm.answers import collect, run_tool_loop
 
-MOST_CALLS = 3
+MAX_CALLS = 3
 """Times that a model is asked in one run: again, where calls of its last answer can't be."""
 
 WAIT_SECONDS = 900.0
@@ -182,30 +179,28 @@ class CompactionTask(Task[CompactionWork, CompactionProposal]):
         opening = [PromptMessage("system", system), PromptMessage("user", story)]
         tools = offered(attributes_of(work.known))
         drafter, _ = await self._unhurried(work.known, partial(_drafted, work, work.known, shown))
-        rounds: list[ToolRound] = []
         calls: list[ToolCall] = []
         refused: list[Refused] = []
-        while work.budget.calls < MOST_CALLS:
-            prompt = Prompt(opening, tuple(rounds))
-            if not work.budget.affords(prompt):
-                break
-            try:
-                made, said = await _asked(model, prompt, tools, work)
-            except ModelError:
-                if not rounds:
-                    raise
-                break  # what it has called before is not lost by it
+
+        async def execute(asked: Sequence[ToolCall]) -> Sequence[Any] | None:
             results: list[Any] = []
-            async for call in unhurried(made):
+            async for call in unhurried(asked):
                 problem = await _use(drafter, call, events)
                 results.append({"error": problem.reason} if problem else {"ok": True})
                 if problem is None:
                     calls.append(call)
                 else:
                     refused.append(problem)
-            if all("ok" in each for each in results):
-                break
-            rounds.append(ToolRound(made, results, said))
+            return None if all("ok" in each for each in results) else results
+
+        await run_tool_loop(
+            opening,
+            partial(_ask_for_calls, model, tools, work),
+            execute,
+            budget=work.budget,
+            max_calls=MAX_CALLS,
+            tolerated=ModelError,
+        )
         known = await self._known_now(work)
         if known is not work.known:
             read = partial(_drafted, work, known, shown, calls)
@@ -359,35 +354,14 @@ def _drafted(
     return drafter, [problem for call in calls if (problem := drafter.use(call))]
 
 
-async def _asked(
-    model: ChatModel, prompt: Prompt, tools: Sequence[Tool], work: CompactionWork
-) -> tuple[list[ToolCall], str]:
-    """The calls of one answer, and its text, by whichever way the model can call."""
-    calls: list[ToolCall] = []
-    text, usage = "", None
-    try:
-        async with aclosing(
-            stream_with_tools(model, prompt, tools, work.reader.sampling_of(model, WRITES_TOKENS))
-        ) as pieces:
-            async for piece in pieces:
-                match piece:
-                    case TextPiece(said):
-                        text += said
-                    case TextReset():
-                        text = ""
-                    case ToolCall():
-                        calls.append(piece)
-                    case TokenUsage():
-                        usage = piece
-                    case _:
-                        pass
-    except ModelError:
-        work.budget.calls += 1
-        raise
-    said = "".join([text, *(str(dict(call.arguments)) for call in calls)])
-    work.budget.take(usage, prompt, said)
-    if not (calls or text.strip() or prompt.rounds):
+async def _ask_for_calls(
+    model: ChatModel, tools: Sequence[Tool], work: CompactionWork, prompt: Prompt
+) -> ToolAnswer:
+    """Return one answer with its calls. It is streamed, because it may be long."""
+    sampling = work.reader.sampling_of(model, WRITES_TOKENS)
+    answer = await collect(stream_with_tools(model, prompt, tools, sampling), prompt, work.budget)
+    if not (answer.calls or answer.text.strip() or prompt.rounds):
         raise ModelEmptyReplyError("It wrote thoughts and nothing else.")
-    if not (calls or prompt.rounds):
-        check_declined(text)
-    return calls, text
+    if not (answer.calls or prompt.rounds):
+        check_declined(answer.text)
+    return answer

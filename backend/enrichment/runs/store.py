@@ -10,10 +10,12 @@ import msgspec
 from sqlalchemy import Subquery, case, literal, select, union_all
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from backend.database.base import now
+from backend.chats.models import Chat
+from backend.database.base import new_id, now
 from backend.enrichment.errors import RunNotFoundError
-from backend.enrichment.models import RUN_DETAIL, EnrichmentRun
+from backend.enrichment.models import RUN_DETAIL, EnrichmentRun, RunKind
 from backend.http.schemas import ShownProblem
+from backend.llm.answers import RunBudget
 from backend.quotas.ledgers import add_tokens
 from backend.vault.sealing import Sealer
 
@@ -119,6 +121,52 @@ def open_detail(sealer: Sealer, run: EnrichmentRun) -> RunDetail:
     if run.sealed_detail is None:
         return RunDetail()
     return _DETAIL.decode(sealer.open_bytes(RUN_DETAIL, run.id, run.sealed_detail))
+
+
+def build_run(
+    chat: Chat,
+    kind: RunKind,
+    *,
+    model: str,
+    positions: tuple[int, int],
+    budget: RunBudget,
+    seconds: float,
+    error: str | None = None,
+    **columns: Any,
+) -> EnrichmentRun:
+    """Build the row of a run of a chat, without storing it.
+
+    Args:
+        chat: The chat, as it is now.
+        kind: The kind of work.
+        model: The id of the model that did the work.
+        positions: The first and the last position that was read.
+        budget: The calls and tokens of the run.
+        seconds: How long the run took.
+        error: The slug of the error; None if it succeeded.
+        columns: Further columns of the row.
+    """
+    triage: dict[str, Any] = {}
+    if budget.calls and budget.triage is not None and budget.triage[0] != model:
+        names = "triage_model", "triage_prompt_tokens", "triage_completion_tokens"
+        triage = dict(zip(names, budget.triage, strict=True))
+    return EnrichmentRun(
+        **{"id": new_id(), **columns},
+        user_id=chat.user_id,
+        chat_id=chat.id,
+        campaign_id=chat.campaign_id,
+        kind=kind,
+        state="failed" if error else "done",
+        model=model,
+        from_position=positions[0],
+        to_position=positions[1],
+        calls=budget.calls,
+        prompt_tokens=budget.prompt_tokens,
+        completion_tokens=budget.completion_tokens,
+        **triage,
+        duration_ms=round(seconds * 1000),
+        error=error,
+    )
 
 
 async def note_done(session: AsyncSession, run: EnrichmentRun) -> None:

@@ -6,7 +6,6 @@ In a campaign with hidden information each audience that has news gets one of it
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import aclosing
 from dataclasses import dataclass
 from datetime import datetime
 from uuid import UUID
@@ -25,7 +24,7 @@ from backend.enrichment.pipeline import (
     Task,
     Work,
 )
-from backend.enrichment.reader import CHARACTERS_A_TOKEN, estimate, open_budget
+from backend.enrichment.reader import open_budget
 from backend.enrichment.runs.store import RunDetail
 from backend.enrichment.story import is_as_read, read_lines, told
 from backend.enrichment.summaries.store import (
@@ -47,12 +46,10 @@ from backend.generation.model import (
     ModelError,
     Prompt,
     PromptMessage,
-    TextPiece,
-    TextReset,
-    TokenUsage,
 )
 from backend.generation.registry import UnknownModelError
 from backend.jobs.running import RunningJob
+from backend.llm.answers import CHARACTERS_PER_TOKEN, collect
 
 OVERLONG = 3
 """How many times as many words as were asked for are kept."""
@@ -143,7 +140,7 @@ class SummaryTask(Task[SummaryWork, str]):
             to_position=rows[-1].position,
             previous=current,
             versions=[(row.id, row.updated_at) for row in rows],
-            lines=[told(reader, row, most * CHARACTERS_A_TOKEN, marks) for row in rows],
+            lines=[told(reader, row, most * CHARACTERS_PER_TOKEN, marks) for row in rows],
             goal=goal,
             words=wanted.words,
             viewpoint=viewpoint,
@@ -191,7 +188,7 @@ class SummaryTask(Task[SummaryWork, str]):
     async def propose(self, work: SummaryWork) -> str:
         """Have the model write. The budget is filled in on the way: nothing spent is lost."""
         model = work.reader.model
-        prompts, budget, said = self.runtime.prompts, work.budget, ""
+        prompts = self.runtime.prompts
         system = prompts["enrichment/summary"].render(words=work.words)
         lines = prompts["enrichment/summary_lines"].render(
             previous=without_tags(work.previous.text) if work.previous else "",
@@ -199,22 +196,9 @@ class SummaryTask(Task[SummaryWork, str]):
             words=work.words,
         )
         prompt = Prompt([PromptMessage("system", system), PromptMessage("user", lines)])
-        budget.calls += 1
         sampling = work.reader.sampling_of(model, self.output_tokens(work))
-        async with aclosing(model.stream(prompt, sampling)) as pieces:
-            async for piece in pieces:
-                if isinstance(piece, TextPiece):
-                    said += piece.text
-                elif isinstance(piece, TextReset):
-                    said = ""
-                elif isinstance(piece, TokenUsage):
-                    budget.prompt_tokens = piece.prompt_tokens
-                    budget.completion_tokens = piece.completion_tokens
-        if not budget.prompt_tokens:
-            # Not every server says what was used.
-            budget.prompt_tokens = estimate(prompt)
-            budget.completion_tokens = len(said) // CHARACTERS_A_TOKEN + 1
-        text = plain(said, min(MAX_SUMMARY_CHARS, work.words * OVERLONG * CHARS_PER_WORD))
+        answer = await collect(model.stream(prompt, sampling), prompt, work.budget)
+        text = plain(answer.text, min(MAX_SUMMARY_CHARS, work.words * OVERLONG * CHARS_PER_WORD))
         if not text:
             raise ModelEmptyReplyError
         check_declined(text)

@@ -24,12 +24,13 @@ from backend.core.audience import opened
 from backend.database.base import new_id
 from backend.enrichment.cleaning import clipped, one_line
 from backend.enrichment.pipeline import PathChangedError, Task, Work
-from backend.enrichment.reader import CHARACTERS_A_TOKEN, open_budget
+from backend.enrichment.reader import open_budget
 from backend.enrichment.runs.store import RunDetail
 from backend.enrichment.summaries.task import plain
 from backend.generation.declined_answers import check_declined
 from backend.generation.model import ModelMalformedAnswerError, Prompt, PromptMessage
 from backend.generation.tools.arguments import plain_schema
+from backend.llm.answers import CHARACTERS_PER_TOKEN
 
 WORDS = 200
 """About how long a chapter is."""
@@ -88,7 +89,7 @@ class ChapterTask(Task[ChapterWork, ChapterProposal]):
     async def propose(self, work: ChapterWork) -> ChapterProposal:
         """Have the model tell the scenes together, from their summaries and key moments."""
         prompts, scenes = self.runtime.prompts, work.due.scenes
-        share = work.reader.stretch_tokens * CHARACTERS_A_TOKEN // len(scenes)
+        share = work.reader.stretch_tokens * CHARACTERS_PER_TOKEN // len(scenes)
         told = [
             clipped(one_line(f"{each.title or 'A scene'}: {each.summary}"), share // 2)
             + clipped("".join(f"\n  - {one_line(one)}" for one in each.key_moments), share // 2)

@@ -51,7 +51,7 @@ from backend.enrichment.pipeline import (
     Task,
     Work,
 )
-from backend.enrichment.reader import CHARACTERS_A_TOKEN, open_budget
+from backend.enrichment.reader import open_budget
 from backend.enrichment.runs.store import RunDetail
 from backend.enrichment.story import readable
 from backend.generation.declined_answers import check_declined
@@ -62,6 +62,7 @@ from backend.generation.model import (
 from backend.generation.tokens import get_tokenizer
 from backend.generation.tools.arguments import plain_schema
 from backend.jobs.errors import RetryLaterError
+from backend.llm.answers import CHARACTERS_PER_TOKEN
 
 MAX_PASSAGE = 12_000
 """Characters of a reply that a model reads where rules alone don't find its terms."""
@@ -274,7 +275,7 @@ class GlossaryTask(Task[GlossaryWork, GlossaryProposal]):
             Coinage(without_tags(one.term), one_line(one.snippet)) for one in found.coined
         ]
         tags = [Tagged(one.tag, without_tags(one_line(one.snippet))) for one in found.tags]
-        most = min(MAX_PASSAGE, work.reader.stretch_tokens * CHARACTERS_A_TOKEN)
+        most = min(MAX_PASSAGE, work.reader.stretch_tokens * CHARACTERS_PER_TOKEN)
         passage = without_tags(clipped(work.text, most)).strip() if found.is_open else ""
         prompt = Prompt(
             [

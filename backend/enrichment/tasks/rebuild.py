@@ -21,7 +21,7 @@ from backend.chronicles import event_writer as writing
 from backend.chronicles.models import ChronicleEvent, EventSource
 from backend.chronicles.repository import counting, get_chronicle, open_event
 from backend.database.base import chunks
-from backend.enrichment.agent.agent import EVENT_KIND_NAMES, MOST_CALLS
+from backend.enrichment.agent.agent import EVENT_KIND_NAMES, MAX_CALLS
 from backend.enrichment.agent.proposals import AgentResult
 from backend.enrichment.agent.tools import TOOLS, TRIAGE_SCHEMA
 from backend.enrichment.errors import ChronicleNotEnabledError, OtherChronicleError
@@ -31,7 +31,6 @@ from backend.enrichment.pipeline import (
     PathChangedError,
     Recovery,
 )
-from backend.enrichment.reader import CHARACTERS_A_TOKEN
 from backend.enrichment.runs.effects import effect_on
 from backend.enrichment.runs.store import RunDetail, RunEffect
 from backend.enrichment.schemas import AmountRange
@@ -47,6 +46,7 @@ from backend.errors import AppError
 from backend.generation.registry import UnknownModelError
 from backend.jobs.errors import RetryLaterError
 from backend.jobs.running import delay_after
+from backend.llm.answers import CHARACTERS_PER_TOKEN
 from backend.lorebooks import authoring
 from backend.lorebooks.models import Lorebook, LoreEntryRow
 from backend.prompts import PromptLibrary
@@ -369,13 +369,13 @@ def estimate_cost(
     )
     task = _tokens(
         prompts["enrichment/agent"].render(
-            kinds=kinds, most_writes=most_writes, most_calls=MOST_CALLS - 1
+            kinds=kinds, most_writes=most_writes, most_calls=MAX_CALLS - 1
         ),
         frame,
         *(msgspec.json.encode(tool.parameters) for tool in TOOLS),
         *(tool.description for tool in TOOLS),
     )
-    steps = MOST_CALLS - 1
+    steps = MAX_CALLS - 1
     least = most = 0
     before: list[int] = []
     for batch in batches:
@@ -387,7 +387,7 @@ def estimate_cost(
         before = [*before, *batch][-EARLIER_LINES:]
     count = len(batches)
     return Cost(
-        calls=AmountRange(least=count, most=count * MOST_CALLS),
+        calls=AmountRange(least=count, most=count * MAX_CALLS),
         prompt_tokens=AmountRange(least=least, most=most),
         completion_tokens=AmountRange(
             least=count * _DECISION, most=count * (_DECISION + steps * _ROUND)
@@ -406,4 +406,4 @@ def _earlier(tokens: Sequence[int]) -> int:
 
 
 def _tokens(*texts: str | bytes) -> int:
-    return sum(map(len, texts)) // CHARACTERS_A_TOKEN
+    return sum(map(len, texts)) // CHARACTERS_PER_TOKEN

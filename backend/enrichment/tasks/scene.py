@@ -36,7 +36,7 @@ from backend.enrichment.pipeline import (
     Task,
     Work,
 )
-from backend.enrichment.reader import CHARACTERS_A_TOKEN, OUTPUT_TOKENS, open_budget
+from backend.enrichment.reader import OUTPUT_TOKENS, open_budget
 from backend.enrichment.runs.store import Refused, RunDetail
 from backend.enrichment.story import Version, is_as_read, read_lines, told
 from backend.enrichment.summaries.task import plain
@@ -57,6 +57,7 @@ from backend.generation.model import (
     PromptMessage,
 )
 from backend.generation.tools.arguments import InvalidCallError, plain_schema, read_arguments
+from backend.llm.answers import CHARACTERS_PER_TOKEN
 
 WORDS = 150
 """About how long the summary of a scene is."""
@@ -157,7 +158,7 @@ class SceneTask(Task[SceneWork, SceneProposal]):
             return None
         audience = narrowest([told_to, *(row.audience for row in rows)])
         marks = await read_marks(session, self.sealer, campaign.id, audience)
-        lines = [told(reader, row, most * CHARACTERS_A_TOKEN, marks) for row in rows]
+        lines = [told(reader, row, most * CHARACTERS_PER_TOKEN, marks) for row in rows]
         text = "\n".join(lines)
         names = await self.runtime.names.read(session, self.sealer, campaign)
         table = await scene_table(session, self.sealer, campaign, names, text, audience=audience)

@@ -16,27 +16,23 @@ import msgspec
 from backend.accounts.auth.identity import Identity
 from backend.accounts.profile.settings import first_set
 from backend.core.logs import get_logger
-from backend.database.base import new_id
 from backend.database.engine import Database
 from backend.enrichment.cleaning import without_tags
-from backend.enrichment.models import EnrichmentRun
 from backend.enrichment.reader import (
-    RunBudget,
     choose_model,
     limit_output,
     open_budget,
     safe_sampling,
 )
-from backend.enrichment.runs.store import note_done
+from backend.enrichment.runs.store import build_run, note_done
 from backend.errors import AppError
 from backend.generation.model import (
-    ModelDeclinedError,
-    ModelMalformedAnswerError,
     Prompt,
     PromptMessage,
 )
 from backend.generation.tools.arguments import plain_schema
 from backend.jobs.errors import RetryLaterError
+from backend.llm.answers import RunBudget, ask
 from backend.llm.server_slots import ModelSlots
 from backend.llm.slot_rules import Rank, Work
 from backend.memory.search.request import SearchResult
@@ -119,20 +115,13 @@ class Rephraser:
             log.info("memory.not_rephrased", problem=problem)
         if budget.calls:
             position = loaded.target.leaf.position if loaded.target.leaf else 0
-            run = EnrichmentRun(
-                id=new_id(),
-                user_id=identity.user_id,
-                chat_id=loaded.chat.id,
-                campaign_id=loaded.chat.campaign_id,
-                kind="rephrasing",
-                state="failed" if problem else "done",
+            run = build_run(
+                loaded.chat,
+                "rephrasing",
                 model=chosen,
-                from_position=position,
-                to_position=position,
-                calls=budget.calls,
-                prompt_tokens=budget.prompt_tokens,
-                completion_tokens=budget.completion_tokens,
-                duration_ms=round((time.monotonic() - began) * 1000),
+                positions=(position, position),
+                budget=budget,
+                seconds=time.monotonic() - began,
                 error=problem,
             )
             async with self._database.write() as session:
@@ -165,13 +154,12 @@ class Rephraser:
         sampling = limit_output(safe_sampling(model.spec, window.sampling.safety), model.spec)
         prompt = Prompt([PromptMessage("user", asked)])
         try:
-            said = await model.structured(prompt, SCHEMA, sampling)
-        except (ModelMalformedAnswerError, ModelDeclinedError, asyncio.CancelledError):
-            budget.take(None, prompt, "")  # the model has read it all the same
+            value = await ask(model, prompt, SCHEMA, sampling=sampling, budget=budget)
+        except asyncio.CancelledError:
+            budget.count_call(None, prompt)  # the model has read the prompt
             raise
-        budget.take(said.usage, prompt, str(said.value))
         try:
-            words = msgspec.convert(said.value, _Answer).words
+            words = msgspec.convert(value, _Answer).words
         except msgspec.ValidationError:
             return ""
         return " ".join(words[:MOST_WRITTEN].split())

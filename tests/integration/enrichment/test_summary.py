@@ -604,7 +604,7 @@ async def test_a_budget_in_another_unit_than_the_chat_s_is_left_to_the_next_repl
     async def ask_for_it(*, is_its_own: bool) -> None:
         async with server.parts.database.write() as session:
             row = await session.get_one(Chat, UUID(chat))
-            await outbox.replied(
+            await outbox.follow_reply(
                 session,
                 holder,
                 row,

@@ -33,19 +33,19 @@ async def test_all_turns_that_wait_share_one_query_and_see_their_own_job(
     engine = database._reader.sync_engine
     event.listen(engine, "before_cursor_execute", note)
     try:
-        found = await asyncio.gather(*(watch.look(lane) for lane in [busy, idle] * 20))
+        found = await asyncio.gather(*(watch.poll(lane) for lane in [busy, idle] * 20))
     finally:
         event.remove(engine, "before_cursor_execute", note)
     assert len(statements) == 1
     assert found == [[UnfinishedJob("queued", 0)], ()] * 20
     async with database.write() as session:
         await session.execute(update(Job).where(Job.lane == busy).values(state="done"))
-    assert await watch.look(busy) == ()
+    assert await watch.poll(busy) == ()
 
 
 async def test_a_turn_that_gives_up_leaves_the_others_their_answer(database: Database) -> None:
     watch, lanes = SummaryWatch(database, SUMMARY), [uuid4(), uuid4()]
-    first, second = [asyncio.create_task(watch.look(lane)) for lane in lanes]
+    first, second = [asyncio.create_task(watch.poll(lane)) for lane in lanes]
     await asyncio.sleep(0)
     first.cancel()
     assert await second == ()
