@@ -131,7 +131,7 @@ class KnowledgeLookup:
         """
         text = "\n".join(line.text for line in self.stretch.lines)
         named = await self.pool.run(
-            self.sealer.user_id, partial(named_in, text, await self.lore()), is_job=True
+            self.sealer.user_id, partial(find_named, text, await self.lore()), is_job=True
         )
         merged = LookupResult(entries={entry.id: entry for entry in named[:count]})
         groups = self._groups()
@@ -266,7 +266,7 @@ class KnowledgeLookup:
         return [groups[int(place * step)] for place in range(min(len(groups), _GROUPS))]
 
 
-def named_in(text: str, entries: Sequence[KnownEntry]) -> list[KnownEntry]:
+def find_named(text: str, entries: Sequence[KnownEntry]) -> list[KnownEntry]:
     """Entries whose title or a plain key occurs in a text as a word, the longest name first."""
     names = {name: Key(name) for entry in entries for name in entry.names}
     # All of them in one pass, as lorebooks are scanned: there may be hundreds of thousands.

@@ -17,7 +17,7 @@ from backend.core.audience import NAMELESS_MARKS, AudienceMarks, put_mark
 from backend.database.base import new_id
 from backend.enrichment.agent.lookup import KnownEntry
 from backend.enrichment.agent.tools import UpdateChronicleEvent, UpdateLorebookEntry
-from backend.enrichment.cleaning import one_line, paragraphs, shown
+from backend.enrichment.cleaning import clean_paragraphs, indent_text, to_one_line
 from backend.enrichment.runs.store import RunDetail
 from backend.enrichment.story import StoryLine
 from backend.lorebooks.entries import LoreEntry
@@ -93,37 +93,37 @@ class RefusedCallError(Exception):
         self.duplicate_of = duplicate_of
 
 
-def pinned(mark: str) -> RefusedCallError:
+def refuse_pinned(mark: str) -> RefusedCallError:
     """What is said of an event that stands in every prompt because its user wants it there."""
     return RefusedCallError(
-        f"{mark_of(mark)} was pinned by the user: it is neither changed nor superseded."
+        f"{quote_mark(mark)} was pinned by the user: it is neither changed nor superseded."
     )
 
 
-def said_of(text: str, name: str) -> str:
+def read_text(text: str, name: str) -> str:
     """A line that says something. Raises `RefusedCallError`."""
-    line = one_line(text)
+    line = to_one_line(text)
     if not any(map(str.isalnum, line)):
         raise RefusedCallError(f"{name} says nothing.")
     return line
 
 
-def content_of(text: str) -> str:
+def read_content(text: str) -> str:
     """What an entry says. Raises `RefusedCallError`."""
-    content = paragraphs(text)
+    content = clean_paragraphs(text)
     if not any(map(str.isalnum, content)):
         raise RefusedCallError("The content says nothing.")
     return content
 
 
-def words_of(words: Sequence[str]) -> list[str]:
+def read_words(words: Sequence[str]) -> list[str]:
     """Names or keywords, each once, cleaned."""
-    return list(dict.fromkeys(filter(None, map(one_line, words))))
+    return list(dict.fromkeys(filter(None, map(to_one_line, words))))
 
 
-def keys_of(keys: Sequence[str]) -> list[str]:
+def read_keys(keys: Sequence[str]) -> list[str]:
     """Keys of an entry: plain words that do not occur everywhere. Raises `RefusedCallError`."""
-    cleaned = words_of(keys)
+    cleaned = read_words(keys)
     for key in cleaned:
         if key.startswith("/"):
             raise RefusedCallError(f"The key {key} is a pattern. Keys are plain words.")
@@ -137,12 +137,12 @@ def keys_of(keys: Sequence[str]) -> list[str]:
     return cleaned
 
 
-def mark_of(text: str) -> str:
+def quote_mark(text: str) -> str:
     """A mark that a model made up, as an answer quotes it."""
-    return one_line(text)[:10] or "Nothing"
+    return to_one_line(text)[:10] or "Nothing"
 
 
-def mended_event(
+def apply_to_event(
     event: StoryEvent | ProposedEvent, call: UpdateChronicleEvent, *, source: SourceMessage
 ) -> ProposedEvent:
     """An event that says it better and takes the place of the one that is there.
@@ -151,20 +151,20 @@ def mended_event(
     it was. What this run proposed itself is proposed differently. Raises `RefusedCallError`.
     """
     if isinstance(event, StoryEvent) and event.is_pinned:
-        raise pinned(call.event)
+        raise refuse_pinned(call.event)
     if isinstance(event, StoryEvent) and event.is_users:
         raise RefusedCallError(
             f"{call.event} is the user's own: it is not changed. If it is no longer true, create "
             "an event that supersedes it."
         )
     changes: dict[str, Any] = {
-        "summary": None if call.summary is None else said_of(call.summary, "summary"),
+        "summary": None if call.summary is None else read_text(call.summary, "summary"),
         "kind": call.kind,
         "day": call.story_day,
-        "time": None if call.story_time is None else one_line(call.story_time),
-        "where": None if call.where is None else one_line(call.where),
-        "who": None if call.who is None else words_of(call.who),
-        "keywords": None if call.keywords is None else words_of(call.keywords),
+        "time": None if call.story_time is None else to_one_line(call.story_time),
+        "where": None if call.where is None else to_one_line(call.where),
+        "who": None if call.who is None else read_words(call.who),
+        "keywords": None if call.keywords is None else read_words(call.keywords),
     }
     named = {name: value for name, value in changes.items() if value is not None}
     fields = msgspec.structs.replace(event.fields, **named)
@@ -181,24 +181,24 @@ def mended_event(
         place=event.place,
         supersedes=event.id if isinstance(event, StoryEvent) else event.supersedes,
         mends=event.revision if isinstance(event, StoryEvent) else event.mends,
-        because=one_line(call.because),
+        because=to_one_line(call.because),
     )
 
 
-def mended_entry(
+def apply_to_entry(
     known: KnownEntry | ProposedEntry, call: UpdateLorebookEntry
 ) -> ProposedChange | ProposedEntry:
     """An entry said anew, or with something added. Raises `RefusedCallError`."""
     if (call.content is None) == (call.append is None):
         raise RefusedCallError("Give either content or append.")
     if call.content is not None:
-        content = content_of(call.content)
+        content = read_content(call.content)
     else:
-        content = f"{known.entry.content.rstrip()}\n{content_of(call.append or '')}"
+        content = f"{known.entry.content.rstrip()}\n{read_content(call.append or '')}"
     if len(content) > max(MAX_ENTRY, len(known.entry.content)):
         raise RefusedCallError("The entry would be too long. Say it anew, in fewer words.")
     entry: LoreEntry = msgspec.structs.replace(known.entry, content=content)
-    because = one_line(call.because)
+    because = to_one_line(call.because)
     if isinstance(known, ProposedEntry):
         return ProposedEntry(id=known.id, entry=entry, because=because)
     return ProposedChange(
@@ -257,7 +257,7 @@ class Marks(Generic[T]):
         return list(self._things.values())
 
 
-class References:
+class ShownReferences:
     """Everything that a model was shown in one run."""
 
     def __init__(self, lines: Iterable[StoryLine], marks: AudienceMarks = NAMELESS_MARKS) -> None:
@@ -271,27 +271,28 @@ class References:
         """An event, as a line that begins with its mark; what may not be done to it is said."""
         mark = self.events.show(event)
         text = self._marks.mark(told(event.fields), event.audience)
-        return f"{mark}{_kept(event)}: {shown(text, most=_EVENT)}"
+        return f"{mark}{_kept(event)}: {indent_text(text, most=_EVENT)}"
 
     def summary(self, event: StoryEvent | ProposedEvent) -> str:
         """An event in a sentence, for an answer to the model."""
         text = event.fields.summary
         if isinstance(event, StoryEvent):
             text = self._marks.mark(text, event.audience)
-        return shown(text, most=_EVENT)
+        return indent_text(text, most=_EVENT)
 
     def entry(self, entry: KnownEntry) -> str:
         """An entry; what may be changed of it is marked as such."""
         mark = self.entries.show(entry)
         title = entry.entry.title or ", ".join(entry.entry.keys[:3])
         mine = " (yours)" if entry.may_edit else ""
-        return f"{mark}{mine}: {shown(title, most=_NAME)}: {shown(entry.text, most=_ENTRY)}"
+        name, text = indent_text(title, most=_NAME), indent_text(entry.text, most=_ENTRY)
+        return f"{mark}{mine}: {name}: {text}"
 
     def message(self, message: Recalled) -> str:
         """A message that was said long ago."""
         self.messages.add(message.source_id)
         text = self._marks.mark(message.text, message.audience)
-        return said(message.position, message.title, text, most=_MESSAGE)
+        return render_message(message.position, message.title, text, most=_MESSAGE)
 
     @property
     def memory_ids(self) -> list[UUID]:
@@ -309,18 +310,20 @@ def _kept(event: StoryEvent | ProposedEvent) -> str:
     return " (user's)" if event.is_users else ""
 
 
-def line_shown(line: StoryLine) -> str:
+def render_story_line(line: StoryLine) -> str:
     """A line of the story, behind its mark."""
-    return said(line.position, line.author, put_mark(line.text, line.who_knows), most=_LINE)
+    return render_message(
+        line.position, line.author, put_mark(line.text, line.who_knows), most=_LINE
+    )
 
 
-def said(position: int, author: str, text: str, *, most: int) -> str:
+def render_message(position: int, author: str, text: str, *, most: int) -> str:
     """What somebody said, behind the mark of its place."""
-    name = " ".join(shown(author, most=_NAME).split()) or "Narrator"
-    return f"{_place(position)} {name}: {shown(text, most=most)}"
+    name = " ".join(indent_text(author, most=_NAME).split()) or "Narrator"
+    return f"{_place(position)} {name}: {indent_text(text, most=most)}"
 
 
-def line_mark(mark: str) -> str:
+def normalize_line_mark(mark: str) -> str:
     """`#12` of `12` and `#12`."""
     return f"#{int(mark.strip().removeprefix('#'))}"
 

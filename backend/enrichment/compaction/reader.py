@@ -28,10 +28,10 @@ from backend.campaigns.state.viewpoints import read_marks
 from backend.chats.models import MESSAGE_AUTHOR, Chat, Message
 from backend.core.audience import Audience, AudienceMarks, is_known_to_all, known_to_all, stored
 from backend.core.cpu_pool import SEALED_FACTOR, unhurried
-from backend.enrichment.cleaning import clipped, one_line
+from backend.enrichment.cleaning import clip, to_one_line
 from backend.enrichment.compaction.tools import UPDATERS, Updater
 from backend.enrichment.reader import Reader
-from backend.enrichment.story import Version, last_reply, readable, told
+from backend.enrichment.story import Version, find_last_reply, is_readable, render_line
 from backend.llm.answers import CHARACTERS_PER_TOKEN
 from backend.vault.sealing import Sealer
 
@@ -43,7 +43,7 @@ _IS_READ = select(CampaignMark.id).where(CampaignMark.id == Message.id).exists()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Window:
+class MessageWindow:
     """Lines that were not read yet, all of one audience, and a few before them that it may know.
 
     `since` is when the first of them was said. `player_names` are the stored names of the user if
@@ -59,7 +59,7 @@ class Window:
     player_names: frozenset[str] = frozenset()
 
 
-async def read_window(session: AsyncSession, reader: Reader, chat: Chat) -> Window | None:
+async def read_window(session: AsyncSession, reader: Reader, chat: Chat) -> MessageWindow | None:
     """The first lines that one call reads, of at most `stretch_tokens` stored tokens together.
 
     They end with the last reply of the chat, and begin where its owner agreed that it is read. None
@@ -78,7 +78,7 @@ async def read_window(session: AsyncSession, reader: Reader, chat: Chat) -> Wind
     before = (
         select(Message)
         .where(
-            readable(chat),
+            is_readable(chat),
             Message.position < first.position,
             known_to_all(first.audience, Message.audience),
         )
@@ -88,11 +88,11 @@ async def read_window(session: AsyncSession, reader: Reader, chat: Chat) -> Wind
     if chat.chronicle_since is not None:
         before = before.where(Message.created_at >= chat.chronicle_since)
     earlier = (await session.scalars(before)).all()[::-1]
-    return Window(
+    return MessageWindow(
         versions=[(row.id, row.updated_at) for row in rows],
         positions=[row.position for row in rows],
-        earlier=[told(reader, row, EARLIER_CHARACTERS, marks) for row in earlier],
-        lines=[told(reader, row, most * CHARACTERS_PER_TOKEN) for row in rows],
+        earlier=[render_line(reader, row, EARLIER_CHARACTERS, marks) for row in earlier],
+        lines=[render_line(reader, row, most * CHARACTERS_PER_TOKEN) for row in rows],
         audience=first.audience,
         since=first.created_at,
         player_names=_player_names(reader, [*earlier, *rows]),
@@ -106,7 +106,7 @@ def _player_names(reader: Reader, rows: Sequence[Message]) -> frozenset[str]:
     return frozenset(reader.sealer.open(MESSAGE_AUTHOR, row.id, row.sealed_author) for row in own)
 
 
-async def is_unread(session: AsyncSession, chat: Chat, window: Window) -> bool:
+async def is_unread(session: AsyncSession, chat: Chat, window: MessageWindow) -> bool:
     """Whether the lines are still told, as they were read, and nobody else has read them."""
     ids = [message_id for message_id, _ in window.versions]
     query = select(Message.id, Message.updated_at).where(
@@ -124,8 +124,8 @@ async def count_uncompacted(session: AsyncSession, chat: Chat) -> int:
 
 async def _unread(session: AsyncSession, chat: Chat) -> tuple[ColumnElement[bool], ...]:
     """A user's line without a reply is read together with its reply."""
-    last = await last_reply(session, chat)
-    conditions = readable(chat), ~_IS_READ, Message.position <= (-1 if last is None else last)
+    last = await find_last_reply(session, chat)
+    conditions = is_readable(chat), ~_IS_READ, Message.position <= (-1 if last is None else last)
     if chat.chronicle_since is None:
         return conditions
     return *conditions, Message.created_at >= chat.chronicle_since
@@ -237,7 +237,7 @@ class KnownWorld:
 
     def members(self) -> list[Member]:
         """The entities, for a roster."""
-        return [member_of(one, state) for one, state in self.entities.items()]
+        return [build_member(one, state) for one, state in self.entities.items()]
 
 
 @dataclass(frozen=True, slots=True)
@@ -294,7 +294,7 @@ async def refresh_world(
     return KnownWorld(campaign.id, campaign.version, rules_of(campaign.rules), items)
 
 
-def member_of(entity_id: UUID, state: State) -> Member:
+def build_member(entity_id: UUID, state: State) -> Member:
     """An entity, for a roster."""
     place, audience = state.get("location_id"), cast("Audience", state.get("audience", "public"))
     return Member(
@@ -307,11 +307,11 @@ def member_of(entity_id: UUID, state: State) -> Member:
     )
 
 
-def show(known: KnownWorld, text: str) -> ShownWorld:
+def render_world(known: KnownWorld, text: str) -> ShownWorld:
     """What a model needs to read a text: who is near, or named in it, what is open. CPU-bound."""
     entities, present = known.entities, known.present
     names = NameIndex(
-        (one, name) for one, state in entities.items() for name in member_of(one, state).names
+        (one, name) for one, state in entities.items() for name in build_member(one, state).names
     )
     wanted = list(dict.fromkeys([*names.find(text), *sorted(present)]))[:MAX_ENTITIES]
     by_kind: dict[Kind, list[UUID]] = {"entity": wanted}
@@ -327,7 +327,7 @@ def show(known: KnownWorld, text: str) -> ShownWorld:
     ][:MAX_FACTS]
     references: dict[str, UUID] = {}
     world = known.items[known.campaign_id].state
-    lines = [f"Day {world.get('day', 1)}, {one_line(world.get('time_of_day', ''))}".rstrip(", ")]
+    lines = [f"Day {world.get('day', 1)}, {to_one_line(world.get('time_of_day', ''))}".rstrip(", ")]
     for kind, ids in by_kind.items():
         for number, item_id in enumerate(ids, start=1):
             reference = f"{_LETTERS[kind]}{number}"
@@ -336,21 +336,21 @@ def show(known: KnownWorld, text: str) -> ShownWorld:
     return ShownWorld(lines, references)
 
 
-def attributes_of(known: KnownWorld) -> dict[str, dict[str, AttributeType]]:
+def list_attributes(known: KnownWorld) -> dict[str, dict[str, AttributeType]]:
     """The attributes of entities that a model may change by itself, by their kind."""
     found: dict[str, dict[str, AttributeType]] = {}
     for state in known.entities.values():
-        found.setdefault(state["kind"], {}).update(changeable(known.rules, state))
+        found.setdefault(state["kind"], {}).update(list_changeable(known.rules, state))
     return found
 
 
-def changeable(rules: Rules, state: State) -> dict[str, AttributeType]:
+def list_changeable(rules: Rules, state: State) -> dict[str, AttributeType]:
     """The attributes of an entity that a model may change by itself."""
     members = rules.changeable("entity", state)
     return {name: kind for name, kind in members.items() if name not in _HIDDEN}
 
 
-def key_of(updater: Updater, field: str) -> str:
+def find_key(updater: Updater, field: str) -> str:
     """The member of an item's state that a field of a tool is."""
     return _REFERENCES.get(field, field) if field in updater.fields else f"attributes.{field}"
 
@@ -368,31 +368,31 @@ def _told(known: KnownWorld, held: Held) -> str:
         f"{field}: {value}"
         for field in updater.fields
         if field not in {"name", "title", "text", "kind", "done"}
-        if (value := _value(known, state.get(key_of(updater, field))))
+        if (value := _value(known, state.get(find_key(updater, field))))
     ]
     if held.kind == "entity":
         attributes: State = state.get("attributes") or {}
         values += [
             f"{name}: {value}"
-            for name in changeable(known.rules, state)
+            for name in list_changeable(known.rules, state)
             if (value := _value(known, attributes.get(name)))
         ]
     about = _value(known, state.get("about_id"))
     head = f"{about}: {called(state)}" if about else f"{called(state) or 'The scene'} ({kind})"
     said = known.marks.mark("; ".join([head, *values]), audience_of(state))
-    return clipped(one_line(said), MAX_LINE)
+    return clip(to_one_line(said), MAX_LINE)
 
 
 def _value(known: KnownWorld, value: Any) -> str:
     if isinstance(value, list):
         listed = [_value(known, each) for each in cast("Sequence[Any]", value)]
-        return clipped(", ".join(each for each in listed if each), MAX_VALUE)
+        return clip(", ".join(each for each in listed if each), MAX_VALUE)
     if isinstance(value, dict):  # an objective
         said = cast("State", value)
         return f"{said.get('text', '')} (done)" if said.get("done") else str(said.get("text", ""))
     if isinstance(value, str) and (named := _named(known, value)):
         return named
-    return "" if value is None else clipped(str(value), MAX_VALUE)
+    return "" if value is None else clip(str(value), MAX_VALUE)
 
 
 def _named(known: KnownWorld, value: str) -> str:

@@ -44,7 +44,7 @@ from backend.core.audience import (
 )
 from backend.database.base import Base, new_id, now, upsert
 from backend.enrichment.models import CHAT_SUMMARY, ChatSummary, EnrichmentMark, EnrichmentRun
-from backend.enrichment.story import lines_between, readable
+from backend.enrichment.story import is_between, is_readable
 from backend.http.schemas import struct_from
 from backend.vault.sealing import Sealer
 
@@ -77,7 +77,7 @@ class StoredSummary(msgspec.Struct, frozen=True, kw_only=True):
     updated_at: datetime
 
 
-async def current_summary(
+async def find_current_summary(
     session: AsyncSession,
     sealer: Sealer,
     chat: Chat,
@@ -91,13 +91,13 @@ async def current_summary(
     public: the text is that of both.
     """
     column = own_column(viewpoint)
-    found = await active_summaries(
+    found = await list_active_summaries(
         session, sealer, chat, limit=1, up_to_position=up_to_position, audiences=(column, PUBLIC)
     )
     last = found[0] if found else None
     if last is None or last.audience == column or chat.campaign_id is None:
         return last
-    own = await active_summaries(
+    own = await list_active_summaries(
         session, sealer, chat, limit=1, up_to_position=last.position, audiences=(column,)
     )
     if not own:
@@ -143,7 +143,7 @@ _ACTIVE_FOR = _ACTIVE.where(
 )
 
 
-async def active_summaries(
+async def list_active_summaries(
     session: AsyncSession,
     sealer: Sealer,
     chat: Chat,
@@ -412,7 +412,7 @@ async def find_round_goal(
     """The same for a campaign's chat: all but the last `HOT_ROUNDS`, every `interval` rounds."""
     query = (
         select(Message.position)
-        .where(readable(chat), Message.role == "user")
+        .where(is_readable(chat), Message.role == "user")
         .order_by(Message.position.desc())
         .limit(HOT_ROUNDS + interval)
     )
@@ -423,7 +423,9 @@ async def find_round_goal(
     return begins[HOT_ROUNDS - 1] - 1
 
 
-async def wanted_summary(session: AsyncSession, sealer: Sealer, chat: Chat) -> SummarySettings:
+async def read_summary_settings(
+    session: AsyncSession, sealer: Sealer, chat: Chat
+) -> SummarySettings:
     """How a chat is summed up: as it says itself, or as its campaign does."""
     own = read_settings(sealer, chat).summary
     if chat.campaign_id is None:
@@ -435,7 +437,7 @@ async def wanted_summary(session: AsyncSession, sealer: Sealer, chat: Chat) -> S
     return SummarySettings(enabled=True, words=CAMPAIGN_WORDS, interval=settings.memory_interval)
 
 
-async def next_audience(
+async def find_next_audience(
     session: AsyncSession, sealer: Sealer, chat: Chat, *, through: int
 ) -> tuple[Viewpoint, StoredSummary | None] | None:
     """Who has news down to a position, in a campaign with hidden information; and their summary.
@@ -443,10 +445,10 @@ async def next_audience(
     Players' characters and the game master have news where lines are for them and not for all.
     Everyone comes last: what the public summary passes by is told in the others' by then.
     """
-    told = await current_summary(session, sealer, chat, viewpoint=PUBLIC)
+    told = await find_current_summary(session, sealer, chat, viewpoint=PUBLIC)
     query = (
         select(Message.audience, func.max(Message.position))
-        .where(*lines_between(chat, told.position if told else -1, through))
+        .where(*is_between(chat, told.position if told else -1, through))
         .group_by(Message.audience)
     )
     last = {row[0]: row[1] for row in await session.execute(query)}
@@ -454,7 +456,7 @@ async def next_audience(
     players = await players_among(session, named, chat.campaign_id)
     viewpoints: list[Viewpoint] = [*players, GM, PUBLIC]
     for viewpoint in viewpoints:
-        current = await current_summary(session, sealer, chat, viewpoint=viewpoint)
+        current = await find_current_summary(session, sealer, chat, viewpoint=viewpoint)
         after = current.position if current else -1
         for column, position in last.items():
             is_new = position > after and is_known_to(viewpoint, column)
@@ -469,7 +471,7 @@ async def _last_before(
     """Position of the last line that a history which begins at `begin` tokens does not hold."""
     first = await first_behind(session, chat.id, from_sum=begin)
     query = (
-        select(Message.position).where(readable(chat)).order_by(Message.position.desc()).limit(1)
+        select(Message.position).where(is_readable(chat)).order_by(Message.position.desc()).limit(1)
     )
     if first is not None:
         query = query.where(Message.position < first)

@@ -32,7 +32,7 @@ from backend.chronicles.repository import current_events
 from backend.context.blocks import PresetFields
 from backend.context.budget import eviction_point
 from backend.core.audience import GM, PUBLIC, Viewpoint, is_known_to
-from backend.enrichment.summaries.store import HOT_ROUNDS, current_summary
+from backend.enrichment.summaries.store import HOT_ROUNDS, find_current_summary
 from backend.lorebooks.links import books_for_chat
 from backend.turns.api.schemas import TurnRequest
 from backend.turns.models import TurnKind
@@ -189,7 +189,7 @@ class ChatLoader:
                 else ()
             ),
             summary=(
-                await current_summary(
+                await find_current_summary(
                     self._session,
                     sealer,
                     chat,

@@ -17,14 +17,14 @@ from backend.accounts.auth.identity import Identity
 from backend.accounts.profile.settings import first_set
 from backend.core.logs import get_logger
 from backend.database.engine import Database
-from backend.enrichment.cleaning import without_tags
+from backend.enrichment.cleaning import strip_tags
 from backend.enrichment.reader import (
     choose_model,
     limit_output,
     open_budget,
     safe_sampling,
 )
-from backend.enrichment.runs.store import build_run, note_done
+from backend.enrichment.runs.store import build_run, record_success
 from backend.errors import AppError
 from backend.generation.model import (
     Prompt,
@@ -125,7 +125,7 @@ class Rephraser:
                 error=problem,
             )
             async with self._database.write() as session:
-                await note_done(session, run)
+                await record_success(session, run)
         if problem:
             note = "not looked up in other words: the task model gave no answer"
             return replace(found, notes=[*found.notes, note])
@@ -149,7 +149,7 @@ class Rephraser:
             return ""
         recent = "\n".join(f"{each.author}: {each.text}" for each in loaded.recent[-2:])
         asked = self._prompts["assist/rephrase"].render(
-            line=without_tags(line[:MOST_READ]), recent=without_tags(recent[-MOST_READ:])
+            line=strip_tags(line[:MOST_READ]), recent=strip_tags(recent[-MOST_READ:])
         )
         sampling = limit_output(safe_sampling(model.spec, window.sampling.safety), model.spec)
         prompt = Prompt([PromptMessage("user", asked)])
