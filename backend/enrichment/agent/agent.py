@@ -1,7 +1,7 @@
-"""The agent that keeps chronicles: a small question first, then a loop of calls, then proposals.
+"""The agent that keeps chronicles: a triage, then a loop of tool calls, then proposals.
 
-It writes nothing. What it read and what it would write is a `AgentResult`; `effects` writes it. No
-database transaction is open while a model or an embedder is asked.
+It writes nothing. Its result is an `AgentResult`, which `runs.effects` writes. No database
+transaction is open while a model or an embedder is asked.
 """
 
 from __future__ import annotations
@@ -50,13 +50,14 @@ from backend.settings import Settings
 from backend.vault.sealing import Sealer
 
 MAX_CALLS = 6
-"""Calls of a model in one run, the first question among them."""
+"""Maximum calls of models in one run, the triage included."""
 
 _MOST_SHOWN = 8
-"""Events, entries and messages each that are shown as known; the last events as often again."""
+"""Maximum events, entries and messages each that are shown as known. As many recent events follow.
+"""
 
 _WINDOW_OF_ONE = 4_000
-"""Tokens of the model's window for one of each: small models are shown less."""
+"""Tokens of the context window for one item of each kind: small models are shown less."""
 
 _MAX_WHY = 500
 EVENT_KIND_NAMES = ", ".join(EVENT_KINDS)
@@ -68,14 +69,14 @@ _EARLY_ENDS: Mapping[LoopEnd, list[str]] = {
 _NO_CALLS = ToolAnswer(text="", calls=(), usage=None, finish="stop")
 
 EmbedderOf = Callable[[Sealer], Awaitable[DocumentEmbedder | None]]
-"""What compares a user's texts by meaning."""
+"""Returns the embedder for a user's texts, if there is one."""
 
 
 @dataclass(frozen=True, slots=True)
 class Agent:
-    """Reads a stretch of a story and says what it would write down.
+    """Reads new lines of a story, and proposes events and lorebook entries.
 
-    It reads `database` alone. Without an embedder for its user, events are compared by their words.
+    Without an embedder for the user, events are compared by their words.
     """
 
     prompts: PromptLibrary
@@ -92,9 +93,9 @@ class Agent:
         *,
         budget: RunBudget,
     ) -> AgentResult:
-        """Read a stretch. `budget` is filled in as it goes, also where it ends in an error.
+        """Read a slice of the story. `budget` is updated even if an error is raised.
 
-        Raises `UnknownModelError`, and `ModelError` as it left the model.
+        Raises `UnknownModelError` and `ModelError`.
         """
         model, small = reader.model, reader.triage_model
         notes = [DEMO_NOTE] if model.spec.provider == "demo" else []
@@ -106,10 +107,10 @@ class Agent:
         if triage.significant:
             lookup = KnowledgeLookup(self.database, self.search, reader.sealer, stretch, self.pool)
             references = ShownReferences(stretch.lines, stretch.marks)
-            latest = await lookup.latest()
+            latest = await lookup.list_latest()
             count = _shown_of_each(model.spec)
-            near = await lookup.near(count=count)
-            # What the new lines go on with, whatever the index says.
+            near = await lookup.find_related(count=count)
+            # The new lines usually continue the latest events, whatever the index finds.
             near.events |= {event.id: event for event in latest[-count:]}
             embedder = await self.embedder_of(reader.sealer)
             executor = ToolExecutor(
@@ -125,7 +126,7 @@ class Agent:
                 most_writes=self.settings.enrichment_max_writes,
             )
             opening = self._opening(stretch, references, near)
-            # Each event or entry that it writes is a call of about 250 tokens in one answer.
+            # Each event or entry is a call of about 250 tokens in one answer.
             room = max(OUTPUT_TOKENS, 256 * self.settings.enrichment_max_writes)
             sampling = reader.sampling_of(model, room)
             notes += await self._loop(model, executor, opening, budget, sampling)
@@ -146,7 +147,7 @@ class Agent:
     async def _triage(
         self, model: ChatModel, stretch: TranscriptSlice, budget: RunBudget, sampling: Sampling
     ) -> Triage:
-        """Whether there is anything to keep: most lines end here."""
+        """Ask if there is anything to record. Most slices end here."""
         prompt = Prompt(
             [
                 PromptMessage(
@@ -173,16 +174,16 @@ class Agent:
         budget: RunBudget,
         sampling: Sampling,
     ) -> list[str]:
-        """Have the model call until it has finished, calls are used up, or one cannot be read.
+        """Let the model call tools until it has finished, or its calls or tokens are used up.
 
-        Returns a note if it could have gone on. What it proposed before is kept.
+        Returns a note for the user if it ended early. Earlier proposals are kept.
         """
 
         async def ask_model(prompt: Prompt) -> ToolAnswer:
             try:
                 return await _ask_for_calls(model, prompt, budget, sampling)
             except ModelMalformedAnswerError as error:
-                # The model may repeat itself. What it proposed before is kept.
+                # The model may repeat itself. Earlier proposals are kept.
                 budget.count_call(None, prompt)
                 executor.refuse_unread(error)
                 return _NO_CALLS
@@ -235,7 +236,7 @@ class Agent:
 async def _ask_for_calls(
     model: ChatModel, prompt: Prompt, budget: RunBudget, sampling: Sampling
 ) -> ToolAnswer:
-    """One step of the loop. A model that has called and says no more has finished."""
+    """Ask for the calls of one round. An empty answer after a round means that it has finished."""
     try:
         answer = await answer_with_tools(model, prompt, TOOLS, sampling)
     except ModelEmptyReplyError:

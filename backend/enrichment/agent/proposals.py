@@ -1,4 +1,4 @@
-"""What the agent proposes to write, and what that has to be like."""
+"""Proposals of the agent, their validation, and the marks of items that the model was shown."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ from backend.memory.indexing.sources import Recalled
 from backend.memory.search.terms import COMMON_WORDS
 
 MAX_ENTRY = 6_000
-"""Characters of an entry that grows by what is added to it."""
+"""Maximum characters of an entry that text is appended to."""
 
 _SHORTEST_KEY = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProposedEvent:
-    """An event to write. `id` stands for it until it has a row.
+    """An event to write. `id` is provisional until it is stored.
 
-    `supersedes` is the event, or the proposal of the same run, that is not true any more with it.
-    Where it says that one better, `mends` is the revision that was read of it.
+    `supersedes` is an event, or a proposal of the same run, that is no longer true. `mends` is the
+    revision of that event if the new one only corrects it.
     """
 
     id: UUID
@@ -51,7 +51,7 @@ class ProposedEvent:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProposedEntry:
-    """An entry to write into the chronicle's own lorebook; `id` as of a proposed event."""
+    """An entry to write into the chronicle's own lorebook. `id` is provisional."""
 
     id: UUID
     entry: LoreEntry
@@ -60,7 +60,7 @@ class ProposedEntry:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProposedChange:
-    """An entry to be said anew: `id` and `revision` are those of the row as it was read."""
+    """A new version of an entry. `id` and `revision` are those of the row that was read."""
 
     id: UUID
     book_id: UUID
@@ -74,9 +74,9 @@ Proposal = ProposedEvent | ProposedEntry | ProposedChange
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AgentResult:
-    """The result of reading some messages: proposals, and the rest of the run as `detail`.
+    """The result of reading some messages: the proposals and the details of the run.
 
-    `seen` are the events that those proposed were compared with.
+    `seen` are the ids of the events that the proposals were compared with.
     """
 
     detail: RunDetail
@@ -85,7 +85,7 @@ class AgentResult:
 
 
 class RefusedCallError(Exception):
-    """A call that comes to nothing. The text is what the model is told: it may act on it."""
+    """A tool call is refused. The model receives the reason and can react to it."""
 
     def __init__(self, reason: str, *, duplicate_of: UUID | None = None) -> None:
         super().__init__(reason)
@@ -94,14 +94,14 @@ class RefusedCallError(Exception):
 
 
 def refuse_pinned(mark: str) -> RefusedCallError:
-    """What is said of an event that stands in every prompt because its user wants it there."""
+    """Return the error for changing an event that the user has pinned."""
     return RefusedCallError(
         f"{quote_mark(mark)} was pinned by the user: it is neither changed nor superseded."
     )
 
 
 def read_text(text: str, name: str) -> str:
-    """A line that says something. Raises `RefusedCallError`."""
+    """Return a text as one line. Raises `RefusedCallError` if it has no letters or digits."""
     line = to_one_line(text)
     if not any(map(str.isalnum, line)):
         raise RefusedCallError(f"{name} says nothing.")
@@ -109,7 +109,7 @@ def read_text(text: str, name: str) -> str:
 
 
 def read_content(text: str) -> str:
-    """What an entry says. Raises `RefusedCallError`."""
+    """Return the content of an entry. Raises `RefusedCallError` if it has no letters or digits."""
     content = clean_paragraphs(text)
     if not any(map(str.isalnum, content)):
         raise RefusedCallError("The content says nothing.")
@@ -117,12 +117,12 @@ def read_content(text: str) -> str:
 
 
 def read_words(words: Sequence[str]) -> list[str]:
-    """Names or keywords, each once, cleaned."""
+    """Return names or keywords, cleaned and without duplicates."""
     return list(dict.fromkeys(filter(None, map(to_one_line, words))))
 
 
 def read_keys(keys: Sequence[str]) -> list[str]:
-    """Keys of an entry: plain words that do not occur everywhere. Raises `RefusedCallError`."""
+    """Return the keys of an entry. Raises `RefusedCallError` for patterns and very common words."""
     cleaned = read_words(keys)
     for key in cleaned:
         if key.startswith("/"):
@@ -138,17 +138,17 @@ def read_keys(keys: Sequence[str]) -> list[str]:
 
 
 def quote_mark(text: str) -> str:
-    """A mark that a model made up, as an answer quotes it."""
+    """Return an invalid mark of the model in a form that can be quoted."""
     return to_one_line(text)[:10] or "Nothing"
 
 
 def apply_to_event(
     event: StoryEvent | ProposedEvent, call: UpdateChronicleEvent, *, source: SourceMessage
 ) -> ProposedEvent:
-    """An event that says it better and takes the place of the one that is there.
+    """Return an event with the changes of a call, which supersedes the existing event.
 
-    That one stands behind it: should `source`, the last of the new lines, be swiped away, it is as
-    it was. What this run proposed itself is proposed differently. Raises `RefusedCallError`.
+    If `source`, the last new line, is swiped away, the existing event is current again. A proposal
+    of this run is replaced. Raises `RefusedCallError`.
     """
     if isinstance(event, StoryEvent) and event.is_pinned:
         raise refuse_pinned(call.event)
@@ -188,7 +188,7 @@ def apply_to_event(
 def apply_to_entry(
     known: KnownEntry | ProposedEntry, call: UpdateLorebookEntry
 ) -> ProposedChange | ProposedEntry:
-    """An entry said anew, or with something added. Raises `RefusedCallError`."""
+    """Return an entry with replaced or appended content. Raises `RefusedCallError`."""
     if (call.content is None) == (call.append is None):
         raise RefusedCallError("Give either content or append.")
     if call.content is not None:
@@ -207,14 +207,14 @@ def apply_to_entry(
 
 
 MARK = re.compile(r"(?:#|E|L)[0-9]{1,9}")
-"""The form of a mark of a line, an event or an entry."""
+"""The form of marks of lines, events and entries."""
 
 _EVENT = 900
 _ENTRY = 1_500
 _MESSAGE = 800
 _LINE = 24_000
 _NAME = 100
-"""Characters of each that are shown."""
+"""Maximum characters of each in a prompt."""
 
 
 class _Known(Protocol):
@@ -226,7 +226,7 @@ T = TypeVar("T", bound=_Known)
 
 
 class Marks(Generic[T]):
-    """Things by their marks, a letter and a number, in the order in which they were shown."""
+    """Items by mark, a letter and a number, in the order in which they were shown."""
 
     def __init__(self, letter: str) -> None:
         self._letter = letter
@@ -234,31 +234,31 @@ class Marks(Generic[T]):
         self._things: dict[str, T] = {}
 
     def show(self, thing: T) -> str:
-        """A thing's mark. What has one stays as it is now: the run may have changed it."""
+        """Return the mark of an item. If it has one, the known version of the item is kept."""
         return self._of.get(thing.id) or self.put(thing)
 
     def put(self, thing: T) -> str:
-        """The same for a thing as it is from now on."""
+        """Return the mark of an item, and store this version of it."""
         mark = self._of.setdefault(thing.id, f"{self._letter}{len(self._of) + 1}")
         self._things[mark] = thing
         return mark
 
     def get(self, mark: str) -> T | None:
-        """What has a mark; None for one that was not shown."""
+        """Return the item with a mark; None if it was not shown."""
         return self._things.get(mark.strip().upper())
 
-    def of(self, thing_id: UUID) -> str:
-        """The mark of something that was shown; empty for anything else."""
+    def find_mark(self, thing_id: UUID) -> str:
+        """Return the mark of an item; an empty string if it was not shown."""
         return self._of.get(thing_id, "")
 
     @property
     def things(self) -> list[T]:
-        """All that has a mark."""
+        """All items that have marks."""
         return list(self._things.values())
 
 
 class ShownReferences:
-    """Everything that a model was shown in one run."""
+    """Everything that the model was shown in one run."""
 
     def __init__(self, lines: Iterable[StoryLine], marks: AudienceMarks = NAMELESS_MARKS) -> None:
         self._marks = marks
@@ -268,20 +268,20 @@ class ShownReferences:
         self.lines: Mapping[str, StoryLine] = {_place(line.position): line for line in lines}
 
     def event(self, event: StoryEvent) -> str:
-        """An event, as a line that begins with its mark; what may not be done to it is said."""
+        """Render an event as a line with its mark and any restrictions."""
         mark = self.events.show(event)
         text = self._marks.mark(told(event.fields), event.audience)
         return f"{mark}{_kept(event)}: {indent_text(text, most=_EVENT)}"
 
     def summary(self, event: StoryEvent | ProposedEvent) -> str:
-        """An event in a sentence, for an answer to the model."""
+        """Render the summary of an event for an answer to the model."""
         text = event.fields.summary
         if isinstance(event, StoryEvent):
             text = self._marks.mark(text, event.audience)
         return indent_text(text, most=_EVENT)
 
     def entry(self, entry: KnownEntry) -> str:
-        """An entry; what may be changed of it is marked as such."""
+        """Render an entry as a line with its mark. "(yours)" means that it may be changed."""
         mark = self.entries.show(entry)
         title = entry.entry.title or ", ".join(entry.entry.keys[:3])
         mine = " (yours)" if entry.may_edit else ""
@@ -289,14 +289,14 @@ class ShownReferences:
         return f"{mark}{mine}: {name}: {text}"
 
     def message(self, message: Recalled) -> str:
-        """A message that was said long ago."""
+        """Render an old message."""
         self.messages.add(message.source_id)
         text = self._marks.mark(message.text, message.audience)
         return render_message(message.position, message.title, text, most=_MESSAGE)
 
     @property
     def memory_ids(self) -> list[UUID]:
-        """Rows that were shown, proposals aside."""
+        """Ids of stored items that were shown."""
         events = [each.id for each in self.events.things if isinstance(each, StoryEvent)]
         entries = [each.id for each in self.entries.things if isinstance(each, KnownEntry)]
         return [*events, *entries, *self.messages]
@@ -311,20 +311,20 @@ def _kept(event: StoryEvent | ProposedEvent) -> str:
 
 
 def render_story_line(line: StoryLine) -> str:
-    """A line of the story, behind its mark."""
+    """Render a line of the story with its mark."""
     return render_message(
         line.position, line.author, put_mark(line.text, line.who_knows), most=_LINE
     )
 
 
 def render_message(position: int, author: str, text: str, *, most: int) -> str:
-    """What somebody said, behind the mark of its place."""
+    """Render a message with the mark of its position."""
     name = " ".join(indent_text(author, most=_NAME).split()) or "Narrator"
     return f"{_place(position)} {name}: {indent_text(text, most=most)}"
 
 
 def normalize_line_mark(mark: str) -> str:
-    """`#12` of `12` and `#12`."""
+    """Return `#12` for `12` and `#12`."""
     return f"#{int(mark.strip().removeprefix('#'))}"
 
 

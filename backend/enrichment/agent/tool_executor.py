@@ -1,4 +1,4 @@
-"""Carrying out what the agent calls: nothing is written yet, only proposed, checked and counted."""
+"""Executes the tool calls of the agent: validates and counts proposals, without writing them."""
 
 from __future__ import annotations
 
@@ -48,21 +48,21 @@ from backend.generation.tools.arguments import InvalidCallError
 from backend.lorebooks.entries import LoreEntry
 
 MAX_CALLS = 24
-"""Calls in one answer of the model's; the rest are not carried out."""
+"""Maximum calls in one answer. The others are refused."""
 
 MAX_SEARCHES = 12
-"""Searches of one run."""
+"""Maximum searches of one run."""
 
 MAX_REFUSED = 50
-"""Refusals of one run that are kept."""
+"""Maximum refusals of one run that are stored."""
 
 MAX_REASON = 1_000
-"""Characters of what the model is told about a refusal."""
+"""Maximum characters of the reason of a refusal."""
 
 
 @dataclass(slots=True, kw_only=True)
 class ToolExecutor:
-    """Carries out one run's calls: what is proposed, `most_writes` at most, and what is refused."""
+    """Executes the calls of one run, with at most `most_writes` proposals."""
 
     stretch: TranscriptSlice
     lookup: KnowledgeLookup
@@ -72,12 +72,12 @@ class ToolExecutor:
     refused: list[RefusedCall] = field(default_factory=list[RefusedCall], init=False)
     is_finished: bool = field(default=False, init=False)
     _writes: int = field(default=0, init=False)
-    _looks: int = field(default=0, init=False)
+    _searches: int = field(default=0, init=False)
     _proposals: dict[UUID, Proposal] = field(default_factory=dict[UUID, Proposal], init=False)
 
     @property
     def proposals(self) -> list[Proposal]:
-        """What is to be written, in the order in which it was proposed."""
+        """The proposals in the order of the calls."""
         return list(self._proposals.values())
 
     async def execute(self, calls: Sequence[ToolCall]) -> list[Any]:
@@ -88,14 +88,14 @@ class ToolExecutor:
         if place >= MAX_CALLS:
             return self._refuse(call.name, RefusedCallError(f"Only {MAX_CALLS} calls at once."))
         try:
-            return await self._carry_out(read_call(call.name, call.arguments))
+            return await self._dispatch(read_call(call.name, call.arguments))
         except InvalidCallError as error:
             return self._refuse(call.name, RefusedCallError(str(error)))
         except RefusedCallError as error:
             return self._refuse(call.name, error)
 
     def refuse_unread(self, error: ModelMalformedAnswerError) -> None:
-        """Note an answer of which no call can be read."""
+        """Record that an answer could not be parsed."""
         self._refuse("", RefusedCallError(error.detail))
 
     def _refuse(self, tool: str, error: RefusedCallError) -> dict[str, Any]:
@@ -106,7 +106,7 @@ class ToolExecutor:
             )
         return {"error": reason}
 
-    async def _carry_out(self, call: AgentCall) -> dict[str, Any]:
+    async def _dispatch(self, call: AgentCall) -> dict[str, Any]:
         match call:
             case SearchKnowledgeBase():
                 return await self._search(call)
@@ -123,10 +123,10 @@ class ToolExecutor:
                 return {"done": True}
 
     async def _search(self, call: SearchKnowledgeBase) -> dict[str, Any]:
-        self._looks += 1
-        if self._looks > MAX_SEARCHES:
+        self._searches += 1
+        if self._searches > MAX_SEARCHES:
             raise RefusedCallError("No more searches in this run. Write what you are sure of.")
-        found = await self.lookup.look(
+        found = await self.lookup.search_for(
             to_one_line(call.query), limit=call.limit, sources=call.sources or KNOWLEDGE
         )
         references = self.references
@@ -154,7 +154,7 @@ class ToolExecutor:
         lines = self._sources(call.source_messages)
         await self.duplicates.check_new(
             fields,
-            proposed=self._proposed_events(),
+            proposed=self._list_proposed_events(),
             besides=before,
             apart={self._event(mark).id for mark in call.differs_from if mark.strip()},
         )
@@ -176,7 +176,7 @@ class ToolExecutor:
         mended = apply_to_event(event, call, source=self._source(self.stretch.lines[-1]))
         self._check_names(mended.fields.who)
         await self.duplicates.check_changed(
-            mended.fields, proposed=self._proposed_events(), besides=event
+            mended.fields, proposed=self._list_proposed_events(), besides=event
         )
         return self._propose(mended)
 
@@ -187,7 +187,7 @@ class ToolExecutor:
         entry = LoreEntry(
             title=title, content=read_content(call.content), keys=read_keys(call.keys)
         )
-        for known in [*self.references.entries.things, *await self.lookup.lore()]:
+        for known in [*self.references.entries.things, *await self.lookup.list_lore()]:
             if known.entry.title.strip().casefold() == title.casefold():
                 mark = self.references.entries.show(known)
                 raise RefusedCallError(
@@ -218,7 +218,7 @@ class ToolExecutor:
             return {"written": self.references.events.put(proposal)}
         if isinstance(proposal, ProposedEntry):
             return {"written": self.references.entries.put(proposal)}
-        return {"written": self.references.entries.of(proposal.id)}
+        return {"written": self.references.entries.find_mark(proposal.id)}
 
     def _check_room(self) -> None:
         if self._writes >= self.most_writes:
@@ -227,7 +227,7 @@ class ToolExecutor:
             )
 
     def _check_names(self, names: Sequence[str]) -> None:
-        """Raise `RefusedCallError` for a mark instead of a name, unless a line contains it."""
+        """Raise `RefusedCallError` if a name is a mark, unless a line contains it."""
         for name in names:
             is_told = any(name in line.text for line in self.stretch.lines)
             if MARK.fullmatch(name) and not is_told:
@@ -237,18 +237,20 @@ class ToolExecutor:
         event = self.references.events.get(mark)
         if event is None:
             raise RefusedCallError(f"{quote_mark(mark)} is no event that you were shown.")
-        if event.id in self._superseded():
+        if event.id in self._list_superseded():
             raise RefusedCallError(f"{quote_mark(mark)} was superseded in this run already.")
         return event
 
-    def _superseded(self) -> set[UUID]:
-        return {each.supersedes for each in self._proposed_events() if each.supersedes is not None}
+    def _list_superseded(self) -> set[UUID]:
+        return {
+            each.supersedes for each in self._list_proposed_events() if each.supersedes is not None
+        }
 
-    def _proposed_events(self) -> list[ProposedEvent]:
+    def _list_proposed_events(self) -> list[ProposedEvent]:
         return [each for each in self._proposals.values() if isinstance(each, ProposedEvent)]
 
     def _sources(self, marks: Sequence[str]) -> list[StoryLine]:
-        """New lines by their marks, in order; the last one where none is named."""
+        """Return the new lines with these marks in order; the last line without marks."""
         lines: dict[UUID, StoryLine] = {}
         for mark in map(normalize_line_mark, marks):
             line = self.references.lines.get(mark)
