@@ -190,7 +190,7 @@ class EnrichmentOutbox(ConsentWithdrawn):
     async def compress_scenes(
         self, session: AsyncSession, holder: KeyHolder, chat: Chat, scene_ids: Iterable[UUID]
     ) -> None:
-        """Queue the compression of scenes, as far as this chat tells them.
+        """Queue the compression of the parts of scenes that belong to this chat.
 
         The lane is the campaign's, because each scene is compared with what the last one left.
         """
@@ -295,7 +295,7 @@ class EnrichmentOutbox(ConsentWithdrawn):
         name: object = None,
         **payload: object,
     ) -> UUID | None:
-        """Queue a job. `name` tells the jobs of one kind apart; it is the chat's id by default."""
+        """Queue a job, unless one of its kind and `name` waits. The default name is the chat's id."""
         job = _job(kind, holder.sealer.user_id, container_id, chat_id, name, **payload)
         key = self._queue.grant(holder.sealer, holder.key_mode)
         return await self._queue.enqueue(session, job, key=key)

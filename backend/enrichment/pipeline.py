@@ -114,13 +114,13 @@ _AFTER_TURN = 4.0
 class PathChangedError(AppError):
     """The messages have changed since they were read, so the run writes nothing."""
 
-    slug, title = "path-changed", "The chat went another way meanwhile"
+    slug, title = "path-changed", "The chat has changed"
 
 
 class EventsChangedError(PathChangedError):
     """Another job has recorded similar events of the same messages, so the run begins again."""
 
-    slug, title = "events-changed", "The same lines were written down at the same time"
+    slug, title = "events-changed", "The same messages were recorded at the same time"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -143,7 +143,7 @@ class RunWork:
 
 @dataclass(frozen=True, slots=True)
 class RunRecovery:
-    """How a task continues after a failed run: with the next run, by raising, or not at all.
+    """The way on after a failed run: the next run, an error, or the end of the job.
 
     `note` is shown to the user.
     """
@@ -271,7 +271,7 @@ class Task(ABC, Generic[W, P]):
                     return
                 if changes == _DROPPED:
                     raise RetryLaterError(
-                        "The chat changes too fast.", after=_WAIT_SECONDS
+                        "The chat changes too often.", after=_WAIT_SECONDS
                     ) from error
 
     async def reader(self, session: AsyncSession, chat: Chat) -> Reader:
@@ -298,7 +298,7 @@ class Task(ABC, Generic[W, P]):
         model.
         """
         model = work.reader.model
-        sampling = work.reader.sampling_of(model, self.output_tokens(work))
+        sampling = work.reader.build_sampling(model, self.output_tokens(work))
         value = await ask(model, prompt, schema, sampling=sampling, budget=work.budget)
         try:
             return msgspec.convert(value, answer)
@@ -328,7 +328,7 @@ class Task(ABC, Generic[W, P]):
         if not work.budget.calls:
             return
         async with self.job.step() as session:
-            chat = await self.locked_chat(session)
+            chat = await self.lock_chat(session)
             if chat is not None:
                 detail = RunDetail(message_ids=list(work.message_ids))
                 await record_failure(session, self.sealer, self._row(chat, work, detail, error))
@@ -361,7 +361,7 @@ class Task(ABC, Generic[W, P]):
 
     async def _write(self, work: W, proposal: P) -> None:
         async with self.job.finish() if work.ends_job else self.job.step() as session:
-            chat = await self.locked_chat(session)
+            chat = await self.lock_chat(session)
             if chat is None:
                 raise PathChangedError
             detail = await self.apply(session, chat, work, proposal)
@@ -380,7 +380,7 @@ class Task(ABC, Generic[W, P]):
             await self._note_interruption(work, error)
             raise RetryLaterError(error.title, after=_AFTER_TURN) from error
         async with self.job.step() as session:
-            chat = await self.locked_chat(session)
+            chat = await self.lock_chat(session)
             recovery = await self.recover(session, work, error)
             if recovery.is_over and isinstance(error, AppError):
                 await self._note_reason(session, error)
@@ -412,7 +412,7 @@ class Task(ABC, Generic[W, P]):
         user = await session.get_one(User, self.sealer.user_id)
         return ShownProblem.from_error(error, for_administrator=user.is_administrator)
 
-    async def locked_chat(self, session: AsyncSession) -> Chat | None:
+    async def lock_chat(self, session: AsyncSession) -> Chat | None:
         """Return the chat, locked until the end of the transaction; None if it was deleted."""
         try:
             return await get_chat(session, self.chat_id, owner_id=self.sealer.user_id, lock=True)

@@ -139,7 +139,7 @@ class Reader:
         """The limits of the servers of all models of the task."""
         return [self.models.find_limit(each) for each in self.asked_ids]
 
-    def sampling_of(self, model: ChatModel, tokens: int = OUTPUT_TOKENS) -> Sampling:
+    def build_sampling(self, model: ChatModel, tokens: int = OUTPUT_TOKENS) -> Sampling:
         """Return the sampling settings for an answer of at most so many tokens."""
         return limit_output(safe_sampling(model.spec, self.safety), model.spec, tokens)
 

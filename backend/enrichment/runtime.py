@@ -1,4 +1,4 @@
-"""The work behind the reply, put together."""
+"""Construction of the background tasks."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def open_enrichment(  # noqa: PLR0913  # everything that it puts together
     clock: StoryClock,
     names: NameCache,
 ) -> EnrichmentRuntime:
-    """What tasks work with. They ask `user_models` for models and look into `memory`."""
+    """Return the services of tasks."""
     agent = Agent(prompts, memory.search, database, memory.embedder_of, settings, pool)
     return EnrichmentRuntime(
         database, user_models, settings, prompts, agent, memory.outbox, outbox, slots, clock, names
@@ -57,7 +57,7 @@ def open_enrichment(  # noqa: PLR0913  # everything that it puts together
 
 
 def job_kinds(runtime: EnrichmentRuntime) -> dict[str, JobKind]:
-    """What is done for each kind of job."""
+    """Return the handlers of all kinds of jobs."""
     return {
         TURN: JobKind(partial(_run, TurnTask, runtime), stoppable=True),
         REBUILD: JobKind(partial(_run, RebuildTask, runtime), keep=True, stoppable=True),

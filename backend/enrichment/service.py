@@ -1,4 +1,4 @@
-"""What people see and do of the work behind the reply."""
+"""Services of the background work's routes."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ UNDER_WAY = ("queued", "waiting_key", "running")
 
 
 class EnrichmentService:
-    """The runs behind a user's chats, undoing them, and rebuilding a chronicle."""
+    """The runs of a user's chats, undoing them, and rebuilding a chronicle."""
 
     def __init__(
         self,
@@ -97,7 +97,7 @@ class EnrichmentService:
     async def overview(
         self, identity: Identity, chat_id: UUID, *, limit: int, after: UUID | None
     ) -> EnrichmentView:
-        """How the work behind a chat stands, and a page of its runs. Raises `ChatNotFoundError`."""
+        """Return the state of a chat's work and a page of its runs. Raises `ChatNotFoundError`."""
         async with self._database.read() as session:
             chat = await get_chat(session, chat_id, owner_id=identity.user_id)
             rows = await list_runs(session, chat_id, limit=limit + 1, after=after)
@@ -116,7 +116,7 @@ class EnrichmentService:
             job=JobView.of(job) if job else None,
             tokens_today=spent,
             tokens_per_day=self._settings.enrichment_tokens_per_day,
-            items=[RunView.of(row, open_detail(identity.sealer, row)) for row in page],
+            items=[RunView.from_run(row, open_detail(identity.sealer, row)) for row in page],
             next=str(page[-1].id) if len(rows) > limit else None,
         )
 
@@ -124,22 +124,22 @@ class EnrichmentService:
         """Raises `RunNotFoundError`."""
         async with self._database.read() as session:
             run = await get_run(session, run_id, owner_id=identity.user_id)
-        return RunView.of(run, open_detail(identity.sealer, run))
+        return RunView.from_run(run, open_detail(identity.sealer, run))
 
     async def undo(self, identity: Identity, run_id: UUID, *, force: bool) -> UndoView:
-        """Take back what a run wrote: `undo_run`."""
+        """Undo a run: see `undo_run`."""
         async with self._database.write() as session:
             return await undo_run(session, self._index, identity, run_id, force=force)
 
     async def estimate_rebuild(
         self, identity: Identity, chronicle_id: UUID, wanted: NewRebuild
     ) -> RebuildEstimate:
-        """What a rebuild would take. Asks no model.
+        """Estimate the cost of a rebuild. Asks no model.
 
-        Raises what `rebuild` does, but for `RebuildUnderWayError`.
+        Raises the errors of `rebuild`, except `RebuildUnderWayError`.
         """
         async with self._database.read() as session:
-            chat, place = await _checked(session, identity, chronicle_id, wanted)
+            chat, place = await _check_range(session, identity, chronicle_id, wanted)
             reader = await find_reader(
                 session, self._user_models, self._settings, identity.sealer, chat
             )
@@ -164,20 +164,20 @@ class EnrichmentService:
         )
 
     async def rebuild(self, identity: Identity, chronicle_id: UUID, wanted: NewRebuild) -> JobView:
-        """Have a chronicle rebuilt from a chat.
+        """Queue the rebuild of a chronicle from a chat.
 
         Raises `ChatNotFoundError`, `ChronicleNotFoundError`, `OtherChronicleError`,
         `ChronicleNotEnabledError`, `ValidationError`, `RebuildUnderWayError`.
         """
         queue = self._queue
         async with self._database.write() as session:
-            chat, place = await _checked(session, identity, chronicle_id, wanted, lock=True)
+            chat, place = await _check_range(session, identity, chronicle_id, wanted, lock=True)
             under_way = await session.scalar(
                 _rebuilds(identity.user_id, chronicle_id).where(Job.state.in_(UNDER_WAY)).limit(1)
             )
             if under_way is not None:
                 raise RebuildUnderWayError(
-                    "Stop it first, or wait until it is done.", extra={"job_id": str(under_way.id)}
+                    "Stop the rebuild, or wait for its end.", extra={"job_id": str(under_way.id)}
                 )
             total = await count_lines(session, chat, place)
             state = RebuildState(
@@ -198,7 +198,7 @@ class EnrichmentService:
                 ),
                 key=queue.grant(identity.sealer, identity.key_mode),
             )
-            if job_id is None:  # what else holds its key is a rebuild that waits: there was none
+            if job_id is None:  # only a waiting rebuild can have the same dedupe key
                 raise RebuildUnderWayError
             await session.execute(update(Job).where(Job.id == job_id).values(progress_total=total))
             return JobView.of(await session.get_one(Job, job_id))
@@ -210,14 +210,12 @@ class EnrichmentService:
             query = _rebuilds(identity.user_id, chronicle_id).order_by(Job.id.desc()).limit(1)
             job = await session.scalar(query)
         if job is None:
-            raise RebuildNotFoundError(
-                "Rebuilds are shown for a day, and longer where they failed."
-            )
+            raise RebuildNotFoundError("A rebuild is shown for a day, and longer if it failed.")
         return JobView.of(job)
 
 
 async def _turn_job(session: AsyncSession, chat: Chat, *, is_behind: bool) -> Job | None:
-    """The last job that reads what a chat said: while it waits or runs, or has left it behind."""
+    """Return the latest job that reads the chat, if it is unfinished or left messages unread."""
     if chat.chronicle_id is None:
         return None
     query = select(Job).where(
@@ -229,7 +227,7 @@ async def _turn_job(session: AsyncSession, chat: Chat, *, is_behind: bool) -> Jo
     return await session.scalar(query.order_by(Job.id.desc()).limit(1))
 
 
-async def _checked(
+async def _check_range(
     session: AsyncSession,
     identity: Identity,
     chronicle_id: UUID,
@@ -237,7 +235,7 @@ async def _checked(
     *,
     lock: bool = False,
 ) -> tuple[Chat, PathRange]:
-    """The chat, and the stretch of it that is to be read. Raises what `rebuild` does."""
+    """Return the chat and the range to read. Raises the errors of `rebuild`."""
     owner_id = identity.user_id
     chat = await get_chat(session, wanted.chat_id, owner_id=owner_id, lock=lock)
     await get_chronicle(session, chronicle_id, owner_id=owner_id, lock=lock)
@@ -245,7 +243,7 @@ async def _checked(
         raise OtherChronicleError("Choose this chronicle in the chat's settings first.")
     if not chat.chronicle_enabled:
         raise ChronicleNotEnabledError(
-            "Nothing of it is read without consent: switch chronicle_enabled on in its settings."
+            "Set chronicle_enabled in the chat's settings first. Without consent nothing is read."
         )
     first = wanted.from_position or 0
     if wanted.to_position is not None and wanted.to_position < first:
@@ -270,7 +268,7 @@ def _rebuilds(owner_id: UUID, chronicle_id: UUID) -> Select[Job]:
 
 
 class SceneService:
-    """What a user does with scenes beside editing them."""
+    """Ends scenes of campaigns."""
 
     def __init__(self, database: Database, outbox: EnrichmentOutbox) -> None:
         self._database = database
@@ -285,11 +283,11 @@ class SceneService:
         if_match: str | None,
         message_id: UUID | None = None,
     ) -> msgspec.Struct:
-        """End a scene and have it compressed; one that is over is compressed as far as it is not.
+        """End a scene and queue its compression, also of a scene that has ended before.
 
-        With `message_id` it is over while that message is told. Raises `CampaignNotFoundError`,
-        `CampaignItemNotFoundError`, `PreconditionFailedError`, `MessageNotFoundError`,
-        `ValidationError`.
+        With `message_id` the scene is closed only while that message is on the active path. Raises
+        `CampaignNotFoundError`, `CampaignItemNotFoundError`, `PreconditionFailedError`,
+        `MessageNotFoundError`, `ValidationError`.
         """
         key = ItemKey(campaign_id, "scene", scene_id)
         async with self._database.write() as session:
@@ -310,7 +308,7 @@ class SceneService:
 
 
 class CompactionService:
-    """Compactions that a user asks for."""
+    """Compactions that a user requests."""
 
     def __init__(self, database: Database, outbox: EnrichmentOutbox) -> None:
         self._database = database
@@ -319,20 +317,20 @@ class CompactionService:
     async def compact(
         self, identity: Identity, campaign_id: UUID, wanted: NewCompaction
     ) -> CompactionView:
-        """Have all read that a chat has told and that was not read.
+        """Queue a compaction of all unread messages of a chat.
 
         Raises `CampaignNotFoundError`, `ChatNotFoundError`, `ChronicleNotEnabledError`, and
-        `ValidationError` where the chat does not belong to the campaign.
+        `ValidationError` if the chat does not belong to the campaign.
         """
         sealer = identity.sealer
         async with self._database.write() as session:
             campaign = await get_campaign(session, identity, campaign_id, lock=True)
             chat = await get_chat(session, wanted.chat_id, owner_id=identity.user_id)
             if chat.campaign_id != campaign.id:
-                raise ValidationError("`chat_id` is a chat that does not belong to the campaign.")
+                raise ValidationError("`chat_id` must be a chat of the campaign.")
             if not chat.chronicle_enabled:
                 raise ChronicleNotEnabledError(
-                    "Agree to it in the chat's settings first: a model reads what it says."
+                    "Set chronicle_enabled in the chat's settings first: a model reads the chat."
                 )
             world = await session.get_one(CampaignItem, campaign.id)
             waits = is_unsettled(

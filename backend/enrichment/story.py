@@ -170,7 +170,7 @@ async def read_range(
     since: datetime | None = None,
     left_alone: frozenset[UUID] = frozenset(),
 ) -> TranscriptSlice | None:
-    """Read the beginning of a range of the active path, as much as one run can process.
+    """Read the beginning of a range of the active path, limited to the capacity of one run.
 
     All lines have the same audience. Hidden and unfinished messages are skipped. Returns None if
     there are none.

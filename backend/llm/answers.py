@@ -27,7 +27,7 @@ from backend.generation.model import (
 from backend.generation.sampling import Sampling
 
 CHARACTERS_PER_TOKEN = 4
-"""Average of most texts, for estimates of what no provider has counted."""
+"""Average of most texts, for estimates without a provider's count."""
 
 
 @dataclass(slots=True)

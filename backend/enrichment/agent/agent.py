@@ -63,8 +63,8 @@ _MAX_WHY = 500
 EVENT_KIND_NAMES = ", ".join(EVENT_KINDS)
 DEMO_NOTE = "Demo model: simple rules, no language model read this."
 _EARLY_ENDS: Mapping[LoopEnd, list[str]] = {
-    "budget_spent": ["It ended early: the tokens of one run were spent."],
-    "failed": ["It ended early: the prompt had become too long for the model."],
+    "budget_spent": ["The run ended early because its tokens were used up."],
+    "failed": ["The run ended early because the prompt became too long for the model."],
 }
 _NO_CALLS = ToolAnswer(text="", calls=(), usage=None, finish="stop")
 
@@ -100,7 +100,7 @@ class Agent:
         model, small = reader.model, reader.triage_model
         notes = [DEMO_NOTE] if model.spec.provider == "demo" else []
         try:
-            triage = await self._triage(small, stretch, budget, reader.sampling_of(small))
+            triage = await self._triage(small, stretch, budget, reader.build_sampling(small))
         finally:
             budget.mark_triage(small.spec.id)
         executor = references = None
@@ -110,7 +110,7 @@ class Agent:
             latest = await lookup.list_latest()
             count = _shown_of_each(model.spec)
             near = await lookup.find_related(count=count)
-            # The new lines usually continue the latest events, whatever the index finds.
+            # The new lines usually continue the latest events, found or not.
             near.events |= {event.id: event for event in latest[-count:]}
             embedder = await self.embedder_of(reader.sealer)
             executor = ToolExecutor(
@@ -128,7 +128,7 @@ class Agent:
             opening = self._opening(stretch, references, near)
             # Each event or entry is a call of about 250 tokens in one answer.
             room = max(OUTPUT_TOKENS, 256 * self.settings.enrichment_max_writes)
-            sampling = reader.sampling_of(model, room)
+            sampling = reader.build_sampling(model, room)
             notes += await self._loop(model, executor, opening, budget, sampling)
         return AgentResult(
             detail=RunDetail(

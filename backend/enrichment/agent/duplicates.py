@@ -248,7 +248,7 @@ class DuplicateCheck:
         """
         if besides is not None and besides.fields == fields:
             raise self._duplicate(besides)
-        found = await self.lookup.search_for(fields.summary, limit=_COMPARED, sources=["events"])
+        found = await self.lookup.find(fields.summary, limit=_COMPARED, sources=["events"])
         left_out = {each.supersedes for each in proposed}
         if besides is not None:
             left_out.add(besides.id)

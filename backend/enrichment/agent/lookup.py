@@ -137,7 +137,7 @@ class KnowledgeLookup:
         groups = self._groups()
         share = max(2, count // len(groups))
         for group in groups:
-            found = await self.search_for(group, limit=3 * count, min_relevance=None)
+            found = await self.find(group, limit=3 * count, min_relevance=None)
             merged.events |= islice(found.events.items(), share)
             merged.entries |= islice(found.entries.items(), share)
             merged.messages |= islice(found.messages.items(), share)
@@ -161,7 +161,7 @@ class KnowledgeLookup:
             self._lore = [entry for entry in known if entry.entry.enabled and entry.text]
         return self._lore
 
-    async def search_for(
+    async def find(
         self,
         text: str,
         *,

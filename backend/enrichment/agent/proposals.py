@@ -104,7 +104,7 @@ def read_text(text: str, name: str) -> str:
     """Return a text as one line. Raises `RefusedCallError` if it has no letters or digits."""
     line = to_one_line(text)
     if not any(map(str.isalnum, line)):
-        raise RefusedCallError(f"{name} says nothing.")
+        raise RefusedCallError(f"{name} is empty.")
     return line
 
 
@@ -112,7 +112,7 @@ def read_content(text: str) -> str:
     """Return the content of an entry. Raises `RefusedCallError` if it has no letters or digits."""
     content = clean_paragraphs(text)
     if not any(map(str.isalnum, content)):
-        raise RefusedCallError("The content says nothing.")
+        raise RefusedCallError("The content is empty.")
     return content
 
 
@@ -128,7 +128,7 @@ def read_keys(keys: Sequence[str]) -> list[str]:
         if key.startswith("/"):
             raise RefusedCallError(f"The key {key} is a pattern. Keys are plain words.")
         if not any(map(str.isalnum, key)):
-            raise RefusedCallError(f"The key {key} is no word.")
+            raise RefusedCallError(f"The key {key} is not a word.")
         is_short = len(key) < _SHORTEST_KEY and key.isascii()
         if is_short or key.casefold() in COMMON_WORDS:
             raise RefusedCallError(f"The key {key} occurs everywhere. Take a name.")
@@ -170,7 +170,7 @@ def apply_to_event(
     fields = msgspec.structs.replace(event.fields, **named)
     significance = call.significance or event.significance
     if fields == event.fields and significance == event.significance:
-        raise RefusedCallError(f"{call.event} says that already.")
+        raise RefusedCallError(f"{call.event} already says that.")
     is_stored = isinstance(event, StoryEvent)
     return ProposedEvent(
         id=new_id() if is_stored else event.id,
@@ -196,7 +196,7 @@ def apply_to_entry(
     else:
         content = f"{known.entry.content.rstrip()}\n{read_content(call.append or '')}"
     if len(content) > max(MAX_ENTRY, len(known.entry.content)):
-        raise RefusedCallError("The entry would be too long. Say it anew, in fewer words.")
+        raise RefusedCallError("The entry would be too long. Rewrite it in fewer words.")
     entry: LoreEntry = msgspec.structs.replace(known.entry, content=content)
     because = to_one_line(call.because)
     if isinstance(known, ProposedEntry):

@@ -126,7 +126,7 @@ class ToolExecutor:
         self._searches += 1
         if self._searches > MAX_SEARCHES:
             raise RefusedCallError("No more searches in this run. Write what you are sure of.")
-        found = await self.lookup.search_for(
+        found = await self.lookup.find(
             to_one_line(call.query), limit=call.limit, sources=call.sources or KNOWLEDGE
         )
         references = self.references
@@ -191,7 +191,7 @@ class ToolExecutor:
             if known.entry.title.strip().casefold() == title.casefold():
                 mark = self.references.entries.show(known)
                 raise RefusedCallError(
-                    f"There is an entry of that title, {mark}: {to_one_line(known.entry.content)}",
+                    f"{mark} has the same title: {to_one_line(known.entry.content)}",
                     duplicate_of=known.id,
                 )
         return self._propose(
@@ -202,7 +202,7 @@ class ToolExecutor:
         self._check_room()
         known = self.references.entries.get(call.entry)
         if known is None:
-            raise RefusedCallError(f"{quote_mark(call.entry)} is no entry that you were shown.")
+            raise RefusedCallError(f"{quote_mark(call.entry)} is not an entry that you were shown.")
         if isinstance(known, KnownEntry) and not known.may_edit:
             raise RefusedCallError(f"{call.entry} is the user's own: it is not changed.")
         mended = apply_to_entry(known, call)
@@ -222,9 +222,7 @@ class ToolExecutor:
 
     def _check_room(self) -> None:
         if self._writes >= self.most_writes:
-            raise RefusedCallError(
-                f"{self.most_writes} writes is all there is in one run. Call finish."
-            )
+            raise RefusedCallError(f"One run has at most {self.most_writes} writes. Call finish.")
 
     def _check_names(self, names: Sequence[str]) -> None:
         """Raise `RefusedCallError` if a name is a mark, unless a line contains it."""
@@ -236,9 +234,9 @@ class ToolExecutor:
     def _event(self, mark: str) -> StoryEvent | ProposedEvent:
         event = self.references.events.get(mark)
         if event is None:
-            raise RefusedCallError(f"{quote_mark(mark)} is no event that you were shown.")
+            raise RefusedCallError(f"{quote_mark(mark)} is not an event that you were shown.")
         if event.id in self._list_superseded():
-            raise RefusedCallError(f"{quote_mark(mark)} was superseded in this run already.")
+            raise RefusedCallError(f"{quote_mark(mark)} was already superseded in this run.")
         return event
 
     def _list_superseded(self) -> set[UUID]:
@@ -258,7 +256,7 @@ class ToolExecutor:
                 news = self.stretch.lines
                 raise RefusedCallError(
                     f"{mark} is not among the new lines: they go from #{news[0].position + 1} "
-                    f"to #{news[-1].position + 1}. Only what happens in them is written down."
+                    f"to #{news[-1].position + 1}. Only events of these lines are recorded."
                 )
             lines[line.id] = line
         return sorted(lines.values(), key=lambda line: line.position) or [self.stretch.lines[-1]]

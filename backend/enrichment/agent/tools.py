@@ -167,7 +167,7 @@ _ARGUMENTS: Mapping[str, type[AgentCall]] = {
 
 
 class Triage(msgspec.Struct, frozen=True, kw_only=True):
-    """Whether new lines hold anything to keep."""
+    """The decision if new lines contain anything to record."""
 
     why: Annotated[str, Meta(description="One short sentence.")] = ""
     significant: bool

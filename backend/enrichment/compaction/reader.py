@@ -1,4 +1,4 @@
-"""What an audience may know of a campaign: as a model reads it, and as calls are resolved in it."""
+"""Loads unread messages, and the items of a campaign that their audience may know."""
 
 from __future__ import annotations
 
@@ -44,10 +44,10 @@ _IS_READ = select(CampaignMark.id).where(CampaignMark.id == Message.id).exists()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MessageWindow:
-    """Lines that were not read yet, all of one audience, and a few before them that it may know.
+    """Unread lines with one audience, and a few lines before them that it may know.
 
-    `since` is when the first of them was said. `player_names` are the stored names of the user if
-    the lines show the player character instead.
+    `since` is the time of the first one. `player_names` are the stored names of the user if the
+    lines show the player character instead.
     """
 
     versions: Sequence[Version]
@@ -60,10 +60,10 @@ class MessageWindow:
 
 
 async def read_window(session: AsyncSession, reader: Reader, chat: Chat) -> MessageWindow | None:
-    """The first lines that one call reads, of at most `stretch_tokens` stored tokens together.
+    """Read the next lines, of at most `stretch_tokens` stored tokens in total.
 
-    They end with the last reply of the chat, and begin where its owner agreed that it is read. None
-    where nothing is left.
+    They end with the last reply, and begin where the owner's consent begins. Returns None if there
+    are none.
     """
     most, conditions = reader.stretch_tokens, await _unread(session, chat)
     query = select(Message).where(*conditions).order_by(Message.position)
@@ -107,7 +107,7 @@ def _player_names(reader: Reader, rows: Sequence[Message]) -> frozenset[str]:
 
 
 async def is_unread(session: AsyncSession, chat: Chat, window: MessageWindow) -> bool:
-    """Whether the lines are still told, as they were read, and nobody else has read them."""
+    """True if the lines are unchanged, on the active path, and read by no other compaction."""
     ids = [message_id for message_id, _ in window.versions]
     query = select(Message.id, Message.updated_at).where(
         *await _unread(session, chat), Message.id.in_(ids), Message.audience == window.audience
@@ -117,13 +117,13 @@ async def is_unread(session: AsyncSession, chat: Chat, window: MessageWindow) ->
 
 
 async def count_uncompacted(session: AsyncSession, chat: Chat) -> int:
-    """How many messages the next compaction would read."""
+    """Count the messages that the next compaction would read."""
     query = select(func.count()).select_from(Message).where(*await _unread(session, chat))
     return await session.scalar(query) or 0
 
 
 async def _unread(session: AsyncSession, chat: Chat) -> tuple[ColumnElement[bool], ...]:
-    """A user's line without a reply is read together with its reply."""
+    """Return the conditions for unread lines. A user's line is read together with its reply."""
     last = await find_last_reply(session, chat)
     conditions = is_readable(chat), ~_IS_READ, Message.position <= (-1 if last is None else last)
     if chat.chronicle_since is None:
@@ -136,11 +136,12 @@ MAX_THREADS = 30
 MAX_CLOCKS = 20
 MAX_FACTS = 60
 MAX_KNOWN = 2_000
-"""Items that are read: those that changed last. An entity that the text names is read, too."""
+"""Maximum items that are read: the latest changed ones. Entities that the text names come on top.
+"""
 MAX_NAMED = 200
 MAX_LINE = 600
 MAX_VALUE = 240
-"""Characters of an item, and of one of its fields, that are shown."""
+"""Maximum characters of an item and of one field in a prompt."""
 
 _LETTERS: Mapping[Kind, str] = {
     "entity": "E",
@@ -186,7 +187,7 @@ _CHANGED = select(
 
 @dataclass(frozen=True, slots=True)
 class KnownWorld:
-    """The latest items of a campaign at one version, within `MAX_KNOWN`."""
+    """The latest items of a campaign at one version, at most `MAX_KNOWN`."""
 
     campaign_id: UUID
     version: int
@@ -195,7 +196,7 @@ class KnownWorld:
 
     @property
     def scene_id(self) -> UUID | None:
-        """The scene that goes on where the players are: of several the latest."""
+        """The open scene at the players' place; the latest one if there are several."""
         players = (state for state in self.entities.values() if state["kind"] == "pc")
         place: str | None = story_place(state.get("location_id") for state in players)
         found = (
@@ -207,7 +208,7 @@ class KnownWorld:
 
     @property
     def present(self) -> frozenset[UUID]:
-        """Who is where the story is: the players' characters, and who is in the scene with them."""
+        """The ids of the player characters and of everyone in the scene with them."""
         scene = self.items[self.scene_id].state if self.scene_id else {}
         inside = {UUID(str(each)) for each in scene.get("present") or ()}
         players = {one for one, state in self.entities.items() if state["kind"] == "pc"}
@@ -223,12 +224,12 @@ class KnownWorld:
 
     @property
     def entities(self) -> Mapping[UUID, State]:
-        """Entities by their ids."""
+        """The entities by id."""
         return {one: held.state for one, held in self.items.items() if held.kind == "entity"}
 
     @property
     def marks(self) -> AudienceMarks:
-        """Marks for items with a limited audience."""
+        """The labels of items with a limited audience."""
         return AudienceMarks(self._find_name)
 
     def _find_name(self, entity_id: UUID) -> str | None:
@@ -236,13 +237,13 @@ class KnownWorld:
         return called(held.state) if held else None
 
     def members(self) -> list[Member]:
-        """The entities, for a roster."""
+        """The entities as members of a roster."""
         return [build_member(one, state) for one, state in self.entities.items()]
 
 
 @dataclass(frozen=True, slots=True)
 class ShownWorld:
-    """Items as a model reads them, and by which references it names them."""
+    """The rendered items, and the references to them."""
 
     lines: Sequence[str]
     references: Mapping[str, UUID]
@@ -257,7 +258,7 @@ async def read_world(
     *,
     audience: str,
 ) -> KnownWorld:
-    """Return the items of a campaign that all may know who have this stored audience.
+    """Return the items of a campaign that everyone in a stored audience may know.
 
     In a campaign with more than `MAX_KNOWN` items, entities that `lines` name are found by `names`.
     """
@@ -295,7 +296,7 @@ async def refresh_world(
 
 
 def build_member(entity_id: UUID, state: State) -> Member:
-    """An entity, for a roster."""
+    """Return an entity as a member of a roster."""
     place, audience = state.get("location_id"), cast("Audience", state.get("audience", "public"))
     return Member(
         id=entity_id,
@@ -308,7 +309,7 @@ def build_member(entity_id: UUID, state: State) -> Member:
 
 
 def render_world(known: KnownWorld, text: str) -> ShownWorld:
-    """What a model needs to read a text: who is near, or named in it, what is open. CPU-bound."""
+    """Render the items that matter for a text: present, named and open ones. CPU-bound."""
     entities, present = known.entities, known.present
     names = NameIndex(
         (one, name) for one, state in entities.items() for name in build_member(one, state).names
@@ -332,12 +333,12 @@ def render_world(known: KnownWorld, text: str) -> ShownWorld:
         for number, item_id in enumerate(ids, start=1):
             reference = f"{_LETTERS[kind]}{number}"
             references[reference] = item_id
-            lines.append(f"{reference} {_told(known, known.items[item_id])}")
+            lines.append(f"{reference} {_render_item(known, known.items[item_id])}")
     return ShownWorld(lines, references)
 
 
 def list_attributes(known: KnownWorld) -> dict[str, dict[str, AttributeType]]:
-    """The attributes of entities that a model may change by itself, by their kind."""
+    """Return the attributes that the model may change, by the kind of entity."""
     found: dict[str, dict[str, AttributeType]] = {}
     for state in known.entities.values():
         found.setdefault(state["kind"], {}).update(list_changeable(known.rules, state))
@@ -345,18 +346,18 @@ def list_attributes(known: KnownWorld) -> dict[str, dict[str, AttributeType]]:
 
 
 def list_changeable(rules: Rules, state: State) -> dict[str, AttributeType]:
-    """The attributes of an entity that a model may change by itself."""
+    """Return the attributes of an entity that the model may change."""
     members = rules.changeable("entity", state)
     return {name: kind for name, kind in members.items() if name not in _HIDDEN}
 
 
 def find_key(updater: Updater, field: str) -> str:
-    """The member of an item's state that a field of a tool is."""
+    """Return the key of an item's state that a tool's field sets."""
     return _REFERENCES.get(field, field) if field in updater.fields else f"attributes.{field}"
 
 
-def _told(known: KnownWorld, held: Held) -> str:
-    """An item in one line, with all of it that a tool may change."""
+def _render_item(known: KnownWorld, held: Held) -> str:
+    """Render an item in one line, with everything that a tool may change."""
     state = held.state
     kind = state.get("kind", held.kind)
     updater = next(
@@ -387,16 +388,16 @@ def _value(known: KnownWorld, value: Any) -> str:
     if isinstance(value, list):
         listed = [_value(known, each) for each in cast("Sequence[Any]", value)]
         return clip(", ".join(each for each in listed if each), MAX_VALUE)
-    if isinstance(value, dict):  # an objective
+    if isinstance(value, dict):
         said = cast("State", value)
         return f"{said.get('text', '')} (done)" if said.get("done") else str(said.get("text", ""))
-    if isinstance(value, str) and (named := _named(known, value)):
+    if isinstance(value, str) and (named := _find_name(known, value)):
         return named
     return "" if value is None else clip(str(value), MAX_VALUE)
 
 
-def _named(known: KnownWorld, value: str) -> str:
-    """What an item is called whose id this is."""
+def _find_name(known: KnownWorld, value: str) -> str:
+    """Return the name of an item with this id."""
     try:
         held = known.items.get(UUID(value))
     except ValueError:

@@ -1,4 +1,4 @@
-"""Writes a compaction's events into the chronicle. Nothing here commits."""
+"""Writes the changes and events of a compaction. Functions here never commit."""
 
 from __future__ import annotations
 
@@ -49,17 +49,17 @@ from backend.enrichment.runs.store import RefusedCall, RunEffect
 from backend.vault.sealing import Sealer
 
 MAX_EVENT = 300
-"""Characters of an event that are shown."""
+"""Maximum characters of an event in a prompt."""
 
 _TOOL = "chronicle_event_tool"
 
 
 class KnownEvents:
-    """The last events of a chronicle, and those of the messages that are read.
+    """The latest events of a chronicle, and the recorded events of the unread messages.
 
     Args:
-        audience: That of the messages, as a column holds it.
-        marks: Say who knows an event.
+        audience: The audience of the messages, in the form of the database column.
+        marks: Labels for the audience of an event.
     """
 
     def __init__(
@@ -84,18 +84,18 @@ class KnownEvents:
         self._marks: Marks[StoryEvent | DraftEvent] = Marks("H")
 
     async def show(self, *, most: int) -> list[str]:
-        """Return the last events as lines that begin with their references."""
+        """Render the latest events as lines with their references."""
         events = (await self._read())[-most:]
         return [f"{self._marks.show(event)}: {self._render(event)}" for event in events]
 
     async def check(self, new: DraftEvent, drafts: Sequence[DraftEvent]) -> RefusedCall | None:
-        """Return why an event is not written: another one says the same, or may say the same.
+        """Return a refusal if an event repeats or may repeat another one.
 
-        The model is asked about the latter, unless its call says that they differ.
+        If it may, the model is asked, unless its call says that the events differ.
 
         Args:
             new: The event.
-            drafts: The run's events before it.
+            drafts: Earlier events of the run.
         """
         events: list[StoryEvent | DraftEvent] = [*await self._read(), *drafts]
         known = {event.id: event for event in events}
@@ -107,7 +107,7 @@ class KnownEvents:
         apart: set[UUID] = set()
         for mark in new.differs_from:
             if (found := self._marks.get(mark)) is None:
-                reason = f"{quote_mark(mark)} is no event that you were shown."
+                reason = f"{quote_mark(mark)} is not an event that you were shown."
                 return RefusedCall(tool=_TOOL, reason=reason)
             apart.add(found.id)
         asked = [each.event for each in near if each.may_be_same()][:MAX_QUESTIONS]
@@ -124,7 +124,7 @@ class KnownEvents:
         )
 
     async def _read(self) -> list[StoryEvent]:
-        """Return the events as they are now, in story order."""
+        """Return the current events in story order."""
         async with self._database.read() as session:
             latest = await current_events(
                 session,
@@ -156,13 +156,13 @@ class KnownEvents:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompactionWriter:
-    """Writes within the caller's transaction, who has locked the campaign's row.
+    """Writes in the caller's transaction, which has locked the campaign.
 
     Attributes:
-        messages: Those that were read, by their positions.
-        audience: Theirs, as a column holds it.
-        effects: What was written.
-        refused: What was not.
+        messages: The messages by position.
+        audience: Their audience, in the form of the database column.
+        effects: The written changes.
+        refused: The refused changes.
     """
 
     session: AsyncSession
@@ -174,9 +174,9 @@ class CompactionWriter:
     refused: list[RefusedCall] = field(default_factory=list[RefusedCall])
 
     async def change(self, chat: Chat, drafts: Sequence[DraftItem], *, since: datetime) -> None:
-        """Write the changes that may be written, as one version, and propose the others.
+        """Write allowed changes as one version, and propose the others to the user.
 
-        There is a new version also where nothing changes: what was read is noted with it.
+        The version is raised even without changes, because the read marks refer to it.
         """
         session, sealer, campaign = self.session, self.sealer, self.campaign
         verdict = await judged(
@@ -215,7 +215,7 @@ class CompactionWriter:
         )
 
     async def _with_room(self, drafts: Sequence[Draft]) -> Sequence[Draft]:
-        """All drafts; where the campaign is full, those alone that change what there is."""
+        """Return the drafts; if the campaign is full, only those that change existing items."""
         made = {draft.item_id for draft in drafts if exists(draft.operations.set)}
         try:
             await check_item_room(self.session, self.campaign.id, more=len(made))
@@ -242,7 +242,7 @@ class CompactionWriter:
 
 
 class TimedEvent(NamedTuple):
-    """An event that has the story's time at its last message, and this message."""
+    """An event with the story's time at its last message, and that message."""
 
     row: ChronicleEvent
     message_id: UUID
@@ -250,14 +250,14 @@ class TimedEvent(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChronicleWriter:
-    """Writes events within the caller's transaction.
+    """Writes events in the caller's transaction.
 
     Attributes:
-        messages: The messages that were read, by their positions.
-        audience: Theirs, as a column holds it.
-        effects: What was written.
-        refused: What was not.
-        changed: What the index has to look at.
+        messages: The messages by position.
+        audience: Their audience, in the form of the database column.
+        effects: The written events.
+        refused: The refused events.
+        changed: Ids of events to index, by container.
     """
 
     session: AsyncSession
@@ -273,9 +273,9 @@ class ChronicleWriter:
     changed: Changed = field(default_factory=lambda: defaultdict(set))
 
     async def find_timed(self) -> Sequence[TimedEvent]:
-        """Return the events since the first message that have the story's time at their message.
+        """Return the events since the first message whose time is the story's time there.
 
-        Events with a time that a user or the story gave are left out.
+        Events with a time from a user or from the story itself are left out.
         """
         query = (
             select(ChronicleEvent, EventSource.message_id)
@@ -299,9 +299,9 @@ class ChronicleWriter:
         ]
 
     async def move(self, events: Sequence[TimedEvent]) -> None:
-        """Give events the story's time as it is known by now.
+        """Update the time of events to the story's current knowledge.
 
-        The agent reads each reply, a compaction some rounds at once: only then is it known that a
+        The agent reads each reply, a compaction reads several rounds. Only then is it known that a
         day had passed before the agent's last events.
         """
         times = await self._times([event.message_id for event in events])
@@ -320,10 +320,9 @@ class ChronicleWriter:
             self.changed["event", self.chronicle_id].add(row.id)
 
     async def add(self, events: Sequence[DraftEvent], *, seen: Collection[UUID]) -> None:
-        """Write new events, each from its messages.
+        """Write new events.
 
-        Raises `EventsChangedError` for events like those that were written since the new ones were
-        compared with those `seen`.
+        Raises `EventsChangedError` if similar events were written that are not among `seen`.
         """
         if not events:
             return
@@ -347,7 +346,7 @@ class ChronicleWriter:
         self.changed["event", self.chronicle_id].update(row.id for row in rows)
 
     async def _times(self, message_ids: Collection[UUID]) -> Mapping[UUID, StoryTime]:
-        """Return the story's time at messages, with the changes of this transaction."""
+        """Return the story's time at messages, including the changes of this transaction."""
         return await self.clock.find_times(
             self.session, self.sealer, message_ids, is_committed=False
         )

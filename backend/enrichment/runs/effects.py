@@ -42,10 +42,10 @@ from backend.memory.index.protocol import Kind
 from backend.memory.indexing.outbox import IndexOutbox, KeyHolder
 from backend.vault.sealing import Sealer
 
-_CHANGED = "It was changed while the agent read: it stays as it is."
-_SUPERSEDED = "What it supersedes was superseded while the agent read: that stays as it is."
-_NOT_PUBLIC = "Lorebooks are for everyone; the lines that were read are not."
-_PINNED = "What it supersedes was pinned while the agent read: that counts on, beside it."
+_CHANGED = "It was changed while the agent was reading, and is kept."
+_SUPERSEDED = "The superseded event was superseded by another one while the agent was reading."
+_NOT_PUBLIC = "Lorebooks are for everyone, but these lines are not."
+_PINNED = "The superseded event was pinned while the agent was reading. Both are kept."
 
 
 Changed = defaultdict[tuple[Kind, UUID], set[UUID]]
@@ -177,7 +177,7 @@ class ProposalWriter:
             if (old := each.supersedes) is None:
                 continue
             if old in by_id:
-                # This is not an effect of its own, because undoing the run removes both.
+                # This is not a separate effect, because undoing the run removes both.
                 await writing.supersede(self.session, by_id[old], row.id)
             elif (effect := await self._mark_superseded(old, row, each)) is not None:
                 changed.append(effect)

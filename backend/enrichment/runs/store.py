@@ -22,7 +22,7 @@ from backend.vault.sealing import Sealer
 
 @cache
 def select_run_shares() -> Subquery:
-    """Select the cost of runs by model. The triage's model has a row of its own, with one call.
+    """Select the cost of runs by model. The triage's model has a separate row, with one call.
 
     A run counts once, with its main model: the triage's row has 0 in `runs`.
     """

@@ -1,4 +1,4 @@
-"""Undo a run in one transaction: everything that it wrote and that is unchanged since.
+"""Undo a run in one transaction: its effects on items that are unchanged since.
 
 An item is unchanged if it still has the revision that the run gave it. It is also unchanged if all
 later changes were undone, so that its content is what they found.
@@ -72,7 +72,7 @@ _NOT_CONTENT = frozenset({"revision", "place", "superseded_by", "supersedes"})
 async def undo_run(
     session: AsyncSession, index: IndexOutbox, identity: Identity, run_id: UUID, *, force: bool
 ) -> UndoView:
-    """Undo everything that a run wrote; items that were changed since only with `force`.
+    """Undo the effects of a run; items that were changed since only with `force`.
 
     `force` also undoes what an earlier undo of the run has kept.
 
@@ -89,11 +89,11 @@ async def undo_run(
         await get_chronicle(session, run.chronicle_id, owner_id=owner_id, lock=True)
     run = await get_run(session, run_id, owner_id=owner_id, lock=True)
     if run.state == "failed":
-        raise NothingToUndoError("It failed, and changed nothing.")
+        raise NothingToUndoError("The run failed and changed nothing.")
     if run.kind in {"rephrasing", "suggestions"}:
-        raise NothingToUndoError("It wrote nothing down.")
+        raise NothingToUndoError("Runs of this kind store nothing.")
     if run.kind in {"glossary", "scene", "chapter"}:
-        raise NothingToUndoError("Its changes are taken back one by one, in the campaign's ledger.")
+        raise NothingToUndoError("Undo its changes one by one in the change log of the campaign.")
     if run.state == "undone" and not force:
         raise RunUndoneError
     if run.kind == "summary":
@@ -117,7 +117,7 @@ async def _undo_effects(
     if is_again and not detail.kept:
         raise RunUndoneError
     if not detail.effects:
-        raise NothingToUndoError("It found nothing to write down.")
+        raise NothingToUndoError("The run found nothing to record.")
     later = await _later_runs(session, identity.sealer, run)
     _check_replaced(detail, later)
     undoer = _Undoer(session, identity.sealer, _find_snapshots(detail, later), force)
@@ -208,7 +208,7 @@ class _Undoer:
             ]
             reason = await take_back(effect)
             if reason is None:
-                self.undone.append(WrittenView.of(effect))
+                self.undone.append(WrittenView.from_effect(effect))
             else:
                 self.kept.append(KeptView(id=effect.id, title=effect.title, reason=reason))
                 self.left.append(place)

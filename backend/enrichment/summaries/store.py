@@ -1,6 +1,7 @@
-"""Rolling summaries as they are stored.
+"""Stored rolling summaries.
 
-A message has one for each audience that had news by then, sealed; the deepest active one counts.
+A message has at most one sealed summary for each audience. The deepest one on the active path
+counts.
 """
 
 from __future__ import annotations
@@ -49,19 +50,20 @@ from backend.http.schemas import struct_from
 from backend.vault.sealing import Sealer
 
 MAX_SUMMARY_CHARS = 20_000
-"""Characters of a summary, written by a model or by hand."""
+"""Maximum characters of a summary, by a model or by hand."""
 
 _TELLS_ALL = Message.updated_at <= ChatSummary.updated_at
-"""A reply may go on after it was summed up: what was added is in no summary through it."""
+"""A reply may have been continued after it was summarised. No summary through it has the new part.
+"""
 
 _FIRST = aliased(ChatSummary)
 
 
 class StoredSummary(msgspec.Struct, frozen=True, kw_only=True):
-    """A summary of the path down to and with a message; `id` is its row's.
+    """A summary of the path down to a message; `id` is its row's.
 
-    `position` and `path_tokens` are that message's, as they are now. `model` is who wrote it, where
-    that is still known. `audience` is as its column holds it.
+    `position` and `path_tokens` are those of the message now. `model` wrote it, if that is still
+    known. `audience` is in the form of the database column.
     """
 
     id: UUID
@@ -85,10 +87,10 @@ async def find_current_summary(
     up_to_position: int | None = None,
     viewpoint: Viewpoint = GM,
 ) -> StoredSummary | None:
-    """The summary that reaches furthest down the active path, to `up_to_position` at most.
+    """Return the summary that covers most of the active path, at most to `up_to_position`.
 
-    It is the viewpoint's own, or the public one. Where that goes further, what happened since is
-    public: the text is that of both.
+    It is the viewpoint's own or the public one. If the public one covers more, all later events are
+    public, so that the text is a combination of both.
     """
     column = own_column(viewpoint)
     found = await list_active_summaries(
@@ -105,7 +107,7 @@ async def find_current_summary(
     return msgspec.structs.replace(last, text=f"{own[0].text}\n{last.text}", audience=column)
 
 
-# Built once: every turn with a summary asks it.
+# Built once, because every turn with a summary executes it.
 _ACTIVE = (
     select(
         ChatSummary.id,
@@ -152,10 +154,9 @@ async def list_active_summaries(
     up_to_position: int | None = None,
     audiences: Sequence[str] = (),
 ) -> list[StoredSummary]:
-    """Summaries of messages on a chat's active path, the deepest first.
+    """Return summaries along a chat's active path, the deepest first.
 
-    Those for one of `audiences`, as columns hold them; of several of one message, that for the
-    first audience. None given: all.
+    `audiences` limits them. If a message has several, the first audience of the list wins.
     """
     values = {
         "chat": chat.id,
@@ -185,10 +186,10 @@ async def store_summary(
     run_id: UUID | None = None,
     is_edited: bool = False,
 ) -> None:
-    """Keep a text as an audience's summary through an active message, in place of what was there.
+    """Store the summary of an audience through an active message, and replace an earlier one.
 
-    Without an audience it is public if all messages that it covers are, else the game master's
-    alone. The chat's row is locked.
+    Without an audience it is public if all its messages are, or else the game master's. The caller
+    has locked the chat.
     """
     at = now()
     if audience is None:
@@ -218,19 +219,19 @@ async def store_summary(
 
 
 class ChatSummaries(AudienceChanged, ChatCopied, MessageShown, WorldParted):
-    """Keeps summaries with their chats, in the transactions that change the chats."""
+    """Updates summaries in the transactions that change their chats."""
 
     async def audience_changed(
         self, session: AsyncSession, identity: Identity, message: Message, *, before: str
     ) -> None:
-        """Let summaries through a message, and below it, be for those who may know all of it.
+        """Update the audiences of summaries through a message and after it.
 
-        The game master's are public once all that they cover is. What tells of the message to some
-        who may know it no longer, or does not tell of it to those who now may, is written anew; an
-        only summary, or a user's own, is the game master's then.
+        A game master's summary becomes public if all its messages are. A summary is deleted if its
+        audience may no longer know the message, or may now know it and does not read of it. If it
+        is the only one, or a user's own, the game master gets it instead.
         """
         owned = ChatSummary.user_id == identity.user_id
-        # The message is as new as this change: a summary through it still tells all of it.
+        # The message is as new as this change, so that summaries through it remain complete.
         await session.execute(
             update(ChatSummary)
             .where(ChatSummary.message_id == message.id, owned)
@@ -261,9 +262,9 @@ class ChatSummaries(AudienceChanged, ChatCopied, MessageShown, WorldParted):
     async def message_shown(
         self, session: AsyncSession, identity: Identity, message: Message
     ) -> None:
-        """Drop the summaries through the message and below it that nobody edited.
+        """Delete unedited summaries through the message and after it.
 
-        They do not tell of it; the job behind the next reply writes them anew.
+        They do not contain the message. The job of the next reply writes new ones.
         """
         await session.execute(
             delete(ChatSummary).where(
@@ -281,9 +282,9 @@ class ChatSummaries(AudienceChanged, ChatCopied, MessageShown, WorldParted):
         fork_id: UUID,
         copied: Mapping[UUID, UUID],
     ) -> None:
-        """Copy a chat's summaries, and how far the agent has read, along the copied path.
+        """Copy summaries and read marks along the copied path of a chat.
 
-        `copied` leads from messages to their copies.
+        `copied` maps messages to their copies.
         """
         sealer = identity.sealer
         owner = {"user_id": sealer.user_id, "chat_id": fork_id}
@@ -309,7 +310,7 @@ class ChatSummaries(AudienceChanged, ChatCopied, MessageShown, WorldParted):
                     sealer.open(CHAT_SUMMARY, row.id, row.sealed_summary),
                 ),
                 "created_at": row.created_at,
-                # Not before the copied message's, which is as new.
+                # It must not be older than the copied message, which is as new.
                 "updated_at": now(),
             }
             for row, copy_id in ids.items()
@@ -340,7 +341,7 @@ class ChatSummaries(AudienceChanged, ChatCopied, MessageShown, WorldParted):
 
 
 async def _audience_through(session: AsyncSession, message: Message) -> str:
-    """Who may know all from the root through a message, as a column holds it."""
+    """Return the audience that may know all messages from the root through this one."""
     path = climb_from(message.id)
     limited = select(Message.id).where(
         Message.id.in_(select(path.c.id)), Message.audience != PUBLIC
@@ -349,16 +350,16 @@ async def _audience_through(session: AsyncSession, message: Message) -> str:
 
 
 CAMPAIGN_WORDS = 150
-"""About how long the summary of a campaign's chat is."""
+"""Approximate length in words of the summary of a campaign's chat."""
 
 HOT_ROUNDS = 4
-"""The last rounds of a campaign's chat: they stand in its history and are not summed up."""
+"""The latest rounds of a campaign's chat stay in its history and are not summarised."""
 
 _LEAST_BETWEEN = 4
-"""Messages, two exchanges: however small the history is, no summary is asked for more often."""
+"""Minimum messages between two summaries, however small the history is: two exchanges."""
 
 _LAST_EXCHANGE = 2
-"""Messages that are swiped and edited most: they are not summed up ahead of time."""
+"""Latest messages are swiped and edited most, so they are not summarised ahead of time."""
 
 
 async def find_goal(
@@ -370,14 +371,14 @@ async def find_goal(
     interval: int,
     is_begun: bool,
 ) -> int | None:
-    """The position through which the path should be summarised by now; None where it is.
+    """Return the position through which the path should be summarised; None if it is.
 
-    That is all that the history loses with its next step, and `interval` messages at least, as far
-    as they are in the older half of the history. Until there are as many new ones it waits, unless
-    the history has lost some already: then `_LEAST_BETWEEN` are enough, of whichever half.
+    The goal covers what the history loses with its next step and at least `interval` messages, as
+    far as they are in its older half. If the history has already lost messages, `_LEAST_BETWEEN`
+    new ones are enough, in either half.
 
-    `current` is what is summarised, `history_budget` in stored tokens. With `is_begun` a summary on
-    the way there was just stored: the rest does not wait.
+    `current` is the latest summary, `history_budget` is in stored tokens. With `is_begun` the
+    previous step was just stored, and the rest does not wait.
     """
     query = (
         select(Message.path_tokens, Message.position)
@@ -409,7 +410,7 @@ async def find_goal(
 async def find_round_goal(
     session: AsyncSession, chat: Chat, current: StoredSummary | None, *, interval: int
 ) -> int | None:
-    """The same for a campaign's chat: all but the last `HOT_ROUNDS`, every `interval` rounds."""
+    """Return the goal of a campaign's chat: every `interval` rounds, without the last ones."""
     query = (
         select(Message.position)
         .where(is_readable(chat), Message.role == "user")
@@ -426,7 +427,7 @@ async def find_round_goal(
 async def read_summary_settings(
     session: AsyncSession, sealer: Sealer, chat: Chat
 ) -> SummarySettings:
-    """How a chat is summed up: as it says itself, or as its campaign does."""
+    """Return the settings of the chat's summary, or those of its campaign."""
     own = read_settings(sealer, chat).summary
     if chat.campaign_id is None:
         return own
@@ -440,10 +441,11 @@ async def read_summary_settings(
 async def find_next_audience(
     session: AsyncSession, sealer: Sealer, chat: Chat, *, through: int
 ) -> tuple[Viewpoint, StoredSummary | None] | None:
-    """Who has news down to a position, in a campaign with hidden information; and their summary.
+    """Return an audience with unsummarised news up to a position, and its summary.
 
-    Players' characters and the game master have news where lines are for them and not for all.
-    Everyone comes last: what the public summary passes by is told in the others' by then.
+    It is for campaigns with hidden information. Player characters and the game master have news if
+    messages are for them and not for everyone. The public summary comes last, so that the others
+    contain everything that it leaves out.
     """
     told = await find_current_summary(session, sealer, chat, viewpoint=PUBLIC)
     query = (
@@ -468,7 +470,7 @@ async def find_next_audience(
 async def _last_before(
     session: AsyncSession, chat: Chat, begin: int, *, at_most: int | None = None
 ) -> int | None:
-    """Position of the last line that a history which begins at `begin` tokens does not hold."""
+    """Return the position of the last message before a history that begins at `begin` tokens."""
     first = await first_behind(session, chat.id, from_sum=begin)
     query = (
         select(Message.position).where(is_readable(chat)).order_by(Message.position.desc()).limit(1)

@@ -1,7 +1,7 @@
-"""Chapters: scenes that are long over, compressed once more.
+"""The job that combines old scenes of a campaign into chapters.
 
-A chapter is a change of the last message that one of its scenes was compressed from: it counts
-while that message is told. Its scenes stay as they are, to be read and found.
+A chapter is a change of the last message of its scenes, so that it counts only while that message
+is on the active path. Its scenes are kept.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ from backend.generation.tools.arguments import plain_schema
 from backend.llm.answers import CHARACTERS_PER_TOKEN
 
 CHAPTER_WORDS = 200
-"""About how long a chapter is."""
+"""Approximate length of a chapter in words."""
 
 MAX_SUMMARY = 5_000
 MAX_TITLE = 120
 
 
 class ChapterAnswer(msgspec.Struct, frozen=True):
-    """What is to be kept of a chapter."""
+    """The parts of the chapter to keep."""
 
     title: str
     summary: str
@@ -51,14 +51,14 @@ SCHEMA = plain_schema(ChapterAnswer)
 
 @dataclass(frozen=True, kw_only=True)
 class ChapterWork(RunWork):
-    """Scenes that are to become a chapter."""
+    """The scenes of the next chapter."""
 
     due: DueChapter
 
 
 @dataclass(frozen=True, slots=True)
 class ChapterProposal:
-    """A chapter's title and summary."""
+    """The title and the summary of a chapter."""
 
     title: str
     summary: str
@@ -66,13 +66,13 @@ class ChapterProposal:
 
 
 class ChapterTask(Task[ChapterWork, ChapterProposal]):
-    """Makes chapters of a chat's old scenes, one after the other, until few enough are left."""
+    """Combines a chat's old scenes into chapters, until few enough are left."""
 
     kind = "chapter"
     task = "summary"
 
     async def load(self, session: AsyncSession, chat: Chat) -> ChapterWork | None:
-        """The scenes of the next chapter; None where there are not enough."""
+        """Load the scenes of the next chapter. Return None if there are not enough."""
         found = await self._due(session, chat)
         if found is None:
             return None
@@ -87,7 +87,7 @@ class ChapterTask(Task[ChapterWork, ChapterProposal]):
         )
 
     async def propose(self, work: ChapterWork) -> ChapterProposal:
-        """Have the model tell the scenes together, from their summaries and key moments."""
+        """Let the model combine the summaries and key moments of the scenes."""
         prompts, scenes = self.runtime.prompts, work.due.scenes
         share = work.reader.stretch_tokens * CHARACTERS_PER_TOKEN // len(scenes)
         told = [
@@ -115,7 +115,7 @@ class ChapterTask(Task[ChapterWork, ChapterProposal]):
     async def apply(
         self, session: AsyncSession, chat: Chat, work: ChapterWork, proposal: ChapterProposal
     ) -> RunDetail:
-        """Write the chapter, if its scenes are still what was read."""
+        """Write the chapter, if its scenes are unchanged."""
         found = await self._due(session, chat, lock=True)
         if found is None or found[1] != work.due or found[2].id != work.message_ids[0]:
             raise PathChangedError
@@ -140,7 +140,7 @@ class ChapterTask(Task[ChapterWork, ChapterProposal]):
     async def _due(
         self, session: AsyncSession, chat: Chat, *, lock: bool = False
     ) -> tuple[Campaign, DueChapter, Message] | None:
-        """The next chapter of the chat's campaign, and the message that it will follow from."""
+        """Return the campaign, the next chapter of the chat, and the message that it belongs to."""
         if chat.campaign_id is None:
             return None
         campaign = await find_campaign(session, self.sealer, chat.campaign_id, lock=lock)

@@ -1,7 +1,8 @@
-"""Scenes compressed: a summary, key moments, threads, what the world is now, what is quoted.
+"""The job that compresses a scene: its summary, key moments, threads, changes and quotations.
 
-What a scene leaves behind is a change of the last message that was read for it: it counts while
-that message is told. What is compressed again builds on what was, behind the lines that it covers.
+All of them are changes of the last message that was read, so that they count only while that
+message is on the active path. A later compression continues the summary after the lines that it
+covers.
 """
 
 from __future__ import annotations
@@ -60,7 +61,7 @@ from backend.generation.tools.arguments import InvalidCallError, plain_schema, r
 from backend.llm.answers import CHARACTERS_PER_TOKEN
 
 SCENE_WORDS = 150
-"""About how long the summary of a scene is."""
+"""Approximate length of a summary in words."""
 
 MAX_SUMMARY = 4_000
 MAX_MOMENTS = 5
@@ -71,7 +72,7 @@ MAX_KEPT = 8
 
 
 class SceneAnswer(msgspec.Struct, frozen=True):
-    """What is to be kept of the scene."""
+    """The parts of the scene to keep."""
 
     summary: str
     key_moments: Annotated[list[str], Meta(description="3 to 5, one sentence each.")]
@@ -81,7 +82,7 @@ class SceneAnswer(msgspec.Struct, frozen=True):
 
 
 class RawSceneAnswer(msgspec.Struct, frozen=True):
-    """An answer as far as it is read at once: one seed that can't be read costs no summary."""
+    """An answer with unvalidated lists, so that one invalid seed does not cost the summary."""
 
     summary: str
     key_moments: list[str]
@@ -95,10 +96,10 @@ SCHEMA = {**plain_schema(SceneAnswer), "required": list(SceneAnswer.__struct_fie
 
 @dataclass(frozen=True, kw_only=True)
 class SceneWork(RunWork):
-    """Lines of a scene behind position `after`, which its summary covers already.
+    """Lines of a scene after position `after`, which the summary does not cover yet.
 
-    `audience` is of all that comes of them, as a column holds it. `names` are of the campaign's
-    version that was read.
+    `audience` is the audience of all results, in the form of the database column. `names` belong to
+    the campaign's version that was read.
     """
 
     campaign_id: UUID
@@ -115,7 +116,7 @@ class SceneWork(RunWork):
 
 @dataclass(frozen=True, slots=True)
 class SceneProposal:
-    """What is to be kept of a scene."""
+    """The validated parts of a scene to keep, and the refused ones."""
 
     summary: str
     key_moments: Sequence[str]
@@ -127,21 +128,21 @@ class SceneProposal:
 
 
 class SceneTask(Task[SceneWork, SceneProposal]):
-    """Compresses what a chat tells of one scene, in steps of as many lines as one call reads."""
+    """Compresses the part of a scene that belongs to a chat, in steps of one model call."""
 
     kind = "scene"
     task = "summary"
 
     async def run(self) -> None:
-        """See `Task.run`. What a crash left to be folded is folded first."""
+        """Fold the campaign first, because a crash may have left it stale. See `Task.run`."""
         await self.fold_campaign()
         await super().run()
 
     async def load(self, session: AsyncSession, chat: Chat) -> SceneWork | None:
-        """The next lines of the scene; None where its summary covers all that the chat tells.
+        """Load the next lines of the scene. Return None if its summary covers the whole chat.
 
-        None, too, for a scene that goes on and has lines which not all may know who know of the
-        scene: what is written of it then is for fewer, and it is hidden from the others at its end.
+        Also returns None for an open scene with lines that not everyone who knows the scene may
+        know. Such a summary is for fewer, and the scene is hidden from the others at its end.
         """
         found = await self._scene(session, chat)
         scene_id = UUID(self.job.payload["scene_id"])
@@ -195,7 +196,7 @@ class SceneTask(Task[SceneWork, SceneProposal]):
         return 3 * OUTPUT_TOKENS
 
     async def propose(self, work: SceneWork) -> SceneProposal:
-        """Have the model write, with what was written of the scene before."""
+        """Let the model continue the summary of the scene."""
         prompts, scene = self.runtime.prompts, work.scene
         lines = prompts["enrichment/scene_lines"].render(
             title=to_one_line(scene.title) or "A scene",
@@ -232,9 +233,9 @@ class SceneTask(Task[SceneWork, SceneProposal]):
     async def apply(
         self, session: AsyncSession, chat: Chat, work: SceneWork, proposal: SceneProposal
     ) -> RunDetail:
-        """Write all of it as changes of the last line that was read, if nothing has moved.
+        """Write everything as changes of the last line, if all lines are unchanged.
 
-        What is quoted follows from its own line.
+        Quotations are changes of their own lines.
         """
         found = await self._scene(session, chat, lock=True)
         span = await find_span(session, work.scene_id, chat.id)
@@ -299,7 +300,7 @@ class SceneTask(Task[SceneWork, SceneProposal]):
         work: SceneWork,
         proposal: SceneProposal,
     ) -> tuple[list[Change], list[RefusedCall]]:
-        """What the scene changed that the ledger does not have, as things are now."""
+        """Return the changes that the ledger does not contain yet, and the refused ones."""
         if not proposal.deltas:
             return [], []
         since = await find_later_changes(
@@ -315,7 +316,7 @@ class SceneTask(Task[SceneWork, SceneProposal]):
     async def _scene(
         self, session: AsyncSession, chat: Chat, *, lock: bool = False
     ) -> tuple[Campaign, Scene] | None:
-        """The scene in the chat's campaign, if that is still to be summed up."""
+        """Return the campaign and the scene, if it is to be summarised."""
         if chat.campaign_id is None:
             return None
         campaign = await find_campaign(session, self.sealer, chat.campaign_id, lock=lock)
@@ -341,7 +342,7 @@ T = TypeVar("T", bound=msgspec.Struct)
 def _read(
     said: Sequence[dict[str, Any]], wanted: type[T], name: str
 ) -> tuple[list[T], list[RefusedCall]]:
-    """Members of an answer as structs, and those that can't be read."""
+    """Return the valid members of an answer as structs, and the others as refusals."""
     read: list[T] = []
     refused: list[RefusedCall] = []
     schema = plain_schema(wanted)

@@ -321,7 +321,7 @@ async def test_what_a_scene_changed_is_written_where_the_ledger_has_it_not(
     [run] = await play.runs()
     assert [each["reason"].rpartition(": ")[2] for each in run["refused"]] == [
         "Object missing required field `item`.",
-        "It is so already.",
+        "It would change nothing.",
         "A number is set to what it is now.",
         "Jake, Marlena, The Salty Sigil.",
     ]
