@@ -295,7 +295,7 @@ class EnrichmentOutbox(ConsentWithdrawn):
         name: object = None,
         **payload: object,
     ) -> UUID | None:
-        """Queue a job, unless one of its kind and `name` waits. The default name is the chat's id."""
+        """Queue a job, unless one of its kind and `name` waits. The name defaults to the chat."""
         job = _job(kind, holder.sealer.user_id, container_id, chat_id, name, **payload)
         key = self._queue.grant(holder.sealer, holder.key_mode)
         return await self._queue.enqueue(session, job, key=key)

@@ -347,7 +347,7 @@ async def test_lines_that_the_filter_never_lets_through_are_passed_over_with_a_n
     page = ok(await ada.client.get(f"{API}/chats/{chat}/enrichment"))
     (run,) = page["items"]
     assert (run["state"], run["error"], run["calls"]) == ("failed", problem, 3)
-    assert run["note"].startswith("Nothing came back for these lines")
+    assert run["note"].startswith("The model returned nothing")
     while len(teller.summed_up) == 3:
         await say(ada, chat)
         await at_rest(server, chat)

@@ -122,8 +122,8 @@ async def test_a_summary_ends_with_a_message_of_the_path_that_is_played(
     ok(await ada.client.patch(f"{API}/messages/{lines[6]['id']}", json={"text": "Else."}))
     await put_summary(ada, chat, "As it was.", through_message_id=lines[3]["id"])
     for message_id, word in (
-        (foreign, "another chat"),
-        (lines[7]["id"], "another branch"),
+        (foreign, "this chat"),
+        (lines[7]["id"], "active path"),
         (lines[1]["id"], "goes further"),
     ):
         body = {"text": "No.", "through_message_id": message_id}
