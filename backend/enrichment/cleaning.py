@@ -23,6 +23,7 @@ _SELECTORS = frozenset(map(chr, range(0xE0100, 0xE01F0)))
 
 INDENT = "\n    "
 _GAP = " [...] "
+_SENTENCE_ENDS = ".!?…。\n"
 
 
 def strip_tags(text: str) -> str:
@@ -61,6 +62,26 @@ def clean_paragraphs(text: str) -> str:
     """Clean a model's text for a lorebook: no macros, no decorators, no repeated empty lines."""
     lines = (_DECORATORS.sub("@", to_one_line(line)) for line in strip_tags(text).split("\n"))
     return re.sub(r"\n{3,}", "\n\n", "\n".join(lines)).strip()
+
+
+def clean_text(text: str, limit: int) -> str:
+    """Clean a model's text for a prompt: no tags, no empty lines, at most `limit` characters.
+
+    Sections of a prompt are delimited by tags or empty lines, so that the text cannot end one. A
+    longer text is cut after a sentence if possible, or else after a word.
+    """
+    lines = (line.strip() for line in strip_tags(text).split("\n"))
+    whole = "\n".join(line for line in lines if line)
+    return whole if len(whole) <= limit else _cut(whole, limit)
+
+
+def _cut(text: str, limit: int) -> str:
+    head = text[: max(0, limit - 1)]
+    end = max(head.rfind(mark) for mark in _SENTENCE_ENDS)
+    if end >= limit // 2:
+        return head[: end + 1].rstrip()
+    words = head.rsplit(None, 1)
+    return (words[0] if len(words) > 1 else head) + "…" if head else ""
 
 
 def _is_visible(character: str) -> bool:

@@ -253,13 +253,13 @@ class Task(ABC, Generic[W, P]):
             try:
                 proposal = await self._propose_in_turn(work)
             except ModelContextOverflowError as error:
-                if self._reads_less(work):
+                if self._reduce_stretch(work):
                     continue
-                if not await self._goes_on(work, error):
+                if not await self._handle_failure(work, error):
                     return
                 continue
             except Exception as error:  # noqa: BLE001  # it is recorded; what then, `recover` says
-                if not await self._goes_on(work, error):
+                if not await self._handle_failure(work, error):
                     return
                 continue
             try:
@@ -267,14 +267,14 @@ class Task(ABC, Generic[W, P]):
                 changes = 0
             except PathChangedError as error:
                 changes += 1
-                if not await self._goes_on(work, error):
+                if not await self._handle_failure(work, error):
                     return
                 if changes == _DROPPED:
                     raise RetryLaterError(
                         "The chat changes too often.", after=_WAIT_SECONDS
                     ) from error
 
-    async def reader(self, session: AsyncSession, chat: Chat) -> Reader:
+    async def load_reader(self, session: AsyncSession, chat: Chat) -> Reader:
         """Return the reader of the chat. It reads less at a time after a prompt was refused."""
         runtime = self.runtime
         reader = await find_reader(
@@ -282,7 +282,7 @@ class Task(ABC, Generic[W, P]):
         )
         return replace(reader, stretch_tokens=min(reader.stretch_tokens, self._most_tokens))
 
-    def _reads_less(self, work: W) -> bool:
+    def _reduce_stretch(self, work: W) -> bool:
         """Halve the messages of the next run. Return False if that would be too little.
 
         The next reader also knows the window size that the refusal revealed. That alone may not
@@ -307,7 +307,7 @@ class Task(ABC, Generic[W, P]):
                 f"The model was asked for a {self.kind} and wrote something else."
             ) from error
 
-    def note(self, work: RunWork) -> str:
+    def build_note(self, work: RunWork) -> str:
         """Return the note for the user that the demo model did the work; empty for other models."""
         model = work.reader.model
         return DEMO_NOTE if model.spec.provider == "demo" else ""
@@ -331,7 +331,9 @@ class Task(ABC, Generic[W, P]):
             chat = await self.lock_chat(session)
             if chat is not None:
                 detail = RunDetail(message_ids=list(work.message_ids))
-                await record_failure(session, self.sealer, self._row(chat, work, detail, error))
+                await record_failure(
+                    session, self.sealer, self._build_run(chat, work, detail, error)
+                )
             else:
                 await self._note_tokens(session, work)
 
@@ -365,12 +367,12 @@ class Task(ABC, Generic[W, P]):
             if chat is None:
                 raise PathChangedError
             detail = await self.apply(session, chat, work, proposal)
-            run = self._row(chat, work, detail)
+            run = self._build_run(chat, work, detail)
             if run.calls or detail.effects:
                 await record_success(session, run)
         self._log(work, run, count=len(detail.effects))
 
-    async def _goes_on(self, work: W, error: Exception) -> bool:
+    async def _handle_failure(self, work: W, error: Exception) -> bool:
         """Record a failure. Return False if the job is over.
 
         A repeated failure updates its row. Raises `RetryLaterError` if turns need the model, which
@@ -393,7 +395,7 @@ class Task(ABC, Generic[W, P]):
                     note=note,
                     problem=await self._show_problem(session, error),
                 )
-                run = self._row(chat, work, detail, error)
+                run = self._build_run(chat, work, detail, error)
                 self._log(work, await record_failure(session, self.sealer, run), count=0)
             else:
                 await self._note_tokens(session, work)
@@ -419,7 +421,7 @@ class Task(ABC, Generic[W, P]):
         except ChatNotFoundError:
             return None
 
-    def _row(
+    def _build_run(
         self, chat: Chat, work: W, detail: RunDetail, error: Exception | None = None
     ) -> EnrichmentRun:
         delay_ms = round((now() - self.job.created_at).total_seconds() * 1000)

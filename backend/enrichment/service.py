@@ -102,7 +102,7 @@ class EnrichmentService:
             chat = await get_chat(session, chat_id, owner_id=identity.user_id)
             rows = await list_runs(session, chat_id, limit=limit + 1, after=after)
             pending = await count_unread(session, chat) if chat.chronicle_enabled else 0
-            job = await _turn_job(session, chat, is_behind=pending > 0)
+            job = await _find_turn_job(session, chat, is_behind=pending > 0)
             reader = await find_reader(
                 session, self._user_models, self._settings, identity.sealer, chat
             )
@@ -173,7 +173,9 @@ class EnrichmentService:
         async with self._database.write() as session:
             chat, place = await _check_range(session, identity, chronicle_id, wanted, lock=True)
             under_way = await session.scalar(
-                _rebuilds(identity.user_id, chronicle_id).where(Job.state.in_(UNDER_WAY)).limit(1)
+                _select_rebuilds(identity.user_id, chronicle_id)
+                .where(Job.state.in_(UNDER_WAY))
+                .limit(1)
             )
             if under_way is not None:
                 raise RebuildUnderWayError(
@@ -207,14 +209,16 @@ class EnrichmentService:
         """Raises `ChronicleNotFoundError`, `RebuildNotFoundError`."""
         async with self._database.read() as session:
             await get_chronicle(session, chronicle_id, owner_id=identity.user_id)
-            query = _rebuilds(identity.user_id, chronicle_id).order_by(Job.id.desc()).limit(1)
+            query = (
+                _select_rebuilds(identity.user_id, chronicle_id).order_by(Job.id.desc()).limit(1)
+            )
             job = await session.scalar(query)
         if job is None:
             raise RebuildNotFoundError("A rebuild is shown for a day, and longer if it failed.")
         return JobView.of(job)
 
 
-async def _turn_job(session: AsyncSession, chat: Chat, *, is_behind: bool) -> Job | None:
+async def _find_turn_job(session: AsyncSession, chat: Chat, *, is_behind: bool) -> Job | None:
     """Return the latest job that reads the chat, if it is unfinished or left messages unread."""
     if chat.chronicle_id is None:
         return None
@@ -235,7 +239,6 @@ async def _check_range(
     *,
     lock: bool = False,
 ) -> tuple[Chat, PathRange]:
-    """Return the chat and the range to read. Raises the errors of `rebuild`."""
     owner_id = identity.user_id
     chat = await get_chat(session, wanted.chat_id, owner_id=owner_id, lock=lock)
     await get_chronicle(session, chronicle_id, owner_id=owner_id, lock=lock)
@@ -261,7 +264,7 @@ async def _check_range(
     )
 
 
-def _rebuilds(owner_id: UUID, chronicle_id: UUID) -> Select[Job]:
+def _select_rebuilds(owner_id: UUID, chronicle_id: UUID) -> Select[Job]:
     return select(Job).where(
         Job.lane == lane_of(chronicle_id), Job.kind == REBUILD, Job.user_id == owner_id
     )

@@ -177,19 +177,21 @@ async def read_range(
     """
     most_tokens = reader.stretch_tokens
     inside = Message.position.between(place.from_position, place.to_position)
-    rows = await _rows(session, chat, since, inside, limit=STRETCH_LINES + 1)
-    fitting = _fitting(rows, STRETCH_LINES, most_tokens) or rows[:1]
+    rows = await _read_rows(session, chat, since, inside, limit=STRETCH_LINES + 1)
+    fitting = _take_same_audience(rows, STRETCH_LINES, most_tokens) or rows[:1]
     if not fitting:
         return None
     audience = fitting[0].audience
     above = Message.position < fitting[0].position
     # Lines of the same audience, and lines that all of it knows.
     heard = true() if audience == GM else Message.audience.in_([PUBLIC, audience])
-    before = await _rows(session, chat, since, above, heard, limit=EARLIER_LINES, backwards=True)
-    kept = _within(before, EARLIER_LINES, min(EARLIER_TOKENS, most_tokens // 2))[::-1]
+    before = await _read_rows(
+        session, chat, since, above, heard, limit=EARLIER_LINES, backwards=True
+    )
+    kept = _take_within(before, EARLIER_LINES, min(EARLIER_TOKENS, most_tokens // 2))[::-1]
     marks = await read_marks(session, reader.sealer, chat.campaign_id, audience)
-    lines = [_line(reader, row, most_tokens) for row in fitting]
-    earlier = [_line(reader, row, most_tokens, marks) for row in kept]
+    lines = [_build_line(reader, row, most_tokens) for row in fitting]
+    earlier = [_build_line(reader, row, most_tokens, marks) for row in kept]
     return TranscriptSlice(
         chat_id=chat.id,
         chronicle_id=place.chronicle_id,
@@ -197,7 +199,7 @@ async def read_range(
         lines=lines,
         names=list(dict.fromkeys(line.author for line in [*earlier, *lines] if line.author)),
         may_edit_lore=reader.may_edit_lore,
-        books=await _books(session, chat, place.chronicle_id),
+        books=await _find_books(session, chat, place.chronicle_id),
         since=since,
         left_alone=left_alone,
         is_last=len(fitting) == len(rows),
@@ -260,7 +262,7 @@ async def plan_batches(
     ).all()
     batches: list[list[int]] = []
     while rows:
-        batch = _fitting(rows, STRETCH_LINES, most_tokens) or rows[:1]
+        batch = _take_same_audience(rows, STRETCH_LINES, most_tokens) or rows[:1]
         batches.append([row.tokens for row in batch])
         rows = rows[len(batch) :]
     return batches
@@ -276,7 +278,7 @@ async def find_unread_position(session: AsyncSession, chat_id: UUID) -> int:
     return 0 if mark is None else mark + 1
 
 
-async def _rows(
+async def _read_rows(
     session: AsyncSession,
     chat: Chat,
     since: datetime | None,
@@ -307,15 +309,15 @@ async def _rows(
     return (await session.execute(query)).all()
 
 
-def _fitting(rows: Sequence[Any], most_lines: int, most_tokens: int) -> Sequence[Any]:
+def _take_same_audience(rows: Sequence[Any], most_lines: int, most_tokens: int) -> Sequence[Any]:
     """Return the longest start within both limits that has only one audience."""
     same = next(
         (count for count, row in enumerate(rows) if row.audience != rows[0].audience), len(rows)
     )
-    return _within(rows[:same], most_lines, most_tokens)
+    return _take_within(rows[:same], most_lines, most_tokens)
 
 
-def _within(rows: Sequence[Any], most_lines: int, most_tokens: int) -> Sequence[Any]:
+def _take_within(rows: Sequence[Any], most_lines: int, most_tokens: int) -> Sequence[Any]:
     """Return the longest start within both limits."""
     total = 0
     for count, row in enumerate(rows):
@@ -325,7 +327,7 @@ def _within(rows: Sequence[Any], most_lines: int, most_tokens: int) -> Sequence[
     return rows
 
 
-def _line(
+def _build_line(
     reader: Reader, row: Any, most_tokens: int, marks: AudienceMarks | None = None
 ) -> StoryLine:
     sealer = reader.sealer
@@ -343,7 +345,7 @@ def _line(
     )
 
 
-async def _books(session: AsyncSession, chat: Chat, chronicle_id: UUID) -> list[UUID]:
+async def _find_books(session: AsyncSession, chat: Chat, chronicle_id: UUID) -> list[UUID]:
     """Return the ids of the chat's lorebooks and of the chronicle's lorebook."""
     cast = await character_ids(session, [chat.id])
     books = await books_for_chat(

@@ -88,6 +88,11 @@ def estimate_usage(prompt: Prompt, answer: str) -> TokenUsage:
     )
 
 
+def build_prompt(system: str, user: str) -> Prompt:
+    """Return a prompt of an instruction and the material to work on."""
+    return Prompt([PromptMessage("system", system), PromptMessage("user", user)])
+
+
 async def ask(
     model: ChatModel,
     prompt: Prompt,

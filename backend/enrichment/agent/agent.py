@@ -42,7 +42,7 @@ from backend.generation.model import (
 from backend.generation.sampling import Sampling
 from backend.generation.tools.arguments import InvalidCallError
 from backend.generation.tools.streams import answer_with_tools
-from backend.llm.answers import LoopEnd, RunBudget, ask, join_answer, run_tool_loop
+from backend.llm.answers import LoopEnd, RunBudget, ask, build_prompt, join_answer, run_tool_loop
 from backend.memory.indexing.points import DocumentEmbedder
 from backend.memory.search.search import MemorySearch
 from backend.prompts import PromptLibrary
@@ -100,7 +100,7 @@ class Agent:
         model, small = reader.model, reader.triage_model
         notes = [DEMO_NOTE] if model.spec.provider == "demo" else []
         try:
-            triage = await self._triage(small, stretch, budget, reader.build_sampling(small))
+            triage = await self._run_triage(small, stretch, budget, reader.build_sampling(small))
         finally:
             budget.mark_triage(small.spec.id)
         executor = references = None
@@ -108,7 +108,7 @@ class Agent:
             lookup = KnowledgeLookup(self.database, self.search, reader.sealer, stretch, self.pool)
             references = ShownReferences(stretch.lines, stretch.marks)
             latest = await lookup.list_latest()
-            count = _shown_of_each(model.spec)
+            count = _count_shown(model.spec)
             near = await lookup.find_related(count=count)
             # The new lines usually continue the latest events, found or not.
             near.events |= {event.id: event for event in latest[-count:]}
@@ -125,11 +125,11 @@ class Agent:
                 references=references,
                 most_writes=self.settings.enrichment_max_writes,
             )
-            opening = self._opening(stretch, references, near)
+            opening = self._build_messages(stretch, references, near)
             # Each event or entry is a call of about 250 tokens in one answer.
             room = max(OUTPUT_TOKENS, 256 * self.settings.enrichment_max_writes)
             sampling = reader.build_sampling(model, room)
-            notes += await self._loop(model, executor, opening, budget, sampling)
+            notes += await self._run_loop(model, executor, opening, budget, sampling)
         return AgentResult(
             detail=RunDetail(
                 why=to_one_line(triage.why)[:_MAX_WHY],
@@ -144,18 +144,12 @@ class Agent:
             seen=executor.duplicates.seen if executor else (),
         )
 
-    async def _triage(
+    async def _run_triage(
         self, model: ChatModel, stretch: TranscriptSlice, budget: RunBudget, sampling: Sampling
     ) -> Triage:
         """Ask if there is anything to record. Most slices end here."""
-        prompt = Prompt(
-            [
-                PromptMessage(
-                    "system", self.prompts["enrichment/triage"].render(kinds=EVENT_KIND_NAMES)
-                ),
-                PromptMessage("user", self._story(stretch)),
-            ]
-        )
+        instruction = self.prompts["enrichment/triage"].render(kinds=EVENT_KIND_NAMES)
+        prompt = build_prompt(instruction, self._render_story(stretch))
         value = await ask(model, prompt, TRIAGE_SCHEMA, sampling=sampling, budget=budget)
         try:
             triage = read_triage(value)
@@ -166,7 +160,7 @@ class Agent:
         check_declined(triage.why)
         return triage
 
-    async def _loop(
+    async def _run_loop(
         self,
         model: ChatModel,
         executor: ToolExecutor,
@@ -202,7 +196,7 @@ class Agent:
         )
         return _EARLY_ENDS.get(end, [])
 
-    def _opening(
+    def _build_messages(
         self, stretch: TranscriptSlice, references: ShownReferences, near: LookupResult
     ) -> list[PromptMessage]:
         instruction = self.prompts["enrichment/agent"].render(
@@ -213,18 +207,18 @@ class Agent:
         events = sorted(
             near.events.values(), key=lambda event: (event.happened_at, event.place, event.id)
         )
-        story = self._story(
+        story = self._render_story(
             stretch,
-            events=[references.event(event) for event in events],
-            entries=[references.entry(entry) for entry in near.entries.values()],
+            events=[references.render_event(event) for event in events],
+            entries=[references.render_entry(entry) for entry in near.entries.values()],
             messages=[
-                references.message(message)
+                references.render_message(message)
                 for message in sorted(near.messages.values(), key=lambda each: each.position)
             ],
         )
         return [PromptMessage("system", instruction), PromptMessage("user", story)]
 
-    def _story(self, stretch: TranscriptSlice, **known: Any) -> str:
+    def _render_story(self, stretch: TranscriptSlice, **known: Any) -> str:
         sections: dict[str, Any] = {"events": [], "entries": [], "messages": [], **known}
         return self.prompts["enrichment/story"].render(
             **sections,
@@ -249,5 +243,5 @@ async def _ask_for_calls(
     return answer
 
 
-def _shown_of_each(spec: ModelSpec) -> int:
+def _count_shown(spec: ModelSpec) -> int:
     return max(2, min(_MOST_SHOWN, spec.context_window // _WINDOW_OF_ONE))

@@ -111,12 +111,12 @@ class DuplicateFinder:
 
         Call it outside of transactions.
         """
-        cosines = await self._cosines(fields, events)
+        cosines = await self._compute_cosines(fields, events)
         # It takes some tenths of a millisecond an event, too long for the event loop.
         work = partial(_compare, fields, events, cosines)
         return await self._pool.run(self._sealer.user_id, work, is_job=True)
 
-    async def _cosines(self, fields: EventFields, events: Sequence[E]) -> Floats | None:
+    async def _compute_cosines(self, fields: EventFields, events: Sequence[E]) -> Floats | None:
         """Return the cosine of each event to the new one, shape (n,); None without an embedder.
 
         Only summaries are embedded, because many events share places and people.
@@ -139,11 +139,11 @@ class DuplicateFinder:
 def _compare(
     fields: EventFields, events: Sequence[E], cosines: Floats | None
 ) -> list[SimilarEvent[E]]:
-    terms, numbers = find_terms(fields.summary), _numbers(fields.summary)
+    terms, numbers = find_terms(fields.summary), _find_numbers(fields.summary)
     near: list[SimilarEvent[E]] = []
     for row, event in enumerate(events):
         other = event.fields
-        other_terms, other_numbers = find_terms(other.summary), _numbers(other.summary)
+        other_terms, other_numbers = find_terms(other.summary), _find_numbers(other.summary)
         both = terms | other_terms
         is_other_day = None not in {fields.day, other.day} and fields.day != other.day
         has_other_numbers = bool(numbers and other_numbers) and numbers != other_numbers
@@ -152,7 +152,7 @@ def _compare(
                 event=event,
                 cosine=None if cosines is None else float(cosines[row]),
                 likeness=len(terms & other_terms) / len(both) if both else 0.0,
-                is_same=not is_other_day and _wording(fields.summary) == _wording(other.summary),
+                is_same=not is_other_day and _fold(fields.summary) == _fold(other.summary),
                 is_apart=is_other_day or has_other_numbers,
             )
         )
@@ -184,11 +184,11 @@ def find_terms(text: str) -> frozenset[str]:
     return frozenset(document_terms(text))
 
 
-def _numbers(text: str) -> frozenset[str]:
+def _find_numbers(text: str) -> frozenset[str]:
     return frozenset(re.findall(r"\d+", text))
 
 
-def _wording(text: str) -> str:
+def _fold(text: str) -> str:
     """Normalise capitals, spaces and the end of the sentence."""
     return " ".join(normalized("NFKC", text).casefold().split()).strip(_ENDS)
 
@@ -230,7 +230,7 @@ class DuplicateCheck:
             return
         marks = [self.references.events.show(event) for event in asked]
         shown = " ".join(
-            f"{mark}: {self.references.summary(event)}"
+            f"{mark}: {self.references.render_summary(event)}"
             for mark, event in zip(marks, asked, strict=True)
         )
         raise RefusedCallError(
@@ -247,7 +247,7 @@ class DuplicateCheck:
         Raises `RefusedCallError` if one of them has the same words.
         """
         if besides is not None and besides.fields == fields:
-            raise self._duplicate(besides)
+            raise self._build_refusal(besides)
         found = await self.lookup.find(fields.summary, limit=_COMPARED, sources=["events"])
         left_out = {each.supersedes for each in proposed}
         if besides is not None:
@@ -258,11 +258,11 @@ class DuplicateCheck:
         others = {event.id: event for event in everything if event.id not in left_out}
         near = await self.finder.nearest(fields, list(others.values()))
         if (same := next((each for each in near if each.is_same), None)) is not None:
-            raise self._duplicate(same.event)
+            raise self._build_refusal(same.event)
         return near
 
-    def _duplicate(self, event: Known) -> RefusedCallError:
+    def _build_refusal(self, event: Known) -> RefusedCallError:
         mark = self.references.events.show(event)
         return RefusedCallError(
-            f"duplicate of {mark}: {self.references.summary(event)}", duplicate_of=event.id
+            f"duplicate of {mark}: {self.references.render_summary(event)}", duplicate_of=event.id
         )

@@ -134,7 +134,7 @@ class KnowledgeLookup:
             self.sealer.user_id, partial(find_named, text, await self.list_lore()), is_job=True
         )
         merged = LookupResult(entries={entry.id: entry for entry in named[:count]})
-        groups = self._groups()
+        groups = self._split_lines()
         share = max(2, count // len(groups))
         for group in groups:
             found = await self.find(group, limit=3 * count, min_relevance=None)
@@ -157,7 +157,7 @@ class KnowledgeLookup:
             # Thousands of entries are decrypted in the pool, because turns stream on the event
             # loop.
             left = [row for row in rows if row.id not in gone]
-            known = await self.pool.run(owner_id, partial(self._open, left), is_job=True)
+            known = await self.pool.run(owner_id, partial(self._decrypt, left), is_job=True)
             self._lore = [entry for entry in known if entry.entry.enabled and entry.text]
         return self._lore
 
@@ -174,7 +174,7 @@ class KnowledgeLookup:
         `min_relevance` is as in `SearchRequest`. The default of 0 suits names, which are compared
         later.
         """
-        parts = self._parts(sources)
+        parts = self._build_scope(sources)
         if not parts:
             return LookupResult()
         ask = SearchRequest(
@@ -191,8 +191,8 @@ class KnowledgeLookup:
         memories = await self.search.recall(self.database, self.sealer, result)
         recalled = [memory.recalled for memory in memories]
         return LookupResult(
-            await self._events([each.source_id for each in recalled if each.kind == "event"]),
-            await self._entries([each for each in recalled if each.kind == "lore"]),
+            await self._load_events([each.source_id for each in recalled if each.kind == "event"]),
+            await self._load_entries([each for each in recalled if each.kind == "lore"]),
             {each.source_id: each for each in recalled if self._may_read(each)},
         )
 
@@ -203,7 +203,7 @@ class KnowledgeLookup:
             since is None or (said_at is not None and said_at >= since)
         )
 
-    def _parts(self, sources: Collection[Knowledge]) -> list[ScopePart]:
+    def _build_scope(self, sources: Collection[Knowledge]) -> list[ScopePart]:
         stretch = self.stretch
         parts: list[ScopePart] = []
         if "events" in sources:
@@ -220,7 +220,7 @@ class KnowledgeLookup:
             )
         return parts
 
-    async def _events(self, ids: Sequence[UUID]) -> dict[UUID, StoryEvent]:
+    async def _load_events(self, ids: Sequence[UUID]) -> dict[UUID, StoryEvent]:
         wanted = [each for each in ids if each not in self.stretch.left_alone]
         if not wanted:
             return {}
@@ -228,7 +228,7 @@ class KnowledgeLookup:
             found = await get_events(session, self.sealer, wanted)
         return {each: found[each] for each in wanted if each in found and found[each].is_current}
 
-    async def _entries(self, recalled: Sequence[Recalled]) -> dict[UUID, KnownEntry]:
+    async def _load_entries(self, recalled: Sequence[Recalled]) -> dict[UUID, KnownEntry]:
         recalled = [each for each in recalled if each.source_id not in self.stretch.left_alone]
         if not recalled:
             return {}
@@ -236,11 +236,10 @@ class KnowledgeLookup:
         query = _ENTRIES.where(wanted, LoreEntryRow.user_id == self.sealer.user_id)
         async with self.database.read() as session:
             rows = {row.id: row for row in await session.execute(query)}
-        known = self._open([rows[each.source_id] for each in recalled if each.source_id in rows])
+        known = self._decrypt([rows[each.source_id] for each in recalled if each.source_id in rows])
         return {entry.id: entry for entry in known}
 
-    def _open(self, rows: Sequence[Any]) -> list[KnownEntry]:
-        """Decrypt rows of `_ENTRIES`."""
+    def _decrypt(self, rows: Sequence[Any]) -> list[KnownEntry]:
         stretch, found = self.stretch, list[KnownEntry]()
         for row in rows:
             sealed = self.sealer.open_bytes(ENTRY, row.id, row.sealed_entry)
@@ -258,7 +257,7 @@ class KnowledgeLookup:
             )
         return found
 
-    def _groups(self) -> list[str]:
+    def _split_lines(self) -> list[str]:
         groups: list[str] = [""]
         for line in self.stretch.lines:
             if groups[-1] and len(groups[-1]) + len(line.text) > _GROUP:

@@ -265,22 +265,22 @@ class ShownReferences:
         self.events: Marks[StoryEvent | ProposedEvent] = Marks("E")
         self.entries: Marks[KnownEntry | ProposedEntry] = Marks("L")
         self.messages: set[UUID] = set()
-        self.lines: Mapping[str, StoryLine] = {_place(line.position): line for line in lines}
+        self.lines: Mapping[str, StoryLine] = {_build_mark(line.position): line for line in lines}
 
-    def event(self, event: StoryEvent) -> str:
+    def render_event(self, event: StoryEvent) -> str:
         """Render an event as a line with its mark and any restrictions."""
         mark = self.events.show(event)
         text = self._marks.mark(told(event.fields), event.audience)
-        return f"{mark}{_kept(event)}: {indent_text(text, most=_EVENT)}"
+        return f"{mark}{_render_restriction(event)}: {indent_text(text, most=_EVENT)}"
 
-    def summary(self, event: StoryEvent | ProposedEvent) -> str:
+    def render_summary(self, event: StoryEvent | ProposedEvent) -> str:
         """Render the summary of an event for an answer to the model."""
         text = event.fields.summary
         if isinstance(event, StoryEvent):
             text = self._marks.mark(text, event.audience)
         return indent_text(text, most=_EVENT)
 
-    def entry(self, entry: KnownEntry) -> str:
+    def render_entry(self, entry: KnownEntry) -> str:
         """Render an entry as a line with its mark. "(yours)" means that it may be changed."""
         mark = self.entries.show(entry)
         title = entry.entry.title or ", ".join(entry.entry.keys[:3])
@@ -288,7 +288,7 @@ class ShownReferences:
         name, text = indent_text(title, most=_NAME), indent_text(entry.text, most=_ENTRY)
         return f"{mark}{mine}: {name}: {text}"
 
-    def message(self, message: Recalled) -> str:
+    def render_message(self, message: Recalled) -> str:
         """Render an old message."""
         self.messages.add(message.source_id)
         text = self._marks.mark(message.text, message.audience)
@@ -302,7 +302,7 @@ class ShownReferences:
         return [*events, *entries, *self.messages]
 
 
-def _kept(event: StoryEvent | ProposedEvent) -> str:
+def _render_restriction(event: StoryEvent | ProposedEvent) -> str:
     if not isinstance(event, StoryEvent):
         return ""
     if event.is_pinned:
@@ -320,7 +320,7 @@ def render_story_line(line: StoryLine) -> str:
 def render_message(position: int, author: str, text: str, *, most: int) -> str:
     """Render a message with the mark of its position."""
     name = " ".join(indent_text(author, most=_NAME).split()) or "Narrator"
-    return f"{_place(position)} {name}: {indent_text(text, most=most)}"
+    return f"{_build_mark(position)} {name}: {indent_text(text, most=most)}"
 
 
 def normalize_line_mark(mark: str) -> str:
@@ -328,5 +328,5 @@ def normalize_line_mark(mark: str) -> str:
     return f"#{int(mark.strip().removeprefix('#'))}"
 
 
-def _place(position: int) -> str:
+def _build_mark(position: int) -> str:
     return f"#{position + 1}"

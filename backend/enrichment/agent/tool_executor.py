@@ -131,9 +131,9 @@ class ToolExecutor:
         )
         references = self.references
         return {
-            "events": [references.event(each) for each in found.events.values()],
-            "lore": [references.entry(each) for each in found.entries.values()],
-            "messages": [references.message(each) for each in found.messages.values()],
+            "events": [references.render_event(each) for each in found.events.values()],
+            "lore": [references.render_entry(each) for each in found.entries.values()],
+            "messages": [references.render_message(each) for each in found.messages.values()],
         }
 
     async def _create_event(self, call: CreateChronicleEvent) -> dict[str, Any]:
@@ -148,22 +148,22 @@ class ToolExecutor:
             keywords=read_words(call.keywords),
         )
         self._check_names(fields.who)
-        before = self._event(call.supersedes) if call.supersedes.strip() else None
+        before = self._get_event(call.supersedes) if call.supersedes.strip() else None
         if isinstance(before, StoryEvent) and before.is_pinned:
             raise refuse_pinned(call.supersedes)
-        lines = self._sources(call.source_messages)
+        lines = self._read_sources(call.source_messages)
         await self.duplicates.check_new(
             fields,
             proposed=self._list_proposed_events(),
             besides=before,
-            apart={self._event(mark).id for mark in call.differs_from if mark.strip()},
+            apart={self._get_event(mark).id for mark in call.differs_from if mark.strip()},
         )
         return self._propose(
             ProposedEvent(
                 id=new_id(),
                 fields=fields,
                 significance=call.significance,
-                sources=[self._source(line) for line in lines],
+                sources=[self._build_source(line) for line in lines],
                 happened_at=lines[-1].said_at,
                 place=lines[0].position,
                 supersedes=before.id if before is not None else None,
@@ -172,8 +172,8 @@ class ToolExecutor:
 
     async def _update_event(self, call: UpdateChronicleEvent) -> dict[str, Any]:
         self._check_room()
-        event = self._event(call.event)
-        mended = apply_to_event(event, call, source=self._source(self.stretch.lines[-1]))
+        event = self._get_event(call.event)
+        mended = apply_to_event(event, call, source=self._build_source(self.stretch.lines[-1]))
         self._check_names(mended.fields.who)
         await self.duplicates.check_changed(
             mended.fields, proposed=self._list_proposed_events(), besides=event
@@ -231,7 +231,7 @@ class ToolExecutor:
             if MARK.fullmatch(name) and not is_told:
                 raise RefusedCallError(f"{quote_mark(name)} is a mark. Give the name.")
 
-    def _event(self, mark: str) -> StoryEvent | ProposedEvent:
+    def _get_event(self, mark: str) -> StoryEvent | ProposedEvent:
         event = self.references.events.get(mark)
         if event is None:
             raise RefusedCallError(f"{quote_mark(mark)} is not an event that you were shown.")
@@ -247,7 +247,7 @@ class ToolExecutor:
     def _list_proposed_events(self) -> list[ProposedEvent]:
         return [each for each in self._proposals.values() if isinstance(each, ProposedEvent)]
 
-    def _sources(self, marks: Sequence[str]) -> list[StoryLine]:
+    def _read_sources(self, marks: Sequence[str]) -> list[StoryLine]:
         """Return the new lines with these marks in order; the last line without marks."""
         lines: dict[UUID, StoryLine] = {}
         for mark in map(normalize_line_mark, marks):
@@ -261,5 +261,5 @@ class ToolExecutor:
             lines[line.id] = line
         return sorted(lines.values(), key=lambda line: line.position) or [self.stretch.lines[-1]]
 
-    def _source(self, line: StoryLine) -> SourceMessage:
+    def _build_source(self, line: StoryLine) -> SourceMessage:
         return SourceMessage(id=line.id, chat_id=self.stretch.chat_id, position=line.position)

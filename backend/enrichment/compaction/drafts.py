@@ -243,11 +243,11 @@ class Drafter:
         if len(self.drafts) >= MAX_DRAFTS:
             raise ToolRefusedError("There are too many changes.")
         asked = read_arguments(call.arguments, CompactionCall, build_schema(updater, {}))
-        positions = self._sources(asked)
+        positions = self._read_sources(asked)
         if updater.kind == "event":
-            self._tell(asked, positions)
+            self._add_event(asked, positions)
         elif updater.kind == "fact":
-            self._record(asked, positions[-1])
+            self._add_fact(asked, positions[-1])
         else:
             world, rest = split_operations(asked) if "day" in updater.fields else (None, asked)
             if world is None:
@@ -271,7 +271,7 @@ class Drafter:
                 del self.drafts[count:]
                 raise
 
-    def _sources(self, asked: CompactionCall) -> list[int]:
+    def _read_sources(self, asked: CompactionCall) -> list[int]:
         """Return the positions of the lines that a call comes from; the last if it names none.
 
         Raises `ToolRefusedError` if it names others alone.
@@ -291,7 +291,7 @@ class Drafter:
         elif not found:
             self._create(updater, asked, position)
         else:
-            operations, _ = self._operations(updater, asked, {})
+            operations, _ = self._build_operations(updater, asked, {})
             mention = to_one_line(asked.name or asked.ref)
             self._add(updater.kind, new_id(), operations, asked, position, _unclear(mention, found))
 
@@ -339,7 +339,7 @@ class Drafter:
         audience = stored(cast("Audience", held.state.get("audience", "public")))
         if not is_known_to_all(audience, self._audience):
             raise ToolRefusedError("Not everyone who knows of the item may know this.")
-        operations, unclear = self._operations(updater, asked, held.state)
+        operations, unclear = self._build_operations(updater, asked, held.state)
         operations.set.pop("kind", None)
         if not (operations.set or operations.add or operations.remove or unclear):
             raise ToolRefusedError("The call changes nothing.")
@@ -353,13 +353,12 @@ class Drafter:
             self._add(held.kind, item_id, rest, asked, position, unclear)
 
     def _create(self, updater: Updater, asked: CompactionCall, position: int) -> None:
-        """Create an item. Later calls find it by its name."""
         kind = cast("Kind", updater.kind)
         name = clip(to_one_line(asked.name or asked.ref), MAX_NAME)
         first: State = {"title" if kind in {"thread", "scene"} else "name": name}
         if updater.subkinds:
             first["kind"] = updater.subkinds[0]
-        operations, unclear = self._operations(updater, asked, first)
+        operations, unclear = self._build_operations(updater, asked, first)
         before = {**first, "audience": msgspec.to_builtins(opened(self._audience))}
         fields = applied(kind, before, operations)
         item = _convert(kind, fields)
@@ -375,7 +374,7 @@ class Drafter:
             rest = Operations(set={unclear.field: None})
             self._add(kind, item_id, rest, asked, position, unclear)
 
-    def _record(self, asked: CompactionCall, position: int) -> None:
+    def _add_fact(self, asked: CompactionCall, position: int) -> None:
         """Add a fact, unless the same fact is already known."""
         text = clip(to_one_line(str(asked.set.get("text") or "")), MAX_TEXT)
         if not text:
@@ -402,8 +401,7 @@ class Drafter:
             self._items[fact_id] = Held("fact", after)
         self._add("fact", fact_id, made, asked, position, unclear, replaces=old)
 
-    def _tell(self, asked: CompactionCall, positions: Sequence[int]) -> None:
-        """Add an event of the chronicle."""
+    def _add_event(self, asked: CompactionCall, positions: Sequence[int]) -> None:
         event = build_event(asked, positions, clip(to_one_line(asked.because), MAX_BECAUSE))
         fields = msgspec.structs.replace(
             event.fields,
@@ -412,7 +410,7 @@ class Drafter:
         )
         self.events.append(replace(event, fields=fields))
 
-    def _operations(
+    def _build_operations(
         self, updater: Updater, asked: CompactionCall, state: State
     ) -> tuple[Operations, Unclear | None]:
         """Return the operations of a call's fields, and an ambiguous reference in them."""

@@ -65,7 +65,7 @@ async def read_window(session: AsyncSession, reader: Reader, chat: Chat) -> Mess
     They end with the last reply, and begin where the owner's consent begins. Returns None if there
     are none.
     """
-    most, conditions = reader.stretch_tokens, await _unread(session, chat)
+    most, conditions = reader.stretch_tokens, await _where_unread(session, chat)
     query = select(Message).where(*conditions).order_by(Message.position)
     first = (await session.execute(query.limit(1))).scalar_one_or_none()
     if first is None:
@@ -95,11 +95,11 @@ async def read_window(session: AsyncSession, reader: Reader, chat: Chat) -> Mess
         lines=[render_line(reader, row, most * CHARACTERS_PER_TOKEN) for row in rows],
         audience=first.audience,
         since=first.created_at,
-        player_names=_player_names(reader, [*earlier, *rows]),
+        player_names=_find_player_names(reader, [*earlier, *rows]),
     )
 
 
-def _player_names(reader: Reader, rows: Sequence[Message]) -> frozenset[str]:
+def _find_player_names(reader: Reader, rows: Sequence[Message]) -> frozenset[str]:
     if reader.player is None:
         return frozenset()
     own = [row for row in rows if row.role == "user" and row.persona_id is None]
@@ -110,7 +110,9 @@ async def is_unread(session: AsyncSession, chat: Chat, window: MessageWindow) ->
     """True if the lines are unchanged, on the active path, and read by no other compaction."""
     ids = [message_id for message_id, _ in window.versions]
     query = select(Message.id, Message.updated_at).where(
-        *await _unread(session, chat), Message.id.in_(ids), Message.audience == window.audience
+        *await _where_unread(session, chat),
+        Message.id.in_(ids),
+        Message.audience == window.audience,
     )
     found: dict[UUID, datetime] = {row.id: row.updated_at for row in await session.execute(query)}
     return found == dict(window.versions)
@@ -118,11 +120,11 @@ async def is_unread(session: AsyncSession, chat: Chat, window: MessageWindow) ->
 
 async def count_uncompacted(session: AsyncSession, chat: Chat) -> int:
     """Count the messages that the next compaction would read."""
-    query = select(func.count()).select_from(Message).where(*await _unread(session, chat))
+    query = select(func.count()).select_from(Message).where(*await _where_unread(session, chat))
     return await session.scalar(query) or 0
 
 
-async def _unread(session: AsyncSession, chat: Chat) -> tuple[ColumnElement[bool], ...]:
+async def _where_unread(session: AsyncSession, chat: Chat) -> tuple[ColumnElement[bool], ...]:
     """Return the conditions for unread lines. A user's line is read together with its reply."""
     last = await find_last_reply(session, chat)
     conditions = is_readable(chat), ~_IS_READ, Message.position <= (-1 if last is None else last)
@@ -369,35 +371,34 @@ def _render_item(known: KnownWorld, held: Held) -> str:
         f"{field}: {value}"
         for field in updater.fields
         if field not in {"name", "title", "text", "kind", "done"}
-        if (value := _value(known, state.get(find_key(updater, field))))
+        if (value := _render_value(known, state.get(find_key(updater, field))))
     ]
     if held.kind == "entity":
         attributes: State = state.get("attributes") or {}
         values += [
             f"{name}: {value}"
             for name in list_changeable(known.rules, state)
-            if (value := _value(known, attributes.get(name)))
+            if (value := _render_value(known, attributes.get(name)))
         ]
-    about = _value(known, state.get("about_id"))
+    about = _render_value(known, state.get("about_id"))
     head = f"{about}: {called(state)}" if about else f"{called(state) or 'The scene'} ({kind})"
     said = known.marks.mark("; ".join([head, *values]), audience_of(state))
     return clip(to_one_line(said), MAX_LINE)
 
 
-def _value(known: KnownWorld, value: Any) -> str:
+def _render_value(known: KnownWorld, value: Any) -> str:
     if isinstance(value, list):
-        listed = [_value(known, each) for each in cast("Sequence[Any]", value)]
+        listed = [_render_value(known, each) for each in cast("Sequence[Any]", value)]
         return clip(", ".join(each for each in listed if each), MAX_VALUE)
     if isinstance(value, dict):
         said = cast("State", value)
         return f"{said.get('text', '')} (done)" if said.get("done") else str(said.get("text", ""))
-    if isinstance(value, str) and (named := _find_name(known, value)):
+    if isinstance(value, str) and (named := _read_name(known, value)):
         return named
     return "" if value is None else clip(str(value), MAX_VALUE)
 
 
-def _find_name(known: KnownWorld, value: str) -> str:
-    """Return the name of an item with this id."""
+def _read_name(known: KnownWorld, value: str) -> str:
     try:
         held = known.items.get(UUID(value))
     except ValueError:

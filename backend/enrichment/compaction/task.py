@@ -128,7 +128,7 @@ class CompactionTask(Task[CompactionWork, CompactionProposal]):
         )
         if campaign is None:
             return None
-        reader = await self.reader(session, chat)
+        reader = await self.load_reader(session, chat)
         window = await read_window(session, reader, chat)
         if window is None:
             return None
@@ -163,7 +163,7 @@ class CompactionTask(Task[CompactionWork, CompactionProposal]):
         model, window = work.reader.model, work.window
         text = "\n".join([*window.earlier, *window.lines])
         shown = await self._run_in_pool(work.known, partial(render_world, work.known, text), text)
-        events = await self._known_events(work)
+        events = await self._load_known_events(work)
         prompts = self.runtime.prompts
         story = prompts["enrichment/compaction_lines"].render(
             world=shown.lines,
@@ -187,7 +187,7 @@ class CompactionTask(Task[CompactionWork, CompactionProposal]):
         async def execute(asked: Sequence[ToolCall]) -> Sequence[Any] | None:
             results: list[Any] = []
             async for call in unhurried(asked):
-                problem = await _use(drafter, call, events)
+                problem = await _apply_call(drafter, call, events)
                 results.append({"error": problem.reason} if problem else {"ok": True})
                 if problem is None:
                     calls.append(call)
@@ -203,7 +203,7 @@ class CompactionTask(Task[CompactionWork, CompactionProposal]):
             max_calls=MAX_CALLS,
             tolerated=ModelError,
         )
-        known = await self._known_now(work)
+        known = await self._reload_known(work)
         if known is not work.known:
             read = partial(_draft_changes, work, known, shown, calls)
             drafter, again = await self._run_in_pool(known, read)
@@ -212,7 +212,7 @@ class CompactionTask(Task[CompactionWork, CompactionProposal]):
         seen = events.seen if events else frozenset[UUID]()
         return CompactionProposal(calls, refused, shown, known, drafter, seen, note)
 
-    async def _known_events(self, work: CompactionWork) -> KnownEvents | None:
+    async def _load_known_events(self, work: CompactionWork) -> KnownEvents | None:
         """Return the events that new ones are compared with; None without a chronicle."""
         if work.chronicle_id is None:
             return None
@@ -228,7 +228,7 @@ class CompactionTask(Task[CompactionWork, CompactionProposal]):
             marks=work.known.marks,
         )
 
-    async def _known_now(self, work: CompactionWork) -> KnownWorld:
+    async def _reload_known(self, work: CompactionWork) -> KnownWorld:
         """Reload the state, because play may have gone on while the model was working."""
         async with self.runtime.database.read() as session:
             campaign = await find_campaign(session, self.sealer, work.campaign_id)
@@ -325,7 +325,9 @@ class CompactionTask(Task[CompactionWork, CompactionProposal]):
         )
 
 
-async def _use(drafter: Drafter, call: ToolCall, events: KnownEvents | None) -> RefusedCall | None:
+async def _apply_call(
+    drafter: Drafter, call: ToolCall, events: KnownEvents | None
+) -> RefusedCall | None:
     """Add a call, unless it repeats a recorded event. Return the reason if it is refused."""
     problem = drafter.use(call)
     if problem is None and events is not None and call.name == EVENT_TOOL:

@@ -124,7 +124,6 @@ class KnownEvents:
         )
 
     async def _read(self) -> list[StoryEvent]:
-        """Return the current events in story order."""
         async with self._database.read() as session:
             latest = await current_events(
                 session,
@@ -180,13 +179,13 @@ class CompactionWriter:
         """
         session, sealer, campaign = self.session, self.sealer, self.campaign
         verdict = await judged(
-            session, sealer, campaign, [self._draft(each) for each in drafts], since=since
+            session, sealer, campaign, [self._build_draft(each) for each in drafts], since=since
         )
         kept = await keep(session, sealer, campaign, chat, verdict.proposals)
         if left := len(verdict.proposals) - kept:
             reason = f"{left} were proposed before, or too many wait already."
             self.refused.append(RefusedCall(tool="proposal", reason=reason))
-        wanted = await self._with_room(verdict.drafts)
+        wanted = await self._limit_to_room(verdict.drafts)
         if not wanted:
             campaign.version += 1
             return
@@ -214,7 +213,7 @@ class CompactionWriter:
             for change_id, draft in zip(change_ids, wanted, strict=True)
         )
 
-    async def _with_room(self, drafts: Sequence[Draft]) -> Sequence[Draft]:
+    async def _limit_to_room(self, drafts: Sequence[Draft]) -> Sequence[Draft]:
         """Return the drafts; if the campaign is full, only those that change existing items."""
         made = {draft.item_id for draft in drafts if exists(draft.operations.set)}
         try:
@@ -228,7 +227,7 @@ class CompactionWriter:
             ]
         return drafts
 
-    def _draft(self, draft: DraftItem) -> Draft:
+    def _build_draft(self, draft: DraftItem) -> Draft:
         return Draft(
             kind=draft.kind,
             item_id=draft.item_id,
@@ -291,7 +290,7 @@ class ChronicleWriter:
             .order_by(EventSource.position)
         )
         told_by = dict((await self.session.execute(query)).all())
-        times = await self._times(told_by.values())
+        times = await self._find_times(told_by.values())
         return [
             TimedEvent(row, message_id)
             for row, message_id in told_by.items()
@@ -304,7 +303,7 @@ class ChronicleWriter:
         The agent reads each reply, a compaction reads several rounds. Only then is it known that a
         day had passed before the agent's last events.
         """
-        times = await self._times([event.message_id for event in events])
+        times = await self._find_times([event.message_id for event in events])
         for row, message_id in events:
             at = times[message_id]
             if at == _read_time(self.sealer, row):
@@ -332,8 +331,8 @@ class ChronicleWriter:
         )
         if is_any_known([each.fields for each in events], written, seen=seen):
             raise EventsChangedError
-        times = await self._times([self._last_line(each).id for each in events])
-        new = [self._event(each, times.get(self._last_line(each).id)) for each in events]
+        times = await self._find_times([self._get_last_line(each).id for each in events])
+        new = [self._build_event(each, times.get(self._get_last_line(each).id)) for each in events]
         try:
             rows = await writing.add_events(self.session, self.sealer, self.chronicle_id, new)
         except ChronicleFullError as error:
@@ -345,16 +344,16 @@ class ChronicleWriter:
         )
         self.changed["event", self.chronicle_id].update(row.id for row in rows)
 
-    async def _times(self, message_ids: Collection[UUID]) -> Mapping[UUID, StoryTime]:
+    async def _find_times(self, message_ids: Collection[UUID]) -> Mapping[UUID, StoryTime]:
         """Return the story's time at messages, including the changes of this transaction."""
         return await self.clock.find_times(
             self.session, self.sealer, message_ids, is_committed=False
         )
 
-    def _last_line(self, event: DraftEvent) -> Message:
+    def _get_last_line(self, event: DraftEvent) -> Message:
         return self.messages[event.positions[-1]]
 
-    def _event(self, event: DraftEvent, at: StoryTime | None) -> writing.NewEvent:
+    def _build_event(self, event: DraftEvent, at: StoryTime | None) -> writing.NewEvent:
         sources = [
             SourceMessage(id=message.id, chat_id=message.chat_id, position=message.position)
             for message in (self.messages[position] for position in event.positions)
@@ -363,7 +362,7 @@ class ChronicleWriter:
             fields=stamp_time(event.fields, at),
             significance=event.significance,
             source="campaign",
-            happened_at=self._last_line(event).created_at,
+            happened_at=self._get_last_line(event).created_at,
             place=writing.first_place(sources),
             sources=sources,
             run_id=self.run_id,

@@ -191,7 +191,7 @@ class ProposalWriter:
         """True if an event that is to be replaced is unchanged since it was read."""
         if new.mends is None or new.supersedes is None:
             return True
-        row = await self._event(new.supersedes)
+        row = await self._get_event(new.supersedes)
         if row is not None and row.revision == new.mends:
             return True
         self._refuse("update_chronicle_event", _CHANGED)
@@ -204,7 +204,7 @@ class ProposalWriter:
 
         That is the case if it was deleted or pinned, or if another current event supersedes it.
         """
-        row = await self._event(event_id)
+        row = await self._get_event(event_id)
         if row is None:
             return None
         if row.is_pinned:
@@ -223,8 +223,7 @@ class ProposalWriter:
         query = select(ChronicleEvent.id).where(ChronicleEvent.id == event_id, counting())
         return await self.session.scalar(query) is not None
 
-    async def _event(self, event_id: UUID) -> ChronicleEvent | None:
-        """Return the current row of an event of the chronicle."""
+    async def _get_event(self, event_id: UUID) -> ChronicleEvent | None:
         return await self.session.scalar(
             select(ChronicleEvent).where(
                 ChronicleEvent.id == event_id,

@@ -203,9 +203,11 @@ class _Undoer:
         for place, effect in reversed(list(enumerate(detail.effects))):
             if only is not None and place not in only:
                 continue
-            take_back = {"event": self._event, "entry": self._entry, "item": self._item}[
-                effect.what.partition("_")[0]
-            ]
+            take_back = {
+                "event": self._undo_event,
+                "entry": self._undo_entry,
+                "item": self._undo_change,
+            }[effect.what.partition("_")[0]]
             reason = await take_back(effect)
             if reason is None:
                 self.undone.append(WrittenView.from_effect(effect))
@@ -214,7 +216,7 @@ class _Undoer:
                 self.left.append(place)
         await self._inherit(superseded)
 
-    async def _event(self, effect: RunEffect) -> KeptBecause | None:
+    async def _undo_event(self, effect: RunEffect) -> KeptBecause | None:
         session, chronicle_id = self.session, effect.container_id
         row = await session.scalar(
             select(ChronicleEvent)
@@ -281,7 +283,7 @@ class _Undoer:
             if heir is not None and await is_there(self.session, row.chronicle_id, heir):
                 await supersede_again(self.session, row.chronicle_id, [event_id], heir)
 
-    async def _item(self, effect: RunEffect) -> KeptBecause | None:
+    async def _undo_change(self, effect: RunEffect) -> KeptBecause | None:
         """Undo a change of a campaign. Later changes are kept."""
         campaign = await find_campaign(self.session, self.sealer, effect.container_id, lock=True)
         if campaign is None:
@@ -289,7 +291,7 @@ class _Undoer:
         await ledger_paths.undo(self.session, self.sealer, campaign, effect.id)
         return None
 
-    async def _entry(self, effect: RunEffect) -> KeptBecause | None:
+    async def _undo_entry(self, effect: RunEffect) -> KeptBecause | None:
         session, sealer = self.session, self.sealer
         try:
             book = await lore.get_book(
@@ -324,12 +326,12 @@ class _Undoer:
         if self.force or now["revision"] == effect.revision:
             return True
         return any(
-            found["revision"] == effect.revision and _content(found) == _content(now)
+            found["revision"] == effect.revision and _read_content(found) == _read_content(now)
             for found in self.found.get(effect.id, ())
         )
 
 
-def _content(snapshot: dict[str, Any]) -> dict[str, Any]:
+def _read_content(snapshot: dict[str, Any]) -> dict[str, Any]:
     """Return the members of a snapshot to compare. For entries, ownership counts, too."""
     content = {name: value for name, value in snapshot.items() if name not in _NOT_CONTENT}
     if "agent_revision" in content:

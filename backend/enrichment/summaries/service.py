@@ -54,7 +54,7 @@ class SummaryService:
             summary = await find_current_summary(
                 session, identity.sealer, chat, viewpoint=viewpoint
             )
-        return await self._view(identity, chat, summary, viewpoint)
+        return await self._build_view(identity, chat, summary, viewpoint)
 
     async def list_page(
         self,
@@ -123,7 +123,7 @@ class SummaryService:
             )
             await store_summary(session, sealer, message, text, audience=audience, is_edited=True)
             summary = await find_current_summary(session, sealer, chat, viewpoint=seen)
-        return await self._view(identity, chat, summary, seen)
+        return await self._build_view(identity, chat, summary, seen)
 
     async def delete(
         self,
@@ -152,7 +152,7 @@ class SummaryService:
                 )
             )
 
-    async def _view(
+    async def _build_view(
         self, identity: Identity, chat: Chat, summary: StoredSummary | None, viewpoint: Viewpoint
     ) -> SummaryView:
         if summary is None:
@@ -187,7 +187,6 @@ async def _get_last_message(
     current: StoredSummary | None,
     message_id: UUID | None,
 ) -> Message:
-    """Return the last message of the summary to write."""
     if message_id is None:
         if current is None:
             raise ValidationError(

@@ -193,7 +193,7 @@ async def store_summary(
     """
     at = now()
     if audience is None:
-        audience = await _audience_through(session, message)
+        audience = await _find_audience(session, message)
     before = select(ChatSummary.id).where(
         ChatSummary.message_id == message.id, ChatSummary.audience == audience
     )
@@ -250,7 +250,7 @@ class ChatSummaries(AudienceChanged, ChatCopied, MessageShown, WorldParted):
             wanted = column
             if column == GM and message.audience == PUBLIC:
                 through = await session.get_one(Message, message_id)
-                wanted = await _audience_through(session, through)
+                wanted = await _find_audience(session, through)
             elif knew and not knows and (is_only or row.is_edited):
                 wanted = GM
             if wanted != column and (message_id, wanted) not in found:
@@ -340,7 +340,7 @@ class ChatSummaries(AudienceChanged, ChatCopied, MessageShown, WorldParted):
         await lead_over(session, ChatSummary.audience, translate, *mine)
 
 
-async def _audience_through(session: AsyncSession, message: Message) -> str:
+async def _find_audience(session: AsyncSession, message: Message) -> str:
     """Return the audience that may know all messages from the root through this one."""
     path = climb_from(message.id)
     limited = select(Message.id).where(
@@ -392,11 +392,11 @@ async def find_goal(
     leaf = last.path_tokens
     reached, covered = (current.position, current.path_tokens) if current else (-1, 0)
     next_begin = eviction_point(leaf + step_of(history_budget), history_budget)
-    needed = await _last_before(session, chat, next_begin)
+    needed = await _find_last_before(session, chat, next_begin)
     if needed is None or needed <= reached:
         return None
     middle = max(next_begin, leaf - history_budget // 2)
-    older = await _last_before(session, chat, middle, at_most=reached + interval)
+    older = await _find_last_before(session, chat, middle, at_most=reached + interval)
     goal = max(needed, needed if older is None else older)
     if is_begun or goal - reached >= interval:
         return goal
@@ -467,7 +467,7 @@ async def find_next_audience(
     return None
 
 
-async def _last_before(
+async def _find_last_before(
     session: AsyncSession, chat: Chat, begin: int, *, at_most: int | None = None
 ) -> int | None:
     """Return the position of the last message before a history that begins at `begin` tokens."""

@@ -15,7 +15,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from backend.campaigns.state.viewpoints import hides_information, read_marks
 from backend.chats.models import Chat, Message
 from backend.core.audience import GM, Viewpoint, narrowest, own_column
-from backend.enrichment.cleaning import strip_tags
+from backend.enrichment.cleaning import clean_text, strip_tags
 from backend.enrichment.pipeline import (
     MAX_BLOCKED_ATTEMPTS,
     EnrichmentRuntime,
@@ -44,12 +44,10 @@ from backend.generation.model import (
     ModelDeclinedError,
     ModelEmptyReplyError,
     ModelError,
-    Prompt,
-    PromptMessage,
 )
 from backend.generation.registry import UnknownModelError
 from backend.jobs.running import RunningJob
-from backend.llm.answers import CHARACTERS_PER_TOKEN, collect
+from backend.llm.answers import CHARACTERS_PER_TOKEN, build_prompt, collect
 
 MAX_LENGTH_FACTOR = 3
 """An answer may have this many times the requested words."""
@@ -63,9 +61,6 @@ CHARS_PER_WORD = 7
 """Estimate for long words and the space after them."""
 
 SKIPPED_NOTE = "The model returned nothing for these messages. The summary skips them."
-
-_SENTENCE_ENDS = ".!?…。\n"
-
 
 Next = tuple[Viewpoint, StoredSummary | None, int | None]
 """The viewpoint of the summary, its latest version, and the position that it is to reach."""
@@ -115,14 +110,14 @@ class SummaryTask(Task[SummaryWork, str]):
             return None
         is_hiding = await hides_information(session, self.sealer, chat)
         viewpoint, current, goal = (
-            await self._next_of_all(session, chat, wanted.interval)
+            await self._choose_audience(session, chat, wanted.interval)
             if is_hiding
-            else await self._next(session, chat, wanted.interval)
+            else await self._choose_next(session, chat, wanted.interval)
         )
         if goal is None:
             return None
         budget = await open_budget(session, self.runtime.settings, self.sealer.user_id)
-        reader = await self.reader(session, chat)
+        reader = await self.load_reader(session, chat)
         most = max(MIN_STEP_TOKENS, reader.stretch_tokens)
         after = current.position if current else -1
         rows = await read_lines(
@@ -147,15 +142,15 @@ class SummaryTask(Task[SummaryWork, str]):
             audience=own_column(viewpoint) if is_hiding else None,
         )
 
-    async def _next(self, session: AsyncSession, chat: Chat, interval: int) -> Next:
+    async def _choose_next(self, session: AsyncSession, chat: Chat, interval: int) -> Next:
         current = await find_current_summary(session, self.sealer, chat)
-        return GM, current, await self._goal(session, chat, current, interval)
+        return GM, current, await self._find_goal(session, chat, current, interval)
 
-    async def _next_of_all(self, session: AsyncSession, chat: Chat, interval: int) -> Next:
+    async def _choose_audience(self, session: AsyncSession, chat: Chat, interval: int) -> Next:
         """Choose the audience that the furthest summary is ahead of."""
         furthest = await list_active_summaries(session, self.sealer, chat, limit=1)
         reached = furthest[0] if furthest else None
-        goal = await self._goal(session, chat, reached, interval)
+        goal = await self._find_goal(session, chat, reached, interval)
         if goal is None and reached is not None:
             goal = reached.position
         if goal is None:
@@ -163,7 +158,7 @@ class SummaryTask(Task[SummaryWork, str]):
         found = await find_next_audience(session, self.sealer, chat, through=goal)
         return (*found, goal) if found else (GM, None, None)
 
-    async def _goal(
+    async def _find_goal(
         self, session: AsyncSession, chat: Chat, current: StoredSummary | None, interval: int
     ) -> int | None:
         """Return the position through which the path should be summarised; None if it is."""
@@ -195,7 +190,7 @@ class SummaryTask(Task[SummaryWork, str]):
             lines=work.lines,
             words=work.words,
         )
-        prompt = Prompt([PromptMessage("system", system), PromptMessage("user", lines)])
+        prompt = build_prompt(system, lines)
         sampling = work.reader.build_sampling(model, self.output_tokens(work))
         answer = await collect(model.stream(prompt, sampling), prompt, work.budget)
         text = clean_text(
@@ -225,14 +220,14 @@ class SummaryTask(Task[SummaryWork, str]):
                 if self.job.attempt < MAX_BLOCKED_ATTEMPTS:
                     return RunRecovery(raises=error)
                 # Otherwise no later line would ever be summarised.
-                is_passed = await self._pass_over(session, work)
+                is_passed = await self._skip_lines(session, work)
                 return RunRecovery(is_over=True, note=SKIPPED_NOTE if is_passed else "")
             case UnknownModelError() | ModelError(retryable=False):
                 return RunRecovery(is_over=True)
             case _:
                 return RunRecovery(raises=error)
 
-    async def _pass_over(self, session: AsyncSession, work: SummaryWork) -> bool:
+    async def _skip_lines(self, session: AsyncSession, work: SummaryWork) -> bool:
         """Store the old summary with a note that lines are missing after it."""
         before = work.previous.text if work.previous else ""
         missing = self.runtime.prompts["sections/omitted"].render(count=len(work.lines))
@@ -267,7 +262,7 @@ class SummaryTask(Task[SummaryWork, str]):
         if (
             message is None
             or not (await read_summary_settings(session, self.sealer, chat)).enabled
-            or _version(current) != _version(work.previous)
+            or _get_version(current) != _get_version(work.previous)
             or not await is_path_unchanged(
                 session,
                 chat,
@@ -283,25 +278,5 @@ class SummaryTask(Task[SummaryWork, str]):
         await self.job.progress(work.to_position + 1, work.goal + 1)
 
 
-def clean_text(text: str, limit: int) -> str:
-    """Clean a model's text for a prompt: no tags, no empty lines, at most `limit` characters.
-
-    Sections of a prompt are delimited by tags or empty lines, so that the text cannot end one. A
-    longer text is cut after a sentence if possible, or else after a word.
-    """
-    lines = (line.strip() for line in strip_tags(text).split("\n"))
-    whole = "\n".join(line for line in lines if line)
-    return whole if len(whole) <= limit else _cut(whole, limit)
-
-
-def _cut(text: str, limit: int) -> str:
-    head = text[: max(0, limit - 1)]
-    end = max(head.rfind(mark) for mark in _SENTENCE_ENDS)
-    if end >= limit // 2:
-        return head[: end + 1].rstrip()
-    words = head.rsplit(None, 1)
-    return (words[0] if len(words) > 1 else head) + "…" if head else ""
-
-
-def _version(summary: StoredSummary | None) -> tuple[UUID, int] | None:
+def _get_version(summary: StoredSummary | None) -> tuple[UUID, int] | None:
     return (summary.id, summary.revision) if summary else None

@@ -22,15 +22,14 @@ from backend.campaigns.scenes.chapters import DueChapter, due_chapter
 from backend.chats.models import Chat, Message
 from backend.core.audience import opened
 from backend.database.base import new_id
-from backend.enrichment.cleaning import clip, to_one_line
+from backend.enrichment.cleaning import clean_text, clip, to_one_line
 from backend.enrichment.pipeline import PathChangedError, RunWork, Task
 from backend.enrichment.reader import open_budget
 from backend.enrichment.runs.store import RunDetail
-from backend.enrichment.summaries.task import clean_text
 from backend.generation.declined_answers import check_declined
-from backend.generation.model import ModelMalformedAnswerError, Prompt, PromptMessage
+from backend.generation.model import ModelMalformedAnswerError
 from backend.generation.tools.arguments import plain_schema
-from backend.llm.answers import CHARACTERS_PER_TOKEN
+from backend.llm.answers import CHARACTERS_PER_TOKEN, build_prompt
 
 CHAPTER_WORDS = 200
 """Approximate length of a chapter in words."""
@@ -73,12 +72,12 @@ class ChapterTask(Task[ChapterWork, ChapterProposal]):
 
     async def load(self, session: AsyncSession, chat: Chat) -> ChapterWork | None:
         """Load the scenes of the next chapter. Return None if there are not enough."""
-        found = await self._due(session, chat)
+        found = await self._find_due(session, chat)
         if found is None:
             return None
         _, due, message = found
         return ChapterWork(
-            reader=await self.reader(session, chat),
+            reader=await self.load_reader(session, chat),
             budget=await open_budget(session, self.runtime.settings, self.sealer.user_id),
             message_ids=[message.id],
             from_position=due.position,
@@ -90,16 +89,14 @@ class ChapterTask(Task[ChapterWork, ChapterProposal]):
         """Let the model combine the summaries and key moments of the scenes."""
         prompts, scenes = self.runtime.prompts, work.due.scenes
         share = work.reader.stretch_tokens * CHARACTERS_PER_TOKEN // len(scenes)
-        told = [
+        summaries = [
             clip(to_one_line(f"{each.title or 'A scene'}: {each.summary}"), share // 2)
             + clip("".join(f"\n  - {to_one_line(one)}" for one in each.key_moments), share // 2)
             for each in scenes
         ]
-        prompt = Prompt(
-            [
-                PromptMessage("system", prompts["enrichment/chapter"].render(words=CHAPTER_WORDS)),
-                PromptMessage("user", prompts["enrichment/chapter_scenes"].render(scenes=told)),
-            ]
+        prompt = build_prompt(
+            prompts["enrichment/chapter"].render(words=CHAPTER_WORDS),
+            prompts["enrichment/chapter_scenes"].render(scenes=summaries),
         )
         said = await self.ask(work, prompt, SCHEMA, ChapterAnswer)
         summary = clean_text(to_one_line(said.summary), MAX_SUMMARY)
@@ -109,14 +106,14 @@ class ChapterTask(Task[ChapterWork, ChapterProposal]):
         return ChapterProposal(
             title=clean_text(to_one_line(said.title), MAX_TITLE),
             summary=summary,
-            note=self.note(work),
+            note=self.build_note(work),
         )
 
     async def apply(
         self, session: AsyncSession, chat: Chat, work: ChapterWork, proposal: ChapterProposal
     ) -> RunDetail:
         """Write the chapter, if its scenes are unchanged."""
-        found = await self._due(session, chat, lock=True)
+        found = await self._find_due(session, chat, lock=True)
         if found is None or found[1] != work.due or found[2].id != work.message_ids[0]:
             raise PathChangedError
         campaign, due, message = found
@@ -137,7 +134,7 @@ class ChapterTask(Task[ChapterWork, ChapterProposal]):
             note=proposal.note,
         )
 
-    async def _due(
+    async def _find_due(
         self, session: AsyncSession, chat: Chat, *, lock: bool = False
     ) -> tuple[Campaign, DueChapter, Message] | None:
         """Return the campaign, the next chapter of the chat, and the message that it belongs to."""

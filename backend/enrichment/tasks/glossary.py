@@ -55,14 +55,10 @@ from backend.enrichment.reader import open_budget
 from backend.enrichment.runs.store import RunDetail
 from backend.enrichment.story import is_readable
 from backend.generation.declined_answers import check_declined
-from backend.generation.model import (
-    Prompt,
-    PromptMessage,
-)
 from backend.generation.tokens import get_tokenizer
 from backend.generation.tools.arguments import plain_schema
 from backend.jobs.errors import RetryLaterError
-from backend.llm.answers import CHARACTERS_PER_TOKEN
+from backend.llm.answers import CHARACTERS_PER_TOKEN, build_prompt
 
 MAX_PASSAGE = 12_000
 """Maximum characters of a reply that the model reads if rules alone cannot find its terms."""
@@ -161,8 +157,8 @@ class GlossaryTask(Task[GlossaryWork, GlossaryProposal]):
         fields = open_campaign(self.sealer, campaign)
         terms = await known_terms(session, self.sealer, campaign.id)
         waiting = sum(known.status == "proposed" for known in terms)
-        names, players, texts = await self._cast(session, chat, message)
-        reader = await self.reader(session, chat)
+        names, players, texts = await self._read_cast(session, chat, message)
+        reader = await self.load_reader(session, chat)
         return GlossaryWork(
             reader=reader,
             budget=budget,
@@ -194,7 +190,7 @@ class GlossaryTask(Task[GlossaryWork, GlossaryProposal]):
             definitions=definitions,
             used=found.used,
             tags=tags,
-            note=self.note(work),
+            note=self.build_note(work),
         )
 
     async def apply(
@@ -237,10 +233,9 @@ class GlossaryTask(Task[GlossaryWork, GlossaryProposal]):
             note=proposal.note,
         )
 
-    async def _cast(
+    async def _read_cast(
         self, session: AsyncSession, chat: Chat, message: Message
     ) -> tuple[list[str], list[str], list[str]]:
-        """Return the names of speakers and persona, and the texts of cards and persona."""
         sealer, owner_id = self.sealer, self.sealer.user_id
         lines = [message]
         if message.parent_id is not None:
@@ -274,21 +269,16 @@ class GlossaryTask(Task[GlossaryWork, GlossaryProposal]):
         tags = [Tagged(one.tag, strip_tags(to_one_line(one.snippet))) for one in found.tags]
         most = min(MAX_PASSAGE, work.reader.stretch_tokens * CHARACTERS_PER_TOKEN)
         passage = strip_tags(clip(work.text, most)).strip() if found.is_open else ""
-        prompt = Prompt(
-            [
-                PromptMessage("system", prompts["enrichment/glossary"].render(most=MAX_COINED)),
-                PromptMessage(
-                    "user",
-                    prompts["enrichment/glossary_terms"].render(
-                        terms=candidates, passage=passage, tags=tags
-                    ),
-                ),
-            ]
+        prompt = build_prompt(
+            prompts["enrichment/glossary"].render(most=MAX_COINED),
+            prompts["enrichment/glossary_terms"].render(
+                terms=candidates, passage=passage, tags=tags
+            ),
         )
         said = await self.ask(work, prompt, SCHEMA, GlossaryAnswer)
         for each in said.terms:
             check_declined(each.definition)
-        kept = _kept(said.terms, candidates, passage, found.familiar)
+        kept = _select_terms(said.terms, candidates, passage, found.familiar)
         tags_found = {one.tag for one in found.tags}
         return kept, [tag for tag in TAGS if tag in tags_found and tag in said.tags]
 
@@ -311,7 +301,7 @@ def _find(work: GlossaryWork) -> _Found:
     )
 
 
-def _kept(
+def _select_terms(
     said: Sequence[_Term], candidates: Sequence[Coinage], passage: str, familiar: Familiar
 ) -> list[Definition]:
     """Return the defined candidates, and other terms that the model found in the passage."""

@@ -251,8 +251,8 @@ class RebuildTask(StudyTask):
             raise OtherChronicleError
         if not chat.chronicle_enabled:
             raise ChronicleNotEnabledError
-        reader = await self.reader(session, chat)
-        rest = self._range(state.to_position)
+        reader = await self.load_reader(session, chat)
+        rest = self._get_range(state.to_position)
         doomed = [
             *await find_replaced_events(session, rest),
             *await find_replaced_entries(session, rest),
@@ -271,14 +271,14 @@ class RebuildTask(StudyTask):
     ) -> RunDetail:
         """Replace the old events and entries of the batch."""
         await self.check_wanted(session, chat, work)
-        place = self._range(work.to_position)
+        place = self._get_range(work.to_position)
         await get_chronicle(session, place.chronicle_id, owner_id=place.owner_id, lock=True)
         removed = await remove_replaced(session, self.sealer, place)
         detail = await self.write(session, work, proposal, removed)
         # If earlier messages are unread, no mark is set, or the agent would never read them.
         if await find_unread_position(session, chat.id) >= place.from_position:
             await self.set_mark(session, work)
-        await self._go_on(work, detail.effects)
+        await self._store_progress(work, detail.effects)
         return detail
 
     async def recover(
@@ -298,7 +298,7 @@ class RebuildTask(StudyTask):
             return RunRecovery(is_over=True)
         failures = self._state.failures + 1
         if isinstance(error, SKIPPABLE_ERRORS) and failures >= MAX_BLOCKED_ATTEMPTS:
-            await self._go_on(work, ())
+            await self._store_progress(work, ())
             return RunRecovery()
         state = msgspec.structs.replace(self._state, failures=failures)
         self.job.checkpoint(state.to_payload())
@@ -313,8 +313,7 @@ class RebuildTask(StudyTask):
     def _state(self) -> RebuildState:
         return msgspec.convert(self.job.payload, RebuildState)
 
-    def _range(self, to_position: int) -> PathRange:
-        """Return the range from the next batch to a position."""
+    def _get_range(self, to_position: int) -> PathRange:
         state = self._state
         return PathRange(
             owner_id=self.sealer.user_id,
@@ -324,7 +323,7 @@ class RebuildTask(StudyTask):
             to_position=to_position,
         )
 
-    async def _go_on(self, work: StudyWork, effects: Sequence[RunEffect]) -> None:
+    async def _store_progress(self, work: StudyWork, effects: Sequence[RunEffect]) -> None:
         """Store in the job that the next batch begins after this one. Call it within a step."""
         state = self._state
         done = state.done + len(work.stretch.lines)
@@ -363,10 +362,10 @@ def estimate_cost(
     frame = prompts["enrichment/story"].render(
         events=[], entries=[], messages=[], earlier=[], lines=[]
     )
-    question = _tokens(
+    question = _count_tokens(
         prompts["enrichment/triage"].render(kinds=kinds), frame, msgspec.json.encode(TRIAGE_SCHEMA)
     )
-    task = _tokens(
+    task = _count_tokens(
         prompts["enrichment/agent"].render(
             kinds=kinds, most_writes=most_writes, most_calls=MAX_CALLS - 1
         ),
@@ -378,7 +377,7 @@ def estimate_cost(
     least = most = 0
     before: list[int] = []
     for batch in batches:
-        lines = sum(batch) + _LINE_MARK * len(batch) + _earlier(before)
+        lines = sum(batch) + _LINE_MARK * len(batch) + _count_earlier(before)
         first = question + lines
         loop = steps * (task + lines + _KNOWN) + _ROUND * steps * (steps - 1) // 2
         least += first
@@ -394,8 +393,7 @@ def estimate_cost(
     )
 
 
-def _earlier(tokens: Sequence[int]) -> int:
-    """Return the tokens of the earlier lines that are shown with a batch."""
+def _count_earlier(tokens: Sequence[int]) -> int:
     total = 0
     for each in reversed(tokens):
         if total + each > EARLIER_TOKENS:
@@ -404,5 +402,5 @@ def _earlier(tokens: Sequence[int]) -> int:
     return total
 
 
-def _tokens(*texts: str | bytes) -> int:
+def _count_tokens(*texts: str | bytes) -> int:
     return sum(map(len, texts)) // CHARACTERS_PER_TOKEN

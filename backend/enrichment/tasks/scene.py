@@ -31,7 +31,7 @@ from backend.campaigns.state.snapshot import Names
 from backend.campaigns.state.viewpoints import read_marks
 from backend.chats.models import Chat, Message
 from backend.core.audience import GM, PUBLIC, is_known_to_all, narrowest, opened, stored
-from backend.enrichment.cleaning import clip, to_one_line
+from backend.enrichment.cleaning import clean_text, clip, to_one_line
 from backend.enrichment.pipeline import (
     PathChangedError,
     RunWork,
@@ -40,7 +40,6 @@ from backend.enrichment.pipeline import (
 from backend.enrichment.reader import OUTPUT_TOKENS, open_budget
 from backend.enrichment.runs.store import RefusedCall, RunDetail
 from backend.enrichment.story import Version, is_path_unchanged, read_lines, render_line
-from backend.enrichment.summaries.task import clean_text
 from backend.enrichment.tasks.scene_changes import (
     Quote,
     Seed,
@@ -54,11 +53,9 @@ from backend.enrichment.tasks.scene_changes import (
 from backend.generation.declined_answers import check_declined
 from backend.generation.model import (
     ModelMalformedAnswerError,
-    Prompt,
-    PromptMessage,
 )
 from backend.generation.tools.arguments import InvalidCallError, plain_schema, read_arguments
-from backend.llm.answers import CHARACTERS_PER_TOKEN
+from backend.llm.answers import CHARACTERS_PER_TOKEN, build_prompt
 
 SCENE_WORDS = 150
 """Approximate length of a summary in words."""
@@ -144,13 +141,13 @@ class SceneTask(Task[SceneWork, SceneProposal]):
         Also returns None for an open scene with lines that not everyone who knows the scene may
         know. Such a summary is for fewer, and the scene is hidden from the others at its end.
         """
-        found = await self._scene(session, chat)
+        found = await self._get_scene(session, chat)
         scene_id = UUID(self.job.payload["scene_id"])
         span = await find_span(session, scene_id, chat.id)
         if found is None or span is None:
             return None
         campaign, scene = found
-        reader = await self.reader(session, chat)
+        reader = await self.load_reader(session, chat)
         most = reader.stretch_tokens
         rows = await read_lines(session, chat, after=span.after, through=span.last, most=most)
         told_to = stored(scene.audience)
@@ -210,16 +207,15 @@ class SceneTask(Task[SceneWork, SceneProposal]):
         system = prompts["enrichment/scene"].render(
             words=SCENE_WORDS, most_seeds=MAX_SEEDS, most=MAX_CHANGES, most_kept=MAX_KEPT
         )
-        prompt = Prompt([PromptMessage("system", system), PromptMessage("user", lines)])
-        said = await self.ask(work, prompt, SCHEMA, RawSceneAnswer)
+        said = await self.ask(work, build_prompt(system, lines), SCHEMA, RawSceneAnswer)
         summary = clean_text(to_one_line(said.summary), MAX_SUMMARY)
         moments = [clean_text(to_one_line(each), MAX_MOMENT) for each in said.key_moments]
         if not summary:
             raise ModelMalformedAnswerError("The model was asked for a scene's summary: none came.")
         check_declined(summary)
-        seeds, bad_seeds = _read(said.seeds[:MAX_SEEDS], Seed, "thread")
-        deltas, bad_deltas = _read(said.changes[:MAX_CHANGES], FieldDelta, "change")
-        quotes, bad_quotes = _read(said.kept[:MAX_KEPT], Quote, "quote")
+        seeds, bad_seeds = _validate(said.seeds[:MAX_SEEDS], Seed, "thread")
+        deltas, bad_deltas = _validate(said.changes[:MAX_CHANGES], FieldDelta, "change")
+        quotes, bad_quotes = _validate(said.kept[:MAX_KEPT], Quote, "quote")
         return SceneProposal(
             summary=summary,
             key_moments=[each for each in moments if each][:MAX_MOMENTS],
@@ -227,7 +223,7 @@ class SceneTask(Task[SceneWork, SceneProposal]):
             deltas=deltas,
             quotes=quotes,
             refused=[*bad_seeds, *bad_deltas, *bad_quotes],
-            note=self.note(work),
+            note=self.build_note(work),
         )
 
     async def apply(
@@ -237,7 +233,7 @@ class SceneTask(Task[SceneWork, SceneProposal]):
 
         Quotations are changes of their own lines.
         """
-        found = await self._scene(session, chat, lock=True)
+        found = await self._get_scene(session, chat, lock=True)
         span = await find_span(session, work.scene_id, chat.id)
         if (
             found is None
@@ -271,7 +267,7 @@ class SceneTask(Task[SceneWork, SceneProposal]):
             versions=work.versions,
             table=table,
         )
-        deltas, others = await self._changes(session, chat, table, work, proposal)
+        deltas, others = await self._find_changes(session, chat, table, work, proposal)
         changes = [Change("scene", work.scene_id, Operations(set=written)), *threads, *deltas]
         await ledger_store.append(
             session,
@@ -292,7 +288,7 @@ class SceneTask(Task[SceneWork, SceneProposal]):
             note=proposal.note,
         )
 
-    async def _changes(
+    async def _find_changes(
         self,
         session: AsyncSession,
         chat: Chat,
@@ -313,7 +309,7 @@ class SceneTask(Task[SceneWork, SceneProposal]):
         )
         return compare_deltas(table, proposal.deltas, since, audience=work.audience)
 
-    async def _scene(
+    async def _get_scene(
         self, session: AsyncSession, chat: Chat, *, lock: bool = False
     ) -> tuple[Campaign, Scene] | None:
         """Return the campaign and the scene, if it is to be summarised."""
@@ -339,7 +335,7 @@ class SceneTask(Task[SceneWork, SceneProposal]):
 T = TypeVar("T", bound=msgspec.Struct)
 
 
-def _read(
+def _validate(
     said: Sequence[dict[str, Any]], wanted: type[T], name: str
 ) -> tuple[list[T], list[RefusedCall]]:
     """Return the valid members of an answer as structs, and the others as refusals."""

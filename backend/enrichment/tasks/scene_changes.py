@@ -74,7 +74,7 @@ async def build_threads(
         return [], []
     count = select(func.count()).where(CampaignItem.campaign_id == campaign.id)
     room = MAX_ITEMS - (await session.scalar(count) or 0)
-    taken = await _taken(session, sealer, campaign)
+    taken = await _find_taken_titles(session, sealer, campaign)
     changes: list[Change] = []
     refused: list[RefusedCall] = []
     for seed in seeds:
@@ -94,7 +94,7 @@ async def build_threads(
     return changes, refused
 
 
-async def _taken(session: AsyncSession, sealer: Sealer, campaign: Campaign) -> set[str]:
+async def _find_taken_titles(session: AsyncSession, sealer: Sealer, campaign: Campaign) -> set[str]:
     """Return the titles of all threads, deleted and undone ones included."""
     query = _THREADS.where(CampaignItem.campaign_id == campaign.id, CampaignItem.kind == "thread")
     rows = (await session.execute(query)).all()
@@ -145,7 +145,7 @@ def render_items(table: Table) -> list[str]:
         values = [
             f"{key.rpartition('.')[2]}: {value}"
             for key in changeable_fields(table, item_id)
-            if (value := _value(held.state, key))
+            if (value := _render_value(held.state, key))
         ]
         kind = held.state["kind"] if held.kind == "entity" else held.kind
         values += filter(None, [table.references.words(held.state)])
@@ -229,7 +229,7 @@ def _check_audience(state: State, audience: str) -> None:
         raise ToolRefusedError("Not everyone who knows of the item may know this.")
 
 
-def _value(state: State, key: str) -> str:
+def _render_value(state: State, key: str) -> str:
     field, _, member = key.partition(".")
     members: State = state.get(field) or {} if member else state
     value = members.get(member or field)
@@ -261,10 +261,10 @@ class Quote(msgspec.Struct, frozen=True):
 
 def find_line(lines: Sequence[str], quote: str) -> int | None:
     """Return the index of the first line with a quotation, ignoring variants of punctuation."""
-    wanted = _plain(strip_tags(quote)).strip("\"' ")
+    wanted = _normalize(strip_tags(quote)).strip("\"' ")
     if not wanted:
         return None
-    return next((at for at, line in enumerate(lines) if wanted in _plain(line)), None)
+    return next((at for at, line in enumerate(lines) if wanted in _normalize(line)), None)
 
 
 async def build_quoted_facts(
@@ -316,5 +316,5 @@ async def build_quoted_facts(
     return list(found.drafts), refused
 
 
-def _plain(text: str) -> str:
+def _normalize(text: str) -> str:
     return " ".join(text.translate(_ALIKE).split())

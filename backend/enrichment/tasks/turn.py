@@ -127,7 +127,7 @@ class TurnTask(StudyTask):
         """Load the messages after the watermark."""
         if not chat.chronicle_enabled:
             raise ChronicleNotEnabledError
-        reader = await self.reader(session, chat)
+        reader = await self.load_reader(session, chat)
         stretch = await read_unread(session, reader, chat)
         if stretch is None:
             return None

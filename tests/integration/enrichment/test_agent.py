@@ -201,7 +201,7 @@ async def test_an_event_that_may_be_told_already_is_asked_about(study: Study) ->
     )
     assert answers[0][0]["error"].startswith(f"E1 may say the same. E1: {promise}")
     assert "differs_from: E1" in answers[0][0]["error"]
-    assert "E9 is no event" in answers[1][0]["error"]
+    assert "E9 is not an event" in answers[1][0]["error"]
     assert answers[2][0] == {"written": "E2"}
     assert await study.summaries() == [promise, again]
     _, detail = (await study.runs())[-1]

@@ -124,7 +124,7 @@ async def test_a_summary_ends_with_a_message_of_the_path_that_is_played(
     for message_id, word in (
         (foreign, "this chat"),
         (lines[7]["id"], "active path"),
-        (lines[1]["id"], "goes further"),
+        (lines[1]["id"], "covers more"),
     ):
         body = {"text": "No.", "through_message_id": message_id}
         answer = await ada.client.put(url_of(chat), json=body)
