@@ -131,8 +131,9 @@ class Match(msgspec.Struct, frozen=True, omit_defaults=True):
     """One signal of a search that speaks for what it found.
 
     Attributes:
-        kind: What is near: the text itself, the lines around it, a question that it answers, its
-            scene, an event or a fact that was made from it, who says it, when.
+        kind: What is near: the text itself, the lines around it, its scene, an event or a fact that
+            was made from it, who says it, when. `question` is only in stored records: a question
+            that the text answers.
         strength: How much of what is enough by itself there is, from 1 on all of it. Of a scene and
             an event how near it is against the best one; of who and when always 1.
         words: Which words it has of those that were asked for, where texts are shown.
