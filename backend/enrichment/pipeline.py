@@ -101,13 +101,13 @@ MAX_BLOCKED_ATTEMPTS = 3
 MIN_STRETCH_TOKENS = 250
 """Below this, a prompt that is too long is too long because of its instructions."""
 
-_DROPPED = 3
+_MAX_PATH_CHANGES = 3
 """The job waits if the path has changed so often in a row while a model was working."""
 _WAIT_SECONDS = 30.0
 
-_PATIENCE = 2.0
+_PATIENCE_SECONDS = 2.0
 """Seconds that a job waits for the model's server before it frees its worker."""
-_AFTER_TURN = 4.0
+_RETRY_SECONDS = 4.0
 """Seconds until a job that a turn has interrupted is tried again."""
 
 
@@ -269,7 +269,7 @@ class Task(ABC, Generic[W, P]):
                 changes += 1
                 if not await self._handle_failure(work, error):
                     return
-                if changes == _DROPPED:
+                if changes == _MAX_PATH_CHANGES:
                     raise RetryLaterError(
                         "The chat changes too often.", after=_WAIT_SECONDS
                     ) from error
@@ -320,7 +320,7 @@ class Task(ABC, Generic[W, P]):
             chat_id=self.chat_id,
         )
         limits = work.reader.limits
-        async with self.runtime.slots.hold(limits, asking, patience=_PATIENCE):
+        async with self.runtime.slots.hold(limits, asking, patience=_PATIENCE_SECONDS):
             return await self.propose(work)
 
     async def _note_interruption(self, work: W, error: AppError) -> None:
@@ -380,7 +380,7 @@ class Task(ABC, Generic[W, P]):
         """
         if isinstance(error, ModelBusyError | SlotTakenError):
             await self._note_interruption(work, error)
-            raise RetryLaterError(error.title, after=_AFTER_TURN) from error
+            raise RetryLaterError(error.title, after=_RETRY_SECONDS) from error
         async with self.job.step() as session:
             chat = await self.lock_chat(session)
             recovery = await self.recover(session, work, error)

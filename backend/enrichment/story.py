@@ -35,7 +35,7 @@ from backend.vault.sealing import Sealer
 STRETCH_LINES = 24
 """Maximum lines of one run, because a run writes only a limited number of facts."""
 
-_CLIPPED_AT = 3
+_CHARACTERS_PER_TOKEN = 3
 """Characters per token for cutting a long line. Most texts have more, so that the rest fits."""
 
 EARLIER_LINES = 8
@@ -338,7 +338,7 @@ def _build_line(
         author=find_author(sealer, row, reader.player),
         role=row.role,
         # A single line that is too long is cut, because one line is always read.
-        text=clip(text, _CLIPPED_AT * most_tokens),
+        text=clip(text, _CHARACTERS_PER_TOKEN * most_tokens),
         said_at=row.created_at,
         changed_at=row.updated_at,
         who_knows=marks.words(row.audience) if marks else "",

@@ -180,9 +180,12 @@ class UserSettings(SettingsStruct, frozen=True, kw_only=True):
 
 def decode_settings(data: bytes, kind: type[SettingsT]) -> SettingsT:
     """Decode stored settings. Members that have been removed since they were stored are ignored."""
-    values = msgspec.json.decode(data)
-    values.get("memory", {}).pop("questions", None)
-    return msgspec.convert(values, kind)
+    try:
+        return msgspec.json.decode(data, type=kind)
+    except msgspec.ValidationError:
+        values = msgspec.json.decode(data)
+        values.get("memory", {}).pop("questions", None)
+        return msgspec.convert(values, kind)
 
 
 def check_budgets(

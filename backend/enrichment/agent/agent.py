@@ -52,11 +52,11 @@ from backend.vault.sealing import Sealer
 MAX_CALLS = 6
 """Maximum calls of models in one run, the triage included."""
 
-_MOST_SHOWN = 8
+_MAX_SHOWN = 8
 """Maximum events, entries and messages each that are shown as known. As many recent events follow.
 """
 
-_WINDOW_OF_ONE = 4_000
+_WINDOW_TOKENS_PER_ITEM = 4_000
 """Tokens of the context window for one item of each kind: small models are shown less."""
 
 _MAX_WHY = 500
@@ -244,4 +244,4 @@ async def _ask_for_calls(
 
 
 def _count_shown(spec: ModelSpec) -> int:
-    return max(2, min(_MOST_SHOWN, spec.context_window // _WINDOW_OF_ONE))
+    return max(2, min(_MAX_SHOWN, spec.context_window // _WINDOW_TOKENS_PER_ITEM))

@@ -30,7 +30,7 @@ from backend.vault.sealing import Sealer
 MAX_QUESTIONS = 3
 """Maximum similar events that the model is asked about."""
 
-_COMPARED = 12
+_MAX_COMPARED = 12
 """Events of the index that a new one is compared with, in addition to the latest."""
 
 _ENDS = " .!。"  # an ideographic full stop
@@ -248,7 +248,7 @@ class DuplicateCheck:
         """
         if besides is not None and besides.fields == fields:
             raise self._build_refusal(besides)
-        found = await self.lookup.find(fields.summary, limit=_COMPARED, sources=["events"])
+        found = await self.lookup.find(fields.summary, limit=_MAX_COMPARED, sources=["events"])
         left_out = {each.supersedes for each in proposed}
         if besides is not None:
             left_out.add(besides.id)

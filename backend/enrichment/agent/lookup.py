@@ -29,15 +29,15 @@ from backend.memory.search.request import SearchRequest
 from backend.memory.search.search import MemorySearch
 from backend.vault.sealing import Sealer
 
-LATEST = 60
+MAX_LATEST_EVENTS = 60
 """Latest events that a new one is always compared with, because the index may lag behind."""
 
 MAX_LORE = 5_000
 """Maximum lorebook entries whose names are searched for in new lines."""
 
-_GROUP = 3_000
+_SEARCH_CHARACTERS = 3_000
 """Characters of one search, because a whole chapter as a query is close to nothing."""
-_GROUPS = 4
+_MAX_SEARCHES = 4
 
 _ENTRIES = select(
     LoreEntryRow.id,
@@ -103,7 +103,7 @@ class KnowledgeLookup:
                 session,
                 self.sealer,
                 self.stretch.chronicle_id,
-                limit=LATEST,
+                limit=MAX_LATEST_EVENTS,
                 viewpoint=self.stretch.viewpoint,
             )
         return [event for event in events if event.id not in self.stretch.left_alone]
@@ -260,11 +260,11 @@ class KnowledgeLookup:
     def _split_lines(self) -> list[str]:
         groups: list[str] = [""]
         for line in self.stretch.lines:
-            if groups[-1] and len(groups[-1]) + len(line.text) > _GROUP:
+            if groups[-1] and len(groups[-1]) + len(line.text) > _SEARCH_CHARACTERS:
                 groups.append("")
-            groups[-1] = f"{groups[-1]}\n{line.text}"[: 2 * _GROUP]
-        step = max(1, len(groups) / _GROUPS)
-        return [groups[int(place * step)] for place in range(min(len(groups), _GROUPS))]
+            groups[-1] = f"{groups[-1]}\n{line.text}"[: 2 * _SEARCH_CHARACTERS]
+        step = max(1, len(groups) / _MAX_SEARCHES)
+        return [groups[int(place * step)] for place in range(min(len(groups), _MAX_SEARCHES))]
 
 
 def find_named(text: str, entries: Sequence[KnownEntry]) -> list[KnownEntry]:

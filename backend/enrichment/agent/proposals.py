@@ -24,10 +24,10 @@ from backend.lorebooks.entries import LoreEntry
 from backend.memory.indexing.sources import Recalled
 from backend.memory.search.terms import COMMON_WORDS
 
-MAX_ENTRY = 6_000
+MAX_ENTRY_CHARACTERS = 6_000
 """Maximum characters of an entry that text is appended to."""
 
-_SHORTEST_KEY = 2
+_MIN_KEY_LENGTH = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,7 +129,7 @@ def read_keys(keys: Sequence[str]) -> list[str]:
             raise RefusedCallError(f"The key {key} is a pattern. Keys are plain words.")
         if not any(map(str.isalnum, key)):
             raise RefusedCallError(f"The key {key} is not a word.")
-        is_short = len(key) < _SHORTEST_KEY and key.isascii()
+        is_short = len(key) < _MIN_KEY_LENGTH and key.isascii()
         if is_short or key.casefold() in COMMON_WORDS:
             raise RefusedCallError(f"The key {key} occurs everywhere. Take a name.")
     if not cleaned:
@@ -195,7 +195,7 @@ def apply_to_entry(
         content = read_content(call.content)
     else:
         content = f"{known.entry.content.rstrip()}\n{read_content(call.append or '')}"
-    if len(content) > max(MAX_ENTRY, len(known.entry.content)):
+    if len(content) > max(MAX_ENTRY_CHARACTERS, len(known.entry.content)):
         raise RefusedCallError("The entry would be too long. Rewrite it in fewer words.")
     entry: LoreEntry = msgspec.structs.replace(known.entry, content=content)
     because = to_one_line(call.because)
@@ -209,11 +209,11 @@ def apply_to_entry(
 MARK = re.compile(r"(?:#|E|L)[0-9]{1,9}")
 """The form of marks of lines, events and entries."""
 
-_EVENT = 900
-_ENTRY = 1_500
-_MESSAGE = 800
-_LINE = 24_000
-_NAME = 100
+_MAX_EVENT = 900
+_MAX_ENTRY = 1_500
+_MAX_MESSAGE = 800
+_MAX_LINE = 24_000
+_MAX_NAME = 100
 """Maximum characters of each in a prompt."""
 
 
@@ -271,28 +271,28 @@ class ShownReferences:
         """Render an event as a line with its mark and any restrictions."""
         mark = self.events.show(event)
         text = self._marks.mark(told(event.fields), event.audience)
-        return f"{mark}{_render_restriction(event)}: {indent_text(text, most=_EVENT)}"
+        return f"{mark}{_render_restriction(event)}: {indent_text(text, most=_MAX_EVENT)}"
 
     def render_summary(self, event: StoryEvent | ProposedEvent) -> str:
         """Render the summary of an event for an answer to the model."""
         text = event.fields.summary
         if isinstance(event, StoryEvent):
             text = self._marks.mark(text, event.audience)
-        return indent_text(text, most=_EVENT)
+        return indent_text(text, most=_MAX_EVENT)
 
     def render_entry(self, entry: KnownEntry) -> str:
         """Render an entry as a line with its mark. "(yours)" means that it may be changed."""
         mark = self.entries.show(entry)
         title = entry.entry.title or ", ".join(entry.entry.keys[:3])
         mine = " (yours)" if entry.may_edit else ""
-        name, text = indent_text(title, most=_NAME), indent_text(entry.text, most=_ENTRY)
+        name, text = indent_text(title, most=_MAX_NAME), indent_text(entry.text, most=_MAX_ENTRY)
         return f"{mark}{mine}: {name}: {text}"
 
     def render_message(self, message: Recalled) -> str:
         """Render an old message."""
         self.messages.add(message.source_id)
         text = self._marks.mark(message.text, message.audience)
-        return render_message(message.position, message.title, text, most=_MESSAGE)
+        return render_message(message.position, message.title, text, most=_MAX_MESSAGE)
 
     @property
     def memory_ids(self) -> list[UUID]:
@@ -313,13 +313,13 @@ def _render_restriction(event: StoryEvent | ProposedEvent) -> str:
 def render_story_line(line: StoryLine) -> str:
     """Render a line of the story with its mark."""
     return render_message(
-        line.position, line.author, put_mark(line.text, line.who_knows), most=_LINE
+        line.position, line.author, put_mark(line.text, line.who_knows), most=_MAX_LINE
     )
 
 
 def render_message(position: int, author: str, text: str, *, most: int) -> str:
     """Render a message with the mark of its position."""
-    name = " ".join(indent_text(author, most=_NAME).split()) or "Narrator"
+    name = " ".join(indent_text(author, most=_MAX_NAME).split()) or "Narrator"
     return f"{_build_mark(position)} {name}: {indent_text(text, most=most)}"
 
 

@@ -51,7 +51,7 @@ _REFERENCE = re.compile(r"#[0-9A-F]{1,9}|[CEFHST][0-9]{1,4}")
 _USER = frozenset({"you", "user", "the user", "player", "the player", "{{user}}", "i", "me"})
 """Words for the user, who may play a character."""
 
-_SHOWN = 60
+_MAX_QUOTED = 60
 """Maximum characters of the model's text that a refusal quotes."""
 
 
@@ -127,12 +127,11 @@ class ItemNames:
         else:
             held = self._items[item_id]
             if held.kind != "entity":
-                raise ToolRefusedError(
-                    f"{mention.strip()[:_SHOWN]} is a {held.kind}: name a person, place or thing."
-                )
+                quoted = mention.strip()[:_MAX_QUOTED]
+                raise ToolRefusedError(f"{quoted} is a {held.kind}: name a person, place or thing.")
             found = (item_id,)
         if not found:
-            raise ToolRefusedError(f"There is no {mention[:_SHOWN]!r}: record them first.")
+            raise ToolRefusedError(f"There is no {mention[:_MAX_QUOTED]!r}: record them first.")
         return found
 
     def find_fact(self, said: str) -> UUID | None:
@@ -144,8 +143,9 @@ class ItemNames:
             return None
         found = self._find_shown(said)
         if found is None or self._items[found].kind != "fact":
+            quoted = said.strip()[:_MAX_QUOTED]
             raise ToolRefusedError(
-                f"`supersedes` is the reference of a fact: {said.strip()[:_SHOWN]!r} is not one."
+                f"`supersedes` is the reference of a fact: {quoted!r} is not one."
             )
         return found
 

@@ -152,7 +152,7 @@ _LETTERS: Mapping[Kind, str] = {
     "fact": "F",
     "scene": "S",
 }
-_MOST: Mapping[Kind, int] = {"thread": MAX_THREADS, "clock": MAX_CLOCKS}
+_MAX_BY_KIND: Mapping[Kind, int] = {"thread": MAX_THREADS, "clock": MAX_CLOCKS}
 _REFERENCES = {"location": "location_id", "giver": "giver_id", "present": "present"}
 _HIDDEN = frozenset({PLAY, POOL, ROLL})
 
@@ -318,7 +318,7 @@ def render_world(known: KnownWorld, text: str) -> ShownWorld:
     )
     wanted = list(dict.fromkeys([*names.find(text), *sorted(present)]))[:MAX_ENTITIES]
     by_kind: dict[Kind, list[UUID]] = {"entity": wanted}
-    for kind, most in _MOST.items():
+    for kind, most in _MAX_BY_KIND.items():
         ids = [one for one, held in known.items.items() if held.kind == kind]
         by_kind[kind] = [one for one in ids if _is_open(known.items[one].state)][-most:]
     by_kind["scene"] = [known.scene_id] if known.scene_id else []

@@ -31,7 +31,7 @@ from backend.enrichment.compaction.reader import (
     refresh_world,
     render_world,
 )
-from backend.enrichment.compaction.tools import build_tools
+from backend.enrichment.compaction.tools import EVENT_TOOL, build_tools
 from backend.enrichment.compaction.writer import ChronicleWriter, CompactionWriter, KnownEvents
 from backend.enrichment.errors import ChronicleNotEnabledError
 from backend.enrichment.pipeline import PathChangedError, RunWork, Task
@@ -70,8 +70,6 @@ WRITES_TOKENS = 4_096
 """For an answer with up to 40 calls of about 100 tokens."""
 MAX_EVENTS = 20
 """Maximum known events that are shown, the latest ones."""
-
-EVENT_TOOL = "chronicle_event_tool"
 
 
 T = TypeVar("T")

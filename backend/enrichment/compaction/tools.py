@@ -20,6 +20,8 @@ from backend.database.base import new_id
 from backend.enrichment.cleaning import clip, to_one_line
 from backend.generation.model import Tool
 
+EVENT_TOOL = "chronicle_event_tool"
+
 FieldType = AttributeType | Literal["reference", "references"] | tuple[str, ...]
 """The type of a field: text, number, list, an item by name, several items, or a choice of words."""
 
@@ -159,7 +161,7 @@ UPDATERS: Mapping[str, Updater] = {
             },
         ),
         Updater(
-            "chronicle_event_tool",
+            EVENT_TOOL,
             "Something that happened and will be remembered: `set.summary`, one sentence."
             " `add.differs_from` are events that it was taken for, and that it is not.",
             "event",

@@ -39,10 +39,10 @@ from backend.chronicles.repository import (
 from backend.core.audience import GM, PUBLIC, AudienceMarks
 from backend.database.engine import Database
 from backend.enrichment.agent.duplicates import MAX_QUESTIONS, DuplicateFinder, is_any_known
-from backend.enrichment.agent.lookup import LATEST
+from backend.enrichment.agent.lookup import MAX_LATEST_EVENTS
 from backend.enrichment.agent.proposals import Marks, quote_mark
 from backend.enrichment.cleaning import clip, to_one_line
-from backend.enrichment.compaction.tools import DraftEvent, DraftItem
+from backend.enrichment.compaction.tools import EVENT_TOOL, DraftEvent, DraftItem
 from backend.enrichment.pipeline import EventsChangedError
 from backend.enrichment.runs.effects import Changed, build_effect, stamp_time
 from backend.enrichment.runs.store import RefusedCall, RunEffect
@@ -50,8 +50,6 @@ from backend.vault.sealing import Sealer
 
 MAX_EVENT = 300
 """Maximum characters of an event in a prompt."""
-
-_TOOL = "chronicle_event_tool"
 
 
 class KnownEvents:
@@ -103,12 +101,12 @@ class KnownEvents:
         near = await self._finder.nearest(new.fields, list(known.values()))
         if (same := next((each.event for each in near if each.is_same), None)) is not None:
             reason = f"duplicate of {self._marks.show(same)}: {self._summarize(same)}"
-            return RefusedCall(tool=_TOOL, reason=reason, duplicate_of=same.id)
+            return RefusedCall(tool=EVENT_TOOL, reason=reason, duplicate_of=same.id)
         apart: set[UUID] = set()
         for mark in new.differs_from:
             if (found := self._marks.get(mark)) is None:
                 reason = f"{quote_mark(mark)} is not an event that you were shown."
-                return RefusedCall(tool=_TOOL, reason=reason)
+                return RefusedCall(tool=EVENT_TOOL, reason=reason)
             apart.add(found.id)
         asked = [each.event for each in near if each.may_be_same()][:MAX_QUESTIONS]
         asked = [event for event in asked if event.id not in apart]
@@ -117,7 +115,7 @@ class KnownEvents:
         marks = ", ".join(self._marks.show(event) for event in asked)
         shown = " ".join(f"{self._marks.show(event)}: {self._summarize(event)}" for event in asked)
         return RefusedCall(
-            tool=_TOOL,
+            tool=EVENT_TOOL,
             reason=f"{marks} may say the same. {shown} If so, leave it. If yours is another event, "
             f"call again with add.differs_from: {marks}.",
             duplicate_of=asked[0].id,
@@ -129,7 +127,7 @@ class KnownEvents:
                 session,
                 self._sealer,
                 self._chronicle_id,
-                limit=LATEST,
+                limit=MAX_LATEST_EVENTS,
                 viewpoint=GM if self._audience == GM else PUBLIC,
             )
             own = await read_events_from(
@@ -336,7 +334,7 @@ class ChronicleWriter:
         try:
             rows = await writing.add_events(self.session, self.sealer, self.chronicle_id, new)
         except ChronicleFullError as error:
-            self.refused.append(RefusedCall(tool="chronicle_event_tool", reason=error.detail))
+            self.refused.append(RefusedCall(tool=EVENT_TOOL, reason=error.detail))
             return
         self.effects.extend(
             build_effect(row, "event_created", title=each.fields.summary, because=each.because)

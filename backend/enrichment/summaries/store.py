@@ -355,7 +355,7 @@ CAMPAIGN_WORDS = 150
 HOT_ROUNDS = 4
 """The latest rounds of a campaign's chat stay in its history and are not summarised."""
 
-_LEAST_BETWEEN = 4
+_MIN_MESSAGES = 4
 """Minimum messages between two summaries, however small the history is: two exchanges."""
 
 _LAST_EXCHANGE = 2
@@ -374,7 +374,7 @@ async def find_goal(
     """Return the position through which the path should be summarised; None if it is.
 
     The goal covers what the history loses with its next step and at least `interval` messages, as
-    far as they are in its older half. If the history has already lost messages, `_LEAST_BETWEEN`
+    far as they are in its older half. If the history has already lost messages, `_MIN_MESSAGES`
     new ones are enough, in either half.
 
     `current` is the latest summary, `history_budget` is in stored tokens. With `is_begun` the
@@ -402,7 +402,7 @@ async def find_goal(
         return goal
     if covered >= eviction_point(leaf, history_budget):
         return None
-    least = min(_LEAST_BETWEEN, interval)
+    least = min(_MIN_MESSAGES, interval)
     goal = max(goal, min(reached + least, last.position - _LAST_EXCHANGE))
     return goal if goal - reached >= least else None
 

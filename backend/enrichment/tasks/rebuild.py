@@ -52,7 +52,7 @@ from backend.lorebooks.models import Lorebook, LoreEntryRow
 from backend.prompts import PromptLibrary
 from backend.vault.sealing import Sealer
 
-_TITLE = 200
+_MAX_TITLE = 200
 """Maximum characters of an event's summary as its title."""
 
 _REBUILT = "replaced by a rebuild"
@@ -137,7 +137,7 @@ async def _remove_events(
         for row in doomed.all():
             heirs[row.id] = row.superseded_by
             before = await writing.snapshot(session, sealer, row)
-            title = open_event(sealer, row).summary[:_TITLE]
+            title = open_event(sealer, row).summary[:_MAX_TITLE]
             removed.append(
                 build_effect(row, "event_removed", title=title, because=_REBUILT, before=before)
             )
@@ -153,7 +153,7 @@ async def _remove_events(
             while by is not None and by in heirs:
                 by = heirs[by]
             await writing.supersede(session, row, by)
-            title = open_event(sealer, row).summary[:_TITLE]
+            title = open_event(sealer, row).summary[:_MAX_TITLE]
             kept.append(
                 build_effect(
                     row, "event_changed", title=title, because=_SUPERSEDER_REPLACED, before=before
@@ -186,13 +186,13 @@ async def _remove_entries(
     return effects
 
 
-_LINE_MARK = 4
+_MARK_TOKENS = 4
 """Estimated tokens of the mark before each line."""
-_KNOWN = 1_500
+_KNOWN_TOKENS = 1_500
 """Estimated tokens of known events, lore and old lines in the prompt."""
-_ROUND = 400
+_ROUND_TOKENS = 400
 """Estimated tokens of one round: calls and results."""
-_DECISION = 60
+_TRIAGE_TOKENS = 60
 """Estimated tokens of the triage's answer."""
 
 
@@ -377,9 +377,9 @@ def estimate_cost(
     least = most = 0
     before: list[int] = []
     for batch in batches:
-        lines = sum(batch) + _LINE_MARK * len(batch) + _count_earlier(before)
+        lines = sum(batch) + _MARK_TOKENS * len(batch) + _count_earlier(before)
         first = question + lines
-        loop = steps * (task + lines + _KNOWN) + _ROUND * steps * (steps - 1) // 2
+        loop = steps * (task + lines + _KNOWN_TOKENS) + _ROUND_TOKENS * steps * (steps - 1) // 2
         least += first
         most += max(first, min(first + loop, per_run))
         before = [*before, *batch][-EARLIER_LINES:]
@@ -388,7 +388,7 @@ def estimate_cost(
         calls=AmountRange(least=count, most=count * MAX_CALLS),
         prompt_tokens=AmountRange(least=least, most=most),
         completion_tokens=AmountRange(
-            least=count * _DECISION, most=count * (_DECISION + steps * _ROUND)
+            least=count * _TRIAGE_TOKENS, most=count * (_TRIAGE_TOKENS + steps * _ROUND_TOKENS)
         ),
     )
 
@@ -398,7 +398,7 @@ def _count_earlier(tokens: Sequence[int]) -> int:
     for each in reversed(tokens):
         if total + each > EARLIER_TOKENS:
             break
-        total += each + _LINE_MARK
+        total += each + _MARK_TOKENS
     return total
 
 
