@@ -144,9 +144,7 @@ class ItemNames:
         found = self._find_shown(said)
         if found is None or self._items[found].kind != "fact":
             quoted = said.strip()[:_MAX_QUOTED]
-            raise ToolRefusedError(
-                f"`supersedes` is the reference of a fact: {quoted!r} is not one."
-            )
+            raise ToolRefusedError(f"`supersedes` must be the reference of a fact, not {quoted!r}.")
         return found
 
     def spell_person(self, said: str) -> str:
