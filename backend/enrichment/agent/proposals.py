@@ -217,12 +217,12 @@ _MAX_NAME = 100
 """Maximum characters of each in a prompt."""
 
 
-class _Known(Protocol):
+class _HasId(Protocol):
     @property
     def id(self) -> UUID: ...
 
 
-T = TypeVar("T", bound=_Known)
+T = TypeVar("T", bound=_HasId)
 
 
 class Marks(Generic[T]):
