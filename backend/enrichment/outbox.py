@@ -17,7 +17,7 @@ from backend.campaigns.ledger.read_marks import read_again
 from backend.chats.events import ConsentWithdrawn
 from backend.chats.models import Chat
 from backend.chats.schemas import ChatSettings
-from backend.database.base import UNSYNCHRONISED, now
+from backend.database.base import UNSYNCHRONIZED, now
 from backend.database.engine import Database
 from backend.enrichment.errors import ChronicleNotEnabledError
 from backend.enrichment.models import EnrichmentMark
@@ -226,7 +226,7 @@ class EnrichmentOutbox(ConsentWithdrawn):
         """
         if chat.campaign_id is not None:
             values = {"in_lane": lane_of(chat.campaign_id), "at": now()}
-            await session.execute(_COMPACT_NOW, values, execution_options=UNSYNCHRONISED)
+            await session.execute(_COMPACT_NOW, values, execution_options=UNSYNCHRONIZED)
 
     async def summarise(
         self,
@@ -255,7 +255,7 @@ class EnrichmentOutbox(ConsentWithdrawn):
             )
             # A job that a turn has interrupted is postponed.
             values = {"job": f"{SUMMARY}/{chat_id}", "at": now()}
-            await session.execute(_SUMMARISE_NOW, values, execution_options=UNSYNCHRONISED)
+            await session.execute(_SUMMARISE_NOW, values, execution_options=UNSYNCHRONIZED)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(WORKER_SECONDS) as limit:
                 has_begun = False

@@ -73,7 +73,7 @@ from backend.generation.registry import UnknownModelError
 from backend.http.schemas import MAX_INTEGER, ShownProblem
 from backend.jobs.errors import RetryLaterError
 from backend.jobs.models import Job
-from backend.jobs.running import UNEXPECTED, RunningJob
+from backend.jobs.running import UNEXPECTED_SLUG, RunningJob
 from backend.llm.answers import RunBudget, ask
 from backend.llm.server_slots import ModelBusyError, ModelSlots, SlotTakenError
 from backend.llm.slot_rules import Rank, SlotUse
@@ -425,7 +425,7 @@ class Task(ABC, Generic[W, P]):
         self, chat: Chat, work: W, detail: RunDetail, error: Exception | None = None
     ) -> EnrichmentRun:
         delay_ms = round((now() - self.job.created_at).total_seconds() * 1000)
-        slug = error.slug if isinstance(error, AppError) else UNEXPECTED
+        slug = error.slug if isinstance(error, AppError) else UNEXPECTED_SLUG
         return build_run(
             chat,
             self.kind,

@@ -19,7 +19,7 @@ import numpy as np
 from backend.chronicles.events import EventFields
 from backend.chronicles.repository import StoryEvent
 from backend.core.cpu_pool import CpuPool
-from backend.core.text_forms import normalized
+from backend.core.text_forms import normalize
 from backend.enrichment.agent.lookup import KnowledgeLookup
 from backend.enrichment.agent.proposals import ProposedEvent, RefusedCallError, ShownReferences
 from backend.memory.embedding.protocol import EmbedderError, Floats
@@ -190,7 +190,7 @@ def _find_numbers(text: str) -> frozenset[str]:
 
 def _fold(text: str) -> str:
     """Normalise capitals, spaces and the end of the sentence."""
-    return " ".join(normalized("NFKC", text).casefold().split()).strip(_ENDS)
+    return " ".join(normalize("NFKC", text).casefold().split()).strip(_ENDS)
 
 
 Known = StoryEvent | ProposedEvent

@@ -15,7 +15,7 @@ from backend.campaigns.ledger.records import find_campaign, open_campaign
 from backend.campaigns.models import Campaign, CampaignMark
 from backend.campaigns.play.state import is_unsettled
 from backend.chats.models import Chat, Message
-from backend.core.cpu_pool import unhurried
+from backend.core.cpu_pool import iterate_in_slices
 from backend.enrichment.agent.agent import DEMO_NOTE
 from backend.enrichment.agent.duplicates import DuplicateFinder
 from backend.enrichment.cleaning import to_one_line
@@ -184,7 +184,7 @@ class CompactionTask(Task[CompactionWork, CompactionProposal]):
 
         async def execute(asked: Sequence[ToolCall]) -> Sequence[Any] | None:
             results: list[Any] = []
-            async for call in unhurried(asked):
+            async for call in iterate_in_slices(asked):
                 problem = await _apply_call(drafter, call, events)
                 results.append({"error": problem.reason} if problem else {"ok": True})
                 if problem is None:

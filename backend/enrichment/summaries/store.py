@@ -26,27 +26,27 @@ from backend.chats.events import (
     ChatCopied,
     MessageShown,
     WorldParted,
-    lead_over,
+    translate_audiences,
 )
 from backend.chats.models import Chat, Message
 from backend.chats.repository import FOREVER, first_behind
 from backend.chats.schemas import SummarySettings
 from backend.chats.service import read_settings
-from backend.chats.tree import climb_from, subtree
+from backend.chats.tree import make_ancestors, make_subtree
 from backend.context.budget import eviction_point, step_of
 from backend.core.audience import (
     GM,
     PUBLIC,
     Viewpoint,
-    is_known_to,
-    is_known_to_all,
-    listed,
-    own_column,
+    encode_viewpoint,
+    list_entities,
+    may_all_know,
+    may_know,
 )
 from backend.database.base import Base, new_id, now, upsert
 from backend.enrichment.models import CHAT_SUMMARY, ChatSummary, EnrichmentMark, EnrichmentRun
 from backend.enrichment.story import is_between, is_readable
-from backend.http.schemas import struct_from
+from backend.http.schemas import make_struct
 from backend.vault.sealing import Sealer
 
 MAX_SUMMARY_CHARS = 20_000
@@ -92,7 +92,7 @@ async def find_current_summary(
     It is the viewpoint's own or the public one. If the public one covers more, all later events are
     public, so that the text is a combination of both.
     """
-    column = own_column(viewpoint)
+    column = encode_viewpoint(viewpoint)
     found = await list_active_summaries(
         session, sealer, chat, limit=1, up_to_position=up_to_position, audiences=(column, PUBLIC)
     )
@@ -167,7 +167,7 @@ async def list_active_summaries(
     if audiences:
         values |= {"audiences": audiences, "first": audiences[0]}
     return [
-        struct_from(
+        make_struct(
             StoredSummary,
             row,
             text=sealer.open(CHAT_SUMMARY, row.id, row.sealed_summary),
@@ -239,14 +239,14 @@ class ChatSummaries(AudienceChanged, ChatCopied, MessageShown, WorldParted):
         )
         chat = await session.get_one(Chat, message.chat_id)
         is_only = not await hides_information(session, identity.sealer, chat)
-        below = select(subtree(message.id).c.id)
+        below = select(make_subtree(message.id).c.id)
         rows = await session.scalars(
             select(ChatSummary).where(ChatSummary.message_id.in_(below), owned)
         )
         found = {(row.message_id, row.audience): row for row in rows}
         for (message_id, column), row in list(found.items()):
-            knew = is_known_to_all(column, before)
-            knows = is_known_to_all(column, message.audience)
+            knew = may_all_know(column, before)
+            knows = may_all_know(column, message.audience)
             wanted = column
             if column == GM and message.audience == PUBLIC:
                 through = await session.get_one(Message, message_id)
@@ -268,7 +268,7 @@ class ChatSummaries(AudienceChanged, ChatCopied, MessageShown, WorldParted):
         """
         await session.execute(
             delete(ChatSummary).where(
-                ChatSummary.message_id.in_(select(subtree(message.id).c.id)),
+                ChatSummary.message_id.in_(select(make_subtree(message.id).c.id)),
                 ChatSummary.user_id == identity.user_id,
                 ~ChatSummary.is_edited,
             )
@@ -337,12 +337,12 @@ class ChatSummaries(AudienceChanged, ChatCopied, MessageShown, WorldParted):
         columns = await session.scalars(select(ChatSummary.audience).where(*mine).distinct())
         gone = [each for each in columns if each != GM and translate(each) == GM]
         await session.execute(delete(ChatSummary).where(*mine, ChatSummary.audience.in_(gone)))
-        await lead_over(session, ChatSummary.audience, translate, *mine)
+        await translate_audiences(session, ChatSummary.audience, translate, *mine)
 
 
 async def _find_audience(session: AsyncSession, message: Message) -> str:
     """Return the audience that may know all messages from the root through this one."""
-    path = climb_from(message.id)
+    path = make_ancestors(message.id)
     limited = select(Message.id).where(
         Message.id.in_(select(path.c.id)), Message.audience != PUBLIC
     )
@@ -454,14 +454,14 @@ async def find_next_audience(
         .group_by(Message.audience)
     )
     last = {row[0]: row[1] for row in await session.execute(query)}
-    named = {each for column in last for each in listed(column)}
+    named = {each for column in last for each in list_entities(column)}
     players = await players_among(session, named, chat.campaign_id)
     viewpoints: list[Viewpoint] = [*players, GM, PUBLIC]
     for viewpoint in viewpoints:
         current = await find_current_summary(session, sealer, chat, viewpoint=viewpoint)
         after = current.position if current else -1
         for column, position in last.items():
-            is_new = position > after and is_known_to(viewpoint, column)
+            is_new = position > after and may_know(viewpoint, column)
             if is_new and (column == PUBLIC) == (viewpoint == PUBLIC):
                 return viewpoint, current
     return None

@@ -20,7 +20,7 @@ from backend.chats.models import Chat, Message
 from backend.chronicles import event_writer as writing
 from backend.chronicles.models import ChronicleEvent, EventSource
 from backend.chronicles.repository import counting, get_chronicle, open_event
-from backend.database.base import chunks
+from backend.database.base import split_chunks
 from backend.enrichment.agent.agent import EVENT_KIND_NAMES, MAX_CALLS
 from backend.enrichment.agent.proposals import AgentResult
 from backend.enrichment.agent.tools import TOOLS, TRIAGE_SCHEMA
@@ -45,7 +45,7 @@ from backend.enrichment.tasks.turn import StudyTask, StudyWork
 from backend.errors import AppError
 from backend.generation.registry import UnknownModelError
 from backend.jobs.errors import RetryLaterError
-from backend.jobs.running import delay_after
+from backend.jobs.running import draw_delay
 from backend.llm.answers import CHARACTERS_PER_TOKEN
 from backend.lorebooks import authoring
 from backend.lorebooks.models import Lorebook, LoreEntryRow
@@ -128,7 +128,7 @@ async def _remove_events(
     removed: list[RunEffect] = []
     kept: list[RunEffect] = []
     heirs: dict[UUID, UUID | None] = {}
-    for ids in chunks(event_ids):
+    for ids in split_chunks(event_ids):
         doomed = await session.scalars(
             select(ChronicleEvent)
             .where(ChronicleEvent.id.in_(ids))
@@ -141,7 +141,7 @@ async def _remove_events(
             removed.append(
                 build_effect(row, "event_removed", title=title, because=_REBUILT, before=before)
             )
-    for ids in chunks(event_ids):
+    for ids in split_chunks(event_ids):
         others = await session.scalars(
             select(ChronicleEvent).where(
                 ChronicleEvent.superseded_by.in_(ids), ChronicleEvent.id.not_in(event_ids)
@@ -304,7 +304,7 @@ class RebuildTask(StudyTask):
         self.job.checkpoint(state.to_payload())
         if isinstance(error, PathChangedError) and failures == 1:
             return RunRecovery()
-        wait = delay_after(failures, self.runtime.draw)
+        wait = draw_delay(failures, self.runtime.draw)
         if wait is None:
             return RunRecovery(raises=error)
         return RunRecovery(raises=RetryLaterError(error.title, after=wait.total_seconds()))

@@ -30,7 +30,14 @@ from backend.campaigns.state.item_reader import MAX_HOT, CampaignReader
 from backend.campaigns.state.snapshot import Names
 from backend.campaigns.state.viewpoints import read_marks
 from backend.chats.models import Chat, Message
-from backend.core.audience import GM, PUBLIC, is_known_to_all, narrowest, opened, stored
+from backend.core.audience import (
+    GM,
+    PUBLIC,
+    decode_audience,
+    encode_audience,
+    intersect_audiences,
+    may_all_know,
+)
 from backend.enrichment.cleaning import clean_text, clip, to_one_line
 from backend.enrichment.pipeline import (
     PathChangedError,
@@ -150,11 +157,11 @@ class SceneTask(Task[SceneWork, SceneProposal]):
         reader = await self.load_reader(session, chat)
         most = reader.stretch_tokens
         rows = await read_lines(session, chat, after=span.after, through=span.last, most=most)
-        told_to = stored(scene.audience)
-        is_open_to_all = all(is_known_to_all(told_to, row.audience) for row in rows)
+        told_to = encode_audience(scene.audience)
+        is_open_to_all = all(may_all_know(told_to, row.audience) for row in rows)
         if not rows or (scene.status == "open" and not is_open_to_all):
             return None
-        audience = narrowest([told_to, *(row.audience for row in rows)])
+        audience = intersect_audiences([told_to, *(row.audience for row in rows)])
         marks = await read_marks(session, self.sealer, campaign.id, audience)
         lines = [render_line(reader, row, most * CHARACTERS_PER_TOKEN, marks) for row in rows]
         text = "\n".join(lines)
@@ -248,8 +255,8 @@ class SceneTask(Task[SceneWork, SceneProposal]):
         message = await session.get_one(Message, work.message_ids[-1])
         wanted = {"summary": proposal.summary, "key_moments": list(proposal.key_moments)}
         written = {key: value for key, value in wanted.items() if key not in scene.locked}
-        if work.audience != stored(scene.audience):
-            written["audience"] = msgspec.to_builtins(opened(work.audience))
+        if work.audience != encode_audience(scene.audience):
+            written["audience"] = msgspec.to_builtins(decode_audience(work.audience))
         threads, refused = await build_threads(
             session, self.sealer, campaign, proposal.seeds, audience=work.audience
         )

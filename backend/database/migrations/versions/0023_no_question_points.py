@@ -10,7 +10,7 @@ import msgspec
 import sqlalchemy as sa
 from alembic import op
 
-from backend.database.base import chunks, new_id, now
+from backend.database.base import new_id, now, split_chunks
 from backend.database.migrations.columns import reference, required
 from backend.database.stored_bytes import count_table, stop_counting
 from backend.database.types import Id, UtcTime
@@ -74,7 +74,7 @@ def _index_again(connection: sa.Connection, answered: Sequence[sa.Row[Any]]) -> 
         }
         for row in answered
     ]
-    for some in chunks(changes):
+    for some in split_chunks(changes):
         connection.execute(_CHANGES.insert(), some)
     waiting = set(
         connection.scalars(
