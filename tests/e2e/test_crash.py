@@ -25,8 +25,7 @@ from backend.turns.models import Turn
 from backend.vault.root import load_root_keys
 from tests.integration.turns.following import check_tree, follow, others
 from tests.integration.turns.seeding import COOKIE
-from tests.support.commands import run_command
-from tests.support.process import Served, serving
+from tests.support.process import Served, run_command, serving
 from tests.support.server import PASSWORD, Account, ok, read_events, text_of
 from tests.support.thorough import rounds
 

@@ -15,8 +15,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.support.commands import run_command
-from tests.support.process import serving
+from tests.support.process import run_command, serving
 
 SERVE = ("serve", "--port", "0")
 KEY = "1:" + "A" * 43 + "=\n"

@@ -18,7 +18,7 @@ import pytest
 
 from backend.database import migrate
 from backend.database.engine import Database
-from tests.support.postgres import TEMPLATE, administer, copied
+from tests.support.postgres import PostgresDatabases
 from tests.support.server import Account, Running, running
 from tests.support.statements import shared_statements
 
@@ -67,9 +67,9 @@ def sqlite_url(sqlite_template: Path, tmp_path: Path) -> str:
 
 
 @pytest.fixture
-def postgres_url(postgres_template: PostgresServer) -> Generator[str]:
+def postgres_url(postgres_databases: PostgresDatabases) -> Generator[str]:
     """A migrated, empty PostgreSQL database."""
-    with copied(postgres_template) as url:
+    with postgres_databases.lend() as url:
         yield url
 
 
@@ -82,14 +82,8 @@ def sqlite_template(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def postgres_template(postgres_server: PostgresServer) -> PostgresServer:
-    """The server, with a migrated database that nobody is connected to: to be copied."""
-    # A server that loses its data in a power cut is good enough for tests, and faster.
-    unsafe = [f"ALTER SYSTEM SET {name} = off" for name in ("fsync", "full_page_writes")]
-    reload = "SELECT pg_reload_conf()"
-    asyncio.run(administer(postgres_server, *unsafe, reload, f"CREATE DATABASE {TEMPLATE}"))
-    asyncio.run(_migrate(postgres_server.get_uri(TEMPLATE, "asyncpg")))
-    return postgres_server
+def postgres_databases(postgres_server: PostgresServer) -> PostgresDatabases:
+    return PostgresDatabases(postgres_server)
 
 
 @pytest.fixture(scope="session")

@@ -10,7 +10,7 @@ import pytest
 
 from backend.generation.registry import ModelRegistry
 from tests.fakes.openai_server import MODEL_ID, OpenAIServer
-from tests.support.postgres import copied
+from tests.support.postgres import PostgresDatabases
 from tests.support.server import Account, Running, running
 
 _numbers = count(1)
@@ -26,7 +26,8 @@ def shared_url(
         file = shutil.copy(template, tmp_path_factory.mktemp("shared") / "talekeeper.sqlite3")
         yield f"sqlite+aiosqlite:///{file}"
         return
-    with copied(request.getfixturevalue("postgres_template")) as url:
+    databases: PostgresDatabases = request.getfixturevalue("postgres_databases")
+    with databases.lend() as url:
         yield url
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.process import TALEKEEPER, environment, talekeeper
+from tests.support.process import TALEKEEPER, environment, run_command
 from tests.support.waiting import PATIENCE
 
 ROOT_KEY = "1:" + "cnJycnJycnJycnJycnJycnJycnJycnJycnJycnJycnI="
@@ -42,14 +42,15 @@ def working(folder: Path, url: str) -> Generator[subprocess.Popen[str]]:
 
 
 def test_with_sqlite_it_says_that_serve_does_it(tmp_path: Path) -> None:
-    ended = talekeeper(tmp_path, "work")
+    ended = run_command(tmp_path, "work")
     assert ended.returncode == 1
     assert "`talekeeper serve` works on the jobs by itself" in ended.stderr
 
 
 def test_with_no_workers_it_says_that_there_is_nothing_to_do(tmp_path: Path) -> None:
     url = "postgresql+asyncpg://user@127.0.0.1:1/name"
-    ended = talekeeper(tmp_path, "work", database_url=url, qdrant_url=NOBODY_THERE, job_workers="0")
+    settings = {"database_url": url, "qdrant_url": NOBODY_THERE, "job_workers": "0"}
+    ended = run_command(tmp_path, "work", **settings)
     assert ended.returncode == 1
     assert "TALEKEEPER_JOB_WORKERS is 0" in ended.stderr
 
