@@ -13,6 +13,7 @@ import pytest
 
 from tests.support.systems import SYSTEMS, simulate_here
 from tests.support.thorough import THOROUGH
+from tests.support.trust import share_ssl_contexts
 
 GROUPS = ("embeddings", "postgres", "qdrant", "browser", "generated", "llm", "door")
 """Markers of tests that need more than Python and its packages.
@@ -49,6 +50,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    share_ssl_contexts()
     if system := config.getoption("--system"):
         simulate_here(system)
     if MEMORY.is_dir() and shutil.disk_usage(MEMORY).free >= ENOUGH_BYTES:
