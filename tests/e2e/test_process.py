@@ -109,8 +109,14 @@ def shorten_delays() -> None:
 def test_a_start_waits_for_a_database_that_does_not_answer_yet(
     tmp_path: Path, command: str
 ) -> None:
-    settings = {"database_url": NOWHERE, "qdrant_url": "http://127.0.0.1:1", "port": "0"}
-    result = run_command(tmp_path, command, prepare=shorten_delays, **settings)
+    result = run_command(
+        tmp_path,
+        command,
+        prepare=shorten_delays,
+        database_url=NOWHERE,
+        qdrant_url="http://127.0.0.1:1",
+        port="0",
+    )
     assert (result.returncode, result.stdout) == (1, "")
     *tries, last = result.stderr.splitlines()
     assert ['"start.step_failed"' in line for line in tries] == [True] * 5

@@ -154,6 +154,27 @@ def _serving(start: _Start, folder: Path, settings: dict[str, str | int]) -> Gen
             process.wait()
 
 
+@contextmanager
+def started(
+    function: Callable[..., None], *arguments: object
+) -> Generator[tuple[Process, IO[str]]]:
+    """Call a module's function in a copied process; yield the process and its output.
+
+    The process is killed when the block ends.
+    """
+    reader, writer = _PROCESSES.Pipe(duplex=False)
+    with reader, writer:
+        process = _PROCESSES.Process(target=_call, args=(writer, function, arguments))
+        process.start()
+        output = os.fdopen(os.dup(reader.fileno()))
+    with output:
+        try:
+            yield _Copy(process), output
+        finally:
+            process.kill()
+            process.join()
+
+
 class _Copy:
     """A copied process, with the methods of `subprocess.Popen`."""
 
@@ -205,6 +226,12 @@ def _start_program(
         )
     assert process.stdout is not None
     return process, process.stdout
+
+
+def _call(output: Connection, function: Callable[..., None], arguments: tuple[object, ...]) -> None:
+    sys.stdout = os.fdopen(os.dup(output.fileno()), "w", 1)
+    output.close()
+    function(*arguments)
 
 
 def _run(

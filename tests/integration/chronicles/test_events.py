@@ -452,21 +452,6 @@ async def test_nobody_sees_or_changes_another_s_events(
     assert (await writer.page(chronicle))["items"] == [made, second]
 
 
-async def test_nobody_s_message_is_the_source_of_another_s_event(
-    writer: Chronicler, stranger: Chronicler, chat: str
-) -> None:
-    [theirs] = await writer.account.messages(chat)
-    chronicle = await stranger.new_chronicle()
-    made = await stranger.new_event(chronicle)
-    path = f"/chronicles/{chronicle}/events"
-    for message_id in (theirs["id"], str(uuid4())):
-        body = {"summary": "It was said.", "source_message_ids": [message_id]}
-        problem(await stranger.ask("POST", path, json=body), 404, "message-not-found")
-        answer = await stranger.ask("PATCH", f"{path}/{made['id']}", json=body)
-        problem(answer, 404, "message-not-found")
-    assert (await stranger.page(chronicle))["items"] == [made]
-
-
 @pytest.fixture
 async def idle(database_url: str, tmp_path: Path) -> AsyncGenerator[Running]:
     """A Talekeeper in which nobody works on jobs."""

@@ -318,17 +318,6 @@ async def test_there_are_limits_on_what_comes_in(
     assert len((await writer.get("/chronicles"))["items"]) == 1
 
 
-async def test_nobody_reaches_into_somebody_else_s_chronicle(
-    writer: Chronicler, stranger: Chronicler
-) -> None:
-    theirs = await stranger.new_chronicle()
-    await stranger.new_event(theirs)
-    problem(await send(writer, file(event("Mine.")), into=theirs), 404, "chronicle-not-found")
-    answer = await writer.ask("GET", f"/chronicles/{theirs}/export")
-    problem(answer, 404, "chronicle-not-found")
-    assert await stranger.summaries(theirs) == ["The lamp went out."]
-
-
 async def test_what_is_no_upload_is_refused(writer: Chronicler) -> None:
     answer = await writer.ask("POST", "/chronicles/import", json=file())
     problem(answer, 415, "unsupported-media-type")

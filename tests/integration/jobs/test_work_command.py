@@ -49,8 +49,9 @@ def test_with_sqlite_it_says_that_serve_does_it(tmp_path: Path) -> None:
 
 def test_with_no_workers_it_says_that_there_is_nothing_to_do(tmp_path: Path) -> None:
     url = "postgresql+asyncpg://user@127.0.0.1:1/name"
-    settings = {"database_url": url, "qdrant_url": NOBODY_THERE, "job_workers": "0"}
-    ended = run_command(tmp_path, "work", **settings)
+    ended = run_command(
+        tmp_path, "work", database_url=url, qdrant_url=NOBODY_THERE, job_workers="0"
+    )
     assert ended.returncode == 1
     assert "TALEKEEPER_JOB_WORKERS is 0" in ended.stderr
 
