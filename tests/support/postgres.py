@@ -7,7 +7,7 @@ import contextlib
 import subprocess
 from collections.abc import Generator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
 import asyncpg  # type: ignore[import-untyped]  # it has no types
@@ -71,7 +71,7 @@ class PostgresDatabases:
 
     async def _empty(self, name: str) -> bool:
         """Delete all rows; return False if the test has changed the tables."""
-        connection = await asyncpg.connect(self._server.get_uri(name))
+        connection = await _connect(self._server.get_uri(name))
         try:
             # Without triggers: they would count rows and check foreign keys.
             replica = "SET session_replication_role = replica"
@@ -84,16 +84,16 @@ class PostgresDatabases:
         return True
 
     async def _inspect(self, name: str) -> tuple[object, str]:
-        connection = await asyncpg.connect(self._server.get_uri(name))
+        connection = await _connect(self._server.get_uri(name))
         try:
             return await self._inspect_with(connection)
         finally:
             await connection.close()
 
     @staticmethod
-    async def _inspect_with(connection: asyncpg.Connection) -> tuple[object, str]:
-        revision, tables, clear = await connection.fetchrow(_SCHEMA)
-        return (revision, tables), clear
+    async def _inspect_with(connection: Any) -> tuple[object, str]:
+        row = await connection.fetchrow(_SCHEMA)
+        return (row[0], row[1]), row[2]
 
 
 @contextlib.contextmanager
@@ -108,9 +108,13 @@ def restored(server: PostgresServer, dump: Path) -> Generator[str]:
     asyncio.run(_execute(server, f"DROP DATABASE {name} WITH (FORCE)"))
 
 
+async def _connect(url: str) -> Any:
+    return await asyncpg.connect(url)  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
+
+
 async def _execute(server: PostgresServer, *statements: str) -> None:
-    """Run statements, each by itself, in the server's own database."""
-    connection = await asyncpg.connect(server.get_uri())
+    """Run statements in the server's default database, each in a transaction of its own."""
+    connection = await _connect(server.get_uri())
     try:
         for statement in statements:
             await connection.execute(statement)

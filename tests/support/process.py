@@ -1,4 +1,4 @@
-"""Talekeeper's servers and commands, each in a process of its own.
+"""Servers and commands in separate processes.
 
 Importing all modules takes ten times as long as most commands do. So one process imports them,
 and servers and commands run in copies of it. Windows cannot copy processes: there, each starts
@@ -252,7 +252,7 @@ def _run(
         else:
             os.dup2(output.fileno(), number)
             output.close()
-    # The inherited ones take the outputs for what they were when Python started.
+    # The inherited streams were opened for the outputs of the copied process.
     sys.stdout, sys.stderr = (os.fdopen(number, "w", 1, closefd=False) for number in (1, 2))
     # A shell that runs the tests in the background may have let them ignore it.
     signal.signal(signal.SIGINT, signal.default_int_handler)

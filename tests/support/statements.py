@@ -18,7 +18,7 @@ ENOUGH_STATEMENTS = 5000
 
 @pytest.fixture(scope="session", autouse=True)
 def shared_statements() -> Generator[None]:
-    """Let all engines of a kind of database share their compiled statements.
+    """Share compiled statements between all engines of a dialect.
 
     SQLAlchemy compiles statements for each engine. Tests make thousands of engines, and compiling
     took a fifth of their time.
@@ -30,7 +30,7 @@ def shared_statements() -> Generator[None]:
             def share(engine: Engine, statements: LRUCache[Any, Any] = statements) -> None:
                 engine._compiled_cache = statements
 
-            # What is compiled is found by its dialect, of which each engine has its own.
+            # The cache key includes the dialect, and each engine has a dialect object of its own.
             patch.setattr(kind, "__hash__", _hash_of_kind)
             patch.setattr(kind, "__eq__", _is_of_kind)
             patch.setattr(kind, "engine_created", share)
