@@ -95,9 +95,9 @@ def resolve_structs(base: type[msgspec.Struct] = msgspec.Struct) -> None:
 
 
 class TooMuchWorkError(TooManyRequestsError):
-    """Too much of one user's work over texts waits already."""
+    """Too much work on this user's texts is already waiting."""
 
-    slug, title = "too-much-work", "Too much work at once"
+    slug, title = "too-much-work", "Too many text operations in progress"
 
     def __init__(self) -> None:
         super().__init__(
@@ -108,13 +108,13 @@ class TooMuchWorkError(TooManyRequestsError):
 
 
 class ClientGoneError(BadRequestError):
-    """The client closed the connection before the work on its text was done."""
+    """The client closed the connection before the work was done."""
 
     slug, title = "client-gone", "The client closed the connection"
 
 
 class WorkTimeoutError(UnavailableError):
-    """The work on a user's text took too long, and was stopped."""
+    """The work on a user's text took too long and was stopped."""
 
     slug, title = "work-timeout", "The work took too long"
 
@@ -336,4 +336,4 @@ async def unhurried(items: Iterable[T], size: Callable[[T], int] = lambda _: 0) 
 
 
 def _closed() -> UnavailableError:
-    return UnavailableError("The server is stopping. Send it again in a moment.")
+    return UnavailableError("The server is stopping. Send the request again in a moment.")

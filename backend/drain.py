@@ -31,7 +31,7 @@ _CLOSE = (b"connection", b"close")
 
 
 class ServerStoppingError(UnavailableError):
-    """The process is about to end, and begins no more turns."""
+    """The process is stopping, and starts no new turns."""
 
     slug, title = "server-stopping", "The server is stopping"
 

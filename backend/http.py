@@ -176,7 +176,7 @@ def observe(app: ASGIApp, transport: Transport | None = None) -> ASGIApp:
                 if _is_readable(scope):
                     await app(scope, receive, sending)
                 else:
-                    await _send(errors.BadRequestError("Its address is malformed."), sending)
+                    await _send(errors.BadRequestError("The URL is malformed."), sending)
             finally:
                 log.info(
                     "request.finished",
@@ -270,7 +270,7 @@ def _from_litestar(_: AnyRequest, error: HTTPException) -> AnyResponse:
         return _invalid([fault])
     if error.detail == HUNG_UP:
         log.info("request.abandoned")
-        return _answer(errors.BadRequestError("It ended before all of it had come."))
+        return _answer(errors.BadRequestError("The request ended before its body was complete."))
     if error.status_code >= 500:  # noqa: PLR2004  # as above
         return _unexpected(_, error)
     kind = _BY_STATUS.get(error.status_code, errors.BadRequestError)
@@ -281,7 +281,7 @@ def _from_litestar(_: AnyRequest, error: HTTPException) -> AnyResponse:
 def _invalid(faults: list[dict[str, str]]) -> AnyResponse:
     return _answer(
         errors.ValidationError(
-            "The members named in `errors` are missing or not acceptable.",
+            "The members listed in `errors` are missing or invalid.",
             extra={"errors": faults},
         )
     )
@@ -321,7 +321,7 @@ def _undecodable(request: AnyRequest, error: Exception) -> AnyResponse:
     """A body that is not UTF-8 (Litestar lets that through); from elsewhere a fault of ours."""
     frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
     if frames and frames[-1].f_code is decode_json.__code__:
-        return _answer(errors.BadRequestError("The JSON text is not UTF-8."))
+        return _answer(errors.BadRequestError("The JSON is not UTF-8."))
     return _unexpected(request, error)
 
 
@@ -331,7 +331,8 @@ def _unexpected(_: AnyRequest, error: Exception) -> AnyResponse:
     kind = type(error) if isinstance(error, AppError) else errors.InternalError
     log.error("request.crashed", problem=kind.slug, error_id=error_id, exc_info=error)
     problem = errors.InternalError(
-        "Tell the operator this id; the log says more.", extra={"error_id": error_id}
+        "Report this id to the administrator. The server log has the details.",
+        extra={"error_id": error_id},
     ).to_problem()
     return Response(
         {**problem, "type": TYPE_PREFIX + kind.slug, "title": kind.title},
@@ -342,7 +343,7 @@ def _unexpected(_: AnyRequest, error: Exception) -> AnyResponse:
 
 def _too_deep(_: AnyRequest, _error: RecursionError) -> AnyResponse:
     """Only what came in can nest that deeply: Talekeeper's own work has an explicit stack."""
-    return _answer(errors.BadRequestError("It is nested too deeply."))
+    return _answer(errors.BadRequestError("The JSON is nested too deeply."))
 
 
 EXCEPTION_HANDLERS: dict[int | type[Exception], Callable[[AnyRequest, Any], AnyResponse]] = {

@@ -41,4 +41,4 @@ def parse_private(text: str) -> Network:
     for each in PRIVATE:
         if each.version == network.version and network.subnet_of(each):  # type: ignore[arg-type]
             return network
-    raise ValueError(f"{text} is no private network")
+    raise ValueError(f"{text} is not a private network")

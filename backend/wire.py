@@ -165,7 +165,7 @@ def reject_unknown(patch: dict[str, Any], known: type[msgspec.Struct] | frozense
     names = known if isinstance(known, frozenset) else frozenset(known.__struct_encode_fields__)
     if unknown := sorted(patch.keys() - names):
         raise ValidationError(
-            f"There is no member {', '.join(unknown)}; there are {', '.join(sorted(names))}.",
+            f"Unknown member {', '.join(unknown)}. Available: {', '.join(sorted(names))}.",
             extra={"unknown": unknown},
         )
 
@@ -189,6 +189,6 @@ def check_revision(if_match: str | None, revision: int) -> None:
     wanted = {part.strip().removeprefix("W/") for part in if_match.split(",")}
     if etag(revision) not in wanted:
         raise PreconditionFailedError(
-            "Fetch it again, look at what changed, and send the change with its new ETag.",
+            "Fetch the resource again, and send the change with its new ETag.",
             extra={"revision": revision},
         )

@@ -48,7 +48,7 @@ class ChronicleController(Controller):
         """Chronicles, newest first, with the chats that use them."""
         return await chronicles.list_page(identity, limit=limit, after=after)
 
-    @post(opt={RAISES: (ChronicleFullError,)}, summary="Make a chronicle")
+    @post(opt={RAISES: (ChronicleFullError,)}, summary="Create a chronicle")
     async def create_chronicle(
         self, data: JSONBody[NewChronicle], identity: Caller, chronicles: Chronicles
     ) -> Response[ChronicleView]:

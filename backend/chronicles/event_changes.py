@@ -171,7 +171,7 @@ def _joined(summaries: Iterable[str]) -> str:
     if len(text) > MAX_SUMMARY:
         raise ValidationError(
             f"Together their summaries have {len(text):,} characters; {MAX_SUMMARY:,} are allowed. "
-            "Send a summary along as `event.summary`.",
+            "Send a shorter summary as `event.summary`.",
             extra={"limit": MAX_SUMMARY, "found": len(text)},
         )
     return text
@@ -186,7 +186,7 @@ def _united(member: str, lists: Iterable[list[str]]) -> list[str]:
     if len(found) > MAX_NAMES:
         raise ValidationError(
             f"Together they have {len(found)} {member}; {MAX_NAMES} are allowed. "
-            f"Say which as `event.{member}`.",
+            f"Choose some as `event.{member}`.",
             extra={"limit": MAX_NAMES, "found": len(found)},
         )
     return list(found.values())

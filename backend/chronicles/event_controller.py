@@ -95,7 +95,7 @@ class EventController(Controller):
                 "significance": 4,
             },
         },
-        summary="Write an event down",
+        summary="Create an event",
     )
     async def create_chronicle_event(
         self,
@@ -110,7 +110,7 @@ class EventController(Controller):
     @post(
         "/merge",
         opt={RAISES: (ChronicleNotFoundError, EventNotFoundError, ChronicleFullError)},
-        summary="Make one event of several",
+        summary="Merge events",
     )
     async def merge_chronicle_events(
         self,

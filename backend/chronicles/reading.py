@@ -262,7 +262,7 @@ async def find_sources(
         if await session.scalar(select(Message.id).where(*owned)) is None:
             raise MessageNotFoundError("A source message does not exist.", extra=extra)
         raise ValidationError(
-            "A source message is still being written: wait until it is there.", extra=extra
+            "A source message is still being written. Wait until it is finished.", extra=extra
         )
     return sorted(found.values(), key=_depth)
 

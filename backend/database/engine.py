@@ -94,13 +94,13 @@ def after_commit(session: AsyncSession, call: Callable[[], None]) -> None:
 
 
 class DatabaseUnavailableError(UnavailableError):
-    """The database does not answer; nothing was half done."""
+    """The database does not respond. No change was half done."""
 
-    slug, title = "database-unavailable", "The database does not answer"
+    slug, title = "database-unavailable", "The database is unavailable"
 
 
 class OvertakenError(ConflictError):
-    """Another request deleted a row that this one refers to, or came first; nothing was stored.
+    """Another request deleted a referenced row or was committed first. Nothing was stored.
 
     Services look first, so it is raised only by requests of one moment.
     """
@@ -109,7 +109,7 @@ class OvertakenError(ConflictError):
 
 
 class DatabaseDamagedError(AppError):
-    """The database's file is damaged, or is no database."""
+    """The database file is damaged, or is not a database."""
 
     slug, title = "database-damaged", "The database is damaged"
 
@@ -315,7 +315,9 @@ def _make_unavailable_error() -> DatabaseUnavailableError:
 def _make_overtaken_error(error: Exception) -> OvertakenError:
     # Callers may expect it, or it may be a fault of ours that only looks like a race.
     log.info("database.overtaken", exc_info=error)
-    return OvertakenError("Look at what is there now, and send the request again if it still fits.")
+    return OvertakenError(
+        "Check the current state, and send the request again if it still applies."
+    )
 
 
 def _postgres_engine(url: URL, process_id: UUID, *, pool_size: int) -> AsyncEngine:

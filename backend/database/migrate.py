@@ -20,9 +20,9 @@ HEAD = "2026_11_22"
 
 
 class SchemaError(AppError):
-    """The tables are not those of this version of Talekeeper."""
+    """The tables do not match this version of Talekeeper."""
 
-    status, slug, title = 503, "schema-mismatch", "The database is of another version"
+    status, slug, title = 503, "schema-mismatch", "The database has another schema version"
 
 
 async def current_revision(database: Database) -> str | None:
@@ -71,7 +71,7 @@ async def _run(database: Database, target: str, *, down: bool) -> None:
             await database.change_tables(run)
     except CommandError as error:
         raise SchemaError(
-            f"From revision {revision or 'base'} there is no way to {target}; {HEAD} is the newest."
+            f"Revision {revision or 'base'} cannot be migrated to {target}; {HEAD} is the newest."
         ) from error
 
 
@@ -81,9 +81,9 @@ def refuse_unknown(revision: str | None, database: Database) -> None:
         return
     raise SchemaError(
         f"The database {database.place} is at revision {revision}. Talekeeper "
-        f"{backend.__version__} does not know it ({HEAD} is its newest), and changed nothing. If "
-        "a newer Talekeeper wrote it, install that one again. Otherwise put a backup of this "
-        "version in its place, or start with another database and bring your exports in there."
+        f"{backend.__version__} does not know it ({HEAD} is its newest) and changed nothing. If "
+        "a newer Talekeeper wrote it, install that one again. Otherwise restore a backup of this "
+        "version, or start with an empty database and import your exports there."
     )
 
 

@@ -107,15 +107,15 @@ _AFTER_TURN = 4.0
 
 
 class PathChangedError(AppError):
-    """The lines are not as they were read any more: nothing of the run is written."""
+    """The messages have changed since they were read. The run writes nothing."""
 
-    slug, title = "path-changed", "The chat went another way meanwhile"
+    slug, title = "path-changed", "The chat changed during the run"
 
 
 class EventsChangedError(PathChangedError):
-    """Other work has written events like those of the run, of the same lines: it begins again."""
+    """Another task wrote events from the same messages, so the run starts again."""
 
-    slug, title = "events-changed", "The same lines were written down at the same time"
+    slug, title = "events-changed", "The events were changed by another task"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -301,7 +301,7 @@ class Task(ABC, Generic[W, P]):
             return msgspec.convert(said.value, answer)
         except msgspec.ValidationError as error:
             raise ModelMalformedAnswerError(
-                f"The model was asked for a {self.kind} and wrote something else."
+                f"The model did not return a {self.kind} in the requested format."
             ) from error
 
     def note(self, work: Work) -> str:

@@ -205,7 +205,7 @@ class SceneTask(Task[SceneWork, SceneProposal]):
         summary = plain(one_line(said.summary), MAX_SUMMARY)
         moments = [plain(one_line(each), MAX_MOMENT) for each in said.key_moments]
         if not summary:
-            raise ModelMalformedAnswerError("The model was asked for a scene's summary: none came.")
+            raise ModelMalformedAnswerError("The model returned no summary of the scene.")
         check_declined(summary)
         seeds, bad_seeds = _read(said.seeds[:MAX_SEEDS], Seed, "thread")
         deltas, bad_deltas = _read(said.changes[:MAX_CHANGES], FieldDelta, "change")

@@ -189,7 +189,7 @@ class EnrichmentService:
             job = await session.scalar(query)
         if job is None:
             raise RebuildNotFoundError(
-                "Rebuilds are shown for a day, and longer where they failed."
+                "Rebuilds are listed for a day; failed ones are listed longer."
             )
         return JobView.of(job)
 
@@ -220,10 +220,10 @@ async def _checked(
     chat = await get_chat(session, wanted.chat_id, owner_id=owner_id, lock=lock)
     await get_chronicle(session, chronicle_id, owner_id=owner_id, lock=lock)
     if chat.chronicle_id != chronicle_id:
-        raise OtherChronicleError("Choose this chronicle in the chat's settings first.")
+        raise OtherChronicleError("Select this chronicle in the chat's settings first.")
     if not chat.chronicle_enabled:
         raise ChronicleNotEnabledError(
-            "Nothing of it is read without consent: switch chronicle_enabled on in its settings."
+            "A chat is read only with consent: turn on chronicle_enabled in its settings."
         )
     first = wanted.from_position or 0
     if wanted.to_position is not None and wanted.to_position < first:

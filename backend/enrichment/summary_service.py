@@ -107,7 +107,7 @@ class SummaryService:
         """
         text = new.text.strip()
         if not text:
-            raise ValidationError("text holds nothing but blanks.")
+            raise ValidationError("text must not be blank.")
         sealer = identity.sealer
         async with self._database.write() as session:
             seen, audience = viewpoint or GM, None if viewpoint is None else own_column(viewpoint)
@@ -181,19 +181,19 @@ async def _through(
     if message_id is None:
         if current is None:
             raise ValidationError(
-                "Nothing is summarised yet: say with through_message_id how far the text goes."
+                "There is no summary yet. Send through_message_id: the last message it covers."
             )
         message_id = current.message_id
     message = await chats.get_message(session, message_id, owner_id=identity.user_id)
     if message.chat_id != chat.id:
-        raise ValidationError("through_message_id is a message of another chat.")
+        raise ValidationError("through_message_id belongs to another chat.")
     if not message.is_active:
         raise ValidationError("through_message_id is on another branch.")
     if message.status == "streaming":
-        raise MessageBusyError("Wait until it is there.")
+        raise MessageBusyError("Wait until it is finished.")
     if current is not None and message.position < current.position:
         raise ValidationError(
-            "There is a summary that goes further. Change that one, or delete it first.",
+            "Another summary covers more messages. Change that one, or delete it first.",
             extra={"through_message_id": str(current.message_id)},
         )
     return message

@@ -63,11 +63,11 @@ async def undo_run(
         await get_chronicle(session, run.chronicle_id, owner_id=owner_id, lock=True)
     run = await get_run(session, run_id, owner_id=owner_id, lock=True)
     if run.state == "failed":
-        raise NothingToUndoError("It failed, and changed nothing.")
+        raise NothingToUndoError("The run failed and changed nothing.")
     if run.kind in {"rephrasing", "suggestions"}:
-        raise NothingToUndoError("It wrote nothing down.")
+        raise NothingToUndoError("The run wrote nothing.")
     if run.kind in {"glossary", "scene", "chapter"}:
-        raise NothingToUndoError("Its changes are taken back one by one, in the campaign's ledger.")
+        raise NothingToUndoError("Undo its changes one by one in the campaign's change log.")
     if run.state == "undone" and not force:
         raise RunUndoneError
     if run.kind == "summary":
@@ -93,7 +93,7 @@ async def _undo_effects(
     if is_again and not detail.kept:
         raise RunUndoneError
     if not detail.effects:
-        raise NothingToUndoError("It found nothing to write down.")
+        raise NothingToUndoError("The run found nothing to record.")
     later = await _later_runs(session, identity.sealer, run)
     _check_replaced(detail, later)
     undoer = _Undoer(session, identity.sealer, _found(detail, later), force)
@@ -144,7 +144,7 @@ def _check_replaced(detail: RunDetail, later: Later) -> None:
         removed = {effect.id for effect in each.effects if effect.what.endswith("removed")}
         if run.state == "done" and not removed.isdisjoint(written):
             raise RunReplacedError(
-                "Undo the later run first: it put other events in the place of these.",
+                "Undo the later run first, because it replaced these events.",
                 extra={"run_id": str(run.id)},
             )
 

@@ -46,7 +46,7 @@ async def undo_questions(
     """Take back the questions that a run wrote. Raises `NothingToUndoError` where none is left."""
     gone = await drop_questions(session, run.chat_id, run.id, owner_id=run.user_id)
     if not gone:
-        raise NothingToUndoError("No line has questions of this run.")
+        raise NothingToUndoError("No message has questions from this run.")
     await index.changed(
         session, identity, kind="message", container_id=run.chat_id, source_ids=gone
     )

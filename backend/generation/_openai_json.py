@@ -61,7 +61,7 @@ def read_value(answer: Delta, way: JsonWay, *, who: str) -> Any:
         whole = tool_answer(answer, who=who)
         if not (calls := whole.calls):
             check_declined(whole.text)
-            raise ModelMalformedAnswerError(f"{who} was asked for a call and wrote something else.")
+            raise ModelMalformedAnswerError(f"{who} did not return the requested tool call.")
         return dict(calls[0].arguments)
     text, finish = said(answer, who=who)
     return parse_value(text, who=who, finish=finish)

@@ -84,7 +84,7 @@ class OpenAICompatibleModel(ServerModel[OpenAICompatibleProvider]):
                 self._json_way = way
                 return StructuredAnswer(value, answer.usage)
         raise ModelWritesNoJsonError(
-            f"{self.spec.id} was asked for JSON and wrote something else, in each way it was asked "
+            f"{self.spec.id} did not return JSON in any of the ways it was asked "
             f"({', '.join(JSON_WAYS)})."
         )
 

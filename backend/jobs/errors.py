@@ -9,42 +9,42 @@ MAX_LEASES_LOST = 3
 
 
 class JobNotFoundError(NotFoundError):
-    """There is no such job, or it ended and was cleared away, or it is someone else's."""
+    """The job does not exist, has ended and was removed, or belongs to another user."""
 
     slug, title = "job-not-found", "Job not found"
 
 
 class JobNotRetryableError(ConflictError):
-    """It is running or done: there is nothing to try again."""
+    """The job is running or done."""
 
-    slug, title = "job-not-retryable", "The job cannot be tried again now"
+    slug, title = "job-not-retryable", "The job cannot be retried"
 
 
 class JobNotStoppableError(ConflictError):
-    """It is over, or of a kind that is not stopped half-way."""
+    """The job has ended, or jobs of its kind cannot be stopped."""
 
     slug, title = "job-not-stoppable", "The job cannot be stopped"
 
 
 class LostLeaseError(AppError):
-    """Another worker may have the job by now: what this one did is rolled back."""
+    """Another worker may have the job, so this worker's changes are rolled back."""
 
-    slug, title = "job-lease-lost", "The job is no longer this worker's"
+    slug, title = "job-lease-lost", "The worker lost the job"
 
 
 class TakenBackError(AppError):
-    """Another job that ended in the same transaction failed: nothing came of either.
+    """Another job that ended in the same transaction failed, so both were rolled back.
 
     The handler runs again, and ends in a transaction of its own.
     """
 
-    slug, title = "job-taken-back", "The end of the job was taken back"
+    slug, title = "job-taken-back", "The end of the job was rolled back"
 
 
 class WorkerLostError(AppError):
-    """Its process was killed or hung 3 times in a row, and once more while no other job ran."""
+    """The process was killed or hung three times in a row, and once more while no other job ran."""
 
-    slug, title = "job-worker-lost", "The process that worked on it ended too often"
+    slug, title = "job-worker-lost", "The process running the job ended too often"
 
 
 class RetryLaterError(AppError):
@@ -56,7 +56,7 @@ class RetryLaterError(AppError):
             put off like this. As long as it waits by default.
     """
 
-    slug, title = "job-retry-later", "The job waits for a while"
+    slug, title = "job-retry-later", "The job is postponed"
 
     def __init__(self, detail: str = "", *, after: float, holds_lane: float | None = None) -> None:
         super().__init__(detail)

@@ -76,13 +76,13 @@ class JobService:
             async with self._database.write() as session:
                 job = await _owned(session, job_id, identity.user_id, lock=True)
                 if job.state in {"running", "done"}:
-                    raise JobNotRetryableError(f"It is {job.state}.")
+                    raise JobNotRetryableError(f"The job is {job.state}.")
                 for name, value in key.columns(job.id, job.user_id, at).items():
                     setattr(job, name, value)
                 job.attempts, job.leases_lost, job.error = 0, 0, None
                 job.run_after, job.updated_at = at, at
         except OvertakenError as error:
-            raise JobNotRetryableError("The same work waits in the queue already.") from error
+            raise JobNotRetryableError("A job for the same work is already queued.") from error
         self._queue.wake()
         return JobView.of(job)
 
@@ -96,9 +96,9 @@ class JobService:
         async with self._database.write() as session:
             job = await _owned(session, job_id, owner_id, lock=True)
             if job.kind not in self._stoppable:
-                raise JobNotStoppableError("Work of its kind ends by itself.")
+                raise JobNotStoppableError("Jobs of this kind cannot be stopped.")
             if job.state in {"done", "dead"}:
-                raise JobNotStoppableError(f"It is {job.state}.")
+                raise JobNotStoppableError(f"The job is {job.state}.")
             changes = {**ENDED, "state": "done", "error": STOPPED, "updated_at": now()}
             for name, value in changes.items():
                 setattr(job, name, value)

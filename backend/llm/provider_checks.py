@@ -44,22 +44,24 @@ def checked(row: Provider | InstallationProvider, config: ProviderConfig) -> Pro
     key = (config.api_key or "").strip() or None
     url = (config.base_url or "").strip().rstrip("/") or None
     if key is not None and not _KEY.fullmatch(key):
-        raise ValidationError("api_key: it has characters that no key has. Copy it again.")
+        raise ValidationError(
+            "api_key: it contains characters that keys cannot have. Copy it again."
+        )
     if url is None and row.kind == "openai":
-        raise ValidationError("base_url: this kind of provider needs one.")
+        raise ValidationError("base_url: required for this kind of provider.")
     if url is not None:
         _check_url(url)
     if config.embedding_model and row.kind == "anthropic":
-        raise ValidationError("embedding_model: Anthropic has no models that embed.")
+        raise ValidationError("embedding_model: Anthropic has no embedding models.")
     _check_headers(config.extra_headers)
     names = [model.name for model in config.models]
     if len(set(names)) < len(names):
-        raise ValidationError("models: each may be named once.")
+        raise ValidationError("models: each name must be unique.")
     if len(msgspec.json.encode(config.extra_body)) > MAX_BODY_BYTES:
-        raise ValidationError(f"extra_body: it may have {MAX_BODY_BYTES:,} bytes of JSON.")
+        raise ValidationError(f"extra_body: at most {MAX_BODY_BYTES:,} bytes of JSON are allowed.")
     own = {name: getattr(config, name) for name in ProviderFields.__struct_fields__}
     if len(msgspec.json.encode(own)) > MAX_BYTES:
-        raise ValidationError(f"A provider may have {MAX_BYTES:,} bytes of JSON.")
+        raise ValidationError(f"A provider can have at most {MAX_BYTES:,} bytes of JSON.")
     return replace(config, name=config.name or row.slug, api_key=key, base_url=url)
 
 
@@ -73,14 +75,14 @@ def check_origin(before: ProviderConfig, after: ProviderConfig, given: Mapping[s
         return
     if after.api_key is not None and "api_key" not in given:
         raise ValidationError(
-            "api_key: the address is another server's, and the key was not given for that. Enter "
-            "the key again, or take it away."
+            "api_key: the key was entered for another server's address. Enter "
+            "the key again, or remove it."
         )
     kept = after.extra_headers.keys() - (given.get("extra_headers") or {}).keys()
     if kept:
         raise ValidationError(
-            f"extra_headers: the address is another server's, and {min(kept)} was not given for "
-            "that. Enter it again, or take it away."
+            f"extra_headers: {min(kept)} was entered for another server's "
+            "address. Enter it again, or remove it."
         )
 
 
@@ -107,16 +109,16 @@ def _check_url(url: str) -> None:
         is_usable = is_usable and not (parts.query or parts.fragment) and "@" not in parts.netloc
     if not is_usable or not _KEY.fullmatch(url):
         raise ValidationError(
-            "base_url: it has to be an address such as https://example.com/v1, without a name, a "
-            "password or a query in it."
+            "base_url: enter an address such as https://example.com/v1, without a user name, a "
+            "password or a query."
         )
 
 
 def _check_headers(headers: dict[str, str]) -> None:
     for name, value in headers.items():
         if not _TOKEN.fullmatch(name) or not _PRINTABLE.fullmatch(value):
-            raise ValidationError("extra_headers: a name or a value has characters of no header.")
+            raise ValidationError("extra_headers: a name or a value contains invalid characters.")
         if name.lower() in _OURS or name.lower().startswith("proxy-"):
-            raise ValidationError(f"extra_headers: {name} can't be set.")
+            raise ValidationError(f"extra_headers: {name} cannot be set.")
     if len({name.lower() for name in headers}) < len(headers):
-        raise ValidationError("extra_headers: each may be named once.")
+        raise ValidationError("extra_headers: each name must be unique.")

@@ -58,17 +58,17 @@ Row = Provider | InstallationProvider
 class ProviderNotFoundError(NotFoundError):
     """No provider of the user's has this id, nor of the installation's whom it may change."""
 
-    slug, title = "provider-not-found", "There is no such provider"
+    slug, title = "provider-not-found", "Provider not found"
 
 
 class SlugTakenError(ConflictError):
-    """Another provider of the same owner has the slug."""
+    """Another provider of the same owner has this slug."""
 
-    slug, title = "slug-taken", "Another provider has that slug"
+    slug, title = "slug-taken", "Provider slug already in use"
 
 
 class TooManyProvidersError(ConflictError):
-    """The owner has as many providers as one may have."""
+    """The owner has the maximum number of providers."""
 
     slug, title = "too-many-providers", "Too many providers"
 
@@ -211,9 +211,9 @@ class ProviderService:
         row.kind, config = _by_preset(new, find_presets(network))
         own = await _slugs(session, row)
         if len(own) >= MOST_PROVIDERS:
-            raise TooManyProvidersError(f"There may be {MOST_PROVIDERS}. Delete one first.")
+            raise TooManyProvidersError(f"The limit is {MOST_PROVIDERS}. Delete one first.")
         if new.slug in own:
-            raise SlugTakenError(f"{new.slug!r} begins the models of another provider.")
+            raise SlugTakenError(f"Another provider uses {new.slug!r}. Choose another slug.")
         usual = "server" if new.preset == "other" else new.preset or row.kind
         row.slug = new.slug or _free_slug(usual, {*own, *self._user_models.shared.providers})
         config = checked(row, config)
@@ -242,7 +242,7 @@ def _new_row(identity: Identity, new: NewProvider) -> Row:
     row: Row = Provider(user_id=identity.user_id)
     if new.scope == "installation":
         if not identity.user.is_administrator:
-            raise ForbiddenError("Only an administrator may add a provider for everybody.")
+            raise ForbiddenError("Only an administrator can share a provider with all users.")
         row = InstallationProvider()
     row.id, row.revision = new_id(), 1
     row.created_at = row.updated_at = now()
@@ -255,19 +255,21 @@ def _by_preset(
     """What a provider is, with what its preset says where the request does not."""
     preset = presets.get(new.preset) if new.preset is not None else None
     if new.preset is not None and preset is None:
-        raise ValidationError(f"preset: there are {', '.join(presets)}.")
+        raise ValidationError(f"preset: choose one of {', '.join(presets)}.")
     kind = new.kind or (preset.kind if preset else None)
     if kind is None:
-        raise ValidationError("kind: it is needed where no preset is named.")
+        raise ValidationError("kind: required if there is no preset.")
     if kind != "openai" and not new.api_key:
-        raise ValidationError("api_key: this kind of provider needs one.")
+        raise ValidationError("api_key: required for this kind of provider.")
     fields = {name: getattr(new, name) for name in ProviderFields.__struct_fields__}
     config = ProviderConfig(**fields, preset=new.preset, failed_test=new.failed_test)
     if preset is not None:
         if kind != preset.kind:
-            raise ValidationError(f"kind: that of {preset.name} is {preset.kind}.")
+            raise ValidationError(f"kind: {preset.name} has the kind {preset.kind}.")
         if preset.key == "required" and not config.api_key:
-            raise ValidationError(f"api_key: {preset.title} needs one: {preset.key_url}.")
+            raise ValidationError(
+                f"api_key: required for {preset.title}. Get one at {preset.key_url}."
+            )
         config = replace(
             config,
             name=config.name or (_host(new) if preset.name == "other" else preset.title),

@@ -23,13 +23,13 @@ async def query_embedder(
     `usual` is the installation's model, `own` those of users.
     """
     if place.is_moving:
-        notes.append("memory is moving to another embedding model: looked up by words alone")
+        notes.append("memory is moving to another embedding model: searched by words only")
         return None
     if not place.is_chosen or own is None:
         return usual
     model = await own.of(sealer, place)
     if model is None or model.embedder is None or model.mark != place.model:
-        notes.append("looked up by words alone: the account's embedding model is not there")
+        notes.append("searched by words only: the account's embedding model does not exist")
         return None
     return model.embedder
 
@@ -43,6 +43,6 @@ async def embedded(
     try:
         return await embedder.embed_query(sealer, meaning)
     except EmbedderError as error:
-        notes.append("looked up by words alone: the embedding model did not answer")
+        notes.append("searched by words only: the embedding model did not respond")
         log.warning("memory.not_embedded", problem=error.slug)
         return None

@@ -41,7 +41,7 @@ class PresetController(Controller):
         """Presets, newest first."""
         return await presets.list_page(identity, limit=limit, after=after)
 
-    @post(opt={RAISES: (PresetsFullError,)}, summary="Make a preset")
+    @post(opt={RAISES: (PresetsFullError,)}, summary="Create a preset")
     async def create_preset(
         self,
         data: JSONBody[PresetFields],

@@ -164,7 +164,7 @@ def _check(fields: PresetFields) -> None:
 async def _add(session: AsyncSession, row: Preset) -> None:
     if await repository.count_presets(session, owner_id=row.user_id) >= MAX_PRESETS:
         raise PresetsFullError(
-            f"An account holds {MAX_PRESETS} presets. Delete some first.",
+            f"An account can have {MAX_PRESETS} presets. Delete some first.",
             extra={"limit": "presets", "allowed": MAX_PRESETS},
         )
     session.add(row)

@@ -93,8 +93,8 @@ def read_preset(data: bytes, *, name: str) -> ReadPreset:
         raise PresetFileError(
             kind.explain("a chat-completion preset")
             if kind
-            else "This is no chat-completion preset: it has no list of `prompts`. "
-            "Presets for text completion can't be used."
+            else "This is not a chat-completion preset: it has no list of `prompts`. "
+            "Text-completion presets are not supported."
         )
     source = cast("Object", file)
     warnings: list[str] = []
@@ -117,7 +117,7 @@ def read_preset(data: bytes, *, name: str) -> ReadPreset:
     except ValidationError as error:
         raise PresetFileError(f"{error.detail}") from error
     except msgspec.ValidationError as error:
-        raise PresetFileError(f"The preset can't be kept: {error}.") from error
+        raise PresetFileError(f"The preset cannot be stored: {error}.") from error
     if object_of(source.get("extensions")).get("regex_scripts"):
         warnings.append("Its regex scripts are kept for export; they do not run.")
     return ReadPreset(fields, _without_contents(source, fields.blocks), warnings)

@@ -14,19 +14,19 @@ Unit = Literal["bytes", "chats", "entries", "requests", "at once", "jobs", "toke
 
 
 class QuotaExceededError(TooManyRequestsError):
-    """A quota on a rate or on work at once is used up: wait for `retry_after` seconds."""
+    """A quota on a rate or on concurrent work is used up: wait for `retry_after` seconds."""
 
-    slug, title = "quota-exceeded", "You have reached a limit"
+    slug, title = "quota-exceeded", "Quota exceeded"
 
 
 class StorageQuotaExceededError(TooLargeError):
-    """A quota on what an account stores is used up: it frees when something is deleted."""
+    """A storage quota of the account is used up. Deleting something frees it."""
 
-    slug, title = "storage-quota-exceeded", "Your account is full"
+    slug, title = "storage-quota-exceeded", "Storage quota exceeded"
 
 
 class TooManyFromAddressError(TooManyRequestsError):
-    """Too many requests from one address by those who are not signed in."""
+    """Too many requests from one address without a session or API key."""
 
     slug, title = "too-many-from-address", "Too many requests from your address"
 

@@ -331,7 +331,7 @@ class MeasureController(Controller):
     @get(
         opt={RAISES: (CampaignNotFoundError,)},
         operation_id="getCampaignMemory",
-        summary="Read what its memory takes",
+        summary="Read a campaign's memory statistics",
     )
     async def get_memory(
         self,

@@ -65,7 +65,7 @@ def record_of(built: Built) -> ContextRecord:
     )
     record.notes += built.notes
     if built.window.is_estimated:
-        record.notes.append("the chat's stored counts are being made anew for this model")
+        record.notes.append("the chat's token counts are being recalculated for this model")
     older = _older(built)
     if older is not None:
         record.left_out.insert(0, older)

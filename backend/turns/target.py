@@ -69,7 +69,7 @@ async def find_target(
         leaf = await _parent(session, leaf)
     if request.continue_:
         if leaf is None or leaf.role != "assistant":
-            raise NotContinuableError("The last message is not a character's.")
+            raise NotContinuableError("The last message was not written by a character.")
         if len(leaf.sealed_content) == OVERHEAD:
             # Thoughts alone: there is no text to continue, so it is written from its beginning.
             fresh = await _rewriting(session, leaf)
@@ -110,8 +110,8 @@ async def _unanswered(
         return Target(kind="reply", line_kind="user_line", leaf=leaf)
     if request.speaker is None:
         raise NothingToAnswerError(
-            "Send `text`, or `continue` to go on with the last reply, or `regenerate_of`, or "
-            "`speaker` to let a character speak."
+            "Send `text`, or `continue` to continue the last reply, or `regenerate_of`, or "
+            "`speaker` to choose a character to reply."
         )
     return Target(kind="reply", line_kind="next", leaf=leaf, parent=leaf)
 
@@ -119,12 +119,12 @@ async def _unanswered(
 async def _regeneration(session: AsyncSession, chat: Chat, message_id: UUID) -> Target:
     message = await chats.get_message(session, message_id, owner_id=chat.user_id)
     if message.chat_id != chat.id:
-        raise ValidationError("regenerate_of is a message of another chat.")
+        raise ValidationError("regenerate_of belongs to another chat.")
     if message.role != "assistant":
-        raise ValidationError("regenerate_of is not a character's message.")
+        raise ValidationError("regenerate_of is not a message of a character.")
     if not message.is_active:
         raise ValidationError(
-            "regenerate_of is on another branch. Activate it first: the prompt is made of the "
+            "regenerate_of is on another branch. Activate it first: the prompt is built from the "
             "active path."
         )
     return await _rewriting(session, message)
@@ -163,4 +163,4 @@ def _check_request(request: TurnRequest) -> None:
         if given
     ]
     if len(asked) > 1:
-        raise ValidationError(f"Send one of {', '.join(asked)}, not several.")
+        raise ValidationError(f"Send only one of {', '.join(asked)}.")

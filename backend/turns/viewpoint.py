@@ -22,7 +22,7 @@ async def find_audience(
     if request.audience is None:
         return target.audience
     if request.continue_ or request.impersonate:
-        raise ValidationError("`audience` goes with a new line or a new reply.")
+        raise ValidationError("`audience` is allowed only with a new message or a new reply.")
     await check_chat_audience(session, chat, request.audience)
     return stored(request.audience)
 
@@ -52,7 +52,7 @@ async def find_viewpoint(
     asked = read_viewpoint(wanted)
     if asked == GM and players != GM:
         raise ValidationError(
-            "The campaign has hidden information: the user's line can't be written with what "
+            "The campaign has hidden information: the user's message cannot be written with what "
             "only the game master knows."
         )
     await check_viewpoint(session, asked, [chat.campaign_id], owner_id=identity.user_id)
@@ -66,9 +66,9 @@ def answerable(target: Target, viewpoint: Viewpoint, said: str, *, is_preview: b
     """
     about = target.line or target.continued
     if not is_known_to(viewpoint, said):
-        raise ValidationError("`audience` keeps the line from `viewpoint`.")
+        raise ValidationError("`audience` must include `viewpoint`.")
     if about is None or is_known_to(viewpoint, about.audience):
         return target
     if is_preview and target.line is not None:
         return replace(target, line=None)
-    raise ValidationError("`viewpoint` may not know the message that the turn is about.")
+    raise ValidationError("`viewpoint` is not allowed to know the message of this turn.")

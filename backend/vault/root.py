@@ -63,15 +63,15 @@ class RootKeys:
             return open_with(key, wrapped.blob, context=context)
         except SealBrokenError as error:
             raise RootSealBrokenError(
-                f"What lies under root key version {wrapped.root_version} does not open: this is "
-                "not the key that it was wrapped under, or its row in the database was damaged."
+                f"Data of root key version {wrapped.root_version} cannot be decrypted: this is "
+                "not the key it was encrypted with, or its row in the database is damaged."
             ) from error
 
     def _for(self, version: int, purpose: str) -> bytes:
         key = self._keys.get(version)
         if key is None:
             raise RootKeyError(
-                f"Root key version {version} is needed and not at hand. Put it back beside the "
+                f"Root key version {version} is missing. Put it back next to the "
                 "newer ones until `talekeeper rotate-keys` has finished."
             )
         return derive(key, purpose)
@@ -103,7 +103,7 @@ def load_root_keys(path: Path, *, value: str | None = None, create: bool = False
         return parse_root_keys(text)
     except RootKeyError as error:
         raise RootKeyError(
-            f"{source} cannot be used. {error.detail} Put your copy of the root key there."
+            f"{source} cannot be used. {error.detail} Restore your copy of the root key there."
         ) from None
 
 
@@ -141,7 +141,7 @@ def _parse(text: str) -> dict[int, bytes]:
             # Without its cause, whose text quotes a key that stands in the version's place.
             raise RootKeyError("The root key is not `version:base64`.") from None
         if number < 1 or number in keys:
-            raise RootKeyError("The root key's versions are numbers from 1 on, each there once.")
+            raise RootKeyError("The root key's versions must be distinct numbers from 1.")
         keys[number] = key
     return keys
 
@@ -156,7 +156,7 @@ def _read(path: Path) -> str:
             return path.read_text(encoding="utf-8")
     except UnicodeDecodeError:
         # Without its cause, which carries the file's bytes.
-        raise RootKeyError(f"{path} is not text: it holds `version:base64` lines.") from None
+        raise RootKeyError(f"{path} is not text: it must contain `version:base64` lines.") from None
 
 
 @contextmanager

@@ -31,9 +31,9 @@ OVERHEAD = HEADER.size + NONCE_BYTES + TAG_BYTES
 
 
 class SealBrokenError(AppError):
-    """A stored text does not open: damaged, moved, or sealed under another key."""
+    """A stored text cannot be decrypted: it was damaged, moved, or encrypted with another key."""
 
-    status, slug, title = 500, "seal-broken", "A stored text could not be opened"
+    status, slug, title = 500, "seal-broken", "Stored text could not be decrypted"
 
 
 @dataclass(frozen=True, slots=True)

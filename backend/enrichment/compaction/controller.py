@@ -69,7 +69,7 @@ class CompactionService:
                 raise ValidationError("`chat_id` is a chat that does not belong to the campaign.")
             if not chat.chronicle_enabled:
                 raise ChronicleNotEnabledError(
-                    "Agree to it in the chat's settings first: a model reads what it says."
+                    "Turn on the chronicle in the chat's settings first: a model reads it."
                 )
             world = await session.get_one(CampaignItem, campaign.id)
             waits = is_unsettled(
@@ -92,7 +92,7 @@ class CompactionController(Controller):
         status_code=202,
         opt={RAISES: (CampaignNotFoundError, ChatNotFoundError, ChronicleNotEnabledError)},
         operation_id="compactCampaign",
-        summary="Bring a campaign up to date",
+        summary="Update a campaign's world",
     )
     async def compact(
         self,

@@ -390,7 +390,7 @@ async def _asked(
     said = "".join([text, *(str(dict(call.arguments)) for call in calls)])
     work.budget.take(usage, prompt, said)
     if not (calls or text.strip() or prompt.rounds):
-        raise ModelEmptyReplyError("It wrote thoughts and nothing else.")
+        raise ModelEmptyReplyError("The model wrote thoughts and nothing else.")
     if not (calls or prompt.rounds):
         check_declined(text)
     return calls, text

@@ -127,7 +127,7 @@ async def found(account: Account, words: str, text: str) -> list[str]:
     return said
 
 
-MOVING = "memory is moving to another embedding model: looked up by words alone"
+MOVING = "memory is moving to another embedding model: searched by words only"
 
 
 @pytest.mark.postgres
