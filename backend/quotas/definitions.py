@@ -84,17 +84,17 @@ class Quota:
 STORED_BYTES = Quota(
     "stored_bytes",
     "bytes",
-    "delete chats, characters or lorebooks to make room. Reading and exporting go on.",
+    "delete chats, characters or lorebooks to free space. Reading and exporting still work.",
     is_stored=True,
 )
 CHATS = Quota("chats", "chats", "delete some that you no longer need.", is_stored=True)
 LOREBOOK_ENTRIES = Quota(
     "lorebook_entries",
     "entries",
-    "delete lorebooks, or entries, that you no longer need.",
+    "delete lorebooks or entries that you no longer need.",
     is_stored=True,
 )
-REQUESTS = Quota("requests_per_minute", "requests", "send fewer requests a minute.")
+REQUESTS = Quota("requests_per_minute", "requests", "send fewer requests per minute.")
 REQUESTS_AT_ONCE = Quota(
     "requests_at_once",
     "at once",
@@ -104,24 +104,24 @@ REQUESTS_AT_ONCE = Quota(
 TURNS = Quota(
     "turns",
     "at once",
-    "wait until one of your turns or suggestions is over, or stop one.",
+    "wait until one of your turns or suggestions has finished, or stop one.",
     retry_after=1,
 )
 PREVIEWS = Quota(
     "previews",
     "at once",
-    "wait until one of your previews, token counts or tests of a lorebook or provider is over.",
+    "wait until one of your previews, token counts or tests has finished.",
     retry_after=1,
 )
 STREAMS = Quota(
     "streams",
     "at once",
-    "close a page or a program that follows your turns or jobs.",
+    "close a page or program that follows your turns or jobs.",
     retry_after=5,
 )
-UPLOADS = Quota("uploads", "at once", "wait until your other upload is over.", retry_after=5)
+UPLOADS = Quota("uploads", "at once", "wait until your other upload has finished.", retry_after=5)
 UPLOAD_BYTES = Quota(
-    "upload_bytes", "bytes", "wait until what you are sending has arrived.", retry_after=5
+    "upload_bytes", "bytes", "wait until your other uploads have finished.", retry_after=5
 )
 QUEUED_JOBS = Quota(
     "queued_jobs",
@@ -132,7 +132,7 @@ QUEUED_JOBS = Quota(
 TOKENS_PER_DAY = Quota(
     "tokens_per_day",
     "tokens",
-    "the day's tokens are spent; the next day begins at midnight UTC.",
+    "today's tokens are used up. They are reset at midnight UTC.",
 )
 
 QUOTAS = (

@@ -112,7 +112,7 @@ def test_a_version_is_restored_and_proposed_terms_are_answered(
     salt.get_by_role("button", name="Done").click()
     salt.get_by_role("button", name="Approve").click()
     glass = proposed.filter(has_text="GLASSWAY")
-    glass.get_by_role("button", name="Keep without definition").click()
+    glass.get_by_role("button", name="Term only").click()
     proposed.filter(has_text="Quillon").get_by_role("button", name="Reject").click()
 
     expect(proposed).to_have_count(0)

@@ -62,9 +62,7 @@ def test_a_model_is_fetched_with_one_button_and_finds_what_was_said_long_ago(
         account.turn(chat, text=f"/demo long 6, at stone {number}")
 
     page.goto("/#/memory/status")
-    offered = page.get_by_role("list", name="Embedding models without an API key").get_by_role(
-        "listitem"
-    )
+    offered = page.get_by_role("list", name="Local embedding models").get_by_role("listitem")
     english = offered.filter(has_text="all-MiniLM-L6-v2")
     expect(english).to_contain_text("91.1 MB · license: apache-2.0")
     expect(english).to_contain_text("1 language: English")

@@ -61,6 +61,7 @@ def test_the_prompt_of_a_typed_line_is_explained_and_resized(
     # Another token budget is tried, saved and reset.
     page = page.context.new_page()
     page.goto(f"/#/chats/{chat['id']}?panel=context")
+    page.get_by_label("Your message").fill("")
     panel = page.get_by_role("complementary")
     history = panel.get_by_role("button", name=re.compile("^History: "))
     expect(history).to_be_visible()

@@ -49,7 +49,7 @@ def test_what_the_agent_writes_appears_is_undone_and_rebuilt(
     page.get_by_role("button", name="Estimate cost").click()
     expect(page.get_by_text("Messages: 2.")).to_be_visible()
     page.get_by_role("button", name="Start").click()
-    expect(page.get_by_text("Events written: 1")).to_be_visible()
+    expect(page.get_by_text("Events created: 1")).to_be_visible()
 
 
 def test_events_are_written_found_merged_and_deleted_and_nothing_typed_is_lost(

@@ -51,7 +51,7 @@ def test_a_key_is_pasted_into_the_page_and_the_chat_goes_on_with_its_model(
     page.get_by_label("Models").fill(MODEL)
     model.script(Answer(status=404), reply("Yes."))
     page.get_by_role("button", name="Add provider").click()
-    expect(page.get_by_text(f"{urlsplit(model.url).netloc} answers.")).to_be_visible()
+    expect(page.get_by_text(f"{urlsplit(model.url).netloc} is ready.")).to_be_visible()
 
     with page.expect_file_chooser() as chooser:
         page.get_by_role("button", name="Import").click()
@@ -71,7 +71,7 @@ def test_a_key_is_pasted_into_the_page_and_the_chat_goes_on_with_its_model(
     page.get_by_role("menuitem", name="Test").click()
     dialog = page.get_by_role("dialog")
     expect(dialog).to_contain_text("Model list loaded (1).")
-    expect(dialog).to_contain_text(f"{MODEL} answers.")
+    expect(dialog).to_contain_text(f"{MODEL} replied.")
     expect(dialog.get_by_text("The test passed.")).to_be_visible()
     assert_accessible(page)
     page.keyboard.press("Escape")
@@ -181,7 +181,7 @@ def test_models_are_chosen_with_their_own_figures_and_an_assumed_window_is_set(
     dialog.get_by_role("searchbox").fill("")
     dialog.get_by_role("button", name=f"Details of {MODEL}").click()
     expect(dialog.get_by_label("Context window")).to_have_value("9000")
-    dialog.get_by_label("Input price").fill("0")
+    dialog.get_by_label("Input price", exact=True).fill("0")
     dialog.get_by_label("Output price").fill("0.5")
     assert_accessible(page)
     dialog.get_by_role("button", name="Save").click()
@@ -261,7 +261,9 @@ def test_a_prompt_that_was_cut_in_silence_is_said_at_the_reply(
         page.goto(f"/#/chats/{chat['id']}")
         page.get_by_role("textbox", name="Your message").fill("Hello.")
         page.get_by_role("button", name="Send").click()
-        notice = page.get_by_role("note").filter(has_text="read only 2,050 of about")
+        notice = page.get_by_role("note").filter(
+            has_text="silently cut this prompt to 2,050 of about"
+        )
         expect(notice).to_be_visible()
         assert_accessible(page)
         page.reload()
@@ -272,7 +274,7 @@ def test_a_prompt_that_was_cut_in_silence_is_said_at_the_reply(
         notice.get_by_role("link", name="Set context window").click()
         dialog = page.get_by_role("dialog", name="Models of Home")
         expect(dialog.get_by_label("Context window")).to_be_focused()
-        expect(dialog.get_by_text("4,096 tokens (shown by the server)")).to_be_visible()
+        expect(dialog.get_by_text("4,096 tokens (detected)")).to_be_visible()
 
 
 def overflow(page: Page, account: Account, model: OpenAIServer) -> None:

@@ -139,7 +139,7 @@ def test_an_app_signs_in_and_is_removed_with_a_code(
     expect(page.get_by_text("8 left")).to_be_visible()
     recent = page.locator("section").filter(has=page.get_by_role("heading", name="Recent activity"))
     expect(recent.get_by_text("Second factor added: authenticator app")).to_be_visible()
-    expect(recent.get_by_text("the second factor wrong (2 ×)")).to_be_visible()
+    expect(recent.get_by_text("wrong second factor (2 ×)")).to_be_visible()
     expect(recent.get_by_text("Signed in", exact=True)).to_have_count(3)
     expect(recent.get_by_text("Chrome on Linux, 127.0.0.1").first).to_be_visible()
     assert_accessible(page)

@@ -98,7 +98,7 @@ def test_thoughts_become_the_reply_and_are_found_by_the_provider_s_tags(
     assert account.get("/me/settings")["keep_other_speakers"] is True
 
 
-def test_text_that_was_thoughts_is_taken_back_from_new_and_continued_replies(
+def test_text_that_was_thoughts_is_taken_back_while_it_streams(
     page: Page, chat: dict[str, Any], teller: OpenAIServer, portal: BlockingPortal
 ) -> None:
     thought, end = Gate(), Gate()
@@ -117,8 +117,10 @@ def test_text_that_was_thoughts_is_taken_back_from_new_and_continued_replies(
     expect(page.get_by_label("Actions for message 3")).to_be_visible()
     expect(last.locator(".prose")).to_have_text("Mags waves.")
 
-    # A continued reply keeps its earlier text.
-    page = page.context.new_page()
+
+def test_a_continued_reply_keeps_its_earlier_text_when_new_text_is_taken_back(
+    page: Page, chat: dict[str, Any], teller: OpenAIServer, portal: BlockingPortal
+) -> None:
     end = Gate()
     # The first reply shows that the model does not always begin with thoughts.
     teller.script(reply("Mags waves 🦊."))

@@ -74,7 +74,7 @@ def test_the_page_says_that_a_model_does_not_use_tools(
     page.get_by_role("dialog").get_by_role("button", name="Save").click()
     expect(page.get_by_role("dialog")).to_have_count(0)
     page.goto(chat)
-    button = page.get_by_role("button", name=f"Model: {MODEL}")
+    button = page.get_by_role("button", name=f"Change model: {MODEL}")
     expect(button).to_be_visible()
     expect(page.get_by_text(WARNING)).to_have_count(0)
     button.click()

@@ -109,5 +109,5 @@ def test_a_full_account_and_a_spent_day_are_told_in_words(
     page.goto(f"/#/chats/{chat}")
     page.get_by_role("textbox", name="Your message").fill("And on.")
     page.keyboard.press("Enter")
-    expect(page.get_by_text("the day's tokens are spent")).to_be_visible()
-    expect(page.get_by_text("Quota exceeded")).to_be_visible()
+    expect(page.get_by_text("today's tokens are used up")).to_be_visible()
+    expect(page.get_by_text(re.compile("^Quota exceeded"))).to_be_visible()

@@ -189,6 +189,7 @@ def test_values_are_edited_and_locked_in_place(page: Page, seagate: Seagate) -> 
     # Fields are locked one by one.
     page = page.context.new_page()
     page.goto(f"/#/chats/{seagate.chat}?panel=world")
+    page.get_by_text("Elsewhere", exact=False).first.click()
     marlena = card(page, "Marlena")
     marlena.get_by_role("button", name="Disposition: ally").click()
     marlena.get_by_role("button", name="Lock Disposition").click()

@@ -52,7 +52,7 @@ def put_folder_in_place_of_key(folder: Path) -> None:
 
 KEY_FAULTS = [
     pytest.param(put_short_key, "A root key must be 32 bytes", id="short"),
-    pytest.param(put_folder_in_place_of_key, "a folder in place of a file", id="folder"),
+    pytest.param(put_folder_in_place_of_key, "a folder where a file has to be", id="folder"),
 ]
 
 

@@ -86,7 +86,7 @@ async def test_bringing_the_tables_up_to_date_says_which_database_does_not_answe
         await migrate.upgrade(database)
     explanation = explain(failed.value, settings)
     assert explanation is not None
-    assert explanation.startswith(f"The database at {place} does not answer.")
+    assert explanation.startswith(f"The database at {place} does not respond.")
     assert "secret" not in explanation
     await database.dispose()
 

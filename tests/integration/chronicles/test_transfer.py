@@ -264,7 +264,10 @@ async def test_a_file_without_a_name_is_called_as_the_person_or_the_file_says(
         (file(event(who=["a", 1])), "events[0].who[1]: Expected `str`"),
         (file(event(source_message_ids=["x"])), "events[0].source_message_ids[0]: "),
         (file(event(id="a"), event(id="a")), "events[1].id is already used by events[0]"),
-        (file(event(), event(superseded_by="a")), "events[1].superseded_by names no event"),
+        (
+            file(event(), event(superseded_by="a")),
+            "events[1].superseded_by is not the id of an event",
+        ),
         (file(event(id="a", superseded_by="a")), "events[0].superseded_by leads back"),
         (
             file(

@@ -145,7 +145,7 @@ async def test_without_its_index_a_turn_goes_on_and_what_was_said_is_indexed_lat
         reply_id = await take_turn(ada, chat, text=f"{QUESTION} A zeppelin?")
         context = await context_of(ada, reply_id)
         (said,) = context["notes"]
-        assert said.startswith("memory was not searched: the index of memories")
+        assert said.startswith("memory was not searched: the memory index")
         assert context["retrieved"] == []
         found = ok(await ada.client.get(f"{API}/search", params={"q": "bell"}))
         assert found["items"] == []
