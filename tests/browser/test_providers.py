@@ -227,18 +227,7 @@ def test_models_are_chosen_with_their_own_figures_and_an_assumed_window_is_set(
     expect(link).to_have_count(0)
 
 
-def test_a_window_of_others_can_not_be_set_and_the_page_says_whose_it_is(
-    page: Page, administrator: Account, account: Account, model: OpenAIServer
-) -> None:
-    body = {"preset": "other", "base_url": model.url, "slug": "shared", "scope": "installation"}
-    made = administrator.post("/providers", body | {"models": [{"name": MODEL}]})
-    page.goto(f"/#/providers?model=shared/{MODEL}")
-    expect(page.get_by_role("alert")).to_contain_text("is shared with all users")
-    expect(page).to_have_url(re.compile("#/providers$"))
-    administrator.client.delete(f"/providers/{made['id']}")
-
-
-def test_a_prompt_that_overflows_or_is_cut_leads_to_the_setting_of_the_window(
+def test_a_prompt_that_overflows_leads_to_the_setting_of_the_window(
     page: Page, account: Account, watch: Watch, portal: BlockingPortal
 ) -> None:
     watch.expected.append("/messages/")  # nothing is left of a turn that failed at once
@@ -343,3 +332,15 @@ def test_an_administrator_shares_a_provider_whose_window_others_cannot_set(
     dialog.get_by_role("button", name="Delete").click()
     expect(page.get_by_text("only the demo model replies")).to_be_visible()
     assert account.get("/providers")["items"] == []
+
+    made = administrator.post(
+        "/providers",
+        {"preset": "other", "base_url": model.url, "slug": "shared", "scope": "installation"}
+        | {"models": [{"name": MODEL}]},
+    )
+    account.enter(context)
+    page = context.new_page()
+    page.goto(f"/#/providers?model=shared/{MODEL}")
+    expect(page.get_by_role("alert")).to_contain_text("is shared with all users")
+    expect(page).to_have_url(re.compile("#/providers$"))
+    administrator.client.delete(f"/providers/{made['id']}")

@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Generator
 
 import pytest
-from playwright.sync_api import BrowserContext, FilePayload, Page, expect
+from playwright.sync_api import FilePayload, Page, expect
 
 from tests.support.browser import EXAMPLE_CARD, Account, Installation, Watch, installing
 
@@ -40,8 +40,8 @@ def installation(tmp_path_factory: pytest.TempPathFactory) -> Generator[Installa
         yield installation
 
 
-def test_an_account_and_its_administrator_see_what_is_used(
-    page: Page, account: Account, assert_accessible: Callable[[Page], None]
+def test_a_user_and_the_administrator_see_the_usage_of_an_account(
+    page: Page, administrator: Account, account: Account, assert_accessible: Callable[[Page], None]
 ) -> None:
     account.turn(account.new_chat()["id"], text="Hello.")
     page.goto("/#/account")
@@ -57,17 +57,10 @@ def test_an_account_and_its_administrator_see_what_is_used(
     expect(rows.filter(has_text="Tokens today")).to_contain_text("available again at")
     assert_accessible(page)
 
-
-def test_an_administrator_sees_the_usage_of_each_account(
-    context: BrowserContext, administrator: Account, account: Account
-) -> None:
-    account.new_chat()
-    administrator.enter(context)
-    page = context.new_page()
+    administrator.enter(page.context)
+    page = page.context.new_page()
     page.goto("/#/account")
-
     page.get_by_role("button", name=f"Usage of {account.name}", exact=True).click()
-
     box = page.get_by_role("dialog", name=f"Usage of {account.name}")
     expect(box.get_by_role("listitem").filter(has_text="Chats")).to_contain_text("1 of 2")
 
