@@ -211,7 +211,7 @@ def show_tester(page: Page, book: str) -> None:
         "We came to Saltwick by night, and nobody would talk about the lighthouse, or the dark "
         "lamp, or the navy."
     )
-    expect(page.get_by_text("come in").first).to_be_visible()
+    expect(page.get_by_text("activated").first).to_be_visible()
 
 
 def on_a_phone(chromium: Browser, url: str, account: Account) -> Page:

@@ -198,7 +198,7 @@ async def test_the_command_fetches_and_says_what_is_used(
     listed = await model("list")
     assert "all-MiniLM-L6-v2 (in use)\n    91,102,069 bytes, license apache-2.0, for en" in listed
     assert "paraphrase-multilingual-MiniLM-L12-v2 (not downloaded)" in listed
-    with pytest.raises(cli.UsageError, match="no model gpt"):
+    with pytest.raises(cli.UsageError, match="Unknown model gpt"):
         await model("fetch", "gpt")
 
 
