@@ -1,4 +1,4 @@
-"""Write the parts of docs/ that follow from the code.
+"""Write the parts of docs/ that are generated from the code.
 
     .venv/bin/python scripts/write_docs.py [--check]
 
@@ -55,7 +55,7 @@ def rendered_pages() -> Iterator[tuple[Path, str, str]]:
 
 
 def render(page: str) -> str:
-    """The page with every part written anew. Raises `KeyError` for a part that nothing writes."""
+    """Return the page with new parts. Raises `KeyError` for an unknown part."""
     return re.sub(
         r"(<!-- from the code: (\w+) -->\n).*?(<!-- end -->)",
         lambda part: f"{part[1]}\n{PARTS[part[2]]()}\n\n{part[3]}",
@@ -156,7 +156,7 @@ def _setting_groups() -> list[tuple[str, list[str]]]:
 
 
 def setting_texts() -> dict[str, str]:
-    """What stands below each field of `Settings`.
+    """Return the docstring of each field of `Settings`.
 
     Pydantic's `use_attribute_docstrings` does the same, in 50 ms of every start.
     """
