@@ -37,7 +37,7 @@ scores are at most about 1.3."""
 
 SCENE = 0.3
 """What a line of the nearest scene loses, of a question that is all for a list: chosen by
-`scripts/fit_breadth.py`."""
+`scripts/bench.py retrieval breadth`."""
 
 
 def breadth(text: str, ranked: Sequence[Candidate]) -> float:

@@ -19,7 +19,7 @@ from backend.memory.sources import Origin, Recalled
 
 LIFT = 0.3
 """What the best event adds to the scores of its lines. Fused scores are at most about 1.3. The
-largest of four that were tried, on the dialogues that `scripts/bench_events.py` reports."""
+largest of four that were tried, on the dialogues that `scripts/bench.py retrieval events` reports."""
 
 MOST = 12
 """Lines of an event that count: what many lines made says little about any of them."""

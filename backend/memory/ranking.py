@@ -25,7 +25,7 @@ there is less than between a good one and a poor one."""
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Weights:
-    """How much each signal counts. The first six sum to 1; chosen by `scripts/bench_locomo.py`.
+    """How much each signal counts. The first six sum to 1; chosen by `scripts/bench.py retrieval locomo`.
 
     Attributes:
         dense: Cosine with the text itself, curved.
@@ -74,7 +74,7 @@ MEANING = Weights(
     subject=0,
     answer=0,
 )
-"""How near a line is whatever its words: chosen by `scripts/bench_paraphrase.py`."""
+"""How near a line is whatever its words: chosen by `scripts/bench.py retrieval paraphrase`."""
 
 
 def rank(
