@@ -291,7 +291,7 @@ async def _time_steps(
 
 
 async def bench_waiting(name: DatabaseName, folder: Path) -> list[Row]:
-    """Return the rows of turns that wait for their player, each in a chat of its own."""
+    """Return the rows of turns that wait for their player, each in a different chat."""
     async with create_database(name) as url:
         database = Database(url)
         with use_hashed_words():

@@ -71,7 +71,7 @@ def choose_questions(lines: Lines, count: int) -> list[str]:
 
 
 def make_book(number: int, entries: int, lines: Lines) -> bytes:
-    """Return a World Info file whose entries have 40 to 120 words and three keys each.
+    """Return a World Info file. Its entries have 40 to 120 words and three keys each.
 
     One key of every fifteenth entry is a word that at most 20 lines contain. No line contains
     another key. Contents are made of lines; the last one ends in `lastentry<number>`.

@@ -1,4 +1,4 @@
-"""Databases and processes of the benchmarks, and what a process uses. Linux only."""
+"""Databases and processes of the benchmarks, and the resources of processes. Linux only."""
 
 from __future__ import annotations
 

@@ -111,7 +111,7 @@ class StopwatchModel:
 
 
 class OneModelRegistry(ModelRegistry):
-    """A registry whose only model is a benchmark's."""
+    """A registry with one model."""
 
     def __init__(self, model: Any) -> None:
         super().__init__(built_in=model)

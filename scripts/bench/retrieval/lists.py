@@ -1,4 +1,4 @@
-"""Measure the recall of memory's search for questions whose answer is a list.
+"""Measure the recall of memory's search for questions that ask for lists.
 
 `list_questions.toml` has 40 questions about two episodes of CRD3, whose lines become a chat, and 20
 about a lorebook. Each is answered by 2 to 8 lines or entries. They go through the search of a turn,

@@ -117,7 +117,7 @@ def make_lines(chat_id: UUID, texts: Iterable[tuple[UUID, str, str, datetime]]) 
 
 
 class UncachedEmbedder:
-    """A model in place of the cache of vectors. `seconds` is the time of the last query."""
+    """A model without the cache of vectors. `seconds` is the time of the last query."""
 
     def __init__(self, embedder: Embedder) -> None:
         self._embedder = embedder
