@@ -76,7 +76,7 @@ async def test_the_doctor_finds_helper_processes_that_do_not_start(
         return found
 
     assert (await finding()).state == "ok"
-    for program in ("regex.process", "memory.index.edge_process"):
+    for program in ("regex.process", "memory.index.edge"):
         monkeypatch.setattr(f"backend.{program}._PROGRAM", "backend.no_such_module")
     found = await finding()
     assert found.state == "fault"
