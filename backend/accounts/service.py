@@ -282,7 +282,7 @@ class AccountService:
             if is_needed and has_others and await repository.count_administrators(session) <= 1:
                 raise LastAdministratorError("Make somebody else an administrator first.")
             await delete_jobs(session, user_id)
-            for part in self._participants.of(AccountDeleted):
+            for part in self._participants.find_handlers(AccountDeleted):
                 await part.account_deleted(session, user_id)
             await session.execute(delete(KeySlot).where(KeySlot.user_id == user_id))
             await session.execute(delete(DataKey).where(DataKey.user_id == user_id))

@@ -152,7 +152,7 @@ async def check_audience(
     participants: Participants, session: AsyncSession, chat: Chat, audience: Audience
 ) -> None:
     """Raise `ValidationError` where a message of the chat can't have this audience."""
-    for part in participants.of(AudienceChecked):
+    for part in participants.find_handlers(AudienceChecked):
         await part.audience_checked(session, chat, audience)
 
 
@@ -167,7 +167,7 @@ async def tell_path_moved(
     if above is None:
         return
     await session.flush()
-    for part in participants.of(PathMoved):
+    for part in participants.find_handlers(PathMoved):
         await part.path_moved(session, sealer, chat, above=above)
 
 

@@ -13,7 +13,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from backend.chats.models import MESSAGE_AUTHOR, MESSAGE_CONTENT, Chat, Message
 from backend.chats.questions import StoredQuestions, question_versions, read_questions
-from backend.core.audience import GM, Viewpoint, known_to
+from backend.core.audience import GM, Viewpoint, filter_known_to
 from backend.database.base import chunks, table_of, unindexed
 from backend.database.types import Id
 from backend.memory.index.protocol import Kind
@@ -112,7 +112,7 @@ class MessageSource:
         """Messages of active paths that are not hidden, and that the viewpoint may know."""
         query = _COUNTING
         if viewpoint != GM:
-            query = query.where(known_to(viewpoint, _ROW.audience))
+            query = query.where(filter_known_to(viewpoint, _ROW.audience))
         found: dict[UUID, Recalled] = {}
         for ids in chunks(list(source_ids)):
             asked = {"ids": ids, "owner_id": sealer.user_id}

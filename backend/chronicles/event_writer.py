@@ -31,7 +31,7 @@ from backend.chronicles.repository import (
 from backend.core.audience import PUBLIC
 from backend.database.base import chunks, new_id, now
 from backend.errors import ValidationError
-from backend.http.schemas import struct_from
+from backend.http.schemas import make_struct
 from backend.vault.sealing import Sealer
 
 AT_ONCE = 200
@@ -253,7 +253,7 @@ def touch(row: ChronicleEvent) -> None:
 async def snapshot(session: AsyncSession, sealer: Sealer, row: ChronicleEvent) -> dict[str, Any]:
     """An event as plain JSON, not sealed: what `restore` needs to put it back as it was."""
     await session.flush()
-    taken = struct_from(
+    taken = make_struct(
         _Snapshot,
         row,
         fields=open_event(sealer, row),

@@ -33,10 +33,10 @@ from backend.chronicles.models import (
     EventSource,
     EventSourceName,
 )
-from backend.core.audience import GM, PUBLIC, Viewpoint, known_to, known_to_all
+from backend.core.audience import GM, PUBLIC, Viewpoint, filter_known_to, filter_known_to_all
 from backend.database.base import chunks, new_id, unindexed
 from backend.errors import ValidationError
-from backend.http.schemas import struct_from
+from backend.http.schemas import make_struct
 from backend.vault.sealing import Sealer
 
 UNNAMED = "Chronicle"
@@ -242,7 +242,7 @@ async def current_events(
     conditions = [
         ChronicleEvent.chronicle_id == chronicle_id,
         current(),
-        known_to(viewpoint, ChronicleEvent.audience),
+        filter_known_to(viewpoint, ChronicleEvent.audience),
     ]
     if pinned:
         conditions.append(ChronicleEvent.is_pinned.expression)
@@ -265,7 +265,7 @@ async def read_events_from(
         ChronicleEvent.chronicle_id == chronicle_id,
         ChronicleEvent.id.in_(told),
         current(),
-        known_to_all(audience, ChronicleEvent.audience),
+        filter_known_to_all(audience, ChronicleEvent.audience),
     )
 
 
@@ -287,7 +287,7 @@ async def _read_events(
     rows = (await session.execute(query, execution_options={"populate_existing": True})).all()
     sources = await sources_of(session, [row[0].id for row in rows])
     return [
-        struct_from(
+        make_struct(
             StoryEvent,
             row,
             fields=open_event(sealer, row),
@@ -328,7 +328,7 @@ async def find_messages(
                 Message.status != "streaming",
             )
         )
-        found |= {row.id: struct_from(SourceMessage, row) for row in rows}
+        found |= {row.id: make_struct(SourceMessage, row) for row in rows}
     return found
 
 

@@ -20,8 +20,8 @@ from backend.core.audience import (
     PUBLIC,
     AudienceMarks,
     Viewpoint,
-    is_known_to_all,
-    known_to,
+    filter_known_to,
+    may_all_know,
 )
 from backend.database.base import unindexed
 from backend.enrichment.cleaning import clipped, shown
@@ -122,7 +122,7 @@ def find_author(sealer: Sealer, row: Any, player: Player | None) -> str:
         player is not None
         and row.role == "user"
         and row.persona_id is None
-        and is_known_to_all(row.audience, player.audience)
+        and may_all_know(row.audience, player.audience)
     ):
         return player.name
     return sealer.open(MESSAGE_AUTHOR, row.id, row.sealed_author)
@@ -434,4 +434,4 @@ def lines_between(
 ) -> tuple[ColumnElement[bool], ...]:
     """Conditions on lines behind position `after` that a viewpoint may know."""
     place = Message.position > after, Message.position <= through
-    return readable(chat), *place, known_to(viewpoint, Message.audience)
+    return readable(chat), *place, filter_known_to(viewpoint, Message.audience)

@@ -25,7 +25,7 @@ from backend.core.logs import get_logger
 from backend.database.base import new_id, now
 from backend.database.engine import Database
 from backend.errors import ForbiddenError
-from backend.http.schemas import page_of
+from backend.http.schemas import make_page
 from backend.settings import Settings
 from backend.vault.root import RootKeys
 from backend.vault.sealing import Sealer
@@ -150,7 +150,7 @@ class SessionService:
             rows = await repository.list_slots(
                 session, identity.user_id, kind, after=after, limit=limit + 1
             )
-        page, following = page_of(rows, limit)
+        page, following = make_page(rows, limit)
         return [slot for slot in page if not self._ended(slot, now())], following
 
     async def end(self, slot_id: UUID, *, owner_id: UUID, kind: TokenKind) -> None:

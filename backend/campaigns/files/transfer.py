@@ -51,7 +51,7 @@ from backend.chronicles.events import ChronicleFields
 from backend.chronicles.index_source import KIND as EVENTS
 from backend.chronicles.repository import StoryEvent, make_chronicle
 from backend.chronicles.transfer import write_events
-from backend.core.audience import GM, Viewpoint, is_known_to, known_to
+from backend.core.audience import GM, Viewpoint, filter_known_to, may_know
 from backend.core.cpu_pool import CpuPool
 from backend.database.base import chunks, read_unhurried
 from backend.database.engine import Database
@@ -237,12 +237,12 @@ async def _insert(session: AsyncSession, table: type[Any], rows: Sequence[dict[s
 async def _items(session: AsyncSession, campaign: Campaign, viewpoint: Viewpoint) -> Sequence[Any]:
     query = select(CampaignItem.id, CampaignItem.kind, CampaignItem.uses, CampaignItem.sealed_state)
     mine = CampaignItem.campaign_id == campaign.id, CampaignItem.user_id == campaign.user_id
-    query = query.where(*mine, known_to(viewpoint, CampaignItem.audience))
+    query = query.where(*mine, filter_known_to(viewpoint, CampaignItem.audience))
     return (await session.execute(query.order_by(CampaignItem.id))).all()
 
 
 def _is_known(event: StoryEvent, viewpoint: Viewpoint) -> bool:
-    return event.is_current and is_known_to(viewpoint, event.audience)
+    return event.is_current and may_know(viewpoint, event.audience)
 
 
 def _known_event(event: StoryEvent) -> StoryEvent:

@@ -19,7 +19,7 @@ from backend.campaigns.ledger.items import Kind
 from backend.campaigns.ledger.store import read_operations, read_state, refold
 from backend.campaigns.models import Campaign, CampaignChange, CampaignItem, ChangeSource
 from backend.chats.models import Message
-from backend.core.cpu_pool import unhurried
+from backend.core.cpu_pool import iterate_in_slices
 from backend.database.base import chunks, now, table_of
 from backend.vault.sealing import Sealer
 
@@ -66,7 +66,9 @@ async def _gone_on(sealer: Sealer, rows: Sequence[Any]) -> dict[UUID, tuple[Stat
     for row in rows:
         toggled.setdefault(row.item_id, []).append(row)
     found: dict[UUID, tuple[State, int]] = {}
-    async for item_id, own in unhurried(toggled.items(), lambda each: len(each[1][0].sealed_state)):
+    async for item_id, own in iterate_in_slices(
+        toggled.items(), lambda each: len(each[1][0].sealed_state)
+    ):
         first = own[0]
         if first.is_stale or first.seq < first.last or any(row.is_on_path for row in own):
             continue

@@ -16,7 +16,7 @@ from backend.campaigns.ledger.changes import EXISTS, Operations, State
 from backend.campaigns.ledger.items import STRUCTS, Kind
 from backend.campaigns.ledger.store import read_operations
 from backend.campaigns.models import CampaignChange, CampaignItem, ChangeSource
-from backend.core.cpu_pool import unhurried
+from backend.core.cpu_pool import iterate_in_slices
 from backend.database.base import chunks
 from backend.vault.sealing import Sealer
 
@@ -81,7 +81,7 @@ async def changes_since(
         rows = (
             await session.execute(_SINCE, {"items": part, "since": since, "chat": chat_id})
         ).all()
-        async for row in unhurried(rows, lambda row: len(row.sealed_operations)):
+        async for row in iterate_in_slices(rows, lambda row: len(row.sealed_operations)):
             operations = read_operations(sealer, row.id, row.sealed_operations)
             by: Any = "user" if row.actor == "import" else row.actor
             is_creation = EXISTS in operations.set

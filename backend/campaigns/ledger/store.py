@@ -38,8 +38,8 @@ from backend.campaigns.models import (
 )
 from backend.campaigns.rules import rules_of
 from backend.chats.models import Message
-from backend.core.audience import GM, PUBLIC, Audience, stored
-from backend.core.cpu_pool import unhurried
+from backend.core.audience import GM, PUBLIC, Audience, encode_audience
+from backend.core.cpu_pool import iterate_in_slices
 from backend.database.base import chunks, new_id, now, table_of
 from backend.memory.indexing.outbox import note_change
 from backend.vault.sealing import Sealer
@@ -59,7 +59,7 @@ def audience_of(state: State) -> str:
     if state.get("visible") is False:
         return GM
     listeners: Audience = msgspec.convert(state.get("audience", PUBLIC), Audience)
-    return stored(listeners)
+    return encode_audience(listeners)
 
 
 def item_row(
@@ -164,7 +164,7 @@ async def append(
     states = await _states(session, sealer, item_ids)
     new_ids = set(item_ids) - states.keys()
     ledger: list[dict[str, Any]] = []
-    async for change in unhurried(changes):
+    async for change in iterate_in_slices(changes):
         state = states.get(change.item_id, {})
         after = states[change.item_id] = applied(change.kind, state, change.operations)
         if exists(after):
@@ -192,7 +192,7 @@ async def append(
     }
     rows = [
         item_row(sealer, campaign, item_id, kind, states[item_id], seq)
-        async for item_id, (kind, seq) in unhurried(last.items())
+        async for item_id, (kind, seq) in iterate_in_slices(last.items())
     ]
     await _write(
         session,
@@ -245,7 +245,7 @@ async def refold(
         folded |= await fold_items(session, sealer, unknown)
         rows = [
             item_row(sealer, campaign, item_id, kinds[item_id], state, seq)
-            async for item_id, (state, seq) in unhurried(folded.items())
+            async for item_id, (state, seq) in iterate_in_slices(folded.items())
         ]
         await _write(session, rows, [])
 
@@ -293,7 +293,7 @@ async def _states(
     found: dict[UUID, State] = {}
     for part in chunks(item_ids, AT_ONCE):
         rows = (await session.execute(_STATES, {"items": part})).all()
-        async for row in unhurried(rows, lambda row: len(row.sealed_state)):
+        async for row in iterate_in_slices(rows, lambda row: len(row.sealed_state)):
             found[row.id] = read_state(sealer, row.id, row.sealed_state)
     return found
 

@@ -24,8 +24,8 @@ from backend.core.audience import (
     PUBLIC,
     AudienceMarks,
     Viewpoint,
-    known_to,
-    stored,
+    encode_audience,
+    filter_known_to,
 )
 from backend.database.base import chunks, table_of, unindexed
 from backend.memory.index.protocol import Kind
@@ -220,7 +220,7 @@ async def recalled(
     """Items, given with their campaigns, as memories: with where they are, and with `facts`."""
 
     def recall(item_id: UUID, campaign_id: UUID, item: Item) -> Recalled:
-        audience = stored(getattr(item, "audience", PUBLIC))
+        audience = encode_audience(getattr(item, "audience", PUBLIC))
         names = {
             each: marks.mark(entity.name, entity.audience, within=audience)
             for each in _list_named(item)
@@ -322,7 +322,7 @@ async def find_origins(
 def _known(query: Select[*tuple[Any, ...]], viewpoint: Viewpoint) -> Select[*tuple[Any, ...]]:
     if viewpoint == GM:
         return query
-    return query.where(known_to(viewpoint, _ITEMS.c.audience))
+    return query.where(filter_known_to(viewpoint, _ITEMS.c.audience))
 
 
 def _open(sealer: Sealer, row: Any) -> Item:

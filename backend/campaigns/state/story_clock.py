@@ -17,7 +17,7 @@ from backend.campaigns.ledger.store import read_operations
 from backend.campaigns.models import CampaignChange, ChangeSource
 from backend.campaigns.state.index_source import find_origins
 from backend.chats.models import Chat, Message
-from backend.core.cpu_pool import unhurried
+from backend.core.cpu_pool import iterate_in_slices
 from backend.database.base import chunks, unindexed
 from backend.memory.indexing.sources import Recalled
 from backend.vault.sealing import Sealer
@@ -166,7 +166,7 @@ class StoryClock(UserSignedOut):
         asked = {"campaign": campaign_id, "owner": sealer.user_id, "after": kept.last_seq}
         rows = (await session.execute(_NEW, asked)).all()
         new: list[tuple[UUID, Operations]] = []
-        async for row in unhurried(rows, lambda row: len(row.sealed_operations)):
+        async for row in iterate_in_slices(rows, lambda row: len(row.sealed_operations)):
             operations = read_operations(sealer, row.id, row.sealed_operations).only(_FIELDS)
             if operations.touched():
                 new.append((row.id, operations))

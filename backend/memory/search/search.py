@@ -32,7 +32,7 @@ from uuid import UUID
 import numpy as np
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from backend.core.audience import GM, Viewpoint, wanted_keywords
+from backend.core.audience import GM, Viewpoint, find_required_keywords
 from backend.core.cpu_pool import CpuPool
 from backend.core.logs import get_logger
 from backend.core.reasons import Reason, ReasonKind
@@ -290,7 +290,7 @@ class MemorySearch:
             dense=None if vector is None else blinder.turn(vector),
             blinder=blinder,
             limit=parsed_query.LIMIT * request.depth,
-            audience=wanted_keywords(request.viewpoint),
+            audience=find_required_keywords(request.viewpoint),
         )
         queries = await self._pool.run(user_id, plan, size=size)
         asked = deeper(queries) if request.room else [query for _, query in queries]
