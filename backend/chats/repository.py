@@ -18,7 +18,7 @@ from backend.chats.errors import ChatNotFoundError, MessageNotFoundError
 from backend.chats.models import Chat, ChatCharacter, Message
 from backend.chats.tree import climb_from
 from backend.core.audience import GM, PUBLIC, Viewpoint, filter_known_to
-from backend.database.base import chunks
+from backend.database.base import split_chunks
 from backend.generation.model import Role
 
 PAGE = 500
@@ -162,7 +162,7 @@ async def sibling_places(
     query = _places(roots=None in parents, others=bool(parents - {None}))
     family = {"chat_id": messages[0].chat_id, "parents": list(parents - {None})}
     found: dict[UUID, tuple[int, int]] = {}
-    for ids in chunks([row.id for row in messages], PAGE):
+    for ids in split_chunks([row.id for row in messages], PAGE):
         rows = await session.execute(query, {**family, "ids": ids})
         found |= {row.id: (row.place, row.count) for row in rows}
     return found

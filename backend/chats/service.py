@@ -40,7 +40,7 @@ from backend.chats.token_counting import CountUnit
 from backend.core.audience import GM, PUBLIC
 from backend.core.cpu_pool import CpuPool, iterate_in_slices
 from backend.core.events import Participants
-from backend.database.base import chunks, new_id, now
+from backend.database.base import new_id, now, split_chunks
 from backend.database.engine import Database
 from backend.errors import ValidationError
 from backend.generation.tokens import best_tokenizer
@@ -358,7 +358,7 @@ async def _copy_path(
     async for page in repository.path_pages(session, message):
         opened = iterate_in_slices(page, lambda row: 2 * len(row.sealed_content))
         rows += [copied_row(sealer, row, fork_id, copied) async for row in opened]
-    for part in chunks(rows, tree.AT_ONCE):
+    for part in split_chunks(rows, tree.AT_ONCE):
         await session.execute(insert(Message), part)
     return copied
 

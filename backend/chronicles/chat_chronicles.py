@@ -42,7 +42,7 @@ from backend.chronicles.repository import (
 )
 from backend.core.audience import intersect_audiences
 from backend.core.cpu_pool import iterate_in_slices
-from backend.database.base import UNSYNCHRONISED
+from backend.database.base import UNSYNCHRONIZED
 from backend.memory.indexing.outbox import IndexOutbox
 
 MAX_NOTED = 1_000
@@ -194,7 +194,7 @@ class ChatChronicles(AudienceChanged, ChatCopied, ChatDeleted, WorldParted):
         elsewhere = EventSource.event_id.in_(select(ChronicleEvent.id).where(*mine))
         await session.execute(
             delete(EventSource).where(elsewhere, EventSource.chat_id != fork.id),
-            execution_options=UNSYNCHRONISED,
+            execution_options=UNSYNCHRONIZED,
         )
         await lead_over(session, ChronicleEvent.audience, translate, *mine)
 

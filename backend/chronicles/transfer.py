@@ -57,7 +57,7 @@ from backend.chronicles.repository import (
 from backend.chronicles.schemas import Moment, Sources, Summary
 from backend.core.audience import GM, PUBLIC
 from backend.core.cpu_pool import CpuPool, iterate_in_slices
-from backend.database.base import chunks, new_id
+from backend.database.base import new_id, split_chunks
 from backend.database.engine import Database
 from backend.http.schemas import convert_list, make_struct
 from backend.memory.indexing.outbox import IndexOutbox
@@ -410,7 +410,7 @@ async def _read_known(
     revisions = {row.id: row.revision for row in rows}
     known = {each: at for each, at in seen.items() if revisions.get(each) == at.revision}
     news = [each for each in revisions if each not in known]
-    for ids in chunks(news, AT_ONCE):
+    for ids in split_chunks(news, AT_ONCE):
         owned = ChronicleEvent.id.in_(ids), ChronicleEvent.user_id == sealer.user_id
         for event in await session.scalars(select(ChronicleEvent).where(*owned)):
             same = _same(open_event(sealer, event), event.happened_at)

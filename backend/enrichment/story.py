@@ -23,7 +23,7 @@ from backend.core.audience import (
     filter_known_to,
     may_all_know,
 )
-from backend.database.base import unindexed
+from backend.database.base import skip_index
 from backend.enrichment.cleaning import clipped, shown
 from backend.enrichment.llm_selection import Reader
 from backend.enrichment.models import EnrichmentMark
@@ -214,7 +214,7 @@ async def is_unchanged(session: AsyncSession, stretch: TranscriptSlice) -> bool:
     rows = await session.execute(
         select(Message.id, Message.updated_at).where(
             Message.id.in_(ids),
-            unindexed(Message.chat_id) == stretch.chat_id,
+            skip_index(Message.chat_id) == stretch.chat_id,
             Message.is_active,
             ~Message.hidden,
             Message.status != "streaming",

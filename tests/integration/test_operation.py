@@ -106,7 +106,7 @@ async def test_without_its_database_it_is_alive_and_not_ready(
         assert parts["database"] == {
             "name": "database",
             "ready": False,
-            "detail": "The database does not answer",
+            "detail": "The database does not respond",
             "needed": True,
         }
         ok(await client.get("/health"))

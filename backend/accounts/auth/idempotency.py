@@ -160,7 +160,7 @@ class IdempotencyMiddleware(ASGIMiddleware):
     ) -> _Work | tuple[int, KeptAnswer]:
         """The work of a request that is to be done, or the status and answer that it got before."""
         sealer = identity.sealer
-        key_digest = digest(sealer.derived("idempotency"), identity.slot_id.bytes, key.encode())
+        key_digest = digest(sealer.derive_key("idempotency"), identity.slot_id.bytes, key.encode())
         is_same = (
             IdempotentRequest.user_id == identity.user_id,
             IdempotentRequest.key_digest == key_digest,
@@ -314,7 +314,7 @@ def _fingerprint(
     if boundary := request.content_type[1].get("boundary", ""):
         body = body.replace(boundary.encode("latin-1", "replace"), b"")
     return digest(
-        identity.sealer.derived("idempotency"),
+        identity.sealer.derive_key("idempotency"),
         request.method.encode(),
         request.scope["path"].encode(),
         request.scope["query_string"],

@@ -29,7 +29,7 @@ from backend.database.base import now
 from backend.database.engine import Database
 from backend.errors import ForbiddenError
 from backend.http.schemas import RAISES, Page, PageSize, make_page
-from backend.vault.slots import lookup_hash, new_token
+from backend.vault.slots import hash_for_lookup, make_token
 
 
 class AdministrationService:
@@ -66,10 +66,10 @@ class AdministrationService:
 
     async def invite(self, identity: Identity, *, days: int) -> InvitationView:
         """Make an invitation. Its code is kept nowhere."""
-        code, secret = new_token(INVITATION_PREFIX)
+        code, secret = make_token(INVITATION_PREFIX)
         invitation = Invitation(
             created_by=identity.user_id,
-            lookup=lookup_hash(secret),
+            lookup=hash_for_lookup(secret),
             expires_at=now() + timedelta(days=days),
         )
         async with self._database.write() as session:

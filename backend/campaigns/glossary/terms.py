@@ -24,7 +24,7 @@ from backend.campaigns.models import Campaign, CampaignItem
 from backend.chats.models import Message
 from backend.core.audience import GM, NAMELESS_MARKS, AudienceMarks, decode_audience
 from backend.core.cpu_pool import iterate_in_slices
-from backend.database.base import UNSYNCHRONISED, chunks, new_id
+from backend.database.base import UNSYNCHRONIZED, new_id, split_chunks
 from backend.vault.sealing import Sealer
 
 MAX_PROPOSED = 200
@@ -139,12 +139,12 @@ async def propose_terms(
 
 async def count_uses(session: AsyncSession, ids: Collection[UUID]) -> None:
     """Note that one more reply uses these terms."""
-    for part in chunks(sorted(ids)):
+    for part in split_chunks(sorted(ids)):
         await session.execute(
             update(CampaignItem)
             .where(CampaignItem.id.in_(part))
             .values(uses=CampaignItem.uses + 1, updated_at=CampaignItem.updated_at),
-            execution_options=UNSYNCHRONISED,
+            execution_options=UNSYNCHRONIZED,
         )
 
 

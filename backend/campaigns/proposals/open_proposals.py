@@ -20,7 +20,7 @@ from backend.campaigns.proposals.store import ProposalText, is_settled, read_tex
 from backend.chats.models import Chat, Message
 from backend.core.audience import Viewpoint, may_know
 from backend.core.cpu_pool import iterate_in_slices
-from backend.database.base import chunks
+from backend.database.base import split_chunks
 from backend.errors import ValidationError
 from backend.vault.sealing import Sealer
 
@@ -166,14 +166,14 @@ async def open_proposals(
     """Proposals of a campaign with their lines, and what they concern as it is now."""
     texts = {row.id: read_text(sealer, row) async for row in iterate_in_slices(rows)}
     lines: dict[UUID, list[Line]] = {}
-    for part in chunks(list(texts), AT_ONCE):
+    for part in split_chunks(list(texts), AT_ONCE):
         for found in await session.execute(_LINES.where(ProposalSource.proposal_id.in_(part))):
             is_told = bool(found.is_active) and found.campaign_id == campaign.id
             line = Line(found.message_id, found.chat_id, is_told, found.audience or "gm")
             lines.setdefault(found.proposal_id, []).append(line)
     concerned = {row.id: _concerned(row, texts[row.id]) for row in rows}
     items: dict[UUID, Concerned] = {}
-    for part in chunks(list({each for ids in concerned.values() for each in ids}), AT_ONCE):
+    for part in split_chunks(list({each for ids in concerned.values() for each in ids}), AT_ONCE):
         query = select(CampaignItem).where(
             CampaignItem.id.in_(part),
             CampaignItem.campaign_id == campaign.id,

@@ -27,7 +27,7 @@ from backend.core.audience import (
     encode_audience,
     filter_known_to,
 )
-from backend.database.base import chunks, table_of, unindexed
+from backend.database.base import get_table, skip_index, split_chunks
 from backend.memory.index.protocol import Kind
 from backend.memory.indexing.documents import Document, item_documents
 from backend.memory.indexing.sources import (
@@ -64,8 +64,8 @@ def _counts() -> ColumnElement[bool]:
 
 
 # Built once, and of the table: what the ORM adds to a statement of rows takes longer than the rows.
-_ITEMS = table_of(CampaignItem)
-_IS_OWN = unindexed(_ITEMS.c.user_id) == bindparam("owner")
+_ITEMS = get_table(CampaignItem)
+_IS_OWN = skip_index(_ITEMS.c.user_id) == bindparam("owner")
 _READ = select(_ITEMS.c.id, _ITEMS.c.campaign_id, _ITEMS.c.kind, _ITEMS.c.sealed_state).where(
     _ITEMS.c.id.in_(bindparam("ids", expanding=True)), _IS_OWN, _counts()
 )
@@ -92,7 +92,7 @@ _ROWS = select(
     _ITEMS.c.sealed_state,
 ).where(
     _ITEMS.c.id.in_(bindparam("ids", expanding=True)),
-    unindexed(_ITEMS.c.campaign_id) == bindparam("campaign"),
+    skip_index(_ITEMS.c.campaign_id) == bindparam("campaign"),
     _IS_OWN,
     _counts(),
 )
@@ -106,7 +106,7 @@ _ORIGINS = (
     .join(ChangeSource, ChangeSource.change_id == CampaignChange.id)
     .where(
         CampaignChange.item_id.in_(bindparam("ids", expanding=True)),
-        unindexed(CampaignChange.user_id) == bindparam("owner"),
+        skip_index(CampaignChange.user_id) == bindparam("owner"),
         CampaignChange.is_on_path,
         ~CampaignChange.is_undone,
     )
@@ -271,7 +271,7 @@ async def read_items(
     wanted = list(dict.fromkeys(item_ids))
     if kept is not None:
         found, wanted = kept.items(wanted, viewpoint)
-    for ids in chunks(wanted):
+    for ids in split_chunks(wanted):
         asked = {"ids": ids, "owner": sealer.user_id}
         for row in await session.execute(_known(_READ, viewpoint), asked):
             found[row.id] = row.campaign_id, _open(sealer, row)

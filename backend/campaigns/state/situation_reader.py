@@ -39,7 +39,7 @@ from backend.campaigns.state.snapshot import Names
 from backend.campaigns.state.state_block import MAX_DETAILED, Form, Known, Placed, Situation, ranked
 from backend.core.audience import GM, AudienceMarks, Viewpoint, filter_known_to, may_know
 from backend.core.cpu_pool import iterate_in_slices
-from backend.database.base import table_of
+from backend.database.base import get_table
 
 MAX_MENTIONED = 8
 MAX_FACTS = 12
@@ -322,7 +322,7 @@ def _echo_lines(marks: AudienceMarks, echoes: Iterable[Echo], kind: EchoKind) ->
 _seq = attrgetter("seq")
 
 
-_ITEMS = table_of(CampaignItem)
+_ITEMS = get_table(CampaignItem)
 _COLUMNS = (
     _ITEMS.c.id,
     _ITEMS.c.kind,
