@@ -99,8 +99,8 @@ class JobController(Controller):
         """A job's progress as server-sent events, until it ends.
 
         `state` is the first event and follows each change of state, with the whole job; `progress`
-        has `{done, total}`; the last event is `done`, or `state` with `dead`. The stream begins with
-        the current state, so simply reconnect after an interruption. A deleted job is done.
+        has `{done, total}`; the last event is `done`, or `state` with `dead`. The stream begins
+        with the current state, so reconnect after an interruption. A deleted job is done.
         """
         await jobs.get(identity.user_id, job_id)
         return Stream(
