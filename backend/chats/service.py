@@ -47,7 +47,7 @@ from backend.generation.tokens import best_tokenizer
 from backend.http.schemas import Page, check_revision, make_page, make_struct, merge_patch
 from backend.llm.user_models import UserModels
 from backend.memory.indexing.outbox import IndexOutbox
-from backend.quotas.service import CheckAdded, unlimited
+from backend.quotas.service import CheckAdded, check_nothing
 from backend.settings import Settings
 from backend.vault.sealing import Sealer
 
@@ -80,7 +80,7 @@ class ChatService:
         pool: CpuPool,
         chronicle: ChooseChronicle,
         participants: Participants | None = None,
-        check_added: CheckAdded = unlimited,
+        check_added: CheckAdded = check_nothing,
     ) -> None:
         self._check_added = check_added
         self._pool = pool

@@ -24,7 +24,7 @@ from backend.lorebooks.index_source import KIND
 from backend.lorebooks.models import LORE_STATE, ChatLorebook, Lorebook, LoreEntryRow, LoreState
 from backend.lorebooks.records import open_book, open_entry, sealed_book, sealed_entry
 from backend.memory.indexing.outbox import IndexOutbox
-from backend.quotas.service import CheckAdded, unlimited
+from backend.quotas.service import CheckAdded, check_nothing
 from backend.vault.sealing import Sealer
 
 AT_ONCE = 200
@@ -34,7 +34,7 @@ AT_ONCE = 200
 class ChatLore(ChatCopied, ChatDeleted):
     """Copies what a chat has of lorebooks, and takes along what goes with it."""
 
-    def __init__(self, outbox: IndexOutbox, *, check_added: CheckAdded = unlimited) -> None:
+    def __init__(self, outbox: IndexOutbox, *, check_added: CheckAdded = check_nothing) -> None:
         self._outbox = outbox
         self._check_added = check_added
 

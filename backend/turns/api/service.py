@@ -126,7 +126,7 @@ class TurnService:
             await self._quotas.check(TOKENS_PER_DAY, identity.user_id)
             with self._quotas.turns.hold(identity.user_id) as permit:
                 run = await self._prepare(identity, chat_id, request, turn_id, fingerprint)
-                permit.until(run.finished)
+                permit.extend(run.finished)
         except _ReplayError:
             return turn_id
         except QuotaExceededError:
@@ -154,7 +154,7 @@ class TurnService:
             with self._quotas.turns.hold(identity.user_id) as permit:
                 run, event_id = await self._waiting.choose(identity, turn_id, choice)
                 if run is not None:
-                    permit.until(run.finished)
+                    permit.extend(run.finished)
                     self.runs.start(run)
         return event_id
 
