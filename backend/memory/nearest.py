@@ -2,7 +2,7 @@
 
 A question in other words than its answer has chance words in common with many other lines. These
 stand above the answer, and the answer does not reach the thresholds. What that costs and brings:
-docs/retrieval.md.
+docs/explanation/quality.md.
 """
 
 from __future__ import annotations

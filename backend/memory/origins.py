@@ -2,7 +2,7 @@
 
 An event says in other words what its lines say, and a question may be near to either. So the lines
 of what was found stand higher, and those that were not found themselves come in, too.
-What it brings: docs/retrieval.md.
+What it brings: docs/explanation/quality.md.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """What is asked for, read out of the text that asks, and the queries that go to the index.
 
-Pure. What of it helps, and how much: docs/retrieval.md. The sequence of a search stands at the head
-of `search`.
+Pure. The figures are in docs/explanation/quality.md, the sequence of a search at the head of `search`.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Words that questions are made of and that name times, by language, out of `query_words.toml`.
 
-Why no library reads the times: docs/retrieval.md.
+Why no library reads the times: docs/explanation/quality.md.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """From what each signal found to one ranked list.
 
 Scores are fused, not ranks: rank fusion gives the tenth hit of a signal that found nothing much
-the same say as the tenth of one that found a lot. What each signal brings: docs/retrieval.md.
+the same say as the tenth of one that found a lot. The effect of each signal:
+docs/explanation/quality.md.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """What a memory must reach to be brought up at all: nothing rather than noise.
 
 On cosine and BM25 as they come from the index, never on the fused score: its best is near 1
-whatever was asked. Chosen on data: docs/retrieval.md.
+whatever was asked. Chosen on data: docs/explanation/quality.md.
 """
 
 from __future__ import annotations

@@ -39,7 +39,7 @@ def test_every_part_that_follows_from_the_code_stands_on_one_page() -> None:
 
 
 def test_every_setting_is_explained_once() -> None:
-    page = (ROOT / "docs/configuration.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs/reference/configuration.md").read_text(encoding="utf-8")
 
     assert sorted(re.findall(r"^\| `((?:TALEKEEPER|HF)_\w+)`", page, re.MULTILINE)) == sorted(
         VARIABLES
@@ -65,6 +65,44 @@ def test_no_two_errors_share_a_type() -> None:
     slugs = [kind.slug for kind in app_errors() if "slug" in vars(kind)]
 
     assert sorted(slugs) == sorted(set(slugs))
+
+
+def test_every_page_that_the_code_names_exists() -> None:
+    named = {
+        name
+        for folder in ("backend", "scripts", "tests")
+        for path in ROOT.glob(f"{folder}/**/*.py")
+        for name in re.findall(r"(?<![/.\w])docs/[\w/-]+\.md", path.read_text(encoding="utf-8"))
+    }
+
+    assert sorted(name for name in named if not (ROOT / name).exists()) == []
+
+
+@pytest.mark.parametrize("path", PAGES, ids=relative)
+def test_every_link_to_a_section_leads_to_one(path: Path) -> None:
+    links = re.findall(r"\]\(([^)#\s:]*)#([^)\s]+)\)", path.read_text(encoding="utf-8"))
+
+    missing = [
+        f"{link}#{section}"
+        for link, section in links
+        if section not in sections(path.parent / link if link else path)
+    ]
+    assert missing == []
+
+
+@pytest.mark.parametrize("path", PAGES, ids=relative)
+def test_every_page_of_the_documentation_is_on_the_map(path: Path) -> None:
+    if "decisions" in path.parts or path.parent == ROOT:
+        return
+    links = re.findall(r"\]\(([^)#\s]+)", (ROOT / "docs/README.md").read_text(encoding="utf-8"))
+
+    assert path.relative_to(ROOT / "docs").as_posix() in {"README.md", *links}
+
+
+def sections(path: Path) -> set[str]:
+    """The anchors of a page's headings, as GitHub makes them."""
+    headings = re.findall(r"^#+ (.+)$", path.read_text(encoding="utf-8"), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
 @pytest.mark.parametrize("path", PAGES, ids=relative)
