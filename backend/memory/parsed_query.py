@@ -1,6 +1,6 @@
 """What is asked for, read out of the text that asks, and the queries that go to the index.
 
-Pure. The figures are in docs/explanation/quality.md, the sequence of a search at the head of `search`.
+Pure. docs/explanation/quality.md has the figures; the head of `search` has the sequence of a search.
 """
 
 from __future__ import annotations
