@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from backend.campaigns.items import Kind
+from backend.campaigns.ledger.items import Kind
 from backend.generation.model import Finish, ModelSpec, Piece, Prompt, TextPiece, TokenUsage
 from backend.generation.registry import ModelRegistry
 from backend.generation.sampling import SAMPLING_FIELDS, Sampling

@@ -13,7 +13,7 @@ from sqlalchemy import func, select
 from backend.campaigns.play.table import Table
 from backend.database.engine import Database
 from backend.turns.models import Turn
-from backend.turns.turn_run import TurnRun
+from backend.turns.run.turn_run import TurnRun
 from scripts._bench import client, open_account, serving, until_idle
 from scripts._bench_table import DatabaseName, Row, new_database
 from scripts._stopwatch import hashed_words, prompt_settings

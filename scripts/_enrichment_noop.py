@@ -13,12 +13,12 @@ import sys
 import uvloop
 from sqlalchemy import Column, Integer, MetaData, Table, insert
 
+from backend.core.logs import configure_logging
 from backend.database.engine import Database
 from backend.jobs.keys import JobKeys
 from backend.jobs.queue import JobQueue
 from backend.jobs.running import JobKind, RunningJob
 from backend.jobs.worker import Worker
-from backend.logs import configure_logging
 from scripts._bench import ROOT
 
 KIND = "bench.noop"

@@ -16,7 +16,8 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from backend.cli import main
-from backend.jobs import candidates, running, worker
+from backend.jobs import claims as candidates
+from backend.jobs import running, worker
 from backend.memory.index import server
 from backend.settings import Settings
 from scripts._enrichment_index import RemoteIndex

@@ -25,19 +25,19 @@ from typing import Any
 import aiosqlite
 from litestar.response.streaming import ASGIStreamingResponse
 
-from backend.accounts.middleware import IdentityMiddleware
+from backend.accounts.auth.middleware import IdentityMiddleware
 from backend.cli import main
 from backend.jobs.running import RunningJob
 from backend.jobs.worker import Worker
-from backend.memory.indexer import Indexer
+from backend.memory.indexing.indexer import Indexer
 from backend.quotas.middleware import QuotaMiddleware
-from backend.turns.assemble import PromptAssembler
-from backend.turns.builder import PromptBuilder
-from backend.turns.runs import RunRegistry
-from backend.turns.service import TurnService
-from backend.turns.start import TurnStarter
-from backend.turns.store import TurnStore
-from backend.turns.turn_run import TurnRun
+from backend.turns.api.service import TurnService
+from backend.turns.prompt.assemble import PromptAssembler
+from backend.turns.prompt.builder import PromptBuilder
+from backend.turns.run.registry import RunRegistry
+from backend.turns.run.start import TurnStarter
+from backend.turns.run.store import TurnStore
+from backend.turns.run.turn_run import TurnRun
 
 STAGES: dict[str, tuple[tuple[type, str], ...]] = {
     "request: HTTP, who asks, limits": (

@@ -32,7 +32,7 @@ from typing import get_args
 
 import uvloop
 
-from backend.logs import configure_logging
+from backend.core.logs import configure_logging
 from scripts._bench import SHARED, made_up, utterances
 from scripts._bench_table import DatabaseName, Row, print_rows
 from scripts._campaign_compaction import ROUNDS as COMPACTED_ROUNDS

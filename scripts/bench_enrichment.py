@@ -22,7 +22,7 @@ from typing import Any, get_args
 
 import uvloop
 
-from backend.logs import configure_logging
+from backend.core.logs import configure_logging
 from scripts._bench import SHARED
 from scripts._bench_table import DatabaseName, Row, new_database, print_rows
 from scripts._enrichment_latency import Pace, bench_latency

@@ -27,16 +27,16 @@ from uuid import UUID, uuid5
 
 from backend.chats.drafts import place_in_scene
 from backend.chats.models import Message
-from backend.cpu_pool import CpuPool
-from backend.logs import configure_logging
-from backend.memory import query_words
-from backend.memory.documents import Line
+from backend.core.cpu_pool import CpuPool
+from backend.core.logs import configure_logging
 from backend.memory.embedding.local import LocalEmbedder
-from backend.memory.findings import SearchRequest
 from backend.memory.index.edge import open_edge
 from backend.memory.index.protocol import ScopePart
-from backend.memory.points import Blinders, PointMaker
-from backend.memory.search import MemorySearch
+from backend.memory.indexing.documents import Line
+from backend.memory.indexing.points import Blinders, PointMaker
+from backend.memory.search import words as query_words
+from backend.memory.search.request import SearchRequest
+from backend.memory.search.search import MemorySearch
 from backend.vault.sealing import Sealer
 from scripts.bench_locomo import (
     SHARED,

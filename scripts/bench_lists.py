@@ -29,20 +29,20 @@ from pathlib import Path
 from typing import Any
 from uuid import UUID, uuid5
 
-from backend.audience import Viewpoint
 from backend.chats.drafts import place_in_scene
 from backend.chats.models import Message
-from backend.cpu_pool import CpuPool
-from backend.logs import configure_logging
-from backend.memory.documents import Line, lore_documents
+from backend.core.audience import Viewpoint
+from backend.core.cpu_pool import CpuPool
+from backend.core.logs import configure_logging
 from backend.memory.embedding.local import LocalEmbedder
-from backend.memory.findings import SearchRequest
 from backend.memory.index.edge import open_edge
 from backend.memory.index.protocol import Kind, ScopePart
-from backend.memory.points import Attempt, Blinders, PointMaker
-from backend.memory.search import MemorySearch
-from backend.memory.sources import Recalled
-from backend.turns.retrieval import MAX_ITEMS, MAX_SHORT_ITEMS, ROOM
+from backend.memory.indexing.documents import Line, lore_documents
+from backend.memory.indexing.points import Attempt, Blinders, PointMaker
+from backend.memory.indexing.sources import Recalled
+from backend.memory.search.request import SearchRequest
+from backend.memory.search.search import MemorySearch
+from backend.turns.prompt.retrieval import MAX_ITEMS, MAX_SHORT_ITEMS, ROOM
 from backend.vault.sealing import Sealer
 from scripts._vectors import KeptVectors
 from scripts.bench_locomo import (

@@ -45,23 +45,16 @@ from tokenizers import Tokenizer
 
 from backend.chats.drafts import place_in_scene
 from backend.chats.models import Message
-from backend.cpu_pool import CpuPool
-from backend.logs import configure_logging
-from backend.memory import features, mmr, parsed_query, ranking, signals
-from backend.memory.collections import Collections
-from backend.memory.diversity import SCENE, breadth, diversified, over_scenes
-from backend.memory.documents import (
-    WINDOW,
-    Line,
-    message_documents,
-    question_documents,
-    scene_document,
-)
-from backend.memory.embedding.cosines import ModelCosines, cosines_of, measured_cosines
+from backend.core.cpu_pool import CpuPool
+from backend.core.logs import configure_logging
 from backend.memory.embedding.local import LocalEmbedder
-from backend.memory.embedding.protocol import Embedder, Floats
-from backend.memory.few import add_few
-from backend.memory.findings import SearchRequest
+from backend.memory.embedding.protocol import (
+    Embedder,
+    Floats,
+    ModelCosines,
+    cosines_of,
+    measured_cosines,
+)
 from backend.memory.index.edge import open_edge
 from backend.memory.index.protocol import (
     Point,
@@ -72,16 +65,35 @@ from backend.memory.index.protocol import (
     VectorIndex,
     VectorName,
 )
-from backend.memory.line_words import scale_to_large_corpus
-from backend.memory.nearest import deeper, nearest, split, with_nearest
-from backend.memory.placement import Placement
-from backend.memory.points import Attempt, Blinders, PointMaker, speaker_id
-from backend.memory.ranking import Weights
-from backend.memory.search import MemorySearch
-from backend.memory.signals import Candidate, Found
-from backend.memory.terms import blinded, query_terms
-from backend.memory.thresholds import RankingThresholds, relevant
-from backend.turns.retrieval import MAX_ITEMS, MAX_SHORT_ITEMS, ROOM
+from backend.memory.indexing.collections import Collections, Placement
+from backend.memory.indexing.documents import (
+    WINDOW,
+    Line,
+    message_documents,
+    question_documents,
+    scene_document,
+)
+from backend.memory.indexing.points import Attempt, Blinders, PointMaker, speaker_id
+from backend.memory.search import features, ranking
+from backend.memory.search import features as signals
+from backend.memory.search import query as parsed_query
+from backend.memory.search import ranking as mmr
+from backend.memory.search.features import Candidate, Found
+from backend.memory.search.line_words import scale_to_large_corpus
+from backend.memory.search.ranking import (
+    SCENE,
+    RankingThresholds,
+    Weights,
+    breadth,
+    diversified,
+    over_scenes,
+    relevant,
+)
+from backend.memory.search.recall import add_few, deeper, nearest, split, with_nearest
+from backend.memory.search.request import SearchRequest
+from backend.memory.search.search import MemorySearch
+from backend.memory.search.terms import blinded, query_terms
+from backend.turns.prompt.retrieval import MAX_ITEMS, MAX_SHORT_ITEMS, ROOM
 from backend.vault.sealing import Sealer
 from scripts._vectors import KeptVectors
 

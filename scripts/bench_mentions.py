@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 from uuid import UUID, uuid4
 
-from backend.campaigns.roster import Member, Roster
+from backend.campaigns.names.roster import Member, Roster
 
 FIXTURES = Path(__file__).parents[1] / "tests" / "fixtures"
 SETS = {

@@ -29,15 +29,15 @@ from uuid import UUID
 import uvloop
 
 from backend.container import Services
+from backend.core.logs import configure_logging
 from backend.database.base import now
 from backend.database.engine import Database
 from backend.database.migrate import upgrade
-from backend.llm.provider_schemas import NewProvider
-from backend.logs import configure_logging
-from backend.memory.collections import EXPECTED_SECONDS
+from backend.llm.providers.schemas import NewProvider
 from backend.memory.embedding.openai_compatible import OpenAICompatibleEmbedder
-from backend.memory.findings import SearchRequest
 from backend.memory.index.protocol import ScopePart
+from backend.memory.indexing.collections import EXPECTED_SECONDS
+from backend.memory.search.request import SearchRequest
 from backend.settings import Settings
 from scripts._bench import (
     SHARED,

@@ -41,21 +41,21 @@ from uuid import UUID, uuid5
 from backend.chats.drafts import place_in_scene
 from backend.chats.models import Message
 from backend.context.budget import fill
-from backend.cpu_pool import CpuPool
+from backend.core.cpu_pool import CpuPool
+from backend.core.logs import configure_logging
 from backend.generation.tokens import MESSAGE_OVERHEAD, get_tokenizer
-from backend.logs import configure_logging
-from backend.memory import mmr
-from backend.memory.documents import Line
 from backend.memory.embedding.local import LocalEmbedder
-from backend.memory.findings import SearchRequest
 from backend.memory.index.edge import open_edge
 from backend.memory.index.protocol import ScopePart
-from backend.memory.nearest import with_nearest
-from backend.memory.points import Blinders, PointMaker
-from backend.memory.search import MemorySearch
-from backend.memory.signals import Candidate
-from backend.memory.terms import query_terms
-from backend.turns.retrieval import MAX_ITEMS, MAX_SHORT_ITEMS, ROOM
+from backend.memory.indexing.documents import Line
+from backend.memory.indexing.points import Blinders, PointMaker
+from backend.memory.search import ranking as mmr
+from backend.memory.search.features import Candidate
+from backend.memory.search.recall import with_nearest
+from backend.memory.search.request import SearchRequest
+from backend.memory.search.search import MemorySearch
+from backend.memory.search.terms import query_terms
+from backend.turns.prompt.retrieval import MAX_ITEMS, MAX_SHORT_ITEMS, ROOM
 from backend.vault.sealing import Sealer
 from scripts._vectors import KeptVectors
 from scripts.bench_locomo import (

@@ -38,11 +38,11 @@ import uvicorn
 from litestar import Litestar, post
 from litestar.response import Stream
 
+from backend.core.logs import configure_logging
 from backend.database.engine import Database
-from backend.generation.anthropic import AnthropicConfig
+from backend.generation.adapters.anthropic import AnthropicConfig
 from backend.generation.registry import ModelRegistry
 from backend.generation.tokens import get_tokenizer
-from backend.logs import configure_logging
 from backend.settings import Settings
 from scripts._bench import SHARED, client, made_up, open_account, serving, utterances
 from scripts._bench_table import Row, new_database, print_rows

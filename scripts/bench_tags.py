@@ -18,7 +18,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from backend.campaigns.tags import TAGS, find_tags
+from backend.campaigns.glossary.tags import TAGS, find_tags
 
 FIXTURES = Path(__file__).parents[1] / "tests" / "fixtures"
 SETS = {"tuned with": "tagged_replies.json", "held out": "tagged_replies_held_out.json"}

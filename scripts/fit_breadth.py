@@ -17,7 +17,7 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from backend.logs import configure_logging
+from backend.core.logs import configure_logging
 from backend.memory.embedding.local import LocalEmbedder
 from scripts._vectors import KeptVectors
 from scripts.bench_locomo import (

@@ -24,9 +24,9 @@ from typing import Any
 import httpx
 from playwright.async_api import Browser, BrowserContext, Page, async_playwright
 
+from backend.core.logs import configure_logging
 from backend.database.engine import Database
 from backend.database.migrate import upgrade
-from backend.logs import configure_logging
 from backend.settings import Settings
 from backend.web.controller import FOLDER, INDEX, PageFiles
 from scripts import _bench as bench

@@ -27,7 +27,7 @@ from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
 import backend
-from backend.accounts.middleware import NEEDS, PUBLIC
+from backend.accounts.auth.middleware import NEEDS, PUBLIC
 from backend.app import API, API_CONTROLLERS, PLAIN_CONTROLLERS
 from backend.errors import AppError
 from backend.settings import Settings

@@ -11,7 +11,10 @@ from sqlalchemy import delete, exists, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from backend.accounts import repository
-from backend.accounts.credentials import Credentials, check_password
+from backend.accounts.auth.credentials import Credentials, check_password
+from backend.accounts.auth.identity import Identity
+from backend.accounts.auth.names import InstanceKeys
+from backend.accounts.auth.throttle import Throttle, forget_addresses
 from backend.accounts.errors import (
     InvitationError,
     LastAdministratorError,
@@ -21,26 +24,23 @@ from backend.accounts.errors import (
     WrongRecoveryCodeError,
 )
 from backend.accounts.events import AccountDeleted
-from backend.accounts.identity import Identity
-from backend.accounts.key_slots import refuse_older_root, wrap_directly
-from backend.accounts.keyring import (
+from backend.accounts.keys.keyring import (
     DEFAULT_KEY_MODE,
     UserKey,
     new_data_key,
     protect,
     wrap_derivation_key,
 )
+from backend.accounts.keys.open_keys import OpenKeys
+from backend.accounts.keys.server_held import delete_jobs, end_job_keys, end_standing
+from backend.accounts.keys.slots import refuse_older_root, wrap_directly
+from backend.accounts.keys.user_keys import lock_account, make_room, renew_user_key
 from backend.accounts.models import DataKey, KeySlot, SecondFactor, User
-from backend.accounts.names import InstanceKeys
-from backend.accounts.open_keys import OpenKeys
-from backend.accounts.server_held_keys import delete_jobs, end_job_keys, end_standing
-from backend.accounts.throttle import Throttle, forget_addresses
-from backend.accounts.user_keys import lock_account, make_room, renew_user_key
+from backend.core.events import Participants
+from backend.core.logs import get_logger
 from backend.database.base import new_id, now
 from backend.database.engine import Database
 from backend.errors import ValidationError
-from backend.events import Participants
-from backend.logs import get_logger
 from backend.settings import Settings
 from backend.vault.root import RootKeys
 from backend.vault.sealing import KEY_BYTES

@@ -8,7 +8,7 @@ from litestar import Controller, Request, Response, delete, get, patch, post
 from litestar.di import NamedDependency
 from litestar.params import FromPath, FromQuery, JSONBody
 
-from backend.accounts.identity import Identity
+from backend.accounts.auth.identity import Identity
 from backend.chats.errors import (
     ChatNotFoundError,
     EmptyMessageError,
@@ -32,7 +32,7 @@ from backend.chats.service import ChatService
 from backend.errors import BadRequestError, PreconditionFailedError
 from backend.generation.registry import UnknownModelError
 from backend.generation.sampling import SettingNotTakenError
-from backend.wire import EXAMPLE, PATCHES, RAISES, STORES, Page, PageSize, PlaceCursor, etag
+from backend.http.schemas import EXAMPLE, PATCHES, RAISES, STORES, Page, PageSize, PlaceCursor, etag
 
 AnyRequest = Request[Any, Any, Any]
 Caller = NamedDependency[Identity]

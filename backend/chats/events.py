@@ -1,4 +1,4 @@
-"""What happens to chats and messages, in the transaction of each; see `backend.events`."""
+"""What happens to chats and messages, in the transaction of each; see `backend.core.events`."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from sqlalchemy import ColumnElement, select
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import InstrumentedAttribute
 
-from backend.accounts.identity import Identity
-from backend.audience import GM, PUBLIC, Audience
+from backend.accounts.auth.identity import Identity
 from backend.chats.models import Chat, Message
+from backend.core.audience import GM, PUBLIC, Audience
+from backend.core.events import Participants
 from backend.database.base import table_of
-from backend.events import Participants
 from backend.vault.sealing import Sealer
 
 AudienceMap = Callable[[str], str]

@@ -11,12 +11,13 @@ from uuid import UUID
 from sqlalchemy import Select, bindparam, func, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from backend.audience import GM, Viewpoint, known_to
 from backend.chats.models import MESSAGE_AUTHOR, MESSAGE_CONTENT, Chat, Message
 from backend.chats.questions import StoredQuestions, question_versions, read_questions
+from backend.core.audience import GM, Viewpoint, known_to
 from backend.database.base import chunks, table_of, unindexed
 from backend.database.types import Id
-from backend.memory.documents import (
+from backend.memory.index.protocol import Kind
+from backend.memory.indexing.documents import (
     WINDOW,
     Document,
     Line,
@@ -24,8 +25,7 @@ from backend.memory.documents import (
     question_documents,
     scene_document,
 )
-from backend.memory.index.protocol import Kind
-from backend.memory.sources import Recalled, SourceRow, count_of, inventory_of, version_of
+from backend.memory.indexing.sources import Recalled, SourceRow, count_of, inventory_of, version_of
 from backend.vault.sealing import Sealer
 
 _LINES_KEPT = 64

@@ -10,10 +10,8 @@ from uuid import UUID
 import msgspec
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from backend.accounts.identity import Identity
-from backend.audience import Audience, opened, stored
+from backend.accounts.auth.identity import Identity
 from backend.chats import repository, tree
-from backend.chats.counting import CountUnit
 from backend.chats.drafts import MessageDraft, sealed_draft
 from backend.chats.errors import (
     EmptyMessageError,
@@ -35,16 +33,18 @@ from backend.chats.models import (
 from backend.chats.notices import decode_notices
 from backend.chats.schemas import Deleted, MessagePage, MessageView
 from backend.chats.speaker_labels import without_label
-from backend.cpu_pool import CpuPool
+from backend.chats.token_counting import CountUnit
+from backend.core.audience import Audience, opened, stored
+from backend.core.cpu_pool import CpuPool
+from backend.core.events import Participants
 from backend.database.base import now
 from backend.database.engine import Database
 from backend.errors import ConflictError
-from backend.events import Participants
 from backend.generation.model import Role
-from backend.memory.outbox import IndexOutbox
+from backend.http.schemas import Page, page_of, struct_from
+from backend.memory.indexing.outbox import IndexOutbox
 from backend.settings import Settings
 from backend.vault.sealing import OVERHEAD, Sealer
-from backend.wire import Page, page_of, struct_from
 
 MAX_POSITION = 2**31 - 1
 """What the column holds; a client may ask for anything."""

@@ -14,7 +14,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from backend.chats.models import MESSAGE_QUESTIONS, Message, MessageQuestions
 from backend.database.base import UNSYNCHRONISED, chunks, now, unindexed, upsert
 from backend.database.types import Id
-from backend.memory.sources import inventory_of
+from backend.memory.indexing.sources import inventory_of
 from backend.vault.sealing import Sealer
 
 UNREAD = ~exists().where(MessageQuestions.id == Message.id)

@@ -14,10 +14,10 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import InstrumentedAttribute
 from sqlalchemy.types import NullType
 
-from backend.audience import GM, PUBLIC, Viewpoint, known_to
 from backend.chats.errors import ChatNotFoundError, MessageNotFoundError
 from backend.chats.models import Chat, ChatCharacter, Message
 from backend.chats.tree import climb_from
+from backend.core.audience import GM, PUBLIC, Viewpoint, known_to
 from backend.database.base import chunks
 from backend.generation.model import Role
 

@@ -10,11 +10,9 @@ import msgspec
 from sqlalchemy import delete, insert, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from backend.accounts.identity import Identity
-from backend.accounts.settings import check_budgets, named_models
-from backend.audience import GM, PUBLIC
+from backend.accounts.auth.identity import Identity
+from backend.accounts.profile.settings import check_budgets, named_models
 from backend.chats import repository, tree
-from backend.chats.counting import CountUnit
 from backend.chats.drafts import MessageDraft, copied_row, resealed, sealed_draft
 from backend.chats.errors import MessageBusyError
 from backend.chats.events import (
@@ -38,18 +36,20 @@ from backend.chats.models import (
     Message,
 )
 from backend.chats.schemas import ChatPatch, ChatSettings, ChatView, ForkWorld
-from backend.cpu_pool import CpuPool, unhurried
+from backend.chats.token_counting import CountUnit
+from backend.core.audience import GM, PUBLIC
+from backend.core.cpu_pool import CpuPool, unhurried
+from backend.core.events import Participants
 from backend.database.base import chunks, new_id, now
 from backend.database.engine import Database
 from backend.errors import ValidationError
-from backend.events import Participants
 from backend.generation.tokens import best_tokenizer
+from backend.http.schemas import Page, check_revision, merge_patch, page_of, struct_from
 from backend.llm.user_models import UserModels
-from backend.memory.outbox import IndexOutbox
+from backend.memory.indexing.outbox import IndexOutbox
 from backend.quotas.service import CheckAdded, unlimited
 from backend.settings import Settings
 from backend.vault.sealing import Sealer
-from backend.wire import Page, check_revision, merge_patch, page_of, struct_from
 
 
 def read_settings(sealer: Sealer, chat: Chat) -> ChatSettings:

@@ -9,8 +9,7 @@ import msgspec
 from sqlalchemy import delete, exists, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from backend.accounts.identity import Identity
-from backend.audience import narrowest
+from backend.accounts.auth.identity import Identity
 from backend.chats.events import (
     AudienceChanged,
     AudienceMap,
@@ -23,21 +22,28 @@ from backend.chats.models import CHAT_TITLE, Chat, Message
 from backend.chats.repository import get_chat
 from backend.chronicles.errors import ChronicleFullError, ChronicleNotFoundError
 from backend.chronicles.event_search import all_events
-from backend.chronicles.events import ChronicleFields
-from backend.chronicles.index_source import KIND
-from backend.chronicles.models import Chronicle, ChronicleEvent, EventSource
-from backend.chronicles.reading import SourceMessage, StoryEvent, counting, open_chronicle
-from backend.chronicles.repository import UNNAMED, make_chronicle
-from backend.chronicles.writing import (
+from backend.chronicles.event_writer import (
     NewEvent,
     insert_events,
     mark_superseded,
     remove_events,
     touch,
 )
-from backend.cpu_pool import unhurried
+from backend.chronicles.events import ChronicleFields
+from backend.chronicles.index_source import KIND
+from backend.chronicles.models import Chronicle, ChronicleEvent, EventSource
+from backend.chronicles.repository import (
+    UNNAMED,
+    SourceMessage,
+    StoryEvent,
+    counting,
+    make_chronicle,
+    open_chronicle,
+)
+from backend.core.audience import narrowest
+from backend.core.cpu_pool import unhurried
 from backend.database.base import UNSYNCHRONISED
-from backend.memory.outbox import IndexOutbox
+from backend.memory.indexing.outbox import IndexOutbox
 
 MAX_NOTED = 1_000
 """Events whose going the index is told of one by one."""

@@ -11,20 +11,23 @@ import msgspec
 from sqlalchemy import column, func, select, table, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from backend.accounts.identity import Identity
+from backend.accounts.auth.identity import Identity
 from backend.chats.models import Chat
 from backend.chronicles.events import ChronicleFields
 from backend.chronicles.models import Chronicle, ChronicleEvent
-from backend.chronicles.reading import current, open_chronicle, sealed_chronicle
-from backend.chronicles.repository import get_chronicle, make_chronicle
+from backend.chronicles.repository import (
+    current,
+    get_chronicle,
+    make_chronicle,
+    open_chronicle,
+    sealed_chronicle,
+)
 from backend.chronicles.schemas import ChronicleView, NewChronicle
 from backend.database.base import now
 from backend.database.engine import Database
 from backend.database.types import Id
 from backend.errors import ValidationError
-from backend.memory.outbox import IndexOutbox
-from backend.vault.sealing import Sealer
-from backend.wire import (
+from backend.http.schemas import (
     Page,
     check_revision,
     merge_patch,
@@ -32,6 +35,8 @@ from backend.wire import (
     reject_unknown,
     struct_from,
 )
+from backend.memory.indexing.outbox import IndexOutbox
+from backend.vault.sealing import Sealer
 
 _LOREBOOKS = table(
     "lorebooks", column("id", Id()), column("user_id", Id()), column("chronicle_id", Id())

@@ -24,11 +24,11 @@ from sqlalchemy.ext.asyncio import (
 from sqlalchemy.orm.exc import StaleDataError
 from uuid_utils.compat import uuid7
 
+from backend.core.logs import get_logger
 from backend.database import sqlite_connection
 from backend.database.sqlite_connection import SqliteConnection
 from backend.database.write_ahead_log import WriteAheadLog
 from backend.errors import AppError, ConflictError, UnavailableError
-from backend.logs import get_logger
 
 log = get_logger(__name__)
 

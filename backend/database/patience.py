@@ -6,8 +6,8 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
+from backend.core.logs import get_logger
 from backend.database.engine import Database, DatabaseUnavailableError, OvertakenError
-from backend.logs import get_logger
 
 log = get_logger(__name__)
 

@@ -30,9 +30,9 @@ from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession
 from sqlalchemy.orm import Mapped
 
+from backend.core.logs import get_logger
 from backend.database.base import Base, PrimaryId, now, table_of
 from backend.database.engine import Database, name_client
-from backend.logs import get_logger
 
 log = get_logger(__name__)
 

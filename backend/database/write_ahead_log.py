@@ -7,8 +7,8 @@ import contextlib
 
 from sqlalchemy.ext.asyncio import AsyncEngine
 
+from backend.core.logs import get_logger
 from backend.database.sqlite_connection import BUSY_TIMEOUT_MS
-from backend.logs import get_logger
 
 log = get_logger(__name__)
 

@@ -10,8 +10,8 @@ from uuid import UUID, uuid5
 from sqlalchemy import ColumnElement, Update, and_, bindparam, delete, or_, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from backend.campaigns.marks import read_again
-from backend.campaigns.scenes import count_beat, end_left_scenes, ended_scenes
+from backend.campaigns.ledger.read_marks import read_again
+from backend.campaigns.scenes.scenes import count_beat, end_left_scenes, ended_scenes
 from backend.chats.events import ConsentWithdrawn
 from backend.chats.models import Chat, Message
 from backend.chats.questions import read_questions_again
@@ -19,10 +19,10 @@ from backend.chats.schemas import ChatSettings
 from backend.database.base import UNSYNCHRONISED, now
 from backend.enrichment.errors import ChronicleNotEnabledError
 from backend.enrichment.models import EnrichmentMark
-from backend.enrichment.summary_watch import SummaryWatch
+from backend.enrichment.summaries.watch import SummaryWatch
 from backend.jobs.models import Job
 from backend.jobs.queue import JobQueue, NewJob
-from backend.memory.outbox import KeyHolder
+from backend.memory.indexing.outbox import KeyHolder
 
 TURN = "enrichment.turn"
 REBUILD = "enrichment.rebuild"

@@ -6,12 +6,12 @@ from uuid import UUID
 
 import msgspec
 
-from backend.audience import Audience, opened
+from backend.core.audience import Audience, opened
 from backend.enrichment.models import EnrichmentRun, RunKind, RunState
-from backend.enrichment.runs import EffectKind, RunDetail, RunEffect
-from backend.enrichment.summaries import MAX_SUMMARY_CHARS, StoredSummary
+from backend.enrichment.runs.store import EffectKind, RunDetail, RunEffect
+from backend.enrichment.summaries.store import MAX_SUMMARY_CHARS, StoredSummary
+from backend.http.schemas import ShownProblem, struct_from
 from backend.jobs.schemas import JobView
-from backend.wire import ShownProblem, struct_from
 
 Position = Annotated[int, msgspec.Meta(ge=0, le=2_000_000_000)]
 

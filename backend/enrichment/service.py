@@ -7,7 +7,7 @@ from uuid import UUID
 from sqlalchemy import Select, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from backend.accounts.identity import Identity
+from backend.accounts.auth.identity import Identity
 from backend.chats.models import Chat
 from backend.chats.repository import get_chat
 from backend.chronicles.repository import get_chronicle
@@ -22,9 +22,8 @@ from backend.enrichment.errors import (
 )
 from backend.enrichment.llm_selection import find_reader
 from backend.enrichment.outbox import REBUILD, TURN, EnrichmentOutbox, lane_of
-from backend.enrichment.rebuild import RebuildState, estimate_cost
-from backend.enrichment.replacing import entries_to_replace, events_to_replace
-from backend.enrichment.runs import get_run, list_runs, open_detail
+from backend.enrichment.runs.store import get_run, list_runs, open_detail
+from backend.enrichment.runs.undo import undo_run
 from backend.enrichment.schemas import (
     EnrichmentView,
     NewRebuild,
@@ -33,13 +32,18 @@ from backend.enrichment.schemas import (
     UndoView,
 )
 from backend.enrichment.story import PathRange, count_lines, count_unread, last_reply, plan_batches
-from backend.enrichment.undo import undo_run
+from backend.enrichment.tasks.rebuild import (
+    RebuildState,
+    entries_to_replace,
+    estimate_cost,
+    events_to_replace,
+)
 from backend.errors import ValidationError
 from backend.jobs.models import Job
 from backend.jobs.queue import JobQueue, NewJob
 from backend.jobs.schemas import JobView
 from backend.llm.user_models import UserModels
-from backend.memory.outbox import IndexOutbox
+from backend.memory.indexing.outbox import IndexOutbox
 from backend.prompts import PromptLibrary
 from backend.settings import Settings
 

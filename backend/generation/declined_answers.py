@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import re
 
+from backend.core.text_forms import normalized
 from backend.generation.model import ModelDeclinedError
-from backend.text_forms import normalized
 
 MAX_CHARACTERS = 2_000
 """A longer text declines nothing: a model that declines is brief."""

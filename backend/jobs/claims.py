@@ -8,31 +8,271 @@ milliseconds, and takes many jobs at once.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections import Counter, defaultdict, deque
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Any, cast
+from functools import cache
+from typing import Any, Literal, cast
 from uuid import UUID
 
 from sqlalchemy import (
+    CTE,
     ColumnElement,
+    Integer,
+    Row,
+    Select,
     and_,
     bindparam,
     case,
     delete,
+    exists,
     func,
     literal,
     or_,
     select,
+    true,
     tuple_,
+    union_all,
     update,
 )
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from backend.database.types import UtcTime
-from backend.jobs.candidates import Wanted, candidates
+from backend.database.types import Id, UtcTime
 from backend.jobs.models import JOBS
+
+_JOB = JOBS.c
+
+Waiting = Literal["queued", "waiting_key"]
+
+LOOK_AT = 4
+"""How many times more jobs are read than can be taken: in all, so that every user gets a turn, and
+of each user, because some jobs wait for earlier ones of their lanes."""
+FIRST = 6
+"""Most jobs of each share that are looked for at first: more only where few users have any. Each is
+checked against the others of its lane."""
+ONCE_LOST, TWICE_LOST = timedelta(seconds=15), timedelta(seconds=60)
+"""Waits before a job that lost its process again is claimed; after the first loss there is none."""
+EVERYTHING = {"shares": 2**31 - 1, "depth": 2**31 - 1}
+LAST = UUID(int=2**128 - 1)
+"""No share comes after it: a search that starts here starts over with the first."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What a worker can take.
+
+    Args:
+        owner: The worker.
+        kinds: What it has handlers for.
+        count: How many jobs it has room for.
+        per_share: Most jobs of one share that may run in it at once.
+        running: How many of each share do.
+        queued: Whether it takes jobs that need no more than what lies in the database.
+        open_to: Users whose keys it has in memory: of these it takes what waits for a key.
+        thorough: Whether it also looks for jobs whose leases ran out, and reads all of a share.
+        suspect: Whether it takes one that lost its lease twice in a row: one at a time, so that
+            those that ran beside it when it brought a worker down do not die with it.
+    """
+
+    owner: UUID
+    kinds: Sequence[str]
+    count: int
+    per_share: int
+    running: Mapping[UUID, int]
+    queued: bool = True
+    open_to: Sequence[UUID] = ()
+    thorough: bool = True
+    suspect: bool = True
+
+
+async def candidates(
+    session: AsyncSession, wanted: Wanted, at: datetime, start: UUID | None
+) -> list[UUID]:
+    """Ids of jobs that could be taken now, each share's in turn, as many as there is room for.
+
+    It begins with the share after `start`.
+    """
+    each = min(wanted.count, wanted.per_share, FIRST)
+    values: dict[str, Any] = {
+        "at": at,
+        "kinds": wanted.kinds,
+        "limit": wanted.count * LOOK_AT,
+        "count": wanted.count,
+        "shares": wanted.count * LOOK_AT,
+        **_of_each(each),
+        "start": start or LAST,
+        "open_to": wanted.open_to,
+        "once_lost": at - ONCE_LOST,
+        "twice_lost": at - TWICE_LOST,
+    }
+    waiting: list[Waiting] = ["waiting_key"] if wanted.open_to else []
+    found: list[Row[UUID, UUID]] = []
+    if wanted.queued:
+        waiting.append("queued")
+        if wanted.thorough:
+            found += await session.execute(_ABANDONED, values)
+            if wanted.suspect:
+                found += await session.execute(_SUSPECT, values)
+    if not waiting:
+        return []
+    due = _due(tuple(waiting), session.get_bind().dialect.name == "postgresql")
+    found += await session.execute(due, values)
+    taken = _in_turn(found, wanted)
+    most = min(wanted.count, wanted.per_share)
+    if len(taken) < wanted.count and each < most and _has_full_share(found, each):
+        found += await session.execute(due, {**values, **_of_each(most)})
+        taken = _in_turn(found, wanted)
+    if len(taken) < wanted.count and wanted.thorough:
+        found += await session.execute(due, {**values, **EVERYTHING})
+        taken = _in_turn(found, wanted)
+    return taken
+
+
+def _of_each(count: int) -> dict[str, int]:
+    """How many jobs of each share are taken, and how many are read for that."""
+    return {"each": count, "depth": count * LOOK_AT}
+
+
+def _has_full_share(rows: Iterable[Row[UUID, UUID]], each: int) -> bool:
+    """Whether a share may have more jobs than were asked for."""
+    return any(found >= each for found in Counter(row.share for row in rows).values())
+
+
+def _in_turn(rows: Iterable[Row[UUID, UUID]], wanted: Wanted) -> list[UUID]:
+    """One job of each share after the other, until there is no more room."""
+    waiting: dict[UUID, deque[UUID]] = defaultdict(deque)
+    for row in rows:
+        if row.id not in waiting[row.share]:
+            waiting[row.share].append(row.id)
+    taken, counts = list[UUID](), Counter(wanted.running)
+    while waiting and len(taken) < wanted.count:
+        for share in list(waiting):
+            if len(taken) == wanted.count:
+                break
+            if not waiting[share] or counts[share] >= wanted.per_share:
+                del waiting[share]
+                continue
+            taken.append(waiting[share].popleft())
+            counts[share] += 1
+    return taken
+
+
+def _queued_shares(name: str, begin: ColumnElement[bool], *end: ColumnElement[bool]) -> CTE:
+    """The shares that have something queued, one step on the index each; they end with a null."""
+    queued = select(_JOB.share).where(_JOB.state == "queued").order_by(_JOB.share).limit(1)
+    first = queued.where(begin).scalar_subquery().label("share")
+    shares = select(first, literal(1).label("number")).cte(name, recursive=True)
+    # Not `begin` once more: SQLite would take that for where to begin on the index.
+    following = queued.where(_JOB.share > shares.c.share, *end).scalar_subquery()
+    step = select(following, shares.c.number + 1).where(
+        shares.c.share.is_not(None), shares.c.number < bindparam("shares", type_=Integer())
+    )
+    return shares.union_all(step)
+
+
+def _open_shares() -> CTE:
+    """Those of the users who are here that have something waiting for their key."""
+    here = _JOB.share.in_(bindparam("open_to", expanding=True, type_=Id()))
+    query = select(_JOB.share).where(_JOB.state == "waiting_key", here)
+    return query.distinct().cte("open_shares")
+
+
+@cache
+def _due(states: tuple[Waiting, ...], is_postgres: bool) -> Any:  # noqa: FBT001  # a cache's key
+    """The jobs in these states that could run now: (id, share), those of the first state first.
+
+    Built once: building it costs more than running it.
+    """
+    parts = [_due_in(state, is_postgres=is_postgres).subquery() for state in states]
+    return union_all(*(select(part.c.id, part.c.share) for part in parts))
+
+
+def _due_in(state: Waiting, *, is_postgres: bool) -> Any:
+    """The jobs of each share that could run now: `each` of each, `limit` of all.
+
+    Both databases go through shares and rows as they stand, and no further than to the limit.
+    """
+    limit = bindparam("limit", type_=Integer())
+    if state == "waiting_key":
+        return _due_of(_open_shares(), state, is_postgres=is_postgres).limit(limit)
+    start = bindparam("start", type_=Id())
+    later = _queued_shares("later", _JOB.share > start)
+    before = _queued_shares("before", _JOB.share <= start, _JOB.share <= start)
+    both = (_due_of(shares, state, is_postgres=is_postgres) for shares in (later, before))
+    return union_all(*both).limit(limit)
+
+
+def _due_of(shares: CTE, state: Waiting, *, is_postgres: bool) -> Select[UUID, UUID]:
+    job = JOBS.alias()
+    first = (
+        select(job.c.id, job.c.lane, job.c.kind, job.c.run_after)
+        .where(
+            job.c.state == state,
+            job.c.share == shares.c.share,
+            job.c.run_after <= bindparam("at", type_=UtcTime()),
+        )
+        .order_by(job.c.run_after)
+        .limit(bindparam("depth", type_=Integer()))
+        .correlate(shares)
+        .subquery()
+    )
+    of_share = (
+        select(first.c.id)
+        .where(first.c.kind.in_(bindparam("kinds", expanding=True)), _lane_is_free(first))
+        .limit(bindparam("each", type_=Integer()))
+        .correlate(shares)
+    )
+    if is_postgres:
+        found = of_share.lateral()
+        return select(found.c.id, shares.c.share).select_from(shares.join(found, true()))
+    # SQLite has no LATERAL, and goes through a correlated IN share by share as it stands.
+    outer = JOBS.alias()
+    both = shares.join(outer, outer.c.id.in_(of_share))
+    return select(outer.c.id, outer.c.share).select_from(both)
+
+
+_LEFT_BEHIND = select(_JOB.id, _JOB.share).where(
+    _JOB.state == "running",
+    _JOB.lease_until <= bindparam("at", type_=UtcTime()),
+    _JOB.kind.in_(bindparam("kinds", expanding=True)),
+)
+_ABANDONED = _LEFT_BEHIND.where(_JOB.leases_lost == 0).limit(bindparam("count", type_=Integer()))
+"""Jobs whose worker has not been heard of."""
+
+_SUSPECT = (
+    _LEFT_BEHIND.where(
+        _JOB.leases_lost > 0,
+        _JOB.lease_until
+        <= case(
+            (_JOB.leases_lost == 1, bindparam("once_lost", type_=UtcTime())),
+            (_JOB.leases_lost == 2, bindparam("twice_lost", type_=UtcTime())),  # noqa: PLR2004
+            else_=bindparam("at", type_=UtcTime()),
+        ),
+    )
+    .order_by(_JOB.lease_until)
+    .limit(1)
+)
+"""The one that has waited longest of those that lost a lease before, once its wait is over."""
+
+
+def _lane_is_free(job: Any) -> ColumnElement[bool]:
+    other = JOBS.alias()
+    same = and_(other.c.lane == job.c.lane, other.c.id != job.c.id)
+    is_before = and_(
+        other.c.id < job.c.id,
+        or_(
+            other.c.lane_until.is_(None),
+            other.c.lane_until > bindparam("at", type_=UtcTime()),
+        ),
+    )
+    return and_(
+        ~exists().where(same, other.c.state == "running"),
+        ~exists().where(same, other.c.state == "queued", is_before),
+        ~exists().where(same, other.c.state == "waiting_key", is_before),
+    )
+
 
 LEASE = timedelta(seconds=60)
 LOCK = 7_241_905_114
@@ -70,8 +310,6 @@ class Claimed:
         """The parameters of `IS_HELD`."""
         return {"job": self.id, "owner": self.lease_owner, "held_fence": self.fence, "at": at}
 
-
-_JOB = JOBS.c
 
 IS_HELD = and_(
     _JOB.id == bindparam("job"),

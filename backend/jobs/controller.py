@@ -12,13 +12,13 @@ from litestar.di import NamedDependency
 from litestar.params import FromPath, FromQuery, QueryParameter
 from litestar.response import Stream
 
-from backend.accounts.identity import Identity
-from backend.accounts.sessions import SessionWatch
+from backend.accounts.auth.identity import Identity
+from backend.accounts.auth.sessions import SessionWatch
+from backend.http.schemas import RAISES, STORES, STREAMS, Page, PageSize
 from backend.jobs.errors import JobNotFoundError, JobNotRetryableError, JobNotStoppableError
 from backend.jobs.models import JobState
 from backend.jobs.schemas import JobProgress, JobView
 from backend.jobs.service import JobService
-from backend.wire import RAISES, STORES, STREAMS, Page, PageSize
 
 Caller = NamedDependency[Identity]
 Jobs = NamedDependency[JobService]

@@ -10,13 +10,13 @@ from uuid import UUID
 from sqlalchemy import BindParameter, bindparam, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from backend.accounts.keyring import check_protection, open_sealer
+from backend.accounts.keys.keyring import check_protection, open_sealer
+from backend.accounts.keys.open_keys import OpenKey, OpenKeys
 from backend.accounts.models import DataKey, KeySlot, User
-from backend.accounts.open_keys import OpenKey, OpenKeys
+from backend.core.logs import get_logger
 from backend.errors import AppError
 from backend.jobs.claims import Claimed
 from backend.jobs.models import Job
-from backend.logs import get_logger
 from backend.vault.root import RootKeys, Wrapped
 from backend.vault.sealing import Sealer
 from backend.vault.slots import unwrap_lent

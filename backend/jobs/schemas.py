@@ -6,9 +6,9 @@ from uuid import UUID
 
 import msgspec
 
+from backend.http.schemas import struct_from
 from backend.jobs.errors import WorkerLostError
 from backend.jobs.models import Job, JobState
-from backend.wire import struct_from
 
 
 class JobProgress(msgspec.Struct, kw_only=True, frozen=True):

@@ -12,16 +12,16 @@ import msgspec
 from sqlalchemy import and_, delete, or_, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from backend.accounts.identity import Identity
-from backend.accounts.server_held_keys import clear_old_keys
+from backend.accounts.auth.identity import Identity
+from backend.accounts.keys.server_held import clear_old_keys
 from backend.database.base import now
 from backend.database.engine import OvertakenError
+from backend.http.schemas import Page, page_of
 from backend.jobs.claims import ENDED
 from backend.jobs.errors import JobNotFoundError, JobNotRetryableError, JobNotStoppableError
 from backend.jobs.models import Job, JobState
 from backend.jobs.queue import JobQueue
 from backend.jobs.schemas import JobProgress, JobView
-from backend.wire import Page, page_of
 
 DONE_STAYS = timedelta(days=1)
 DEAD_STAYS = timedelta(days=30)

@@ -1,4 +1,4 @@
-"""The worker: takes jobs, runs their handlers, and lets go of what it can't finish."""
+"""The worker of a process, as the settings want it."""
 
 from __future__ import annotations
 
@@ -6,17 +6,16 @@ import asyncio
 import contextlib
 import random
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Mapping
 from datetime import datetime, timedelta
 from typing import Any
 from uuid import UUID
 
+from backend.core.logs import get_logger
 from backend.database.base import now
 from backend.jobs import claims
-from backend.jobs.candidates import Wanted
-from backend.jobs.claims import Claimed
-from backend.jobs.ends import SharedEnds
+from backend.jobs.claims import Claimed, Wanted
 from backend.jobs.errors import (
     MAX_LEASES_LOST,
     LostLeaseError,
@@ -29,11 +28,77 @@ from backend.jobs.running import (
     Clock,
     JobKind,
     RunningJob,
+    SharedEnds,
     after_failure,
     queued_at,
 )
-from backend.jobs.slots import PATIENCE, Slots
-from backend.logs import get_logger
+from backend.settings import Settings
+
+AHEAD_SECONDS = 0.1
+MOST_AHEAD = 64
+PATIENCE = 1.0
+"""Seconds after which a job that found no room goes to another worker: those before it are slow."""
+SMOOTHING = 0.1
+"""Weight of one job in the mean of what jobs take."""
+UNKNOWN_SECONDS = 1.0
+"""What the first jobs are taken to take: nothing is claimed ahead of them."""
+
+
+class Slots:
+    """Which jobs of a worker run, and which wait until others have run.
+
+    Args:
+        count: Jobs at once.
+        begin: Starts one.
+    """
+
+    def __init__(self, count: int, begin: Callable[[RunningJob], None]) -> None:
+        self._count = count
+        self._begin = begin
+        self._seconds = UNKNOWN_SECONDS
+        self._waiting: deque[tuple[RunningJob, float]] = deque()
+        self._working: dict[UUID, float] = {}
+
+    @property
+    def ahead(self) -> int:
+        """How many jobs more than run at once may be claimed."""
+        return min(MOST_AHEAD, int(self._count * AHEAD_SECONDS / max(self._seconds, 1e-6)))
+
+    def room(self, held: int, *, ahead: int) -> int:
+        """How many jobs to claim, where `held` are claimed in all; 0 until it is worth while."""
+        if len(self._waiting) > ahead // 2:
+            return 0
+        free = self._count + ahead - len(self._working) - len(self._waiting)
+        return max(0, min(free, self._count + 2 * MOST_AHEAD - held))
+
+    def add(self, job: RunningJob) -> None:
+        """Start a job, or have it wait for room."""
+        self._waiting.append((job, time.monotonic()))
+        self._fill()
+
+    def leave(self, job: RunningJob) -> None:
+        """Note that a job has run: the next one gets its room."""
+        began = self._working.pop(job.id, None)
+        if began is not None:
+            self._seconds += SMOOTHING * (time.monotonic() - began - self._seconds)
+            self._fill()
+
+    def take_back(self, *, after: float = PATIENCE) -> list[RunningJob]:
+        """Those that have waited for room longer than `after` seconds, who wait no more."""
+        found: list[RunningJob] = []
+        until = time.monotonic() - after
+        while self._waiting and self._waiting[0][1] <= until:
+            found.append(self._waiting.popleft()[0])
+        if found:  # they would be claimed again at once
+            self._seconds = max(self._seconds, UNKNOWN_SECONDS)
+        return found
+
+    def _fill(self) -> None:
+        while self._waiting and len(self._working) < self._count:
+            job, _ = self._waiting.popleft()
+            self._working[job.id] = time.monotonic()
+            self._begin(job)
+
 
 log = get_logger(__name__)
 
@@ -423,3 +488,26 @@ class Worker:
                 continue
             job.is_lost = True
             job.task.cancel()
+
+
+def build_worker(
+    settings: Settings,
+    queue: JobQueue,
+    keys: JobKeys,
+    kinds: Mapping[str, JobKind],
+    *,
+    takes_queued: bool,
+) -> Worker:
+    """What works on jobs in this process.
+
+    On SQLite that is everything. On PostgreSQL `talekeeper work` does most of it, and a server what
+    waits for a key that only it has, its user being signed in.
+    """
+    return Worker(
+        queue,
+        kinds,
+        keys,
+        concurrency=settings.job_workers,
+        takes_queued=takes_queued,
+        poll=3.0 if settings.embedded else 1.0,
+    )

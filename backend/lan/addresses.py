@@ -7,7 +7,7 @@ import socket
 from collections.abc import Sequence
 from ipaddress import IPv4Address, ip_address
 
-from backend.private_networks import PRIVATE, contains
+from backend.core.private_networks import PRIVATE, contains
 
 _LABEL = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
 _NAME = re.compile(rf"{_LABEL.pattern}(\.{_LABEL.pattern})*")

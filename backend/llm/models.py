@@ -11,7 +11,7 @@ import msgspec
 from sqlalchemy import Index, String, UniqueConstraint, true
 from sqlalchemy.orm import Mapped, mapped_column
 
-from backend.accounts.wrapped_providers import provider_context
+from backend.accounts.keys.rotation import provider_context
 from backend.database.base import (
     Base,
     CreatedAt,
@@ -22,9 +22,9 @@ from backend.database.base import (
     table_of,
 )
 from backend.database.processes import Leases
-from backend.generation.figures import ListedModel, Name
+from backend.generation.catalogue import ListedModel, Name
 from backend.generation.registry import ProviderKind
-from backend.generation.server_limits import MAX_CONCURRENCY
+from backend.generation.servers.limits import MAX_CONCURRENCY
 from backend.generation.thoughts import ThoughtTags
 from backend.llm.slot_rules import SlotUse
 from backend.vault.root import RootKeys, Wrapped

@@ -9,21 +9,21 @@ from uuid import UUID
 from sqlalchemy import delete, insert, literal, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from backend.accounts.identity import Identity
+from backend.accounts.auth.identity import Identity
 from backend.chats.events import ChatCopied, ChatDeleted
 from backend.chats.models import Chat
-from backend.cpu_pool import unhurried
+from backend.core.cpu_pool import unhurried
 from backend.database.base import new_id, now
 from backend.database.types import Id
 from backend.lorebooks import repository
 from backend.lorebooks.activation.timed import TimedState
 from backend.lorebooks.authoring import counting, find_chronicle_book, is_own
+from backend.lorebooks.entries import check_books
 from backend.lorebooks.files import insert_entries
 from backend.lorebooks.index_source import KIND
-from backend.lorebooks.limits import check_books
 from backend.lorebooks.models import LORE_STATE, ChatLorebook, Lorebook, LoreEntryRow, LoreState
 from backend.lorebooks.records import open_book, open_entry, sealed_book, sealed_entry
-from backend.memory.outbox import IndexOutbox
+from backend.memory.indexing.outbox import IndexOutbox
 from backend.quotas.service import CheckAdded, unlimited
 from backend.vault.sealing import Sealer
 

@@ -11,16 +11,16 @@ from uuid import UUID
 from sqlalchemy import Select, func, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from backend.audience import GM, Viewpoint
+from backend.core.audience import GM, Viewpoint
 from backend.database.base import chunks, unindexed
-from backend.lorebooks.activation.decorators import split_decorators
+from backend.lorebooks.activation.compiled import split_decorators
 from backend.lorebooks.authoring import counting
 from backend.lorebooks.entries import BookFields, LoreEntry, mode_of
 from backend.lorebooks.models import ENTRY, Lorebook, LoreEntryRow
 from backend.lorebooks.records import LORE_ENTRY, open_book
-from backend.memory.documents import Document, lore_documents
 from backend.memory.index.protocol import Kind
-from backend.memory.sources import Recalled, SourceRow, count_of, inventory_of, version_of
+from backend.memory.indexing.documents import Document, lore_documents
+from backend.memory.indexing.sources import Recalled, SourceRow, count_of, inventory_of, version_of
 from backend.vault.sealing import Sealer
 
 KIND: Final = "lore"

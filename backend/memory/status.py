@@ -11,18 +11,18 @@ import msgspec
 from sqlalchemy import func, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from backend.accounts.identity import Identity
+from backend.accounts.auth.identity import Identity
 from backend.database.base import chunks
 from backend.database.engine import Database
 from backend.jobs.models import Job
 from backend.jobs.schemas import JobView
+from backend.memory.embedding.own_models import OwnModel
 from backend.memory.index.protocol import IndexUnavailableError, Kind
+from backend.memory.indexing.collections import Placement, dimension_of
+from backend.memory.indexing.outbox import INDEX, REINDEX
+from backend.memory.indexing.sources import Source
 from backend.memory.models import IndexChange, IndexState
-from backend.memory.outbox import INDEX, REINDEX
-from backend.memory.own_models import OwnModel
-from backend.memory.placement import Placement, dimension_of
 from backend.memory.runtime import MemoryRuntime
-from backend.memory.sources import Source
 
 MOST_JOBS = 20
 

@@ -8,18 +8,18 @@ from litestar import Controller, Request, Response, delete, get, patch, post, pu
 from litestar.di import NamedDependency
 from litestar.params import FromPath, FromQuery, JSONBody
 
-from backend.accounts.activity import ActivityLog
-from backend.accounts.identity import Identity
-from backend.characters.cards.limits import MEGABYTE
+from backend.accounts.auth.identity import Identity
+from backend.accounts.profile.activity import ActivityLog
+from backend.characters.cards.model import MEGABYTE
 from backend.characters.errors import CharacterNotFoundError
 from backend.characters.uploads import NamedFileOperation, file_answer, read_upload
 from backend.context.blocks import PresetFields
 from backend.errors import PreconditionFailedError
+from backend.http.schemas import ENDS_WITH_CLIENT, FILES, PATCHES, RAISES, Page, PageSize, etag
 from backend.presets.errors import PresetFileError, PresetNotFoundError, PresetsFullError
+from backend.presets.files import MAX_FILE_BYTES
 from backend.presets.schemas import ChosenPreset, ImportedPreset, PresetItem, PresetView
 from backend.presets.service import PresetService
-from backend.presets.tavern_reader import MAX_FILE_BYTES
-from backend.wire import ENDS_WITH_CLIENT, FILES, PATCHES, RAISES, Page, PageSize, etag
 
 AnyRequest = Request[Any, Any, Any]
 

@@ -9,16 +9,25 @@ from uuid import UUID
 import msgspec
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from backend.accounts.identity import Identity
+from backend.accounts.auth.identity import Identity
 from backend.characters.exporting import ExportedFile
 from backend.characters.repository import get_character
 from backend.context.blocks import PresetFields, check_blocks
-from backend.cpu_pool import CpuPool
+from backend.core.cpu_pool import CpuPool
 from backend.database.base import new_id, now
 from backend.database.engine import Database
 from backend.errors import ValidationError
+from backend.http.schemas import (
+    Page,
+    check_revision,
+    merge_patch,
+    page_of,
+    reject_unknown,
+    struct_from,
+)
 from backend.presets import repository
 from backend.presets.errors import PresetsFullError
+from backend.presets.files import read_preset, write_preset
 from backend.presets.models import (
     PRESET_NAME,
     Preset,
@@ -28,10 +37,7 @@ from backend.presets.models import (
     seal_source,
 )
 from backend.presets.schemas import ImportedPreset, PresetItem, PresetView
-from backend.presets.tavern_reader import read_preset
-from backend.presets.tavern_writer import write_preset
 from backend.vault.sealing import Sealer
-from backend.wire import Page, check_revision, merge_patch, page_of, reject_unknown, struct_from
 
 MAX_PRESETS = 100
 """Presets of one user."""

@@ -6,12 +6,12 @@ from litestar import Controller, get
 from litestar.di import NamedDependency
 from litestar.params import FromPath
 
-from backend.accounts.administration import administrators_only
+from backend.accounts.auth.identity import Identity
+from backend.accounts.auth.middleware import NEEDS
 from backend.accounts.errors import UserNotFoundError
-from backend.accounts.identity import Identity
-from backend.accounts.middleware import NEEDS
+from backend.accounts.profile.administration import administrators_only
+from backend.http.schemas import RAISES
 from backend.quotas.service import AccountUsage, Quotas
-from backend.wire import RAISES
 
 
 class UsageController(Controller):

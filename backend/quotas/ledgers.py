@@ -12,14 +12,14 @@ from uuid import UUID
 from sqlalchemy import bindparam, delete, exists, func, insert, literal, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
+from backend.accounts.keys.sealed_tables import SealedTable, described_tables
 from backend.accounts.models import User
-from backend.accounts.sealed_tables import SealedTable, described_tables
+from backend.core.logs import get_logger
 from backend.database.base import now, table_of
 from backend.database.engine import Database
 from backend.database.stored_bytes import ROW_BYTES
 from backend.jobs.queue import JobQueue, NewJob
 from backend.jobs.running import JobKind, RunningJob
-from backend.logs import get_logger
 from backend.quotas.models import StorageLedger, TokenLedger
 
 log = get_logger(__name__)

@@ -10,12 +10,12 @@ from litestar.enums import ScopeType
 from litestar.middleware import ASGIMiddleware
 from litestar.types import ASGIApp, Message, Receive, Scope, Send
 
-from backend.accounts.identity import Identity
-from backend.accounts.middleware import API, NEEDS, SAFE_METHODS
-from backend.accounts.throttle import address_block
+from backend.accounts.auth.identity import Identity
+from backend.accounts.auth.middleware import API, NEEDS, SAFE_METHODS
+from backend.accounts.auth.throttle import address_block
+from backend.http.schemas import PREVIEWS, STORES, STREAMS, largest_body
 from backend.quotas.definitions import STORED_BYTES
 from backend.quotas.service import Quotas
-from backend.wire import PREVIEWS, STORES, STREAMS, largest_body
 
 REQUEST_PATIENCE = 30.0
 """Seconds that a request waits for others of the same account."""

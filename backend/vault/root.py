@@ -9,8 +9,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
+from backend.core.files import create_private, replace_private
 from backend.errors import AppError
-from backend.private_files import create_private, replace_private
 from backend.vault.sealing import KEY_BYTES, SealBrokenError, derive, open_with, seal_with
 
 

@@ -10,17 +10,17 @@ from uuid import UUID
 import numpy as np
 from sqlalchemy import select
 
-from backend.accounts.identity import open_settings
+from backend.accounts.auth.identity import open_settings
 from backend.accounts.models import User
 from backend.database.base import chunks
 from backend.database.engine import Database
 from backend.llm.models import Provider, open_provider
-from backend.memory.documents import Document
 from backend.memory.embedding.requests import prepared
 from backend.memory.index.protocol import Floats, VectorIndex, point_id
+from backend.memory.indexing.collections import dimension_of
+from backend.memory.indexing.documents import Document
+from backend.memory.indexing.sources import Source
 from backend.memory.models import IndexState
-from backend.memory.placement import dimension_of
-from backend.memory.sources import Source
 from backend.vault.blinding import Blinder
 from backend.vault.sealing import Sealer
 from scripts.torture.client import Client

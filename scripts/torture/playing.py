@@ -10,9 +10,9 @@ from uuid import UUID
 
 from sqlalchemy import select
 
-from backend.campaigns import ledger_store
-from backend.campaigns.item_rows import read_state
-from backend.campaigns.items import Kind
+from backend.campaigns.ledger import store as ledger_store
+from backend.campaigns.ledger.items import Kind
+from backend.campaigns.ledger.store import read_state
 from backend.campaigns.models import Campaign, CampaignItem
 from backend.database.base import chunks
 from backend.database.engine import Database

@@ -19,10 +19,11 @@ from datetime import timedelta
 from typing import Any
 
 from backend import app
-from backend.accounts import idempotency
+from backend.accounts.auth import idempotency
 from backend.cli import main
-from backend.memory import outbox
-from backend.turns import play_store, start, store
+from backend.memory.indexing import outbox
+from backend.turns.play import store as play_store
+from backend.turns.run import start, store
 from scripts._enrichment_process import hurry, share_index
 
 TURN_LEASE = timedelta(seconds=4)

@@ -9,7 +9,7 @@ from typing import Any, get_args
 
 import pytest
 
-from backend.reasons import (
+from backend.core.reasons import (
     FoundIn,
     FoundInKind,
     Match,

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from backend import text_forms
-from backend.text_forms import MOST_MARKS, normalized
+from backend.core import text_forms
+from backend.core.text_forms import MOST_MARKS, normalized
 
 FORMS: tuple[Literal["NFC", "NFKC"], ...] = ("NFC", "NFKC")
 MARKS = "\u0301\u0316\u0323\u0308"

@@ -12,8 +12,9 @@ import msgspec
 from sqlalchemy import insert, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from backend.accounts.identity import Identity
-from backend.audience import GM, Viewpoint, is_known_to, known_to
+from backend.accounts.auth.identity import Identity
+from backend.campaigns.api.schemas import CampaignView
+from backend.campaigns.api.service import check_room
 from backend.campaigns.files.archive import (
     CompactionRecord,
     OpenCampaign,
@@ -32,33 +33,31 @@ from backend.campaigns.files.rows import (
     open_items,
 )
 from backend.campaigns.files.vault_writer import write_vault
-from backend.campaigns.known_states import known_items
+from backend.campaigns.ledger.records import campaign_views, open_campaign, reading
 from backend.campaigns.models import Campaign, CampaignChange, CampaignItem, ChangeSource
-from backend.campaigns.records import campaign_views, open_campaign, reading
 from backend.campaigns.rules import rules_of
-from backend.campaigns.schemas import CampaignView
-from backend.campaigns.service import check_room
-from backend.campaigns.viewpoints import check_viewpoint
+from backend.campaigns.state.known_states import known_items
+from backend.campaigns.state.viewpoints import check_viewpoint
 from backend.characters.cards.charx import pack
 from backend.characters.exporting import ExportedFile
 from backend.characters.models import Character, Persona
-from backend.chats.counting import CountUnit
-from backend.chats.logs import write_log
 from backend.chats.model_choice import counting_spec
 from backend.chats.models import Chat, ChatCharacter, Message
 from backend.chats.repository import character_ids
+from backend.chats.token_counting import CountUnit
+from backend.chats.transfer import write_log
 from backend.chronicles.event_search import all_events
 from backend.chronicles.events import ChronicleFields
 from backend.chronicles.index_source import KIND as EVENTS
-from backend.chronicles.reading import StoryEvent
-from backend.chronicles.repository import make_chronicle
+from backend.chronicles.repository import StoryEvent, make_chronicle
 from backend.chronicles.transfer import write_events
-from backend.cpu_pool import CpuPool
+from backend.core.audience import GM, Viewpoint, is_known_to, known_to
+from backend.core.cpu_pool import CpuPool
 from backend.database.base import chunks, read_unhurried
 from backend.database.engine import Database
 from backend.generation.tokens import best_tokenizer
 from backend.llm.user_models import UserModels
-from backend.memory.outbox import IndexOutbox
+from backend.memory.indexing.outbox import IndexOutbox
 from backend.quotas.service import CheckAdded
 
 ExportFormat = Literal["json", "vault"]

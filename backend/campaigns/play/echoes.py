@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Literal, cast
 from uuid import UUID
 
-from backend.audience import PUBLIC, Audience, opened
-from backend.campaigns.item_rows import audience_of
-from backend.campaigns.items import Echo
-from backend.campaigns.ledger import Operations, State
+from backend.campaigns.ledger.changes import Operations, State
+from backend.campaigns.ledger.items import Echo
+from backend.campaigns.ledger.store import audience_of
 from backend.campaigns.play.references import called
 from backend.campaigns.play.tools import Happened, ToolRefusedError
+from backend.core.audience import PUBLIC, Audience, opened
 
 if TYPE_CHECKING:
     from backend.campaigns.play.table import Table

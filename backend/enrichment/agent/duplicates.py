@@ -17,15 +17,15 @@ from uuid import UUID
 import numpy as np
 
 from backend.chronicles.events import EventFields
-from backend.chronicles.reading import StoryEvent
-from backend.cpu_pool import CpuPool
-from backend.enrichment.agent.knowledge_lookup import KnowledgeLookup
+from backend.chronicles.repository import StoryEvent
+from backend.core.cpu_pool import CpuPool
+from backend.core.text_forms import normalized
+from backend.enrichment.agent.lookup import KnowledgeLookup
 from backend.enrichment.agent.proposals import ProposedEvent, RefusedCallError
 from backend.enrichment.agent.references import References
 from backend.memory.embedding.protocol import EmbedderError, Floats
-from backend.memory.points import DocumentEmbedder
-from backend.memory.terms import document_terms
-from backend.text_forms import normalized
+from backend.memory.indexing.points import DocumentEmbedder
+from backend.memory.search.terms import document_terms
 from backend.vault.sealing import Sealer
 
 MAX_QUESTIONS = 3

@@ -11,19 +11,19 @@ from uuid import UUID
 from sqlalchemy import and_, bindparam, case, or_, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from backend.audience import Audience, AudienceMarks, is_known_to_all, known_to_all, stored
-from backend.campaigns.item_rows import audience_of, read_state
-from backend.campaigns.items import Kind
-from backend.campaigns.ledger import State
-from backend.campaigns.mentions import NameIndex
+from backend.campaigns.ledger.changes import State
+from backend.campaigns.ledger.items import Kind
+from backend.campaigns.ledger.store import audience_of, read_state
 from backend.campaigns.models import Campaign, CampaignItem
-from backend.campaigns.name_cache import NameCache
-from backend.campaigns.party import is_scene_here, story_place
+from backend.campaigns.names.mentions import NameIndex
+from backend.campaigns.names.roster import Member
 from backend.campaigns.play.references import Held, called
 from backend.campaigns.play.state import PLAY, POOL, ROLL
-from backend.campaigns.roster import Member
 from backend.campaigns.rules import AttributeType, Rules, rules_of
-from backend.cpu_pool import SEALED_FACTOR, unhurried
+from backend.campaigns.state.party import is_scene_here, story_place
+from backend.campaigns.state.snapshot import NameCache
+from backend.core.audience import Audience, AudienceMarks, is_known_to_all, known_to_all, stored
+from backend.core.cpu_pool import SEALED_FACTOR, unhurried
 from backend.enrichment.cleaning import clipped, one_line
 from backend.enrichment.compaction.tools import UPDATERS, Updater
 from backend.vault.sealing import Sealer

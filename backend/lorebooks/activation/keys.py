@@ -15,9 +15,9 @@ from typing import Final
 
 from ahocorasick_rs import AhoCorasick
 
+from backend.core.text_forms import normalized
 from backend.regex.javascript import parse_key
 from backend.regex.patterns import Pattern, compile_pattern
-from backend.text_forms import normalized
 
 MAX_ENDINGS = 12
 """How many keys of the automaton may end at one place of a text. It lists them all, so that keys

@@ -8,12 +8,12 @@ from collections.abc import Iterator
 from typing import Final, NamedTuple
 
 from backend.context.macros import MacroLimitError
+from backend.core.text_forms import normalized
 from backend.lorebooks.activation.compiled import CompiledEntry
-from backend.lorebooks.activation.groups import percentage
 from backend.lorebooks.activation.keys import Key, classify, is_whole
 from backend.lorebooks.activation.outcome import Scan
+from backend.lorebooks.activation.selection import percentage
 from backend.regex.patterns import MAX_SCAN_WORK, PATTERN_SECONDS, Pattern
-from backend.text_forms import normalized
 
 LOOK: Final = 1_000
 """What a look costs beside the text it reads: into a message, or at the ends of a word."""

@@ -13,16 +13,17 @@ import pytest
 from sqlalchemy import delete, func, insert, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from backend.accounts import repository, user_keys
-from backend.accounts.identity import Identity
-from backend.accounts.keyring import open_sealer
+from backend.accounts import repository
+from backend.accounts.auth.identity import Identity
+from backend.accounts.auth.sessions import SessionService
+from backend.accounts.keys import user_keys
+from backend.accounts.keys.keyring import open_sealer
+from backend.accounts.keys.open_keys import OpenKeys
+from backend.accounts.keys.rotation import GRACE
 from backend.accounts.models import ActivityEntry, DataKey, KeySlot, User
-from backend.accounts.open_keys import OpenKeys
-from backend.accounts.rotation import GRACE
-from backend.accounts.sessions import SessionService
 from backend.chats.models import Chat, Message
+from backend.core.events import Participants
 from backend.database.base import now
-from backend.events import Participants
 from backend.jobs.keys import JobKeys
 from backend.jobs.models import Job
 from backend.jobs.queue import NewJob

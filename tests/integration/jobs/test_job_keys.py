@@ -11,13 +11,13 @@ from uuid import UUID
 import pytest
 from sqlalchemy import delete, func, or_, select, update
 
-from backend.accounts.identity import Identity
-from backend.accounts.keyring import Protection
+from backend.accounts.auth.identity import Identity
+from backend.accounts.auth.names import load_instance_keys
+from backend.accounts.keys.keyring import Protection
+from backend.accounts.keys.open_keys import OpenKeys
+from backend.accounts.keys.rotation import rotate_root_key
+from backend.accounts.keys.server_held import end_job_keys, give_standing
 from backend.accounts.models import DataKey, KeyMode, KeySlot, User
-from backend.accounts.names import load_instance_keys
-from backend.accounts.open_keys import OpenKeys
-from backend.accounts.rotation import rotate_root_key
-from backend.accounts.server_held_keys import end_job_keys, give_standing
 from backend.database.base import new_id, now
 from backend.database.engine import Database
 from backend.jobs.keys import JobKeys

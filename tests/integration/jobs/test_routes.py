@@ -12,8 +12,8 @@ from uuid import UUID
 import pytest
 from sqlalchemy import func, select, update
 
+from backend.accounts.keys.open_keys import OpenKeys
 from backend.accounts.models import KeySlot, LoginFailures
-from backend.accounts.open_keys import OpenKeys
 from backend.database.base import now
 from backend.jobs.errors import LostLeaseError
 from backend.jobs.keys import JobKeys

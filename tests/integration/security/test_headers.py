@@ -8,7 +8,7 @@ from typing import Any
 import httpx
 import pytest
 
-from backend.http import HEADERS
+from backend.http.responses import HEADERS
 from tests.support.logs import Logged
 from tests.support.server import Account, Running, ok
 

@@ -7,7 +7,7 @@ from uuid import UUID
 import pytest
 import regex  # type: ignore[import-untyped]  # it has no types
 
-from backend.audience import MARK_PATTERN, AudienceMarks, stored
+from backend.core.audience import MARK_PATTERN, AudienceMarks, stored
 
 JAKE, KIM, MARA, SHADE, *MORE = (UUID(int=number) for number in range(1, 12))
 NAMES = {JAKE: "Jake", KIM: "Kim", MARA: "Mara", **{each: f"Guest {each.int}" for each in MORE}}

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from backend.campaigns.coinages import (
+from backend.campaigns.glossary.coinages import (
     MAX_COINED,
     MAX_SNIPPET,
     Familiar,

@@ -12,8 +12,7 @@ import pytest
 from backend.context.blocks import DEFAULT_BLOCKS, Block, PresetFields
 from backend.generation.sampling import Sampling
 from backend.presets.errors import PresetFileError
-from backend.presets.tavern_reader import ReadPreset, read_preset
-from backend.presets.tavern_writer import write_preset
+from backend.presets.files import ReadPreset, read_preset, write_preset
 
 FILE = (Path(__file__).parents[2] / "fixtures/presets/lighthouse.json").read_bytes()
 

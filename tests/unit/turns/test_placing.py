@@ -8,17 +8,17 @@ from uuid import uuid4
 
 from backend.chats.schemas import AuthorsNote
 from backend.chronicles.events import EventFields
-from backend.chronicles.reading import StoryEvent
+from backend.chronicles.repository import StoryEvent
 from backend.context.layout import History
 from backend.context.macros import MacroBudget, MacroContext, Variables
+from backend.core.reasons import FoundIn, Reason, told
 from backend.lorebooks.activation.outcome import Activated, Outcome, SkippedEntry
 from backend.lorebooks.activation.timed import TimedState
-from backend.memory.findings import Memory
-from backend.memory.signals import Scores
-from backend.memory.sources import Recalled
-from backend.reasons import FoundIn, Reason, told
-from backend.turns.lore_placement import LoreExpander, Outlets, PlacedLore, place
-from backend.turns.retrieval import (
+from backend.memory.indexing.sources import Recalled
+from backend.memory.search.features import Scores
+from backend.memory.search.request import Memory
+from backend.turns.prompt.lore_placement import LoreExpander, Outlets, PlacedLore, place
+from backend.turns.prompt.retrieval import (
     by_rank,
     memory_items,
     memory_texts,

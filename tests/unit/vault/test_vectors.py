@@ -17,9 +17,9 @@ import msgspec
 import pytest
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
-from backend.accounts.keyring import Protection, new_data_key, open_sealer, wrap_derivation_key
+from backend.accounts.auth.names import INSTANCE_CONTEXT, InstanceKeys
+from backend.accounts.keys.keyring import Protection, new_data_key, open_sealer, wrap_derivation_key
 from backend.accounts.models import User
-from backend.accounts.names import INSTANCE_CONTEXT, InstanceKeys
 from backend.vault.root import RootKeys, Wrapped, add_root_key, load_root_keys
 from backend.vault.sealing import Column, Sealer, derive, digest, open_with
 from backend.vault.slots import (

@@ -1,0 +1,72 @@
+"""Limits on starting helper processes that do not run."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+from backend.core.logs import get_logger
+
+log = get_logger(__name__)
+
+FIRST_PAUSE_SECONDS = 4.0
+"""The pause after a start that failed. Each further failure in a row doubles it, so that there are
+at most five starts in a minute."""
+
+MAX_PAUSE_SECONDS = 60.0
+
+STABLE_SECONDS = 60.0
+"""A process that ran for so long is started at once when it ends: it did not fail to start."""
+
+
+class HelperStarts:
+    """The time of a helper process's next start, after earlier ones failed. Thread-safe.
+
+    A failure is a process that can't be started, does not become ready, or ends unexpectedly soon
+    after. One that ran is started again at once the first time, because that may be an accident.
+    The first pause in a row is logged, and so is the start that succeeds after it.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.is_failing = False
+        self._failures = 0
+        self._next_start = 0.0
+        self._ready_at: float | None = None
+        self._lock = threading.Lock()
+
+    def describe(self) -> str:
+        """Say how the process is, in a few words."""
+        if self.is_failing:
+            return "its process does not start; it is tried again by itself"
+        return "its process runs" if self._ready_at else "its process starts when it is needed"
+
+    def is_due(self) -> bool:
+        """True if a start may be tried now."""
+        return time.monotonic() >= self._next_start
+
+    def note_success(self) -> None:
+        """Note that the process runs and is ready."""
+        with self._lock:
+            if self.is_failing:
+                log.info("helper.started", helper=self.name)
+            self.is_failing = False
+            self._ready_at = time.monotonic()
+
+    def note_failure(self, error: BaseException | None = None) -> None:
+        """Note that the process could not be started, or has ended unexpectedly."""
+        now = time.monotonic()
+        with self._lock:
+            ready_at, self._ready_at = self._ready_at, None
+            if ready_at is not None and now - ready_at >= STABLE_SECONDS:
+                self._failures = 0
+            is_accident = ready_at is not None and self._failures == 0
+            self._failures += 1
+            if is_accident:
+                return
+            pause = FIRST_PAUSE_SECONDS * 2.0 ** min(self._failures - 1, 10)
+            self._next_start = now + min(pause, MAX_PAUSE_SECONDS)
+            if not self.is_failing:
+                kind = type(error).__name__ if error else None
+                log.warning("helper.not_started", helper=self.name, error_type=kind)
+            self.is_failing = True

@@ -1,0 +1,371 @@
+"""SillyTavern's chat-completion presets, read.
+
+A file has `prompts`, the order of those that are sent in `prompt_order` (one list for each of its
+kinds of chats), samplers, and more. What is not known here stays in the source: writing begins
+with it, and changes only what is not as reading it again would give. So a file that nobody has
+changed comes out as it came in.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, cast, get_args
+
+import msgspec
+
+from backend.characters.cards.kinds import find_kind
+from backend.characters.cards.text import parse_json
+from backend.characters.errors import CardError
+from backend.context.blocks import (
+    BLOCK_IDS,
+    MARKERS,
+    MAX_BLOCKS,
+    MAX_CONTENT,
+    Block,
+    BlockTrigger,
+    PresetFields,
+    check_blocks,
+    marker_block,
+)
+from backend.errors import ValidationError
+from backend.generation.model import Role
+from backend.generation.sampling import Sampling
+from backend.presets.errors import PresetFileError
+
+Object = dict[str, Any]
+
+MAX_FILE_BYTES: Final = 2_000_000
+OURS: Final = "talekeeper"
+"""Our own member of a file, for what the format has not."""
+
+ORDERS: Final = (100001, 100000)
+"""Ids of the lists of `prompt_order` that are for all characters, the present one first."""
+
+SAMPLERS: Final[Mapping[str, tuple[str, Any]]] = {
+    "temperature": ("temperature", None),
+    "top_p": ("top_p", 1),
+    "top_k": ("top_k", 0),
+    "top_a": ("top_a", 0),
+    "min_p": ("min_p", 0),
+    "repetition_penalty": ("repetition_penalty", 1),
+    "frequency_penalty": ("frequency_penalty", 0),
+    "presence_penalty": ("presence_penalty", 0),
+    "openai_max_tokens": ("max_output_tokens", None),
+    "seed": ("seed", -1),
+    "reasoning_effort": ("reasoning_effort", "auto"),
+    "assistant_prefill": ("start_reply_with", ""),
+}
+"""By the member of a file: the setting that it is, and the value that stands for none."""
+
+_EFFORTS: Final = {"min": "minimal", "max": "high"}
+WITH_CONTENT: Final = frozenset({"system_prompt", "post_history"})
+OWN: Final = frozenset(each for each in MARKERS if each.startswith(OURS))
+_BEFORE: Final = (marker_block("campaign"), marker_block("summary"))
+_AFTER: Final = (marker_block("memory"),)
+
+
+@dataclass(frozen=True, slots=True)
+class ReadPreset:
+    """A preset out of a file; the file without what the preset says; what to tell the user."""
+
+    fields: PresetFields
+    source: Object
+    warnings: list[str]
+
+
+def read_preset(data: bytes, *, name: str) -> ReadPreset:
+    """Read a file. CPU-bound.
+
+    Raises `PresetFileError`: broken, too large, or no chat-completion preset.
+    """
+    if len(data) > MAX_FILE_BYTES:
+        raise PresetFileError(
+            f"The file has {len(data):,} bytes; {MAX_FILE_BYTES:,} are allowed.",
+            extra={"limit": "preset_bytes", "allowed": MAX_FILE_BYTES, "found": len(data)},
+        )
+    try:
+        file = parse_json(data)
+    except CardError as error:
+        raise PresetFileError(error.detail) from error
+    if not isinstance(file, dict) or not isinstance(cast("Object", file).get("prompts"), list):
+        kind = find_kind(cast("object", file))
+        raise PresetFileError(
+            kind.explain("a chat-completion preset")
+            if kind
+            else "This is no chat-completion preset: it has no list of `prompts`. "
+            "Presets for text completion can't be used."
+        )
+    source = cast("Object", file)
+    warnings: list[str] = []
+    blocks = _blocks(source, warnings)
+    own = object_of(source.get(OURS))
+    if not own.get("all_blocks"):
+        blocks = with_own(blocks)
+    try:
+        fields = PresetFields(
+            name=name,
+            blocks=tuple(blocks),
+            sampling=sampling_of(source, warnings),
+            squash_system_messages=source.get("squash_system_messages") is True,
+            lore_placement=(
+                "as_written" if own.get("lore_placement") == "as_written" else "after_history"
+            ),
+        )
+        check_blocks(fields.blocks)
+        msgspec.convert(msgspec.to_builtins(fields), PresetFields)
+    except ValidationError as error:
+        raise PresetFileError(f"{error.detail}") from error
+    except msgspec.ValidationError as error:
+        raise PresetFileError(f"The preset can't be kept: {error}.") from error
+    if object_of(source.get("extensions")).get("regex_scripts"):
+        warnings.append("Its regex scripts are kept for export; they do not run.")
+    return ReadPreset(fields, _without_contents(source, fields.blocks), warnings)
+
+
+def _blocks(source: Object, warnings: list[str]) -> list[Block]:
+    """The blocks that the file sends, in order."""
+    listed = as_listed(source, warnings)
+    if len(listed) > MAX_BLOCKS:
+        raise PresetFileError(
+            f"The preset has {len(listed):,} blocks in its order; {MAX_BLOCKS} are allowed.",
+            extra={"limit": "preset_blocks", "allowed": MAX_BLOCKS, "found": len(listed)},
+        )
+    prompts = by_id(source)
+    return [
+        block_of(block_id, prompts.get(block_id, {}), enabled=enabled)
+        for block_id, enabled in listed
+    ]
+
+
+def as_listed(source: Object, warnings: list[str] | None = None) -> list[tuple[str, bool]]:
+    """(id, whether it is sent) of what the file has in its order, each once."""
+    prompts, found = by_id(source), dict[str, bool]()
+    order = order_of(source)
+    entries = list(prompts.values()) if order is None else _objects(order.get("order"))
+    for entry in entries:
+        block_id = id_of(entry)
+        if not block_id or block_id in found:
+            continue
+        if block_id in prompts or block_id in MARKERS:
+            found[block_id] = entry.get("enabled", True) is True
+        elif warnings is not None:
+            warnings.append(f"Its order names `{block_id[:100]}`, which it does not have.")
+    return list(found.items())
+
+
+def order_of(source: Object) -> Object | None:
+    """The list of `prompt_order` that counts here."""
+    orders = [each for each in _objects(source.get("prompt_order")) if "order" in each]
+    for wanted in ORDERS:
+        for each in orders:
+            if each.get("character_id") == wanted:
+                return each
+    return max(orders, key=lambda each: len(_objects(each["order"])), default=None)
+
+
+def by_id(source: Object) -> dict[str, Object]:
+    """The file's prompts by their ids; of several with one id the first."""
+    found: dict[str, Object] = {}
+    for prompt in _objects(source.get("prompts")):
+        if block_id := id_of(prompt):
+            found.setdefault(block_id, prompt)
+    return found
+
+
+def id_of(prompt: object) -> str:
+    """The id of a prompt, or of an entry of an order; empty for none."""
+    return text_in(object_of(prompt), "identifier")
+
+
+def block_of(block_id: str, prompt: Object, *, enabled: bool) -> Block:
+    """A prompt of the file as a block."""
+    marker = MARKERS.get(block_id)
+    has_content = marker is None or marker in WITH_CONTENT
+    content = text_in(prompt, "content") if has_content else ""
+    if len(content) > MAX_CONTENT:
+        raise PresetFileError(
+            f"The block `{block_id[:100]}` has {len(content):,} characters; "
+            f"{MAX_CONTENT:,} are allowed.",
+            extra={"limit": "preset_content", "allowed": MAX_CONTENT, "found": len(content)},
+        )
+    role, triggers = prompt.get("role"), prompt.get("injection_trigger")
+    listed = cast("list[object]", triggers) if isinstance(triggers, list) else []
+    return Block(
+        id=block_id,
+        name=text_in(prompt, "name")[:300],
+        role=cast("Role", role) if role in get_args(Role) else "system",
+        content=content,
+        marker=marker,
+        enabled=enabled,
+        depth=(
+            _whole(prompt.get("injection_depth"), 4, 0, 10_000)
+            if prompt.get("injection_position") == 1
+            else None
+        ),
+        order=_whole(prompt.get("injection_order"), 100, -1_000_000, 1_000_000),
+        triggers=tuple(each for each in get_args(BlockTrigger) if each in listed),
+        forbid_overrides=prompt.get("forbid_overrides") is True,
+    )
+
+
+def with_own(blocks: Sequence[Block]) -> list[Block]:
+    """With what Talekeeper has and the format has not, around the history, where it is not there.
+
+    So a preset of others does not lose the chat's memory.
+    """
+    present = {block.id for block in blocks}
+    before, after = ([each for each in own if each.id not in present] for own in (_BEFORE, _AFTER))
+    history = BLOCK_IDS["history"]
+    at = next((place for place, each in enumerate(blocks) if each.id == history), None)
+    if at is None:
+        return [*blocks, *before, marker_block("history"), *after]
+    return [*blocks[:at], *before, blocks[at], *after, *blocks[at + 1 :]]
+
+
+def _without_contents(source: Object, blocks: Sequence[Block]) -> Object:
+    """The file without the texts that its blocks have: they are not stored twice."""
+    texts, known = {block.id: block.content for block in blocks}, by_id(source)
+    prompts: list[Any] = []
+    for prompt in cast("list[Any]", source["prompts"]):
+        block_id = id_of(prompt)
+        is_kept = texts.get(block_id) and known.get(block_id) is prompt
+        prompts.append({**prompt, "content": ""} if is_kept else prompt)
+    return {**source, "prompts": prompts}
+
+
+def sampling_of(source: Object, warnings: list[str]) -> Sampling:
+    """The samplers that the file sets to something else than none."""
+    sampling = Sampling()
+    for member, (name, neutral) in SAMPLERS.items():
+        value = source.get(member)
+        if value is None or value == neutral or name not in Sampling.__struct_fields__:
+            continue
+        value = _EFFORTS.get(value, value) if isinstance(value, str) else value
+        try:
+            one = msgspec.convert({name: value}, Sampling)
+        except msgspec.ValidationError as error:
+            warnings.append(f"`{member}` is not set: {error}.")
+        else:
+            sampling = msgspec.structs.replace(sampling, **{name: getattr(one, name)})
+    return sampling
+
+
+def text_in(source: Object, member: str) -> str:
+    """A member that is a text; empty where it is none."""
+    value = source.get(member)
+    return value if isinstance(value, str) else ""
+
+
+def _whole(value: object, default: int, least: int, most: int) -> int:
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return min(max(int(cast("float", value)), least), most) if is_number else default
+
+
+def object_of(value: object) -> Object:
+    """A value that is an object; an empty one where it is none."""
+    return cast("Object", value) if isinstance(value, dict) else {}
+
+
+def _objects(value: object) -> list[Object]:
+    values = cast("list[object]", value) if isinstance(value, list) else []
+    return [cast("Object", each) for each in values if isinstance(each, dict)]
+
+
+def write_preset(fields: PresetFields, source: Object) -> Object:
+    """The file of a preset: the source, and what is not as reading the source would give."""
+    file = _with_samplers(fields.sampling, source)
+    if fields.squash_system_messages != (source.get("squash_system_messages") is True):
+        file["squash_system_messages"] = fields.squash_system_messages
+    own = {
+        key: value
+        for key, value in object_of(source.get(OURS)).items()
+        if key not in {"lore_placement", "all_blocks"}
+    }
+    if fields.lore_placement == "as_written":
+        own["lore_placement"] = fields.lore_placement
+    listed = as_listed(source)
+    added = set(OWN)
+    if source and BLOCK_IDS["history"] not in dict(listed):
+        added.add(BLOCK_IDS["history"])
+    blocks = [block for block in fields.blocks if block.id not in added]
+    if tuple(with_own(blocks)) != fields.blocks or object_of(source.get(OURS)).get("all_blocks"):
+        blocks = list(fields.blocks)
+        own["all_blocks"] = True
+    file.pop(OURS, None)
+    if own:
+        file[OURS] = own
+    file["prompts"] = _prompts(blocks, source)
+    if listed != [(block.id, block.enabled) for block in blocks]:
+        file["prompt_order"] = _orders(blocks, source)
+    return file
+
+
+def _with_samplers(sampling: Sampling, source: Object) -> Object:
+    """The source with samplers that are not as it has them."""
+    file, was = dict(source), sampling_of(source, [])
+    for member, (name, neutral) in SAMPLERS.items():
+        value = getattr(sampling, name, None)
+        if value == getattr(was, name, None):
+            continue
+        if value is None and neutral is None:
+            del file[member]
+        else:
+            file[member] = neutral if value is None else value
+    return file
+
+
+def _prompts(blocks: Sequence[Block], source: Object) -> list[Any]:
+    """The file's `prompts`: changed in place, new ones last, none that was deleted here."""
+    known, sent = by_id(source), {block.id: block for block in blocks}
+    listed = {block_id for block_id, _ in as_listed(source)}
+    written: list[Any] = []
+    for prompt in cast("list[Any]", source.get("prompts", [])):
+        block_id = id_of(prompt)
+        is_read = known.get(block_id) is prompt
+        if is_read and block_id in sent:
+            written.append(_prompt(sent[block_id], prompt))
+        elif not is_read or block_id not in listed:
+            written.append(prompt)
+    for block in blocks:
+        # A marker may be in the order alone.
+        is_bare = block.id in listed and block == block_of(block.id, {}, enabled=block.enabled)
+        if block.id not in known and not is_bare:
+            written.append(_prompt(block, {}))
+    return written
+
+
+def _prompt(block: Block, prompt: Object) -> Object:
+    """A prompt of the file, with what its block says."""
+    has_content = block.marker is None or block.marker in WITH_CONTENT
+    whole = dict(prompt)
+    if has_content and (block.content or "content" in prompt):
+        whole["content"] = block.content
+    if prompt and block_of(block.id, whole, enabled=block.enabled) == block:
+        return whole
+    whole |= {
+        "identifier": block.id,
+        "name": block.name,
+        "role": block.role,
+        "system_prompt": prompt.get("system_prompt", block.marker is not None),
+        "marker": not has_content,
+        "injection_position": 0 if block.depth is None else 1,
+        "injection_depth": 4 if block.depth is None else block.depth,
+        "injection_order": block.order,
+        "injection_trigger": list(block.triggers),
+        "forbid_overrides": block.forbid_overrides,
+    }
+    if has_content:
+        whole["content"] = block.content
+    return whole
+
+
+def _orders(blocks: Sequence[Block], source: Object) -> list[Any]:
+    """The file's `prompt_order`, its list that counts here written again."""
+    order = [{"identifier": block.id, "enabled": block.enabled} for block in blocks]
+    was, orders = order_of(source), source.get("prompt_order")
+    if was is None or not isinstance(orders, list):
+        return [{"character_id": ORDERS[0], "order": order}]
+    return [
+        {**was, "order": order} if each is was else each for each in cast("list[object]", orders)
+    ]
