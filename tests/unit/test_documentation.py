@@ -91,6 +91,11 @@ def test_every_link_to_a_section_leads_to_one(path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", PAGES, ids=relative)
+def test_no_page_has_more_than_400_lines(path: Path) -> None:
+    assert len(path.read_text(encoding="utf-8").splitlines()) <= 400
+
+
+@pytest.mark.parametrize("path", PAGES, ids=relative)
 def test_every_page_of_the_documentation_is_on_the_map(path: Path) -> None:
     if "decisions" in path.parts or path.parent == ROOT:
         return
