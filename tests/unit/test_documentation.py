@@ -1,4 +1,4 @@
-"""What the pages say is what the code does."""
+"""The pages agree with the code."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from backend.settings import Settings
-from scripts.write_docs import PARTS, app_errors, rendered_pages, setting_texts
+from scripts.write_docs import PARTS, app_errors, render_pages, setting_texts
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
@@ -22,16 +22,16 @@ def relative(path: Path) -> str:
     return path.relative_to(ROOT).as_posix()
 
 
-def test_what_follows_from_the_code_is_up_to_date() -> None:
-    stale = [path.name for path, old, new in rendered_pages() if new != old]
+def test_generated_parts_are_up_to_date() -> None:
+    stale = [path.name for path, old, new in render_pages() if new != old]
 
     assert stale == [], "run .venv/bin/python scripts/write_docs.py"
 
 
-def test_every_part_that_follows_from_the_code_stands_on_one_page() -> None:
+def test_every_generated_part_is_on_one_page() -> None:
     found = [
         name
-        for _, text, _ in rendered_pages()
+        for _, text, _ in render_pages()
         for name in re.findall(r"<!-- from the code: (\w+) -->\n(?s:.*?)<!-- end -->", text)
     ]
 
