@@ -44,7 +44,7 @@ from backend.errors import ValidationError
 from backend.settings import Settings
 from backend.vault.root import RootKeys
 from backend.vault.sealing import KEY_BYTES
-from backend.vault.slots import PasswordKdf, SlotKind, lookup_hash, token_secret
+from backend.vault.slots import PasswordKdf, SlotKind, hash_for_lookup, parse_token
 
 log = get_logger(__name__)
 
@@ -282,7 +282,7 @@ class AccountService:
             if is_needed and has_others and await repository.count_administrators(session) <= 1:
                 raise LastAdministratorError("Make somebody else an administrator first.")
             await delete_jobs(session, user_id)
-            for part in self._participants.of(AccountDeleted):
+            for part in self._participants.find_handlers(AccountDeleted):
                 await part.account_deleted(session, user_id)
             await session.execute(delete(KeySlot).where(KeySlot.user_id == user_id))
             await session.execute(delete(DataKey).where(DataKey.user_id == user_id))
@@ -313,9 +313,9 @@ class AccountService:
             return
         if self._settings.registration == "closed" or invitation is None:
             raise RegistrationClosedError("Ask the administrator for an invitation.")
-        secret = token_secret(invitation.strip(), INVITATION_PREFIX)
+        secret = parse_token(invitation.strip(), INVITATION_PREFIX)
         if secret is None or not await repository.has_invitation(
-            session, lookup_hash(secret), now(), use=use
+            session, hash_for_lookup(secret), now(), use=use
         ):
             raise InvitationError("It is unknown, used or expired. Ask for a new one.")
 

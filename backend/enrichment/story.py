@@ -20,10 +20,10 @@ from backend.core.audience import (
     PUBLIC,
     AudienceMarks,
     Viewpoint,
-    is_known_to_all,
-    known_to,
+    filter_known_to,
+    may_all_know,
 )
-from backend.database.base import unindexed
+from backend.database.base import skip_index
 from backend.enrichment.cleaning import clipped, shown
 from backend.enrichment.llm_selection import Reader
 from backend.enrichment.models import EnrichmentMark
@@ -122,7 +122,7 @@ def find_author(sealer: Sealer, row: Any, player: Player | None) -> str:
         player is not None
         and row.role == "user"
         and row.persona_id is None
-        and is_known_to_all(row.audience, player.audience)
+        and may_all_know(row.audience, player.audience)
     ):
         return player.name
     return sealer.open(MESSAGE_AUTHOR, row.id, row.sealed_author)
@@ -214,7 +214,7 @@ async def is_unchanged(session: AsyncSession, stretch: TranscriptSlice) -> bool:
     rows = await session.execute(
         select(Message.id, Message.updated_at).where(
             Message.id.in_(ids),
-            unindexed(Message.chat_id) == stretch.chat_id,
+            skip_index(Message.chat_id) == stretch.chat_id,
             Message.is_active,
             ~Message.hidden,
             Message.status != "streaming",
@@ -434,4 +434,4 @@ def lines_between(
 ) -> tuple[ColumnElement[bool], ...]:
     """Conditions on lines behind position `after` that a viewpoint may know."""
     place = Message.position > after, Message.position <= through
-    return readable(chat), *place, known_to(viewpoint, Message.audience)
+    return readable(chat), *place, filter_known_to(viewpoint, Message.audience)

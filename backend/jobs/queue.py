@@ -17,7 +17,7 @@ from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from backend.accounts.models import KeyMode
-from backend.database.base import UNSYNCHRONISED, new_id, now, table_of
+from backend.database.base import UNSYNCHRONIZED, get_table, new_id, now
 from backend.database.engine import Database, after_commit
 from backend.jobs.claims import ENDED
 from backend.jobs.models import IS_WAITING, NOBODY, Job
@@ -105,7 +105,7 @@ async def _renew_key(session: AsyncSession, job: NewJob, key: JobKey, at: dateti
         return
     values = {"updated_at": at, **key.columns(waiting.id, job.user_id, at)}
     query = update(Job).where(Job.id == waiting.id, *is_it).values(values)
-    await session.execute(query, execution_options=UNSYNCHRONISED)
+    await session.execute(query, execution_options=UNSYNCHRONIZED)
 
 
 @cache
@@ -117,7 +117,7 @@ def _insert(dialect: str) -> Any:
     it until the transaction is over. On SQLite nobody else writes meanwhile, and nothing is given
     back.
     """
-    table = table_of(Job)
+    table = get_table(Job)
     waits: dict[str, Any] = {"index_elements": ["dedupe_key"], "index_where": IS_WAITING}
     if dialect == "postgresql":
         statement = postgresql.insert(table).on_conflict_do_update(
@@ -218,7 +218,7 @@ class JobQueue:
         ended = {**ENDED, "state": "done", "error": error, "updated_at": now()}
         await session.execute(
             update(Job).where(Job.id.in_(found)).values(ended),
-            execution_options=UNSYNCHRONISED,
+            execution_options=UNSYNCHRONIZED,
         )
         after_commit(session, self.wake)
 

@@ -15,7 +15,7 @@ from sqlalchemy import Executable, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from backend.core.logs import get_logger
-from backend.database.base import UNSYNCHRONISED
+from backend.database.base import UNSYNCHRONIZED
 from backend.database.engine import Database
 from backend.errors import AppError
 from backend.jobs import claims
@@ -343,7 +343,7 @@ class RunningJob:
         if has_checkpoint:  # the next attempt goes on from there
             values["leases_lost"] = 0
         query = update(Job).where(Job.id == self.id).values(values)
-        await session.execute(query, execution_options=UNSYNCHRONISED)
+        await session.execute(query, execution_options=UNSYNCHRONIZED)
         self._stored_at = at
         return has_checkpoint
 

@@ -16,7 +16,7 @@ from backend.accounts.auth.identity import Identity
 from backend.accounts.keys.server_held import clear_old_keys
 from backend.database.base import now
 from backend.database.engine import OvertakenError
-from backend.http.schemas import Page, page_of
+from backend.http.schemas import Page, make_page
 from backend.jobs.claims import ENDED
 from backend.jobs.errors import JobNotFoundError, JobNotRetryableError, JobNotStoppableError
 from backend.jobs.models import Job, JobState
@@ -57,7 +57,7 @@ class JobService:
             query = query.where(Job.id < after)
         query = query.order_by(Job.id.desc()).limit(limit + 1)
         async with self._database.read() as session:
-            rows, following = page_of(list(await session.scalars(query)), limit)
+            rows, following = make_page(list(await session.scalars(query)), limit)
         return Page(items=[JobView.of(row) for row in rows], next=following)
 
     async def get(self, owner_id: UUID, job_id: UUID) -> JobView:

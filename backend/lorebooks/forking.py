@@ -12,7 +12,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from backend.accounts.auth.identity import Identity
 from backend.chats.events import ChatCopied, ChatDeleted
 from backend.chats.models import Chat
-from backend.core.cpu_pool import unhurried
+from backend.core.cpu_pool import iterate_in_slices
 from backend.database.base import new_id, now
 from backend.database.types import Id
 from backend.lorebooks import repository
@@ -144,7 +144,7 @@ async def _all_entries(session: AsyncSession, book_id: UUID) -> AsyncIterator[Lo
     after: int | None = None
     while page := await repository.list_entries(session, book_id, limit=AT_ONCE, after=after):
         after = page[-1].place
-        async for entry in unhurried(page, lambda entry: 2 * len(entry.sealed_entry)):
+        async for entry in iterate_in_slices(page, lambda entry: 2 * len(entry.sealed_entry)):
             yield entry
 
 

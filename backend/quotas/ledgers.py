@@ -15,7 +15,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from backend.accounts.keys.sealed_tables import SealedTable, described_tables
 from backend.accounts.models import User
 from backend.core.logs import get_logger
-from backend.database.base import now, table_of
+from backend.database.base import get_table, now
 from backend.database.engine import Database
 from backend.database.stored_bytes import ROW_BYTES
 from backend.jobs.queue import JobQueue, NewJob
@@ -36,7 +36,7 @@ RECOUNT = "quotas.recount"
 NIGHT = time(hour=4, tzinfo=UTC)
 DAYS_KEPT = timedelta(days=31)
 
-_SPENT = insert(table_of(TokenLedger))
+_SPENT = insert(get_table(TokenLedger))
 _TODAY = select(func.coalesce(func.sum(TokenLedger.tokens), 0)).where(
     TokenLedger.user_id == bindparam("owner"), TokenLedger.day == bindparam("today")
 )

@@ -13,7 +13,7 @@ from litestar.types import ASGIApp, Message, Receive, Scope, Send
 from backend.accounts.auth.identity import Identity
 from backend.accounts.auth.middleware import API, NEEDS, SAFE_METHODS
 from backend.accounts.auth.throttle import address_block
-from backend.http.schemas import PREVIEWS, STORES, STREAMS, largest_body
+from backend.http.schemas import PREVIEWS, STORES, STREAMS, find_max_body_bytes
 from backend.quotas.definitions import STORED_BYTES
 from backend.quotas.service import Quotas
 
@@ -80,7 +80,7 @@ class QuotaMiddleware(ASGIMiddleware):
         is_safe = method in SAFE_METHODS
         if not (opt.get(STREAMS) and is_safe):  # those have a limit of their own
             quotas.count_request(user_id)
-        size, largest = _body_size(scope), largest_body(scope)
+        size, largest = _body_size(scope), find_max_body_bytes(scope)
         takes_files = largest > self._upload_above
         if opt.get(STREAMS):
             held.enter_context(quotas.streams.hold(user_id))

@@ -60,7 +60,7 @@ async def test_it_says_that_a_helper_process_does_not_start_and_serves_without(
     assert parts["patterns"] == {
         "name": "patterns",
         "ready": False,
-        "detail": "its process does not start; it is tried again by itself",
+        "detail": "its process does not start; it is retried automatically",
         "needed": False,
     }
     assert answer["ready"] is True
@@ -106,7 +106,7 @@ async def test_without_its_database_it_is_alive_and_not_ready(
         assert parts["database"] == {
             "name": "database",
             "ready": False,
-            "detail": "The database does not answer",
+            "detail": "The database does not respond",
             "needed": True,
         }
         ok(await client.get("/health"))

@@ -39,7 +39,7 @@ from backend.database.engine import (
     OvertakenError,
 )
 from backend.errors import BadRequestError, ConflictError, TooLargeError, ValidationError
-from backend.http.schemas import largest_body
+from backend.http.schemas import find_max_body_bytes
 from backend.vault.sealing import digest
 
 log = get_logger(__name__)
@@ -132,7 +132,7 @@ class IdempotencyMiddleware(ASGIMiddleware):
             return
         if not (0 < len(key) <= MAX_KEY_LENGTH and key.isprintable()):
             raise BadRequestError(f"{HEADER} has 1 to {MAX_KEY_LENGTH} characters.")
-        messages = await _read(receive, largest=largest_body(scope))
+        messages = await _read(receive, largest=find_max_body_bytes(scope))
         work = await self._claim(identity, key, _fingerprint(identity, request, messages))
         if not isinstance(work, _Work):
             await _answer(send, *work)
@@ -160,7 +160,7 @@ class IdempotencyMiddleware(ASGIMiddleware):
     ) -> _Work | tuple[int, KeptAnswer]:
         """The work of a request that is to be done, or the status and answer that it got before."""
         sealer = identity.sealer
-        key_digest = digest(sealer.derived("idempotency"), identity.slot_id.bytes, key.encode())
+        key_digest = digest(sealer.derive_key("idempotency"), identity.slot_id.bytes, key.encode())
         is_same = (
             IdempotentRequest.user_id == identity.user_id,
             IdempotentRequest.key_digest == key_digest,
@@ -314,7 +314,7 @@ def _fingerprint(
     if boundary := request.content_type[1].get("boundary", ""):
         body = body.replace(boundary.encode("latin-1", "replace"), b"")
     return digest(
-        identity.sealer.derived("idempotency"),
+        identity.sealer.derive_key("idempotency"),
         request.method.encode(),
         request.scope["path"].encode(),
         request.scope["query_string"],

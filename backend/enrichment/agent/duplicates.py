@@ -19,7 +19,7 @@ import numpy as np
 from backend.chronicles.events import EventFields
 from backend.chronicles.repository import StoryEvent
 from backend.core.cpu_pool import CpuPool
-from backend.core.text_forms import normalized
+from backend.core.text_forms import normalize
 from backend.enrichment.agent.lookup import KnowledgeLookup
 from backend.enrichment.agent.proposals import ProposedEvent, RefusedCallError
 from backend.enrichment.agent.references import References
@@ -186,7 +186,7 @@ def _numbers(text: str) -> frozenset[str]:
 
 def _wording(text: str) -> str:
     """The words in their order: capitals, blanks and the end of the sentence don't matter."""
-    return " ".join(normalized("NFKC", text).casefold().split()).strip(_ENDS)
+    return " ".join(normalize("NFKC", text).casefold().split()).strip(_ENDS)
 
 
 Known = StoryEvent | ProposedEvent

@@ -21,7 +21,7 @@ from backend.campaigns.names.roster import Roster
 from backend.campaigns.play.references import Held, called
 from backend.campaigns.play.tools import ToolRefusedError
 from backend.campaigns.proposals.authority import Unclear
-from backend.core.audience import Audience, is_known_to_all, opened, stored
+from backend.core.audience import Audience, decode_audience, encode_audience, may_all_know
 from backend.database.base import new_id
 from backend.enrichment.cleaning import clipped, one_line
 from backend.enrichment.compaction.known import (
@@ -337,8 +337,8 @@ class Drafter:
 
     def _change(self, updater: Updater, asked: Call, item_id: UUID, position: int) -> None:
         held = self._items[item_id]
-        audience = stored(cast("Audience", held.state.get("audience", "public")))
-        if not is_known_to_all(audience, self._audience):
+        audience = encode_audience(cast("Audience", held.state.get("audience", "public")))
+        if not may_all_know(audience, self._audience):
             raise ToolRefusedError("What is read is not for all who know of it.")
         operations, unclear = self._operations(updater, asked, held.state)
         operations.set.pop("kind", None)
@@ -361,7 +361,7 @@ class Drafter:
         if updater.subkinds:
             first["kind"] = updater.subkinds[0]
         operations, unclear = self._operations(updater, asked, first)
-        before = {**first, "audience": msgspec.to_builtins(opened(self._audience))}
+        before = {**first, "audience": msgspec.to_builtins(decode_audience(self._audience))}
         fields = applied(kind, before, operations)
         item = _converted(kind, fields)
         made = creation(item)
@@ -396,7 +396,7 @@ class Drafter:
         if any(same):
             return
         position = max(position, self._made_at.get(about, position) if about else position)
-        fact = STRUCTS["fact"](text=text, about_id=about, audience=opened(self._audience))  # type: ignore[call-arg]
+        fact = STRUCTS["fact"](text=text, about_id=about, audience=decode_audience(self._audience))  # type: ignore[call-arg]
         made, fact_id = creation(fact), new_id()
         after = self._checked("fact", {}, made)
         if unclear is None:

@@ -16,7 +16,7 @@ from backend.campaigns.ledger.records import find_campaign, open_campaign
 from backend.campaigns.models import Campaign, CampaignMark
 from backend.campaigns.play.state import is_unsettled
 from backend.chats.models import Chat, Message
-from backend.core.cpu_pool import unhurried
+from backend.core.cpu_pool import iterate_in_slices
 from backend.enrichment.agent.agent import DEMO_NOTE
 from backend.enrichment.agent.duplicates import DuplicateFinder
 from backend.enrichment.budgets import open_budget
@@ -194,7 +194,7 @@ class CompactionTask(Task[CompactionWork, CompactionProposal]):
                     raise
                 break  # what it has called before is not lost by it
             results: list[Any] = []
-            async for call in unhurried(made):
+            async for call in iterate_in_slices(made):
                 problem = await _use(drafter, call, events)
                 results.append({"error": problem.reason} if problem else {"ok": True})
                 if problem is None:

@@ -26,7 +26,7 @@ from backend.chronicles import event_writer as writing
 from backend.chronicles.event_writer import is_there, supersede_again
 from backend.chronicles.models import ChronicleEvent
 from backend.chronicles.repository import get_chronicle
-from backend.database.base import chunks, now
+from backend.database.base import now, split_chunks
 from backend.enrichment.errors import NothingToUndoError, RunReplacedError, RunUndoneError
 from backend.enrichment.models import ChatSummary, EnrichmentRun
 from backend.enrichment.runs.effects import Changed, note_in_index
@@ -278,7 +278,7 @@ class _Undoer:
         """By what events are superseded: what the run made, and what that superseded."""
         made = [effect.id for effect in detail.effects if effect.what == "event_created"]
         found: dict[UUID, Row[UUID, UUID, UUID | None]] = {}
-        for ids in chunks(made):
+        for ids in split_chunks(made):
             rows = await self.session.execute(
                 select(
                     ChronicleEvent.id, ChronicleEvent.chronicle_id, ChronicleEvent.superseded_by

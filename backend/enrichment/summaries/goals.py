@@ -13,7 +13,7 @@ from backend.chats.repository import first_behind
 from backend.chats.schemas import SummarySettings
 from backend.chats.service import read_settings
 from backend.context.budget import eviction_point, step_of
-from backend.core.audience import GM, PUBLIC, Viewpoint, is_known_to, listed
+from backend.core.audience import GM, PUBLIC, Viewpoint, list_entities, may_know
 from backend.enrichment.story import lines_between, readable
 from backend.enrichment.summaries.store import StoredSummary, current_summary
 from backend.vault.sealing import Sealer
@@ -120,14 +120,14 @@ async def next_audience(
         .group_by(Message.audience)
     )
     last = {row[0]: row[1] for row in await session.execute(query)}
-    named = {each for column in last for each in listed(column)}
+    named = {each for column in last for each in list_entities(column)}
     players = await players_among(session, named, chat.campaign_id)
     viewpoints: list[Viewpoint] = [*players, GM, PUBLIC]
     for viewpoint in viewpoints:
         current = await current_summary(session, sealer, chat, viewpoint=viewpoint)
         after = current.position if current else -1
         for column, position in last.items():
-            is_new = position > after and is_known_to(viewpoint, column)
+            is_new = position > after and may_know(viewpoint, column)
             if is_new and (column == PUBLIC) == (viewpoint == PUBLIC):
                 return viewpoint, current
     return None

@@ -14,7 +14,7 @@ from backend.chats import repository as chats
 from backend.chats.errors import MessageBusyError
 from backend.chats.models import Chat, Message
 from backend.chats.service import read_settings
-from backend.core.audience import GM, PUBLIC, Viewpoint, own_column
+from backend.core.audience import GM, PUBLIC, Viewpoint, encode_viewpoint
 from backend.database.engine import Database
 from backend.enrichment.errors import SummaryNotFoundError
 from backend.enrichment.models import ChatSummary
@@ -76,7 +76,7 @@ class SummaryService:
                 chat,
                 limit=limit + 1,
                 up_to_position=None if before is None else before - 1,
-                audiences=(own_column(viewpoint), PUBLIC),
+                audiences=(encode_viewpoint(viewpoint), PUBLIC),
             )
         is_used = current is not None and await self._is_used(identity, chat, viewpoint)
         items = [
@@ -110,7 +110,10 @@ class SummaryService:
             raise ValidationError("text holds nothing but blanks.")
         sealer = identity.sealer
         async with self._database.write() as session:
-            seen, audience = viewpoint or GM, None if viewpoint is None else own_column(viewpoint)
+            seen, audience = (
+                viewpoint or GM,
+                None if viewpoint is None else encode_viewpoint(viewpoint),
+            )
             chat = await _chat_of(session, identity, chat_id, seen, lock=True)
             current = await current_summary(session, sealer, chat, viewpoint=seen)
             check_revision(if_match, current.revision if current else 0)

@@ -28,10 +28,10 @@ from backend.chats.events import (
 from backend.chats.models import Chat, Message
 from backend.chats.repository import FOREVER
 from backend.chats.tree import climb_from, subtree
-from backend.core.audience import GM, PUBLIC, Viewpoint, is_known_to_all, own_column
+from backend.core.audience import GM, PUBLIC, Viewpoint, encode_viewpoint, may_all_know
 from backend.database.base import Base, new_id, now, upsert
 from backend.enrichment.models import CHAT_SUMMARY, ChatSummary, EnrichmentMark, EnrichmentRun
-from backend.http.schemas import struct_from
+from backend.http.schemas import make_struct
 from backend.vault.sealing import Sealer
 
 MAX_SUMMARY_CHARS = 20_000
@@ -76,7 +76,7 @@ async def current_summary(
     It is the viewpoint's own, or the public one. Where that goes further, what happened since is
     public: the text is that of both.
     """
-    column = own_column(viewpoint)
+    column = encode_viewpoint(viewpoint)
     found = await active_summaries(
         session, sealer, chat, limit=1, up_to_position=up_to_position, audiences=(column, PUBLIC)
     )
@@ -152,7 +152,7 @@ async def active_summaries(
     if audiences:
         values |= {"audiences": audiences, "first": audiences[0]}
     return [
-        struct_from(
+        make_struct(
             StoredSummary,
             row,
             text=sealer.open(CHAT_SUMMARY, row.id, row.sealed_summary),
@@ -230,8 +230,8 @@ class ChatSummaries(AudienceChanged, ChatCopied, MessageShown, WorldParted):
         )
         found = {(row.message_id, row.audience): row for row in rows}
         for (message_id, column), row in list(found.items()):
-            knew = is_known_to_all(column, before)
-            knows = is_known_to_all(column, message.audience)
+            knew = may_all_know(column, before)
+            knows = may_all_know(column, message.audience)
             wanted = column
             if column == GM and message.audience == PUBLIC:
                 through = await session.get_one(Message, message_id)

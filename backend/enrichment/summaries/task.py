@@ -15,7 +15,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from backend.campaigns.state.viewpoints import hides_information, read_marks
 from backend.chats.models import Chat, Message
-from backend.core.audience import GM, Viewpoint, narrowest, own_column
+from backend.core.audience import GM, Viewpoint, encode_viewpoint, intersect_audiences
 from backend.enrichment.budgets import CHARACTERS_A_TOKEN, estimate, open_budget
 from backend.enrichment.cleaning import without_tags
 from backend.enrichment.pipeline import (
@@ -135,7 +135,7 @@ class SummaryTask(Task[SummaryWork, str]):
         )
         if not rows:
             return None
-        known = narrowest([row.audience for row in rows])
+        known = intersect_audiences([row.audience for row in rows])
         marks = await read_marks(session, self.sealer, chat.campaign_id, known)
         return SummaryWork(
             reader=reader,
@@ -149,7 +149,7 @@ class SummaryTask(Task[SummaryWork, str]):
             goal=goal,
             words=wanted.words,
             viewpoint=viewpoint,
-            audience=own_column(viewpoint) if is_hiding else None,
+            audience=encode_viewpoint(viewpoint) if is_hiding else None,
         )
 
     async def _next(self, session: AsyncSession, chat: Chat, interval: int) -> Next:

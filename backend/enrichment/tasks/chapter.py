@@ -20,7 +20,7 @@ from backend.campaigns.ledger.store import Change
 from backend.campaigns.models import Campaign
 from backend.campaigns.scenes.chapters import DueChapter, due_chapter
 from backend.chats.models import Chat, Message
-from backend.core.audience import opened
+from backend.core.audience import decode_audience
 from backend.database.base import new_id
 from backend.enrichment.budgets import CHARACTERS_A_TOKEN, open_budget
 from backend.enrichment.cleaning import clipped, one_line
@@ -123,7 +123,7 @@ class ChapterTask(Task[ChapterWork, ChapterProposal]):
             title=proposal.title,
             summary=proposal.summary,
             scene_ids=list(due.scene_ids),
-            audience=opened(due.audience),
+            audience=decode_audience(due.audience),
         )
         change = Change("chapter", new_id(), creation(chapter))
         await ledger_store.append(

@@ -20,7 +20,7 @@ from backend.chats.models import Chat, Message
 from backend.chronicles import event_writer as writing
 from backend.chronicles.models import ChronicleEvent, EventSource
 from backend.chronicles.repository import counting, get_chronicle, open_event
-from backend.database.base import chunks
+from backend.database.base import split_chunks
 from backend.enrichment.agent.agent import EVENT_KIND_NAMES, MOST_CALLS
 from backend.enrichment.agent.proposals import AgentResult
 from backend.enrichment.agent.tools import TOOLS, TRIAGE_SCHEMA
@@ -128,7 +128,7 @@ async def _remove_events(
     removed: list[RunEffect] = []
     kept: list[RunEffect] = []
     heirs: dict[UUID, UUID | None] = {}
-    for ids in chunks(event_ids):
+    for ids in split_chunks(event_ids):
         doomed = await session.scalars(
             select(ChronicleEvent)
             .where(ChronicleEvent.id.in_(ids))
@@ -141,7 +141,7 @@ async def _remove_events(
             removed.append(
                 effect_on(row, "event_removed", title=title, because=_REBUILT, before=before)
             )
-    for ids in chunks(event_ids):
+    for ids in split_chunks(event_ids):
         others = await session.scalars(
             select(ChronicleEvent).where(
                 ChronicleEvent.superseded_by.in_(ids), ChronicleEvent.id.not_in(event_ids)

@@ -29,7 +29,14 @@ from backend.campaigns.state.item_reader import MAX_HOT, CampaignReader
 from backend.campaigns.state.snapshot import Names
 from backend.campaigns.state.viewpoints import read_marks
 from backend.chats.models import Chat, Message
-from backend.core.audience import GM, PUBLIC, is_known_to_all, narrowest, opened, stored
+from backend.core.audience import (
+    GM,
+    PUBLIC,
+    decode_audience,
+    encode_audience,
+    intersect_audiences,
+    may_all_know,
+)
 from backend.enrichment.budgets import CHARACTERS_A_TOKEN, open_budget
 from backend.enrichment.cleaning import clipped, one_line
 from backend.enrichment.llm_selection import OUTPUT_TOKENS
@@ -152,11 +159,11 @@ class SceneTask(Task[SceneWork, SceneProposal]):
         reader = await self.reader(session, chat)
         most = reader.stretch_tokens
         rows = await read_lines(session, chat, after=span.after, through=span.last, most=most)
-        told_to = stored(scene.audience)
-        is_open_to_all = all(is_known_to_all(told_to, row.audience) for row in rows)
+        told_to = encode_audience(scene.audience)
+        is_open_to_all = all(may_all_know(told_to, row.audience) for row in rows)
         if not rows or (scene.status == "open" and not is_open_to_all):
             return None
-        audience = narrowest([told_to, *(row.audience for row in rows)])
+        audience = intersect_audiences([told_to, *(row.audience for row in rows)])
         marks = await read_marks(session, self.sealer, campaign.id, audience)
         lines = [told(reader, row, most * CHARACTERS_A_TOKEN, marks) for row in rows]
         text = "\n".join(lines)
@@ -249,8 +256,8 @@ class SceneTask(Task[SceneWork, SceneProposal]):
         message = await session.get_one(Message, work.message_ids[-1])
         wanted = {"summary": proposal.summary, "key_moments": list(proposal.key_moments)}
         written = {key: value for key, value in wanted.items() if key not in scene.locked}
-        if work.audience != stored(scene.audience):
-            written["audience"] = msgspec.to_builtins(opened(work.audience))
+        if work.audience != encode_audience(scene.audience):
+            written["audience"] = msgspec.to_builtins(decode_audience(work.audience))
         threads, refused = await new_threads(
             session, self.sealer, campaign, proposal.seeds, audience=work.audience
         )

@@ -34,8 +34,15 @@ from backend.campaigns.state.known_items import taken_back
 from backend.campaigns.state.situation_reader import SituationReader
 from backend.campaigns.state.snapshot import Names
 from backend.chats.models import Message
-from backend.core.audience import GM, PUBLIC, Audience, is_known_to_all, opened, stored
-from backend.core.cpu_pool import unhurried
+from backend.core.audience import (
+    GM,
+    PUBLIC,
+    Audience,
+    decode_audience,
+    encode_audience,
+    may_all_know,
+)
+from backend.core.cpu_pool import iterate_in_slices
 from backend.database.base import new_id, now
 from backend.enrichment.cleaning import clipped, one_line, without_tags
 from backend.enrichment.compaction.known import member_of
@@ -89,7 +96,7 @@ async def new_threads(
             title=title,
             summary=clipped(one_line(seed.summary), MAX_TEXT),
             tension=seed.tension,
-            audience=opened(audience),
+            audience=decode_audience(audience),
         )
         changes.append(Change("thread", new_id(), creation(thread)))
     return changes, refused
@@ -100,7 +107,7 @@ async def _taken(session: AsyncSession, sealer: Sealer, campaign: Campaign) -> s
     query = _THREADS.where(CampaignItem.campaign_id == campaign.id, CampaignItem.kind == "thread")
     rows = (await session.execute(query)).all()
     taken = {words for _, _, words in await taken_back(session, sealer, campaign, {"thread"})}
-    async for row in unhurried(rows, lambda row: len(row.sealed_state)):
+    async for row in iterate_in_slices(rows, lambda row: len(row.sealed_state)):
         taken.add(slug(read_state(sealer, row.id, row.sealed_state)["title"]))
     return taken
 
@@ -226,7 +233,7 @@ def _check(before: State, after: State, change: Change, known: set[str]) -> None
 def _check_audience(state: State, audience: str) -> None:
     """Raise `ToolRefusedError` where some know of an item who may not know what is told of it."""
     listeners: Audience = msgspec.convert(state.get("audience", PUBLIC), Audience)
-    if not is_known_to_all(stored(listeners), audience):
+    if not may_all_know(encode_audience(listeners), audience):
         raise ToolRefusedError("What is told of it is not for all who know of it.")
 
 
@@ -306,7 +313,7 @@ async def quoted_facts(
         fact = Fact(
             text=one_line(each.quote),
             about_id=about[0] if len(about) == 1 else None,
-            audience=opened(message.audience),
+            audience=decode_audience(message.audience),
         )
         made = structs.replace(creation(fact), because=each.kind)
         drafts.append(Draft("fact", new_id(), made, message, audience=message.audience))

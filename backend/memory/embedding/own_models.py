@@ -214,7 +214,7 @@ class OwnModels(UserSignedOut):
         dimension, length = sizes
         asked = provider_embedder(wanted, self._settings, length=length)
         raw = OwnEmbedder(asked, dimension=dimension, length=length)
-        mark = digest(sealer.derived("embedding-model"), raw.server.encode(), raw.model.encode())
+        mark = digest(sealer.derive_key("embedding-model"), raw.server.encode(), raw.model.encode())
         embedder = CachedEmbedder(
             self._database,
             raw,

@@ -337,4 +337,4 @@ async def _is_replay(
 def _fingerprint(identity: Identity, chat_id: UUID, request: TurnRequest) -> bytes:
     """What makes two requests the same turn: everything in them but the turn's id."""
     body = msgspec.json.encode(msgspec.structs.replace(request, turn_id=None))
-    return digest(identity.sealer.derived("turn-requests"), chat_id.bytes, body)
+    return digest(identity.sealer.derive_key("turn-requests"), chat_id.bytes, body)

@@ -17,7 +17,7 @@ from backend.chats.service import ChatService
 from backend.context.assembly import Counter
 from backend.context.macros import MacroBudget, Variables
 from backend.core.cpu_pool import CpuPool
-from backend.core.reasons import FoundIn, told
+from backend.core.reasons import FoundIn, render_reasons
 from backend.database.engine import Database
 from backend.errors import ValidationError
 from backend.lorebooks.activation.compiled import CompiledEntry
@@ -233,7 +233,7 @@ def _answer(scan: Scan, outcome: Outcome, finder: PlaceFinder, window: PromptWin
                 id=one.entry_id,
                 title=one.title,
                 reasons=one.reasons,
-                reason=told(one.reasons),
+                reason=render_reasons(one.reasons),
                 matches=matches(entries[one.entry_id]),
                 roll=drawn(entries[one.entry_id]),
                 tokens=to_model_tokens(one.tokens),
@@ -250,7 +250,7 @@ def _answer(scan: Scan, outcome: Outcome, finder: PlaceFinder, window: PromptWin
                 id=one.entry_id,
                 title=one.title,
                 reasons=[one.reason],
-                reason=told([one.reason]),
+                reason=render_reasons([one.reason]),
                 matches=matches(entries[one.entry_id]),
                 roll=drawn(entries[one.entry_id]),
                 tokens=to_model_tokens(one.tokens),

@@ -31,7 +31,7 @@ from backend.chronicles.events import MAX_PINNED
 from backend.chronicles.repository import current_events
 from backend.context.blocks import PresetFields
 from backend.context.budget import eviction_point
-from backend.core.audience import GM, PUBLIC, Viewpoint, is_known_to
+from backend.core.audience import GM, PUBLIC, Viewpoint, may_know
 from backend.enrichment.summaries.goals import HOT_ROUNDS
 from backend.enrichment.summaries.store import current_summary
 from backend.lorebooks.links import books_for_chat
@@ -132,7 +132,7 @@ class ChatLoader:
         viewpoint = await find_viewpoint(
             self._session, self._identity, chat, request, user_name, usual=settings.viewpoint
         )
-        if player is not None and not is_known_to(viewpoint, player.audience):
+        if player is not None and not may_know(viewpoint, player.audience):
             user_name = self._user_name
         target = answerable(
             target, viewpoint, audience if request.text else PUBLIC, is_preview=self._is_preview

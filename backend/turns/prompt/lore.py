@@ -17,7 +17,7 @@ from backend.accounts.events import UserSignedOut
 from backend.accounts.profile.settings import LoreOverrides, first_set
 from backend.chats import repository as chats
 from backend.chats.models import Chat, Message
-from backend.core.cpu_pool import SMALL, CpuPool
+from backend.core.cpu_pool import INLINE_CHARACTERS, CpuPool
 from backend.core.plain_cache import PlainCache
 from backend.database.base import upsert
 from backend.errors import ConflictError
@@ -177,7 +177,7 @@ class LoreReader(UserSignedOut):
             )
             if book is None or book.revision != ref.revision:
                 sealed = await load_book(session, ref.id, owner_id=identity.user_id)
-                if sealed.size > SMALL:
+                if sealed.size > INLINE_CHARACTERS:
                     missing.append((ref, sealed))
                     continue
                 book = _compiled(identity, ref, sealed)

@@ -175,7 +175,7 @@ def seal_record(run: TurnRun) -> SealedRecord:
     if run.play is not None:
         record.tools, record.tool_support = list(run.play.used), run.play.support
     record.notes += [refused.note for refused in run.refused]
-    key = run.sealer.derived("context-texts")
+    key = run.sealer.derive_key("context-texts")
     texts = move_texts(record, lambda text: digest(key, text.encode()).hex())
     sealed: dict[bytes, tuple[UUID, bytes]] = {}
     for text_hash, text in texts.items():

@@ -324,7 +324,7 @@ def test_another_key_of_the_same_version_is_told_apart_from_a_missing_one() -> N
 
     with pytest.raises(RootKeyError, match="not the key that it was wrapped under"):
         opens(RootKeys({1: NEW}), wrapped)
-    with pytest.raises(RootKeyError, match="version 1 is needed and not at hand"):
+    with pytest.raises(RootKeyError, match="version 1 is missing"):
         opens(RootKeys({2: NEW}), wrapped)
 
 
