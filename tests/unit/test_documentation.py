@@ -68,10 +68,12 @@ def test_no_two_errors_share_a_type() -> None:
 
 
 def test_every_page_that_the_code_names_exists() -> None:
+    modules = [
+        path for name in ("backend", "scripts", "tests") for path in ROOT.glob(f"{name}/**/*.py")
+    ]
     named = {
         name
-        for folder in ("backend", "scripts", "tests")
-        for path in ROOT.glob(f"{folder}/**/*.py")
+        for path in (*modules, ROOT / "compose.yaml", ROOT / "scripts/serve")
         for name in re.findall(r"(?<![/.\w])docs/[\w/-]+\.md", path.read_text(encoding="utf-8"))
     }
 
