@@ -63,7 +63,7 @@ from backend.http.responses import RequestCaches
 from backend.jobs.keys import JobKeys
 from backend.jobs.models import JOB_LEASES
 from backend.jobs.queue import JobQueue
-from backend.jobs.running import stoppable_kinds
+from backend.jobs.running import find_stoppable_kinds
 from backend.jobs.service import JobService
 from backend.jobs.worker import build_worker
 from backend.lan.service import LocalNetwork
@@ -349,7 +349,7 @@ class Services:
             **job_kinds(enrichment),
             **self.recount.kinds,
         }
-        self.jobs = JobService(queue, stoppable=stoppable_kinds(self.kinds))
+        self.jobs = JobService(queue, stoppable=find_stoppable_kinds(self.kinds))
         self.worker = build_worker(
             settings,
             queue,

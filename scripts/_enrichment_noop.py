@@ -29,7 +29,7 @@ _NOTE = insert(DONE)
 
 async def note(job: RunningJob) -> None:
     """Write the job's number down, in the transaction that ends it."""
-    await job.finish_with(_NOTE, [{"number": job.payload["number"]}])
+    await job.finish_statement(_NOTE, [{"number": job.payload["number"]}])
 
 
 def new_worker(queue: JobQueue) -> Worker:

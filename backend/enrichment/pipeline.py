@@ -70,7 +70,7 @@ from backend.generation.registry import UnknownModelError
 from backend.http.schemas import MAX_INTEGER, ShownProblem
 from backend.jobs.errors import RetryLaterError
 from backend.jobs.models import Job
-from backend.jobs.running import UNEXPECTED, RunningJob
+from backend.jobs.running import UNEXPECTED_SLUG, RunningJob
 from backend.llm.server_slots import ModelBusyError, ModelSlots, SlotTakenError
 from backend.llm.slot_rules import Rank, SlotUse
 from backend.llm.slot_rules import Work as SlotWork
@@ -419,7 +419,7 @@ class Task(ABC, Generic[W, P]):
         self, chat: Chat, work: W, detail: RunDetail, error: Exception | None = None
     ) -> EnrichmentRun:
         delay_ms = round((now() - self.job.created_at).total_seconds() * 1000)
-        slug = error.slug if isinstance(error, AppError) else UNEXPECTED
+        slug = error.slug if isinstance(error, AppError) else UNEXPECTED_SLUG
         return EnrichmentRun(
             id=work.run_id,
             user_id=self.sealer.user_id,

@@ -88,7 +88,7 @@ class EnrichmentService:
             chronicle_id=chat.chronicle_id,
             model=reader.model_id,
             pending=pending,
-            job=JobView.of(job) if job else None,
+            job=JobView.from_row(job) if job else None,
             tokens_today=spent,
             tokens_per_day=self._settings.enrichment_tokens_per_day,
             items=[RunView.of(row, open_detail(identity.sealer, row)) for row in page],
@@ -183,7 +183,7 @@ class EnrichmentService:
                 await EnrichmentOutbox(queue).write_questions(
                     session, identity, chat, positions=(place.from_position, place.to_position)
                 )
-            return JobView.of(await session.get_one(Job, job_id))
+            return JobView.from_row(await session.get_one(Job, job_id))
 
     async def latest_rebuild(self, identity: Identity, chronicle_id: UUID) -> JobView:
         """Raises `ChronicleNotFoundError`, `RebuildNotFoundError`."""
@@ -195,7 +195,7 @@ class EnrichmentService:
             raise RebuildNotFoundError(
                 "Rebuilds are shown for a day, and longer where they failed."
             )
-        return JobView.of(job)
+        return JobView.from_row(job)
 
 
 async def _turn_job(session: AsyncSession, chat: Chat, *, is_behind: bool) -> Job | None:

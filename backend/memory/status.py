@@ -173,7 +173,7 @@ class MemoryStatusService:
                 job = await _rebuild(session, identity.user_id)
         if job is None:
             raise RuntimeError("A job that was enqueued is not there.")
-        return JobView.of(job)
+        return JobView.from_row(job)
 
     async def _indexed(self, session: AsyncSession, owner_id: UUID) -> list[IndexedRows]:
         noted = (

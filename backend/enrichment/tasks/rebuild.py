@@ -46,7 +46,7 @@ from backend.enrichment.tasks.study import StudyTask, StudyWork
 from backend.errors import AppError
 from backend.generation.registry import UnknownModelError
 from backend.jobs.errors import RetryLaterError
-from backend.jobs.running import delay_after
+from backend.jobs.running import draw_delay
 from backend.lorebooks import authoring
 from backend.lorebooks.models import Lorebook, LoreEntryRow
 from backend.prompts import PromptLibrary
@@ -305,7 +305,7 @@ class RebuildTask(StudyTask):
         self.job.checkpoint(state.to_payload())
         if isinstance(error, PathChangedError) and failures == 1:
             return Recovery()
-        wait = delay_after(failures, self.runtime.draw)
+        wait = draw_delay(failures, self.runtime.draw)
         if wait is None:
             return Recovery(raises=error)
         return Recovery(raises=RetryLaterError(error.title, after=wait.total_seconds()))

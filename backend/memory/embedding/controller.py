@@ -135,7 +135,7 @@ class ModelFetches:
                 last = await _last_fetch(session, model)
         if last is None:
             raise RuntimeError("A job that was enqueued is not there.")
-        return JobView.of(last)
+        return JobView.from_row(last)
 
     async def fetch(self, job: RunningJob) -> None:
         """Fetch a model and go over to it. What trying again does not mend ends the job."""
@@ -165,7 +165,7 @@ class ModelFetches:
             licence=model.licence,
             dimension=model.dimension,
             state="in_use" if in_use else "fetched" if is_here else "on_offer",
-            job=JobView.of(job) if job else None,
+            job=JobView.from_row(job) if job else None,
         )
 
 

@@ -205,7 +205,7 @@ def test_terms_and_vectors_are_blinded_under_different_keys() -> None:
     asked: list[str] = []
 
     class Watched(Sealer):
-        def derived(self, purpose: str) -> bytes:
+        def derive_key(self, purpose: str) -> bytes:
             asked.append(purpose)
             return super().derive_key(purpose)
 
