@@ -1,8 +1,8 @@
 """Every environment variable that Talekeeper reads, read once.
 
 Each field is `TALEKEEPER_` and its name in capitals, but for those that others named; a `.env` file
-in the working directory is read as well. docs/configuration.md is made from the comments and texts
-here.
+in the working directory is read as well. docs/reference/configuration.md is generated from the
+comments and texts here.
 """
 
 from __future__ import annotations

@@ -5,8 +5,8 @@
     scripts/check_goldens.py world_info FILE [--json]
 
 The cases of a file go through the code that imports books and builds prompts. It prints how many
-agree, how many do but for the order, rule by rule, and each difference; docs/compatibility.md says
-which of them are meant to be.
+agree, how many do but for the order, rule by rule, and each difference;
+docs/reference/compatibility.md lists the intended ones.
 """
 
 from __future__ import annotations

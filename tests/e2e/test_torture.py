@@ -1,4 +1,4 @@
-"""The harness of docs/reliability.md, for a moment: that it runs, and can tell."""
+"""The harness of docs/explanation/reliability.md, for a moment: that it runs, and can tell."""
 
 from __future__ import annotations
 

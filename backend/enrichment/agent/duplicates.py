@@ -2,7 +2,7 @@
 
 An event in the very words of another one is refused. What is near another one, by meaning and by
 words, may say the same or may differ in the one word that matters: that the model has to say, in
-whatever language the story is told. docs/duplicates.md has the figures.
+whatever language the story is told. docs/explanation/quality.md has the figures.
 """
 
 from __future__ import annotations

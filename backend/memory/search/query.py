@@ -1,7 +1,6 @@
 """What is asked for, read out of the text that asks, and the queries that go to the index.
 
-Pure. What of it helps, and how much: docs/retrieval.md. The sequence of a search stands at the head
-of `search`.
+Pure. Figures: docs/explanation/quality.md. The docstring of `search` has the sequence of a search.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The trial of docs/performance.md, for a few rounds: that it runs, and can tell."""
+"""The trial of docs/explanation/performance.md, for a few rounds: that it runs, and can tell."""
 
 from __future__ import annotations
 

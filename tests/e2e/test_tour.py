@@ -1,4 +1,4 @@
-"""The walk-throughs of the README and of docs/campaign.md, as a reader pastes them."""
+"""The commands of the tour, as a reader pastes them."""
 
 from __future__ import annotations
 
@@ -39,20 +39,20 @@ def server(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[str]:
         process.terminate()
 
 
-def walk_through(path: str) -> list[str]:
-    """The commands of each marked part of a document."""
+def walk_through(path: str) -> str:
+    """Return the commands of the marked part of a page."""
     text = (ROOT / path).read_text()
-    marked = re.findall(
+    [marked] = re.findall(
         r"<!-- walk-through -->(.*?)<!-- end of the walk-through -->", text, flags=re.DOTALL
     )
-    return ["\n".join(re.findall(r"```sh\n(.*?)```", each, flags=re.DOTALL)) for each in marked]
+    return "\n".join(re.findall(r"```sh\n(.*?)```", marked, flags=re.DOTALL))
 
 
 @pytest.mark.skipif(not shutil.which("curl"), reason="there is no curl")
 def test_the_walk_through_works_as_it_stands(server: str, tmp_path: Path) -> None:
-    parts, evening = walk_through("README.md"), walk_through("docs/campaign.md")
-    assert (len(parts), len(evening)) == (3, 1)
-    script = "\n".join([*parts, "echo; echo EVENING", *evening])
+    parts = [walk_through(f"docs/tour/{name}.md") for name in ("first-chat", "lore", "memory")]
+    evening, models = walk_through("docs/tour/campaigns.md"), walk_through("docs/tour/models.md")
+    script = "\n".join([*parts, "echo; echo EVENING", evening, "echo; echo MODELS", models])
     assert "http://127.0.0.1:8000" in script
     # Only the address differs: another server may be listening on the usual one.
     script = script.replace("http://127.0.0.1:8000", server)
@@ -66,7 +66,8 @@ def test_the_walk_through_works_as_it_stands(server: str, tmp_path: Path) -> Non
         check=False,
     )
     assert result.returncode == 0, result.stderr
-    said, evening_said = result.stdout.split("\nEVENING\n")
+    said, rest = result.stdout.split("\nEVENING\n")
+    evening_said, models_said = rest.split("\nMODELS\n")
     assert "recovery_code" in said
     assert said.count("event: turn.completed") == 3
     decoder = json.JSONDecoder()
@@ -90,3 +91,5 @@ def test_the_walk_through_works_as_it_stands(server: str, tmp_path: Path) -> Non
     state, _ = decoder.raw_decode(evening_said[evening_said.rindex("\n{\n") :].lstrip())
     assert [clock["filled"] for clock in state["clocks"]] == [1]
     assert {each["name"] for each in state["entities"]} == {"The Salty Sigil", "Jake"}
+    assert '"id": "ollama/llama3.2"' in models_said
+    assert '"model":"ollama/llama3.2"' in models_said
