@@ -1,9 +1,9 @@
-"""SillyTavern's chat-completion presets, read.
+"""Import and export of SillyTavern's chat-completion presets.
 
-A file has `prompts`, the order of those that are sent in `prompt_order` (one list for each of its
-kinds of chats), samplers, and more. What is not known here stays in the source: writing begins
-with it, and changes only what is not as reading it again would give. So a file that nobody has
-changed comes out as it came in.
+A file contains `prompts`, the order of the prompts to send in `prompt_order` (one list for each
+kind of chat), samplers, and more. The imported file is stored as the source. An export starts from
+the source and changes only members that would be read differently, so an unchanged preset is
+exported as it was imported.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ from backend.presets.errors import PresetFileError
 Object = dict[str, Any]
 
 MAX_FILE_BYTES: Final = 2_000_000
-OURS: Final = "talekeeper"
-"""Our own member of a file, for what the format has not."""
+OWN_MEMBER: Final = "talekeeper"
+"""The member of a file for settings that the format does not have."""
 
-ORDERS: Final = (100001, 100000)
-"""Ids of the lists of `prompt_order` that are for all characters, the present one first."""
+SHARED_ORDER_IDS: Final = (100001, 100000)
+"""Ids of the lists in `prompt_order` that apply to all characters, the current one first."""
 
 SAMPLERS: Final[Mapping[str, tuple[str, Any]]] = {
     "temperature": ("temperature", None),
@@ -56,29 +56,26 @@ SAMPLERS: Final[Mapping[str, tuple[str, Any]]] = {
     "reasoning_effort": ("reasoning_effort", "auto"),
     "assistant_prefill": ("start_reply_with", ""),
 }
-"""By the member of a file: the setting that it is, and the value that stands for none."""
+"""Setting and neutral value of each member of a file."""
 
 _EFFORTS: Final = {"min": "minimal", "max": "high"}
-WITH_CONTENT: Final = frozenset({"system_prompt", "post_history"})
-OWN: Final = frozenset(each for each in MARKERS if each.startswith(OURS))
-_BEFORE: Final = (marker_block("campaign"), marker_block("summary"))
-_AFTER: Final = (marker_block("memory"),)
+MARKERS_WITH_CONTENT: Final = frozenset({"system_prompt", "post_history"})
+OWN_BLOCK_IDS: Final = frozenset(each for each in MARKERS if each.startswith(OWN_MEMBER))
+_BEFORE_HISTORY: Final = (marker_block("campaign"), marker_block("summary"))
+_AFTER_HISTORY: Final = (marker_block("memory"),)
 
 
 @dataclass(frozen=True, slots=True)
-class ReadPreset:
-    """A preset out of a file; the file without what the preset says; what to tell the user."""
+class ImportedFile:
+    """A preset, its file without the stored texts, and warnings for the user."""
 
     fields: PresetFields
     source: Object
     warnings: list[str]
 
 
-def read_preset(data: bytes, *, name: str) -> ReadPreset:
-    """Read a file. CPU-bound.
-
-    Raises `PresetFileError`: broken, too large, or no chat-completion preset.
-    """
+def read_preset(data: bytes, *, name: str) -> ImportedFile:
+    """Read a file. CPU-bound. Raises `PresetFileError`."""
     if len(data) > MAX_FILE_BYTES:
         raise PresetFileError(
             f"The file has {len(data):,} bytes; {MAX_FILE_BYTES:,} are allowed.",
@@ -93,20 +90,20 @@ def read_preset(data: bytes, *, name: str) -> ReadPreset:
         raise PresetFileError(
             kind.explain("a chat-completion preset")
             if kind
-            else "This is no chat-completion preset: it has no list of `prompts`. "
-            "Presets for text completion can't be used."
+            else "This is not a chat-completion preset: it has no list of `prompts`. "
+            "Text-completion presets are not supported."
         )
     source = cast("Object", file)
     warnings: list[str] = []
-    blocks = _blocks(source, warnings)
-    own = object_of(source.get(OURS))
+    blocks = _read_blocks(source, warnings)
+    own = read_object(source.get(OWN_MEMBER))
     if not own.get("all_blocks"):
-        blocks = with_own(blocks)
+        blocks = add_own_blocks(blocks)
     try:
         fields = PresetFields(
             name=name,
             blocks=tuple(blocks),
-            sampling=sampling_of(source, warnings),
+            sampling=read_sampling(source, warnings),
             squash_system_messages=source.get("squash_system_messages") is True,
             lore_placement=(
                 "as_written" if own.get("lore_placement") == "as_written" else "after_history"
@@ -117,72 +114,74 @@ def read_preset(data: bytes, *, name: str) -> ReadPreset:
     except ValidationError as error:
         raise PresetFileError(f"{error.detail}") from error
     except msgspec.ValidationError as error:
-        raise PresetFileError(f"The preset can't be kept: {error}.") from error
-    if object_of(source.get("extensions")).get("regex_scripts"):
-        warnings.append("Its regex scripts are kept for export; they do not run.")
-    return ReadPreset(fields, _without_contents(source, fields.blocks), warnings)
+        raise PresetFileError(f"The preset cannot be stored: {error}.") from error
+    if read_object(source.get("extensions")).get("regex_scripts"):
+        warnings.append("Its regex scripts are kept for export, but they do not run.")
+    return ImportedFile(fields, _remove_contents(source, fields.blocks), warnings)
 
 
-def _blocks(source: Object, warnings: list[str]) -> list[Block]:
-    """The blocks that the file sends, in order."""
-    listed = as_listed(source, warnings)
+def _read_blocks(source: Object, warnings: list[str]) -> list[Block]:
+    """Return the blocks of the file, in order."""
+    listed = list_ordered_prompts(source, warnings)
     if len(listed) > MAX_BLOCKS:
         raise PresetFileError(
             f"The preset has {len(listed):,} blocks in its order; {MAX_BLOCKS} are allowed.",
             extra={"limit": "preset_blocks", "allowed": MAX_BLOCKS, "found": len(listed)},
         )
-    prompts = by_id(source)
+    prompts = index_prompts(source)
     return [
-        block_of(block_id, prompts.get(block_id, {}), enabled=enabled)
+        make_block(block_id, prompts.get(block_id, {}), enabled=enabled)
         for block_id, enabled in listed
     ]
 
 
-def as_listed(source: Object, warnings: list[str] | None = None) -> list[tuple[str, bool]]:
-    """(id, whether it is sent) of what the file has in its order, each once."""
-    prompts, found = by_id(source), dict[str, bool]()
-    order = order_of(source)
-    entries = list(prompts.values()) if order is None else _objects(order.get("order"))
+def list_ordered_prompts(
+    source: Object, warnings: list[str] | None = None
+) -> list[tuple[str, bool]]:
+    """Return (id, enabled) of the prompts in the file's order, each once."""
+    prompts, found = index_prompts(source), dict[str, bool]()
+    order = find_order(source)
+    entries = list(prompts.values()) if order is None else _read_objects(order.get("order"))
     for entry in entries:
-        block_id = id_of(entry)
+        block_id = read_id(entry)
         if not block_id or block_id in found:
             continue
         if block_id in prompts or block_id in MARKERS:
             found[block_id] = entry.get("enabled", True) is True
         elif warnings is not None:
-            warnings.append(f"Its order names `{block_id[:100]}`, which it does not have.")
+            warnings.append(f"Its order contains the unknown prompt `{block_id[:100]}`.")
     return list(found.items())
 
 
-def order_of(source: Object) -> Object | None:
-    """The list of `prompt_order` that counts here."""
-    orders = [each for each in _objects(source.get("prompt_order")) if "order" in each]
-    for wanted in ORDERS:
+def find_order(source: Object) -> Object | None:
+    """Return the list of `prompt_order` for all characters, else the longest one."""
+    orders = [each for each in _read_objects(source.get("prompt_order")) if "order" in each]
+    for wanted in SHARED_ORDER_IDS:
         for each in orders:
             if each.get("character_id") == wanted:
                 return each
-    return max(orders, key=lambda each: len(_objects(each["order"])), default=None)
+    return max(orders, key=lambda each: len(_read_objects(each["order"])), default=None)
 
 
-def by_id(source: Object) -> dict[str, Object]:
-    """The file's prompts by their ids; of several with one id the first."""
+def index_prompts(source: Object) -> dict[str, Object]:
+    """Return the file's prompts by id, and the first one of several with the same id."""
     found: dict[str, Object] = {}
-    for prompt in _objects(source.get("prompts")):
-        if block_id := id_of(prompt):
+    for prompt in _read_objects(source.get("prompts")):
+        if block_id := read_id(prompt):
             found.setdefault(block_id, prompt)
     return found
 
 
-def id_of(prompt: object) -> str:
-    """The id of a prompt, or of an entry of an order; empty for none."""
-    return text_in(object_of(prompt), "identifier")
+def read_id(prompt: object) -> str:
+    """Return the id of a prompt or of an entry of an order, or an empty text."""
+    return read_text(read_object(prompt), "identifier")
 
 
-def block_of(block_id: str, prompt: Object, *, enabled: bool) -> Block:
-    """A prompt of the file as a block."""
+def make_block(block_id: str, prompt: Object, *, enabled: bool) -> Block:
+    """Make a block from a prompt of the file."""
     marker = MARKERS.get(block_id)
-    has_content = marker is None or marker in WITH_CONTENT
-    content = text_in(prompt, "content") if has_content else ""
+    has_content = marker is None or marker in MARKERS_WITH_CONTENT
+    content = read_text(prompt, "content") if has_content else ""
     if len(content) > MAX_CONTENT:
         raise PresetFileError(
             f"The block `{block_id[:100]}` has {len(content):,} characters; "
@@ -193,29 +192,32 @@ def block_of(block_id: str, prompt: Object, *, enabled: bool) -> Block:
     listed = cast("list[object]", triggers) if isinstance(triggers, list) else []
     return Block(
         id=block_id,
-        name=text_in(prompt, "name")[:300],
+        name=read_text(prompt, "name")[:300],
         role=cast("Role", role) if role in get_args(Role) else "system",
         content=content,
         marker=marker,
         enabled=enabled,
         depth=(
-            _whole(prompt.get("injection_depth"), 4, 0, 10_000)
+            _read_integer(prompt.get("injection_depth"), 4, 0, 10_000)
             if prompt.get("injection_position") == 1
             else None
         ),
-        order=_whole(prompt.get("injection_order"), 100, -1_000_000, 1_000_000),
+        order=_read_integer(prompt.get("injection_order"), 100, -1_000_000, 1_000_000),
         triggers=tuple(each for each in get_args(BlockTrigger) if each in listed),
         forbid_overrides=prompt.get("forbid_overrides") is True,
     )
 
 
-def with_own(blocks: Sequence[Block]) -> list[Block]:
-    """With what Talekeeper has and the format has not, around the history, where it is not there.
+def add_own_blocks(blocks: Sequence[Block]) -> list[Block]:
+    """Add missing blocks that the format does not have around the history.
 
-    So a preset of others does not lose the chat's memory.
+    Otherwise prompts with an imported preset would lack the chat's memory.
     """
     present = {block.id for block in blocks}
-    before, after = ([each for each in own if each.id not in present] for own in (_BEFORE, _AFTER))
+    before, after = (
+        [each for each in own if each.id not in present]
+        for own in (_BEFORE_HISTORY, _AFTER_HISTORY)
+    )
     history = BLOCK_IDS["history"]
     at = next((place for place, each in enumerate(blocks) if each.id == history), None)
     if at is None:
@@ -223,19 +225,19 @@ def with_own(blocks: Sequence[Block]) -> list[Block]:
     return [*blocks[:at], *before, blocks[at], *after, *blocks[at + 1 :]]
 
 
-def _without_contents(source: Object, blocks: Sequence[Block]) -> Object:
-    """The file without the texts that its blocks have: they are not stored twice."""
-    texts, known = {block.id: block.content for block in blocks}, by_id(source)
+def _remove_contents(source: Object, blocks: Sequence[Block]) -> Object:
+    """Return the file without the texts of its blocks, which are stored in the preset."""
+    texts, known = {block.id: block.content for block in blocks}, index_prompts(source)
     prompts: list[Any] = []
     for prompt in cast("list[Any]", source["prompts"]):
-        block_id = id_of(prompt)
+        block_id = read_id(prompt)
         is_kept = texts.get(block_id) and known.get(block_id) is prompt
         prompts.append({**prompt, "content": ""} if is_kept else prompt)
     return {**source, "prompts": prompts}
 
 
-def sampling_of(source: Object, warnings: list[str]) -> Sampling:
-    """The samplers that the file sets to something else than none."""
+def read_sampling(source: Object, warnings: list[str]) -> Sampling:
+    """Return the samplers with values that are not neutral."""
     sampling = Sampling()
     for member, (name, neutral) in SAMPLERS.items():
         value = source.get(member)
@@ -251,59 +253,61 @@ def sampling_of(source: Object, warnings: list[str]) -> Sampling:
     return sampling
 
 
-def text_in(source: Object, member: str) -> str:
-    """A member that is a text; empty where it is none."""
+def read_text(source: Object, member: str) -> str:
+    """Return a member if it is a text, else an empty text."""
     value = source.get(member)
     return value if isinstance(value, str) else ""
 
 
-def _whole(value: object, default: int, least: int, most: int) -> int:
+def _read_integer(value: object, default: int, least: int, most: int) -> int:
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     return min(max(int(cast("float", value)), least), most) if is_number else default
 
 
-def object_of(value: object) -> Object:
-    """A value that is an object; an empty one where it is none."""
+def read_object(value: object) -> Object:
+    """Return a value if it is an object, else an empty one."""
     return cast("Object", value) if isinstance(value, dict) else {}
 
 
-def _objects(value: object) -> list[Object]:
+def _read_objects(value: object) -> list[Object]:
     values = cast("list[object]", value) if isinstance(value, list) else []
     return [cast("Object", each) for each in values if isinstance(each, dict)]
 
 
 def write_preset(fields: PresetFields, source: Object) -> Object:
-    """The file of a preset: the source, and what is not as reading the source would give."""
-    file = _with_samplers(fields.sampling, source)
+    """Return the file of a preset: the source, with members that would be read differently."""
+    file = _write_sampling(fields.sampling, source)
     if fields.squash_system_messages != (source.get("squash_system_messages") is True):
         file["squash_system_messages"] = fields.squash_system_messages
     own = {
         key: value
-        for key, value in object_of(source.get(OURS)).items()
+        for key, value in read_object(source.get(OWN_MEMBER)).items()
         if key not in {"lore_placement", "all_blocks"}
     }
     if fields.lore_placement == "as_written":
         own["lore_placement"] = fields.lore_placement
-    listed = as_listed(source)
-    added = set(OWN)
+    listed = list_ordered_prompts(source)
+    added = set(OWN_BLOCK_IDS)
     if source and BLOCK_IDS["history"] not in dict(listed):
         added.add(BLOCK_IDS["history"])
     blocks = [block for block in fields.blocks if block.id not in added]
-    if tuple(with_own(blocks)) != fields.blocks or object_of(source.get(OURS)).get("all_blocks"):
+    if tuple(add_own_blocks(blocks)) != fields.blocks or read_object(source.get(OWN_MEMBER)).get(
+        "all_blocks"
+    ):
         blocks = list(fields.blocks)
         own["all_blocks"] = True
-    file.pop(OURS, None)
+    file.pop(OWN_MEMBER, None)
     if own:
-        file[OURS] = own
-    file["prompts"] = _prompts(blocks, source)
+        file[OWN_MEMBER] = own
+    file["prompts"] = _write_prompts(blocks, source)
     if listed != [(block.id, block.enabled) for block in blocks]:
-        file["prompt_order"] = _orders(blocks, source)
+        file["prompt_order"] = _write_orders(blocks, source)
     return file
 
 
-def _with_samplers(sampling: Sampling, source: Object) -> Object:
-    """The source with samplers that are not as it has them."""
-    file, was = dict(source), sampling_of(source, [])
+def _write_sampling(sampling: Sampling, source: Object) -> Object:
+    """Return a copy of the source with changed samplers."""
+    file, was = dict(source), read_sampling(source, [])
     for member, (name, neutral) in SAMPLERS.items():
         value = getattr(sampling, name, None)
         if value == getattr(was, name, None):
@@ -315,33 +319,33 @@ def _with_samplers(sampling: Sampling, source: Object) -> Object:
     return file
 
 
-def _prompts(blocks: Sequence[Block], source: Object) -> list[Any]:
-    """The file's `prompts`: changed in place, new ones last, none that was deleted here."""
-    known, sent = by_id(source), {block.id: block for block in blocks}
-    listed = {block_id for block_id, _ in as_listed(source)}
+def _write_prompts(blocks: Sequence[Block], source: Object) -> list[Any]:
+    """Return the file's `prompts`: changed ones in place, new ones last, without deleted ones."""
+    known, sent = index_prompts(source), {block.id: block for block in blocks}
+    listed = {block_id for block_id, _ in list_ordered_prompts(source)}
     written: list[Any] = []
     for prompt in cast("list[Any]", source.get("prompts", [])):
-        block_id = id_of(prompt)
+        block_id = read_id(prompt)
         is_read = known.get(block_id) is prompt
         if is_read and block_id in sent:
-            written.append(_prompt(sent[block_id], prompt))
+            written.append(_write_prompt(sent[block_id], prompt))
         elif not is_read or block_id not in listed:
             written.append(prompt)
     for block in blocks:
-        # A marker may be in the order alone.
-        is_bare = block.id in listed and block == block_of(block.id, {}, enabled=block.enabled)
+        # A marker may be listed only in the order.
+        is_bare = block.id in listed and block == make_block(block.id, {}, enabled=block.enabled)
         if block.id not in known and not is_bare:
-            written.append(_prompt(block, {}))
+            written.append(_write_prompt(block, {}))
     return written
 
 
-def _prompt(block: Block, prompt: Object) -> Object:
-    """A prompt of the file, with what its block says."""
-    has_content = block.marker is None or block.marker in WITH_CONTENT
+def _write_prompt(block: Block, prompt: Object) -> Object:
+    """Return a prompt of the file with the values of its block."""
+    has_content = block.marker is None or block.marker in MARKERS_WITH_CONTENT
     whole = dict(prompt)
     if has_content and (block.content or "content" in prompt):
         whole["content"] = block.content
-    if prompt and block_of(block.id, whole, enabled=block.enabled) == block:
+    if prompt and make_block(block.id, whole, enabled=block.enabled) == block:
         return whole
     whole |= {
         "identifier": block.id,
@@ -360,12 +364,12 @@ def _prompt(block: Block, prompt: Object) -> Object:
     return whole
 
 
-def _orders(blocks: Sequence[Block], source: Object) -> list[Any]:
-    """The file's `prompt_order`, its list that counts here written again."""
+def _write_orders(blocks: Sequence[Block], source: Object) -> list[Any]:
+    """Return the file's `prompt_order` with the list for all characters replaced."""
     order = [{"identifier": block.id, "enabled": block.enabled} for block in blocks]
-    was, orders = order_of(source), source.get("prompt_order")
+    was, orders = find_order(source), source.get("prompt_order")
     if was is None or not isinstance(orders, list):
-        return [{"character_id": ORDERS[0], "order": order}]
+        return [{"character_id": SHARED_ORDER_IDS[0], "order": order}]
     return [
         {**was, "order": order} if each is was else each for each in cast("list[object]", orders)
     ]
