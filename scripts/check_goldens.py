@@ -23,7 +23,7 @@ from typing import Any, Final, Literal, cast, get_args
 from unittest.mock import patch
 from uuid import NAMESPACE_OID, UUID, uuid5
 
-from backend.accounts.settings import LoreStrategy
+from backend.accounts.profile.settings import LoreStrategy
 from backend.context.macros import (
     MacroBudget,
     MacroContext,
@@ -31,8 +31,9 @@ from backend.context.macros import (
     Variables,
     expand,
 )
+from backend.core.reasons import FoundIn
 from backend.generation.model import Role
-from backend.lorebooks.activation import groups
+from backend.lorebooks.activation import selection as groups
 from backend.lorebooks.activation.compiled import CompiledBook
 from backend.lorebooks.activation.outcome import Outcome, Scan, ScannedLine
 from backend.lorebooks.activation.scan import activate
@@ -40,7 +41,6 @@ from backend.lorebooks.activation.timed import TimedState
 from backend.lorebooks.entries import LinkSource, LoreSettings, MatchedField
 from backend.lorebooks.formats.fields import MATCHED
 from backend.lorebooks.formats.reader import read_value
-from backend.reasons import FoundIn
 from backend.regex.process import RegexProcess
 
 Verdict = Literal["agree", "order", "differ"]

@@ -1,4 +1,4 @@
-"""What happens to chats and messages, in the transaction of each; see `backend.events`."""
+"""What happens to chats and messages, in the transaction of each; see `backend.core.events`."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from sqlalchemy import ColumnElement, select
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import InstrumentedAttribute
 
-from backend.accounts.identity import Identity
-from backend.audience import GM, PUBLIC, Audience
+from backend.accounts.auth.identity import Identity
 from backend.chats.models import Chat, Message
-from backend.database.base import table_of
-from backend.events import Participants
+from backend.core.audience import GM, PUBLIC, Audience
+from backend.core.events import Participants
+from backend.database.base import get_table
 from backend.vault.sealing import Sealer
 
 AudienceMap = Callable[[str], str]
@@ -152,7 +152,7 @@ async def check_audience(
     participants: Participants, session: AsyncSession, chat: Chat, audience: Audience
 ) -> None:
     """Raise `ValidationError` where a message of the chat can't have this audience."""
-    for part in participants.of(AudienceChecked):
+    for part in participants.find_handlers(AudienceChecked):
         await part.audience_checked(session, chat, audience)
 
 
@@ -167,7 +167,7 @@ async def tell_path_moved(
     if above is None:
         return
     await session.flush()
-    for part in participants.of(PathMoved):
+    for part in participants.find_handlers(PathMoved):
         await part.path_moved(session, sealer, chat, above=above)
 
 
@@ -189,7 +189,7 @@ async def lead_over(
     *rows: ColumnElement[bool],
 ) -> None:
     """Translate the audiences of some rows for another world."""
-    limited, table = column.not_in((GM, PUBLIC)), table_of(column.parent.class_)
+    limited, table = column.not_in((GM, PUBLIC)), get_table(column.parent.class_)
     for audience in (await session.scalars(select(column).where(*rows, limited).distinct())).all():
         there = {"audience": translate(audience)}
         await session.execute(table.update().where(*rows, column == audience).values(there))

@@ -35,7 +35,7 @@ from sqlalchemy.orm import aliased
 
 from backend.chats.drafts import place_in_scene
 from backend.chats.models import Chat, Message
-from backend.database.base import UNSYNCHRONISED, chunks, table_of
+from backend.database.base import UNSYNCHRONIZED, get_table, split_chunks
 from backend.database.types import Id
 
 AT_ONCE = 100
@@ -88,7 +88,7 @@ async def attach_greetings(session: AsyncSession, chat: Chat, messages: Sequence
         message.path_tokens = 0 if message.hidden else message.tokens
         message.is_active = message.is_selected = message is messages[0]
     chat.leaf_id = messages[0].id if messages else None
-    for part in chunks(messages, AT_ONCE):
+    for part in split_chunks(messages, AT_ONCE):
         session.add_all(part)
         await session.flush()
 
@@ -102,7 +102,7 @@ async def choose_leaf(session: AsyncSession, chat: Chat, leaf_id: UUID | None) -
     branch, junction = await _climb(session, leaf_id)
     await leave_path(session, chat.id, above=junction + 1)
     await _deselect(session, chat, [row.parent_id for row in branch])
-    for ids in chunks([row.id for row in branch]):
+    for ids in split_chunks([row.id for row in branch]):
         await session.execute(_TAKE, {"ids": ids})
     chat.leaf_id = leaf_id
     return junction + 1
@@ -165,7 +165,7 @@ async def remove(session: AsyncSession, chat: Chat, message: Message) -> list[UU
         delete(Message)
         .where(Message.id.in_(select(subtree(message.id).c.id)))
         .returning(Message.id),
-        execution_options=UNSYNCHRONISED,
+        execution_options=UNSYNCHRONIZED,
     )
     return list(gone)
 
@@ -227,7 +227,7 @@ async def _deselect(session: AsyncSession, chat: Chat, parents: Sequence[UUID | 
     """Clear the selection among the children of these parents (None: among the roots)."""
     if None in parents:
         await session.execute(_DESELECT_ROOTS, {"chat": chat.id})
-    for part in chunks([parent for parent in parents if parent is not None]):
+    for part in split_chunks([parent for parent in parents if parent is not None]):
         await session.execute(_DESELECT, {"parents": part})
 
 
@@ -243,7 +243,7 @@ async def _add_to_sums(session: AsyncSession, message_id: UUID, change: int) -> 
         update(Message)
         .where(Message.id.in_(select(subtree(message_id).c.id)))
         .values(path_tokens=Message.path_tokens + change),
-        execution_options=UNSYNCHRONISED,
+        execution_options=UNSYNCHRONIZED,
     )
 
 
@@ -283,7 +283,7 @@ def _climbing() -> Select[*tuple[Any, ...]]:
 
 
 # Built once: building these takes longer than running them.
-_MESSAGES = table_of(Message)
+_MESSAGES = get_table(Message)
 _LAST_BELOW, _CLIMB = _last_below(), _climbing()
 _LEAVE = (
     _MESSAGES.update()

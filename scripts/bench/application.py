@@ -17,16 +17,16 @@ import msgspec
 import uvicorn
 from sqlalchemy import Select, and_, insert, or_, select
 
-from backend.accounts.identity import Identity
+from backend.accounts.auth.identity import Identity
 from backend.app import create_app
-from backend.chats.counting import CountUnit
 from backend.chats.drafts import SCENE_LENGTH
 from backend.chats.models import CHAT_TITLE, MESSAGE_AUTHOR, MESSAGE_CONTENT, Chat, Message
+from backend.chats.token_counting import CountUnit
 from backend.container import Services, build_services
 from backend.database.base import new_id, now
 from backend.database.engine import Database
 from backend.generation.registry import ModelRegistry
-from backend.http import observe
+from backend.http.responses import observe
 from backend.jobs.models import Job
 from backend.memory import runtime
 from backend.memory.embedding.cached import CachedEmbedder

@@ -26,24 +26,23 @@ import uvloop
 from sqlalchemy import func, select
 from sqlalchemy import text as statement
 
-from backend.accounts.identity import Identity
-from backend.campaigns.item_rows import read_state
-from backend.campaigns.ledger import Operations
-from backend.campaigns.ledger_store import Change
-from backend.campaigns.mentions import NameIndex
+from backend.accounts.auth.identity import Identity
+from backend.campaigns.ledger.changes import Operations
+from backend.campaigns.ledger.store import Change, read_state
 from backend.campaigns.models import CampaignItem
+from backend.campaigns.names.mentions import NameIndex
 from backend.campaigns.play.table import Table
-from backend.campaigns.situations import SituationService
+from backend.campaigns.state.situations import SituationService
 from backend.chats import tree
-from backend.chats.counting import CountUnit
 from backend.chats.drafts import MessageDraft, draft_message
 from backend.chats.models import Chat, Message
+from backend.chats.token_counting import CountUnit
+from backend.core.logs import configure_logging
 from backend.database.base import new_id
 from backend.database.engine import Database
 from backend.generation.tokens import get_tokenizer
-from backend.logs import configure_logging
 from backend.turns.models import Turn
-from backend.turns.turn_run import TurnRun
+from backend.turns.run.turn_run import TurnRun
 from scripts.bench.application import (
     Account,
     index_container,

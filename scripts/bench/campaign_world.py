@@ -10,16 +10,16 @@ from uuid import UUID
 
 from sqlalchemy import select
 
-from backend.accounts.identity import Identity
-from backend.campaigns import ledger_store
-from backend.campaigns.items import Clock, Entity, Fact, Relation, Scene, Thread
-from backend.campaigns.ledger import Operations, creation
-from backend.campaigns.ledger_store import Change
-from backend.campaigns.records import get_campaign
-from backend.campaigns.schemas import CampaignSettings, NewCampaign
-from backend.campaigns.service import make_campaign
+from backend.accounts.auth.identity import Identity
+from backend.campaigns.api.schemas import CampaignSettings, NewCampaign
+from backend.campaigns.api.service import make_campaign
+from backend.campaigns.ledger import store as ledger_store
+from backend.campaigns.ledger.changes import Operations, creation
+from backend.campaigns.ledger.items import Clock, Entity, Fact, Relation, Scene, Thread
+from backend.campaigns.ledger.records import get_campaign
+from backend.campaigns.ledger.store import Change
 from backend.chats.models import Chat, Message
-from backend.database.base import chunks, new_id
+from backend.database.base import new_id, split_chunks
 from backend.database.engine import Database
 from scripts.bench.application import make_chat
 from scripts.bench.data import Lines
@@ -115,7 +115,7 @@ async def make_world(
         )
         chat = await session.get_one(Chat, chat_id)
         chat.campaign_id = campaign.id
-    for part in chunks(made, CHANGES_PER_VERSION):
+    for part in split_chunks(made, CHANGES_PER_VERSION):
         await write_changes(database, identity, campaign.id, part)
     later = sizes.changes - len(made) - 1
     moved = [_make_change(draw, people, number) for number in range(max(0, later))]
@@ -160,8 +160,8 @@ async def _write_to_replies(
         query = select(Message).where(Message.chat_id == chat_id, Message.role == "assistant")
         replies = (await session.scalars(query.order_by(Message.position))).all()
     each = -(-len(changes) // len(replies)) or 1
-    groups = list(zip(replies, chunks(changes, each), strict=False))
-    for part in chunks(groups, 200):
+    groups = list(zip(replies, split_chunks(changes, each), strict=False))
+    for part in split_chunks(groups, 200):
         async with database.write() as session:
             campaign = await get_campaign(session, identity, campaign_id, lock=True)
             for message, some in part:

@@ -30,20 +30,21 @@ import uvloop
 from numpy.typing import NDArray
 
 from backend.chats.index_source import MessageSource
+from backend.core.logs import configure_logging
 from backend.database.base import now
 from backend.database.engine import Database
 from backend.database.migrate import upgrade
-from backend.logs import configure_logging
-from backend.memory import parsed_query, points
 from backend.memory.embedding.cached import CachedEmbedder
 from backend.memory.embedding.local import LocalEmbedder
 from backend.memory.embedding.protocol import Floats
-from backend.memory.findings import SearchRequest
 from backend.memory.index.edge import EdgeIndex, open_edge
 from backend.memory.index.protocol import Hit, Query, Scope, ScopePart
+from backend.memory.indexing import points
 from backend.memory.runtime import MemoryRuntime, index_folder
-from backend.memory.search import MemorySearch
-from backend.memory.terms import sparse_vector
+from backend.memory.search import query as parsed_query
+from backend.memory.search.request import SearchRequest
+from backend.memory.search.search import MemorySearch
+from backend.memory.search.terms import sparse_vector
 from backend.settings import Settings
 from scripts.bench.application import (
     Account,

@@ -21,8 +21,8 @@ from typing import Any
 import httpx
 from playwright.async_api import Browser, BrowserContext, Page, async_playwright
 
+from backend.core.logs import configure_logging
 from backend.database.engine import Database
-from backend.logs import configure_logging
 from backend.web.controller import FOLDER, INDEX, PageFiles
 from scripts.bench.application import make_chat, make_settings, open_account, open_client, serve
 from scripts.bench.data import CRD3, read_utterances

@@ -22,6 +22,7 @@ import uvloop
 from sqlalchemy import Column, Integer, MetaData, Table, delete, func, insert, make_url, select
 
 from backend.accounts.models import User
+from backend.core.logs import configure_logging
 from backend.database.base import now
 from backend.database.engine import Database
 from backend.database.sqlite_connection import BUSY_TIMEOUT_MS
@@ -30,7 +31,6 @@ from backend.jobs.models import Job
 from backend.jobs.queue import JobQueue, NewJob
 from backend.jobs.running import JobKind, RunningJob
 from backend.jobs.worker import Worker
-from backend.logs import configure_logging
 from scripts.bench.application import ROOT
 from scripts.bench.processes import create_database
 from scripts.bench.tables import (
@@ -72,7 +72,7 @@ def make_job(number: int, users: int) -> NewJob:
 
 async def store_number(job: RunningJob) -> None:
     """Store the number of a job in the transaction that ends it."""
-    await job.finish_with(insert(DONE), [{"number": job.payload["number"]}])
+    await job.finish_statement(insert(DONE), [{"number": job.payload["number"]}])
 
 
 def make_worker(queue: JobQueue) -> Worker:

@@ -34,17 +34,17 @@ from langchain_core.messages import (
 from backend.chats import repository as chats
 from backend.chats.models import MESSAGE_CONTENT, Chat, Message
 from backend.context.budget import eviction_point
+from backend.core.logs import configure_logging
 from backend.database.engine import Database
 from backend.generation.tokens import get_tokenizer
-from backend.logs import configure_logging
 from backend.memory.index.edge import EdgeIndex
-from backend.memory.search import MemorySearch
-from backend.turns.assemble import PromptAssembler
-from backend.turns.builder import PromptBuilder
-from backend.turns.kept_history import HistoryCache
-from backend.turns.load import ChatLoader
-from backend.turns.lore import LoreReader
-from backend.turns.start import TurnStarter
+from backend.memory.search.search import MemorySearch
+from backend.turns.prompt.assemble import PromptAssembler
+from backend.turns.prompt.builder import PromptBuilder
+from backend.turns.prompt.history import HistoryCache
+from backend.turns.prompt.load import ChatLoader
+from backend.turns.prompt.lore import LoreReader
+from backend.turns.run.start import TurnStarter
 from backend.vault.sealing import Sealer
 from scripts.bench.application import (
     Account,

@@ -14,7 +14,7 @@ from typing import Any
 
 import uvloop
 
-from backend.logs import configure_logging
+from backend.core.logs import configure_logging
 from scripts.torture import (
     generated,
     hostile,

@@ -10,17 +10,17 @@ from uuid import UUID
 import numpy as np
 from sqlalchemy import select
 
-from backend.accounts.identity import open_settings
+from backend.accounts.auth.identity import open_settings
 from backend.accounts.models import User
-from backend.database.base import chunks
+from backend.database.base import split_chunks
 from backend.database.engine import Database
 from backend.llm.models import Provider, open_provider
-from backend.memory.documents import Document
 from backend.memory.embedding.requests import prepared
 from backend.memory.index.protocol import Floats, VectorIndex, point_id
+from backend.memory.indexing.collections import dimension_of
+from backend.memory.indexing.documents import Document
+from backend.memory.indexing.sources import Source
 from backend.memory.models import IndexState
-from backend.memory.placement import dimension_of
-from backend.memory.sources import Source
 from backend.vault.blinding import Blinder
 from backend.vault.sealing import Sealer
 from scripts.torture.client import Client
@@ -201,7 +201,7 @@ def make_expected_vectors(
 async def count_wrong(index: VectorIndex, wanted: Mapping[UUID, Floats]) -> int:
     """Return the number of points with a missing or wrong vector."""
     wrong = 0
-    for some in chunks(list(wanted), ROWS):
+    for some in split_chunks(list(wanted), ROWS):
         kept = await index.dense_vectors(some)
         for each in some:
             near = kept.get(each)
@@ -215,7 +215,7 @@ async def _documents(database: Database, sealer: Sealer, source: Source) -> list
     async with database.read() as session:
         for container in await source.containers(session, owner_id=sealer.user_id):
             stored = await source.inventory(session, container, owner_id=sealer.user_id)
-            for part in chunks(list(stored or ()), ROWS):
+            for part in split_chunks(list(stored or ()), ROWS):
                 rows = await source.rows(session, sealer, container, part, neighbours=False)
                 found += [document for row in rows for document in row.documents()]
     return found

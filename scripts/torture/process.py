@@ -14,27 +14,29 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from backend import app
-from backend.accounts import idempotency
+from backend.accounts.auth import idempotency
 from backend.cli import main
-from backend.jobs import candidates, running, worker
-from backend.memory import outbox
+from backend.jobs import claims as candidates
+from backend.jobs import running, worker
 from backend.memory.index import server
+from backend.memory.indexing import outbox
 from backend.settings import Settings
-from backend.turns import play_store, start, store
+from backend.turns.play import store as play_store
+from backend.turns.run import start, store
 from scripts.torture.index_process import RemoteIndex
 
 JOB_LEASE = timedelta(seconds=3)
 TURN_LEASE = timedelta(seconds=4)
 
 SHORTER_WAITS: tuple[tuple[Any, str, Any], ...] = (
-    (running, "FIRST_DELAY", 0.1),
-    (running, "LONGEST_DELAY", 2.0),
-    (worker, "HEARTBEAT", timedelta(seconds=0.75)),
-    (candidates, "ONCE_LOST", timedelta(seconds=4)),
-    (candidates, "TWICE_LOST", timedelta(seconds=12)),
-    (store, "LEASE", TURN_LEASE),
-    (start, "LEASE", TURN_LEASE),
-    (play_store, "LEASE", TURN_LEASE),
+    (running, "FIRST_DELAY_SECONDS", 0.1),
+    (running, "MAX_DELAY_SECONDS", 2.0),
+    (worker, "HEARTBEAT_INTERVAL", timedelta(seconds=0.75)),
+    (candidates, "FIRST_LOSS_WAIT", timedelta(seconds=4)),
+    (candidates, "SECOND_LOSS_WAIT", timedelta(seconds=12)),
+    (store, "LEASE_DURATION", TURN_LEASE),
+    (start, "LEASE_DURATION", TURN_LEASE),
+    (play_store, "LEASE_DURATION", TURN_LEASE),
     (app, "SWEEP_EVERY", 1.0),
     # Longer than a client of torture waits for an answer.
     (idempotency, "GIVEN_UP_AFTER", timedelta(seconds=25)),

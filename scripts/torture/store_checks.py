@@ -15,9 +15,9 @@ from uuid import UUID
 
 from sqlalchemy import and_, func, select, text
 
-from backend.accounts.keyring import open_sealer
+from backend.accounts.auth.names import load_instance_keys
+from backend.accounts.keys.keyring import open_sealer
 from backend.accounts.models import User
-from backend.accounts.names import load_instance_keys
 from backend.accounts.repository import data_keys
 from backend.accounts.service import AccountService
 from backend.chats.models import Message
@@ -26,14 +26,14 @@ from backend.container import SOURCES
 from backend.database.base import Base, now
 from backend.database.engine import Database
 from backend.enrichment.models import EnrichmentRun
-from backend.enrichment.runs import open_detail
+from backend.enrichment.runs.store import open_detail
 from backend.jobs.models import Job
 from backend.memory.index.edge import folders_in, open_edge
 from backend.memory.index.protocol import Kind, VectorIndex
 from backend.memory.index.server import open_server, server_collections
+from backend.memory.indexing.collections import dimension_of
+from backend.memory.indexing.reconciler import differences
 from backend.memory.models import IndexChange, IndexState
-from backend.memory.placement import dimension_of
-from backend.memory.reconciler import differences
 from backend.settings import Settings
 from backend.turns.models import Turn
 from backend.vault.root import load_root_keys

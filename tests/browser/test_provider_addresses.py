@@ -9,7 +9,7 @@ import pytest
 from anyio.from_thread import BlockingPortal, start_blocking_portal
 from playwright.sync_api import BrowserContext, Locator, Page, expect
 
-from backend.generation.container_host import HOST_NAME, runs_in_container
+from backend.generation.client.network import HOST_NAME, runs_in_container
 from tests.fakes.openai_server import MODEL, OpenAIServer, reply
 from tests.fakes.scripted_server import Answer
 from tests.support.browser import Account, Watch, signing_up

@@ -1,4 +1,4 @@
-"""The harness of docs/reliability.md, for a moment: that it runs, and can tell."""
+"""The harness of docs/explanation/reliability.md, for a moment: that it runs, and can tell."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from uuid import UUID
 
 import pytest
 
-from backend.memory.documents import Document
 from backend.memory.index.edge import open_edge
 from backend.memory.index.protocol import Payload, Point, point_id
+from backend.memory.indexing.documents import Document
 from backend.vault.sealing import Sealer
 from scripts.torture.checks import StoredMessage, check_chat
 from scripts.torture.ledger import Choice, Deletion, Ledger, Line

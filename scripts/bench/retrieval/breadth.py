@@ -11,7 +11,7 @@ import statistics
 from collections.abc import Sequence
 from pathlib import Path
 
-from backend.logs import configure_logging
+from backend.core.logs import configure_logging
 from scripts.bench.data import LOCOMO
 from scripts.bench.retrieval.locomo import (
     CATEGORY_GROUPS,

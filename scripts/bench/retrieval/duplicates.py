@@ -27,9 +27,9 @@ import msgspec
 import numpy as np
 
 from backend.chronicles.events import EventFields
-from backend.cpu_pool import CpuPool
+from backend.core.cpu_pool import CpuPool
+from backend.core.logs import configure_logging
 from backend.enrichment.agent.duplicates import ASKED_FROM, AskedFrom, DuplicateFinder, Near
-from backend.logs import configure_logging
 from backend.memory.embedding.local import LocalEmbedder
 from backend.memory.embedding.protocol import Floats
 from backend.vault.sealing import Sealer

@@ -19,11 +19,11 @@ from pathlib import Path
 from typing import Any
 from uuid import UUID, uuid5
 
-from backend.logs import configure_logging
-from backend.memory.documents import Document, event_document
+from backend.core.logs import configure_logging
 from backend.memory.embedding.protocol import Embedder
 from backend.memory.index.protocol import Kind, ScopePart
-from backend.memory.sources import Origin
+from backend.memory.indexing.documents import Document, event_document
+from backend.memory.indexing.sources import Origin
 from scripts.bench.data import LOCOMO
 from scripts.bench.retrieval.locomo import CATEGORY_GROUPS, find_turns, read_dialogues
 from scripts.bench.retrieval.search import (

@@ -18,12 +18,12 @@ from typing import Any
 from unittest.mock import patch
 from uuid import UUID, uuid5
 
-from backend.logs import configure_logging
-from backend.memory import query_words
+from backend.core.logs import configure_logging
 from backend.memory.embedding.local import LocalEmbedder
-from backend.memory.findings import SearchRequest
 from backend.memory.index.protocol import ScopePart
-from backend.memory.search import MemorySearch
+from backend.memory.search import words as query_words
+from backend.memory.search.request import SearchRequest
+from backend.memory.search.search import MemorySearch
 from scripts.bench.data import FIXTURES
 from scripts.bench.retrieval.search import (
     Dialogue,

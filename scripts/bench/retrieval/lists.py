@@ -18,10 +18,10 @@ from pathlib import Path
 from typing import Any
 from uuid import UUID, uuid5
 
-from backend.logs import configure_logging
-from backend.memory.documents import lore_documents
+from backend.core.logs import configure_logging
 from backend.memory.embedding.protocol import Embedder
 from backend.memory.index.protocol import Kind, ScopePart
+from backend.memory.indexing.documents import lore_documents
 from scripts.bench.data import CRD3
 from scripts.bench.retrieval.search import (
     RECALL_HEADS,

@@ -29,21 +29,29 @@ from uuid import UUID, uuid5
 import numpy as np
 from numpy.typing import NDArray
 
-from backend.logs import configure_logging
-from backend.memory import features, mmr, parsed_query, ranking, signals
-from backend.memory.diversity import SCENE, breadth, diversified, over_scenes
+from backend.core.logs import configure_logging
 from backend.memory.embedding.protocol import Embedder, Floats
-from backend.memory.few import add_few
-from backend.memory.findings import SearchRequest
 from backend.memory.index.protocol import Point, ScopePart
-from backend.memory.line_words import scale_to_large_corpus
-from backend.memory.nearest import deeper, nearest, split, with_nearest
-from backend.memory.points import speaker_id
-from backend.memory.ranking import Weights
-from backend.memory.search import MemorySearch
-from backend.memory.signals import Candidate, Found
-from backend.memory.thresholds import RankingThresholds, relevant
-from backend.turns.retrieval import MAX_ITEMS, MAX_SHORT_ITEMS, ROOM
+from backend.memory.indexing.points import speaker_id
+from backend.memory.search import features, ranking
+from backend.memory.search import features as signals
+from backend.memory.search import query as parsed_query
+from backend.memory.search import ranking as mmr
+from backend.memory.search.features import Candidate, Found
+from backend.memory.search.line_words import scale_to_large_corpus
+from backend.memory.search.ranking import (
+    SCENE,
+    RankingThresholds,
+    Weights,
+    breadth,
+    diversified,
+    over_scenes,
+    relevant,
+)
+from backend.memory.search.recall import add_few, deeper, nearest, split, with_nearest
+from backend.memory.search.request import SearchRequest
+from backend.memory.search.search import MemorySearch
+from backend.turns.prompt.retrieval import MAX_ITEMS, MAX_SHORT_ITEMS, ROOM
 from scripts.bench.data import LOCOMO
 from scripts.bench.retrieval.search import (
     IDS,

@@ -18,15 +18,14 @@ from uuid import UUID, uuid5
 
 import numpy as np
 
-from backend.logs import configure_logging
-from backend.lorebooks.activation.decorators import split_decorators
+from backend.core.logs import configure_logging
+from backend.lorebooks.activation.compiled import split_decorators
 from backend.lorebooks.entries import LoreEntry
 from backend.lorebooks.formats.reader import read_file
-from backend.memory.documents import lore_documents
-from backend.memory.embedding.cosines import MINILM
 from backend.memory.embedding.local import LocalEmbedder
-from backend.memory.embedding.protocol import Embedder
-from backend.memory.parsed_query import read
+from backend.memory.embedding.protocol import MINILM, Embedder
+from backend.memory.indexing.documents import lore_documents
+from backend.memory.search.query import read
 from scripts.bench.data import FIXTURES
 from scripts.bench.retrieval.search import add_model_options
 from scripts.bench.tables import new_parser, print_grid

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 from uuid import UUID, uuid4
 
-from backend.campaigns.roster import Member, Roster
+from backend.campaigns.names.roster import Member, Roster
 from scripts.bench.data import FIXTURES
 from scripts.bench.tables import new_parser, print_grid
 

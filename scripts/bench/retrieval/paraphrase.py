@@ -27,16 +27,16 @@ from typing import Any
 from uuid import UUID, uuid5
 
 from backend.context.budget import fill
+from backend.core.logs import configure_logging
 from backend.generation.tokens import MESSAGE_OVERHEAD, get_tokenizer
-from backend.logs import configure_logging
-from backend.memory import mmr
-from backend.memory.findings import SearchRequest
 from backend.memory.index.protocol import ScopePart
-from backend.memory.nearest import with_nearest
-from backend.memory.search import MemorySearch
-from backend.memory.signals import Candidate
-from backend.memory.terms import query_terms
-from backend.turns.retrieval import MAX_SHORT_ITEMS
+from backend.memory.search import ranking as mmr
+from backend.memory.search.features import Candidate
+from backend.memory.search.recall import with_nearest
+from backend.memory.search.request import SearchRequest
+from backend.memory.search.search import MemorySearch
+from backend.memory.search.terms import query_terms
+from backend.turns.prompt.retrieval import MAX_SHORT_ITEMS
 from backend.vault.sealing import Sealer
 from scripts.bench.data import CRD3
 from scripts.bench.retrieval.search import (

@@ -23,24 +23,18 @@ from uuid import UUID, uuid5
 
 from tokenizers import Tokenizer
 
-from backend.audience import Viewpoint
 from backend.chats.drafts import place_in_scene
 from backend.chats.models import Message
-from backend.cpu_pool import CpuPool
-from backend.memory import parsed_query
-from backend.memory.collections import Collections
-from backend.memory.documents import (
-    WINDOW,
-    Document,
-    Line,
-    message_documents,
-    question_documents,
-    scene_document,
-)
-from backend.memory.embedding.cosines import ModelCosines, cosines_of, measured_cosines
+from backend.core.audience import Viewpoint
+from backend.core.cpu_pool import CpuPool
 from backend.memory.embedding.local import LocalEmbedder
-from backend.memory.embedding.protocol import Embedder, Floats
-from backend.memory.findings import SearchRequest
+from backend.memory.embedding.protocol import (
+    Embedder,
+    Floats,
+    ModelCosines,
+    cosines_of,
+    measured_cosines,
+)
 from backend.memory.index.edge import open_edge
 from backend.memory.index.protocol import (
     Kind,
@@ -52,13 +46,23 @@ from backend.memory.index.protocol import (
     VectorIndex,
     VectorName,
 )
-from backend.memory.placement import Placement
-from backend.memory.points import Attempt, Blinders, PointMaker
-from backend.memory.search import MemorySearch
-from backend.memory.signals import Found
-from backend.memory.sources import Origin, Recalled
-from backend.memory.terms import blinded, query_terms
-from backend.turns.retrieval import MAX_ITEMS, MAX_SHORT_ITEMS, ROOM
+from backend.memory.indexing.collections import Collections, Placement
+from backend.memory.indexing.documents import (
+    WINDOW,
+    Document,
+    Line,
+    message_documents,
+    question_documents,
+    scene_document,
+)
+from backend.memory.indexing.points import Attempt, Blinders, PointMaker
+from backend.memory.indexing.sources import Origin, Recalled
+from backend.memory.search import query as parsed_query
+from backend.memory.search.features import Found
+from backend.memory.search.request import SearchRequest
+from backend.memory.search.search import MemorySearch
+from backend.memory.search.terms import blinded, query_terms
+from backend.turns.prompt.retrieval import MAX_ITEMS, MAX_SHORT_ITEMS, ROOM
 from backend.vault.sealing import Sealer
 from scripts.bench.data import MINILM
 from scripts.bench.vectors import StoredVectors

@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from backend.campaigns.tags import TAGS, find_tags
+from backend.campaigns.glossary.tags import TAGS, find_tags
 from scripts.bench.data import FIXTURES
 from scripts.bench.tables import new_parser, print_grid
 

@@ -22,14 +22,12 @@ from typing import Any
 
 import numpy as np
 
-from backend.logs import configure_logging
-from backend.memory.embedding.cosines import ModelCosines, measured_cosines
+from backend.core.logs import configure_logging
 from backend.memory.embedding.local import LocalEmbedder
-from backend.memory.embedding.protocol import Embedder
+from backend.memory.embedding.protocol import Embedder, ModelCosines, measured_cosines
 from backend.memory.embedding.registry import build_embedder
-from backend.memory.parsed_query import read
-from backend.memory.ranking import Weights
-from backend.memory.thresholds import RankingThresholds, relevant
+from backend.memory.search.query import read
+from backend.memory.search.ranking import RankingThresholds, Weights, relevant
 from backend.settings import Settings
 from scripts.bench.retrieval import lore
 from scripts.bench.retrieval.languages import PLAIN, read_stories

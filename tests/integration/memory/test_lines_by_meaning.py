@@ -9,14 +9,14 @@ from uuid import uuid4
 import numpy as np
 import pytest
 
-from backend.cpu_pool import CpuPool
+from backend.core.cpu_pool import CpuPool
 from backend.memory.embedding.protocol import EmbedderSpec
-from backend.memory.findings import SearchRequest
 from backend.memory.index.edge import open_edge
 from backend.memory.index.protocol import ScopePart
-from backend.memory.nearest import DEPTH
-from backend.memory.points import Blinders
-from backend.memory.search import MemorySearch
+from backend.memory.indexing.points import Blinders
+from backend.memory.search.recall import DEPTH
+from backend.memory.search.request import SearchRequest
+from backend.memory.search.search import MemorySearch
 from backend.vault.sealing import Sealer
 from scripts.bench.retrieval.search import OneIndex, UncachedEmbedder
 from tests.support.points import DIMENSION, point, unit
