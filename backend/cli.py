@@ -6,6 +6,8 @@ import argparse
 import asyncio
 import contextlib
 import gc
+import getpass
+import io
 import os
 import platform
 import socket
@@ -19,11 +21,32 @@ from filelock import FileLock, Timeout
 from pydantic import ValidationError as SettingsFault
 
 import backend
-from backend.logs import configure_logging, get_logger
-from backend.operating_system import forbid_core_dumps, keep_files_private
+from backend.core.logs import configure_logging, get_logger
+from backend.core.operating_system import forbid_core_dumps, keep_files_private, stop_signals
 from backend.settings import Settings
-from backend.signals import stop_signals
-from backend.terminal import accept_any_text, ask_password, show_progress
+
+
+def accept_any_text() -> None:
+    """Print `?` for characters that the console can't show, such as those of a folder's name."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")
+
+
+def ask_password() -> str:
+    """A password: asked for without showing it, or a line of what is piped in."""
+    is_asked = sys.stdin.isatty()
+    return getpass.getpass("Password: ") if is_asked else sys.stdin.readline().rstrip("\n")
+
+
+def show_progress(done: int, total: int) -> None:
+    """Draw a progress bar; nothing where nobody would see it move."""
+    if sys.stderr.isatty() and total:
+        bar = "#" * (30 * done // total)
+        end = "\n" if done >= total else ""
+        sys.stderr.write(f"\r[{bar:<30}] {done:,}/{total:,}{end}")
+        sys.stderr.flush()
+
 
 log = get_logger(__name__)
 
@@ -63,7 +86,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _explain(error: Exception, settings: Settings) -> str:
     """Say why a command ended; the log has the places of an unexpected error."""
-    from backend.faults import explain
+    from backend.operations.start_faults import explain
 
     explanation = explain(error, settings)
     if explanation is not None:
@@ -144,13 +167,13 @@ def _parser() -> argparse.ArgumentParser:
 async def _serve(settings: Settings, _: argparse.Namespace) -> int:
     gc.disable()  # until all is imported: a tenth of the start, for nothing that could be freed
     if not settings.qdrant_url:
-        from backend.memory.index.edge_process import EngineProcess
+        from backend.memory.index.edge import EngineProcess
 
         await EngineProcess.prepare()
     from backend.app import create_app
     from backend.container import build_services
     from backend.database.patience import persist
-    from backend.http import Transport, observe
+    from backend.http.responses import Transport, observe
     from backend.server import Server, address, greeting, server_config
 
     with _lock(settings), _listen(settings) as listener, _listen_in_lan(settings) as lan:
@@ -196,8 +219,8 @@ async def _serve(settings: Settings, _: argparse.Namespace) -> int:
 async def _work(settings: Settings, _: argparse.Namespace) -> int:
     from backend.container import build_services
     from backend.database.patience import persist
-    from backend.jobs.building import build_worker
     from backend.jobs.keys import JobKeys
+    from backend.jobs.worker import build_worker
 
     if settings.embedded:
         raise UsageError(
@@ -263,7 +286,7 @@ async def _migrate(settings: Settings, options: argparse.Namespace) -> int:
 
 
 async def _doctor(settings: Settings, _: argparse.Namespace) -> int:
-    from backend.doctor import examine
+    from backend.operations.doctor import examine
 
     findings = await examine(settings)
     width = max(len(finding.name) for finding in findings)
@@ -301,7 +324,7 @@ async def _model(settings: Settings, options: argparse.Namespace) -> int:
 
 
 async def _reindex(settings: Settings, options: argparse.Namespace) -> int:
-    from backend import maintenance
+    from backend.operations import maintenance
 
     password = ask_password() if options.user else ""
     async with _locked_database(settings) as database:
@@ -316,7 +339,7 @@ async def _reindex(settings: Settings, options: argparse.Namespace) -> int:
 
 
 async def _rotate(settings: Settings, options: argparse.Namespace) -> int:
-    from backend import maintenance
+    from backend.operations import maintenance
 
     if options.what == "data" and bool(options.user) == options.all:
         raise UsageError("rotate-keys data needs either --user NAME or --all.")
@@ -355,7 +378,7 @@ async def _open_installation(settings: Settings, *, create_root_key: bool = Fals
 
     The key comes first, so that a database that it does not open stays as it is.
     """
-    from backend.accounts.names import load_database_root_keys
+    from backend.accounts.auth.names import load_database_root_keys
     from backend.database.engine import Database
     from backend.database.migrate import HEAD, upgrade
     from backend.database.patience import persist

@@ -19,7 +19,7 @@ from __future__ import annotations
 from typing import Any, ClassVar
 
 TYPE_PREFIX = "urn:talekeeper:problem:"
-"""`type` of a problem is this prefix and the error's slug. docs/errors.md lists them all."""
+"""The beginning of every `type`, followed by the slug. docs/reference/errors.md lists all."""
 
 MEDIA_TYPE = "application/problem+json"
 

@@ -18,19 +18,18 @@ from uvicorn.lifespan.on import LifespanOn, LifespanSendMessage
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 import backend
-from backend.drain import IS_KEPT, Drain
-from backend.faults import find_index_fault
+from backend.core.logs import get_logger
+from backend.core.operating_system import allow_address_again, stop_signals
+from backend.core.private_networks import LOOPBACK, PRIVATE, contains_address
+from backend.core.qr_codes import draw_qr
 from backend.generation.registry import ModelRegistry
+from backend.http.drain import IS_KEPT, Drain
 from backend.jobs.service import JobService
 from backend.jobs.worker import Worker
 from backend.lan.service import LocalNetwork
-from backend.logs import get_logger
-from backend.operating_system import allow_address_again
-from backend.private_networks import LOOPBACK, PRIVATE, contains
-from backend.qr_codes import draw_qr
+from backend.operations.start_faults import find_index_fault
 from backend.settings import Settings
-from backend.signals import stop_signals
-from backend.turns.service import TurnService
+from backend.turns.api.service import TurnService
 
 log = get_logger(__name__)
 
@@ -185,7 +184,7 @@ class LanProtocol(LimitedProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Close the connection unless its client is in a private network."""
         super().connection_made(transport)
-        if self.client is None or not contains((*PRIVATE, *LOOPBACK), self.client[0]):
+        if self.client is None or not contains_address((*PRIVATE, *LOOPBACK), self.client[0]):
             self._abort()
 
 

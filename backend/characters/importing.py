@@ -35,8 +35,8 @@ from backend.characters.models import (
 )
 from backend.database.base import Base, new_id
 from backend.errors import TooLargeError, ValidationError
+from backend.http.schemas import merge_patch
 from backend.vault.sealing import Sealer
-from backend.wire import merge_patch
 
 BOOK: Final = "character_book"
 

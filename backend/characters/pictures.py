@@ -16,7 +16,7 @@ from typing import Any
 from PIL import Image, ImageDraw, ImageFont, ImageOps
 
 from backend.characters.cards import png
-from backend.characters.cards.limits import check_file_size
+from backend.characters.cards.model import check_file_size
 from backend.characters.errors import CardError, ImageError
 
 MAX_PIXELS = 25_000_000

@@ -30,7 +30,7 @@ from multipart import (
 )
 
 from backend.characters.avatars import Picture
-from backend.characters.cards.limits import MAX_FILE_BYTES, MEGABYTE
+from backend.characters.cards.model import MAX_FILE_BYTES, MEGABYTE
 from backend.characters.exporting import ExportedFile
 from backend.errors import BadRequestError, UnsupportedMediaTypeError, ValidationError
 

@@ -17,7 +17,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from backend.chronicles.events import EventFields, EventKind
 from backend.chronicles.models import ChronicleEvent, EventSource
-from backend.chronicles.reading import STORY_ORDER, StoryEvent, current, get_events, open_event
+from backend.chronicles.repository import STORY_ORDER, StoryEvent, current, get_events, open_event
 from backend.errors import ValidationError
 from backend.vault.sealing import Sealer
 

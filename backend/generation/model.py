@@ -14,9 +14,9 @@ from typing import Any, ClassVar, Literal, Protocol, runtime_checkable
 import msgspec
 
 from backend.errors import AppError
-from backend.generation.figures import Ability, FiguresFrom, MessageShape, Price, ToolSupport
+from backend.generation.catalogue import Ability, FiguresFrom, MessageShape, Price, ToolSupport
 from backend.generation.sampling import Sampling, SamplingField, check_taken
-from backend.generation.server_abilities import ModelAbilities
+from backend.generation.servers.abilities import ModelAbilities
 
 Role = Literal["system", "user", "assistant"]
 Fixable = Literal["tool_support", "shape"]

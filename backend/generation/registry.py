@@ -8,11 +8,19 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from backend.errors import ValidationError
-from backend.generation.anthropic import ADAPTER_ACCEPTS as ANTHROPIC_ACCEPTS
-from backend.generation.anthropic import EXCLUDES as ANTHROPIC_EXCLUDES
-from backend.generation.anthropic import AnthropicConfig, AnthropicModel, AnthropicProvider
-from backend.generation.demo import DemoModel
-from backend.generation.figures import (
+from backend.generation.adapters.anthropic import ADAPTER_ACCEPTS as ANTHROPIC_ACCEPTS
+from backend.generation.adapters.anthropic import EXCLUDES as ANTHROPIC_EXCLUDES
+from backend.generation.adapters.anthropic import AnthropicConfig, AnthropicModel, AnthropicProvider
+from backend.generation.adapters.demo import DemoModel
+from backend.generation.adapters.gemini import ADAPTER_ACCEPTS as GEMINI_ACCEPTS
+from backend.generation.adapters.gemini import GeminiConfig, GeminiModel, GeminiProvider
+from backend.generation.adapters.openai.dialects import OPENAI_SERVERS, usual_concurrency
+from backend.generation.adapters.openai.model import OpenAICompatibleModel
+from backend.generation.adapters.openai.server import (
+    OpenAICompatibleConfig,
+    OpenAICompatibleProvider,
+)
+from backend.generation.catalogue import (
     NOTHING,
     Figures,
     ListedModel,
@@ -20,14 +28,9 @@ from backend.generation.figures import (
     Price,
     figures_of,
 )
-from backend.generation.gemini import ADAPTER_ACCEPTS as GEMINI_ACCEPTS
-from backend.generation.gemini import GeminiConfig, GeminiModel, GeminiProvider
 from backend.generation.model import ChatModel, Fixable, ModelSpec
-from backend.generation.openai_compatible import OpenAICompatibleConfig, OpenAICompatibleProvider
-from backend.generation.openai_model import OpenAICompatibleModel
-from backend.generation.openai_servers import OPENAI_SERVERS, usual_concurrency
 from backend.generation.sampling import SamplingField
-from backend.generation.server_limits import ServerLimit, identify_server
+from backend.generation.servers.limits import ServerLimit, identify_server
 
 ProviderKind = Literal["gemini", "openai", "anthropic"]
 """In which wire format a provider is asked."""

@@ -7,7 +7,7 @@ from typing import Annotated, Literal, get_args
 import msgspec
 
 from backend.errors import ValidationError
-from backend.generation._json import mapping, parse_json
+from backend.generation.json_text import mapping, parse_json
 
 SamplingField = Literal[
     "temperature",

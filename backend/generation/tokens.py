@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from importlib import resources
 from importlib.util import find_spec
 
-from backend.cpu_pool import check_stopped
+from backend.core.cpu_pool import check_stopped
 from backend.errors import InternalError, UnavailableError
 
 MESSAGE_OVERHEAD = 4

@@ -1,15 +1,15 @@
-"""What may go wrong with jobs."""
+"""Errors of jobs."""
 
 from __future__ import annotations
 
 from backend.errors import AppError, ConflictError, NotFoundError
 
 MAX_LEASES_LOST = 3
-"""Processes in a row that a job may lose. After that it gets one more try, with no other job."""
+"""Processes in a row that a job may lose. Then it gets one more attempt without other jobs."""
 
 
 class JobNotFoundError(NotFoundError):
-    """The job does not exist, has ended and was removed, or belongs to another user."""
+    """The job does not exist, has been deleted, or belongs to another user."""
 
     slug, title = "job-not-found", "Job not found"
 
@@ -21,39 +21,39 @@ class JobNotRetryableError(ConflictError):
 
 
 class JobNotStoppableError(ConflictError):
-    """The job has ended, or jobs of its kind cannot be stopped."""
+    """The job has ended, or its kind does not support stopping."""
 
     slug, title = "job-not-stoppable", "The job cannot be stopped"
 
 
 class LostLeaseError(AppError):
-    """Another worker may have the job, so this worker's changes are rolled back."""
+    """Another worker may have the job. The transaction is rolled back."""
 
-    slug, title = "job-lease-lost", "The worker lost the job"
+    slug, title = "job-lease-lost", "The job belongs to another worker"
 
 
-class TakenBackError(AppError):
-    """Another job that ended in the same transaction failed, so both were rolled back.
+class RolledBackError(AppError):
+    """Another job in the same transaction failed, so both were rolled back.
 
-    The handler runs again, and ends in a transaction of its own.
+    The handler runs again, and ends in a separate transaction.
     """
 
     slug, title = "job-taken-back", "The end of the job was rolled back"
 
 
 class WorkerLostError(AppError):
-    """The process was killed or hung three times in a row, and once more while no other job ran."""
+    """The job's process crashed or hung 3 times in a row, and once more without other jobs."""
 
-    slug, title = "job-worker-lost", "The process running the job ended too often"
+    slug, title = "job-worker-lost", "The job's process ended too often"
 
 
 class RetryLaterError(AppError):
-    """Raised by a handler to wait for a while. It uses up no attempt.
+    """Raised by a handler to postpone the job, without losing an attempt.
 
     Args:
         after: Seconds to wait.
-        holds_lane: Seconds that the job holds its lane up, counted from the first time that it is
-            put off like this. As long as it waits by default.
+        holds_lane: Seconds for which the job blocks its lane, from the first time that it is
+            postponed. By default it blocks the lane as long as it waits.
     """
 
     slug, title = "job-retry-later", "The job is postponed"

@@ -10,10 +10,10 @@ from ipaddress import IPv4Address
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from backend.core.files import create_private, replace_private
+from backend.core.logs import get_logger
 from backend.errors import NotFoundError
 from backend.lan.addresses import find_addresses, find_names, split_hosts
-from backend.logs import get_logger
-from backend.private_files import create_private, replace_private
 from backend.settings import Settings
 
 if TYPE_CHECKING:

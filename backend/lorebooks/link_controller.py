@@ -6,9 +6,10 @@ from litestar import Controller, delete, get, put
 from litestar.di import NamedDependency
 from litestar.params import FromPath, JSONBody
 
-from backend.accounts.identity import Identity
+from backend.accounts.auth.identity import Identity
 from backend.characters.errors import CharacterNotFoundError, PersonaNotFoundError
 from backend.chats.errors import ChatNotFoundError
+from backend.http.schemas import RAISES, Page
 from backend.lorebooks.errors import LorebookNotFoundError, LorebookNotLinkedError
 from backend.lorebooks.links import LorebookLinkService
 from backend.lorebooks.schemas import (
@@ -17,7 +18,6 @@ from backend.lorebooks.schemas import (
     ChatLorebookView,
     LorebookItem,
 )
-from backend.wire import RAISES, Page
 
 TAGS = ("Lorebooks",)
 

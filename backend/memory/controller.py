@@ -3,12 +3,12 @@
 from litestar import Controller, get, post
 from litestar.di import NamedDependency
 
-from backend.accounts.identity import Identity
+from backend.accounts.auth.identity import Identity
+from backend.http.schemas import STORES
 from backend.jobs.schemas import JobView
 from backend.memory.status import MemoryStatus, MemoryStatusService
 from backend.quotas.definitions import QUEUED_JOBS
 from backend.quotas.service import Quotas
-from backend.wire import STORES
 
 Caller = NamedDependency[Identity]
 Status = NamedDependency[MemoryStatusService]

@@ -11,18 +11,18 @@ import msgspec
 from sqlalchemy import func, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from backend.accounts.identity import Identity
-from backend.database.base import chunks
+from backend.accounts.auth.identity import Identity
+from backend.database.base import split_chunks
 from backend.database.engine import Database
 from backend.jobs.models import Job
 from backend.jobs.schemas import JobView
+from backend.memory.embedding.own_models import OwnModel
 from backend.memory.index.protocol import IndexUnavailableError, Kind
+from backend.memory.indexing.collections import Placement, dimension_of
+from backend.memory.indexing.outbox import INDEX, REINDEX
+from backend.memory.indexing.sources import Source
 from backend.memory.models import IndexChange, IndexState
-from backend.memory.outbox import INDEX, REINDEX
-from backend.memory.own_models import OwnModel
-from backend.memory.placement import Placement, dimension_of
 from backend.memory.runtime import MemoryRuntime
-from backend.memory.sources import Source
 
 MOST_JOBS = 20
 
@@ -160,7 +160,7 @@ class MemoryStatusService:
             points=points,
             move=_move(states, place),
             compared_at=here.compared_at if here else None,
-            jobs=list(map(JobView.of, jobs)),
+            jobs=list(map(JobView.from_row, jobs)),
             problems=list(self._problems(jobs, place, own, answers=points is not None)),
         )
 
@@ -173,7 +173,7 @@ class MemoryStatusService:
                 job = await _rebuild(session, identity.user_id)
         if job is None:
             raise RuntimeError("A job that was enqueued is not there.")
-        return JobView.of(job)
+        return JobView.from_row(job)
 
     async def _indexed(self, session: AsyncSession, owner_id: UUID) -> list[IndexedRows]:
         noted = (
@@ -192,7 +192,7 @@ class MemoryStatusService:
             here = [each for each in notes if each.kind == source.kind]
             wholes = [each.container_id for each in here if each.wholes]
             waiting: int = sum(each.rows for each in here if not each.wholes)
-            for some in chunks(wholes):
+            for some in split_chunks(wholes):
                 waiting += await source.count(session, owner_id=owner_id, container_ids=some)
             total = await source.count(session, owner_id=owner_id)
             found.append(IndexedRows(kind=source.kind, total=total, waiting=min(waiting, total)))

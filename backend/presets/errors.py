@@ -1,4 +1,4 @@
-"""What can go wrong with prompt presets."""
+"""Errors of prompt presets."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from backend.errors import AppError, ConflictError, NotFoundError
 
 
 class PresetNotFoundError(NotFoundError):
-    """The preset does not exist or belongs to another user."""
+    """The preset does not exist, or belongs to another user."""
 
     slug, title = "preset-not-found", "Preset not found"
 
@@ -18,6 +18,6 @@ class PresetsFullError(ConflictError):
 
 
 class PresetFileError(AppError):
-    """The file is damaged, too large, or is not a chat-completion preset."""
+    """The file is damaged, too large, or not a chat-completion preset."""
 
     status, slug, title = 422, "unreadable-preset", "The preset file could not be read"

@@ -15,7 +15,7 @@ from litestar import Controller, HttpMethod, Request, Response, route
 from litestar.params import FromPath
 from litestar.status_codes import HTTP_304_NOT_MODIFIED
 
-from backend.accounts.middleware import PUBLIC
+from backend.accounts.auth.middleware import PUBLIC
 from backend.errors import NotFoundError
 
 FOLDER = Path(__file__).parent / "page"

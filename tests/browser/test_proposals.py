@@ -13,10 +13,10 @@ from uuid import UUID
 import pytest
 from playwright.sync_api import Page, expect
 
-from backend.accounts.sessions import SessionService
-from backend.campaigns.authority import Unclear
-from backend.campaigns.items import Fact
-from backend.campaigns.ledger import Operations, creation
+from backend.accounts.auth.sessions import SessionService
+from backend.campaigns.ledger.changes import Operations, creation
+from backend.campaigns.ledger.items import Fact
+from backend.campaigns.proposals.authority import Unclear
 from backend.database.base import new_id, now
 from backend.database.engine import Database
 from backend.settings import Settings

@@ -12,7 +12,7 @@ import zxingcpp
 from PIL import Image
 from playwright.sync_api import Browser, BrowserContext, Locator, Page, Route, expect
 
-from backend.generation.container_host import HOST_NAME, runs_in_container
+from backend.generation.client.network import HOST_NAME, runs_in_container
 from tests.fakes.openai_server import MODEL, OpenAIServer, reply
 from tests.fakes.scripted_server import Answer
 from tests.support.browser import Account, Installation, Watch, installing, phone

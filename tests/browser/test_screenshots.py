@@ -1,4 +1,4 @@
-"""The main views as the README shows them.
+"""The main views as the README and the tour show them.
 
     TEST_THOROUGH=1 TEST_SCREENSHOTS=1 scripts/test tests/browser/test_screenshots.py
 

@@ -73,7 +73,7 @@ def test_a_server_that_is_stopped_in_mid_reply_keeps_all_of_it_and_tells_the_str
         assert served.process.wait(60) == (0 if order == signal.SIGTERM else 130)
         assert '"error"' not in served.log.read_text()
         assert served.process.stdout is not None
-        assert "Talekeeper stops at once." in served.process.stdout.read()
+        assert "Talekeeper is stopping." in served.process.stdout.read()
     events = events_of(stream)
     name, data = events[-1]
     assert name == "turn.failed"

@@ -158,7 +158,7 @@ def test_without_a_usable_index_the_server_starts_and_says_so(folder: Path) -> N
 
 @pytest.mark.parametrize("number", [errno.EACCES, errno.EROFS, errno.ENOSPC, errno.EMFILE])
 def test_faults_of_files_name_the_file(number: int) -> None:
-    from backend.faults import explain
+    from backend.operations.start_faults import explain
     from backend.settings import Settings
 
     values: dict[str, Any] = {"_env_file": None, "data_dir": Path("/data")}

@@ -26,7 +26,7 @@ from backend.database.engine import (
     OvertakenError,
 )
 from backend.database.patience import DELAYS, persist
-from backend.faults import explain
+from backend.operations.start_faults import explain
 from backend.settings import Settings
 from tests.support.server import PASSWORD, ok, problem, running
 

@@ -19,7 +19,7 @@ from tests.support.process import environment
 from tests.support.waiting import PATIENCE
 
 _PROCESSES = get_context("forkserver") if hasattr(os, "fork") else get_context("spawn")
-_PROCESSES.set_forkserver_preload(["backend.app", "backend.doctor", "alembic.command"])
+_PROCESSES.set_forkserver_preload(["backend.app", "backend.operations.doctor", "alembic.command"])
 
 
 def run_command(

@@ -15,8 +15,8 @@ import uvicorn
 import zxingcpp
 from uvicorn.server import ServerState
 
-from backend.drain import Drain
 from backend.generation.registry import ModelRegistry
+from backend.http.drain import Drain
 from backend.lan.service import LocalNetwork
 from backend.server import LanProtocol, Server, greeting, open_listener
 from tests.support.server import settings_of

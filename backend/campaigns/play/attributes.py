@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
-from backend.campaigns.ledger import State
+from backend.campaigns.ledger.changes import State
 from backend.errors import ValidationError
 
 

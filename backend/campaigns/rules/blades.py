@@ -9,8 +9,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 from uuid import UUID
 
-from backend.campaigns.items import Entity, Kind, World
-from backend.campaigns.ledger import Operations, State
+from backend.campaigns.ledger.changes import Operations, State
+from backend.campaigns.ledger.items import Entity, Kind, World
 from backend.campaigns.play.actions import (
     ACCEPT,
     ENGAGE,

@@ -12,9 +12,8 @@ from uuid import UUID
 import msgspec
 from msgspec import Meta
 
-from backend.campaigns.context import player_line
-from backend.campaigns.items import Entity, Kind, World
-from backend.campaigns.ledger import Operations, State
+from backend.campaigns.ledger.changes import Operations, State
+from backend.campaigns.ledger.items import Entity, Kind, World
 from backend.campaigns.play.attributes import (
     attributes_of,
     check_number,
@@ -39,6 +38,7 @@ from backend.campaigns.play.story_tools import (
 from backend.campaigns.play.table import Table
 from backend.campaigns.play.tools import Outcome, PlayTool, ToolRefusedError, answer
 from backend.campaigns.rules import AttributeType, Mood, Rules
+from backend.campaigns.state.state_block import player_line
 from backend.errors import ValidationError
 
 MAX_HP = 10_000

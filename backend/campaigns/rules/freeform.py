@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from backend.campaigns.context import player_line
-from backend.campaigns.items import Entity, Kind, World
-from backend.campaigns.ledger import State
+from backend.campaigns.ledger.changes import State
+from backend.campaigns.ledger.items import Entity, Kind, World
 from backend.campaigns.play.deltas import attribute_types
 from backend.campaigns.play.story_tools import (
     ADVANCE_TIME,
@@ -21,6 +20,7 @@ from backend.campaigns.play.story_tools import (
 from backend.campaigns.play.table import Table
 from backend.campaigns.play.tools import PlayTool
 from backend.campaigns.rules import AttributeType, Mood, Rules
+from backend.campaigns.state.state_block import player_line
 from backend.errors import ValidationError
 
 _USUAL: Mapping[str, AttributeType] = {

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any, Final, cast
 
 from backend.characters.cards.codec import Object, list_names, object_in, plain_text, without
-from backend.characters.cards.limits import JSON_BYTES
+from backend.characters.cards.model import JSON_BYTES
 from backend.characters.cards.text import check_structure, parse_json
 from backend.characters.cards.translation import Translation, build_translation, says, take_fields
 from backend.characters.errors import CardError

@@ -16,10 +16,15 @@ import zlib
 from collections.abc import Collection, Iterable, Mapping
 from urllib.parse import unquote, unquote_to_bytes
 
-from backend.characters.cards.limits import ARCHIVE_BYTES, ARCHIVE_ENTRIES, ARCHIVE_RATIO, Limit
-from backend.characters.cards.model import CardAsset
+from backend.characters.cards.model import (
+    ARCHIVE_BYTES,
+    ARCHIVE_ENTRIES,
+    ARCHIVE_RATIO,
+    CardAsset,
+    Limit,
+)
 from backend.characters.errors import CardError
-from backend.cpu_pool import check_stopped
+from backend.core.cpu_pool import check_stopped
 
 CARD_NAME = "card.json"
 

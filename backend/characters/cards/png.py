@@ -12,7 +12,7 @@ import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
-from backend.characters.cards.limits import INFLATED_TEXT, PNG_CHUNKS
+from backend.characters.cards.model import INFLATED_TEXT, PNG_CHUNKS
 from backend.characters.errors import CardError
 
 SIGNATURE = b"\x89PNG\r\n\x1a\n"

@@ -12,8 +12,7 @@ from backend.characters.cards import charx, png
 from backend.characters.cards.backyard import MANIFEST, translate_archive
 from backend.characters.cards.charx import RISU_SCHEME, main_icon, media_type, missing
 from backend.characters.cards.kinds import CARD, find_kind
-from backend.characters.cards.limits import check_file_size
-from backend.characters.cards.model import Asset, ImportedCard
+from backend.characters.cards.model import Asset, ImportedCard, check_file_size
 from backend.characters.cards.text import parse_json, parse_text
 from backend.characters.cards.versions import normalise
 from backend.characters.errors import CardError, CardLimitError, NoCardError

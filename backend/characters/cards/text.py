@@ -16,7 +16,7 @@ from typing import Any, NoReturn, cast
 
 import yaml
 
-from backend.characters.cards.limits import (
+from backend.characters.cards.model import (
     JSON_BYTES,
     JSON_DEPTH,
     JSON_VALUES,

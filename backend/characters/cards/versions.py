@@ -25,8 +25,7 @@ from backend.characters.cards.codec import (
 from backend.characters.cards.fields import CARD_FIELDS, FLAT_FIELDS, V1_FIELDS, V3_FIELDS
 from backend.characters.cards.foreign import translate
 from backend.characters.cards.kinds import CARD, find_kind, is_card
-from backend.characters.cards.limits import CARD_BYTES
-from backend.characters.cards.model import Card, ImportedCard, Spec
+from backend.characters.cards.model import CARD_BYTES, Card, ImportedCard, Spec
 from backend.characters.cards.translation import says
 from backend.characters.errors import CardError
 

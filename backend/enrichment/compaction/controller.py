@@ -8,12 +8,12 @@ from litestar import Controller, post
 from litestar.di import NamedDependency
 from litestar.params import FromPath, JSONBody
 
-from backend.accounts.identity import Identity
+from backend.accounts.auth.identity import Identity
 from backend.campaigns.errors import CampaignNotFoundError
-from backend.campaigns.item_rows import read_state
+from backend.campaigns.ledger.records import get_campaign, open_campaign
+from backend.campaigns.ledger.store import read_state
 from backend.campaigns.models import CampaignItem
 from backend.campaigns.play.state import is_unsettled
-from backend.campaigns.records import get_campaign, open_campaign
 from backend.campaigns.rules import rules_of
 from backend.chats.errors import ChatNotFoundError
 from backend.chats.repository import get_chat
@@ -22,9 +22,9 @@ from backend.enrichment.compaction.window import count_unread
 from backend.enrichment.errors import ChronicleNotEnabledError
 from backend.enrichment.outbox import EnrichmentOutbox
 from backend.errors import ValidationError
+from backend.http.schemas import RAISES
 from backend.quotas.definitions import QUEUED_JOBS
 from backend.quotas.service import Quotas
-from backend.wire import RAISES
 
 
 class NewCompaction(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):

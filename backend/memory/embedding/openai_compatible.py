@@ -9,7 +9,10 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from backend.generation.openai_compatible import OpenAICompatibleConfig, OpenAICompatibleProvider
+from backend.generation.adapters.openai.server import (
+    OpenAICompatibleConfig,
+    OpenAICompatibleProvider,
+)
 from backend.memory.embedding.protocol import EmbedderError, EmbedderSpec, Floats, Task
 from backend.memory.embedding.requests import answer, batches, prepared, unit_rows
 

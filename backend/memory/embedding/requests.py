@@ -9,9 +9,9 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from backend.generation.gemini import GeminiProvider
+from backend.generation.adapters.gemini import GeminiProvider
+from backend.generation.adapters.openai.server import OpenAICompatibleProvider
 from backend.generation.model import ModelError, ModelRateLimitError
-from backend.generation.openai_compatible import OpenAICompatibleProvider
 from backend.generation.tokens import best_tokenizer, get_tokenizer, starting_ratio
 from backend.memory.embedding.protocol import EmbedderError, Floats
 

@@ -10,15 +10,11 @@ from pathlib import Path
 import pytest
 from sqlalchemy import select, update
 
-from backend.accounts import rotation
-from backend.accounts.key_slots import refuse_older_root
+from backend.accounts.auth.names import load_instance_keys
+from backend.accounts.keys import rotation
+from backend.accounts.keys.rotation import RotationResult, rotate_root, rotate_root_key
+from backend.accounts.keys.slots import refuse_older_root
 from backend.accounts.models import InstanceKey, KeySlot
-from backend.accounts.names import load_instance_keys
-from backend.accounts.rotation import (
-    RotationResult,
-    rotate_root,
-    rotate_root_key,
-)
 from backend.database.engine import Database
 from backend.vault.root import (
     RootKeyError,
@@ -296,7 +292,7 @@ async def test_with_another_installations_key_nothing_is_touched(
     load_root_keys(foreign, create=True)
     text = read(foreign)
 
-    with pytest.raises(RootKeyError, match="not the key it was encrypted with"):
+    with pytest.raises(RootKeyError, match="this is a different key"):
         await rotate_root_key(database, path=foreign, value=None, report=Progress())
 
     assert read(foreign) == text

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from sqlalchemy import event
 
-from backend.audience import GM
-from backend.campaigns.consequences import find_consequences
+from backend.campaigns.scenes.consequences import find_consequences
+from backend.core.audience import GM
 from backend.database.base import new_id
 from backend.database.engine import Database
 from tests.integration.chats.trees import sign_up

@@ -9,7 +9,8 @@ from typing import Any
 import httpx
 import pytest
 
-from backend.chronicles import files, repository
+from backend.chronicles import repository
+from backend.chronicles import transfer as files
 from tests.integration.chronicles.chroniclers import Chronicler
 from tests.support.server import ok, problem
 

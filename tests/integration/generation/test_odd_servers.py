@@ -24,9 +24,9 @@ from backend.generation.model import (
     apply_resets,
 )
 from backend.generation.sampling import Sampling
-from backend.generation.server_abilities import ServerAbilities
+from backend.generation.servers.abilities import ServerAbilities
 from backend.generation.thoughts import ThoughtTags
-from backend.generation.tool_streams import answer_with_tools, tool_support
+from backend.generation.tools.streams import answer_with_tools, tool_support
 from tests.fakes.openai_server import (
     MODEL,
     chunk,

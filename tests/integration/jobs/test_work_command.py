@@ -62,4 +62,4 @@ def test_it_works_until_it_is_told_to_stop(postgres_url: str, tmp_path: Path) ->
         process.send_signal(signal.SIGTERM)
         # It has no job, so there is nothing to wait for.
         assert process.wait(PATIENCE) == 0
-        assert process.stdout.readline().startswith("Talekeeper stops.")
+        assert process.stdout.readline().startswith("Talekeeper is stopping.")

@@ -13,13 +13,13 @@ from uuid import UUID
 import pytest
 from sqlalchemy import update
 
+from backend.accounts.keys.rotation import rotate_root_key
 from backend.accounts.models import User
-from backend.accounts.rotation import rotate_root_key
 from backend.database.engine import Database
-from backend.doctor import examine
 from backend.generation.registry import ModelRegistry
 from backend.llm.models import InstallationProvider, ProviderConfig, open_shared, wrap_shared
 from backend.llm.user_models import SHARED_SECONDS, UserModels
+from backend.operations.doctor import examine
 from backend.settings import Settings
 from backend.vault.root import RootKeyError, load_root_keys
 from tests.fakes.openai_server import API_KEY, MODEL, OpenAIServer, error, reply

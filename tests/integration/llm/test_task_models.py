@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from backend.generation.gemini import GeminiConfig
+from backend.generation.adapters.gemini import GeminiConfig
 from backend.generation.registry import ModelRegistry
 from tests.fakes.openai_server import MODEL, OpenAIServer, reply
 from tests.integration.llm.test_providers import OWN, PROVIDERS, add

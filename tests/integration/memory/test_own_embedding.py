@@ -11,9 +11,9 @@ import pytest
 from sqlalchemy import select
 
 from backend.database.engine import Database
-from backend.maintenance import reindex_user
+from backend.memory.indexing.outbox import REINDEX
 from backend.memory.models import IndexState
-from backend.memory.outbox import REINDEX
+from backend.operations.maintenance import reindex_user
 from tests.fakes.openai_server import API_KEY, error
 from tests.support.memory import (
     API,

@@ -10,7 +10,7 @@ from uuid import UUID
 import pytest
 
 from backend.database.engine import Database
-from backend.maintenance import reindex_everybody, reindex_user
+from backend.operations.maintenance import reindex_everybody, reindex_user
 from tests.fakes.openai_server import error
 from tests.support.memory import (
     API,

@@ -10,7 +10,7 @@ from uuid import UUID
 import numpy as np
 import pytest
 
-from backend.memory.outbox import INDEX
+from backend.memory.indexing.outbox import INDEX
 from tests.fakes.holding_server import HoldingServer
 from tests.fakes.openai_server import API_KEY, OpenAIServer
 from tests.fakes.qdrant_engine import QdrantEngine

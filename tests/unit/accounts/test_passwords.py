@@ -4,9 +4,9 @@ import unicodedata
 
 import pytest
 
-from backend.accounts.credentials import check_password
+from backend.accounts.auth.credentials import check_password
+from backend.accounts.auth.names import normalise_name
 from backend.accounts.errors import WeakPasswordError
-from backend.accounts.names import normalise_name
 
 
 @pytest.mark.parametrize(

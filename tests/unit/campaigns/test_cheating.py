@@ -9,7 +9,7 @@ from uuid import UUID
 import msgspec
 import pytest
 
-from backend.campaigns.items import Clock, Entity, Item, World
+from backend.campaigns.ledger.items import Clock, Entity, Item, World
 from backend.campaigns.play.downtime import enter_downtime
 from backend.campaigns.play.table import Table
 from backend.database.base import new_id

@@ -9,7 +9,7 @@ import pytest
 from PIL import Image
 
 from backend.characters.cards import png
-from backend.characters.cards.limits import MAX_FILE_BYTES
+from backend.characters.cards.model import MAX_FILE_BYTES
 from backend.characters.errors import ImageError
 from backend.characters.pictures import as_png, placeholder_png, reencode_avatar
 from backend.errors import TooLargeError

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from backend.characters.cards.charx import pack
-from backend.characters.cards.limits import ARCHIVE_BYTES, ARCHIVE_ENTRIES, ARCHIVE_RATIO
+from backend.characters.cards.model import ARCHIVE_BYTES, ARCHIVE_ENTRIES, ARCHIVE_RATIO
 from backend.characters.cards.reader import read_card
 from backend.characters.errors import CardError, CardLimitError
 

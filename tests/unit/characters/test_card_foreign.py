@@ -10,8 +10,7 @@ import pytest
 
 from backend.characters.cards.charx import pack
 from backend.characters.cards.codec import MAX_NAMES
-from backend.characters.cards.limits import JSON_VALUES
-from backend.characters.cards.model import ImportedCard
+from backend.characters.cards.model import JSON_VALUES, ImportedCard
 from backend.characters.cards.reader import read_card
 from backend.characters.cards.writer import to_json
 from backend.characters.errors import CardError, CardLimitError

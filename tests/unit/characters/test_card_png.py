@@ -11,7 +11,7 @@ import pytest
 from PIL import Image
 
 from backend.characters.cards import png
-from backend.characters.cards.limits import INFLATED_TEXT
+from backend.characters.cards.model import INFLATED_TEXT
 from backend.characters.cards.reader import read_card
 from backend.characters.errors import CardError, CardLimitError, NoCardError
 

@@ -7,7 +7,7 @@ import json
 import msgspec
 import pytest
 
-from backend.characters.cards.limits import (
+from backend.characters.cards.model import (
     JSON_DEPTH,
     JSON_VALUES,
     MAX_FILE_BYTES,

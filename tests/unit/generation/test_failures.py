@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from backend.generation.client import ServerError
-from backend.generation.failures import (
+from backend.generation.client.client import ServerError
+from backend.generation.failures.failures import (
     FailureSource,
     answer_failure,
     connection_failure,

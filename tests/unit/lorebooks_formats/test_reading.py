@@ -10,10 +10,10 @@ import pytest
 
 from backend.characters.cards.charx import pack
 from backend.errors import TooLargeError
-from backend.lorebooks import limits
+from backend.lorebooks import entries as limits
 from backend.lorebooks.entries import BookFields, CharacterFilter, LoreEntry
 from backend.lorebooks.errors import LoreFileError, LoreLimitError
-from backend.lorebooks.formats.model import ReadBook
+from backend.lorebooks.formats.fields import ReadBook
 from backend.lorebooks.formats.reader import read_card_book, read_file
 
 SILLYTAVERNS_ENTRY: dict[str, Any] = {
