@@ -16,27 +16,29 @@ from litestar.handlers import HTTPRouteHandler
 from litestar.middleware import ASGIMiddleware
 from litestar.plugins.prometheus import PrometheusConfig
 
-from backend.accounts.activity import forget_old_activity
-from backend.accounts.administration import AdministrationController
-from backend.accounts.controller import DoorController, InstanceController
-from backend.accounts.idempotency import IdempotencyMiddleware, forget_old
-from backend.accounts.me_controller import ActivityController, MeController
-from backend.accounts.middleware import IdentityMiddleware, guard, provide_identity
-from backend.accounts.second_factor.controller import SecondFactorController
+from backend.accounts.auth.idempotency import IdempotencyMiddleware, forget_old
+from backend.accounts.auth.middleware import IdentityMiddleware, guard, provide_identity
+from backend.accounts.auth.second_factor.controller import SecondFactorController
+from backend.accounts.auth.session_controller import ApiKeyController, SessionController
+from backend.accounts.auth.sign_in_controller import DoorController, InstanceController
+from backend.accounts.profile.activity import forget_old_activity
+from backend.accounts.profile.administration import AdministrationController
+from backend.accounts.profile.controller import ActivityController, MeController
 from backend.accounts.service import finish_deletions
-from backend.accounts.token_controller import ApiKeyController, SessionController
-from backend.campaigns.controller import CONTROLLERS as CAMPAIGN_CONTROLLERS
+from backend.campaigns.api.controller import CONTROLLERS as CAMPAIGN_CONTROLLERS
 from backend.campaigns.files.controller import CampaignTransferController
 from backend.characters.controller import CharacterController
 from backend.characters.personas import PersonaController
 from backend.chats.controller import ChatController, MessageController
-from backend.chronicles.controller import ChronicleController, ChronicleTransferController
-from backend.chronicles.event_controller import EventController
+from backend.chronicles.controller import (
+    ChronicleController,
+    ChronicleTransferController,
+    EventController,
+)
 from backend.container import Services
+from backend.core.logs import get_logger
 from backend.database.base import now
 from backend.database.patience import persist
-from backend.disconnects import DisconnectMiddleware
-from backend.drain import DrainMiddleware
 from backend.enrichment.compaction.controller import CompactionController
 from backend.enrichment.controller import (
     EnrichmentController,
@@ -46,15 +48,14 @@ from backend.enrichment.controller import (
     SummaryController,
 )
 from backend.generation.tokens import best_tokenizer, get_tokenizer
-from backend.health import HealthController
-from backend.http import EXCEPTION_HANDLERS
+from backend.http.disconnects import DisconnectMiddleware
+from backend.http.drain import DrainMiddleware
+from backend.http.responses import EXCEPTION_HANDLERS
 from backend.jobs.controller import JobController
 from backend.lan.controller import LanController
 from backend.llm.controller import ModelController, TokenController
-from backend.llm.provider_addresses import ProviderAddressController
-from backend.llm.provider_controller import ProviderController, ProviderPresetController
-from backend.logs import get_logger
-from backend.lore_tester.controller import LoreTesterController
+from backend.llm.providers.addresses import ProviderAddressController
+from backend.llm.providers.controller import ProviderController, ProviderPresetController
 from backend.lorebooks.controller import LorebookController, LoreEntryController
 from backend.lorebooks.link_controller import (
     CharacterLorebookController,
@@ -62,21 +63,27 @@ from backend.lorebooks.link_controller import (
     PersonaLorebookController,
 )
 from backend.memory.controller import MemoryController
-from backend.memory.line_words import VOCABULARY
-from backend.memory.model_fetches import EmbeddingModelController
-from backend.openapi import openapi_config
-from backend.openings import OpeningController
+from backend.memory.embedding.controller import EmbeddingModelController
+from backend.memory.search.line_words import VOCABULARY
+from backend.operations.health import HealthController
+from backend.operations.openapi import openapi_config
 from backend.presets.controller import CharacterPresetController, PresetController
 from backend.quotas.controller import AccountUsageController, UsageController
 from backend.quotas.ledgers import fold_ledger
 from backend.quotas.middleware import QuotaMiddleware
-from backend.scripting.controller import ScriptController
-from backend.search import SearchController
-from backend.turns.controller import MessageContextController, RunningTurnController, TurnController
-from backend.turns.downtime import DowntimeController
-from backend.turns.measures import MeasureController
-from backend.turns.models_in_use import ModelsInUseController
-from backend.turns.usage import ChatUsageController
+from backend.regex.controller import ScriptController
+from backend.turns.api.controller import (
+    MessageContextController,
+    RunningTurnController,
+    TurnController,
+)
+from backend.turns.api.openings import OpeningController
+from backend.turns.api.search import SearchController
+from backend.turns.lore_tester.controller import LoreTesterController
+from backend.turns.play.downtime import DowntimeController
+from backend.usage.campaign_usage import MeasureController
+from backend.usage.chat_usage import ChatUsageController
+from backend.usage.models_in_use import ModelsInUseController
 from backend.web.controller import PageController
 
 log = get_logger(__name__)

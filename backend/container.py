@@ -5,30 +5,33 @@ from __future__ import annotations
 import asyncio
 from functools import partial
 
-from backend.accounts.activity import ActivityLog
-from backend.accounts.administration import AdministrationService
-from backend.accounts.middleware import AuthMiddleware
-from backend.accounts.names import InstanceKeys, load_instance_keys
-from backend.accounts.open_keys import OpenKeys
-from backend.accounts.profile import ProfileService
-from backend.accounts.second_factor.gate import SecondFactorGate
-from backend.accounts.second_factor.service import SecondFactorService
+from backend.accounts.auth.middleware import AuthMiddleware
+from backend.accounts.auth.names import InstanceKeys, load_instance_keys
+from backend.accounts.auth.second_factor.gate import SecondFactorGate
+from backend.accounts.auth.second_factor.service import SecondFactorService
+from backend.accounts.auth.sessions import SessionService, SessionWatch
+from backend.accounts.auth.throttle import Throttle
+from backend.accounts.keys.open_keys import OpenKeys
+from backend.accounts.profile.activity import ActivityLog
+from backend.accounts.profile.administration import AdministrationService
+from backend.accounts.profile.service import ProfileService
 from backend.accounts.service import AccountService
-from backend.accounts.sessions import SessionService, SessionWatch
-from backend.accounts.throttle import Throttle
+from backend.campaigns.api.service import CampaignService
+from backend.campaigns.chat_paths import CampaignSessions
 from backend.campaigns.files.transfer import CampaignTransfer
-from backend.campaigns.history import HistoryService
-from backend.campaigns.index_source import CampaignSource
-from backend.campaigns.item_audiences import ItemAudiences
-from backend.campaigns.item_service import ItemService
-from backend.campaigns.name_cache import NameCache
-from backend.campaigns.players import find_player_name
-from backend.campaigns.proposal_service import ProposalService
-from backend.campaigns.service import CampaignService
-from backend.campaigns.sessions import CampaignSessions
-from backend.campaigns.situations import SituationService
-from backend.campaigns.story_clock import StoryClock
-from backend.campaigns.viewpoints import CampaignAudiences, check_event_audience
+from backend.campaigns.ledger.change_log import HistoryService
+from backend.campaigns.ledger.item_audiences import ItemAudiences
+from backend.campaigns.ledger.item_service import ItemService
+from backend.campaigns.proposals.service import ProposalService
+from backend.campaigns.state.index_source import CampaignSource
+from backend.campaigns.state.situations import SituationService
+from backend.campaigns.state.snapshot import NameCache
+from backend.campaigns.state.story_clock import StoryClock
+from backend.campaigns.state.viewpoints import (
+    CampaignAudiences,
+    check_event_audience,
+    find_player_name,
+)
 from backend.campaigns.world_copies import WorldCopies
 from backend.characters.personas import PersonaService
 from backend.characters.repository import get_persona
@@ -42,47 +45,45 @@ from backend.chronicles.event_service import EventService
 from backend.chronicles.index_source import ChronicleSource
 from backend.chronicles.service import ChronicleService
 from backend.chronicles.transfer import ChronicleTransfer
-from backend.cpu_pool import CpuPool
+from backend.core.cpu_pool import CpuPool
+from backend.core.events import Participants
 from backend.database.engine import Database
 from backend.database.processes import Processes
-from backend.drain import Drain
 from backend.enrichment.compaction.controller import CompactionService
 from backend.enrichment.outbox import EnrichmentOutbox
 from backend.enrichment.runtime import job_kinds, open_enrichment
 from backend.enrichment.scene_service import SceneService
 from backend.enrichment.service import EnrichmentService
-from backend.enrichment.summaries import ChatSummaries
-from backend.enrichment.summary_service import SummaryService
-from backend.events import Participants
+from backend.enrichment.summaries.service import SummaryService
+from backend.enrichment.summaries.store import ChatSummaries
 from backend.generation.environment import build_registry
 from backend.generation.registry import ModelRegistry
-from backend.http import RequestCaches
-from backend.jobs.building import build_worker
+from backend.http.drain import Drain
+from backend.http.responses import RequestCaches
 from backend.jobs.keys import JobKeys
 from backend.jobs.models import JOB_LEASES
 from backend.jobs.queue import JobQueue
-from backend.jobs.running import stoppable_kinds
+from backend.jobs.running import find_stoppable_kinds
 from backend.jobs.service import JobService
+from backend.jobs.worker import build_worker
 from backend.lan.service import LocalNetwork
 from backend.llm.models import SLOT_LEASES
-from backend.llm.provider_addresses import ProviderAddressService
-from backend.llm.provider_service import ProviderService
-from backend.llm.provider_tests import ProviderTests
-from backend.llm.slots import ModelSlots
+from backend.llm.providers.addresses import ProviderAddressService
+from backend.llm.providers.service import ProviderService
+from backend.llm.providers.trials import ProviderTests
+from backend.llm.server_slots import ModelSlots
 from backend.llm.user_models import UserModels
-from backend.lore_tester.service import LoreTester
 from backend.lorebooks.card_books import CardBookService
 from backend.lorebooks.forking import ChatLore
 from backend.lorebooks.index_source import LoreSource
 from backend.lorebooks.links import LorebookLinkService
 from backend.lorebooks.repository import count_all_entries
 from backend.lorebooks.service import LorebookService
-from backend.memory.model_fetches import ModelFetches
-from backend.memory.near_misses import RowReader
-from backend.memory.outbox import IndexOutbox
+from backend.memory.embedding.controller import ModelFetches
+from backend.memory.indexing.outbox import IndexOutbox
 from backend.memory.runtime import MemoryRuntime, open_memory
+from backend.memory.search.search import RowReader
 from backend.memory.status import MemoryStatusService
-from backend.openings import OpeningService
 from backend.presets.repository import get_preset
 from backend.presets.service import PresetService
 from backend.prompts import load_prompts
@@ -91,25 +92,27 @@ from backend.quotas.ledgers import NightlyRecount
 from backend.quotas.service import Quotas
 from backend.regex.process import RegexProcess
 from backend.regex.scripts import ScriptEngine
-from backend.scripting.service import ScriptService
-from backend.search import SearchService
+from backend.regex.service import ScriptService
 from backend.settings import Settings
-from backend.turns.builder import PromptBuilder
-from backend.turns.contexts import ContextService
-from backend.turns.counting import CountCache
-from backend.turns.downtime import DowntimeService
-from backend.turns.kept_history import HistoryCache
-from backend.turns.line_macros import LineMacroService
-from backend.turns.lore import LoreReader
-from backend.turns.measures import MeasureService
+from backend.turns.api.openings import OpeningService
+from backend.turns.api.search import SearchService
+from backend.turns.api.service import TurnService
+from backend.turns.api.suggestions import SuggestionService
+from backend.turns.lore_tester.service import LoreTester
 from backend.turns.models import TURN_LEASES
-from backend.turns.models_in_use import ModelsInUseService
-from backend.turns.recovery import TurnRecovery
-from backend.turns.rephrasing import Rephraser
-from backend.turns.service import TurnService
-from backend.turns.store import TurnStore
-from backend.turns.suggestions import SuggestionService
-from backend.turns.usage import ChatUsageService
+from backend.turns.play.downtime import DowntimeService
+from backend.turns.prompt.builder import PromptBuilder
+from backend.turns.prompt.history import HistoryCache
+from backend.turns.prompt.lore import LoreReader
+from backend.turns.prompt.macros import LineMacroService
+from backend.turns.prompt.preview import ContextService
+from backend.turns.prompt.query_rewriting import Rephraser
+from backend.turns.prompt.token_counts import CountCache
+from backend.turns.run.recovery import TurnRecovery
+from backend.turns.run.store import TurnStore
+from backend.usage.campaign_usage import MeasureService
+from backend.usage.chat_usage import ChatUsageService
+from backend.usage.models_in_use import ModelsInUseService
 from backend.vault.root import RootKeys
 from backend.vault.slots import DEFAULT_KDF, PasswordKdf
 
@@ -346,7 +349,7 @@ class Services:
             **job_kinds(enrichment),
             **self.recount.kinds,
         }
-        self.jobs = JobService(queue, stoppable=stoppable_kinds(self.kinds))
+        self.jobs = JobService(queue, stoppable=find_stoppable_kinds(self.kinds))
         self.worker = build_worker(
             settings,
             queue,

@@ -18,19 +18,18 @@ from uvicorn.lifespan.on import LifespanOn, LifespanSendMessage
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 import backend
-from backend.drain import IS_KEPT, Drain
-from backend.faults import find_index_fault
+from backend.core.logs import get_logger
+from backend.core.operating_system import allow_address_again, stop_signals
+from backend.core.private_networks import LOOPBACK, PRIVATE, contains_address
+from backend.core.qr_codes import draw_qr
 from backend.generation.registry import ModelRegistry
+from backend.http.drain import IS_KEPT, Drain
 from backend.jobs.service import JobService
 from backend.jobs.worker import Worker
 from backend.lan.service import LocalNetwork
-from backend.logs import get_logger
-from backend.operating_system import allow_address_again
-from backend.private_networks import LOOPBACK, PRIVATE, contains
-from backend.qr_codes import draw_qr
+from backend.operations.start_faults import find_index_fault
 from backend.settings import Settings
-from backend.signals import stop_signals
-from backend.turns.service import TurnService
+from backend.turns.api.service import TurnService
 
 log = get_logger(__name__)
 
@@ -185,7 +184,7 @@ class LanProtocol(LimitedProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Close the connection unless its client is in a private network."""
         super().connection_made(transport)
-        if self.client is None or not contains((*PRIVATE, *LOOPBACK), self.client[0]):
+        if self.client is None or not contains_address((*PRIVATE, *LOOPBACK), self.client[0]):
             self._abort()
 
 
@@ -422,21 +421,21 @@ def greeting(
         networks = ", ".join(map(str, settings.plain_http_networks))
         lines += [
             f"  Warning: plain http is accepted from {networks}.",
-            "  Everyone who can listen there can read passwords and texts.",
+            "  Anyone who can listen there can read passwords and data.",
         ]
     if fault := find_index_fault(settings):
         lines.append(f"  No index: {fault}")
     if not embeds:
         lines += [
-            "  No embedding model: memory is searched by words alone. `talekeeper model fetch`, or",
-            "  the administrator's button under Memory, Status, brings one that takes no key.",
+            "  No embedding model: memory is searched by words only. To download one, run",
+            "  `talekeeper model fetch`, or use the page: Memory, Status. No API key is needed.",
         ]
     if [spec.provider for spec in registry.specs()] == ["demo"]:
         lines += [
-            "  Only the built-in demo model is there. For a real one set",
+            "  Only the built-in demo model is available. For a real one, set",
             "  TALEKEEPER_GEMINI_API_KEY, TALEKEEPER_ANTHROPIC_API_KEY, or",
             "  TALEKEEPER_OPENAI_BASE_URL and TALEKEEPER_OPENAI_MODELS; `talekeeper doctor`",
-            "  says more.",
+            "  shows the details.",
         ]
     return "\n".join(lines)
 
@@ -445,12 +444,12 @@ def _greet_lan(lan: LocalNetwork) -> list[str]:
     """Say where phones find the server; with a QR code if the terminal can show it."""
     origins = lan.find_origins()
     if not origins:
-        return ["  This machine is in no private network yet: connect it to one."]
-    lines = [f"  in this network: {', '.join(origins)}"]
+        return ["  This machine is not on a private network yet. Connect it to one."]
+    lines = [f"  on this network: {', '.join(origins)}"]
     if sys.stdout.isatty() and "utf" in (sys.stdout.encoding or "").lower():
         lines += ["", draw_qr(origins[0])]
     return [
         *lines,
-        "  Browsers warn of the certificate until the root certificate is installed on their",
-        "  device: an administrator finds it under Settings, and how that is done.",
+        "  Browsers warn about the certificate until the root certificate is installed on the",
+        "  device. Administrators find it, with instructions, under Settings.",
     ]

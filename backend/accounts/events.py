@@ -1,4 +1,4 @@
-"""What happens to accounts; see `backend.events`."""
+"""What happens to accounts; see `backend.core.events`."""
 
 from __future__ import annotations
 

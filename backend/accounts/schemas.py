@@ -6,8 +6,8 @@ from uuid import UUID
 
 import msgspec
 
-from backend.accounts.identity import Scope
-from backend.accounts.keyring import DEFAULT_KEY_MODE
+from backend.accounts.auth.identity import Scope
+from backend.accounts.keys.keyring import DEFAULT_KEY_MODE
 from backend.accounts.models import KeyMode, User
 
 Password = Annotated[str, msgspec.Meta(max_length=1024)]

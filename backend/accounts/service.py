@@ -11,7 +11,10 @@ from sqlalchemy import delete, exists, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from backend.accounts import repository
-from backend.accounts.credentials import Credentials, check_password
+from backend.accounts.auth.credentials import Credentials, check_password
+from backend.accounts.auth.identity import Identity
+from backend.accounts.auth.names import InstanceKeys
+from backend.accounts.auth.throttle import Throttle, forget_addresses
 from backend.accounts.errors import (
     InvitationError,
     LastAdministratorError,
@@ -21,30 +24,27 @@ from backend.accounts.errors import (
     WrongRecoveryCodeError,
 )
 from backend.accounts.events import AccountDeleted
-from backend.accounts.identity import Identity
-from backend.accounts.key_slots import refuse_older_root, wrap_directly
-from backend.accounts.keyring import (
+from backend.accounts.keys.keyring import (
     DEFAULT_KEY_MODE,
     UserKey,
     new_data_key,
     protect,
     wrap_derivation_key,
 )
+from backend.accounts.keys.open_keys import OpenKeys
+from backend.accounts.keys.server_held import delete_jobs, end_job_keys, end_standing
+from backend.accounts.keys.slots import refuse_older_root, wrap_directly
+from backend.accounts.keys.user_keys import lock_account, make_room, renew_user_key
 from backend.accounts.models import DataKey, KeySlot, SecondFactor, User
-from backend.accounts.names import InstanceKeys
-from backend.accounts.open_keys import OpenKeys
-from backend.accounts.server_held_keys import delete_jobs, end_job_keys, end_standing
-from backend.accounts.throttle import Throttle, forget_addresses
-from backend.accounts.user_keys import lock_account, make_room, renew_user_key
+from backend.core.events import Participants
+from backend.core.logs import get_logger
 from backend.database.base import new_id, now
 from backend.database.engine import Database
 from backend.errors import ValidationError
-from backend.events import Participants
-from backend.logs import get_logger
 from backend.settings import Settings
 from backend.vault.root import RootKeys
 from backend.vault.sealing import KEY_BYTES
-from backend.vault.slots import PasswordKdf, SlotKind, lookup_hash, token_secret
+from backend.vault.slots import PasswordKdf, SlotKind, hash_for_lookup, parse_token
 
 log = get_logger(__name__)
 
@@ -104,9 +104,7 @@ class AccountService:
         """
         name = name.strip()
         if not name or len(name) > MAX_NAME_LENGTH or not name.isprintable():
-            raise ValidationError(
-                f"A name has 1 to {MAX_NAME_LENGTH} characters that can be printed."
-            )
+            raise ValidationError(f"A name must have 1 to {MAX_NAME_LENGTH} printable characters.")
         password = check_password(password, name=name)
         attempt = await self._throttle.admit_sign_up(address=address)
         async with self._database.read() as session:
@@ -280,9 +278,9 @@ class AccountService:
             is_needed = user.is_administrator and not user.is_disabled
             has_others = await repository.count_users(session) > 1
             if is_needed and has_others and await repository.count_administrators(session) <= 1:
-                raise LastAdministratorError("Make somebody else an administrator first.")
+                raise LastAdministratorError("Make another user an administrator first.")
             await delete_jobs(session, user_id)
-            for part in self._participants.of(AccountDeleted):
+            for part in self._participants.find_handlers(AccountDeleted):
                 await part.account_deleted(session, user_id)
             await session.execute(delete(KeySlot).where(KeySlot.user_id == user_id))
             await session.execute(delete(DataKey).where(DataKey.user_id == user_id))
@@ -313,11 +311,11 @@ class AccountService:
             return
         if self._settings.registration == "closed" or invitation is None:
             raise RegistrationClosedError("Ask the administrator for an invitation.")
-        secret = token_secret(invitation.strip(), INVITATION_PREFIX)
+        secret = parse_token(invitation.strip(), INVITATION_PREFIX)
         if secret is None or not await repository.has_invitation(
-            session, lookup_hash(secret), now(), use=use
+            session, hash_for_lookup(secret), now(), use=use
         ):
-            raise InvitationError("It is unknown, used or expired. Ask for a new one.")
+            raise InvitationError("It is unknown, used or expired. Ask for a new invitation.")
 
 
 async def finish_deletions(database: Database) -> None:

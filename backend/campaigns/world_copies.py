@@ -13,31 +13,31 @@ import msgspec
 from sqlalchemy import func, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from backend.accounts.identity import Identity
-from backend.audience import GM
-from backend.campaigns import ledger_paths
-from backend.campaigns.files.archive_reader import Renumbered
+from backend.accounts.auth.identity import Identity
+from backend.campaigns.api.schemas import CampaignFields
+from backend.campaigns.api.service import check_room
+from backend.campaigns.files.archive import Renumbered
 from backend.campaigns.files.draft import CampaignDraft, LedgerLine, settle
 from backend.campaigns.files.rows import CampaignRows, campaign_rows, existing_items, open_items
 from backend.campaigns.files.transfer import insert_campaign
-from backend.campaigns.ledger import Operations
-from backend.campaigns.marks import copy_marks
+from backend.campaigns.ledger import paths as ledger_paths
+from backend.campaigns.ledger.changes import Operations
+from backend.campaigns.ledger.read_marks import copy_marks
+from backend.campaigns.ledger.records import get_campaign, open_campaign
 from backend.campaigns.models import Actor, CampaignChange, CampaignItem
-from backend.campaigns.records import get_campaign, open_campaign
-from backend.campaigns.schemas import CampaignFields
-from backend.campaigns.service import check_room
 from backend.chats import tree
-from backend.chats.events import StoreWorld, WorldCopied, WorldParted, lead_over
+from backend.chats.events import StoreWorld, WorldCopied, WorldParted, translate_audiences
 from backend.chats.models import CHAT_SETTINGS, Chat, Message
 from backend.chats.repository import get_chat
 from backend.chats.service import read_settings
 from backend.chronicles.events import ChronicleFields
 from backend.chronicles.repository import make_chronicle
-from backend.cpu_pool import CpuPool
+from backend.core.audience import GM
+from backend.core.cpu_pool import CpuPool
+from backend.core.events import Participants
 from backend.database.engine import Database
 from backend.errors import ValidationError
-from backend.events import Participants
-from backend.memory.outbox import IndexOutbox
+from backend.memory.indexing.outbox import IndexOutbox
 from backend.quotas.service import CheckAdded
 from backend.vault.sealing import Sealer
 
@@ -116,7 +116,7 @@ class WorldCopies(WorldCopied):
         async with self._database.trial() as trial:
             chat = await get_chat(trial, chat_id, owner_id=identity.user_id, lock=True)
             if chat.campaign_id is None:
-                raise ValidationError("world: the chat belongs to no campaign that can be copied.")
+                raise ValidationError("world: the chat is not in a campaign that can be copied.")
             campaign = await get_campaign(trial, identity, chat.campaign_id, lock=True)
             above = await tree.choose_leaf(trial, chat, message_id)
             await ledger_paths.path_moved(trial, identity.sealer, campaign, chat_id, above=above)
@@ -169,9 +169,9 @@ class WorldCopies(WorldCopied):
         fork.campaign_id = campaign.id
         _lead_viewpoint(identity.sealer, fork, copy.draft.ids)
         mine = Message.chat_id == fork.id, Message.user_id == identity.user_id
-        await lead_over(session, Message.audience, translate, *mine)
+        await translate_audiences(session, Message.audience, translate, *mine)
         await session.flush()
-        for part in self._participants.of(WorldParted):
+        for part in self._participants.find_handlers(WorldParted):
             await part.world_parted(session, identity, fork, translate)
         for check in self._checks_added:
             await check(session, identity.user_id)

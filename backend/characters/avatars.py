@@ -13,13 +13,13 @@ from uuid import UUID
 
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from backend.accounts.identity import Identity
+from backend.accounts.auth.identity import Identity
 from backend.characters import repository
 from backend.characters.errors import AvatarNotFoundError
 from backend.characters.models import AVATAR_IMAGE, AVATAR_THUMBNAIL, Avatar
 from backend.characters.repository import HolderLink
 from backend.characters.schemas import AvatarSize
-from backend.cpu_pool import CpuPool
+from backend.core.cpu_pool import CpuPool
 from backend.database.base import new_id
 from backend.database.engine import Database
 from backend.vault.sealing import Sealer

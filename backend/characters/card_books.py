@@ -10,8 +10,8 @@ from uuid import UUID
 import msgspec
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from backend.accounts.identity import Identity
-from backend.accounts.settings import LoreMode
+from backend.accounts.auth.identity import Identity
+from backend.accounts.profile.settings import LoreMode
 from backend.vault.sealing import Sealer
 
 

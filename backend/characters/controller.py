@@ -7,8 +7,8 @@ from litestar import Controller, Request, Response, delete, get, patch, post, pu
 from litestar.di import NamedDependency
 from litestar.params import FromPath, FromQuery, JSONBody, QueryParameter
 
-from backend.accounts.activity import ActivityLog
-from backend.accounts.identity import Identity
+from backend.accounts.auth.identity import Identity
+from backend.accounts.profile.activity import ActivityLog
 from backend.characters.cards.model import Card
 from backend.characters.cards.writer import ExportSpec
 from backend.characters.errors import (
@@ -39,7 +39,7 @@ from backend.characters.uploads import (
     read_image,
 )
 from backend.errors import ConflictError, PreconditionFailedError
-from backend.wire import ENDS_WITH_CLIENT, FILES, PATCHES, RAISES, Page, PageSize, etag
+from backend.http.schemas import ENDS_WITH_CLIENT, FILES, PATCHES, RAISES, Page, PageSize, make_etag
 
 AnyRequest = Request[Any, Any, Any]
 
@@ -66,7 +66,7 @@ class CharacterController(Controller):
         """
         return await characters.list_page(identity, limit=limit, after=after, search=search)
 
-    @post(opt={RAISES: (CardError, CardLimitError)}, summary="Make a character")
+    @post(opt={RAISES: (CardError, CardLimitError)}, summary="Create a character")
     async def create_character(
         self,
         data: JSONBody[NewCharacter],
@@ -157,7 +157,7 @@ class CharacterController(Controller):
         status_code=204,
         opt={RAISES: (CharacterNotFoundError,)},
         operation_id="putCharacterScripts",
-        summary="Let a card's regex scripts run",
+        summary="Allow a card's regex scripts",
     )
     async def put_scripts(
         self,
@@ -257,4 +257,4 @@ class CharacterController(Controller):
 
 
 def _tagged(view: CharacterView) -> Response[CharacterView]:
-    return Response(view, headers={"ETag": etag(view.revision)})
+    return Response(view, headers={"ETag": make_etag(view.revision)})

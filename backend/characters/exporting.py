@@ -36,7 +36,7 @@ from backend.characters.models import (
 )
 from backend.characters.repository import StoredPicture
 from backend.characters.schemas import ExportFormat
-from backend.file_names import file_stem
+from backend.core.files import file_stem
 from backend.vault.sealing import Sealer
 
 _FALLBACK_STEM = "character"

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
-from backend.characters.cards.limits import Limit
-from backend.characters.cards.model import Card
+from backend.characters.cards.model import Card, Limit
 
 MAX_OPENING: Final = 1_000_000
 """Characters that the greetings of one chat may have together: ten of the longest messages."""

@@ -35,8 +35,8 @@ from backend.characters.models import (
 )
 from backend.database.base import Base, new_id
 from backend.errors import TooLargeError, ValidationError
+from backend.http.schemas import merge_patch
 from backend.vault.sealing import Sealer
-from backend.wire import merge_patch
 
 BOOK: Final = "character_book"
 
@@ -155,7 +155,9 @@ def check_card(card: Card) -> Card:
     envelope = {"spec": "chara_card_v3", "spec_version": "3.0", "data": card}
     found = normalise(parse_json(msgspec.json.encode(envelope)))
     if found.warnings:
-        raise ValidationError(f"It would not be stored as it is: {' '.join(found.warnings)}")
+        raise ValidationError(
+            f"The card would be changed when it is stored: {' '.join(found.warnings)}"
+        )
     return found.card
 
 

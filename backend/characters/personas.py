@@ -7,29 +7,29 @@ from litestar import Controller, Request, Response, delete, get, patch, post, pu
 from litestar.di import NamedDependency
 from litestar.params import FromPath, FromQuery, JSONBody
 
-from backend.accounts.identity import Identity
+from backend.accounts.auth.identity import Identity
 from backend.characters import repository
 from backend.characters.avatars import AvatarService
 from backend.characters.errors import AvatarNotFoundError, ImageError, PersonaNotFoundError
 from backend.characters.models import Avatar, Persona, open_persona, seal_persona
 from backend.characters.schemas import AvatarSize, PersonaFields, PersonaView
 from backend.characters.uploads import MAX_UPLOAD_BYTES, ImageOperation, picture_answer, read_image
-from backend.cpu_pool import CpuPool
+from backend.core.cpu_pool import CpuPool
 from backend.database.base import new_id, now
 from backend.database.engine import Database
 from backend.errors import PreconditionFailedError
-from backend.vault.sealing import Sealer
-from backend.wire import (
+from backend.http.schemas import (
     FILES,
     PATCHES,
     RAISES,
     Page,
     PageSize,
     check_revision,
-    etag,
+    make_etag,
     merge_patch,
     reject_unknown,
 )
+from backend.vault.sealing import Sealer
 
 
 class PersonaService:
@@ -140,7 +140,7 @@ class PersonaController(Controller):
         """Personas, newest first."""
         return await personas.list_page(identity, limit=limit, after=after)
 
-    @post(summary="Make a persona")
+    @post(summary="Create a persona")
     async def create_persona(
         self,
         data: JSONBody[PersonaFields],
@@ -248,4 +248,4 @@ class PersonaController(Controller):
 
 
 def _tagged(view: PersonaView) -> Response[PersonaView]:
-    return Response(view, headers={"ETag": etag(view.revision)})
+    return Response(view, headers={"ETag": make_etag(view.revision)})

@@ -8,10 +8,9 @@ from uuid import UUID
 
 import msgspec
 
-from backend.accounts.settings import LoreMode
+from backend.accounts.profile.settings import LoreMode
 from backend.characters.card_books import CardLorebook
-from backend.characters.cards.limits import NAME, TEXT
-from backend.characters.cards.model import Card
+from backend.characters.cards.model import NAME, TEXT, Card
 
 AvatarSize = Literal["full", "thumbnail"]
 ExportFormat = Literal["png", "json", "charx"]

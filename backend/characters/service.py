@@ -9,9 +9,9 @@ from uuid import UUID
 
 import msgspec
 
-from backend.accounts.idempotency import made_before, note_made
-from backend.accounts.identity import Identity
-from backend.accounts.settings import DEFAULT_MODE
+from backend.accounts.auth.idempotency import made_before, note_made
+from backend.accounts.auth.identity import Identity
+from backend.accounts.profile.settings import DEFAULT_MODE
 from backend.characters import repository
 from backend.characters.avatars import AvatarService
 from backend.characters.card_books import CardBooks, CardLorebook, StoredBook
@@ -36,12 +36,12 @@ from backend.characters.schemas import (
     ExportFormat,
     ImportedCharacter,
 )
-from backend.cpu_pool import CpuPool
+from backend.core.cpu_pool import CpuPool
 from backend.database.base import now
 from backend.database.engine import Database
 from backend.errors import ConflictError
+from backend.http.schemas import Page, check_revision, reject_unknown
 from backend.vault.sealing import Sealer
-from backend.wire import Page, check_revision, reject_unknown
 
 SEARCHED_AT_ONCE = 5000
 """Characters that one request looks through: their names are sealed, so no index finds them."""
@@ -166,7 +166,7 @@ class CharacterService:
                     await changed.ready.store(session, identity)
                 has_avatar = await repository.has_avatar(session, character)
             return _view(character, changed.card, changed.shown, has_avatar=has_avatar)
-        raise ConflictError("Others are changing it at this moment. Send the change again.")
+        raise ConflictError("Another request is changing it. Send the change again.")
 
     async def allow_scripts(self, identity: Identity, character_id: UUID, *, allowed: bool) -> None:
         """Let a card's regex scripts run, or not. Raises `CharacterNotFoundError`."""

@@ -8,7 +8,7 @@ from litestar import Controller, Request, Response, delete, get, patch, post
 from litestar.di import NamedDependency
 from litestar.params import FromPath, FromQuery, JSONBody
 
-from backend.accounts.identity import Identity
+from backend.accounts.auth.identity import Identity
 from backend.chats.errors import (
     ChatNotFoundError,
     EmptyMessageError,
@@ -32,7 +32,16 @@ from backend.chats.service import ChatService
 from backend.errors import BadRequestError, PreconditionFailedError
 from backend.generation.registry import UnknownModelError
 from backend.generation.sampling import SettingNotTakenError
-from backend.wire import EXAMPLE, PATCHES, RAISES, STORES, Page, PageSize, PlaceCursor, etag
+from backend.http.schemas import (
+    EXAMPLE,
+    PATCHES,
+    RAISES,
+    STORES,
+    Page,
+    PageSize,
+    PlaceCursor,
+    make_etag,
+)
 
 AnyRequest = Request[Any, Any, Any]
 Caller = NamedDependency[Identity]
@@ -76,7 +85,7 @@ class ChatController(Controller):
     ) -> Response[ChatSettings]:
         """What is set for this chat; what is absent is the account's."""
         settings, revision = await chats.read_settings(identity, chat_id)
-        return Response(settings, headers={"ETag": etag(revision)})
+        return Response(settings, headers={"ETag": make_etag(revision)})
 
     @patch(
         "/{chat_id:uuid}/settings",
@@ -104,7 +113,7 @@ class ChatController(Controller):
         settings, revision = await chats.patch_settings(
             identity, chat_id, data, if_match=request.headers.get("if-match")
         )
-        return Response(settings, headers={"ETag": etag(revision)})
+        return Response(settings, headers={"ETag": make_etag(revision)})
 
     @get(
         "/{chat_id:uuid}/messages",
@@ -125,7 +134,7 @@ class ChatController(Controller):
     @post(
         "/{chat_id:uuid}/fork",
         opt={RAISES: (ChatNotFoundError, MessageNotFoundError, MessageBusyError)},
-        summary="Copy a branch out",
+        summary="Copy a branch to a new chat",
     )
     async def fork_chat(
         self, chat_id: FromPath[UUID], data: JSONBody[Fork], identity: Caller, chats: Chats
@@ -156,7 +165,7 @@ class MessageController(Controller):
         opt={
             RAISES: (MessageNotFoundError, EmptyMessageError, MessageTooLongError, MessageBusyError)
         },
-        summary="Edit or hide a message, or say who may know it",
+        summary="Edit or hide a message, or set its audience",
     )
     async def patch_message(
         self,
@@ -184,7 +193,7 @@ class MessageController(Controller):
         "/thoughts-as-text",
         status_code=200,
         opt={RAISES: (MessageNotFoundError, MessageBusyError, NotOnlyThoughtsError)},
-        summary="Make a reply's thoughts its text",
+        summary="Use a reply's thoughts as its text",
     )
     async def use_thoughts(
         self, message_id: FromPath[UUID], identity: Caller, messages: Messages
@@ -237,4 +246,4 @@ class MessageController(Controller):
 
 
 def _tagged(view: ChatView) -> Response[ChatView]:
-    return Response(view, headers={"ETag": etag(view.revision)})
+    return Response(view, headers={"ETag": make_etag(view.revision)})

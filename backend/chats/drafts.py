@@ -13,7 +13,6 @@ from uuid import UUID
 
 import msgspec
 
-from backend.chats.counting import CountUnit
 from backend.chats.models import (
     MESSAGE_AUTHOR,
     MESSAGE_CONTENT,
@@ -23,6 +22,7 @@ from backend.chats.models import (
     Message,
     MessageStatus,
 )
+from backend.chats.token_counting import CountUnit
 from backend.database.base import new_id, now
 from backend.generation.model import Role
 from backend.vault.sealing import Column, Sealer

@@ -10,10 +10,8 @@ from uuid import UUID
 import msgspec
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from backend.accounts.identity import Identity
-from backend.audience import Audience, opened, stored
+from backend.accounts.auth.identity import Identity
 from backend.chats import repository, tree
-from backend.chats.counting import CountUnit
 from backend.chats.drafts import MessageDraft, sealed_draft
 from backend.chats.errors import (
     EmptyMessageError,
@@ -21,7 +19,7 @@ from backend.chats.errors import (
     MessageTooLongError,
     NotOnlyThoughtsError,
 )
-from backend.chats.events import AudienceChanged, MessageShown, check_audience, tell_path_moved
+from backend.chats.events import AudienceChanged, MessageShown, check_audience, notify_path_moved
 from backend.chats.index_source import windows_below
 from backend.chats.models import (
     MESSAGE_AUTHOR,
@@ -35,16 +33,18 @@ from backend.chats.models import (
 from backend.chats.notices import decode_notices
 from backend.chats.schemas import Deleted, MessagePage, MessageView
 from backend.chats.speaker_labels import without_label
-from backend.cpu_pool import CpuPool
+from backend.chats.token_counting import CountUnit
+from backend.core.audience import Audience, decode_audience, encode_audience
+from backend.core.cpu_pool import CpuPool
+from backend.core.events import Participants
 from backend.database.base import now
 from backend.database.engine import Database
 from backend.errors import ConflictError
-from backend.events import Participants
 from backend.generation.model import Role
-from backend.memory.outbox import IndexOutbox
+from backend.http.schemas import Page, make_page, make_struct
+from backend.memory.indexing.outbox import IndexOutbox
 from backend.settings import Settings
 from backend.vault.sealing import OVERHEAD, Sealer
-from backend.wire import Page, page_of, struct_from
 
 MAX_POSITION = 2**31 - 1
 """What the column holds; a client may ask for anything."""
@@ -109,7 +109,7 @@ class MessageService:
     def check_text(self, text: str) -> str:
         """The text, when it can be a message. Raises `EmptyMessageError`, `MessageTooLongError`."""
         if not text.strip():
-            raise EmptyMessageError("It holds nothing but blanks.")
+            raise EmptyMessageError("Enter some text.")
         if len(text) > self._max_chars:
             raise MessageTooLongError(
                 f"It has {len(text):,} characters; {self._max_chars:,} are allowed.",
@@ -145,8 +145,8 @@ class MessageService:
         """A message and its swipes, in the order they were made. Raises `MessageNotFoundError`."""
         async with self._database.read() as session:
             message = await repository.get_message(session, message_id, owner_id=identity.user_id)
-            rows = await tree.siblings(session, message, after=after, limit=limit + 1)
-            page, following = page_of(rows, limit)
+            rows = await tree.list_siblings(session, message, after=after, limit=limit + 1)
+            page, following = make_page(rows, limit)
             items = await view_messages(session, identity.sealer, page)
         await self._scripts.show(identity, items)
         return Page(items=items, next=following)
@@ -157,7 +157,7 @@ class MessageService:
             message, chat = await repository.locked_message(
                 session, message_id, owner_id=identity.user_id
             )
-            leaf = await tree.last_path_below(session, message.id) if follow else message.id
+            leaf = await tree.find_last_leaf(session, message.id) if follow else message.id
             moved = await tree.choose_leaf(session, chat, leaf)
             await self._moved(session, identity, chat, moved)
             await self._changed(session, identity, chat, [message.id])
@@ -218,7 +218,7 @@ class MessageService:
                     session, message_id, owner_id=identity.user_id
                 )
                 if message.status == "streaming":
-                    raise MessageBusyError("Stop it first, or wait until it is there.")
+                    raise MessageBusyError("Stop it first, or wait until it is finished.")
                 if chat.count_unit != unit:
                     continue
                 if audience is not None:
@@ -227,15 +227,15 @@ class MessageService:
                     **sealed,
                     # A message without text is hidden because it has none.
                     hidden=message.hidden and _has_text(message),
-                    audience=message.audience if audience is None else stored(audience),
+                    audience=message.audience if audience is None else encode_audience(audience),
                 )
                 above = message.parent_id
                 parent = await session.get(Message, above) if above else None
-                moved = await tree.attach(session, chat, edited, parent=parent)
+                moved = await tree.attach_message(session, chat, edited, parent=parent)
                 await self._moved(session, identity, chat, moved)
                 await self._changed(session, identity, chat, [edited.id])
             return await self.get(identity, edited.id)
-        raise ConflictError("The chat is being counted again. Send the change once more.")
+        raise ConflictError("The chat's tokens are being recounted. Send the change again.")
 
     async def hide(self, identity: Identity, message_id: UUID, *, hidden: bool) -> MessageView:
         """Leave a message out of prompts, or take it in again.
@@ -248,7 +248,7 @@ class MessageService:
                 session, message_id, owner_id=identity.user_id
             )
             if message.hidden and not hidden and not _has_text(message):
-                raise EmptyMessageError("It has no text that a model could read.")
+                raise EmptyMessageError("Its text is empty for a model. Enter some text.")
             await self._set_hidden(session, identity, chat, message, hidden=hidden)
         return await self.get(identity, message_id)
 
@@ -287,7 +287,7 @@ class MessageService:
                     session, message_id, owner_id=owner_id
                 )
                 if _only_thoughts(sealer, message) != thoughts:
-                    raise ConflictError("The reply has other thoughts by now. Read it again.")
+                    raise ConflictError("The reply's thoughts have changed. Read it again.")
                 if chat.count_unit != unit:
                     continue
                 message.sealed_content = sealer.seal(MESSAGE_CONTENT, message.id, text)
@@ -299,7 +299,7 @@ class MessageService:
                 below = await windows_below(session, message.id)
                 await self._changed(session, identity, chat, [message.id, *below])
             return await self.get(identity, message_id)
-        raise ConflictError("The chat is being counted again. Send the request once more.")
+        raise ConflictError("The chat's tokens are being recounted. Send the request again.")
 
     async def set_audience(
         self, identity: Identity, message_id: UUID, audience: Audience
@@ -313,15 +313,15 @@ class MessageService:
                 session, message_id, owner_id=identity.user_id
             )
             if message.status == "streaming":
-                raise MessageBusyError("Stop it first, or wait until it is there.")
+                raise MessageBusyError("Stop it first, or wait until it is finished.")
             await check_audience(self._participants, session, chat, audience)
-            if message.audience != stored(audience):
+            if message.audience != encode_audience(audience):
                 # Whoever has read it meanwhile, a summary or the agent, has to read it again.
                 before = message.audience
-                message.audience, message.updated_at = stored(audience), now()
+                message.audience, message.updated_at = encode_audience(audience), now()
                 chat.hidden_changes += 1
                 await session.flush()
-                for part in self._participants.of(AudienceChanged):
+                for part in self._participants.find_handlers(AudienceChanged):
                     await part.audience_changed(session, identity, message, before=before)
                 below = await windows_below(session, message.id)
                 await self._changed(session, identity, chat, [message.id, *below])
@@ -334,9 +334,9 @@ class MessageService:
                 session, message_id, owner_id=identity.user_id
             )
             if await repository.is_streaming_below(session, message):
-                raise MessageBusyError("Stop it first, or wait until it is there.")
+                raise MessageBusyError("Stop it first, or wait until it is finished.")
             above = [message.parent_id] if message.parent_id else []
-            gone = await tree.remove(session, chat, message)
+            gone = await tree.remove_message(session, chat, message)
             await self._moved(session, identity, chat, message.position)
             await self._changed(session, identity, chat, [*gone, *above])
             return Deleted(deleted=len(gone), leaf_id=chat.leaf_id)
@@ -353,13 +353,13 @@ class MessageService:
         was_hidden = message.hidden
         await tree.set_hidden(session, chat, message, hidden=hidden)
         if was_hidden and not hidden:
-            for part in self._participants.of(MessageShown):
+            for part in self._participants.find_handlers(MessageShown):
                 await part.message_shown(session, identity, message)
 
     async def _moved(
         self, session: AsyncSession, identity: Identity, chat: Chat, above: int | None
     ) -> None:
-        await tell_path_moved(self._participants, session, identity.sealer, chat, above)
+        await notify_path_moved(self._participants, session, identity.sealer, chat, above)
 
     async def _changed(
         self, session: AsyncSession, identity: Identity, chat: Chat, message_ids: Sequence[UUID]
@@ -376,7 +376,7 @@ def _has_text(message: Message) -> bool:
 def _only_thoughts(sealer: Sealer, message: Message) -> str:
     """The thoughts of a message without text. Raises as `MessageService.use_thoughts`."""
     if message.status == "streaming":
-        raise MessageBusyError("Stop it first, or wait until it is there.")
+        raise MessageBusyError("Stop it first, or wait until it is finished.")
     sealed = message.sealed_thinking
     thoughts = sealer.open(MESSAGE_THINKING, message.id, sealed).strip() if sealed else ""
     if _has_text(message) or not thoughts:
@@ -394,7 +394,7 @@ async def view_messages(
 
 def _view(sealer: Sealer, row: Message, sibling: int, sibling_count: int) -> MessageView:
     thinking = row.sealed_thinking
-    return struct_from(
+    return make_struct(
         MessageView,
         row,
         author=sealer.open(MESSAGE_AUTHOR, row.id, row.sealed_author),
@@ -402,7 +402,7 @@ def _view(sealer: Sealer, row: Message, sibling: int, sibling_count: int) -> Mes
         thinking=sealer.open(MESSAGE_THINKING, row.id, thinking) if thinking else None,
         typed=sealer.open(MESSAGE_TYPED, row.id, row.sealed_typed) if row.sealed_typed else None,
         injected_context=_injected_text(sealer, row),
-        audience=opened(row.audience),
+        audience=decode_audience(row.audience),
         notices=decode_notices(row.notices),
         sibling=sibling,
         sibling_count=sibling_count,

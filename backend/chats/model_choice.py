@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import msgspec
 
-from backend.accounts.identity import Identity
+from backend.accounts.auth.identity import Identity
 from backend.chats.schemas import ChatSettings
 from backend.generation.model import ModelSpec
 from backend.generation.registry import ModelRegistry, UnknownModelError
 from backend.generation.sampling import Sampling
-from backend.wire import merge_patch
+from backend.http.schemas import merge_patch
 
 
 def effective_model(

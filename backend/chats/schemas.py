@@ -6,7 +6,7 @@ from uuid import UUID
 
 import msgspec
 
-from backend.accounts.settings import (
+from backend.accounts.profile.settings import (
     BudgetSettings,
     EnrichmentSettings,
     LongText,
@@ -16,9 +16,9 @@ from backend.accounts.settings import (
     ReasoningSent,
     TaskModels,
 )
-from backend.audience import Audience, ViewpointText
 from backend.chats.models import MessageStatus
 from backend.chats.notices import Notice
+from backend.core.audience import Audience, ViewpointText
 from backend.generation.model import Role
 from backend.generation.sampling import Sampling
 

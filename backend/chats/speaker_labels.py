@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 
 import regex  # type: ignore[import-untyped]  # it has no types
 
-from backend.audience import MARK_PATTERN
-from backend.code_spans import CodeSpans
+from backend.core.audience import MARK_PATTERN
+from backend.core.code_spans import CodeSpans
 
 MAX_BLANKS = 1_000
 """Characters of white space that are held back. More of them are text in any case."""

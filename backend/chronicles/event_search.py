@@ -17,7 +17,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from backend.chronicles.events import EventFields, EventKind
 from backend.chronicles.models import ChronicleEvent, EventSource
-from backend.chronicles.reading import STORY_ORDER, StoryEvent, current, get_events, open_event
+from backend.chronicles.repository import STORY_ORDER, StoryEvent, current, get_events, open_event
 from backend.errors import ValidationError
 from backend.vault.sealing import Sealer
 
@@ -51,7 +51,7 @@ class Cursor:
             microseconds, place, raw = _FORM.unpack(urlsafe_b64decode(text.encode("ascii") + b"=="))
             happened_at = _EPOCH + microseconds * _MICROSECOND
         except (binascii.Error, UnicodeEncodeError, struct.error, OverflowError) as error:
-            raise ValidationError("after has to be the `next` of an earlier page.") from error
+            raise ValidationError("after must be the `next` value of an earlier page.") from error
         return cls(happened_at, place, UUID(bytes=raw))
 
     def __str__(self) -> str:

@@ -10,13 +10,20 @@ from uuid import UUID
 from sqlalchemy import func, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from backend.audience import GM, Viewpoint, is_known_to
 from backend.chronicles.events import told, when_in_story
 from backend.chronicles.models import Chronicle, ChronicleEvent
-from backend.chronicles.reading import STORY_ORDER, StoryEvent, get_events
-from backend.memory.documents import Document, event_document
+from backend.chronicles.repository import STORY_ORDER, StoryEvent, get_events
+from backend.core.audience import GM, Viewpoint, may_know
 from backend.memory.index.protocol import Kind
-from backend.memory.sources import Origin, Recalled, SourceRow, count_of, inventory_of, version_of
+from backend.memory.indexing.documents import Document, event_document
+from backend.memory.indexing.sources import (
+    Origin,
+    Recalled,
+    SourceRow,
+    count_of,
+    inventory_of,
+    version_of,
+)
 from backend.vault.sealing import Sealer
 
 KIND: Final = "event"
@@ -94,7 +101,7 @@ class ChronicleSource:
         return {
             event.id: _recalled(event)
             for event in found.values()
-            if event.is_current and is_known_to(viewpoint, event.audience)
+            if event.is_current and may_know(viewpoint, event.audience)
         }
 
 

@@ -1,21 +1,43 @@
-"""Rows of chronicles, and how many there may be.
-
-Nothing here commits; what is someone else's does not exist.
-"""
+"""What is read of chronicles: what their rows say, and which events count."""
 
 from __future__ import annotations
 
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Sequence
+from datetime import datetime
+from functools import cache
+from typing import Any
 from uuid import UUID
 
-from sqlalchemy import ColumnElement, func, select
+import msgspec
+from sqlalchemy import ColumnElement, Row, exists, func, select
 from sqlalchemy.ext.asyncio import AsyncSession
+from sqlalchemy.orm import aliased
 
-from backend.accounts.identity import Identity
+from backend.accounts.auth.identity import Identity
+from backend.chats.errors import MessageNotFoundError
+from backend.chats.models import Message
 from backend.chronicles.errors import ChronicleFullError, ChronicleNotFoundError, EventNotFoundError
-from backend.chronicles.events import MAX_CHRONICLES, MAX_EVENTS, MAX_PINNED, ChronicleFields
-from backend.chronicles.models import Chronicle, ChronicleEvent
-from backend.chronicles.reading import sealed_chronicle
-from backend.database.base import new_id
+from backend.chronicles.events import (
+    MAX_CHRONICLES,
+    MAX_EVENTS,
+    MAX_PINNED,
+    ChronicleFields,
+    EventFields,
+)
+from backend.chronicles.models import (
+    CHRONICLE,
+    EVENT,
+    Chronicle,
+    ChronicleEvent,
+    EventSource,
+    EventSourceName,
+)
+from backend.core.audience import GM, PUBLIC, Viewpoint, filter_known_to, filter_known_to_all
+from backend.database.base import new_id, skip_index, split_chunks
+from backend.errors import ValidationError
+from backend.http.schemas import make_struct
+from backend.vault.sealing import Sealer
 
 UNNAMED = "Chronicle"
 """What a chronicle is called that is named by nobody."""
@@ -41,7 +63,7 @@ async def make_chronicle(
     """Make a chronicle without events. Raises `ChronicleFullError`."""
     if await _count(session, Chronicle.user_id == identity.user_id) >= MAX_CHRONICLES:
         raise ChronicleFullError(
-            f"An account holds {MAX_CHRONICLES:,} chronicles. Delete some first.",
+            f"An account can have {MAX_CHRONICLES:,} chronicles. Delete some first.",
             extra={"limit": "chronicles", "allowed": MAX_CHRONICLES},
         )
     chronicle_id = new_id()
@@ -75,7 +97,7 @@ async def check_room(session: AsyncSession, chronicle_id: UUID, *, more: int) ->
     """Raise `ChronicleFullError` when `more` events do not go into a chronicle."""
     if await _count(session, ChronicleEvent.chronicle_id == chronicle_id) + more > MAX_EVENTS:
         raise ChronicleFullError(
-            f"A chronicle holds {MAX_EVENTS:,} events. Delete or merge some, or begin another one.",
+            f"A chronicle can have {MAX_EVENTS:,} events. Delete or merge some.",
             extra={"limit": "chronicle_events", "allowed": MAX_EVENTS},
         )
 
@@ -85,10 +107,250 @@ async def check_pins(session: AsyncSession, chronicle_id: UUID, *, more: int = 1
     pinned = (ChronicleEvent.chronicle_id == chronicle_id) & ChronicleEvent.is_pinned
     if more and await _count(session, pinned) + more > MAX_PINNED:
         raise ChronicleFullError(
-            f"A chronicle has at most {MAX_PINNED} pinned events. Unpin some first.",
+            f"A chronicle can have {MAX_PINNED} pinned events. Unpin some first.",
             extra={"limit": "pinned_events", "allowed": MAX_PINNED},
         )
 
 
 async def _count(session: AsyncSession, condition: ColumnElement[bool]) -> int:
     return await session.scalar(select(func.count()).where(condition)) or 0
+
+
+STORY_ORDER = (ChronicleEvent.happened_at, ChronicleEvent.place, ChronicleEvent.id)
+"""What events are ordered by, oldest first. An index has it, behind the chronicle."""
+
+_CHRONICLE = msgspec.json.Decoder(ChronicleFields)
+_EVENT = msgspec.json.Decoder(EventFields)
+
+
+def sealed_chronicle(sealer: Sealer, chronicle_id: UUID, fields: ChronicleFields) -> bytes:
+    """What a chronicle says of itself, for its row."""
+    return sealer.seal_bytes(CHRONICLE, chronicle_id, msgspec.json.encode(fields))
+
+
+def open_chronicle(sealer: Sealer, row: Chronicle) -> ChronicleFields:
+    """What a chronicle says of itself."""
+    return _CHRONICLE.decode(sealer.open_bytes(CHRONICLE, row.id, row.sealed_chronicle))
+
+
+def sealed_event(sealer: Sealer, event_id: UUID, fields: EventFields) -> bytes:
+    """What an event says, for its row."""
+    return sealer.seal_bytes(EVENT, event_id, msgspec.json.encode(fields))
+
+
+def open_event(sealer: Sealer, row: ChronicleEvent | Row[Any]) -> EventFields:
+    """What an event says: `row` has its `id` and `sealed_event`."""
+    return _EVENT.decode(sealer.open_bytes(EVENT, row.id, row.sealed_event))
+
+
+class SourceMessage(msgspec.Struct, frozen=True, kw_only=True):
+    """A message that an event comes from. `position` is its depth in its chat's tree."""
+
+    id: UUID = msgspec.field(name="message_id")
+    chat_id: UUID
+    position: int
+
+
+class StoredEvent(msgspec.Struct, frozen=True, kw_only=True):
+    """What the row of an event has, unsealed. Sources stand in the order of their depth.
+
+    `audience` is as its column holds it.
+    """
+
+    id: UUID
+    fields: EventFields
+    significance: int
+    is_pinned: bool
+    is_edited: bool
+    source: EventSourceName
+    happened_at: datetime
+    place: int
+    superseded_by: UUID | None
+    run_id: UUID | None
+    revision: int
+    created_at: datetime
+    sources: Sequence[SourceMessage]
+    audience: str = PUBLIC
+
+
+class StoryEvent(StoredEvent, frozen=True, kw_only=True):
+    """An event of a chronicle.
+
+    `counts` says that all of its messages are on their chats' active paths. `is_current` that,
+    beside that, no event that counts has superseded it: `superseded_by` may be one that was swiped
+    away.
+    """
+
+    chronicle_id: UUID
+    updated_at: datetime
+    counts: bool
+    is_current: bool
+
+    @property
+    def is_users(self) -> bool:
+        """Whether a person wrote or changed it."""
+        return self.source != "agent" or self.is_edited
+
+
+@cache  # aliases are slow to make, and every turn asks
+def counting(event: type[ChronicleEvent] = ChronicleEvent) -> ColumnElement[bool]:
+    """The condition that an event counts: no source of it is off its chat's active path.
+
+    A message that was deleted is on no path; an event without sources always counts. `event` is
+    the table, or an alias of it. Asks one index entry a source.
+    """
+    source, message = aliased(EventSource), aliased(Message)
+    is_active = exists().where(message.id == source.message_id, message.is_active)
+    return ~exists().where(source.event_id == event.id, ~is_active)
+
+
+@cache
+def current() -> ColumnElement[bool]:
+    """The condition that an event counts, and that none which counts has superseded it."""
+    later = aliased(ChronicleEvent)
+    superseded = exists().where(later.id == ChronicleEvent.superseded_by, counting(later))
+    return counting() & ~superseded
+
+
+async def get_events(
+    session: AsyncSession, sealer: Sealer, event_ids: Iterable[UUID]
+) -> dict[UUID, StoryEvent]:
+    """Events by id, whether they count or not. Those that are gone, or not the sealer's, are not.
+
+    Two queries for every 5,000 events.
+    """
+    found: dict[UUID, StoryEvent] = {}
+    for ids in split_chunks(list(dict.fromkeys(event_ids))):
+        events = await _read_events(session, sealer, ChronicleEvent.id.in_(ids))
+        found |= {event.id: event for event in events}
+    return found
+
+
+async def current_events(
+    session: AsyncSession,
+    sealer: Sealer,
+    chronicle_id: UUID,
+    *,
+    limit: int,
+    pinned: bool = False,
+    viewpoint: Viewpoint = GM,
+) -> list[StoryEvent]:
+    """The latest `limit` events that are current, in story order, oldest first.
+
+    `pinned` takes those alone that are pinned. What is not the sealer's chronicle has none.
+    """
+    conditions = [
+        ChronicleEvent.chronicle_id == chronicle_id,
+        current(),
+        filter_known_to(viewpoint, ChronicleEvent.audience),
+    ]
+    if pinned:
+        conditions.append(ChronicleEvent.is_pinned.expression)
+    return (await _read_events(session, sealer, *conditions, latest=limit))[::-1]
+
+
+async def read_events_from(
+    session: AsyncSession,
+    sealer: Sealer,
+    chronicle_id: UUID,
+    message_ids: Collection[UUID],
+    *,
+    audience: str,
+) -> list[StoryEvent]:
+    """Return current events that come from any of some messages and that an audience may know."""
+    told = select(EventSource.event_id).where(EventSource.message_id.in_(message_ids))
+    return await _read_events(
+        session,
+        sealer,
+        ChronicleEvent.chronicle_id == chronicle_id,
+        ChronicleEvent.id.in_(told),
+        current(),
+        filter_known_to_all(audience, ChronicleEvent.audience),
+    )
+
+
+async def _read_events(
+    session: AsyncSession,
+    sealer: Sealer,
+    *conditions: ColumnElement[bool],
+    latest: int | None = None,
+) -> list[StoryEvent]:
+    """Events of the sealer's owner; with `latest` so many of them, the last in the story first.
+
+    Rows that the session has already are read anew: deleting one event changes others.
+    """
+    query = select(ChronicleEvent, counting().label("counts"), current().label("is_current")).where(
+        *conditions, skip_index(ChronicleEvent.user_id) == sealer.user_id
+    )
+    if latest is not None:
+        query = query.order_by(*(each.desc() for each in STORY_ORDER)).limit(latest)
+    rows = (await session.execute(query, execution_options={"populate_existing": True})).all()
+    sources = await sources_of(session, [row[0].id for row in rows])
+    return [
+        make_struct(
+            StoryEvent,
+            row,
+            fields=open_event(sealer, row),
+            sources=sources[row.id],
+            counts=bool(counts),
+            is_current=bool(is_current),
+        )
+        for row, counts, is_current in rows
+    ]
+
+
+async def sources_of(
+    session: AsyncSession, event_ids: Sequence[UUID]
+) -> defaultdict[UUID, list[SourceMessage]]:
+    """The messages that events come from, in the order of their depth."""
+    found: defaultdict[UUID, list[SourceMessage]] = defaultdict(list)
+    for ids in split_chunks(event_ids):
+        columns = EventSource.event_id, EventSource.message_id, EventSource.chat_id
+        query = select(*columns, EventSource.position).where(EventSource.event_id.in_(ids))
+        for event_id, message_id, chat_id, position in await session.execute(query):
+            source = SourceMessage(id=message_id, chat_id=chat_id, position=position)
+            found[event_id].append(source)
+    for sources in found.values():
+        sources.sort(key=_depth)
+    return found
+
+
+async def find_messages(
+    session: AsyncSession, message_ids: Iterable[UUID], *, owner_id: UUID
+) -> dict[UUID, SourceMessage]:
+    """Those messages, as sources of events, that are the owner's and wholly there."""
+    found: dict[UUID, SourceMessage] = {}
+    for ids in split_chunks(list(dict.fromkeys(message_ids))):
+        rows = await session.execute(
+            select(Message.id, Message.chat_id, Message.position).where(
+                Message.id.in_(ids),
+                skip_index(Message.user_id) == owner_id,
+                Message.status != "streaming",
+            )
+        )
+        found |= {row.id: make_struct(SourceMessage, row) for row in rows}
+    return found
+
+
+async def find_sources(
+    session: AsyncSession, message_ids: Sequence[UUID], *, owner_id: UUID
+) -> list[SourceMessage]:
+    """Messages as sources of an event, each once, in the order of their depth.
+
+    Raises `MessageNotFoundError` where one is absent or someone else's, and `ValidationError` for
+    one that is still being written.
+    """
+    found = await find_messages(session, message_ids, owner_id=owner_id)
+    if missing := [each for each in message_ids if each not in found]:
+        extra = {"message_id": str(missing[0])}
+        owned = Message.id == missing[0], Message.user_id == owner_id
+        if await session.scalar(select(Message.id).where(*owned)) is None:
+            raise MessageNotFoundError("A source message does not exist.", extra=extra)
+        raise ValidationError(
+            "A source message is still being written. Wait until it is finished.", extra=extra
+        )
+    return sorted(found.values(), key=_depth)
+
+
+def _depth(source: SourceMessage) -> tuple[int, UUID]:
+    return source.position, source.id

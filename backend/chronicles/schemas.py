@@ -9,7 +9,6 @@ from uuid import UUID
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from backend.audience import PUBLIC, Audience
 from backend.chronicles.events import (
     MAX_MERGED,
     MAX_SOURCES,
@@ -22,6 +21,7 @@ from backend.chronicles.events import (
     Words,
 )
 from backend.chronicles.models import EventSourceName
+from backend.core.audience import PUBLIC, Audience
 
 EventOrder = Literal["oldest", "newest"]
 

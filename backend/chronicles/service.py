@@ -11,27 +11,32 @@ import msgspec
 from sqlalchemy import column, func, select, table, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from backend.accounts.identity import Identity
+from backend.accounts.auth.identity import Identity
 from backend.chats.models import Chat
 from backend.chronicles.events import ChronicleFields
 from backend.chronicles.models import Chronicle, ChronicleEvent
-from backend.chronicles.reading import current, open_chronicle, sealed_chronicle
-from backend.chronicles.repository import get_chronicle, make_chronicle
+from backend.chronicles.repository import (
+    current,
+    get_chronicle,
+    make_chronicle,
+    open_chronicle,
+    sealed_chronicle,
+)
 from backend.chronicles.schemas import ChronicleView, NewChronicle
 from backend.database.base import now
 from backend.database.engine import Database
 from backend.database.types import Id
 from backend.errors import ValidationError
-from backend.memory.outbox import IndexOutbox
-from backend.vault.sealing import Sealer
-from backend.wire import (
+from backend.http.schemas import (
     Page,
     check_revision,
+    make_page,
+    make_struct,
     merge_patch,
-    page_of,
     reject_unknown,
-    struct_from,
 )
+from backend.memory.indexing.outbox import IndexOutbox
+from backend.vault.sealing import Sealer
 
 _LOREBOOKS = table(
     "lorebooks", column("id", Id()), column("user_id", Id()), column("chronicle_id", Id())
@@ -55,7 +60,7 @@ class ChronicleService:
             query = query.where(Chronicle.id < after)
         query = query.order_by(Chronicle.id.desc()).limit(limit + 1)
         async with self._database.read() as session:
-            rows, following = page_of(list(await session.scalars(query)), limit)
+            rows, following = make_page(list(await session.scalars(query)), limit)
             items = await _views(session, identity.sealer, rows)
         return Page(items=items, next=following)
 
@@ -143,7 +148,7 @@ async def _views(
     for row in rows:
         event_count, current_count = counts.get(row.id, (0, 0))
         found.append(
-            struct_from(
+            make_struct(
                 ChronicleView,
                 row,
                 **msgspec.structs.asdict(open_chronicle(sealer, row)),

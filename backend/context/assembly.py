@@ -22,11 +22,11 @@ from msgspec.structs import replace
 
 from backend.context.budget import Budget, ContextOverflowError, Gap, fill, middle_out
 from backend.context.layout import History, Item, LeftOut, layout, messages_of
-from backend.generation.figures import MessageShape
+from backend.core.reasons import Reason
+from backend.generation.catalogue import MessageShape
 from backend.generation.message_shapes import count_shape, limit_shape_tokens
 from backend.generation.model import PromptMessage
 from backend.generation.tokens import MESSAGE_OVERHEAD
-from backend.reasons import Reason
 
 ABSURD = 8
 """Characters a token that no text has over a whole prompt: English has 4 to 5."""

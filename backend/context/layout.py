@@ -13,8 +13,8 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from backend.context.budget import Gap
+from backend.core.reasons import Reason
 from backend.generation.model import PromptMessage, Role
-from backend.reasons import Reason
 
 SEPARATOR = "\n\n"
 """Between the sections of the head."""

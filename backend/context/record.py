@@ -18,18 +18,18 @@ from msgspec import structs
 from backend.context.blocks import ChosenBy
 from backend.context.budget import Gap
 from backend.context.layout import History, Item, LeftOut, Place, layout
+from backend.core.reasons import Reason
 from backend.errors import AppError
-from backend.generation.figures import FiguresFrom, MessageShape, ToolSupport
+from backend.generation.catalogue import FiguresFrom, MessageShape, ToolSupport
 from backend.generation.message_shapes import shape_messages
 from backend.generation.model import PromptMessage, Role
 from backend.generation.sampling import SamplingField
-from backend.reasons import Reason
 
 
 class RecordError(AppError):
-    """A stored prompt can't be made again from its parts."""
+    """A stored prompt cannot be rebuilt from its parts."""
 
-    status, slug, title = 409, "context-not-rebuilt", "The prompt can't be shown any more"
+    status, slug, title = 409, "context-not-rebuilt", "The prompt can no longer be shown"
 
 
 class RecordedItem(msgspec.Struct, kw_only=True, omit_defaults=True):

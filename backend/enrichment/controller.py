@@ -8,12 +8,12 @@ from litestar.di import NamedDependency
 from litestar.openapi.datastructures import ResponseSpec
 from litestar.params import FromPath, FromQuery, JSONBody
 
-from backend.accounts.identity import Identity
-from backend.audience import GM, ViewpointText, read_viewpoint
+from backend.accounts.auth.identity import Identity
+from backend.campaigns.api.schemas import VIEWS
 from backend.campaigns.errors import CampaignItemNotFoundError, CampaignNotFoundError
-from backend.campaigns.schemas import VIEWS
 from backend.chats.errors import ChatNotFoundError, MessageBusyError, MessageNotFoundError
 from backend.chronicles.errors import ChronicleNotFoundError
+from backend.core.audience import GM, ViewpointText, read_viewpoint
 from backend.enrichment.errors import (
     ChronicleNotEnabledError,
     NothingToUndoError,
@@ -36,13 +36,13 @@ from backend.enrichment.schemas import (
     UndoView,
 )
 from backend.enrichment.service import EnrichmentService
-from backend.enrichment.summary_service import SummaryService
+from backend.enrichment.summaries.service import SummaryService
 from backend.errors import PreconditionFailedError
+from backend.http.schemas import PREVIEWS, RAISES, STORES, Page, PageSize, PlaceCursor, make_etag
 from backend.jobs.schemas import JobView
 from backend.lorebooks.errors import LorebookFullError
 from backend.quotas.definitions import QUEUED_JOBS, TOKENS_PER_DAY
 from backend.quotas.service import Quotas
-from backend.wire import PREVIEWS, RAISES, STORES, Page, PageSize, PlaceCursor, etag
 
 TAGS = ("Chronicles",)
 SceneView = VIEWS["scene"]
@@ -54,7 +54,7 @@ class EnrichmentController(Controller):
     path = "/chats/{chat_id:uuid}/enrichment"
     tags = TAGS
 
-    @get(opt={RAISES: (ChatNotFoundError,)}, summary="Look at the work behind the replies")
+    @get(opt={RAISES: (ChatNotFoundError,)}, summary="Read the status of background tasks")
     async def get_enrichment(
         self,
         chat_id: FromPath[UUID],
@@ -167,7 +167,7 @@ class RebuildController(Controller):
     @get(
         opt={RAISES: (ChronicleNotFoundError, RebuildNotFoundError)},
         operation_id="getRebuild",
-        summary="Look at the last rebuild",
+        summary="Read the last rebuild",
     )
     async def latest(
         self,
@@ -216,7 +216,7 @@ class SummaryController(Controller):
                 PreconditionFailedError,
             ),
         },
-        summary="Write the summary",
+        summary="Replace the summary",
     )
     async def put_summary(
         self,
@@ -244,7 +244,7 @@ class SummaryController(Controller):
     @delete(
         "/summary",
         opt={RAISES: (ChatNotFoundError, SummaryNotFoundError, PreconditionFailedError)},
-        summary="Drop the summary",
+        summary="Delete the summary",
     )
     async def delete_summary(
         self,
@@ -325,8 +325,8 @@ class SceneController(Controller):
             if_match=request.headers.get("if-match"),
             message_id=message_id,
         )
-        return Response(closed, headers={"ETag": etag(closed.revision)})
+        return Response(closed, headers={"ETag": make_etag(closed.revision)})
 
 
 def _tagged(view: SummaryView) -> Response[SummaryView]:
-    return Response(view, headers={"ETag": etag(view.revision)})
+    return Response(view, headers={"ETag": make_etag(view.revision)})

@@ -9,10 +9,10 @@ from typing import Literal
 import msgspec
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from backend.accounts.identity import open_settings
+from backend.accounts.auth.identity import open_settings
 from backend.accounts.models import KeyMode, User
-from backend.accounts.settings import UserSettings, first_set
-from backend.campaigns.players import Player, find_player
+from backend.accounts.profile.settings import UserSettings, first_set
+from backend.campaigns.state.viewpoints import Player, find_player
 from backend.characters import repository as characters
 from backend.chats.models import Chat
 from backend.chats.schemas import ChatSettings
@@ -20,9 +20,8 @@ from backend.chats.service import read_settings
 from backend.generation.model import ChatModel, ModelSpec, ModelWritesNoJsonError
 from backend.generation.registry import ModelRegistry, UnknownModelError
 from backend.generation.sampling import HarmCategory, SafetyThreshold, Sampling
-from backend.generation.server_limits import ServerLimit
-from backend.llm.task_models import usual_task_model
-from backend.llm.user_models import UserModels
+from backend.generation.servers.limits import ServerLimit
+from backend.llm.user_models import UserModels, usual_task_model
 from backend.settings import Settings
 from backend.vault.sealing import Sealer
 

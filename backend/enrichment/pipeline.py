@@ -31,12 +31,13 @@ from sqlalchemy import update
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from backend.accounts.models import User
-from backend.campaigns.name_cache import NameCache
-from backend.campaigns.records import find_campaign
-from backend.campaigns.story_clock import StoryClock
+from backend.campaigns.ledger.records import find_campaign
+from backend.campaigns.state.snapshot import NameCache
+from backend.campaigns.state.story_clock import StoryClock
 from backend.chats.errors import ChatNotFoundError
 from backend.chats.models import Chat
 from backend.chats.repository import get_chat
+from backend.core.logs import get_logger
 from backend.database.base import new_id, now
 from backend.database.engine import Database
 from backend.enrichment.agent.agent import DEMO_NOTE, Agent
@@ -52,7 +53,7 @@ from backend.enrichment.llm_selection import (
 )
 from backend.enrichment.models import EnrichmentRun, RunKind
 from backend.enrichment.outbox import EnrichmentOutbox
-from backend.enrichment.runs import RunDetail, note_done, note_failed, sealed_detail
+from backend.enrichment.runs.store import RunDetail, note_done, note_failed, sealed_detail
 from backend.errors import AppError
 from backend.generation.model import (
     ModelBlockedError,
@@ -66,19 +67,18 @@ from backend.generation.model import (
     Prompt,
 )
 from backend.generation.registry import UnknownModelError
+from backend.http.schemas import MAX_INTEGER, ShownProblem
 from backend.jobs.errors import RetryLaterError
 from backend.jobs.models import Job
-from backend.jobs.running import UNEXPECTED, RunningJob
+from backend.jobs.running import UNEXPECTED_SLUG, RunningJob
+from backend.llm.server_slots import ModelBusyError, ModelSlots, SlotTakenError
 from backend.llm.slot_rules import Rank, SlotUse
 from backend.llm.slot_rules import Work as SlotWork
-from backend.llm.slots import ModelBusyError, ModelSlots, SlotTakenError
 from backend.llm.user_models import UserModels
-from backend.logs import get_logger
-from backend.memory.outbox import IndexOutbox
+from backend.memory.indexing.outbox import IndexOutbox
 from backend.prompts import PromptLibrary
 from backend.quotas.ledgers import add_tokens_if_account
 from backend.settings import Settings
-from backend.wire import MAX_INTEGER, ShownProblem
 
 log = get_logger(__name__)
 
@@ -107,15 +107,15 @@ _AFTER_TURN = 4.0
 
 
 class PathChangedError(AppError):
-    """The lines are not as they were read any more: nothing of the run is written."""
+    """The messages have changed since they were read. The run writes nothing."""
 
-    slug, title = "path-changed", "The chat went another way meanwhile"
+    slug, title = "path-changed", "The chat changed during the run"
 
 
 class EventsChangedError(PathChangedError):
-    """Other work has written events like those of the run, of the same lines: it begins again."""
+    """Another task wrote events from the same messages, so the run starts again."""
 
-    slug, title = "events-changed", "The same lines were written down at the same time"
+    slug, title = "events-changed", "The events were changed by another task"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -301,7 +301,7 @@ class Task(ABC, Generic[W, P]):
             return msgspec.convert(said.value, answer)
         except msgspec.ValidationError as error:
             raise ModelMalformedAnswerError(
-                f"The model was asked for a {self.kind} and wrote something else."
+                f"The model did not return a {self.kind} in the requested format."
             ) from error
 
     def note(self, work: Work) -> str:
@@ -419,7 +419,7 @@ class Task(ABC, Generic[W, P]):
         self, chat: Chat, work: W, detail: RunDetail, error: Exception | None = None
     ) -> EnrichmentRun:
         delay_ms = round((now() - self.job.created_at).total_seconds() * 1000)
-        slug = error.slug if isinstance(error, AppError) else UNEXPECTED
+        slug = error.slug if isinstance(error, AppError) else UNEXPECTED_SLUG
         return EnrichmentRun(
             id=work.run_id,
             user_id=self.sealer.user_id,

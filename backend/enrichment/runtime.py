@@ -5,14 +5,12 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
-from backend.campaigns.name_cache import NameCache
-from backend.campaigns.story_clock import StoryClock
-from backend.cpu_pool import CpuPool
+from backend.campaigns.state.snapshot import NameCache
+from backend.campaigns.state.story_clock import StoryClock
+from backend.core.cpu_pool import CpuPool
 from backend.database.engine import Database
 from backend.enrichment.agent.agent import Agent
-from backend.enrichment.chapter_task import ChapterTask
 from backend.enrichment.compaction.task import CompactionTask
-from backend.enrichment.glossary_task import GlossaryTask
 from backend.enrichment.outbox import (
     CHAPTER,
     COMPACTION,
@@ -25,13 +23,15 @@ from backend.enrichment.outbox import (
     EnrichmentOutbox,
 )
 from backend.enrichment.pipeline import EnrichmentRuntime, Task
-from backend.enrichment.question_task import QuestionTask
-from backend.enrichment.rebuild import RebuildTask
-from backend.enrichment.scene_task import SceneTask
-from backend.enrichment.study import TurnTask
-from backend.enrichment.summary_task import SummaryTask
+from backend.enrichment.summaries.task import SummaryTask
+from backend.enrichment.tasks.chapter import ChapterTask
+from backend.enrichment.tasks.glossary import GlossaryTask
+from backend.enrichment.tasks.questions import QuestionTask
+from backend.enrichment.tasks.rebuild import RebuildTask
+from backend.enrichment.tasks.scene import SceneTask
+from backend.enrichment.tasks.study import TurnTask
 from backend.jobs.running import JobKind, RunningJob
-from backend.llm.slots import ModelSlots
+from backend.llm.server_slots import ModelSlots
 from backend.llm.user_models import UserModels
 from backend.memory.runtime import MemoryRuntime
 from backend.prompts import PromptLibrary

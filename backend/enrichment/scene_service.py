@@ -6,8 +6,8 @@ from uuid import UUID
 
 import msgspec
 
-from backend.accounts.identity import Identity
-from backend.campaigns.records import (
+from backend.accounts.auth.identity import Identity
+from backend.campaigns.ledger.records import (
     ItemKey,
     edit_item,
     find_cause,
@@ -17,11 +17,11 @@ from backend.campaigns.records import (
     open_item,
     view_item,
 )
-from backend.campaigns.scenes import last_chat
+from backend.campaigns.scenes.scenes import last_chat
 from backend.chats.repository import get_chat
 from backend.database.engine import Database
 from backend.enrichment.outbox import EnrichmentOutbox
-from backend.wire import check_revision
+from backend.http.schemas import check_revision
 
 
 class SceneService:

@@ -7,7 +7,7 @@ from uuid import UUID
 from sqlalchemy import Select, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from backend.accounts.identity import Identity
+from backend.accounts.auth.identity import Identity
 from backend.chats.models import Chat
 from backend.chats.repository import get_chat
 from backend.chronicles.repository import get_chronicle
@@ -22,9 +22,8 @@ from backend.enrichment.errors import (
 )
 from backend.enrichment.llm_selection import find_reader
 from backend.enrichment.outbox import REBUILD, TURN, EnrichmentOutbox, lane_of
-from backend.enrichment.rebuild import RebuildState, estimate_cost
-from backend.enrichment.replacing import entries_to_replace, events_to_replace
-from backend.enrichment.runs import get_run, list_runs, open_detail
+from backend.enrichment.runs.store import get_run, list_runs, open_detail
+from backend.enrichment.runs.undo import undo_run
 from backend.enrichment.schemas import (
     EnrichmentView,
     NewRebuild,
@@ -33,13 +32,18 @@ from backend.enrichment.schemas import (
     UndoView,
 )
 from backend.enrichment.story import PathRange, count_lines, count_unread, last_reply, plan_batches
-from backend.enrichment.undo import undo_run
+from backend.enrichment.tasks.rebuild import (
+    RebuildState,
+    entries_to_replace,
+    estimate_cost,
+    events_to_replace,
+)
 from backend.errors import ValidationError
 from backend.jobs.models import Job
 from backend.jobs.queue import JobQueue, NewJob
 from backend.jobs.schemas import JobView
 from backend.llm.user_models import UserModels
-from backend.memory.outbox import IndexOutbox
+from backend.memory.indexing.outbox import IndexOutbox
 from backend.prompts import PromptLibrary
 from backend.settings import Settings
 
@@ -84,7 +88,7 @@ class EnrichmentService:
             chronicle_id=chat.chronicle_id,
             model=reader.model_id,
             pending=pending,
-            job=JobView.of(job) if job else None,
+            job=JobView.from_row(job) if job else None,
             tokens_today=spent,
             tokens_per_day=self._settings.enrichment_tokens_per_day,
             items=[RunView.of(row, open_detail(identity.sealer, row)) for row in page],
@@ -179,7 +183,7 @@ class EnrichmentService:
                 await EnrichmentOutbox(queue).write_questions(
                     session, identity, chat, positions=(place.from_position, place.to_position)
                 )
-            return JobView.of(await session.get_one(Job, job_id))
+            return JobView.from_row(await session.get_one(Job, job_id))
 
     async def latest_rebuild(self, identity: Identity, chronicle_id: UUID) -> JobView:
         """Raises `ChronicleNotFoundError`, `RebuildNotFoundError`."""
@@ -189,9 +193,9 @@ class EnrichmentService:
             job = await session.scalar(query)
         if job is None:
             raise RebuildNotFoundError(
-                "Rebuilds are shown for a day, and longer where they failed."
+                "Rebuilds are listed for a day; failed ones are listed longer."
             )
-        return JobView.of(job)
+        return JobView.from_row(job)
 
 
 async def _turn_job(session: AsyncSession, chat: Chat, *, is_behind: bool) -> Job | None:
@@ -220,10 +224,10 @@ async def _checked(
     chat = await get_chat(session, wanted.chat_id, owner_id=owner_id, lock=lock)
     await get_chronicle(session, chronicle_id, owner_id=owner_id, lock=lock)
     if chat.chronicle_id != chronicle_id:
-        raise OtherChronicleError("Choose this chronicle in the chat's settings first.")
+        raise OtherChronicleError("Select this chronicle in the chat's settings first.")
     if not chat.chronicle_enabled:
         raise ChronicleNotEnabledError(
-            "Nothing of it is read without consent: switch chronicle_enabled on in its settings."
+            "A chat is read only with consent: turn on chronicle_enabled in its settings."
         )
     first = wanted.from_position or 0
     if wanted.to_position is not None and wanted.to_position < first:

@@ -1,4 +1,4 @@
-"""What the agent reads of a chat: a stretch of its active path, with what stands just before it."""
+"""Lines of a chat's path as a model reads them, numbered, and whether they are still as read."""
 
 from __future__ import annotations
 
@@ -8,28 +8,28 @@ from datetime import datetime
 from typing import Any
 from uuid import UUID
 
-from sqlalchemy import ColumnElement, func, select, true
+from sqlalchemy import ColumnElement, Row, func, select, true
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from backend.audience import (
+from backend.campaigns.state.viewpoints import Player, read_marks
+from backend.chats.models import MESSAGE_AUTHOR, MESSAGE_CONTENT, Chat, Message
+from backend.chats.repository import character_ids
+from backend.core.audience import (
     GM,
     NAMELESS_MARKS,
     PUBLIC,
     AudienceMarks,
     Viewpoint,
-    is_known_to_all,
+    filter_known_to,
+    may_all_know,
 )
-from backend.campaigns.players import Player
-from backend.campaigns.viewpoints import read_marks
-from backend.chats.models import MESSAGE_AUTHOR, MESSAGE_CONTENT, Chat, Message
-from backend.chats.repository import character_ids
-from backend.database.base import unindexed
-from backend.enrichment.cleaning import clipped
+from backend.database.base import skip_index
+from backend.enrichment.cleaning import clipped, shown
 from backend.enrichment.llm_selection import Reader
 from backend.enrichment.models import EnrichmentMark
 from backend.generation.model import Role
 from backend.lorebooks.authoring import find_chronicle_book
-from backend.lorebooks.chat_books import books_for_chat
+from backend.lorebooks.links import books_for_chat
 from backend.vault.sealing import Sealer
 
 STRETCH_LINES = 24
@@ -122,7 +122,7 @@ def find_author(sealer: Sealer, row: Any, player: Player | None) -> str:
         player is not None
         and row.role == "user"
         and row.persona_id is None
-        and is_known_to_all(row.audience, player.audience)
+        and may_all_know(row.audience, player.audience)
     ):
         return player.name
     return sealer.open(MESSAGE_AUTHOR, row.id, row.sealed_author)
@@ -214,7 +214,7 @@ async def is_unchanged(session: AsyncSession, stretch: TranscriptSlice) -> bool:
     rows = await session.execute(
         select(Message.id, Message.updated_at).where(
             Message.id.in_(ids),
-            unindexed(Message.chat_id) == stretch.chat_id,
+            skip_index(Message.chat_id) == stretch.chat_id,
             Message.is_active,
             ~Message.hidden,
             Message.status != "streaming",
@@ -357,3 +357,81 @@ async def _books(session: AsyncSession, chat: Chat, chronicle_id: UUID) -> list[
     )
     own = await find_chronicle_book(session, chronicle_id, owner_id=chat.user_id)
     return list(dict.fromkeys([*(book.id for book in books), *([own.id] if own else [])]))
+
+
+Line = Row[UUID, int, bytes, bytes, str, datetime, Role, UUID | None]
+"""Id, position, sealed author, sealed text, audience, time of the last change, role, persona."""
+
+Version = tuple[UUID, datetime]
+"""Which message a line is, and when its text changed."""
+
+
+async def read_lines(
+    session: AsyncSession,
+    chat: Chat,
+    *,
+    after: int,
+    through: int,
+    most: int,
+    viewpoint: Viewpoint = GM,
+) -> Sequence[Line]:
+    """Lines of the active path behind position `after` that a viewpoint may know, oldest first.
+
+    They have at most `most` stored tokens together; one that is longer stands alone.
+    """
+    lines = lines_between(chat, after, through, viewpoint)
+    total = func.sum(Message.tokens).over(order_by=Message.position)
+    sums = select(Message.id, total.label("total")).where(*lines).subquery()
+    fitting = select(sums.c.id).where(sums.c.total <= most)
+    query = (
+        select(
+            Message.id,
+            Message.position,
+            Message.sealed_author,
+            Message.sealed_content,
+            Message.audience,
+            Message.updated_at,
+            Message.role,
+            Message.persona_id,
+        )
+        .where(*lines)
+        .order_by(Message.position)
+    )
+    rows = (await session.execute(query.where(Message.id.in_(fitting)))).all()
+    return rows or (await session.execute(query.limit(1))).all()
+
+
+async def is_as_read(
+    session: AsyncSession,
+    chat: Chat,
+    versions: Sequence[Version],
+    *,
+    after: int,
+    viewpoint: Viewpoint = GM,
+) -> bool:
+    """Whether the path says what it said behind position `after`: no line more, none less."""
+    last = await session.get(Message, versions[-1][0])
+    if last is None:
+        return False
+    lines = lines_between(chat, after, last.position, viewpoint)
+    query = select(Message.id, Message.updated_at).where(*lines)
+    rows = await session.execute(query.order_by(Message.position))
+    return [(row.id, row.updated_at) for row in rows] == list(versions)
+
+
+def told(reader: Reader, row: Line | Message, most: int, marks: AudienceMarks | None = None) -> str:
+    """Render a line of the story, in at most `most` characters; `marks` say who knows it."""
+    sealer = reader.sealer
+    author = find_author(sealer, row, reader.player)
+    text = sealer.open(MESSAGE_CONTENT, row.id, row.sealed_content)
+    line = f"{author}: {text}" if author else text
+    said = shown(marks.mark(line, row.audience) if marks else line, most=most)
+    return f"#{row.position + 1} {said}"
+
+
+def lines_between(
+    chat: Chat, after: int, through: int, viewpoint: Viewpoint = GM
+) -> tuple[ColumnElement[bool], ...]:
+    """Conditions on lines behind position `after` that a viewpoint may know."""
+    place = Message.position > after, Message.position <= through
+    return readable(chat), *place, filter_known_to(viewpoint, Message.audience)

@@ -7,10 +7,10 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from backend.generation.anthropic import AnthropicConfig
-from backend.generation.figures import ListedModel, Price
-from backend.generation.gemini import GeminiConfig
-from backend.generation.openai_compatible import OpenAICompatibleConfig
+from backend.generation.adapters.anthropic import AnthropicConfig
+from backend.generation.adapters.gemini import GeminiConfig
+from backend.generation.adapters.openai.server import OpenAICompatibleConfig
+from backend.generation.catalogue import ListedModel, Price
 from backend.generation.registry import ModelRegistry
 from backend.settings import Settings
 

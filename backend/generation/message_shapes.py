@@ -13,7 +13,7 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from backend.generation.figures import MESSAGE_SHAPES, MessageShape
+from backend.generation.catalogue import MESSAGE_SHAPES, MessageShape
 from backend.generation.model import Prompt, PromptMessage, Role
 from backend.generation.tokens import MESSAGE_OVERHEAD
 

@@ -8,11 +8,19 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from backend.errors import ValidationError
-from backend.generation.anthropic import ADAPTER_ACCEPTS as ANTHROPIC_ACCEPTS
-from backend.generation.anthropic import EXCLUDES as ANTHROPIC_EXCLUDES
-from backend.generation.anthropic import AnthropicConfig, AnthropicModel, AnthropicProvider
-from backend.generation.demo import DemoModel
-from backend.generation.figures import (
+from backend.generation.adapters.anthropic import ADAPTER_ACCEPTS as ANTHROPIC_ACCEPTS
+from backend.generation.adapters.anthropic import EXCLUDES as ANTHROPIC_EXCLUDES
+from backend.generation.adapters.anthropic import AnthropicConfig, AnthropicModel, AnthropicProvider
+from backend.generation.adapters.demo import DemoModel
+from backend.generation.adapters.gemini import ADAPTER_ACCEPTS as GEMINI_ACCEPTS
+from backend.generation.adapters.gemini import GeminiConfig, GeminiModel, GeminiProvider
+from backend.generation.adapters.openai.dialects import OPENAI_SERVERS, usual_concurrency
+from backend.generation.adapters.openai.model import OpenAICompatibleModel
+from backend.generation.adapters.openai.server import (
+    OpenAICompatibleConfig,
+    OpenAICompatibleProvider,
+)
+from backend.generation.catalogue import (
     NOTHING,
     Figures,
     ListedModel,
@@ -20,14 +28,9 @@ from backend.generation.figures import (
     Price,
     figures_of,
 )
-from backend.generation.gemini import ADAPTER_ACCEPTS as GEMINI_ACCEPTS
-from backend.generation.gemini import GeminiConfig, GeminiModel, GeminiProvider
 from backend.generation.model import ChatModel, Fixable, ModelSpec
-from backend.generation.openai_compatible import OpenAICompatibleConfig, OpenAICompatibleProvider
-from backend.generation.openai_model import OpenAICompatibleModel
-from backend.generation.openai_servers import OPENAI_SERVERS, usual_concurrency
 from backend.generation.sampling import SamplingField
-from backend.generation.server_limits import ServerLimit, identify_server
+from backend.generation.servers.limits import ServerLimit, identify_server
 
 ProviderKind = Literal["gemini", "openai", "anthropic"]
 """In which wire format a provider is asked."""
@@ -63,15 +66,15 @@ MOST_SHOWN = 100
 
 
 class UnknownModelError(ValidationError):
-    """No model has this id, or its provider is not configured; `models` lists the ids."""
+    """No model has this id, or its provider is not configured."""
 
-    slug, title = "unknown-model", "There is no such model"
+    slug, title = "unknown-model", "Model not found"
 
 
 class NoEmbeddingsError(ValidationError):
     """The provider of this model has no embeddings."""
 
-    slug, title = "no-embeddings", "This provider can't embed"
+    slug, title = "no-embeddings", "The provider has no embedding models"
 
 
 def adapter_of(config: Config) -> Adapter:
@@ -370,7 +373,7 @@ class ModelRegistry:
         named = ", ".join(able[:MOST_SHOWN]) or "none"
         if provider is None or not name:
             raise UnknownModelError(
-                f"{model_id!r} names no embedding model: it is <provider>/<model>. Providers that "
+                f"{model_id!r} is not an embedding model. Use <provider>/<model>. Providers that "
                 f"can embed: {named}."
             )
         if not provider.can_embed:

@@ -23,8 +23,7 @@ from typing import Annotated, Literal, NamedTuple
 
 import msgspec
 
-from backend.code_spans import CodeSpans
-from backend.generation._replies import Delta, DeltaPiece
+from backend.core.code_spans import CodeSpans
 from backend.generation.model import (
     FinishReason,
     TextPiece,
@@ -33,6 +32,7 @@ from backend.generation.model import (
     ThinkingReset,
     ToolCall,
 )
+from backend.generation.servers.replies import Delta, DeltaPiece
 
 Tag = Annotated[str, msgspec.Meta(min_length=1, max_length=40, pattern=r"^\S(.*\S)?$")]
 """Tags have no white space at their ends, because the reader skips it at the head of a reply."""

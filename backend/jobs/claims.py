@@ -1,52 +1,294 @@
-"""Who may work on which job: claims, leases, fences. Nothing here commits.
+"""Claims, leases and fences of jobs. Nothing here commits.
 
-A claim gives a job to one worker until its lease runs out, and counts its fence up. All claims of
-an installation come one after the other, so that each sees what the one before it took: on SQLite
-there is one writer anyway, on PostgreSQL an advisory lock keeps the order. A claim takes
-milliseconds, and takes many jobs at once.
+A claim gives a job to one worker until its lease expires, and increments its fence. Claims run one
+at a time, so that each sees the jobs that earlier ones took: SQLite has one writer, and PostgreSQL
+an advisory lock. A claim takes milliseconds for many jobs.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections import Counter, defaultdict, deque
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Any, cast
+from functools import cache
+from typing import Any, Literal, cast
 from uuid import UUID
 
 from sqlalchemy import (
+    CTE,
     ColumnElement,
+    Integer,
+    Row,
+    Select,
     and_,
     bindparam,
     case,
     delete,
+    exists,
     func,
     literal,
     or_,
     select,
+    true,
     tuple_,
+    union_all,
     update,
 )
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from backend.database.types import UtcTime
-from backend.jobs.candidates import Wanted, candidates
+from backend.database.types import Id, UtcTime
 from backend.jobs.models import JOBS
 
-LEASE = timedelta(seconds=60)
-LOCK = 7_241_905_114
-"""PostgreSQL's advisory lock under which jobs are claimed."""
-STUCK_MS = 15_000
-"""A process that stops in the middle of a claim loses its connection after this."""
-TWIN_TRIES = 5
+_JOB = JOBS.c
+
+Waiting = Literal["queued", "waiting_key"]
+
+CANDIDATE_FACTOR = 4
+"""Factor by which more jobs are read than can be taken: in total, so that every user gets a turn,
+and for each user, because some jobs wait for earlier jobs of their lanes."""
+FIRST_PER_SHARE = 6
+"""Jobs of each share that are read at first. More are read only if few users have jobs, because
+each job is compared with the others of its lane."""
+FIRST_LOSS_WAIT, SECOND_LOSS_WAIT = timedelta(seconds=15), timedelta(seconds=60)
+"""Waits before a job is claimed that lost its process repeatedly. After the first loss there is no
+wait."""
+UNLIMITED = {"shares": 2**31 - 1, "depth": 2**31 - 1}
+LAST_SHARE = UUID(int=2**128 - 1)
+"""The last possible share. A search that starts after it begins with the first share."""
 
 
 @dataclass(frozen=True, slots=True)
-class Claimed:
-    """A job that was claimed, as its row stood then.
+class Capacity:
+    """The jobs that a worker can take.
 
-    `lease_owner` and `fence` are what its worker shows to prove that it is its own.
+    Args:
+        owner: The worker.
+        kinds: Kinds that it has handlers for.
+        count: Number of jobs that it has room for.
+        per_share: Maximum number of jobs of one share that may run in it at once.
+        running: Number of running jobs of each share.
+        queued: True to take jobs in the state `queued`.
+        open_to: Users whose keys are in memory. The worker takes their jobs that wait for a key.
+        thorough: True to look for expired leases as well, and to read all jobs of a share.
+        suspect: True to take a job that lost its lease repeatedly. Only one at a time, because it
+            may crash the worker together with all other jobs.
+    """
+
+    owner: UUID
+    kinds: Sequence[str]
+    count: int
+    per_share: int
+    running: Mapping[UUID, int]
+    queued: bool = True
+    open_to: Sequence[UUID] = ()
+    thorough: bool = True
+    suspect: bool = True
+
+
+async def find_candidates(
+    session: AsyncSession, wanted: Capacity, at: datetime, start: UUID | None
+) -> list[UUID]:
+    """Return ids of jobs that can be taken now, alternating between shares, up to the capacity.
+
+    Begins with the share after `start`.
+    """
+    each = min(wanted.count, wanted.per_share, FIRST_PER_SHARE)
+    values: dict[str, Any] = {
+        "at": at,
+        "kinds": wanted.kinds,
+        "limit": wanted.count * CANDIDATE_FACTOR,
+        "count": wanted.count,
+        "shares": wanted.count * CANDIDATE_FACTOR,
+        **_make_limits(each),
+        "start": start or LAST_SHARE,
+        "open_to": wanted.open_to,
+        "once_lost": at - FIRST_LOSS_WAIT,
+        "twice_lost": at - SECOND_LOSS_WAIT,
+    }
+    waiting: list[Waiting] = ["waiting_key"] if wanted.open_to else []
+    found: list[Row[UUID, UUID]] = []
+    if wanted.queued:
+        waiting.append("queued")
+        if wanted.thorough:
+            found += await session.execute(_ABANDONED, values)
+            if wanted.suspect:
+                found += await session.execute(_SUSPECT, values)
+    if not waiting:
+        return []
+    due = _make_due_query(tuple(waiting), session.get_bind().dialect.name == "postgresql")
+    found += await session.execute(due, values)
+    taken = _alternate(found, wanted)
+    most = min(wanted.count, wanted.per_share)
+    if len(taken) < wanted.count and each < most and _has_full_share(found, each):
+        found += await session.execute(due, {**values, **_make_limits(most)})
+        taken = _alternate(found, wanted)
+    if len(taken) < wanted.count and wanted.thorough:
+        found += await session.execute(due, {**values, **UNLIMITED})
+        taken = _alternate(found, wanted)
+    return taken
+
+
+def _make_limits(count: int) -> dict[str, int]:
+    """Return the parameters for the jobs of each share that are taken and read."""
+    return {"each": count, "depth": count * CANDIDATE_FACTOR}
+
+
+def _has_full_share(rows: Iterable[Row[UUID, UUID]], each: int) -> bool:
+    """True if a share may have more jobs than were read."""
+    return any(found >= each for found in Counter(row.share for row in rows).values())
+
+
+def _alternate(rows: Iterable[Row[UUID, UUID]], wanted: Capacity) -> list[UUID]:
+    """Take one job of each share in turn, up to the capacity."""
+    waiting: dict[UUID, deque[UUID]] = defaultdict(deque)
+    for row in rows:
+        if row.id not in waiting[row.share]:
+            waiting[row.share].append(row.id)
+    taken, counts = list[UUID](), Counter(wanted.running)
+    while waiting and len(taken) < wanted.count:
+        for share in list(waiting):
+            if len(taken) == wanted.count:
+                break
+            if not waiting[share] or counts[share] >= wanted.per_share:
+                del waiting[share]
+                continue
+            taken.append(waiting[share].popleft())
+            counts[share] += 1
+    return taken
+
+
+def _make_queued_shares(
+    name: str, begin: ColumnElement[bool], *end_job: ColumnElement[bool]
+) -> CTE:
+    """Return a CTE of the shares with queued jobs: one index step each, and a final null."""
+    queued = select(_JOB.share).where(_JOB.state == "queued").order_by(_JOB.share).limit(1)
+    first = queued.where(begin).scalar_subquery().label("share")
+    shares = select(first, literal(1).label("number")).cte(name, recursive=True)
+    # Without `begin`, because SQLite would start each index step there.
+    following = queued.where(_JOB.share > shares.c.share, *end_job).scalar_subquery()
+    step = select(following, shares.c.number + 1).where(
+        shares.c.share.is_not(None), shares.c.number < bindparam("shares", type_=Integer())
+    )
+    return shares.union_all(step)
+
+
+def _make_open_shares() -> CTE:
+    """Return a CTE of the users with a key in memory whose jobs wait for a key."""
+    here = _JOB.share.in_(bindparam("open_to", expanding=True, type_=Id()))
+    query = select(_JOB.share).where(_JOB.state == "waiting_key", here)
+    return query.distinct().cte("open_shares")
+
+
+@cache
+def _make_due_query(states: tuple[Waiting, ...], is_postgres: bool) -> Any:  # noqa: FBT001  # a cache's key
+    """Return the query for (id, share) of jobs that can run now, in the order of `states`.
+
+    Cached, because building the query takes longer than running it.
+    """
+    parts = [_query_state(state, is_postgres=is_postgres).subquery() for state in states]
+    return union_all(*(select(part.c.id, part.c.share) for part in parts))
+
+
+def _query_state(state: Waiting, *, is_postgres: bool) -> Any:
+    """Return the query for jobs that can run now: up to `each` per share and `limit` in total.
+
+    Both databases read shares and rows in order, and stop at the limit.
+    """
+    limit = bindparam("limit", type_=Integer())
+    if state == "waiting_key":
+        return _query_shares(_make_open_shares(), state, is_postgres=is_postgres).limit(limit)
+    start = bindparam("start", type_=Id())
+    later = _make_queued_shares("later", _JOB.share > start)
+    before = _make_queued_shares("before", _JOB.share <= start, _JOB.share <= start)
+    both = (_query_shares(shares, state, is_postgres=is_postgres) for shares in (later, before))
+    return union_all(*both).limit(limit)
+
+
+def _query_shares(shares: CTE, state: Waiting, *, is_postgres: bool) -> Select[UUID, UUID]:
+    job = JOBS.alias()
+    first = (
+        select(job.c.id, job.c.lane, job.c.kind, job.c.run_after)
+        .where(
+            job.c.state == state,
+            job.c.share == shares.c.share,
+            job.c.run_after <= bindparam("at", type_=UtcTime()),
+        )
+        .order_by(job.c.run_after)
+        .limit(bindparam("depth", type_=Integer()))
+        .correlate(shares)
+        .subquery()
+    )
+    of_share = (
+        select(first.c.id)
+        .where(first.c.kind.in_(bindparam("kinds", expanding=True)), _lane_is_free(first))
+        .limit(bindparam("each", type_=Integer()))
+        .correlate(shares)
+    )
+    if is_postgres:
+        found = of_share.lateral()
+        return select(found.c.id, shares.c.share).select_from(shares.join(found, true()))
+    # SQLite has no LATERAL. It evaluates a correlated IN for one share after the other.
+    outer = JOBS.alias()
+    both = shares.join(outer, outer.c.id.in_(of_share))
+    return select(outer.c.id, outer.c.share).select_from(both)
+
+
+_LEFT_BEHIND = select(_JOB.id, _JOB.share).where(
+    _JOB.state == "running",
+    _JOB.lease_until <= bindparam("at", type_=UtcTime()),
+    _JOB.kind.in_(bindparam("kinds", expanding=True)),
+)
+_ABANDONED = _LEFT_BEHIND.where(_JOB.leases_lost == 0).limit(bindparam("count", type_=Integer()))
+"""Jobs with an expired lease."""
+
+_SUSPECT = (
+    _LEFT_BEHIND.where(
+        _JOB.leases_lost > 0,
+        _JOB.lease_until
+        <= case(
+            (_JOB.leases_lost == 1, bindparam("once_lost", type_=UtcTime())),
+            (_JOB.leases_lost == 2, bindparam("twice_lost", type_=UtcTime())),  # noqa: PLR2004
+            else_=bindparam("at", type_=UtcTime()),
+        ),
+    )
+    .order_by(_JOB.lease_until)
+    .limit(1)
+)
+"""The longest waiting job that lost a lease before, if its wait is over."""
+
+
+def _lane_is_free(job: Any) -> ColumnElement[bool]:
+    other = JOBS.alias()
+    same = and_(other.c.lane == job.c.lane, other.c.id != job.c.id)
+    is_before = and_(
+        other.c.id < job.c.id,
+        or_(
+            other.c.lane_until.is_(None),
+            other.c.lane_until > bindparam("at", type_=UtcTime()),
+        ),
+    )
+    return and_(
+        ~exists().where(same, other.c.state == "running"),
+        ~exists().where(same, other.c.state == "queued", is_before),
+        ~exists().where(same, other.c.state == "waiting_key", is_before),
+    )
+
+
+LEASE_DURATION = timedelta(seconds=60)
+CLAIM_LOCK = 7_241_905_114
+"""PostgreSQL's advisory lock of claims."""
+STUCK_MS = 15_000
+"""Time after which PostgreSQL closes the connection of a process that hangs in a claim."""
+MAX_PUT_BACK_ATTEMPTS = 5
+
+
+@dataclass(frozen=True, slots=True)
+class ClaimedJob:
+    """The row of a job at the time of its claim.
+
+    `lease_owner` and `fence` prove that the job belongs to this worker.
     """
 
     id: UUID
@@ -66,23 +308,21 @@ class Claimed:
     key_until: datetime | None
     created_at: datetime
 
-    def held(self, at: datetime) -> dict[str, Any]:
-        """The parameters of `IS_HELD`."""
+    def make_owner_values(self, at: datetime) -> dict[str, Any]:
+        """Return the parameters of `IS_OWNED`."""
         return {"job": self.id, "owner": self.lease_owner, "held_fence": self.fence, "at": at}
 
 
-_JOB = JOBS.c
-
-IS_HELD = and_(
+IS_OWNED = and_(
     _JOB.id == bindparam("job"),
     _JOB.state == "running",
     _JOB.lease_owner == bindparam("owner"),
     _JOB.fence == bindparam("held_fence"),
     _JOB.lease_until > bindparam("at"),
 )
-"""A job's row is still its worker's, and the lease has not run out."""
+"""True if the job still belongs to its worker, and its lease has not expired."""
 
-_COLUMNS: tuple[Any, ...] = tuple(_JOB[name] for name in Claimed.__dataclass_fields__)
+_COLUMNS: tuple[Any, ...] = tuple(_JOB[name] for name in ClaimedJob.__dataclass_fields__)
 _FREE = or_(
     _JOB.state.in_(("queued", "waiting_key")),
     and_(_JOB.state == "running", _JOB.lease_until <= bindparam("at")),
@@ -102,7 +342,7 @@ _TAKE = cast(
         lease_owner=bindparam("owner"),
         lease_until=bindparam("until"),
         fence=_JOB.fence + 1,
-        # One that runs can be claimed only because its lease ran out: its attempt begins again.
+        # A running job can be claimed only after its lease has expired: its attempt begins again.
         attempts=_JOB.attempts + case((_JOB.state == "running", 0), else_=1),
         leases_lost=_JOB.leases_lost + case((_JOB.state == "running", 1), else_=0),
         updated_at=bindparam("at"),
@@ -113,69 +353,69 @@ _TAKE = cast(
 
 _IN_ORDER = select(
     func.set_config("idle_in_transaction_session_timeout", str(STUCK_MS), True),  # noqa: FBT003  # PostgreSQL's own function
-    func.pg_advisory_xact_lock(LOCK),
+    func.pg_advisory_xact_lock(CLAIM_LOCK),
 )
 
 
-async def claim(
+async def claim_jobs(
     session: AsyncSession,
-    wanted: Wanted,
+    wanted: Capacity,
     *,
     at: datetime,
-    lease: timedelta = LEASE,
+    lease: timedelta = LEASE_DURATION,
     start: UUID | None,
-) -> list[Claimed]:
-    """Take jobs, at most `wanted.count`, each user's in turn.
+) -> list[ClaimedJob]:
+    """Claim up to `wanted.count` jobs, alternating between users.
 
-    It begins after the share `start`, which was served last, so that the next has its turn.
+    Begins after the share `start`, which was served last.
     """
     if session.get_bind().dialect.name == "postgresql":
         await session.execute(_IN_ORDER)
-    ids = await candidates(session, wanted, at, start)
-    return await take(session, ids, wanted.owner, at=at, lease=lease)
+    ids = await find_candidates(session, wanted, at, start)
+    return await take_jobs(session, ids, wanted.owner, at=at, lease=lease)
 
 
-async def take(
+async def take_jobs(
     session: AsyncSession, ids: Sequence[UUID], owner: UUID, *, at: datetime, lease: timedelta
-) -> list[Claimed]:
-    """Take those of some jobs that are free, in the order of `ids`."""
+) -> list[ClaimedJob]:
+    """Claim those of the jobs `ids` that are free, in this order."""
     if not ids:
         return []
     values = {"ids": ids, "at": at, "until": at + lease, "owner": owner}
     rows = await session.execute(_TAKE, values)
     order = {job_id: place for place, job_id in enumerate(ids)}
-    return sorted((Claimed(*row) for row in rows), key=lambda each: order[each.id])
+    return sorted((ClaimedJob(*row) for row in rows), key=lambda each: order[each.id])
 
 
-ENDED: dict[str, Any] = {
+ENDED_VALUES: dict[str, Any] = {
     "lease_owner": None,
     "lease_until": None,
     "wrapped_key": None,
     "root_version": None,
     "key_until": None,
 }
-"""What a row loses with its job's end."""
+"""Column values of a job that has ended."""
 
-_END = delete(JOBS).where(IS_HELD).returning(_JOB.id)
+_END = delete(JOBS).where(IS_OWNED).returning(_JOB.id)
 _END_AND_KEEP = (
     update(JOBS)
-    .where(IS_HELD)
-    .values(state="done", updated_at=bindparam("at"), **ENDED)
+    .where(IS_OWNED)
+    .values(state="done", updated_at=bindparam("at"), **ENDED_VALUES)
     .returning(_JOB.id)
 )
 
 
-async def end(session: AsyncSession, job: Claimed, *, at: datetime, keep: bool) -> bool:
-    """End a job: its row goes, or stays as `done`. Whether it was still this worker's."""
+async def end_job(session: AsyncSession, job: ClaimedJob, *, at: datetime, keep: bool) -> bool:
+    """End a job: delete its row, or keep it as `done`. False if another worker has the job."""
     query = _END_AND_KEEP if keep else _END
-    ended = await session.execute(query, job.held(at))
+    ended = await session.execute(query, job.make_owner_values(at))
     return ended.scalar() is not None
 
 
 _END_MANY = (
     delete(JOBS)
     .where(
-        # By the ids alone first: neither database finds pairs by an index.
+        # Also by the ids, because no database uses an index for pairs.
         _JOB.id.in_(bindparam("ids", expanding=True)),
         tuple_(_JOB.id, _JOB.fence).in_(bindparam("claims", expanding=True)),
         _JOB.lease_owner == bindparam("owner"),
@@ -186,8 +426,8 @@ _END_MANY = (
 )
 
 
-async def end_many(session: AsyncSession, jobs: Sequence[Claimed], *, at: datetime) -> set[UUID]:
-    """End jobs of one worker, rows and all: gives back those that were still its own."""
+async def end_jobs(session: AsyncSession, jobs: Sequence[ClaimedJob], *, at: datetime) -> set[UUID]:
+    """Delete jobs of one worker. Return the ids of those that still belonged to it."""
     values = {
         "ids": [each.id for each in jobs],
         "claims": [(each.id, each.fence) for each in jobs],
@@ -197,12 +437,16 @@ async def end_many(session: AsyncSession, jobs: Sequence[Claimed], *, at: dateti
     return set(await session.scalars(_END_MANY, values))
 
 
-async def renew(
-    session: AsyncSession, jobs: Sequence[Claimed], *, at: datetime, lease: timedelta = LEASE
+async def renew_leases(
+    session: AsyncSession,
+    jobs: Sequence[ClaimedJob],
+    *,
+    at: datetime,
+    lease: timedelta = LEASE_DURATION,
 ) -> set[tuple[UUID, int]]:
-    """Renew the leases of one worker's jobs, except those that a transaction locks.
+    """Renew the leases of one worker's jobs, except those locked by a transaction.
 
-    Returns (id, fence) of those that were renewed. A lease that has run out stays lost.
+    Returns (id, fence) of the renewed jobs. An expired lease is not renewed.
     """
     mine = (
         select(_JOB.id)
@@ -224,51 +468,52 @@ async def renew(
     return {(row.id, row.fence) for row in rows}
 
 
-_HELD_MANY = select(_JOB.id, _JOB.fence).where(
+_OWNED_JOBS = select(_JOB.id, _JOB.fence).where(
     _JOB.id.in_(bindparam("ids", expanding=True)),
     _JOB.state == "running",
     _JOB.lease_owner == bindparam("owner"),
 )
 
 
-async def find_held(session: AsyncSession, jobs: Sequence[Claimed]) -> set[tuple[UUID, int]]:
-    """Find those jobs of one worker that are still its own: (id, fence)."""
+async def find_owned(session: AsyncSession, jobs: Sequence[ClaimedJob]) -> set[tuple[UUID, int]]:
+    """Return (id, fence) of those jobs that still belong to the worker."""
     values = {"ids": [each.id for each in jobs], "owner": jobs[0].lease_owner}
-    return {(row.id, row.fence) for row in await session.execute(_HELD_MANY, values)}
+    return {(row.id, row.fence) for row in await session.execute(_OWNED_JOBS, values)}
 
 
-def unless_called(job: Claimed, later: datetime) -> ColumnElement[datetime]:
-    """Return the time at which a postponed job is due: at once if it was called for while it ran.
+def make_due_time(job: ClaimedJob, later: datetime) -> ColumnElement[datetime]:
+    """Return the due time of a postponed job: `later`, or at once if it was requested meanwhile.
 
-    Its condition may be true by now. A call is a change of `run_after`.
+    A request is a change of `run_after`.
     """
     return case((_JOB.run_after == job.run_after, literal(later, UtcTime())), else_=_JOB.run_after)
 
 
 async def put_back(
-    session: AsyncSession, job: Claimed, *, at: datetime, changes: Mapping[str, Any]
+    session: AsyncSession, job: ClaimedJob, *, at: datetime, changes: Mapping[str, Any]
 ) -> datetime | None:
-    """Let a job wait again, or die, as `changes` say: from when on, if it was still this worker's.
+    """Change a claimed job, so that it waits again or is dead.
 
-    A job that came meanwhile with the same dedupe key is absorbed: the older one does its work.
+    Deletes a newer job with the same dedupe key, because this one does its work. Returns the time
+    from which the job waits, or None if it belongs to another worker.
     """
     values = {"lease_owner": None, "lease_until": None, "updated_at": at, **changes}
-    query = update(JOBS).where(IS_HELD).values(values).returning(_JOB.run_after)
-    held = select(_JOB.dedupe_key).where(IS_HELD).with_for_update().scalar_subquery()
+    query = update(JOBS).where(IS_OWNED).values(values).returning(_JOB.run_after)
+    held = select(_JOB.dedupe_key).where(IS_OWNED).with_for_update().scalar_subquery()
     twins = delete(JOBS).where(
         _JOB.dedupe_key == held,
         _JOB.id != job.id,
         _JOB.state.in_(("queued", "waiting_key")),
     )
     waits = changes.get("state") in {"queued", "waiting_key"}
-    for left in reversed(range(TWIN_TRIES)):
+    for left in reversed(range(MAX_PUT_BACK_ATTEMPTS)):
         try:
             async with session.begin_nested():
                 if waits:
-                    await session.execute(twins, job.held(at))
-                found: datetime | None = await session.scalar(query, job.held(at))
+                    await session.execute(twins, job.make_owner_values(at))
+                found: datetime | None = await session.scalar(query, job.make_owner_values(at))
                 return found
-        except IntegrityError:  # one more came in between
+        except IntegrityError:  # another one was added in between
             if not left:
                 raise
     return None

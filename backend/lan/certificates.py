@@ -17,8 +17,8 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
+from backend.core.private_networks import LOOPBACK, PRIVATE
 from backend.errors import AppError
-from backend.private_networks import LOOPBACK, PRIVATE
 
 LOCALHOST = "localhost"
 LOCAL_ADDRESS = IPv4Address("127.0.0.1")
@@ -37,7 +37,7 @@ _SLOW_CLOCKS = timedelta(days=1)
 class CertificateError(AppError):
     """A file of the local network's certificates is damaged."""
 
-    slug, title = "lan-certificate", "The certificate for the local network cannot be used"
+    slug, title = "lan-certificate", "The local network's certificate cannot be used"
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,10 +10,10 @@ from ipaddress import IPv4Address
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from backend.core.files import create_private, replace_private
+from backend.core.logs import get_logger
 from backend.errors import NotFoundError
 from backend.lan.addresses import find_addresses, find_names, split_hosts
-from backend.logs import get_logger
-from backend.private_files import create_private, replace_private
 from backend.settings import Settings
 
 if TYPE_CHECKING:
@@ -105,7 +105,7 @@ class LocalNetwork:
         root = _read(path)
         if root is None:
             raise certificates.CertificateError(
-                f"{path} is damaged. Delete it: the next start makes another one, which has to be "
+                f"{path} is damaged. Delete it: the next start creates a new one, which must be "
                 "installed on each device again."
             )
         if root.is_due(at):

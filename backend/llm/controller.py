@@ -7,19 +7,18 @@ from litestar import Controller, get, post
 from litestar.di import NamedDependency
 from litestar.params import JSONBody
 
-from backend.accounts.identity import Identity
-from backend.accounts.middleware import NEEDS
-from backend.cpu_pool import CpuPool
+from backend.accounts.auth.identity import Identity
+from backend.accounts.auth.middleware import NEEDS
+from backend.core.cpu_pool import CpuPool
 from backend.database.engine import Database
-from backend.generation.figures import Ability, FiguresFrom, Price, ToolSupport
+from backend.generation.catalogue import Ability, FiguresFrom, Price, ToolSupport
 from backend.generation.registry import UnknownModelError
 from backend.generation.tokens import best_tokenizer, get_tokenizer
-from backend.generation.tool_streams import tool_support
-from backend.llm.ratios import ratio_of
-from backend.llm.task_models import usual_task_model
-from backend.llm.user_models import UserModels
+from backend.generation.tools.streams import tool_support
+from backend.http.schemas import ENDS_WITH_CLIENT, EXAMPLE, PREVIEWS, RAISES, Page
+from backend.llm.token_ratios import ratio_of
+from backend.llm.user_models import UserModels, usual_task_model
 from backend.settings import Settings
-from backend.wire import ENDS_WITH_CLIENT, EXAMPLE, PREVIEWS, RAISES, Page
 
 MAX_TEXTS = 100
 MAX_CHARACTERS = 200_000

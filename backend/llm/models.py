@@ -11,7 +11,7 @@ import msgspec
 from sqlalchemy import Index, String, UniqueConstraint, true
 from sqlalchemy.orm import Mapped, mapped_column
 
-from backend.accounts.wrapped_providers import provider_context
+from backend.accounts.keys.rotation import provider_context
 from backend.database.base import (
     Base,
     CreatedAt,
@@ -19,12 +19,12 @@ from backend.database.base import (
     OwnerId,
     PrimaryId,
     UpdatedAt,
-    table_of,
+    get_table,
 )
 from backend.database.processes import Leases
-from backend.generation.figures import ListedModel, Name
+from backend.generation.catalogue import ListedModel, Name
 from backend.generation.registry import ProviderKind
-from backend.generation.server_limits import MAX_CONCURRENCY
+from backend.generation.servers.limits import MAX_CONCURRENCY
 from backend.generation.thoughts import ThoughtTags
 from backend.llm.slot_rules import SlotUse
 from backend.vault.root import RootKeys, Wrapped
@@ -138,7 +138,7 @@ class SlotClaim(Base):
     lease_until: Mapped[datetime]
 
 
-SLOT_LEASES = Leases(table_of(SlotClaim), true())
+SLOT_LEASES = Leases(get_table(SlotClaim), true())
 
 
 class ProviderAddress(Base):

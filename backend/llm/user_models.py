@@ -26,12 +26,13 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from backend.accounts.events import UserSignedOut
 from backend.accounts.models import User
+from backend.core.logs import get_logger
 from backend.database.engine import Database
-from backend.generation.anthropic import AnthropicConfig
-from backend.generation.gemini import GeminiConfig
-from backend.generation.network import AllowedAddress, NetworkPolicy
-from backend.generation.openai_compatible import OpenAICompatibleConfig
-from backend.generation.openai_servers import OPENAI_SERVERS
+from backend.generation.adapters.anthropic import AnthropicConfig
+from backend.generation.adapters.gemini import GeminiConfig
+from backend.generation.adapters.openai.dialects import OPENAI_SERVERS
+from backend.generation.adapters.openai.server import OpenAICompatibleConfig
+from backend.generation.client.network import AllowedAddress, NetworkPolicy
 from backend.generation.registry import (
     Adapter,
     Config,
@@ -40,7 +41,7 @@ from backend.generation.registry import (
     ProviderKind,
     adapter_of,
 )
-from backend.generation.server_abilities import ServerAbilities
+from backend.generation.servers.abilities import ServerAbilities
 from backend.llm.models import (
     InstallationProvider,
     Provider,
@@ -50,11 +51,32 @@ from backend.llm.models import (
     open_provider,
     open_shared,
 )
-from backend.logs import get_logger
-from backend.setting_types import ServerName
-from backend.settings import Settings
+from backend.settings import ServerName, Settings
 from backend.vault.root import RootKeyError, RootKeys
 from backend.vault.sealing import SealBrokenError, Sealer
+
+_SMALL = "lite"
+
+
+def usual_task_model(models: ModelRegistry, settings: Settings, reply_id: str) -> str:
+    """The model for background tasks of chats in which another replies, by its id.
+
+    It is the server's own choice, else the smallest of Gemini's, else the one that replies. Who
+    plays with a provider of their own may not want others to read the story: there the smallest is
+    looked for among that provider's alone.
+    """
+    if settings.enrichment_model:
+        return settings.enrichment_model
+    home = models.providers.get(reply_id.partition("/")[0])
+    asked = [home] if home is not None and home.is_own else models.providers.values()
+    small = (
+        f"{provider.slug}/{name}"
+        for provider in asked
+        for name in provider.model_names
+        if name.startswith("gemini") and _SMALL in name
+    )
+    return next(small, reply_id)
+
 
 RowT = TypeVar("RowT", Provider, InstallationProvider)
 

@@ -19,9 +19,8 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from backend.chats.models import Chat, Message
 from backend.database.base import new_id, upsert
 from backend.lorebooks import repository
-from backend.lorebooks.entries import BookFields, LoreEntry
+from backend.lorebooks.entries import BookFields, LoreEntry, check_books, check_room
 from backend.lorebooks.errors import LorebookNotFoundError
-from backend.lorebooks.limits import check_books, check_room
 from backend.lorebooks.models import Lorebook, LoreEntryRow
 from backend.lorebooks.records import open_entry, sealed_book, sealed_entry
 from backend.vault.sealing import Sealer

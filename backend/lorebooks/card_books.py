@@ -12,27 +12,27 @@ import msgspec
 from sqlalchemy import delete
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from backend.accounts.identity import Identity
+from backend.accounts.auth.identity import Identity
 from backend.characters.card_books import CardLorebook, ReadyBook, StoredBook
 from backend.characters.errors import CardError, CardLimitError
 from backend.errors import ConflictError
 from backend.lorebooks import repository
 from backend.lorebooks.errors import LoreFileError, LoreLimitError
 from backend.lorebooks.files import LoreRows, card_book_object, insert_entries, new_rows
-from backend.lorebooks.formats.model import ReadBook
+from backend.lorebooks.formats.fields import ReadBook
 from backend.lorebooks.formats.reader import read_card_book
 from backend.lorebooks.formats.writer import book_object
 from backend.lorebooks.index_source import KIND
 from backend.lorebooks.models import Lorebook, LoreEntryRow
-from backend.memory.outbox import IndexOutbox
-from backend.quotas.service import CheckAdded, unlimited
+from backend.memory.indexing.outbox import IndexOutbox
+from backend.quotas.service import CheckAdded, check_nothing
 from backend.vault.sealing import Sealer
 
 
 class CardBookService:
     """Keeps the books of cards as lorebooks."""
 
-    def __init__(self, outbox: IndexOutbox, *, check_added: CheckAdded = unlimited) -> None:
+    def __init__(self, outbox: IndexOutbox, *, check_added: CheckAdded = check_nothing) -> None:
         self._outbox = outbox
         self._check_added = check_added
 
@@ -81,7 +81,7 @@ class CardBookService:
             repository.touch(old)
             await session.execute(delete(LoreEntryRow).where(LoreEntryRow.lorebook_id == old.id))
         else:
-            raise ConflictError("Its lorebook was changed at this moment. Send the change again.")
+            raise ConflictError("Another request changed its lorebook. Send the change again.")
         await insert_entries(session, rows.entries)
         await self._check_added(session, identity.user_id)
         await self._outbox.changed(session, identity, kind=KIND, container_id=new.id)

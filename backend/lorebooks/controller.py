@@ -8,8 +8,8 @@ from litestar import Controller, Request, Response, delete, get, patch, post, pu
 from litestar.di import NamedDependency
 from litestar.params import FromPath, FromQuery, JSONBody, QueryParameter
 
-from backend.accounts.activity import ActivityLog
-from backend.accounts.identity import Identity
+from backend.accounts.auth.identity import Identity
+from backend.accounts.profile.activity import ActivityLog
 from backend.characters.uploads import (
     MAX_UPLOAD_BYTES,
     NamedFileOperation,
@@ -18,6 +18,16 @@ from backend.characters.uploads import (
     read_upload,
 )
 from backend.errors import PreconditionFailedError
+from backend.http.schemas import (
+    ENDS_WITH_CLIENT,
+    FILES,
+    PATCHES,
+    RAISES,
+    Page,
+    PageSize,
+    PlaceCursor,
+    make_etag,
+)
 from backend.lorebooks.entries import LoreEntry
 from backend.lorebooks.errors import (
     LorebookFullError,
@@ -38,7 +48,6 @@ from backend.lorebooks.schemas import (
     NewLoreEntry,
 )
 from backend.lorebooks.service import LorebookService
-from backend.wire import ENDS_WITH_CLIENT, FILES, PATCHES, RAISES, Page, PageSize, PlaceCursor, etag
 
 AnyRequest = Request[Any, Any, Any]
 
@@ -65,7 +74,7 @@ class LorebookController(Controller):
         """
         return await lorebooks.list_page(identity, limit=limit, after=after, search=search)
 
-    @post(opt={RAISES: (LorebookFullError,)}, summary="Make a lorebook")
+    @post(opt={RAISES: (LorebookFullError,)}, summary="Create a lorebook")
     async def create_lorebook(
         self,
         data: JSONBody[NewLorebook],
@@ -197,7 +206,7 @@ class LoreEntryController(Controller):
     @post(
         opt={RAISES: (LorebookNotFoundError, LorebookFullError)},
         operation_id="createLoreEntry",
-        summary="Make an entry",
+        summary="Create an entry",
     )
     async def create_entry(
         self,
@@ -214,7 +223,7 @@ class LoreEntryController(Controller):
         status_code=204,
         opt={RAISES: (LorebookNotFoundError,)},
         operation_id="orderLoreEntries",
-        summary="Put a lorebook's entries in order",
+        summary="Reorder a lorebook's entries",
     )
     async def order_entries(
         self,
@@ -293,7 +302,7 @@ View = TypeVar("View", LorebookView, LoreEntryView)
 
 
 def _tagged(view: View) -> Response[View]:
-    return Response(view, headers={"ETag": etag(view.revision)})
+    return Response(view, headers={"ETag": make_etag(view.revision)})
 
 
 def _name(upload: Upload) -> str:

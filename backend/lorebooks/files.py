@@ -18,7 +18,7 @@ from backend.characters.exporting import ExportedFile
 from backend.database.base import new_id, now
 from backend.lorebooks.entries import BookFields, LoreEntry
 from backend.lorebooks.errors import LoreFileError
-from backend.lorebooks.formats.model import BookSource, ReadBook
+from backend.lorebooks.formats.fields import BookSource, ReadBook
 from backend.lorebooks.formats.reader import read_file
 from backend.lorebooks.formats.writer import (
     REQUIRED,
@@ -113,7 +113,7 @@ def _checked(entry: LoreEntry) -> bytes:
     try:
         LORE_ENTRY.decode(data)
     except msgspec.ValidationError as error:
-        raise LoreFileError(f"An entry can't be kept: {error}.") from error
+        raise LoreFileError(f"An entry cannot be stored: {error}.") from error
     return data
 
 

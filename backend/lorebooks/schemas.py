@@ -8,9 +8,8 @@ from uuid import UUID
 
 import msgspec
 
-from backend.accounts.settings import LoreMode
-from backend.lorebooks.entries import BookFields, LinkSource, LoreEntry
-from backend.lorebooks.limits import MAX_ENTRIES
+from backend.accounts.profile.settings import LoreMode
+from backend.lorebooks.entries import MAX_ENTRIES, BookFields, LinkSource, LoreEntry
 from backend.lorebooks.models import ChatLink
 
 ExportFormat = Literal["world_info", "v2", "v3"]

@@ -10,19 +10,20 @@ import msgspec
 from sqlalchemy import update
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from backend.accounts.idempotency import made_before, note_made
-from backend.accounts.identity import Identity
-from backend.accounts.settings import DEFAULT_MODE
+from backend.accounts.auth.idempotency import made_before, note_made
+from backend.accounts.auth.identity import Identity
+from backend.accounts.profile.settings import DEFAULT_MODE
 from backend.characters.exporting import ExportedFile
-from backend.cpu_pool import CpuPool
+from backend.core.cpu_pool import CpuPool
 from backend.database.base import new_id
 from backend.database.engine import Database
 from backend.errors import ValidationError
-from backend.lorebooks import repository, views
-from backend.lorebooks.entries import BookFields, LoreEntry
+from backend.http.schemas import Page, check_revision, merge_patch, reject_unknown
+from backend.lorebooks import records as views
+from backend.lorebooks import repository
+from backend.lorebooks.entries import BookFields, LoreEntry, check_books, check_room
 from backend.lorebooks.files import LoreRows, export_file, import_rows, insert_entries
 from backend.lorebooks.index_source import KIND
-from backend.lorebooks.limits import check_books, check_room
 from backend.lorebooks.models import Lorebook, LoreEntryRow
 from backend.lorebooks.records import open_book, open_entry, sealed_book, sealed_entry
 from backend.lorebooks.schemas import (
@@ -35,9 +36,8 @@ from backend.lorebooks.schemas import (
     NewLorebook,
     NewLoreEntry,
 )
-from backend.memory.outbox import IndexOutbox
-from backend.quotas.service import CheckAdded, unlimited
-from backend.wire import Page, check_revision, merge_patch, reject_unknown
+from backend.memory.indexing.outbox import IndexOutbox
+from backend.quotas.service import CheckAdded, check_nothing
 
 SEARCHED_AT_ONCE = 5_000
 """Books that one request looks through: their names are sealed, so no index finds them."""
@@ -62,7 +62,7 @@ class LorebookService:
         outbox: IndexOutbox,
         *,
         pool: CpuPool,
-        check_added: CheckAdded = unlimited,
+        check_added: CheckAdded = check_nothing,
     ) -> None:
         self._check_added = check_added
         self._database = database
@@ -280,7 +280,7 @@ class LorebookService:
             book = await repository.get_book(session, book_id, owner_id=identity.user_id, lock=True)
             places = await repository.places(session, book_id)
             if len(entry_ids) != len(places) or set(entry_ids) != places.keys():
-                raise ValidationError("Name each entry of the lorebook once, and no other.")
+                raise ValidationError("Send the id of each entry of the lorebook exactly once.")
             moved = [
                 {"id": entry_id, "place": place}
                 for place, entry_id in enumerate(entry_ids)

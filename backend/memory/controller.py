@@ -3,12 +3,12 @@
 from litestar import Controller, get, post
 from litestar.di import NamedDependency
 
-from backend.accounts.identity import Identity
+from backend.accounts.auth.identity import Identity
+from backend.http.schemas import STORES
 from backend.jobs.schemas import JobView
 from backend.memory.status import MemoryStatus, MemoryStatusService
 from backend.quotas.definitions import QUEUED_JOBS
 from backend.quotas.service import Quotas
-from backend.wire import STORES
 
 Caller = NamedDependency[Identity]
 Status = NamedDependency[MemoryStatusService]
@@ -20,7 +20,7 @@ class MemoryController(Controller):
     path = "/memory"
     tags = ("Memory",)
 
-    @get(operation_id="getMemory", summary="Look at the state of memory")
+    @get(operation_id="getMemory", summary="Read the memory status")
     async def status(self, identity: Caller, memory_status: Status) -> MemoryStatus:
         """Which model is in use, what is indexed and what waits, and what needs a hand.
 

@@ -14,14 +14,14 @@ from sqlalchemy import select
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from backend.accounts.events import UserSignedOut
-from backend.cpu_pool import CpuPool
+from backend.core.cpu_pool import CpuPool
+from backend.core.logs import get_logger
 from backend.database.engine import Database
 from backend.jobs.queue import JobQueue
 from backend.jobs.running import JobKind, RunningJob
 from backend.llm.user_models import ProviderEmbedding, UserModels
-from backend.logs import get_logger
-from backend.memory.collections import Collections, Opener
 from backend.memory.embedding.cached import CachedEmbedder
+from backend.memory.embedding.own_models import OwnModel, OwnModels
 from backend.memory.embedding.protocol import EmbedderError
 from backend.memory.embedding.registry import (
     build_cached_embedder,
@@ -32,16 +32,15 @@ from backend.memory.embedding.registry import (
 )
 from backend.memory.index.edge import folders_in, open_edge
 from backend.memory.index.protocol import IndexUnavailableError
-from backend.memory.indexer import Indexer
+from backend.memory.indexing.collections import Collections, Opener, Placement, collection_name
+from backend.memory.indexing.indexer import Indexer
+from backend.memory.indexing.moves import ModelMoves
+from backend.memory.indexing.outbox import IndexOutbox, KeyHolder
+from backend.memory.indexing.points import Blinders, DocumentEmbedder, PointMaker
+from backend.memory.indexing.reconciler import Reconciler
+from backend.memory.indexing.sources import Source
 from backend.memory.models import IndexState
-from backend.memory.moves import ModelMoves
-from backend.memory.outbox import IndexOutbox, KeyHolder
-from backend.memory.own_models import OwnModel, OwnModels
-from backend.memory.placement import Placement, collection_name
-from backend.memory.points import Blinders, DocumentEmbedder, PointMaker
-from backend.memory.reconciler import Reconciler
-from backend.memory.search import MemorySearch
-from backend.memory.sources import Source
+from backend.memory.search.search import MemorySearch
 from backend.settings import Settings
 from backend.vault.sealing import Sealer
 

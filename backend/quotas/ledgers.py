@@ -1,6 +1,6 @@
-"""What users store and spend: reading the ledgers, keeping them short, checking them at night.
+"""Ledgers of stored bytes and used tokens: reading, folding, and a nightly recount.
 
-`database.stored_bytes` sets up the triggers that write the ledger of stored bytes.
+The triggers of `database.stored_bytes` write the ledger of stored bytes.
 """
 
 from __future__ import annotations
@@ -12,31 +12,31 @@ from uuid import UUID
 from sqlalchemy import bindparam, delete, exists, func, insert, literal, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
+from backend.accounts.keys.sealed_tables import SealedTable, described_tables
 from backend.accounts.models import User
-from backend.accounts.sealed_tables import SealedTable, described_tables
-from backend.database.base import now, table_of
+from backend.core.logs import get_logger
+from backend.database.base import get_table, now
 from backend.database.engine import Database
 from backend.database.stored_bytes import ROW_BYTES
 from backend.jobs.queue import JobQueue, NewJob
 from backend.jobs.running import JobKind, RunningJob
-from backend.logs import get_logger
 from backend.quotas.models import StorageLedger, TokenLedger
 
 log = get_logger(__name__)
 
-NOT_COUNTED = frozenset({"users", "key_slots", "second_factors", "account_activity"})
-"""Tables with sealed columns that hold no content: settings, keys, second factors, activity."""
+UNCOUNTED_TABLES = frozenset({"users", "key_slots", "second_factors", "account_activity"})
+"""Tables with sealed columns but without content: settings, keys, second factors, activity."""
 
-FOLD_FROM = 64
-"""Lines of one user from which on they are folded into one."""
+MIN_ROWS_TO_FOLD = 64
+"""Number of ledger rows of one user from which they are folded into one."""
 
 _FOLD_AT_ONCE = 5000
 
-RECOUNT = "quotas.recount"
-NIGHT = time(hour=4, tzinfo=UTC)
-DAYS_KEPT = timedelta(days=31)
+RECOUNT_KIND = "quotas.recount"
+RECOUNT_TIME = time(hour=4, tzinfo=UTC)
+TOKEN_RETENTION = timedelta(days=31)
 
-_SPENT = insert(table_of(TokenLedger))
+_SPENT = insert(get_table(TokenLedger))
 _TODAY = select(func.coalesce(func.sum(TokenLedger.tokens), 0)).where(
     TokenLedger.user_id == bindparam("owner"), TokenLedger.day == bindparam("today")
 )
@@ -46,39 +46,39 @@ _STORED = select(func.coalesce(func.sum(StorageLedger.bytes), 0)).where(
 
 
 async def add_tokens(session: AsyncSession, user_id: UUID, tokens: int) -> None:
-    """Note tokens as spent today."""
+    """Add tokens to today's usage."""
     if tokens > 0:
         row = {"user_id": user_id, "day": now().date(), "tokens": tokens}
         await session.execute(_SPENT, row)
 
 
 async def add_tokens_if_account(session: AsyncSession, user_id: UUID, tokens: int) -> None:
-    """Note tokens of work whose chat was deleted, unless the account was deleted, too."""
+    """Add tokens of work whose chat was deleted, unless the account was deleted as well."""
     if await session.scalar(select(exists().where(User.id == user_id))):
         await add_tokens(session, user_id, tokens)
 
 
-async def tokens_today(session: AsyncSession, user_id: UUID) -> int:
-    """Tokens that were spent today, in UTC."""
+async def count_tokens_today(session: AsyncSession, user_id: UUID) -> int:
+    """Return the tokens used today (UTC)."""
     return await session.scalar(_TODAY, {"owner": user_id, "today": now().date()}) or 0
 
 
-def counted_tables() -> Sequence[SealedTable]:
-    """The tables whose rows count, among the models that were imported."""
-    return [each for each in described_tables() if each.table.name not in NOT_COUNTED]
+def find_counted_tables() -> Sequence[SealedTable]:
+    """Return the imported tables that count as storage."""
+    return [each for each in described_tables() if each.table.name not in UNCOUNTED_TABLES]
 
 
-async def stored_bytes(session: AsyncSession, user_id: UUID) -> int:
-    """How many bytes a user stores."""
+async def count_stored_bytes(session: AsyncSession, user_id: UUID) -> int:
+    """Return the bytes that a user stores."""
     return int(await session.scalar(_STORED, {"owner": user_id}) or 0)
 
 
 async def fold_ledger(database: Database) -> int:
-    """Put the lines of each user who has many into one; returns how many users had."""
+    """Fold the rows of each user with many rows into one. Return the number of these users."""
     many = (
         select(StorageLedger.user_id)
         .group_by(StorageLedger.user_id)
-        .having(func.count() >= FOLD_FROM)
+        .having(func.count() >= MIN_ROWS_TO_FOLD)
     )
     async with database.read() as session:
         users = list(await session.scalars(many))
@@ -96,8 +96,7 @@ async def _fold(database: Database, user_id: UUID) -> int:
         .limit(_FOLD_AT_ONCE)
     )
     async with database.write() as session:
-        # What is deleted is what is summed: lines that others add meanwhile stay, and of two who
-        # fold at once the second finds nothing.
+        # Only the deleted rows are summed, so new rows are kept, and a concurrent fold finds none.
         gone = list(
             await session.scalars(
                 delete(StorageLedger)
@@ -112,26 +111,26 @@ async def _fold(database: Database, user_id: UUID) -> int:
 
 
 async def _add_line(session: AsyncSession, user_id: UUID, size: int) -> None:
-    """Add a line of so many bytes, unless the account is gone."""
+    """Add a row, unless the account was deleted."""
     if await session.scalar(select(exists().where(User.id == user_id))):
         await session.execute(insert(StorageLedger).values(user_id=user_id, bytes=size))
 
 
 async def recount(database: Database, user_id: UUID) -> int:
-    """Compare a user's ledger with the tables themselves; returns the bytes that it was off by.
+    """Compare a user's ledger with the tables, and return the difference in bytes.
 
-    Both are read at one moment, and the difference is added as one more line. So changes that
-    others make meanwhile are counted once, and no request waits.
+    Both are read in one snapshot, and the difference is added as a row. So concurrent changes are
+    counted once, and no request has to wait.
     """
     sizes = [
         select(func.coalesce(func.sum(each.size + literal(ROW_BYTES)), 0))
         .where(each.owner == user_id)
         .scalar_subquery()
-        for each in counted_tables()
+        for each in find_counted_tables()
     ]
     async with database.read() as session:
         counted = int(await session.scalar(select(sum(sizes, start=literal(0)))) or 0)
-        drift = counted - await stored_bytes(session, user_id)
+        drift = counted - await count_stored_bytes(session, user_id)
     if drift:
         log.warning("storage.ledger_mended", user_id=user_id, bytes=drift)
         async with database.write() as session:
@@ -140,7 +139,7 @@ async def recount(database: Database, user_id: UUID) -> int:
 
 
 class NightlyRecount:
-    """The job that compares every user's ledger with the tables, and forgets old days."""
+    """The job that compares every user's ledger with the tables, and deletes old token usage."""
 
     def __init__(self, database: Database, queue: JobQueue) -> None:
         self._database = database
@@ -148,29 +147,29 @@ class NightlyRecount:
 
     @property
     def kinds(self) -> dict[str, JobKind]:
-        """What is done for each kind of job."""
-        return {RECOUNT: JobKind(self.run, needs_key=False)}
+        """Handlers by kind of job."""
+        return {RECOUNT_KIND: JobKind(self.run, needs_key=False)}
 
     async def schedule(self) -> None:
-        """Put tonight's job into the queue, unless it is there."""
+        """Queue tonight's job, unless it is already queued."""
         async with self._database.write() as session:
-            await self._queue.enqueue(session, _tonight())
+            await self._queue.enqueue(session, _make_next_job())
 
     async def run(self, job: RunningJob) -> None:
-        """Recount every user, and put the next night's job into the queue."""
+        """Recount every user, and queue the job of the next night."""
         async with self._database.read() as session:
             users = list(await session.scalars(select(User.id).order_by(User.id)))
         for number, user_id in enumerate(users):
             await job.progress(number, len(users))
             await recount(self._database, user_id)
         async with job.finish() as session:
-            oldest = now().date() - DAYS_KEPT
+            oldest = now().date() - TOKEN_RETENTION
             await session.execute(delete(TokenLedger).where(TokenLedger.day < oldest))
-            await self._queue.enqueue(session, _tonight())
+            await self._queue.enqueue(session, _make_next_job())
 
 
-def _tonight() -> NewJob:
-    at = datetime.combine(now().date(), NIGHT)
+def _make_next_job() -> NewJob:
+    at = datetime.combine(now().date(), RECOUNT_TIME)
     if at <= now():
         at += timedelta(days=1)
-    return NewJob(kind=RECOUNT, dedupe_key=RECOUNT, run_after=at)
+    return NewJob(kind=RECOUNT_KIND, dedupe_key=RECOUNT_KIND, run_after=at)

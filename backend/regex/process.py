@@ -17,10 +17,10 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Literal, NamedTuple, cast, get_args
 from uuid import UUID
 
-from backend.helpers import HelperStarts
-from backend.operating_system import find_usage, start_connected
-from backend.regex.limits import FAIR_SHARE, MAX_MEMORY, MAX_SECONDS_OVERDUE
+from backend.core.helpers import HelperStarts
+from backend.core.operating_system import find_usage, start_connected
 from backend.regex.patterns import Answer, Engine, Status
+from backend.regex.worker import FAIR_SHARE, MAX_MEMORY, MAX_SECONDS_OVERDUE
 
 if TYPE_CHECKING:
     import socket

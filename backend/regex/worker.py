@@ -27,7 +27,7 @@ from typing import Any
 import re2
 import regex  # type: ignore[import-untyped]  # it brings no stubs
 
-from backend.operating_system import (
+from backend.core.operating_system import (
     connect_to_parent,
     forbid_core_dumps,
     ignore_stop_signals,
@@ -35,7 +35,16 @@ from backend.operating_system import (
     lower_priority,
     set_alarm,
 )
-from backend.regex.limits import FAIR_SHARE, MAX_MEMORY, MAX_SECONDS_OVERDUE
+
+MAX_MEMORY = 1 << 28
+"""Bytes of memory. A pattern that needs more is given up."""
+
+FAIR_SHARE = 0.5
+"""The share of its time that a search must have had on a processor to be called late."""
+
+MAX_SECONDS_OVERDUE = 1.0
+"""Seconds of wall clock after its deadline that end a search, however little of it could run."""
+
 
 NICENESS = 5
 """How far it stands back: the process that waits must wake in time to say that it is late."""

@@ -1,15 +1,15 @@
-"""Envelopes: what a slot holds, so that a new user key can be put in without the slot's secret.
+"""Envelopes: the wrapped user key in a slot, which can be replaced without the slot's secret.
 
-Each slot has an X25519 key pair: the private key is HKDF of the slot's secret, and the public key
-lies in the slot. When the user key is changed, the new one is encrypted to that public key (HPKE,
-RFC 9180); whoever has the old user key alone learns nothing of the new one. The next time that the
-slot is opened, its secret wraps the user key directly again, which is faster to open.
+Each slot has an X25519 key pair. The private key is HKDF of the slot's secret; the public key is
+stored in the slot. A new user key is encrypted to this public key (HPKE, RFC 9180), so the old user
+key reveals nothing about the new one. When the slot is opened next, its secret wraps the user key
+directly again, which opens faster.
 
-An envelope is `form (1 byte) | public key, sealed (60) | user key, wrapped`, and all of that under
-the root key:
+An envelope is `form (1 byte) | public key, sealed (60) | user key, wrapped`, wrapped under the root
+key:
 
-- The public key is sealed under HKDF of the user key: somebody who can write to the database can't
-  put in one of their own, to be sent the next user key, nor guess passwords against it.
+- The public key is sealed under HKDF of the user key. An attacker who can write to the database
+  cannot replace it to receive the next user key, and cannot use it to guess passwords.
 - `DIRECT`: the user key, sealed under HKDF of the slot's secret (60 bytes).
 - `ADDRESSED`: the user key, encrypted to the public key (80 bytes).
 
@@ -32,8 +32,8 @@ from backend.vault.sealing import (
     TAG_BYTES,
     SealBrokenError,
     derive,
-    open_with,
-    seal_with,
+    seal_under,
+    unseal_under,
 )
 from backend.vault.slots import SlotKind, WrongSecretError
 
@@ -45,7 +45,7 @@ _PURPOSE = "envelope"
 
 
 class EnvelopePlace(NamedTuple):
-    """Which slot an envelope belongs to, and the generation of the user key in it."""
+    """The slot of an envelope, and the generation of the user key in it."""
 
     kind: SlotKind
     slot_id: UUID
@@ -53,7 +53,7 @@ class EnvelopePlace(NamedTuple):
     generation: int
 
     def context(self) -> bytes:
-        """What each part of the envelope is bound to."""
+        """Return the context that each part of the envelope is bound to."""
         return (
             f"envelope/{self.kind}/".encode()
             + self.slot_id.bytes
@@ -62,35 +62,38 @@ class EnvelopePlace(NamedTuple):
         )
 
 
-class Opened(NamedTuple):
-    """The user key of an envelope, and whether its secret wraps it directly."""
+class UnwrappedKey(NamedTuple):
+    """The user key of an envelope. `is_direct` is true if the slot's secret wraps it directly."""
 
     user_key: bytes
     is_direct: bool
 
 
 def wrap(place: EnvelopePlace, *, secret: bytes, user_key: bytes, root: RootKeys) -> Wrapped:
-    """Wrap the user key for a slot whose secret is at hand."""
     public_key = _private_key(place.kind, secret).public_key().public_bytes_raw()
     key = derive(secret, f"slot/{place.kind}")
-    inner = seal_with(key, user_key, context=place.context())
+    inner = seal_under(key, user_key, context=place.context())
     return _enclose(place, DIRECT, public_key, inner, user_key=user_key, root=root)
 
 
-def unwrap(place: EnvelopePlace, wrapped: Wrapped, *, secret: bytes, root: RootKeys) -> Opened:
-    """The user key, by the slot's secret.
+def unwrap(
+    place: EnvelopePlace, wrapped: Wrapped, *, secret: bytes, root: RootKeys
+) -> UnwrappedKey:
+    """Return the user key.
 
-    Raises `WrongSecretError`, also where the envelope was changed or is another slot's, and
-    `RootKeyError` when the root key of that version is not at hand.
+    Raises `WrongSecretError`, also if the envelope was modified or belongs to another slot, and
+    `RootKeyError` if its root key version is missing.
     """
     try:
         content = root.unwrap(wrapped, context=place.context(), purpose=_PURPOSE)
         form, inner = content[0], content[_HEAD_BYTES:]
         if form == DIRECT:
             key = derive(secret, f"slot/{place.kind}")
-            return Opened(open_with(key, inner, context=place.context()), is_direct=True)
+            return UnwrappedKey(unseal_under(key, inner, context=place.context()), is_direct=True)
         private_key = _private_key(place.kind, secret)
-        return Opened(SUITE.decrypt(inner, private_key, info=place.context()), is_direct=False)
+        return UnwrappedKey(
+            SUITE.decrypt(inner, private_key, info=place.context()), is_direct=False
+        )
     except (SealBrokenError, RootSealBrokenError, InvalidTag) as error:
         raise WrongSecretError from error
 
@@ -98,16 +101,16 @@ def unwrap(place: EnvelopePlace, wrapped: Wrapped, *, secret: bytes, root: RootK
 def readdress(
     place: EnvelopePlace, wrapped: Wrapped, *, old_key: bytes, new_key: bytes, root: RootKeys
 ) -> Wrapped:
-    """The envelope of the next generation, with the new user key: the secret is not needed.
+    """Return the envelope of the next generation with the new user key, without the secret.
 
-    Raises `SealBrokenError` where the old user key or the place is wrong, and `RootKeyError`.
+    Raises `SealBrokenError` if the old user key or the place is wrong, and `RootKeyError`.
     """
     try:
         content = root.unwrap(wrapped, context=place.context(), purpose=_PURPOSE)
     except RootSealBrokenError as error:
         raise SealBrokenError from error
     sealed = content[1:_HEAD_BYTES]
-    public_key = open_with(derive(old_key, _PURPOSE), sealed, context=place.context())
+    public_key = unseal_under(derive(old_key, _PURPOSE), sealed, context=place.context())
     following = place._replace(generation=place.generation + 1)
     recipient = X25519PublicKey.from_public_bytes(public_key)
     inner = SUITE.encrypt(new_key, recipient, info=following.context())
@@ -115,7 +118,7 @@ def readdress(
 
 
 def rewrap(place: EnvelopePlace, wrapped: Wrapped, *, root: RootKeys) -> Wrapped:
-    """The same envelope under the newest root key. Raises `RootKeyError`."""
+    """Return the same envelope under the newest root key. Raises `RootKeyError`."""
     content = root.unwrap(wrapped, context=place.context(), purpose=_PURPOSE)
     return root.wrap(content, context=place.context(), purpose=_PURPOSE)
 
@@ -129,7 +132,7 @@ def _enclose(
     user_key: bytes,
     root: RootKeys,
 ) -> Wrapped:
-    sealed = seal_with(derive(user_key, _PURPOSE), public_key, context=place.context())
+    sealed = seal_under(derive(user_key, _PURPOSE), public_key, context=place.context())
     content = bytes([form]) + sealed + inner
     return root.wrap(content, context=place.context(), purpose=_PURPOSE)
 

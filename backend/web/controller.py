@@ -15,7 +15,7 @@ from litestar import Controller, HttpMethod, Request, Response, route
 from litestar.params import FromPath
 from litestar.status_codes import HTTP_304_NOT_MODIFIED
 
-from backend.accounts.middleware import PUBLIC
+from backend.accounts.auth.middleware import PUBLIC
 from backend.errors import NotFoundError
 
 FOLDER = Path(__file__).parent / "page"
@@ -167,7 +167,7 @@ class PageController(Controller):
         """A script, a style sheet or a picture; what is at an address never changes."""
         found = self.files.find(version, str(name).removeprefix("/"))
         if found is None:
-            raise NotFoundError("The page was updated: reload it.")
+            raise NotFoundError("The page was updated. Reload it.")
         return _answer(request, found, FOR_GOOD)
 
 

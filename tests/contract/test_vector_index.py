@@ -20,8 +20,8 @@ from backend.memory.index.protocol import (
     VectorIndex,
     point_id,
 )
-from backend.memory.ranking import rank
-from backend.memory.signals import SIGNALS, Signal, gather
+from backend.memory.search.features import SIGNALS, Signal, gather
+from backend.memory.search.ranking import rank
 from tests.support.points import DIMENSION, Open, point, query, scope, terms, unit
 
 pytestmark = pytest.mark.anyio

@@ -69,7 +69,7 @@ def test_a_console_that_lacks_a_character_shows_another(
 
     done = talekeeper(folder, "model", "fetch", "日記", **SETTINGS)
 
-    assert done.stderr.startswith("talekeeper: There is no model ??: ")
+    assert done.stderr.startswith("talekeeper: Unknown model ??. ")
 
 
 async def see_look_behind_keys_found(ada: Account) -> None:

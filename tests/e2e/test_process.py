@@ -69,7 +69,7 @@ def test_a_server_that_is_stopped_in_mid_reply_keeps_all_of_it_and_tells_the_str
                 stream += piece
         assert served.process.wait(60) == (0 if order == signal.SIGTERM else 130)
         assert '"error"' not in served.log.read_text()
-        assert "Talekeeper stops at once." in served.output.read()
+        assert "Talekeeper is stopping." in served.output.read()
     events = events_of(stream)
     name, data = events[-1]
     assert name == "turn.failed"
@@ -90,7 +90,7 @@ def test_a_server_that_nobody_uses_stops_with_exit_code_0(tmp_path: Path) -> Non
 
 
 UNREACHABLE = (
-    "talekeeper: The database at 127.0.0.1:1 does not answer. Start it, or correct "
+    "talekeeper: The database at 127.0.0.1:1 does not respond. Start it, or correct "
     "TALEKEEPER_DATABASE_URL."
 )
 
@@ -127,7 +127,7 @@ def test_the_tables_of_a_running_server_stay_as_they_are(tmp_path: Path) -> None
     with serving(tmp_path) as served, browser(served.url) as client:
         result = run_command(tmp_path, "migrate", "--down", "--to", "base")
         assert result.returncode == 1
-        assert "Another Talekeeper uses" in result.stderr
+        assert "Another process uses" in result.stderr
         post(client, "/accounts", ADA)
 
 
@@ -138,4 +138,4 @@ def test_going_back_needs_to_be_told_how_far(tmp_path: Path) -> None:
         assert "--to REVISION" in result.stderr
     assert run_command(tmp_path, "migrate").stdout.endswith(f"revision {HEAD}.\n")
     result = run_command(tmp_path, "migrate", "--down", "--to", "base")
-    assert (result.returncode, result.stdout) == (0, "The tables are at revision base.\n")
+    assert (result.returncode, result.stdout) == (0, "The database is at revision base.\n")

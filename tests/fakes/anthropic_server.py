@@ -13,7 +13,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from backend.generation.anthropic import AnthropicConfig
+from backend.generation.adapters.anthropic import AnthropicConfig
 from tests.fakes.scripted_server import Answer, Event, Request, ScriptedServer
 
 MODEL = "claude-sonnet-5-5"

@@ -1,9 +1,9 @@
 """One fake for each server that speaks OpenAI's chat completions in its own way.
 
-Each is written from its server's documentation (the addresses stand in
-`backend.generation.openai_servers`): which members of a request it knows, how it tells thoughts,
-usage and errors, how it goes on from a started reply, and where it counts tokens. A member that it
-does not know is refused, so that a setting under a wrong name does not pass for one that arrived.
+Each is written from its server's documentation, whose address is in
+`backend.generation.adapters.openai.dialects`: the members of a request that it knows, the form of
+thoughts, usage and errors, how it continues a started reply, and where it counts tokens. It refuses
+unknown members, so that a setting under a wrong name is noticed.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import json
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from backend.setting_types import ServerName
+from backend.settings import ServerName
 from tests.fakes.openai_server import (
     DONE,
     MODEL,

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from backend.generation.gemini import GeminiConfig
+from backend.generation.adapters.gemini import GeminiConfig
 from tests.fakes.scripted_server import Answer, Event, Request, ScriptedServer
 from tests.fakes.word_vectors import word_vector
 

@@ -20,11 +20,11 @@ import msgspec
 import pytest
 from sqlalchemy import select
 
-from backend.campaigns import ledger_store
-from backend.campaigns.items import Entity
-from backend.campaigns.ledger import Operations, creation
-from backend.campaigns.ledger_store import Change
-from backend.campaigns.records import get_campaign
+from backend.campaigns.ledger import store as ledger_store
+from backend.campaigns.ledger.changes import Operations, creation
+from backend.campaigns.ledger.items import Entity
+from backend.campaigns.ledger.records import get_campaign
+from backend.campaigns.ledger.store import Change
 from backend.chats.models import Chat
 from backend.database.base import new_id
 from backend.generation.registry import ModelRegistry

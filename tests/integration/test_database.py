@@ -20,7 +20,7 @@ from sqlalchemy.types import TypeEngine
 
 from backend.accounts.models import Invitation, LoginFailures
 from backend.database import migrate
-from backend.database.base import Base, new_id, now, read_unhurried
+from backend.database.base import Base, new_id, now, stream_rows
 from backend.database.engine import Database, DatabaseUnavailableError, OvertakenError
 from tests.integration.accounts.rotation_account import MODELS
 
@@ -97,7 +97,7 @@ async def test_others_get_their_turn_between_the_parts_of_a_long_result(
         numbers = select(literal(1).label("number")).cte(recursive=True)
         following = select(numbers.c.number + 1).where(numbers.c.number < 1_500)
         many = select(numbers.union_all(following))
-        seen = [len(turns) async for _ in read_unhurried(session, many)]
+        seen = [len(turns) async for _ in stream_rows(session, many)]
         other.cancel()
     assert len(seen) == 1_500
     assert len(set(seen)) >= 3
@@ -329,6 +329,6 @@ async def test_replicas_that_start_together_take_turns(
 async def test_tables_of_a_newer_version_are_left_alone(database: Database) -> None:
     async with database.write() as session:
         await session.execute(text("UPDATE alembic_version SET version_num = '9999'"))
-    with pytest.raises(migrate.SchemaError, match=r"at revision 9999.*put a backup"):
+    with pytest.raises(migrate.SchemaError, match=r"has revision 9999.*restore a backup"):
         await migrate.upgrade(database)
     assert await tables(database) == {*Base.metadata.tables, "alembic_version"}

@@ -15,9 +15,9 @@ from sqlalchemy import NullPool, make_url
 from sqlalchemy.ext.asyncio import create_async_engine
 
 from backend import app
-from backend.doctor import Finding, examine
 from backend.jobs.service import JobService
-from backend.turns.service import TurnService
+from backend.operations.doctor import Finding, examine
+from backend.turns.api.service import TurnService
 from tests.support.logs import Logged, caught_logs
 from tests.support.server import Account, Running, ok, problem, running, settings_of
 from tests.support.waiting import PATIENCE, until
@@ -60,7 +60,7 @@ async def test_it_says_that_a_helper_process_does_not_start_and_serves_without(
     assert parts["patterns"] == {
         "name": "patterns",
         "ready": False,
-        "detail": "its process does not start; it is tried again by itself",
+        "detail": "its process does not start; it is retried automatically",
         "needed": False,
     }
     assert answer["ready"] is True
@@ -76,7 +76,7 @@ async def test_the_doctor_finds_helper_processes_that_do_not_start(
         return found
 
     assert (await finding()).state == "ok"
-    for program in ("regex.process", "memory.index.edge_process"):
+    for program in ("regex.process", "memory.index.edge"):
         monkeypatch.setattr(f"backend.{program}._PROGRAM", "backend.no_such_module")
     found = await finding()
     assert found.state == "fault"
@@ -106,7 +106,7 @@ async def test_without_its_database_it_is_alive_and_not_ready(
         assert parts["database"] == {
             "name": "database",
             "ready": False,
-            "detail": "The database does not answer",
+            "detail": "The database does not respond",
             "needed": True,
         }
         ok(await client.get("/health"))

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from litestar.openapi import OpenAPIConfig
 
-from backend import openapi
+from backend.operations import openapi
 from tests.support.server import APPLICATIONS, ok, running
 
 pytestmark = pytest.mark.anyio

@@ -8,7 +8,7 @@ from typing import Any
 
 from sqlalchemy import select
 
-from backend.accounts.sealed_tables import SealedTable, described_tables
+from backend.accounts.keys.sealed_tables import SealedTable, described_tables
 from backend.database.base import Base
 from backend.database.engine import Database
 from backend.vault.sealing import Sealer

@@ -8,9 +8,8 @@ from uuid import UUID
 
 from sqlalchemy import exists, select
 
-from backend.campaigns.item_rows import read_state
-from backend.campaigns.ledger import Operations, fold
-from backend.campaigns.ledger_store import read_operations
+from backend.campaigns.ledger.changes import Operations, fold
+from backend.campaigns.ledger.store import read_operations, read_state
 from backend.campaigns.models import CampaignChange, CampaignItem, ChangeSource
 from backend.chats.models import Message
 from tests.support.server import Running

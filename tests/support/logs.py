@@ -14,7 +14,7 @@ from typing import Any
 
 import structlog
 
-from backend.logs import configure_logging
+from backend.core.logs import configure_logging
 
 
 class Logged:

@@ -6,8 +6,8 @@ from uuid import UUID
 
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from backend.lorebooks.chat_books import load_book, open_sealed
 from backend.lorebooks.entries import BookFields, LoreEntry
+from backend.lorebooks.links import load_book, open_sealed
 from backend.vault.sealing import Sealer
 
 

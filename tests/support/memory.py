@@ -11,16 +11,16 @@ from uuid import UUID
 
 from sqlalchemy import select, update
 
-from backend.accounts.identity import Identity
+from backend.accounts.auth.identity import Identity
 from backend.chats.models import Chat, Message
 from backend.container import Services
 from backend.database.base import now
-from backend.jobs.building import build_worker
 from backend.jobs.keys import JobKeys
 from backend.jobs.models import Job
+from backend.jobs.worker import build_worker
 from backend.lorebooks.models import LoreEntryRow
 from backend.memory.index.protocol import Payload, VectorIndex
-from backend.memory.outbox import FORGET, RECONCILE
+from backend.memory.indexing.outbox import FORGET, RECONCILE
 from tests.fakes.openai_server import OpenAIServer
 from tests.fakes.scripted_server import Answer, Request
 from tests.integration.turns.seeding import identity_of, seed

@@ -9,8 +9,8 @@ from typing import Any
 
 import msgspec
 
-from backend.campaigns.items import Entity, Kind, World
-from backend.campaigns.ledger import Operations, State
+from backend.campaigns.ledger.changes import Operations, State
+from backend.campaigns.ledger.items import Entity, Kind, World
 from backend.campaigns.play.attributes import check_number, number
 from backend.campaigns.play.story_tools import FINISH_TURN
 from backend.campaigns.play.table import Table

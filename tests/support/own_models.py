@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 from uuid import UUID
 
-from backend.doctor import Finding, examine
 from backend.memory.index.protocol import VectorIndex
+from backend.operations.doctor import Finding, examine
 from backend.settings import Settings
 from tests.fakes.openai_server import API_KEY, OpenAIServer
 from tests.support.memory import API, jobs_left, points_of, rows_of, settled, tell

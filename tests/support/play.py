@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, cast
 from uuid import UUID
 
-from backend.campaigns.items import Clock, Entity, Item, Thread, World
+from backend.campaigns.ledger.items import Clock, Entity, Item, Thread, World
 from backend.campaigns.play.table import Table
 from backend.campaigns.play.tools import Outcome
 from backend.database.base import new_id

@@ -31,7 +31,7 @@ TALEKEEPER = Path(sys.executable).with_name("talekeeper")
 _CAN_COPY = hasattr(os, "fork")
 _PROCESSES = get_context("forkserver") if _CAN_COPY else get_context("spawn")
 _PROCESSES.set_forkserver_preload(
-    ["backend.app", "backend.doctor", "backend.server", "alembic.command"]
+    ["backend.app", "backend.operations.doctor", "backend.server", "alembic.command"]
 )
 
 

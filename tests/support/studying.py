@@ -14,14 +14,14 @@ from uuid import UUID
 
 from sqlalchemy import delete, select
 
-from backend.campaigns.name_cache import NameCache
-from backend.campaigns.story_clock import StoryClock
+from backend.campaigns.state.snapshot import NameCache
+from backend.campaigns.state.story_clock import StoryClock
 from backend.chats.models import Chat, Message
-from backend.chronicles.reading import StoryEvent, current_events
+from backend.chronicles.repository import StoryEvent, current_events
 from backend.enrichment.models import EnrichmentMark, EnrichmentRun
 from backend.enrichment.outbox import QUESTIONS, TURN, EnrichmentOutbox
 from backend.enrichment.pipeline import EnrichmentRuntime
-from backend.enrichment.runs import RunDetail, open_detail
+from backend.enrichment.runs.store import RunDetail, open_detail
 from backend.enrichment.runtime import job_kinds, open_enrichment
 from backend.jobs.keys import JobKeys
 from backend.jobs.models import Job

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from backend.code_spans import CodeSpans
+from backend.core.code_spans import CodeSpans
 
 
 @pytest.mark.parametrize("cut", [True, False])

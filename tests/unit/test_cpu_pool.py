@@ -12,9 +12,9 @@ from uuid import uuid4
 
 import pytest
 
-from backend.cpu_pool import (
-    MOST_WAITING,
-    SMALL,
+from backend.core.cpu_pool import (
+    INLINE_CHARACTERS,
+    MAX_WAITING,
     CpuPool,
     TooMuchWorkError,
     WorkStoppedError,
@@ -88,8 +88,8 @@ async def test_work_gives_its_result_and_its_error(pool: CpuPool) -> None:
 
 async def test_small_work_is_done_at_once_and_the_rest_in_a_thread(pool: CpuPool) -> None:
     here = threading.get_ident()
-    assert await pool.run(ADA, threading.get_ident, size=SMALL) == here
-    assert await pool.run(ADA, threading.get_ident, size=SMALL + 1) != here
+    assert await pool.run(ADA, threading.get_ident, size=INLINE_CHARACTERS) == here
+    assert await pool.run(ADA, threading.get_ident, size=INLINE_CHARACTERS + 1) != here
     assert await pool.run(ADA, threading.get_ident) != here
 
 
@@ -145,7 +145,7 @@ async def test_more_waiting_requests_than_allowed_are_refused_and_jobs_are_not(
     pool: CpuPool,
 ) -> None:
     hog = Held()
-    tasks = [asyncio.create_task(pool.run(ADA, hog)) for _ in range(1 + MOST_WAITING)]
+    tasks = [asyncio.create_task(pool.run(ADA, hog)) for _ in range(1 + MAX_WAITING)]
     await begun(hog)
     await settled()
     with pytest.raises(TooMuchWorkError):
@@ -187,7 +187,7 @@ async def test_running_work_of_a_cancelled_caller_stops(pool: CpuPool) -> None:
 async def test_work_past_its_deadline_stops_and_its_caller_gets_an_error(
     pool: CpuPool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("backend.cpu_pool.DEADLINE_SECONDS", 0.05)
+    monkeypatch.setattr("backend.core.cpu_pool.DEADLINE_SECONDS", 0.05)
     endless = Endless()
     with pytest.raises(WorkTimeoutError):
         await pool.run(ADA, endless)
@@ -200,7 +200,7 @@ async def test_work_past_its_deadline_that_does_not_stop_still_holds_its_users_p
 ) -> None:
     hog = Held()
     with monkeypatch.context() as short, pytest.raises(WorkTimeoutError):
-        short.setattr("backend.cpu_pool.DEADLINE_SECONDS", 0.05)
+        short.setattr("backend.core.cpu_pool.DEADLINE_SECONDS", 0.05)
         await pool.run(ADA, hog)
     following = asyncio.create_task(pool.run(ADA, lambda: "next"))
     await settled()
@@ -212,7 +212,7 @@ async def test_work_past_its_deadline_that_does_not_stop_still_holds_its_users_p
 async def test_slow_work_of_some_users_does_not_stop_the_others(
     pool: CpuPool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("backend.cpu_pool.SLOW_SECONDS", 0.01)
+    monkeypatch.setattr("backend.core.cpu_pool.SLOW_SECONDS", 0.01)
     hogs = [Held() for _ in range(4)]
     slow = [asyncio.create_task(pool.run(uuid4(), hog)) for hog in hogs]
     assert await asyncio.wait_for(pool.run(ADA, lambda: "meanwhile"), 30) == "meanwhile"
@@ -233,7 +233,7 @@ async def test_a_timeout_of_the_work_itself_is_an_error_like_any_other(pool: Cpu
 async def test_a_closed_pool_stops_work_that_does_not_end_soon(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("backend.cpu_pool.CLOSE_SECONDS", 0.01)
+    monkeypatch.setattr("backend.core.cpu_pool.CLOSE_SECONDS", 0.01)
     pool, endless = CpuPool(1), Endless()
     task = asyncio.create_task(pool.run(ADA, endless))
     await begun(endless)
@@ -314,7 +314,7 @@ FIRST_USES = """
 import sys, threading
 import msgspec
 import backend.container
-from backend.cpu_pool import CpuPool
+from backend.core.cpu_pool import CpuPool
 
 def below(base):
     for struct in base.__subclasses__():

@@ -10,10 +10,10 @@ from uuid import uuid4
 import pytest
 from litestar import Litestar, Request, get, post
 
-from backend.cpu_pool import CpuPool, WorkStoppedError, check_stopped
-from backend.disconnects import DisconnectMiddleware
-from backend.http import EXCEPTION_HANDLERS
-from backend.wire import ENDS_WITH_CLIENT
+from backend.core.cpu_pool import CpuPool, WorkStoppedError, check_stopped
+from backend.http.disconnects import DisconnectMiddleware
+from backend.http.responses import EXCEPTION_HANDLERS
+from backend.http.schemas import ENDS_WITH_CLIENT
 
 pytestmark = pytest.mark.anyio
 

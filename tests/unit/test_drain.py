@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from backend.drain import Drain
+from backend.http.drain import Drain
 
 pytestmark = pytest.mark.anyio
 

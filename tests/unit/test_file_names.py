@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from backend.file_names import file_stem, portable_paths
+from backend.core.files import file_stem, portable_paths
 
 
 @pytest.mark.parametrize(

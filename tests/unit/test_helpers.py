@@ -7,7 +7,7 @@ from itertools import pairwise
 
 import pytest
 
-from backend.helpers import STABLE_SECONDS, HelperStarts
+from backend.core.helpers import STABLE_SECONDS, HelperStarts
 from tests.support.logs import Logged, caught_logs
 
 
@@ -22,7 +22,7 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
-    monkeypatch.setattr("backend.helpers.time", clock)
+    monkeypatch.setattr("backend.core.helpers.time", clock)
     return clock
 
 

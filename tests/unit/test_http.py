@@ -11,7 +11,7 @@ from litestar.di import NamedDependency, Provide
 from litestar.params import JSONBody
 from litestar.testing import AsyncTestClient
 
-from backend.http import EXCEPTION_HANDLERS
+from backend.http.responses import EXCEPTION_HANDLERS
 
 pytestmark = pytest.mark.anyio
 

@@ -20,14 +20,14 @@ from backend.campaigns.files.vault_reader import read_vault
 from backend.chats.drafts import opens_scene
 from backend.enrichment.agent.duplicates import terms_of
 from backend.enrichment.cleaning import paragraphs
-from backend.generation._demo_agent import calls
-from backend.generation.failure_causes import _RULES
+from backend.generation.adapters.demo import calls
+from backend.generation.failures.causes import _RULES
 from backend.generation.model import Prompt, PromptMessage, Tool
 from backend.generation.thoughts import _KNOWN_MARKS
-from backend.lorebooks.activation.decorators import split_decorators
-from backend.memory.chunks import chunked
-from backend.memory.parsed_query import _pattern, without_names
-from backend.memory.query_words import languages, words_of
+from backend.lorebooks.activation.compiled import split_decorators
+from backend.memory.indexing.documents import chunked
+from backend.memory.search.query import _pattern, without_names
+from backend.memory.search.words import languages, words_of
 from tests.support.regex_finder import Found, _held_by, _inline, page_patterns, python_patterns
 from tests.support.regex_growth import EVERY_START, find_attack
 
@@ -40,9 +40,9 @@ PACKAGES = sorted(
 )
 MADE_AT_RUN_TIME: Mapping[str, Sequence[re.Pattern[str]]] = {
     "backend.generation.thoughts.__init__": [_KNOWN_MARKS.text.any],
-    "backend.memory.parsed_query._pattern": [_pattern("Ann Bo")],
-    "backend.generation.failure_causes._rule": [rule.words for rule in _RULES],
-    "backend.generation.provider_faults.remove_keys": [
+    "backend.memory.search.query._pattern": [_pattern("Ann Bo")],
+    "backend.generation.failures.causes._rule": [rule.words for rule in _RULES],
+    "backend.generation.failures.provider_faults.remove_keys": [
         re.compile(r"(?<!\w)sk\-1(?!\w)", re.IGNORECASE)
     ],
 }

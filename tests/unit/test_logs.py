@@ -18,7 +18,7 @@ from uuid import UUID
 import pytest
 import structlog
 
-from backend.logs import (
+from backend.core.logs import (
     EVENT,
     FIELDS,
     Format,
@@ -33,7 +33,7 @@ CANARY = "the-canary-sings-in-the-cellar"
 SENTENCE = f"She whispered: {CANARY}"
 BACKEND = Path(__file__).parents[2] / "backend"
 
-log = get_logger("backend.turns.service")
+log = get_logger("backend.turns.api.service")
 
 
 class Output:
@@ -98,7 +98,7 @@ def test_an_event_comes_with_its_fields_its_logger_its_level_and_its_time(output
     assert line.pop("timestamp").endswith("Z")
     assert line == {
         "event": "turn.finished",
-        "logger_name": "backend.turns.service",
+        "logger_name": "backend.turns.api.service",
         "level": "info",
         "turn_id": str(turn),
         "model": "demo",
@@ -159,7 +159,7 @@ def test_an_exception_is_told_by_type_and_place(output: Output) -> None:
 def test_what_is_logged_before_it_is_told_how_shows_no_variables_either() -> None:
     program = """
 import rich
-from backend.logs import get_logger
+from backend.core.logs import get_logger
 
 def fail(secret):
     raise ValueError

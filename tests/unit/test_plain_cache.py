@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from uuid import uuid4
 
-from backend.plain_cache import PlainCache
+from backend.core.plain_cache import PlainCache
 
 USER, OTHER = uuid4(), uuid4()
 FIRST, SECOND, THIRD = uuid4(), uuid4(), uuid4()

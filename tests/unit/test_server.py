@@ -15,8 +15,8 @@ import uvicorn
 import zxingcpp
 from uvicorn.server import ServerState
 
-from backend.drain import Drain
 from backend.generation.registry import ModelRegistry
+from backend.http.drain import Drain
 from backend.lan.service import LocalNetwork
 from backend.server import LanProtocol, Server, greeting, open_listener
 from tests.support.server import settings_of
@@ -134,7 +134,7 @@ def test_the_greeting_names_the_address_for_phones_and_draws_it_where_that_can_b
     monkeypatch.setattr("sys.stdout", screen)
     with socket.create_server(("127.0.0.1", 0)) as listener:
         said = greeting(settings, ModelRegistry(), listener, lan, embeds=True)
-    assert "in this network: https://192.168.7.20:8443" in said
+    assert "on this network: https://192.168.7.20:8443" in said
     assert read_qr(said) == codes
     said.encode(screen.encoding)
 

@@ -5,7 +5,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from backend.wire import convert_list
+from backend.http.schemas import convert_list
 
 
 class Line(msgspec.Struct):

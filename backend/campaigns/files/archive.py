@@ -1,28 +1,40 @@
-"""A campaign as a zip of JSON files, from which it is imported to the same state. CPU-bound.
-
-`campaign_data.json` says what the campaign is and where its world stands; one file for each kind of
-item holds those that exist; `ledger.json` how they came to be; `narratives.json` is its chronicle,
-`compaction_state.json` how far it was compacted, and `chats/` has its sessions, one file each.
-Ids hold within the zip alone.
-"""
+"""Reads the zip of JSON files that `archive` writes: a campaign under new ids. CPU-bound."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
-from typing import Annotated, Any, Literal
+from datetime import UTC, datetime
+from itertools import pairwise
+from typing import Annotated, Any, Literal, NamedTuple, TypeVar, cast
 from uuid import UUID
 
 import msgspec
 
-from backend.campaigns.items import Kind, Line
-from backend.campaigns.ledger import EXISTS, State, exists
+from backend.campaigns.api.schemas import CampaignFields
+from backend.campaigns.errors import CampaignFileError
+from backend.campaigns.files.draft import (
+    MAX_CHANGES,
+    CampaignDraft,
+    LedgerLine,
+    check_items,
+    check_work,
+)
+from backend.campaigns.ledger.changes import EXISTS, Operations, State, exists
+from backend.campaigns.ledger.items import STRUCTS, Kind, Line
+from backend.campaigns.ledger.records import REFERENCE_LISTS, REFERENCES
 from backend.campaigns.models import Actor
-from backend.campaigns.schemas import CampaignFields
+from backend.campaigns.rules import check_rules
+from backend.characters.cards.text import parse_json
+from backend.characters.errors import CardError
+from backend.chats.transfer import YEARS, ChatLog, new_message_ids, read_log
 from backend.chronicles.events import ChronicleFields
-from backend.chronicles.files import write_file
-from backend.chronicles.reading import StoryEvent
+from backend.chronicles.repository import StoryEvent
+from backend.chronicles.transfer import EventRecord, read_file, write_file
+from backend.core.cpu_pool import check_stopped
+from backend.database.base import new_id
+from backend.errors import AppError, ValidationError
+from backend.http.schemas import convert_list
 
 MAIN = "campaign_data.json"
 CHATS = "chats/"
@@ -139,3 +151,244 @@ def write_archive(campaign: OpenCampaign) -> dict[str, bytes]:
 
 def _indented(value: Any) -> bytes:
     return msgspec.json.format(msgspec.json.encode(value), indent=2)
+
+
+MAX_CHATS = 1_000
+
+T = TypeVar("T")
+
+
+class ItemRecord(NamedTuple):
+    """An item of a file, and which it is there: `npcs.json[3]`."""
+
+    where: str
+    item_id: UUID
+    kind: Kind
+    fields: dict[str, Any]
+
+
+def read_archive(files: Mapping[str, bytes]) -> CampaignDraft:
+    """Read the files of a zip that somebody sends.
+
+    Raises `CampaignFileError`, which names file and place.
+    """
+    main = _read(files, MAIN, CampaignRecord)
+    assert main is not None  # noqa: S101  # it is what the zip was recognised by
+    counters = _read(files, "compaction_state.json", CompactionRecord) or CompactionRecord()
+    changes = _read_list(files, "ledger.json", ChangeRecord)
+    items = _read_items(files)
+    kinds = _kinds(main, changes, items)
+    renumbered = Renumbered(kinds)
+    draft = CampaignDraft(
+        id=renumbered.ids[main.id],
+        fields=CampaignFields(
+            name=main.name, rules=main.rules, brief=main.brief, settings=main.settings
+        ),
+        kinds={renumbered.ids[old]: kind for old, kind in sorted(kinds.items())},
+        version=max([counters.version, *(change.version for change in changes)]),
+        edits=counters.edits,
+        compactions=counters.compactions,
+    )
+    _check_rules(draft)
+    draft.states[draft.id] = {EXISTS: True, **_read_item(renumbered, "world", main.world, MAIN)}
+    for where, item_id, kind, fields in items:
+        if kind == "term":
+            draft.uses[renumbered.ids[item_id]] = _count(fields.pop("uses", 0), where)
+        state = _read_item(renumbered, kind, fields, where)
+        draft.states[renumbered.ids[item_id]] = {EXISTS: True, **state}
+    check_items(draft)
+    draft.chats, message_ids = _read_chats(files)
+    draft.ids = {**renumbered.ids, **message_ids}
+    told = {each for log in draft.chats for each in log.path()}
+    draft.lines = [_line(renumbered, change, message_ids, told) for change in changes]
+    check_work(draft.lines)
+    draft.events = _read_events(files)
+    return draft
+
+
+def _kinds(
+    main: CampaignRecord, changes: Sequence[ChangeRecord], items: Sequence[ItemRecord]
+) -> dict[UUID, Kind]:
+    """The kind of every item. Raises `CampaignFileError` where the ledger can't be one."""
+    if len(changes) > MAX_CHANGES:
+        raise CampaignFileError(f"ledger.json has more than {MAX_CHANGES:,} changes.")
+    for before, after in pairwise(changes):
+        if after.seq <= before.seq:
+            raise CampaignFileError("ledger.json is not sorted by `seq`.")
+    kinds: dict[UUID, Kind] = {main.id: "world"}
+    for change in changes:
+        if kinds.setdefault(change.item_id, change.kind) != change.kind:
+            raise CampaignFileError(
+                f"ledger.json, change {change.seq}: the item is of another kind."
+            )
+    for where, item_id, kind, _ in items:
+        if kinds.setdefault(item_id, kind) != kind:
+            raise CampaignFileError(f"{where}.id is the id of an item of another kind.")
+    if list(kinds.values()).count("world") > 1:
+        raise CampaignFileError("ledger.json has changes of another campaign's world.")
+    return kinds
+
+
+def told_items(files: Mapping[str, bytes], draft: CampaignDraft) -> list[UUID]:
+    """Items of the ledger whose kind has a file: those that are not in it were taken out."""
+    there: set[Kind] = {kind for kind, name in ITEM_FILES.items() if name in files}
+    if files.keys() >= set(ENTITY_FILES.values()):
+        there.add("entity")
+    return [item_id for item_id, kind in draft.kinds.items() if kind in there]
+
+
+class Renumbered:
+    """New ids for old ones. Ids sort by time, and the new ones sort as the old ones do."""
+
+    def __init__(self, old: Mapping[UUID, Kind]) -> None:
+        self.ids = {each: new_id() for each in sorted(old)}
+        self._texts = {str(each): str(made) for each, made in self.ids.items()}
+        self._known = frozenset({*self._texts, "gm", "public"})
+
+    def value(self, value: Any) -> Any:
+        """A value of JSON in which every old id is its new one."""
+        if isinstance(value, str):
+            return self._texts.get(value, value)
+        if isinstance(value, list):
+            return [self.value(one) for one in cast("Any", value)]
+        if isinstance(value, dict):
+            members = cast("dict[str, Any]", value)
+            return {key: self.value(member) for key, member in members.items()}
+        return value
+
+    def members(self, fields: dict[str, Any], where: str) -> dict[str, Any]:
+        """Fields of an item, renumbered. Raises `CampaignFileError` for an id of no item."""
+        for key in fields.keys() & {*REFERENCES, *REFERENCE_LISTS}:
+            value = fields[key]
+            for one in cast("Any", value) if isinstance(value, list) else [value]:
+                if isinstance(one, str) and one not in self._known:
+                    raise CampaignFileError(
+                        f"{where}: `{key}` is not the id of an item in the file."
+                    )
+        return {key: self.value(value) for key, value in fields.items()}
+
+
+def _count(value: Any, where: str) -> int:
+    try:
+        return msgspec.convert(value, Number)
+    except msgspec.ValidationError as error:
+        raise CampaignFileError(f"{where}.uses: {error}.") from error
+
+
+def _read_item(renumbered: Renumbered, kind: Kind, fields: dict[str, Any], where: str) -> State:
+    try:
+        msgspec.convert(fields, STRUCTS[kind], strict=True)
+    except msgspec.ValidationError as error:
+        raise CampaignFileError(f"{where}: {error}.") from error
+    return renumbered.members(fields, where)
+
+
+def _line(
+    renumbered: Renumbered,
+    change: ChangeRecord,
+    message_ids: Mapping[UUID, UUID],
+    told: Collection[UUID],
+) -> LedgerLine:
+    """A change under new ids. It counts as its messages say, where any of them came along."""
+    check_stopped()
+    sources = {each.message_id for each in change.sources} & message_ids.keys()
+    where = f"ledger.json, change {change.seq}"
+    if change.created_at.tzinfo is None or change.created_at.year not in YEARS:
+        raise CampaignFileError(
+            f"{where}: `created_at` has no UTC offset, or its year is out of range."
+        )
+    return LedgerLine(
+        item_id=renumbered.ids[change.item_id],
+        operations=Operations(
+            set=renumbered.members(change.set, where),
+            add=renumbered.members(change.add, where),
+            remove=renumbered.members(change.remove, where),
+            because=change.because,
+        ),
+        seq=change.seq,
+        version=change.version,
+        actor=change.actor,
+        is_undone=change.undone,
+        is_on_path=not sources.isdisjoint(told) if sources else change.on_path,
+        messages=[message_ids[each] for each in sources],
+        created_at=change.created_at.astimezone(UTC),
+    )
+
+
+def _read_items(files: Mapping[str, bytes]) -> list[ItemRecord]:
+    """What the files of items hold."""
+    found: list[ItemRecord] = []
+    named: list[tuple[Kind, str]] = [("entity", name) for name in ENTITY_FILES.values()]
+    seen: set[UUID] = set()
+    for kind, name in (*named, *ITEM_FILES.items()):
+        for number, fields in enumerate(_read_list(files, name, dict[str, Any])):
+            check_stopped()
+            where = f"{name}[{number}]"
+            try:
+                item_id = msgspec.convert(fields.pop("id", None) or new_id(), UUID)
+            except msgspec.ValidationError as error:
+                raise CampaignFileError(f"{where}.id: {error}.") from error
+            if item_id in seen:
+                raise CampaignFileError(f"{where}.id is already used by an earlier item.")
+            seen.add(item_id)
+            found.append(ItemRecord(where, item_id, kind, fields))
+    return found
+
+
+def _read_chats(files: Mapping[str, bytes]) -> tuple[list[ChatLog], dict[UUID, UUID]]:
+    """The sessions, and a new id for each of their messages."""
+    names = sorted(each for each in files if each.startswith(CHATS) and each.endswith(".jsonl"))
+    if len(names) > MAX_CHATS:
+        raise CampaignFileError(f"The file has more than {MAX_CHATS:,} chats.")
+    chats: list[ChatLog] = []
+    ids: dict[UUID, UUID] = {}
+    for name in names:
+        try:
+            log = read_log(files[name])
+        except ValidationError as error:
+            raise CampaignFileError(f"{name}: {error.detail}") from error
+        if any(line.id in ids for line in log.lines):
+            raise CampaignFileError(f"{name} contains a message from another chat's file.")
+        ids |= new_message_ids(log)
+        chats.append(log)
+    return chats, ids
+
+
+def _read_events(files: Mapping[str, bytes]) -> list[EventRecord]:
+    """What happened, in story order."""
+    if "narratives.json" not in files:
+        return []
+    try:
+        return read_file(files["narratives.json"]).events
+    except AppError as error:
+        raise CampaignFileError(f"narratives.json: {error.detail}") from error
+
+
+def _check_rules(draft: CampaignDraft) -> None:
+    try:
+        check_rules(draft.fields.rules)
+    except ValidationError as error:
+        raise CampaignFileError(f"{MAIN}: {error.detail}") from error
+
+
+def _read(files: Mapping[str, bytes], name: str, kind: type[T]) -> T | None:
+    """One file as what it is to hold; None where there is none."""
+    if name not in files:
+        return None
+    return _convert(files, name, lambda value: msgspec.convert(value, kind, strict=True))
+
+
+def _read_list(files: Mapping[str, bytes], name: str, kind: type[T]) -> list[T]:
+    """The entries of one file; none if there is no such file."""
+    if name not in files:
+        return []
+    return _convert(files, name, lambda value: convert_list(value, kind))
+
+
+def _convert(files: Mapping[str, bytes], name: str, convert: Callable[[Any], T]) -> T:
+    try:
+        return convert(parse_json(files[name]))
+    except CardError as error:
+        raise CampaignFileError(f"{name}: {error.detail}") from error
+    except msgspec.ValidationError as error:
+        raise CampaignFileError(f"{name}: {error}.") from error

@@ -8,9 +8,8 @@ from litestar import Controller, Request, Response, get, post
 from litestar.di import NamedDependency
 from litestar.params import FromPath, FromQuery, QueryParameter
 
-from backend.accounts.activity import ActivityLog
-from backend.accounts.identity import Identity
-from backend.audience import GM, ViewpointText, read_viewpoint
+from backend.accounts.auth.identity import Identity
+from backend.accounts.profile.activity import ActivityLog
 from backend.campaigns.errors import (
     CampaignFileError,
     CampaignFullError,
@@ -24,7 +23,8 @@ from backend.characters.uploads import (
     read_upload,
 )
 from backend.chronicles.errors import ChronicleFullError
-from backend.wire import ENDS_WITH_CLIENT, FILES, RAISES, etag
+from backend.core.audience import GM, ViewpointText, read_viewpoint
+from backend.http.schemas import ENDS_WITH_CLIENT, FILES, RAISES, make_etag
 
 
 class CampaignTransferController(Controller):
@@ -59,7 +59,7 @@ class CampaignTransferController(Controller):
         made = await campaign_transfer.import_new(
             identity, upload.data, upload.name.strip() or stem
         )
-        return Response(made, headers={"ETag": etag(made.version)})
+        return Response(made, headers={"ETag": make_etag(made.version)})
 
     @get(
         "/{campaign_id:uuid}/export",

@@ -10,11 +10,9 @@ from uuid import UUID
 
 import msgspec
 
-from backend.audience import GM, opened, stored
+from backend.campaigns.api.schemas import CampaignFields
 from backend.campaigns.errors import CampaignFileError
-from backend.campaigns.item_service import MAX_ITEMS
-from backend.campaigns.items import Kind
-from backend.campaigns.ledger import (
+from backend.campaigns.ledger.changes import (
     DELETION,
     Operations,
     State,
@@ -25,15 +23,23 @@ from backend.campaigns.ledger import (
     fold,
     item_of,
 )
+from backend.campaigns.ledger.item_service import MAX_ITEMS
+from backend.campaigns.ledger.items import Kind
+from backend.campaigns.ledger.records import references
 from backend.campaigns.models import Actor
-from backend.campaigns.records import references
 from backend.campaigns.rules import rules_of
-from backend.campaigns.schemas import CampaignFields
-from backend.chats.logs import ChatLog
-from backend.chronicles.files import EventRecord
-from backend.cpu_pool import check_stopped
+from backend.characters.cards.model import Limit
+from backend.chats.transfer import ChatLog
+from backend.chronicles.transfer import EventRecord
+from backend.core.audience import GM, decode_audience, encode_audience
+from backend.core.cpu_pool import check_stopped
 from backend.database.base import now
 from backend.errors import ValidationError
+
+ZIP_ENTRIES = Limit("archive_entries", 5_000, "archive entries")
+MAX_FILES = 4_900
+"""Files of entities in a vault: with its lists, it can be imported again."""
+
 
 MAX_WARNINGS = 200
 MAX_CHANGES = 200_000
@@ -95,11 +101,11 @@ class CampaignDraft:
 
     def audience(self, column: str) -> str:
         """An audience of the file as it is stored here; who is not known here may know nothing."""
-        audience = opened(column)
+        audience = decode_audience(column)
         if isinstance(audience, str):
             return audience
         found = [self.ids[each] for each in audience if each in self.ids]
-        return stored(found) if found else GM
+        return encode_audience(found) if found else GM
 
 
 def settle(draft: CampaignDraft, *, told: Iterable[UUID] = ()) -> dict[UUID, tuple[State, int]]:
@@ -157,7 +163,9 @@ def check_items(draft: CampaignDraft) -> None:
             raise CampaignFileError(f"{name}: {error.detail}") from error
         for member, ids in references(item).items():
             if lost := [each for each in ids if each not in draft.kinds]:
-                raise CampaignFileError(f"{name}: `{member}` names {lost[0]}, no item of the file.")
+                raise CampaignFileError(
+                    f"{name}: `{member}` names {lost[0]}, which is not in the file."
+                )
 
 
 def check_work(lines: Sequence[LedgerLine]) -> None:

@@ -6,14 +6,12 @@ from collections.abc import Collection, Mapping
 from uuid import UUID
 
 from backend.campaigns.errors import CampaignFileError
-from backend.campaigns.files.archive import MAIN
-from backend.campaigns.files.archive_reader import read_archive, told_items
-from backend.campaigns.files.draft import CampaignDraft
-from backend.campaigns.files.limits import ZIP_ENTRIES
+from backend.campaigns.files.archive import MAIN, read_archive, told_items
+from backend.campaigns.files.draft import ZIP_ENTRIES, CampaignDraft
 from backend.campaigns.files.vault import FOLDER_KINDS
 from backend.campaigns.files.vault_reader import is_vault, read_vault
 from backend.characters.cards.charx import is_archive, unpack
-from backend.characters.cards.limits import check_file_size
+from backend.characters.cards.model import check_file_size
 from backend.characters.errors import CardError, CardLimitError
 
 OWN_FOLDERS = frozenset({"canon", "chats", *FOLDER_KINDS})
@@ -29,7 +27,7 @@ def read_campaign(data: bytes, name: str) -> tuple[CampaignDraft, Collection[UUI
     """
     check_file_size(len(data))
     if not is_archive(data):
-        raise CampaignFileError("This is no zip file.")
+        raise CampaignFileError("This is not a zip file.")
     try:
         files, folder = _without_folder(unpack(data, what="zip file", entries=ZIP_ENTRIES))
     except CardLimitError as error:
@@ -43,7 +41,7 @@ def read_campaign(data: bytes, name: str) -> tuple[CampaignDraft, Collection[UUI
     if is_vault(files):
         return read_vault(files, folder.strip() or name), ()
     raise CampaignFileError(
-        f"The zip file holds no campaign: neither `{MAIN}`, nor a vault with `campaign.md` or "
+        f"The zip file contains no campaign: neither `{MAIN}` nor a vault with `campaign.md` or "
         "a folder `canon`."
     )
 

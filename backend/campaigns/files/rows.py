@@ -13,20 +13,20 @@ from uuid import UUID
 
 import msgspec
 
-from backend.campaigns import ledger_store
 from backend.campaigns.files.archive import ChangeRecord, SourceRecord
 from backend.campaigns.files.draft import CampaignDraft
-from backend.campaigns.item_rows import item_row, read_state
-from backend.campaigns.items import Kind
-from backend.campaigns.ledger import State, exists
+from backend.campaigns.ledger import store as ledger_store
+from backend.campaigns.ledger.changes import State, exists
+from backend.campaigns.ledger.items import Kind
+from backend.campaigns.ledger.records import keep_references, seal_campaign
+from backend.campaigns.ledger.store import item_row, read_state
 from backend.campaigns.models import OPERATIONS, Campaign
-from backend.campaigns.records import keep_references, seal_campaign
-from backend.chats.counting import CountUnit
-from backend.chats.logs import ChatLog, message_rows
 from backend.chats.models import CHAT_TITLE
-from backend.chronicles.reading import SourceMessage
+from backend.chats.token_counting import CountUnit
+from backend.chats.transfer import ChatLog, message_rows
+from backend.chronicles.repository import SourceMessage
 from backend.chronicles.transfer import IncomingEvent, incoming_event
-from backend.cpu_pool import check_stopped
+from backend.core.cpu_pool import check_stopped
 from backend.database.base import new_id
 from backend.vault.sealing import Sealer
 

@@ -12,8 +12,9 @@ import msgspec
 from sqlalchemy import insert, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from backend.accounts.identity import Identity
-from backend.audience import GM, Viewpoint, is_known_to, known_to
+from backend.accounts.auth.identity import Identity
+from backend.campaigns.api.schemas import CampaignView
+from backend.campaigns.api.service import check_room
 from backend.campaigns.files.archive import (
     CompactionRecord,
     OpenCampaign,
@@ -32,33 +33,31 @@ from backend.campaigns.files.rows import (
     open_items,
 )
 from backend.campaigns.files.vault_writer import write_vault
-from backend.campaigns.known_states import known_items
+from backend.campaigns.ledger.records import campaign_views, open_campaign, reading
 from backend.campaigns.models import Campaign, CampaignChange, CampaignItem, ChangeSource
-from backend.campaigns.records import campaign_views, open_campaign, reading
 from backend.campaigns.rules import rules_of
-from backend.campaigns.schemas import CampaignView
-from backend.campaigns.service import check_room
-from backend.campaigns.viewpoints import check_viewpoint
+from backend.campaigns.state.known_states import known_items
+from backend.campaigns.state.viewpoints import check_viewpoint
 from backend.characters.cards.charx import pack
 from backend.characters.exporting import ExportedFile
 from backend.characters.models import Character, Persona
-from backend.chats.counting import CountUnit
-from backend.chats.logs import write_log
 from backend.chats.model_choice import counting_spec
 from backend.chats.models import Chat, ChatCharacter, Message
 from backend.chats.repository import character_ids
+from backend.chats.token_counting import CountUnit
+from backend.chats.transfer import write_log
 from backend.chronicles.event_search import all_events
 from backend.chronicles.events import ChronicleFields
 from backend.chronicles.index_source import KIND as EVENTS
-from backend.chronicles.reading import StoryEvent
-from backend.chronicles.repository import make_chronicle
+from backend.chronicles.repository import StoryEvent, make_chronicle
 from backend.chronicles.transfer import write_events
-from backend.cpu_pool import CpuPool
-from backend.database.base import chunks, read_unhurried
+from backend.core.audience import GM, Viewpoint, filter_known_to, may_know
+from backend.core.cpu_pool import CpuPool
+from backend.database.base import split_chunks, stream_rows
 from backend.database.engine import Database
 from backend.generation.tokens import best_tokenizer
 from backend.llm.user_models import UserModels
-from backend.memory.outbox import IndexOutbox
+from backend.memory.indexing.outbox import IndexOutbox
 from backend.quotas.service import CheckAdded
 
 ExportFormat = Literal["json", "vault"]
@@ -231,19 +230,19 @@ async def insert_campaign(
 
 
 async def _insert(session: AsyncSession, table: type[Any], rows: Sequence[dict[str, Any]]) -> None:
-    for part in chunks(rows, AT_ONCE):
+    for part in split_chunks(rows, AT_ONCE):
         await session.execute(insert(table), list(part))
 
 
 async def _items(session: AsyncSession, campaign: Campaign, viewpoint: Viewpoint) -> Sequence[Any]:
     query = select(CampaignItem.id, CampaignItem.kind, CampaignItem.uses, CampaignItem.sealed_state)
     mine = CampaignItem.campaign_id == campaign.id, CampaignItem.user_id == campaign.user_id
-    query = query.where(*mine, known_to(viewpoint, CampaignItem.audience))
+    query = query.where(*mine, filter_known_to(viewpoint, CampaignItem.audience))
     return (await session.execute(query.order_by(CampaignItem.id))).all()
 
 
 def _is_known(event: StoryEvent, viewpoint: Viewpoint) -> bool:
-    return event.is_current and is_known_to(viewpoint, event.audience)
+    return event.is_current and may_know(viewpoint, event.audience)
 
 
 def _known_event(event: StoryEvent) -> StoryEvent:
@@ -262,13 +261,13 @@ async def _changes(
         CampaignItem.kind,
     ).join(CampaignItem, CampaignItem.id == CampaignChange.item_id)
     query = query.where(*mine).order_by(CampaignChange.seq)
-    rows = [row async for row in read_unhurried(session, query)]
+    rows = [row async for row in stream_rows(session, query)]
     sources: defaultdict[UUID, list[SourceRecord]] = defaultdict(list)
     theirs = select(ChangeSource.change_id, ChangeSource.chat_id, ChangeSource.message_id).join(
         CampaignChange, CampaignChange.id == ChangeSource.change_id
     )
     theirs = theirs.where(*mine).order_by(ChangeSource.message_id)
-    async for each in read_unhurried(session, theirs):
+    async for each in stream_rows(session, theirs):
         record = SourceRecord(chat_id=each.chat_id, message_id=each.message_id)
         sources[each.change_id].append(record)
     return rows, sources
@@ -285,7 +284,7 @@ async def _chats(
     for chat in chats:
         messages = select(Message.__table__).where(Message.chat_id == chat.id)
         messages = messages.order_by(Message.position, Message.id)
-        rows = [row async for row in read_unhurried(session, messages)]
+        rows = [row async for row in stream_rows(session, messages)]
         found.append((chat, members.get(chat.id, []), rows))
     return found
 
@@ -299,7 +298,7 @@ async def _people(session: AsyncSession, identity: Identity, draft: CampaignDraf
     wanted = [each for each in named if each is not None]
     found: set[UUID] = set()
     for table in (Character, Persona):
-        for part in chunks(wanted):
+        for part in split_chunks(wanted):
             mine = select(table.id).where(table.id.in_(part), table.user_id == identity.user_id)
             found |= set(await session.scalars(mine))
     return found

@@ -19,7 +19,7 @@ from backend.campaigns.files.markdown import (
     unlinked,
 )
 from backend.campaigns.files.vault import ATTRIBUTES, EntityKind
-from backend.campaigns.items import Entity
+from backend.campaigns.ledger.items import Entity
 
 _HELD = frozenset(
     {

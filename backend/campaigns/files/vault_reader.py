@@ -12,7 +12,7 @@ from uuid import UUID
 
 import msgspec
 
-from backend.audience import Audience
+from backend.campaigns.api.schemas import Brief, CampaignFields, CampaignSettings
 from backend.campaigns.errors import CampaignFileError
 from backend.campaigns.files import vault
 from backend.campaigns.files.draft import CampaignDraft, check_items
@@ -25,22 +25,14 @@ from backend.campaigns.files.markdown import (
 )
 from backend.campaigns.files.vault_entities import EntityFile
 from backend.campaigns.files.vault_lists import ListReader
-from backend.campaigns.items import (
-    MAX_DAY,
-    MAX_MEMBERS,
-    Fact,
-    Item,
-    Kind,
-    Relation,
-    World,
-)
-from backend.campaigns.ledger import State, creation, item_of
-from backend.campaigns.mentions import slug
+from backend.campaigns.ledger.changes import State, creation, item_of
+from backend.campaigns.ledger.items import MAX_DAY, MAX_MEMBERS, Fact, Item, Kind, Relation, World
+from backend.campaigns.names.mentions import slug
 from backend.campaigns.rules import DEFAULT, known_rules, rules_of
-from backend.campaigns.schemas import Brief, CampaignFields, CampaignSettings
 from backend.characters.cards.text import parse_json
 from backend.characters.errors import CardError, CardLimitError
-from backend.cpu_pool import check_stopped
+from backend.core.audience import Audience
+from backend.core.cpu_pool import check_stopped
 from backend.database.base import new_id
 from backend.errors import ValidationError
 

@@ -12,11 +12,10 @@ from uuid import UUID
 
 import msgspec
 
-from backend.audience import Audience, opened
 from backend.campaigns.errors import CampaignFileError
 from backend.campaigns.files import vault
 from backend.campaigns.files.archive import OpenCampaign
-from backend.campaigns.files.limits import MAX_FILES
+from backend.campaigns.files.draft import MAX_FILES
 from backend.campaigns.files.markdown import (
     detail_lines,
     document,
@@ -26,7 +25,8 @@ from backend.campaigns.files.markdown import (
     plain_entry,
 )
 from backend.campaigns.files.vault_entities import write_entity
-from backend.campaigns.items import (
+from backend.campaigns.ledger.changes import exists, item_of
+from backend.campaigns.ledger.items import (
     Chapter,
     Clock,
     Echo,
@@ -39,10 +39,10 @@ from backend.campaigns.items import (
     Thread,
     World,
 )
-from backend.campaigns.ledger import exists, item_of
-from backend.campaigns.mentions import slug
-from backend.chronicles.reading import StoryEvent
-from backend.file_names import is_device
+from backend.campaigns.names.mentions import slug
+from backend.chronicles.repository import StoryEvent
+from backend.core.audience import Audience, decode_audience
+from backend.core.files import is_device
 
 Details = list[tuple[str, str]]
 Groups = dict[str, list[str]]
@@ -84,7 +84,7 @@ class _Writer:
             self._stems[item_id] = stem
         if len(taken) > MAX_FILES:
             raise CampaignFileError(
-                f"A vault holds {MAX_FILES:,} people, places and things; there are {len(taken):,}. "
+                f"A vault can contain {MAX_FILES:,} named items; there are {len(taken):,}. "
                 "Export the campaign as JSON."
             )
         pointed = {fact.superseded_by for _, fact in self._of(Fact)}
@@ -210,7 +210,7 @@ class _Writer:
             ("pinned", "true" if event.is_pinned else ""),
         ]
         if event.audience != "public":
-            details += self._known_to(opened(event.audience))
+            details += self._known_to(decode_audience(event.audience))
         return plain_entry(fields.summary, _present(details))
 
     def _clocks(self) -> Groups:

@@ -14,8 +14,8 @@ from uuid import UUID
 import msgspec
 from msgspec import Meta
 
-from backend.campaigns.items import Clock, Entity
-from backend.campaigns.ledger import Operations
+from backend.campaigns.ledger.changes import Operations
+from backend.campaigns.ledger.items import Clock, Entity
 from backend.campaigns.play.attributes import attributes_of, members, number
 from backend.campaigns.play.costs import STRESS, Cost, add_stress, cost_text, pay
 from backend.campaigns.play.deltas import Short

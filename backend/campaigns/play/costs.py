@@ -8,7 +8,7 @@ from uuid import UUID
 import msgspec
 from msgspec import Meta
 
-from backend.campaigns.ledger import Operations, State
+from backend.campaigns.ledger.changes import Operations, State
 from backend.campaigns.play.attributes import number, texts
 from backend.campaigns.play.deltas import paid_key
 from backend.campaigns.play.echoes import is_visible, tick

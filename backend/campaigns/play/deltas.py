@@ -9,9 +9,8 @@ from uuid import UUID
 import msgspec
 from msgspec import Meta
 
-from backend.campaigns.attribute_text import render_name
-from backend.campaigns.items import Fact
-from backend.campaigns.ledger import Operations, State
+from backend.campaigns.ledger.changes import Operations, State
+from backend.campaigns.ledger.items import Fact
 from backend.campaigns.play.attributes import members
 from backend.campaigns.play.echoes import find_echo, tick
 from backend.campaigns.play.references import ENTITY_KINDS, Reference
@@ -19,6 +18,7 @@ from backend.campaigns.play.state import PLAY
 from backend.campaigns.play.table import Table
 from backend.campaigns.play.tools import ToolRefusedError
 from backend.campaigns.rules import AttributeType
+from backend.campaigns.state.state_block import render_name
 
 MAX_DELTAS = 20
 ATTRIBUTES = "attributes"

@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Literal, cast
 from uuid import UUID
 
-from backend.audience import PUBLIC, Audience, opened
-from backend.campaigns.item_rows import audience_of
-from backend.campaigns.items import Echo
-from backend.campaigns.ledger import Operations, State
+from backend.campaigns.ledger.changes import Operations, State
+from backend.campaigns.ledger.items import Echo
+from backend.campaigns.ledger.store import audience_of
 from backend.campaigns.play.references import called
 from backend.campaigns.play.tools import Happened, ToolRefusedError
+from backend.core.audience import PUBLIC, Audience, decode_audience
 
 if TYPE_CHECKING:
     from backend.campaigns.play.table import Table
@@ -90,7 +90,7 @@ def tick(table: Table, clock_id: UUID, segments: int) -> State:
     if is_full(after):
         what = called(after)
         text = f"{what}: {consequence}" if (consequence := after.get("consequence")) else what
-        audience = opened(audience_of(after))
+        audience = decode_audience(audience_of(after))
         table.state.happened.append(Happened(text, audience))
         kind: EchoKind = "threat" if after.get("kind", "threat") == "threat" else "cost"
         add_echo(table, kind, text, audience)

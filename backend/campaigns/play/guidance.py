@@ -8,14 +8,14 @@ from uuid import UUID
 
 import msgspec
 
-from backend.audience import GM
-from backend.campaigns.attribute_text import render_flags, render_name, render_value
-from backend.campaigns.items import Entity, World
-from backend.campaigns.ledger import EXISTS, State
+from backend.campaigns.ledger.changes import EXISTS, State
+from backend.campaigns.ledger.items import Entity, World
 from backend.campaigns.play.attributes import members
 from backend.campaigns.play.echoes import MOST_COSTS, MOST_THREATS, EchoKind, echoes, is_full
 from backend.campaigns.play.references import called
 from backend.campaigns.play.state import PLAY, POOL, ROLL
+from backend.campaigns.state.state_block import render_flags, render_name, render_value
+from backend.core.audience import GM
 from backend.prompts import PromptLibrary
 
 if TYPE_CHECKING:

@@ -9,14 +9,14 @@ from uuid import UUID
 
 import msgspec
 
-from backend.audience import GM, PUBLIC, AudienceMarks, put_mark
-from backend.campaigns.item_rows import audience_of
-from backend.campaigns.items import Kind
-from backend.campaigns.ledger import State, exists
-from backend.campaigns.mentions import slug
-from backend.campaigns.name_cache import Names
+from backend.campaigns.ledger.changes import State, exists
+from backend.campaigns.ledger.items import Kind
+from backend.campaigns.ledger.store import audience_of
+from backend.campaigns.names.mentions import slug
+from backend.campaigns.names.roster import Member, Roster
 from backend.campaigns.play.tools import ToolRefusedError
-from backend.campaigns.roster import Member, Roster
+from backend.campaigns.state.snapshot import Names
+from backend.core.audience import GM, PUBLIC, AudienceMarks, put_mark
 
 REF_LENGTH = 6
 """Of an item's id, the last digits: its short reference."""

@@ -7,9 +7,9 @@ from uuid import UUID
 
 import msgspec
 
-from backend.campaigns.items import MAX_MEMBERS
-from backend.campaigns.ledger import State
-from backend.campaigns.ledger_store import Change
+from backend.campaigns.ledger.changes import State
+from backend.campaigns.ledger.items import MAX_MEMBERS
+from backend.campaigns.ledger.store import Change
 from backend.campaigns.play.dice import DiceMode, Tier
 from backend.campaigns.play.references import Held
 from backend.campaigns.play.tools import Happened, Waiting

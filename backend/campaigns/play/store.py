@@ -9,28 +9,28 @@ from uuid import UUID
 import msgspec
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from backend.audience import GM, PUBLIC, Viewpoint, opened, stored
-from backend.campaigns import ledger_store
 from backend.campaigns.errors import CampaignFullError
-from backend.campaigns.history import change_views
-from backend.campaigns.item_service import check_item_room
-from backend.campaigns.ledger import applied, exists
-from backend.campaigns.ledger_store import Change
+from backend.campaigns.ledger import store as ledger_store
+from backend.campaigns.ledger.change_log import change_views
+from backend.campaigns.ledger.changes import applied, exists
+from backend.campaigns.ledger.item_service import check_item_room
+from backend.campaigns.ledger.records import item_states, named_items, open_campaign
+from backend.campaigns.ledger.store import Change
 from backend.campaigns.models import Campaign
-from backend.campaigns.name_cache import Names
 from backend.campaigns.play.table import Table, locked_fields
-from backend.campaigns.records import item_states, named_items, open_campaign
 from backend.campaigns.rules import rules_of
-from backend.campaigns.situation_reader import SituationReader
-from backend.campaigns.situations import CampaignLayers
+from backend.campaigns.state.situation_reader import SituationReader
+from backend.campaigns.state.situations import CampaignLayers
+from backend.campaigns.state.snapshot import Names
 from backend.chats.models import Chat, Message
 from backend.chronicles.errors import ChronicleFullError
+from backend.chronicles.event_writer import NewEvent, first_place, insert_events
 from backend.chronicles.events import MAX_SUMMARY, EventFields
-from backend.chronicles.reading import SourceMessage
-from backend.chronicles.writing import NewEvent, first_place, insert_events
+from backend.chronicles.repository import SourceMessage
+from backend.core.audience import GM, PUBLIC, Viewpoint, decode_audience, encode_audience
 from backend.database.base import now
 from backend.errors import ValidationError
-from backend.memory.outbox import note_change
+from backend.memory.indexing.outbox import note_change
 from backend.vault.sealing import Sealer
 
 
@@ -171,7 +171,7 @@ def _told_to(change: Change, column: str) -> Change:
     operations = change.operations
     if column == PUBLIC or operations.set.get("audience") != PUBLIC:
         return change
-    audience = msgspec.to_builtins(opened(column))
+    audience = msgspec.to_builtins(decode_audience(column))
     made = msgspec.structs.replace(operations, set={**operations.set, "audience": audience})
     return Change(change.kind, change.item_id, made)
 
@@ -208,7 +208,7 @@ async def _tell(
             sources=sources,
             audience=message.audience
             if message and each.audience == PUBLIC
-            else stored(each.audience),
+            else encode_audience(each.audience),
         )
         for each in table.happened
     ]

@@ -6,25 +6,28 @@ writes down with the reply. It can be saved while the turn waits for its player.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Annotated
+
+import msgspec
+from msgspec import Meta
+
+from backend.campaigns.play.dice import parse_notation
+from backend.campaigns.play.tools import Outcome, PlayTool, answer
+
+if TYPE_CHECKING:
+    pass
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
 from typing import Any, Literal, cast
 from uuid import UUID
 
-import msgspec
-
-from backend.audience import GM, Viewpoint
-from backend.campaigns.context import Form
-from backend.campaigns.items import STRUCTS, Item, Kind
-from backend.campaigns.ledger import Operations, State, applied, exists, state_of
-from backend.campaigns.ledger_store import Change
-from backend.campaigns.name_cache import Names
-from backend.campaigns.party import is_scene_here, story_place
+from backend.campaigns.ledger.changes import Operations, State, applied, exists, state_of
+from backend.campaigns.ledger.items import STRUCTS, Item, Kind
+from backend.campaigns.ledger.store import Change
 from backend.campaigns.play import guidance
 from backend.campaigns.play.dice import DiceMode, new_seed, roll
 from backend.campaigns.play.references import Held, References
-from backend.campaigns.play.rolls import ROLL_DICE
 from backend.campaigns.play.state import (
     PLAY,
     POOL,
@@ -40,18 +43,40 @@ from backend.campaigns.play.tools import (
     Event,
     Happened,
     Option,
-    Outcome,
-    PlayTool,
     ToolRefusedError,
     Waiting,
     refusal,
 )
 from backend.campaigns.rules import DEFAULT, Mood, Rules, known_rules, rules_of
+from backend.campaigns.state.party import is_scene_here, story_place
+from backend.campaigns.state.snapshot import Names
+from backend.campaigns.state.state_block import Form
+from backend.core.audience import GM, Viewpoint
 from backend.database.base import new_id
 from backend.errors import ValidationError
 from backend.generation.model import Tool, ToolCall
-from backend.generation.tool_arguments import InvalidCallError, read_arguments
+from backend.generation.tools.arguments import InvalidCallError, read_arguments
 from backend.prompts import PromptLibrary
+
+
+class RollDice(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Roll dice when something may fail. The server rolls, and the result is what happens."""
+
+    dice: Annotated[str, Meta(min_length=2, max_length=12, description="Such as 1d20 or 2d6+3.")]
+    because: Annotated[str, Meta(max_length=1_000)] = ""
+
+
+def roll_dice(table: Table, asked: RollDice) -> Outcome:
+    """Roll, and return each die and the total."""
+    count, sides, more = parse_notation(asked.dice)
+    dice = table.roll(count, sides=sides)
+    total = sum(dice) + more
+    shown = f"{'+'.join(map(str, dice))}{f'{more:+}' if more else ''}"
+    return answer({"dice": dice, "total": total}, f"{asked.dice}: {shown} = {total}")
+
+
+ROLL_DICE = PlayTool("roll_dice", RollDice, roll_dice, is_private=True)
+
 
 MAX_CALLS = 12
 MAX_BREAKS = 3
@@ -60,7 +85,7 @@ _KINDS: dict[type[Item], Kind] = {struct: kind for kind, struct in STRUCTS.items
 
 
 class NoSuchOptionError(ValidationError):
-    """The turn does not wait for this option."""
+    """The turn does not offer this option."""
 
 
 class Table:
@@ -317,14 +342,16 @@ class Table:
         """
         pending = self.state.pending
         if pending is None:
-            raise NoSuchOptionError("The turn does not wait for this option.")
+            raise NoSuchOptionError("The turn does not offer this option.")
         waiting, said = pending.waiting, text.strip()
         ids = [each.id for each in waiting.options]
         is_own = bool(waiting.own) and option_id == waiting.own
         if not is_own and option_id not in ids:
-            raise NoSuchOptionError("The turn does not wait for this option.")
+            raise NoSuchOptionError("The turn does not offer this option.")
         if is_own != bool(said):
-            raise ValidationError("`text` goes with the option `own`, and only with that.")
+            raise ValidationError(
+                "`text` is required with the option `own`, and not allowed with others."
+            )
         result: Any = {"answered": said}
         if not is_own:
             tool, index = self._tool(pending.tool), ids.index(option_id)

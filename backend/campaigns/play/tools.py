@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
-from backend.audience import PUBLIC, Audience
+from backend.core.audience import PUBLIC, Audience
 from backend.generation.model import Tool
-from backend.generation.tool_arguments import tool_of
+from backend.generation.tools.arguments import tool_of
 
 if TYPE_CHECKING:
     from backend.campaigns.play.table import Table

@@ -14,11 +14,11 @@ from importlib.metadata import entry_points
 from pkgutil import iter_modules
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
-from backend.campaigns.items import Entity, Kind, World
-from backend.campaigns.ledger import State
-from backend.cpu_pool import resolve_structs
+from backend.campaigns.ledger.changes import State
+from backend.campaigns.ledger.items import Entity, Kind, World
+from backend.core.cpu_pool import resolve_structs
+from backend.core.logs import get_logger
 from backend.errors import ValidationError
-from backend.logs import get_logger
 
 if TYPE_CHECKING:
     from backend.campaigns.play.table import Table
@@ -120,7 +120,7 @@ def check_rules(name: str) -> None:
     """Raise `ValidationError` where there is no such rules module."""
     if name not in known_rules():
         raise ValidationError(
-            f"There are no rules named {name}; there are {', '.join(sorted(known_rules()))}."
+            f"Unknown rules {name}. Available rules: {', '.join(sorted(known_rules()))}."
         )
 
 

@@ -12,9 +12,8 @@ from uuid import UUID
 import msgspec
 from msgspec import Meta
 
-from backend.campaigns.context import player_line
-from backend.campaigns.items import Entity, Kind, World
-from backend.campaigns.ledger import Operations, State
+from backend.campaigns.ledger.changes import Operations, State
+from backend.campaigns.ledger.items import Entity, Kind, World
 from backend.campaigns.play.attributes import (
     attributes_of,
     check_number,
@@ -39,6 +38,7 @@ from backend.campaigns.play.story_tools import (
 from backend.campaigns.play.table import Table
 from backend.campaigns.play.tools import Outcome, PlayTool, ToolRefusedError, answer
 from backend.campaigns.rules import AttributeType, Mood, Rules
+from backend.campaigns.state.state_block import player_line
 from backend.errors import ValidationError
 
 MAX_HP = 10_000
@@ -320,7 +320,7 @@ class Dnd(Rules):
         check_numbers(before, after, "abilities", 1, MAX_ABILITY)
         check_texts(before, after, "conditions")
         if unknown := members(attributes_of(after).get("abilities")).keys() - {*get_args(Ability)}:
-            raise ValidationError(f"`attributes.abilities` has no {min(unknown)[:50]}.")
+            raise ValidationError(f"`attributes.abilities`: unknown ability {min(unknown)[:50]}.")
 
     def changeable(self, kind: Kind, state: State) -> Mapping[str, AttributeType]:
         """What players carry. Hit points and conditions change by tools of their own."""
@@ -347,7 +347,7 @@ class Dnd(Rules):
     def spend_downtime(self, table: Table, activity: str, target: str) -> dict[str, Any]:
         """There is no downtime."""
         del table, target
-        raise ValidationError(f"There is no {activity}.")
+        raise ValidationError(f"Unknown activity {activity}.")
 
 
 RULES = Dnd()

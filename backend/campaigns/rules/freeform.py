@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from backend.campaigns.context import player_line
-from backend.campaigns.items import Entity, Kind, World
-from backend.campaigns.ledger import State
+from backend.campaigns.ledger.changes import State
+from backend.campaigns.ledger.items import Entity, Kind, World
 from backend.campaigns.play.deltas import attribute_types
 from backend.campaigns.play.story_tools import (
     ADVANCE_TIME,
@@ -21,6 +20,7 @@ from backend.campaigns.play.story_tools import (
 from backend.campaigns.play.table import Table
 from backend.campaigns.play.tools import PlayTool
 from backend.campaigns.rules import AttributeType, Mood, Rules
+from backend.campaigns.state.state_block import player_line
 from backend.errors import ValidationError
 
 _USUAL: Mapping[str, AttributeType] = {
@@ -74,7 +74,7 @@ class Freeform(Rules):
     def spend_downtime(self, table: Table, activity: str, target: str) -> dict[str, Any]:
         """There is no downtime."""
         del table, target
-        raise ValidationError(f"There is no {activity}.")
+        raise ValidationError(f"Unknown activity {activity}.")
 
     def light_line(self, player: Entity) -> str:
         """Name and hit points."""

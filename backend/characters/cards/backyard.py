@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any, Final, cast
 
 from backend.characters.cards.codec import Object, list_names, object_in, plain_text, without
-from backend.characters.cards.limits import JSON_BYTES
+from backend.characters.cards.model import JSON_BYTES
 from backend.characters.cards.text import check_structure, parse_json
 from backend.characters.cards.translation import Translation, build_translation, says, take_fields
 from backend.characters.errors import CardError
@@ -56,8 +56,7 @@ def translate_archive(files: Mapping[str, bytes]) -> tuple[Translation, dict[str
     paths = _paths(manifest.get("characters"), files)
     if not paths:
         raise CardError(
-            "The archive has a manifest, as those of Backyard (.byaf) have, "
-            "but no character that the manifest names."
+            "The archive has a Backyard manifest (.byaf), but none of the characters that it names."
         )
     stories = _paths(manifest.get("scenarios"), files)
     # Together as strict as for one file.

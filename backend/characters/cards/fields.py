@@ -15,7 +15,7 @@ from backend.characters.cards.codec import (
     object_in,
     text,
 )
-from backend.characters.cards.limits import (
+from backend.characters.cards.model import (
     JSON_BYTES,
     LIST_ITEMS,
     NAME,
@@ -23,9 +23,9 @@ from backend.characters.cards.limits import (
     TAG,
     TAGS,
     TEXT,
+    CardAsset,
     Limit,
 )
-from backend.characters.cards.model import CardAsset
 
 MAX_SECONDS = 2**53 - 1
 """The largest integer that every JSON reader takes exactly."""

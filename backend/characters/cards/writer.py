@@ -25,7 +25,7 @@ from backend.characters.cards.fields import CARD_FIELDS, FLAT_FIELDS, REQUIRED
 from backend.characters.cards.model import Asset, Card, CardAsset
 from backend.characters.cards.reader import read_texts
 from backend.characters.errors import CardError
-from backend.file_names import portable_paths
+from backend.core.files import portable_paths
 
 ExportSpec = Literal["v2", "v3"]
 

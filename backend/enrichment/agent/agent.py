@@ -10,10 +10,10 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any
 
-from backend.cpu_pool import CpuPool
+from backend.core.cpu_pool import CpuPool
 from backend.database.engine import Database
 from backend.enrichment.agent.duplicates import DuplicateCheck, DuplicateFinder
-from backend.enrichment.agent.knowledge_lookup import KnowledgeLookup, LookupResult
+from backend.enrichment.agent.lookup import KnowledgeLookup, LookupResult
 from backend.enrichment.agent.proposals import AgentResult
 from backend.enrichment.agent.references import References, line_shown
 from backend.enrichment.agent.tool_executor import ToolExecutor
@@ -27,7 +27,7 @@ from backend.enrichment.agent.tools import (
 from backend.enrichment.budgets import RunBudget
 from backend.enrichment.cleaning import one_line
 from backend.enrichment.llm_selection import OUTPUT_TOKENS, Reader
-from backend.enrichment.runs import RunDetail
+from backend.enrichment.runs.store import RunDetail
 from backend.enrichment.story import TranscriptSlice
 from backend.generation.declined_answers import check_declined
 from backend.generation.model import (
@@ -43,10 +43,10 @@ from backend.generation.model import (
     ToolRound,
 )
 from backend.generation.sampling import Sampling
-from backend.generation.tool_arguments import InvalidCallError
-from backend.generation.tool_streams import answer_with_tools
-from backend.memory.points import DocumentEmbedder
-from backend.memory.search import MemorySearch
+from backend.generation.tools.arguments import InvalidCallError
+from backend.generation.tools.streams import answer_with_tools
+from backend.memory.indexing.points import DocumentEmbedder
+from backend.memory.search.search import MemorySearch
 from backend.prompts import PromptLibrary
 from backend.settings import Settings
 from backend.vault.sealing import Sealer
@@ -165,7 +165,7 @@ class Agent:
             triage = read_triage(answer.value)
         except InvalidCallError as error:
             raise ModelMalformedAnswerError(
-                "The model was asked for a decision and wrote something else."
+                "The model did not return a decision in the requested format."
             ) from error
         check_declined(triage.why)
         return triage

@@ -2,7 +2,7 @@
 
 An event in the very words of another one is refused. What is near another one, by meaning and by
 words, may say the same or may differ in the one word that matters: that the model has to say, in
-whatever language the story is told. docs/duplicates.md has the figures.
+whatever language the story is told. docs/explanation/quality.md has the figures.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from uuid import UUID
 import numpy as np
 
 from backend.chronicles.events import EventFields
-from backend.chronicles.reading import StoryEvent
-from backend.cpu_pool import CpuPool
-from backend.enrichment.agent.knowledge_lookup import KnowledgeLookup
+from backend.chronicles.repository import StoryEvent
+from backend.core.cpu_pool import CpuPool
+from backend.core.text_forms import normalize
+from backend.enrichment.agent.lookup import KnowledgeLookup
 from backend.enrichment.agent.proposals import ProposedEvent, RefusedCallError
 from backend.enrichment.agent.references import References
 from backend.memory.embedding.protocol import EmbedderError, Floats
-from backend.memory.points import DocumentEmbedder
-from backend.memory.terms import document_terms
-from backend.text_forms import normalized
+from backend.memory.indexing.points import DocumentEmbedder
+from backend.memory.search.terms import document_terms
 from backend.vault.sealing import Sealer
 
 MAX_QUESTIONS = 3
@@ -186,7 +186,7 @@ def _numbers(text: str) -> frozenset[str]:
 
 def _wording(text: str) -> str:
     """The words in their order: capitals, blanks and the end of the sentence don't matter."""
-    return " ".join(normalized("NFKC", text).casefold().split()).strip(_ENDS)
+    return " ".join(normalize("NFKC", text).casefold().split()).strip(_ENDS)
 
 
 Known = StoryEvent | ProposedEvent

@@ -11,14 +11,14 @@ from uuid import UUID
 import msgspec
 
 from backend.chronicles.events import MAX_SOURCES, EventFields
-from backend.chronicles.reading import SourceMessage, StoryEvent
+from backend.chronicles.repository import SourceMessage, StoryEvent
 from backend.database.base import new_id
-from backend.enrichment.agent.knowledge_lookup import KnownEntry
+from backend.enrichment.agent.lookup import KnownEntry
 from backend.enrichment.agent.tools import UpdateChronicleEvent, UpdateLorebookEntry
 from backend.enrichment.cleaning import one_line, paragraphs
-from backend.enrichment.runs import RunDetail
+from backend.enrichment.runs.store import RunDetail
 from backend.lorebooks.entries import LoreEntry
-from backend.memory.terms import COMMON_WORDS
+from backend.memory.search.terms import COMMON_WORDS
 
 MAX_ENTRY = 6_000
 """Characters of an entry that grows by what is added to it."""

@@ -7,14 +7,14 @@ from collections.abc import Iterable, Mapping
 from typing import Generic, Protocol, TypeVar
 from uuid import UUID
 
-from backend.audience import NAMELESS_MARKS, AudienceMarks, put_mark
 from backend.chronicles.events import told
-from backend.chronicles.reading import StoryEvent
-from backend.enrichment.agent.knowledge_lookup import KnownEntry
+from backend.chronicles.repository import StoryEvent
+from backend.core.audience import NAMELESS_MARKS, AudienceMarks, put_mark
+from backend.enrichment.agent.lookup import KnownEntry
 from backend.enrichment.agent.proposals import ProposedEntry, ProposedEvent
 from backend.enrichment.cleaning import shown
 from backend.enrichment.story import StoryLine
-from backend.memory.sources import Recalled
+from backend.memory.indexing.sources import Recalled
 
 MARK = re.compile(r"(?:#|E|L)[0-9]{1,9}")
 """The form of a mark of a line, an event or an entry."""

@@ -8,10 +8,10 @@ from typing import Any
 from uuid import UUID
 
 from backend.chronicles.events import EventFields
-from backend.chronicles.reading import SourceMessage, StoryEvent
+from backend.chronicles.repository import SourceMessage, StoryEvent
 from backend.database.base import new_id
 from backend.enrichment.agent.duplicates import DuplicateCheck
-from backend.enrichment.agent.knowledge_lookup import KnowledgeLookup, KnownEntry
+from backend.enrichment.agent.lookup import KnowledgeLookup, KnownEntry
 from backend.enrichment.agent.proposals import (
     Proposal,
     ProposedEntry,
@@ -39,10 +39,10 @@ from backend.enrichment.agent.tools import (
     read_call,
 )
 from backend.enrichment.cleaning import one_line
-from backend.enrichment.runs import Refused
+from backend.enrichment.runs.store import Refused
 from backend.enrichment.story import StoryLine, TranscriptSlice
 from backend.generation.model import ModelMalformedAnswerError, ToolCall
-from backend.generation.tool_arguments import InvalidCallError
+from backend.generation.tools.arguments import InvalidCallError
 from backend.lorebooks.entries import LoreEntry
 
 MAX_CALLS = 24

@@ -8,12 +8,12 @@ from litestar import Controller, post
 from litestar.di import NamedDependency
 from litestar.params import FromPath, JSONBody
 
-from backend.accounts.identity import Identity
+from backend.accounts.auth.identity import Identity
 from backend.campaigns.errors import CampaignNotFoundError
-from backend.campaigns.item_rows import read_state
+from backend.campaigns.ledger.records import get_campaign, open_campaign
+from backend.campaigns.ledger.store import read_state
 from backend.campaigns.models import CampaignItem
 from backend.campaigns.play.state import is_unsettled
-from backend.campaigns.records import get_campaign, open_campaign
 from backend.campaigns.rules import rules_of
 from backend.chats.errors import ChatNotFoundError
 from backend.chats.repository import get_chat
@@ -22,9 +22,9 @@ from backend.enrichment.compaction.window import count_unread
 from backend.enrichment.errors import ChronicleNotEnabledError
 from backend.enrichment.outbox import EnrichmentOutbox
 from backend.errors import ValidationError
+from backend.http.schemas import RAISES
 from backend.quotas.definitions import QUEUED_JOBS
 from backend.quotas.service import Quotas
-from backend.wire import RAISES
 
 
 class NewCompaction(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -69,7 +69,7 @@ class CompactionService:
                 raise ValidationError("`chat_id` is a chat that does not belong to the campaign.")
             if not chat.chronicle_enabled:
                 raise ChronicleNotEnabledError(
-                    "Agree to it in the chat's settings first: a model reads what it says."
+                    "Turn on the chronicle in the chat's settings first: a model reads it."
                 )
             world = await session.get_one(CampaignItem, campaign.id)
             waits = is_unsettled(
@@ -92,7 +92,7 @@ class CompactionController(Controller):
         status_code=202,
         opt={RAISES: (CampaignNotFoundError, ChatNotFoundError, ChronicleNotEnabledError)},
         operation_id="compactCampaign",
-        summary="Bring a campaign up to date",
+        summary="Update a campaign's world",
     )
     async def compact(
         self,

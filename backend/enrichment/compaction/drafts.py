@@ -6,6 +6,7 @@ who is known, somebody new, who is made once, or it is not clear which, and the 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, cast
@@ -13,36 +14,175 @@ from uuid import UUID
 
 import msgspec
 
-from backend.audience import Audience, is_known_to_all, opened, stored
-from backend.campaigns.authority import Unclear
-from backend.campaigns.items import STRUCTS, Item, Kind
-from backend.campaigns.ledger import Operations, State, applied, creation, difference
-from backend.campaigns.mentions import slug
+from backend.campaigns.ledger.changes import Operations, State, applied, creation, difference
+from backend.campaigns.ledger.items import STRUCTS, Item, Kind
+from backend.campaigns.names.mentions import slug
+from backend.campaigns.names.roster import Roster
 from backend.campaigns.play.references import Held, called
 from backend.campaigns.play.tools import ToolRefusedError
+from backend.campaigns.proposals.authority import Unclear
+from backend.core.audience import Audience, decode_audience, encode_audience, may_all_know
 from backend.database.base import new_id
 from backend.enrichment.cleaning import clipped, one_line
 from backend.enrichment.compaction.known import (
     KnownWorld,
     changeable,
     key_of,
+    member_of,
 )
-from backend.enrichment.compaction.naming import ItemNames
-from backend.enrichment.compaction.tools import UPDATERS, Call, FieldType, Updater, schema_of
-from backend.enrichment.compaction.values import (
+from backend.enrichment.compaction.tools import (
     MAX_TEXT,
+    UPDATERS,
+    Call,
     Drafted,
     DraftedEvent,
+    FieldType,
+    Updater,
     event_of,
     listed,
     parted,
     put_objectives,
     read_value,
+    schema_of,
 )
-from backend.enrichment.runs import Refused
+from backend.enrichment.runs.store import Refused
 from backend.errors import ValidationError
 from backend.generation.model import ToolCall
-from backend.generation.tool_arguments import InvalidCallError, read_arguments
+from backend.generation.tools.arguments import InvalidCallError, read_arguments
+
+_REFERENCE = re.compile(r"#[0-9A-F]{1,9}|[CEFHST][0-9]{1,4}")
+"""The form of references, in capitals. `H` are known events, `#12` is a line."""
+
+_USER = frozenset({"you", "user", "the user", "player", "the player", "{{user}}", "i", "me"})
+"""Words for the user, where the user is a character."""
+
+_SHOWN = 60
+"""Characters of a model's text that an answer quotes."""
+
+
+class ItemNames:
+    """Resolves references and mentions of one run.
+
+    Args:
+        known: The state that is changed.
+        items: Its items, and those that the run makes: kept up to date by the caller.
+        references: Items by the references that the model was shown.
+        text: The lines that the model was shown. A name of theirs may look like a reference.
+        player_id: The character that the user is, if that is clear.
+        player_names: Names under which this character has spoken.
+    """
+
+    def __init__(
+        self,
+        known: KnownWorld,
+        items: Mapping[UUID, Held],
+        references: Mapping[str, UUID],
+        *,
+        text: str,
+        player_id: UUID | None,
+        player_names: Collection[str],
+    ) -> None:
+        self._items = items
+        self._references = references
+        self._text = text
+        self._roster = Roster(known.members(), present=known.present)
+        self._player_id = player_id if player_id in items else None
+        self._player_names = _USER.union(each.casefold() for each in player_names)
+
+    def add(self, entity_id: UUID) -> None:
+        """Take in an entity that the run makes."""
+        self._roster.add(member_of(entity_id, self._items[entity_id].state))
+
+    def find_reference(self, said: str) -> UUID | None:
+        """Return the item that a reference names; None if `said` is a name.
+
+        Raises `ToolRefusedError` for a reference that was not shown, or whose item was deleted.
+        """
+        found = self._find_shown(said)
+        if found is None:
+            self.check_name(said)
+        return found
+
+    def check_name(self, said: str) -> None:
+        """Raise `ToolRefusedError` for a text that is a reference, and no name of the story."""
+        mark = said.strip()
+        if not _REFERENCE.fullmatch(mark.upper()):
+            return
+        is_told = not mark.startswith("#") and re.search(rf"\b{mark}\b", self._text)
+        if not is_told:
+            raise ToolRefusedError(
+                f"There is no {mark}. Give a reference that you were shown. Somebody or something "
+                "new has no reference: give a `name` and no `ref`."
+            )
+
+    def resolve(self, name: str, kind: str | None = None) -> Sequence[UUID]:
+        """Return the entities that a name may mean. No reference is one."""
+        found = self._roster.resolve(name, kind)
+        is_user = self._player_id is not None and name.strip().casefold() in self._player_names
+        return (self._player_id,) if is_user and not found and self._player_id else found
+
+    def find_entities(self, mention: str) -> Sequence[UUID]:
+        """Return the entities that a reference or a name may mean.
+
+        Raises `ToolRefusedError` if there are none.
+        """
+        item_id = self.find_reference(mention)
+        if item_id is None:
+            found = self.resolve(mention)
+        else:
+            held = self._items[item_id]
+            if held.kind != "entity":
+                raise ToolRefusedError(
+                    f"{mention.strip()[:_SHOWN]} is a {held.kind}: name a person, place or thing."
+                )
+            found = (item_id,)
+        if not found:
+            raise ToolRefusedError(f"There is no {mention[:_SHOWN]!r}: record them first.")
+        return found
+
+    def find_fact(self, said: str) -> UUID | None:
+        """Return the fact that a reference names; None if `said` is empty.
+
+        Raises `ToolRefusedError` for anything else.
+        """
+        if not said.strip():
+            return None
+        found = self._find_shown(said)
+        if found is None or self._items[found].kind != "fact":
+            raise ToolRefusedError(
+                f"`supersedes` is the reference of a fact: {said.strip()[:_SHOWN]!r} is none."
+            )
+        return found
+
+    def spell_person(self, said: str) -> str:
+        """Return the name of a person, given by reference, by name, or as the user.
+
+        Raises `ToolRefusedError` for a reference that was not shown.
+        """
+        if self.find_reference(said) is not None or self.resolve(said) != (self._player_id,):
+            return self.spell(said)
+        return called(self._items[self._player_id].state) if self._player_id else said
+
+    def spell(self, text: str) -> str:
+        """Return a text; instead of a reference, the name of its item.
+
+        Raises `ToolRefusedError` for the reference of an item that was deleted.
+        """
+        found = self._find_shown(text)
+        return text if found is None else called(self._items[found].state)
+
+    def _find_shown(self, said: str) -> UUID | None:
+        """Return the item that a reference was shown for; None if there was none.
+
+        Raises `ToolRefusedError` if the item is no longer in the state: it was deleted, or hidden
+        from the audience, while the model was working.
+        """
+        mark = said.strip().upper()
+        found = self._references.get(mark)
+        if found is not None and found not in self._items:
+            raise ToolRefusedError(f"{mark} no longer exists.")
+        return found
+
 
 MAX_NAME = 200
 MAX_BECAUSE = 300
@@ -197,8 +337,8 @@ class Drafter:
 
     def _change(self, updater: Updater, asked: Call, item_id: UUID, position: int) -> None:
         held = self._items[item_id]
-        audience = stored(cast("Audience", held.state.get("audience", "public")))
-        if not is_known_to_all(audience, self._audience):
+        audience = encode_audience(cast("Audience", held.state.get("audience", "public")))
+        if not may_all_know(audience, self._audience):
             raise ToolRefusedError("What is read is not for all who know of it.")
         operations, unclear = self._operations(updater, asked, held.state)
         operations.set.pop("kind", None)
@@ -221,7 +361,7 @@ class Drafter:
         if updater.subkinds:
             first["kind"] = updater.subkinds[0]
         operations, unclear = self._operations(updater, asked, first)
-        before = {**first, "audience": msgspec.to_builtins(opened(self._audience))}
+        before = {**first, "audience": msgspec.to_builtins(decode_audience(self._audience))}
         fields = applied(kind, before, operations)
         item = _converted(kind, fields)
         made = creation(item)
@@ -256,7 +396,7 @@ class Drafter:
         if any(same):
             return
         position = max(position, self._made_at.get(about, position) if about else position)
-        fact = STRUCTS["fact"](text=text, about_id=about, audience=opened(self._audience))  # type: ignore[call-arg]
+        fact = STRUCTS["fact"](text=text, about_id=about, audience=decode_audience(self._audience))  # type: ignore[call-arg]
         made, fact_id = creation(fact), new_id()
         after = self._checked("fact", {}, made)
         if unclear is None:

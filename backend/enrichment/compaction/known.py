@@ -11,19 +11,25 @@ from uuid import UUID
 from sqlalchemy import and_, bindparam, case, or_, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from backend.audience import Audience, AudienceMarks, is_known_to_all, known_to_all, stored
-from backend.campaigns.item_rows import audience_of, read_state
-from backend.campaigns.items import Kind
-from backend.campaigns.ledger import State
-from backend.campaigns.mentions import NameIndex
+from backend.campaigns.ledger.changes import State
+from backend.campaigns.ledger.items import Kind
+from backend.campaigns.ledger.store import audience_of, read_state
 from backend.campaigns.models import Campaign, CampaignItem
-from backend.campaigns.name_cache import NameCache
-from backend.campaigns.party import is_scene_here, story_place
+from backend.campaigns.names.mentions import NameIndex
+from backend.campaigns.names.roster import Member
 from backend.campaigns.play.references import Held, called
 from backend.campaigns.play.state import PLAY, POOL, ROLL
-from backend.campaigns.roster import Member
 from backend.campaigns.rules import AttributeType, Rules, rules_of
-from backend.cpu_pool import SEALED_FACTOR, unhurried
+from backend.campaigns.state.party import is_scene_here, story_place
+from backend.campaigns.state.snapshot import NameCache
+from backend.core.audience import (
+    Audience,
+    AudienceMarks,
+    encode_audience,
+    filter_known_to_all,
+    may_all_know,
+)
+from backend.core.cpu_pool import SEALED_FACTOR, iterate_in_slices
 from backend.enrichment.cleaning import clipped, one_line
 from backend.enrichment.compaction.tools import UPDATERS, Updater
 from backend.vault.sealing import Sealer
@@ -158,12 +164,12 @@ async def read_world(
 
     In a campaign with more than `MAX_KNOWN` items, entities that `lines` name are found by `names`.
     """
-    place, knows = {"campaign": campaign.id}, known_to_all(audience, CampaignItem.audience)
+    place, knows = {"campaign": campaign.id}, filter_known_to_all(audience, CampaignItem.audience)
     rows = list(await session.execute(_ITEMS.where(knows), {**place, "most": MAX_KNOWN}))
     if len(rows) == MAX_KNOWN:
         index = (await names.read(session, sealer, campaign)).index
         named: dict[UUID, None] = {}
-        async for line in unhurried(lines, lambda line: SEALED_FACTOR * len(line)):
+        async for line in iterate_in_slices(lines, lambda line: SEALED_FACTOR * len(line)):
             named |= dict.fromkeys(index.find(line))
         for row in rows:
             named.pop(row.id, None)
@@ -172,7 +178,7 @@ async def read_world(
     rows.sort(key=attrgetter("id"))
     facts = (await session.execute(_FACTS.where(knows), place)).all()
     items: dict[UUID, Held] = {}
-    async for row in unhurried([*rows, *facts], lambda row: len(row.sealed_state)):
+    async for row in iterate_in_slices([*rows, *facts], lambda row: len(row.sealed_state)):
         items[row.id] = Held(row.kind, read_state(sealer, row.id, row.sealed_state))
     return KnownWorld(campaign.id, campaign.version, rules_of(campaign.rules), items)
 
@@ -184,9 +190,9 @@ async def refresh_world(
     since = {"campaign": campaign.id, "version": known.version}
     items = dict(known.items)
     rows = (await session.execute(_CHANGED, since)).all()
-    async for row in unhurried(rows, lambda row: len(row.sealed_state)):
+    async for row in iterate_in_slices(rows, lambda row: len(row.sealed_state)):
         items.pop(row.id, None)
-        if row.counts and is_known_to_all(audience, row.audience):
+        if row.counts and may_all_know(audience, row.audience):
             items[row.id] = Held(row.kind, read_state(sealer, row.id, row.sealed_state))
     return KnownWorld(campaign.id, campaign.version, rules_of(campaign.rules), items)
 
@@ -200,7 +206,7 @@ def member_of(entity_id: UUID, state: State) -> Member:
         names=(state["name"], *state.get("aliases", ())),
         role=state.get("role", ""),
         place_id=UUID(place) if place else None,
-        audience=stored(audience),
+        audience=encode_audience(audience),
     )
 
 

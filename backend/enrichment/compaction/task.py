@@ -12,19 +12,15 @@ from uuid import UUID
 from sqlalchemy import insert, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
+from backend.campaigns.ledger.records import find_campaign, open_campaign
 from backend.campaigns.models import Campaign, CampaignMark
 from backend.campaigns.play.state import is_unsettled
-from backend.campaigns.records import (
-    find_campaign,
-    open_campaign,
-)
 from backend.chats.models import Chat, Message
-from backend.cpu_pool import unhurried
+from backend.core.cpu_pool import iterate_in_slices
 from backend.enrichment.agent.agent import DEMO_NOTE
 from backend.enrichment.agent.duplicates import DuplicateFinder
 from backend.enrichment.budgets import open_budget
 from backend.enrichment.cleaning import one_line
-from backend.enrichment.compaction.chronicle import ChronicleWriter
 from backend.enrichment.compaction.drafts import Drafter
 from backend.enrichment.compaction.known import (
     KnownWorld,
@@ -34,14 +30,13 @@ from backend.enrichment.compaction.known import (
     refresh_world,
     show,
 )
-from backend.enrichment.compaction.known_events import KnownEvents
 from backend.enrichment.compaction.tools import offered
 from backend.enrichment.compaction.window import Window, is_unread, read_window
-from backend.enrichment.compaction.writing import CompactionWriter
-from backend.enrichment.effects import note_in_index
+from backend.enrichment.compaction.writer import ChronicleWriter, CompactionWriter, KnownEvents
 from backend.enrichment.errors import ChronicleNotEnabledError
 from backend.enrichment.pipeline import PathChangedError, Task, Work
-from backend.enrichment.runs import Refused, RunDetail
+from backend.enrichment.runs.effects import note_in_index
+from backend.enrichment.runs.store import Refused, RunDetail
 from backend.generation.declined_answers import check_declined
 from backend.generation.model import (
     ChatModel,
@@ -56,7 +51,7 @@ from backend.generation.model import (
     ToolCall,
     ToolRound,
 )
-from backend.generation.tool_streams import stream_with_tools
+from backend.generation.tools.streams import stream_with_tools
 from backend.jobs.errors import RetryLaterError
 
 MOST_CALLS = 3
@@ -199,7 +194,7 @@ class CompactionTask(Task[CompactionWork, CompactionProposal]):
                     raise
                 break  # what it has called before is not lost by it
             results: list[Any] = []
-            async for call in unhurried(made):
+            async for call in iterate_in_slices(made):
                 problem = await _use(drafter, call, events)
                 results.append({"error": problem.reason} if problem else {"ok": True})
                 if problem is None:
@@ -390,7 +385,7 @@ async def _asked(
     said = "".join([text, *(str(dict(call.arguments)) for call in calls)])
     work.budget.take(usage, prompt, said)
     if not (calls or text.strip() or prompt.rounds):
-        raise ModelEmptyReplyError("It wrote thoughts and nothing else.")
+        raise ModelEmptyReplyError("The model wrote thoughts and nothing else.")
     if not (calls or prompt.rounds):
         check_declined(text)
     return calls, text

@@ -11,14 +11,13 @@ from uuid import UUID
 from sqlalchemy import ColumnElement, func, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from backend.audience import known_to_all
 from backend.campaigns.models import CampaignMark
-from backend.campaigns.viewpoints import read_marks
+from backend.campaigns.state.viewpoints import read_marks
 from backend.chats.models import MESSAGE_AUTHOR, Chat, Message
+from backend.core.audience import filter_known_to_all
 from backend.enrichment.budgets import CHARACTERS_A_TOKEN
-from backend.enrichment.lines import Version, told
 from backend.enrichment.llm_selection import Reader
-from backend.enrichment.story import last_reply, readable
+from backend.enrichment.story import Version, last_reply, readable, told
 
 MAX_LINES = 200
 EARLIER_LINES = 4
@@ -65,7 +64,7 @@ async def read_window(session: AsyncSession, reader: Reader, chat: Chat) -> Wind
         .where(
             readable(chat),
             Message.position < first.position,
-            known_to_all(first.audience, Message.audience),
+            filter_known_to_all(first.audience, Message.audience),
         )
         .order_by(Message.position.desc())
         .limit(EARLIER_LINES)

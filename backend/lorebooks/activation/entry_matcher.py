@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
+from backend.core.reasons import Reason, ReasonKind
 from backend.lorebooks.activation.compiled import CompiledBook, CompiledEntry
-from backend.lorebooks.activation.groups import GroupCandidate
 from backend.lorebooks.activation.keys import Key
 from backend.lorebooks.activation.outcome import Scan
+from backend.lorebooks.activation.selection import GroupCandidate
 from backend.lorebooks.activation.timed import TimedEffect
 from backend.lorebooks.activation.window import Look, Window
 from backend.lorebooks.entries import CharacterFilter, LoreSettings
-from backend.reasons import Reason, ReasonKind
 
 
 class Step(NamedTuple):

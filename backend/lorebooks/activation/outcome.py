@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 from uuid import UUID
 
+from backend.core.reasons import FoundIn, Match, Reason
 from backend.generation.model import Role
 from backend.lorebooks.activation.compiled import CompiledBook
 from backend.lorebooks.activation.timed import NOTHING, TimedState
 from backend.lorebooks.entries import LinkSource, LoreSettings, MatchedField, Position, Trigger
-from backend.reasons import FoundIn, Match, Reason
 from backend.regex.patterns import Evaluator
 
 

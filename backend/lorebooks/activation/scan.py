@@ -7,12 +7,11 @@ from dataclasses import dataclass, replace
 from typing import Final
 from uuid import UUID
 
-from backend.accounts.settings import LoreStrategy
+from backend.accounts.profile.settings import LoreStrategy
 from backend.context.macros import MacroLimitError
+from backend.core.reasons import Reason
 from backend.lorebooks.activation.compiled import CompiledBook, CompiledEntry
 from backend.lorebooks.activation.entry_matcher import EntryMatcher, Step, is_recursive
-from backend.lorebooks.activation.groups import GroupCandidate, Rules, losers, percentage
-from backend.lorebooks.activation.lore_budget import GAVE_WAY, TOO_LONG, LoreBudget
 from backend.lorebooks.activation.outcome import (
     TOO_MANY_MACROS,
     Activated,
@@ -20,10 +19,18 @@ from backend.lorebooks.activation.outcome import (
     Scan,
     SkippedEntry,
 )
+from backend.lorebooks.activation.selection import (
+    GAVE_WAY,
+    TOO_LONG,
+    GroupCandidate,
+    LoreBudget,
+    Rules,
+    losers,
+    percentage,
+)
 from backend.lorebooks.activation.timed import TimedEffect, TimedState, begun
 from backend.lorebooks.activation.window import Window
 from backend.lorebooks.entries import LinkSource
-from backend.reasons import Reason
 
 MAX_STEPS: Final = 100
 """Steps of recursion in a scan, where the settings name no limit."""

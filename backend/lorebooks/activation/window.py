@@ -8,11 +8,11 @@ from itertools import accumulate
 from typing import Final, NamedTuple
 
 from backend.context.macros import MacroLimitError
+from backend.core.reasons import FoundIn
 from backend.lorebooks.activation.compiled import CompiledBook, CompiledEntry
 from backend.lorebooks.activation.keys import Folded, Hits, Key, classify
 from backend.lorebooks.activation.outcome import TOO_MANY_MACROS, Scan
 from backend.lorebooks.entries import MatchedField
-from backend.reasons import FoundIn
 from backend.regex.patterns import MAX_SCAN_WORK, PATTERN_SECONDS, Pattern
 
 LEAST_SECONDS: Final = 0.03

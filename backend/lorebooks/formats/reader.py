@@ -12,18 +12,23 @@ from backend.characters.cards import charx, png
 from backend.characters.cards.codec import Notes, Object, list_names, object_in, plain_text
 from backend.characters.cards.foreign import translate
 from backend.characters.cards.kinds import AS_LOREBOOK, LOREBOOK, find_kind
-from backend.characters.cards.limits import check_file_size
-from backend.characters.cards.model import Card
+from backend.characters.cards.model import Card, check_file_size
 from backend.characters.cards.reader import read_card
 from backend.characters.cards.text import parse_text
 from backend.characters.cards.versions import normalise
 from backend.characters.errors import CardError, CardLimitError
-from backend.lorebooks.entries import LoreEntry
+from backend.lorebooks.entries import LoreEntry, check_entries
 from backend.lorebooks.errors import LoreFileError, LoreLimitError
-from backend.lorebooks.formats.entry import read_book, read_entry
-from backend.lorebooks.formats.fields import CONTENT, ENTRIES
-from backend.lorebooks.formats.model import BookSource, EntrySource, Format, ReadBook
-from backend.lorebooks.limits import check_entries
+from backend.lorebooks.formats.fields import (
+    CONTENT,
+    ENTRIES,
+    BookSource,
+    EntrySource,
+    Format,
+    ReadBook,
+    read_book,
+    read_entry,
+)
 
 _NO_LOREBOOK = "This is no lorebook: it has no entries of a kind that is known here."
 _OF_FILES: Final = frozenset({"type", "id", "name", "title", "scenarioVersion", "gamestarted"})
@@ -76,7 +81,7 @@ def read_file(data: bytes, *, given_name: str) -> ReadBook:
 
 def _read_book_of(card: Card) -> ReadBook:
     if card.character_book is None:
-        raise LoreFileError("This character card has no lorebook in it.")
+        raise LoreFileError("This character card contains no lorebook.")
     return read_card_book(card.character_book, given_name=card.name)
 
 

@@ -12,7 +12,14 @@ from typing import Final, cast
 
 from backend.characters.cards.codec import Notes, Object, object_in, overlaid, without
 from backend.lorebooks.entries import BookFields, LoreEntry
-from backend.lorebooks.formats.entry import (
+from backend.lorebooks.formats.fields import (
+    BOOK,
+    CONTENT,
+    ENTRIES,
+    OURS,
+    BookSource,
+    EntrySource,
+    Format,
     Target,
     has_bare_patterns,
     read_book,
@@ -20,8 +27,6 @@ from backend.lorebooks.formats.entry import (
     write_book,
     write_entry,
 )
-from backend.lorebooks.formats.fields import BOOK, CONTENT, ENTRIES, OURS
-from backend.lorebooks.formats.model import BookSource, EntrySource, Format
 
 Sourced = tuple[LoreEntry, EntrySource | None]
 

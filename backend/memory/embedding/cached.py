@@ -6,25 +6,161 @@ import asyncio
 import random
 import time
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
-from typing import TypeVar
+from datetime import datetime, timedelta
+from functools import cache, partial
+from typing import Any, TypeVar
 from uuid import UUID
 
 import numpy as np
+from sqlalchemy import bindparam, delete, select, update
+from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy.ext.asyncio import AsyncSession
 
-from backend.database.base import chunks
+from backend.database.base import get_table, new_id, now, split_chunks
 from backend.database.engine import Database
-from backend.memory.embedding import cache
-from backend.memory.embedding.cosines import (
+from backend.memory.embedding.protocol import (
     MINILM,
+    Embedder,
+    EmbedderError,
+    EmbedderSpec,
+    Floats,
     ModelCosines,
+    Task,
     cosines_of,
     measured_cosines,
 )
-from backend.memory.embedding.protocol import Embedder, EmbedderError, EmbedderSpec, Floats
-from backend.vault.sealing import Sealer
+from backend.memory.models import EMBEDDING_VECTOR, Embedding
+from backend.vault.sealing import SealBrokenError, Sealer, digest
+
+_STORED = np.dtype("<f2")
+"""Half precision: half the room, and cosines stay the same to six digits."""
+
+_CHUNK = 500
+"""Rows a statement: well below 32,766 parameters, SQLite's limit and the lower one of the two."""
+
+_RENEWED_EVERY = timedelta(days=1)
+
+
+def digests(sealer: Sealer, spec: EmbedderSpec, task: Task, texts: Sequence[str]) -> list[bytes]:
+    """The keyed hash of each text, 32 bytes, for one model and task."""
+    key = sealer.derive_key("embeddings")
+    model = spec.identity.encode()
+    return [
+        digest(key, model, task.encode(), text.encode(errors="surrogatepass")) for text in texts
+    ]
+
+
+def halved(vectors: Floats) -> Floats:
+    """Unit vectors as they come back out of the cache: a text has one vector, stored or not."""
+    rounded = vectors.astype(_STORED).astype(np.float32)
+    rows: Floats = rounded / np.linalg.norm(rounded, axis=1, keepdims=True)
+    return rows
+
+
+@dataclass(frozen=True, slots=True)
+class CachedVectors:
+    """What the cache holds: vectors by hash, and the rows that are to be renewed or removed.
+
+    `stale` were last used a day ago or earlier; `broken` do not open.
+    """
+
+    vectors: Mapping[bytes, Floats]
+    stale: Sequence[UUID]
+    broken: Sequence[UUID]
+
+
+_ROW = get_table(Embedding).c
+_STORED_VECTORS = select(_ROW.id, _ROW.digest, _ROW.sealed_vector, _ROW.used_at).where(
+    _ROW.user_id == bindparam("owner_id"), _ROW.digest.in_(bindparam("digests", expanding=True))
+)
+"""Built once: building it costs more than running it."""
+
+
+async def lookup(
+    session: AsyncSession, sealer: Sealer, spec: EmbedderSpec, wanted: Sequence[bytes]
+) -> CachedVectors:
+    """The vectors of those of `wanted` (see `digests`) that are stored, each of shape (d,)."""
+    vectors: dict[bytes, Floats] = {}
+    stale: list[UUID] = []
+    broken: list[UUID] = []
+    old = now() - _RENEWED_EVERY
+    for some in split_chunks(wanted, _CHUNK):
+        asked = {"owner_id": sealer.user_id, "digests": some}
+        for row_id, key, blob, used_at in await session.execute(_STORED_VECTORS, asked):
+            vector = _open(sealer, row_id, blob)
+            if vector is None or len(vector) != spec.dimension:
+                broken.append(row_id)
+                continue
+            vectors[key] = vector
+            if used_at < old:
+                stale.append(row_id)
+    return CachedVectors(vectors, stale, broken)
+
+
+async def store(session: AsyncSession, sealer: Sealer, vectors: Mapping[bytes, Floats]) -> None:
+    """Keep vectors by their hashes. One that is there already stays."""
+    if not vectors:
+        return
+    rows = [_row(sealer, key, vector) for key, vector in vectors.items()]
+    statement = _insert(session.get_bind().dialect.name)
+    for some in split_chunks(rows, _CHUNK):
+        await session.execute(statement, some)
+
+
+@cache
+def _insert(dialect: str) -> Any:
+    """Vectors, but for those of texts that have one."""
+    insert = (postgresql if dialect == "postgresql" else sqlite).insert
+    statement = insert(get_table(Embedding))
+    return statement.on_conflict_do_nothing(index_elements=["user_id", "digest"])
+
+
+async def tidy(session: AsyncSession, sealer: Sealer, found: CachedVectors) -> None:
+    """Renew and remove what `lookup` found to be stale and broken."""
+    mine = Embedding.user_id == sealer.user_id
+    for some in split_chunks(found.stale, _CHUNK):
+        renewed = update(Embedding).where(mine, Embedding.id.in_(some))
+        await session.execute(renewed.values(used_at=now()))
+    for some in split_chunks(found.broken, _CHUNK):
+        await session.execute(delete(Embedding).where(mine, Embedding.id.in_(some)))
+
+
+async def forget_unused(session: AsyncSession, before: datetime, *, most: int = 1000) -> int:
+    """Remove up to `most` vectors, of any user, that were last used before then.
+
+    Returns how many that were; fewer than `most` means that there are no more.
+    """
+    unused = select(Embedding.id).where(Embedding.used_at < before).limit(most)
+    removed = await session.scalars(
+        delete(Embedding).where(Embedding.id.in_(unused)).returning(Embedding.id)
+    )
+    return len(removed.all())
+
+
+def _row(sealer: Sealer, key: bytes, vector: Floats) -> dict[str, Any]:
+    row_id = new_id()
+    return {
+        "id": row_id,
+        "user_id": sealer.user_id,
+        "digest": key,
+        "sealed_vector": sealer.seal_bytes(
+            EMBEDDING_VECTOR, row_id, vector.astype(_STORED).tobytes()
+        ),
+        "used_at": now(),
+    }
+
+
+def _open(sealer: Sealer, row_id: UUID, blob: bytes) -> Floats | None:
+    """The vector of a row, of unit length; None when it can't be read any more."""
+    try:
+        content = sealer.open_bytes(EMBEDDING_VECTOR, row_id, blob)
+        stored = np.frombuffer(content, _STORED).astype(np.float32)
+    except (SealBrokenError, ValueError):
+        return None
+    return halved(stored[np.newaxis])[0] if stored.any() else None
+
 
 T = TypeVar("T")
 Clock = Callable[[], float]
@@ -96,7 +232,7 @@ class Breaker:
         left = self._until - self._clock()
         if left > 0:
             raise EmbedderError(
-                "The embedding model failed just now and is left alone for a moment.",
+                "The embedding model failed recently and is not called for a moment.",
                 retry_after=left,
                 retryable=True,
             )
@@ -191,20 +327,20 @@ class CachedEmbedder:
         spec = await self.ready()
         if not texts:
             return np.empty((0, spec.dimension), np.float32)
-        keys = cache.digests(sealer, spec, "document", texts)
+        keys = digests(sealer, spec, "document", texts)
         wanted = dict(zip(keys, texts, strict=True))
         async with self._database.read() as session:
-            found = await cache.lookup(session, sealer, spec, [*wanted])
+            found = await lookup(session, sealer, spec, [*wanted])
         if found.stale or found.broken:
             async with self._database.write() as session:
-                await cache.tidy(session, sealer, found)
+                await tidy(session, sealer, found)
         vectors = dict(found.vectors)
-        for batch in chunks([key for key in wanted if key not in vectors], self._batch):
+        for batch in split_chunks([key for key in wanted if key not in vectors], self._batch):
             texts = [wanted[key] for key in batch]
             made = await self._retries.run(partial(self._embedder.embed, texts, "document"))
-            some = dict(zip(batch, cache.halved(made), strict=True))
+            some = dict(zip(batch, halved(made), strict=True))
             async with self._database.write() as session:
-                await cache.store(session, sealer, some)
+                await store(session, sealer, some)
             vectors |= some
         return np.stack([vectors[key] for key in keys])
 
@@ -217,7 +353,7 @@ class CachedEmbedder:
             EmbedderError: The model failed or took too long; or it did so a moment ago several
                 times, and is not asked. Search can go on without.
         """
-        key = sealer.user_id, cache.digests(sealer, self.spec, "query", [text])[0]
+        key = sealer.user_id, digests(sealer, self.spec, "query", [text])[0]
         if key in self._queries:
             self._queries.move_to_end(key)
             return self._queries[key]

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from backend.generation.gemini import WHO, GeminiConfig, GeminiProvider
+from backend.generation.adapters.gemini import WHO, GeminiConfig, GeminiProvider
 from backend.memory.embedding.protocol import EmbedderSpec, Floats, Task
 from backend.memory.embedding.requests import answer, batches, prepared, unit_rows
 

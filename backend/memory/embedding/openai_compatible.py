@@ -9,7 +9,10 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from backend.generation.openai_compatible import OpenAICompatibleConfig, OpenAICompatibleProvider
+from backend.generation.adapters.openai.server import (
+    OpenAICompatibleConfig,
+    OpenAICompatibleProvider,
+)
 from backend.memory.embedding.protocol import EmbedderError, EmbedderSpec, Floats, Task
 from backend.memory.embedding.requests import answer, batches, prepared, unit_rows
 
@@ -45,7 +48,7 @@ class OpenAICompatibleEmbedder:
         """See `Embedder`."""
         if self._dimension is None:
             raise EmbedderError(
-                f"{WHO} has not answered yet, and how long its vectors are is not configured."
+                f"{WHO} has not responded yet, and the size of its vectors is not configured."
             )
         return EmbedderSpec(provider="openai", model=self.model, dimension=self._dimension)
 
@@ -119,4 +122,4 @@ def _rows(answer: bytes) -> list[Any]:
             for each in data
         ]
     except (msgspec.MsgspecError, ValueError, RecursionError):
-        raise EmbedderError(f"{WHO} sent an answer that holds no embeddings.") from None
+        raise EmbedderError(f"{WHO} sent a response without embeddings.") from None

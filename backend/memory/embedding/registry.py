@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Literal
 
 from backend.database.engine import Database
-from backend.generation.gemini import GeminiConfig
-from backend.generation.openai_compatible import OpenAICompatibleConfig
+from backend.generation.adapters.gemini import GeminiConfig
+from backend.generation.adapters.openai.server import OpenAICompatibleConfig
 from backend.llm.user_models import ProviderEmbedding
 from backend.memory.embedding.cached import CachedEmbedder
 from backend.memory.embedding.catalogue import chosen_model

@@ -8,30 +8,249 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import pickle
 from collections.abc import AsyncIterator, Iterable, Sequence
+from itertools import count
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar, Self
 from uuid import UUID
 
 import numpy as np
+from msgspec.structs import replace
 
-from backend.helpers import HelperStarts
-from backend.logs import get_logger
-from backend.memory.index.edge_messages import ID, PointMessage, QueryMessage, SparseMessage
-from backend.memory.index.edge_process import EngineError, EngineProcess
-from backend.memory.index.payload_cache import Known, PayloadCache
+from backend.core.helpers import HelperStarts
+from backend.core.logs import get_logger
+from backend.core.operating_system import helper_command, helper_options
+from backend.memory.index.edge_messages import (
+    HEAD,
+    ID,
+    PAYLOADS_KEPT,
+    Outcome,
+    PointMessage,
+    QueryMessage,
+    SparseMessage,
+    framed,
+)
 from backend.memory.index.protocol import (
     Floats,
     Hit,
-    IndexUnavailableError,
     Payload,
     Point,
     Query,
     Sparse,
     check_dimensions,
 )
+from backend.memory.index.scope import IndexUnavailableError
+
+Known = tuple[UUID, Payload]
+"""A point's id and its payload."""
+
+
+class PayloadCache:
+    """Payloads by point, of a collection that this process alone writes to.
+
+    It holds ids and numbers, nothing of a text. A point that was deleted may stay in it for a
+    while: the engine finds it no more.
+
+    Args:
+        most: How many are kept, about. Those that were not asked for the longest time go first.
+
+    Attributes:
+        writes: How often something was written.
+    """
+
+    def __init__(self, most: int = PAYLOADS_KEPT) -> None:
+        self._half = max(1, most // 2)
+        self.writes = 0
+        # By the numbers of ids: a UUID computes its hash in Python, ten times as slowly.
+        self._young: dict[int, Known] = {}
+        self._old: dict[int, Known] = {}
+        self._ids: dict[int, UUID] = {}
+
+    def has_room(self, count: int) -> bool:
+        """Whether so many more can be kept without any of them going that were found lately."""
+        return len(self._young) + count <= self._half
+
+    def get(self, ids: Iterable[int]) -> dict[int, Known]:
+        """What is kept of these points."""
+        found: dict[int, Known] = {}
+        for each in ids:
+            known = self._young.get(each)
+            if known is None and (known := self._old.get(each)) is not None:
+                self._put(known)
+            if known is not None:
+                found[each] = known
+        return found
+
+    def add(self, points: Iterable[Known], *, writes: int) -> None:
+        """Keep what was read, unless something was written since there were so many `writes`."""
+        if writes == self.writes:
+            for point_id, payload in points:
+                self._put((point_id, self._shared(payload)))
+
+    def write(self, points: Iterable[Known]) -> None:
+        """Take note of what was written. What was not found lately is not kept for it."""
+        self.writes += 1
+        for point_id, payload in points:
+            if point_id.int in self._young or point_id.int in self._old:
+                self._put((point_id, self._shared(payload)))
+
+    def forget(self, owner_id: UUID) -> None:
+        """Drop all of a user's."""
+        self.writes += 1
+        self._ids.pop(owner_id.int, None)
+        for kept in (self._young, self._old):
+            for each in [each for each, (_, known) in kept.items() if known.owner_id == owner_id]:
+                del kept[each]
+
+    def _put(self, known: Known) -> None:
+        if len(self._young) >= self._half:
+            self._old, self._young, self._ids = self._young, {}, {}
+        self._young[known[0].int] = known
+
+    def _shared(self, payload: Payload) -> Payload:
+        """With one object for each id that many payloads name: half the memory."""
+        share, scene_id = self._ids.setdefault, payload.scene_id
+        return replace(
+            payload,
+            owner_id=share(payload.owner_id.int, payload.owner_id),
+            container_id=share(payload.container_id.int, payload.container_id),
+            scene_id=None if scene_id is None else share(scene_id.int, scene_id),
+        )
+
 
 log = get_logger(__name__)
+
+_PROGRAM = "backend.memory.index.edge_engine"
+_END_SECONDS = 30.0
+"""How long it may take to write everything out before it is killed."""
+
+_LIMIT = 1 << 20
+
+
+class EngineError(Exception):
+    """A call failed, or the process is gone. `kind` is the type of the engine's error, if any."""
+
+    def __init__(self, text: str, *, kind: str = "") -> None:
+        super().__init__(text)
+        self.kind = kind
+
+
+class EngineProcess:
+    """One running engine. Calls may be made side by side, all of them from one event loop."""
+
+    _prepared: ClassVar[EngineProcess | None] = None
+
+    def __init__(self, process: asyncio.subprocess.Process) -> None:
+        if process.stdin is None or process.stdout is None:
+            raise RuntimeError("Pipes were asked for.")
+        self._process = process
+        self._in, self._out = process.stdin, process.stdout
+        self._numbers = count()
+        self._waiting: dict[int, asyncio.Future[Any]] = {}
+        self._reading = asyncio.create_task(self._read())
+
+    @classmethod
+    async def prepare(cls) -> None:
+        """Start the one that the next `start` gives: it comes up while other things are done.
+
+        A failure is left to `start`, which tries again.
+        """
+        with contextlib.suppress(OSError):
+            EngineProcess._prepared = await cls._started()
+
+    @classmethod
+    async def start(cls) -> EngineProcess:
+        """One that runs."""
+        prepared, EngineProcess._prepared = EngineProcess._prepared, None
+        return prepared if prepared and not prepared.is_gone else await cls._started()
+
+    @classmethod
+    async def _started(cls) -> Self:
+        """A new one, with an empty environment: no key and no password gets there."""
+        return cls(
+            await asyncio.create_subprocess_exec(
+                *helper_command(_PROGRAM),
+                stdin=asyncio.subprocess.PIPE,
+                stdout=asyncio.subprocess.PIPE,
+                limit=_LIMIT,
+                **helper_options(),
+            )
+        )
+
+    @property
+    def is_gone(self) -> bool:
+        """True if it takes no more calls: its input closes a moment before its output does."""
+        return self._reading.done() or self._in.is_closing()
+
+    async def call(self, method: str, *arguments: object, **options: object) -> Any:
+        """What a method of `Engine` gives back.
+
+        Raises:
+            IndexUnavailableError: As the method says.
+            EngineError: Whatever else went wrong.
+        """
+        if self.is_gone:
+            raise EngineError("The engine's process is gone.")
+        number = next(self._numbers)
+        answer = self._waiting[number] = asyncio.get_running_loop().create_future()
+        self._in.write(framed((number, method, arguments, options)))
+        try:
+            outcome, value = await answer
+        finally:
+            self._waiting.pop(number, None)
+        if outcome == "unavailable":
+            raise IndexUnavailableError(value)
+        if outcome == "failed":
+            kind, colon, _ = value.partition(":")
+            raise EngineError(value, kind=kind if colon else "")
+        return value
+
+    async def end(self) -> None:
+        """Let it finish its calls, write everything out, and end."""
+        self._in.close()
+        try:
+            async with asyncio.timeout(_END_SECONDS):
+                await self._reading
+        except TimeoutError:
+            log.warning("index.engine_killed")
+            self._process.kill()
+        if code := await self._process.wait():
+            log.warning("index.engine_ended", exit_code=code)
+
+    async def _read(self) -> None:
+        try:
+            while True:
+                head = await self._out.readexactly(HEAD)
+                message = await self._out.readexactly(int.from_bytes(head))
+                number: int
+                outcome: Outcome
+                number, outcome, value = pickle.loads(message)  # noqa: S301  of our own process
+                answer = self._waiting.get(number)
+                if answer is not None and not answer.done():
+                    answer.set_result((outcome, value))
+        except (asyncio.IncompleteReadError, ConnectionError):
+            pass
+        finally:
+            for answer in self._waiting.values():
+                if not answer.done():
+                    answer.set_result(("failed", "The engine's process ended."))
+
+
+async def engine_starts() -> bool:
+    """True if an engine can be started, and answers. It opens no collection."""
+    try:
+        process = await EngineProcess.start()
+    except OSError:
+        return False
+    try:
+        await process.call("close")
+    except EngineError:
+        return False
+    finally:
+        await process.end()
+    return True
+
 
 _BATCH = 32
 _PAGE = 500
@@ -272,7 +491,7 @@ class EdgeIndex:
                 await ended.end()
             if self._process is None:
                 if not self._starts.is_due():
-                    raise EngineError("It ended a moment ago.")
+                    raise EngineError("The index process ended a moment ago.")
                 log.warning("index.engine_started_again")
                 await self._start()
             if self._process is None:
@@ -293,7 +512,9 @@ class EdgeIndex:
             process = await EngineProcess.start()
         except OSError as error:
             self._starts.note_failure(error)
-            raise EngineError("It can't be started.", kind=type(error).__name__) from error
+            raise EngineError(
+                "The index process cannot be started.", kind=type(error).__name__
+            ) from error
         try:
             is_new, was_damaged = await process.call(
                 "open", self._folder, self.name, self._dimension, may_make=not self._was_open

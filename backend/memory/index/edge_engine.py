@@ -25,17 +25,17 @@ import shutil
 import sys
 import threading
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import Path
-from typing import Any, BinaryIO
-from uuid import UUID
+from typing import Any, BinaryIO, get_args
+from uuid import UUID, uuid5
 
-import qdrant_edge as engine  # noqa: TID251  this is its adapter
+import qdrant_edge as engine  # noqa: TID251  half of its adapter
 from filelock import BaseFileLock, FileLock, Timeout
 
-from backend.memory.index import edge_mapping as mapping
+from backend.core.operating_system import end_with_parent, ignore_stop_signals
 from backend.memory.index.edge_messages import (
     HEAD,
     ID,
@@ -46,8 +46,184 @@ from backend.memory.index.edge_messages import (
     SparseMessage,
     framed,
 )
-from backend.memory.index.scope import OWNER, SOURCE, IndexUnavailableError
-from backend.operating_system import end_with_parent, ignore_stop_signals
+from backend.memory.index.scope import (
+    AUDIENCE,
+    CONTAINER,
+    DENSE,
+    KIND,
+    OWNER,
+    POSITION,
+    SOURCE,
+    SPARSE,
+    IndexUnavailableError,
+    Kind,
+    Scope,
+    ScopePart,
+)
+
+PLACE = "x"
+"""The field of a point that only this engine has: its `place`."""
+
+_PLACES = UUID("8d1f0c52-6a0e-5d8b-9a5c-3f6f4e0d7b21")
+
+_PLACES_KEPT = 4096
+"""Places that are kept, 1 MB: a turn's queries name the same ones several times."""
+
+_OVERSAMPLING = 2.0
+"""So many times the hits are taken by the copies of eight bits, and scored anew."""
+
+
+def collection_config(dimension: int | None) -> engine.EdgeConfig:
+    """The collection: vectors of unit length, terms that are weighted when asked, no graph.
+
+    Beside vectors stand copies of eight bits a number, once a segment has been put in order.
+    """
+    dense: dict[str, engine.EdgeVectorParams] = {}
+    if dimension is not None:
+        params = engine.EdgeVectorParams(
+            size=dimension,
+            distance=engine.Distance.Dot,
+            quantization_config=engine.ScalarQuantizationConfig(
+                engine.ScalarType.Int8, quantile=0.99, memory=engine.Memory.Cached
+            ),
+        )
+        dense = dict.fromkeys(DENSE, params)
+    return engine.EdgeConfig(
+        vectors=dense or None,
+        sparse_vectors=dict.fromkeys(
+            SPARSE, engine.EdgeSparseVectorParams(modifier=engine.Modifier.Idf)
+        ),
+        hnsw_config=engine.HnswIndexConfig(
+            m=0, payload_m=0, ef_construct=100, full_scan_threshold=10_000
+        ),
+    )
+
+
+def payload_indexes() -> dict[str, Any]:
+    """For every field that is filtered on. Ids are compared as numbers: half the time of texts."""
+    return {
+        OWNER: engine.UuidIndexParams(is_tenant=True),
+        PLACE: engine.UuidIndexParams(),
+        SOURCE: engine.UuidIndexParams(),
+        AUDIENCE: engine.KeywordIndexParams(),
+        POSITION: engine.IntegerIndexParams(lookup=False, range=True),
+    }
+
+
+@lru_cache(maxsize=_PLACES_KEPT)
+def place(owner_id: UUID | str, container_id: UUID | str, kind: Kind) -> str:
+    """One id for a point's owner, container and kind.
+
+    The engine checks each condition of a query for every point of a user. Three conditions took as
+    long as comparing the vectors; this is one. Points of different users never share a place.
+    """
+    return str(uuid5(_PLACES, f"{owner_id}/{container_id}/{kind}"))
+
+
+def point(given: PointMessage) -> engine.Point:
+    """A point with its vectors and its payload."""
+    vectors: dict[str, Any] = {name: _floats(vector) for name, vector in given.dense.items()}
+    vectors |= {name: sparse(vector) for name, vector in given.sparse.items()}
+    payload = given.payload
+    there = place(payload[OWNER], payload[CONTAINER], payload[KIND])
+    return engine.Point(given.id, vectors, {PLACE: there, **payload})
+
+
+def payload(stored: dict[str, Any]) -> dict[str, Any]:
+    """A point's payload as it was given, of what the engine has, which is changed for it."""
+    stored.pop(PLACE, None)
+    return stored
+
+
+def request(query: QueryMessage, *, is_sole_owner: bool = False) -> engine.QueryRequest:
+    """A query, with the owner in its filter's places, and the owner's points as its corpus.
+
+    Those of a sole owner are the whole collection, and need not be counted, which takes half of a
+    query by terms.
+    """
+    near = query.near
+    if isinstance(near, SparseMessage):
+        vector: Any = sparse(near)
+        params = None
+        if not is_sole_owner:
+            corpus = filter_owned(query.scope.owner_id)
+            params = engine.SearchParams(idf=engine.IdfParams(corpus=corpus))
+    else:
+        vector = _floats(near)
+        again = engine.QuantizationSearchParams(rescore=True, oversampling=_OVERSAMPLING)
+        params = engine.SearchParams(quantization=again)
+    return engine.QueryRequest(
+        limit=query.limit,
+        query=engine.Query.Nearest(vector, using=query.vector),
+        filter=_within(query.scope),
+        with_payload=False,
+        params=params,
+    )
+
+
+def sparse(vector: SparseMessage) -> engine.SparseVector:
+    """Terms and their weights."""
+    return engine.SparseVector(array("I", vector.ids).tolist(), _floats(vector.weights))
+
+
+def terms(vector: engine.SparseVector) -> SparseMessage:
+    """The message of a sparse vector that the engine has."""
+    return SparseMessage(array("I", vector.indices).tobytes(), array("f", vector.values).tobytes())
+
+
+def filter_owned(owner_id: UUID | str, *conditions: Any) -> engine.Filter:
+    """The owner's points that fulfil the conditions."""
+    return engine.Filter(must=[among(OWNER, [owner_id]), *conditions])
+
+
+def among(key: str, values: Sequence[object]) -> engine.FieldCondition:
+    """The field is one of these ids or words."""
+    texts = [str(each) for each in values]
+    match = engine.MatchAny(texts) if len(texts) > 1 else engine.MatchValue(texts[0])
+    return engine.FieldCondition(key=key, match=match)
+
+
+def within(owner_id: UUID, container_id: UUID | None) -> engine.Filter:
+    """The owner's points, of one container or all."""
+    if container_id is None:
+        return filter_owned(owner_id)
+    places = [place(owner_id, container_id, kind) for kind in get_args(Kind)]
+    return engine.Filter(must=[among(PLACE, places)])
+
+
+def _within(scope: Scope) -> engine.Filter:
+    """The owner's points of these kinds that lie in one of the parts; at least one has containers.
+
+    A single condition on their places where no part has a limit: the engine is fastest with that.
+    """
+    parts = [part for part in scope.parts if part.containers]
+    known_to = [among(AUDIENCE, scope.audience)] if scope.audience else []
+    if all(part.before_position is None for part in parts):
+        places = [each for part in parts for each in _places(scope, part)]
+        return engine.Filter(must=[among(PLACE, places), *known_to])
+    if len(parts) == 1:
+        return engine.Filter(must=[*_part(scope, parts[0]), *known_to])
+    alternatives: list[Any] = [engine.Filter(must=_part(scope, part)) for part in parts]
+    return engine.Filter(must=[engine.Filter(should=alternatives), *known_to])
+
+
+def _part(scope: Scope, part: ScopePart) -> list[Any]:
+    places = among(PLACE, list(_places(scope, part)))
+    if part.before_position is None:
+        return [places]
+    before = engine.RangeFloat(lt=part.before_position)
+    return [places, engine.FieldCondition(key=POSITION, range=before)]
+
+
+def _places(scope: Scope, part: ScopePart) -> Iterator[str]:
+    for container_id in part.containers:
+        for kind in scope.kinds:
+            yield place(scope.owner_id, container_id, kind)
+
+
+def _floats(numbers: bytes) -> list[float]:
+    return array("f", numbers).tolist()
+
 
 WRITES = frozenset({"upsert", "delete"})
 
@@ -100,7 +276,7 @@ class Engine:
         for other in folder.glob(f"{name}.*"):
             if other != self._path and other.suffix[1:].isdigit():
                 shutil.rmtree(other)
-        config = mapping.config(dimension)
+        config = collection_config(dimension)
         is_damaged = False
         if self._path.is_dir():
             for small in self._path.glob("segments/*/*/quantized.data"):
@@ -114,13 +290,12 @@ class Engine:
         if is_new:
             if not may_make:
                 raise IndexUnavailableError(
-                    f"The index {name} in the data folder is damaged. Restart Talekeeper: it makes "
-                    "the index again."
+                    f"The index {name} in the data folder is damaged. Restart to rebuild the index."
                 )
             shutil.rmtree(self._path, ignore_errors=True)
             self._path.mkdir(mode=0o700)
             self._shard = engine.EdgeShard.create(str(self._path), config)
-        for field, schema in mapping.payload_indexes().items():
+        for field, schema in payload_indexes().items():
             self._shard.update(engine.UpdateOperation.create_field_index(field, schema))
         if self._shard.optimize():
             self._shard.flush()
@@ -135,9 +310,9 @@ class Engine:
         `syncs` waits for the disk.
         """
         self._owners |= {UUID(each.payload[OWNER]) for each in points}
-        made = [mapping.point(each) for each in points]
+        made = [point(each) for each in points]
         if instead_of:
-            self._delete(mapping.owned(points[0].payload[OWNER], mapping.among(SOURCE, instead_of)))
+            self._delete(filter_owned(points[0].payload[OWNER], among(SOURCE, instead_of)))
         self._shard.update(engine.UpdateOperation.upsert_points(made))
         self._unflushed += len(made)
         if self._unflushed >= _FLUSH_AFTER:
@@ -167,9 +342,9 @@ class Engine:
     ) -> None:
         """Delete points of one user: all, or those of some rows, or those of a container."""
         if sources is None:
-            which = mapping.within(owner_id, container_id)
+            which = within(owner_id, container_id)
         else:
-            which = mapping.owned(owner_id, mapping.among(SOURCE, sources))
+            which = filter_owned(owner_id, among(SOURCE, sources))
         self._delete(which)
         self._sync()
 
@@ -188,10 +363,7 @@ class Engine:
         # Owners whose points were all deleted count until the collection is opened again.
         sole = next(iter(self._owners)) if len(self._owners) == 1 else None
         batch = engine.QueryBatchRequest(
-            [
-                mapping.request(query, is_sole_owner=query.scope.owner_id == sole)
-                for query in queries
-            ]
+            [request(query, is_sole_owner=query.scope.owner_id == sole) for query in queries]
         )
         answers = self._shard.query_batch(batch)
         # Each look at an `id` makes a UUID of it.
@@ -232,7 +404,7 @@ class Engine:
         found = self._shard.retrieve(list(ids), with_payload=False, with_vector=["sparse"])
         vectors = ((each.id.bytes, each.vector) for each in found)
         return [
-            (point_id, mapping.terms(vector["sparse"]))
+            (point_id, terms(vector["sparse"]))
             for point_id, vector in vectors
             if vector and "sparse" in vector
         ]
@@ -248,7 +420,7 @@ class Engine:
             engine.ScrollRequest(
                 offset=offset,
                 limit=most,
-                filter=mapping.within(owner_id, container_id),
+                filter=within(owner_id, container_id),
                 with_payload=True,
                 with_vector=False,
             )
@@ -265,7 +437,7 @@ class Engine:
 
     def count(self, owner_id: UUID | None) -> int:
         """How many points there are, of one user or of all."""
-        owned = None if owner_id is None else mapping.owned(owner_id)
+        owned = None if owner_id is None else filter_owned(owner_id)
         count: int = self._shard.count(engine.CountRequest(exact=True, filter=owned))
         return count
 
@@ -283,7 +455,7 @@ class Engine:
 
 def _payloads(records: Sequence[Any]) -> list[tuple[bytes, Any]]:
     """Records' payloads by the bytes of their ids: a UUID goes through a pipe twice as slowly."""
-    return [(each.id.bytes, mapping.payload(each.payload)) for each in records]
+    return [(each.id.bytes, payload(each.payload)) for each in records]
 
 
 def lock(path: Path) -> None:
@@ -293,7 +465,7 @@ def lock(path: Path) -> None:
         held.acquire(timeout=_PATIENCE)
     except Timeout as error:
         raise IndexUnavailableError(
-            f"Another process has the index open ({path}). An index in the data folder serves "
+            f"Another process has the index open ({path}). An index in the data folder can serve "
             "one process. For several, start a Qdrant server and set TALEKEEPER_QDRANT_URL."
         ) from error
     _locks.append(held)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from backend.generation.figures import MessageShape
+from backend.generation.catalogue import MessageShape
 from backend.generation.model import FinishReason
 from backend.generation.sampling import SamplingField
 from tests.fakes.oddities.wire_formats import End, FormatName, Part, Wire, WireFormat

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from backend.generation.figures import MessageShape
+from backend.generation.catalogue import MessageShape
 from tests.fakes.oddities.oddity import (
     GEMINI,
     LOCAL,

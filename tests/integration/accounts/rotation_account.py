@@ -14,10 +14,10 @@ from sqlalchemy import LargeBinary, String, Table, insert, select, update
 
 import backend
 from backend.accounts import repository
-from backend.accounts.keyring import open_sealer
+from backend.accounts.auth.names import load_instance_keys
+from backend.accounts.keys.keyring import open_sealer
+from backend.accounts.keys.sealed_tables import SealedTable, described_tables
 from backend.accounts.models import DataKey, KeySlot, User
-from backend.accounts.names import load_instance_keys
-from backend.accounts.sealed_tables import SealedTable, described_tables
 from backend.accounts.service import AccountService
 from backend.database.base import new_id, now
 from backend.database.engine import Database

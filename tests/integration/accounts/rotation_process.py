@@ -14,7 +14,7 @@ from datetime import timedelta
 from pathlib import Path
 from uuid import UUID
 
-from backend.accounts import rotation, sealed_tables, user_keys
+from backend.accounts.keys import rotation, sealed_tables, user_keys
 from backend.database.engine import Database
 from backend.vault.root import load_root_keys
 from tests.integration.accounts.rotation_account import MODELS, PASSWORD, accounts

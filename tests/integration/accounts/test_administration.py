@@ -8,8 +8,8 @@ from uuid import uuid4
 
 import pytest
 
-from backend.accounts import sessions
-from backend.turns import streaming
+from backend.accounts.auth import sessions
+from backend.turns.api import streaming
 from tests.fakes.openai_server import OpenAIServer
 from tests.fakes.scripted_server import Gate
 from tests.support.models import asking, held_back

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from backend.accounts.middleware import PLAIN_COOKIE
+from backend.accounts.auth.middleware import PLAIN_COOKIE
 from tests.support.clock import Clock
 from tests.support.server import Account, Running, ok, problem
 

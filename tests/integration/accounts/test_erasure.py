@@ -15,8 +15,8 @@ from uuid import UUID
 import pytest
 from sqlalchemy import delete, select, text, update
 
+from backend.accounts.keys.sealed_tables import described_tables
 from backend.accounts.models import DataKey, IdempotentRequest, KeySlot
-from backend.accounts.sealed_tables import described_tables
 from backend.database import write_ahead_log
 from backend.database.base import new_id, now
 from backend.database.engine import Database

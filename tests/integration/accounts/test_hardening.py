@@ -11,11 +11,11 @@ import httpx
 import pytest
 from sqlalchemy import func, select, update
 
-from backend.accounts import credentials
-from backend.accounts.middleware import CSRF_COOKIE, CSRF_HEADER, PLAIN_COOKIE
+from backend.accounts.auth import credentials
+from backend.accounts.auth.middleware import CSRF_COOKIE, CSRF_HEADER, PLAIN_COOKIE
+from backend.accounts.auth.throttle import ACCOUNT
+from backend.accounts.keys.rotation import mark_all_due
 from backend.accounts.models import DataKey, InstanceKey, KeySlot, User
-from backend.accounts.rotation import mark_all_due
-from backend.accounts.throttle import ACCOUNT
 from backend.vault.root import RootKeyError
 from tests.support.clock import Clock
 from tests.support.logs import Logged

@@ -12,9 +12,9 @@ import httpx
 import pytest
 from sqlalchemy import func, select
 
-from backend.accounts.middleware import PLAIN_COOKIE
+from backend.accounts.auth.middleware import PLAIN_COOKIE
+from backend.accounts.auth.throttle import LONGEST_DELAY, Allowance
 from backend.accounts.models import KeySlot, LoginFailures
-from backend.accounts.throttle import LONGEST_DELAY, Allowance
 from tests.support.clock import Clock
 from tests.support.server import PASSWORD, Account, Running, ok, problem
 
@@ -39,7 +39,9 @@ async def log_in(
 @pytest.fixture
 def few_attempts(monkeypatch: pytest.MonkeyPatch) -> None:
     """An account waits after five failures from anywhere, and hardly forgives them."""
-    monkeypatch.setattr("backend.accounts.throttle.ACCOUNT", Allowance(5, forgiven_every=10**6))
+    monkeypatch.setattr(
+        "backend.accounts.auth.throttle.ACCOUNT", Allowance(5, forgiven_every=10**6)
+    )
 
 
 def said(answer: httpx.Response) -> tuple[int, Any, set[str]]:

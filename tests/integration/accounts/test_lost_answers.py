@@ -13,7 +13,7 @@ import pytest
 from sqlalchemy import update
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from backend.accounts.idempotency import GIVEN_UP_AFTER, IdempotencyMiddleware
+from backend.accounts.auth.idempotency import GIVEN_UP_AFTER, IdempotencyMiddleware
 from backend.accounts.models import IdempotentRequest
 from backend.characters.models import Character, Persona
 from backend.database.base import now

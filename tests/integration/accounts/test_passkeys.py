@@ -8,8 +8,8 @@ from uuid import uuid4
 
 import pytest
 
-from backend.accounts.second_factor.passkeys import site_of
-from backend.accounts.second_factor.service import MAX_PASSKEYS
+from backend.accounts.auth.second_factor.passkeys import site_of
+from backend.accounts.auth.second_factor.service import MAX_PASSKEYS
 from tests.support.authenticator import SoftPasskey
 from tests.support.clock import Clock
 from tests.support.factors import (
@@ -171,7 +171,7 @@ async def test_there_are_only_so_many(
     server: Running, ada: Account, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert MAX_PASSKEYS == 10
-    monkeypatch.setattr("backend.accounts.second_factor.service.MAX_PASSKEYS", 1)
+    monkeypatch.setattr("backend.accounts.auth.second_factor.service.MAX_PASSKEYS", 1)
     _, added = await add_passkey(server, ada)
     answer = await ada.client.post(
         f"{FACTORS}/passkeys",

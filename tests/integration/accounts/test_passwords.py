@@ -11,8 +11,8 @@ import pytest
 from sqlalchemy import func, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from backend.accounts import user_keys
-from backend.accounts.key_slots import refuse_older_root
+from backend.accounts.keys import user_keys
+from backend.accounts.keys.slots import refuse_older_root
 from backend.accounts.models import KeySlot
 from backend.vault.root import RootKeys
 from tests.support.server import PASSWORD, Account, Running, ok, problem

@@ -10,9 +10,9 @@ import httpx
 import pytest
 from sqlalchemy import select, text
 
-from backend.accounts import activity
-from backend.accounts.activity import describe_client
 from backend.accounts.models import ActivityEntry
+from backend.accounts.profile import activity
+from backend.accounts.profile.activity import describe_client
 from tests.support.clock import Clock
 from tests.support.routes import routes_of
 from tests.support.server import PASSWORD, Account, Running, ok, problem

@@ -14,22 +14,22 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sqlalchemy import LargeBinary, insert, select, text, update
 
-from backend.accounts import sealed_tables
 from backend.accounts.errors import UserNotFoundError
-from backend.accounts.models import User
-from backend.accounts.rotation import (
+from backend.accounts.keys import sealed_tables
+from backend.accounts.keys.rotation import (
     DataKeyRotation,
     ensure_data_key,
     mark_all_due,
     rotate_data_key,
 )
-from backend.accounts.sealed_tables import (
+from backend.accounts.keys.sealed_tables import (
     BATCH_BYTES,
     BATCH_ROWS,
     SealedTable,
     batches,
     described_tables,
 )
+from backend.accounts.models import User
 from backend.chats.models import CHAT_TITLE, MESSAGE_CONTENT, Chat, Message
 from backend.database.base import Base, new_id
 from backend.database.engine import Database

@@ -12,8 +12,8 @@ from random import Random
 import pytest
 from sqlalchemy import select
 
+from backend.accounts.keys.rotation import rotate_data_key, rotate_root_key
 from backend.accounts.models import InstanceKey, KeySlot
-from backend.accounts.rotation import rotate_data_key, rotate_root_key
 from backend.database.engine import Database
 from backend.vault.root import load_root_keys
 from backend.vault.sealing import key_number

@@ -14,8 +14,8 @@ import pytest
 from sqlalchemy import delete, select, update
 from sqlalchemy.orm import undefer
 
+from backend.accounts.auth.throttle import ADDRESS
 from backend.accounts.models import KeySlot, SecondFactor, User
-from backend.accounts.throttle import ADDRESS
 from tests.support.clock import Clock
 from tests.support.factors import FACTORS, SESSIONS, App, set_up_app, sign_in
 from tests.support.logs import Logged

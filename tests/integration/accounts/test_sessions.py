@@ -11,12 +11,12 @@ import httpx
 import pytest
 from sqlalchemy import func, select
 
-from backend.accounts import sessions
-from backend.accounts.identity import Identity, TokenKind
-from backend.accounts.middleware import AUTHENTICATIONS_AT_ONCE, PLAIN_COOKIE
+from backend.accounts.auth import sessions
+from backend.accounts.auth.identity import Identity, TokenKind
+from backend.accounts.auth.middleware import AUTHENTICATIONS_AT_ONCE, PLAIN_COOKIE
+from backend.accounts.auth.sessions import SessionService
 from backend.accounts.models import KeySlot
-from backend.accounts.sessions import SessionService
-from backend.turns import streaming
+from backend.turns.api import streaming
 from tests.fakes.openai_server import OpenAIServer
 from tests.fakes.scripted_server import Gate
 from tests.support.clock import Clock

@@ -8,15 +8,9 @@ import httpx
 import pytest
 from sqlalchemy import func, select
 
+from backend.accounts.auth.throttle import ACCOUNT, KNOWN_FOR, MAX_KNOWN_ADDRESSES, Throttle, Way
 from backend.accounts.errors import TooManyAttemptsError
 from backend.accounts.models import KnownAddress, LoginFailures
-from backend.accounts.throttle import (
-    ACCOUNT,
-    KNOWN_FOR,
-    MAX_KNOWN_ADDRESSES,
-    Throttle,
-    Way,
-)
 from tests.support.clock import Clock
 from tests.support.server import PASSWORD, Account, Running, ok, problem
 

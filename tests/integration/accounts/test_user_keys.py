@@ -13,16 +13,17 @@ import pytest
 from sqlalchemy import delete, func, insert, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from backend.accounts import repository, user_keys
-from backend.accounts.identity import Identity
-from backend.accounts.keyring import open_sealer
+from backend.accounts import repository
+from backend.accounts.auth.identity import Identity
+from backend.accounts.auth.sessions import SessionService
+from backend.accounts.keys import user_keys
+from backend.accounts.keys.keyring import open_sealer
+from backend.accounts.keys.open_keys import OpenKeys
+from backend.accounts.keys.rotation import GRACE
 from backend.accounts.models import ActivityEntry, DataKey, KeySlot, User
-from backend.accounts.open_keys import OpenKeys
-from backend.accounts.rotation import GRACE
-from backend.accounts.sessions import SessionService
 from backend.chats.models import Chat, Message
+from backend.core.events import Participants
 from backend.database.base import now
-from backend.events import Participants
 from backend.jobs.keys import JobKeys
 from backend.jobs.models import Job
 from backend.jobs.queue import NewJob
@@ -288,7 +289,7 @@ async def test_what_is_found_by_search_is_the_same_afterwards(either: Running) -
         await rotate(ada)
         after = (await identity_of(either, ada)).sealer
         for purpose in ("memory-terms", "memory-rotation", "embeddings", "context-texts"):
-            assert before.derived(purpose) == after.derived(purpose)
+            assert before.derive_key(purpose) == after.derive_key(purpose)
         assert found
         assert ok(await ada.client.get("/api/v1/search", params=query))["items"] == found
 

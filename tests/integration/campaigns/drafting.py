@@ -6,11 +6,11 @@ from datetime import datetime
 from typing import Any
 from uuid import UUID
 
-from backend.accounts.identity import Identity
-from backend.campaigns import ledger_store
-from backend.campaigns.authority import Draft, Judged, judged
-from backend.campaigns.proposals import keep
-from backend.campaigns.records import get_campaign
+from backend.accounts.auth.identity import Identity
+from backend.campaigns.ledger import store as ledger_store
+from backend.campaigns.ledger.records import get_campaign
+from backend.campaigns.proposals.authority import Draft, Judged, judged
+from backend.campaigns.proposals.store import keep
 from backend.chats.models import Chat, Message
 from backend.database.engine import Database
 

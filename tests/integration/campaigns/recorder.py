@@ -11,7 +11,7 @@ from sqlalchemy import select
 
 from backend.enrichment.outbox import CHAPTER, SCENE
 from backend.generation.registry import ModelRegistry
-from backend.generation.server_abilities import ModelAbilities, ServerAbilities
+from backend.generation.servers.abilities import ModelAbilities, ServerAbilities
 from backend.jobs import running as running_jobs
 from backend.jobs.models import Job
 from tests.fakes.holding_server import HoldingServer

@@ -13,20 +13,20 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from sqlalchemy import select, update
 
-from backend.audience import GM, stored
-from backend.campaigns import ledger_store
-from backend.campaigns.authority import Judged, Unclear
-from backend.campaigns.history import HistoryService
-from backend.campaigns.item_service import ItemService
-from backend.campaigns.items import Entity, Fact, Item, Kind
-from backend.campaigns.ledger import EXISTS, Operations, State, creation
+from backend.campaigns.api.schemas import NewCampaign
+from backend.campaigns.api.service import CampaignService
+from backend.campaigns.ledger import store as ledger_store
+from backend.campaigns.ledger.change_log import HistoryService
+from backend.campaigns.ledger.changes import EXISTS, Operations, State, creation
+from backend.campaigns.ledger.item_service import ItemService
+from backend.campaigns.ledger.items import Entity, Fact, Item, Kind
+from backend.campaigns.ledger.records import ItemKey, get_campaign, item_states
 from backend.campaigns.models import Actor, CampaignChange, CampaignProposal
-from backend.campaigns.proposal_service import ProposalService
-from backend.campaigns.proposals import MAX_OPEN
-from backend.campaigns.records import ItemKey, get_campaign, item_states
-from backend.campaigns.schemas import NewCampaign
-from backend.campaigns.service import CampaignService
+from backend.campaigns.proposals.authority import Judged, Unclear
+from backend.campaigns.proposals.service import ProposalService
+from backend.campaigns.proposals.store import MAX_OPEN
 from backend.chats.models import Chat, Message
+from backend.core.audience import GM, encode_audience
 from backend.database.base import new_id, now
 from backend.database.engine import Database
 from tests.integration.campaigns.drafting import compact
@@ -459,7 +459,7 @@ async def test_a_name_that_is_not_clear_is_asked_about(story: Story) -> None:
     found, kept = await story.compact({**change, "unclear": unclear}, line=await story.line())
     assert ([each.reason for each in found.proposals], kept) == (["uncertain"], 1)
     [row] = await story.proposals()
-    assert row.audience == stored([some])
+    assert row.audience == encode_audience([some])
 
 
 async def test_a_proposal_is_made_once_and_not_again_once_it_was_refused(story: Story) -> None:

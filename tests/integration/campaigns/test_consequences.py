@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from backend.audience import GM
-from backend.campaigns.consequences import find_consequences
+from backend.campaigns.scenes.consequences import find_consequences
+from backend.core.audience import GM
 from backend.database.base import new_id
 from backend.database.engine import Database
 from tests.integration.chats.trees import sign_up

@@ -16,7 +16,7 @@ from sqlalchemy import select
 
 from backend.campaigns.play.dice import tier_of
 from backend.jobs.models import Job
-from backend.memory.outbox import FORGET
+from backend.memory.indexing.outbox import FORGET
 from backend.turns.models import Turn
 from tests.fakes.game_master import CarelessGameMaster
 from tests.fakes.openai_server import API_KEY, MODEL

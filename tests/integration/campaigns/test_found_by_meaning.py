@@ -9,7 +9,7 @@ from uuid import UUID
 import pytest
 from sqlalchemy import select
 
-from backend.campaigns.index_source import CampaignSource
+from backend.campaigns.state.index_source import CampaignSource
 from backend.jobs.models import Job
 from tests.integration.campaigns.seagate import Table
 from tests.integration.turns.seeding import identity_of

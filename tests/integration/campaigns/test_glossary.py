@@ -11,14 +11,14 @@ from uuid import UUID
 import pytest
 from sqlalchemy import select, update
 
-from backend.audience import Viewpoint
+from backend.campaigns.ledger.records import get_campaign
 from backend.campaigns.models import CampaignItem
-from backend.campaigns.records import get_campaign
-from backend.campaigns.situation_reader import SituationReader
+from backend.campaigns.state.situation_reader import SituationReader
 from backend.chats.models import Message
-from backend.enrichment import glossary_task
+from backend.core.audience import Viewpoint
 from backend.enrichment.models import EnrichmentRun
 from backend.enrichment.outbox import COMPACTION, GLOSSARY
+from backend.enrichment.tasks import glossary as glossary_task
 from backend.generation.registry import ModelRegistry
 from backend.jobs.models import Job
 from tests.fakes.holding_server import HoldingServer

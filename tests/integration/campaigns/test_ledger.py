@@ -12,16 +12,16 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from sqlalchemy import select, update
 
-from backend.campaigns import ledger_paths, ledger_store
-from backend.campaigns.history import HistoryService
-from backend.campaigns.item_rows import read_state
-from backend.campaigns.items import Clock, Entity
-from backend.campaigns.ledger import DELETION, EXISTS, Operations, creation, fold
-from backend.campaigns.ledger_store import Change
+from backend.campaigns.api.schemas import NewCampaign
+from backend.campaigns.api.service import CampaignService
+from backend.campaigns.ledger import paths as ledger_paths
+from backend.campaigns.ledger import store as ledger_store
+from backend.campaigns.ledger.change_log import HistoryService
+from backend.campaigns.ledger.changes import DELETION, EXISTS, Operations, creation, fold
+from backend.campaigns.ledger.items import Clock, Entity
+from backend.campaigns.ledger.records import get_campaign, reading
+from backend.campaigns.ledger.store import Change, read_state
 from backend.campaigns.models import CampaignChange, CampaignItem
-from backend.campaigns.records import get_campaign, reading
-from backend.campaigns.schemas import NewCampaign
-from backend.campaigns.service import CampaignService
 from backend.chats.models import Chat, Message
 from backend.database.base import new_id
 from backend.database.engine import Database

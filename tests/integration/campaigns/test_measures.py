@@ -14,7 +14,7 @@ from backend.campaigns.models import Campaign, CampaignProposal
 from backend.chats.models import Chat
 from backend.database.base import new_id, now
 from backend.enrichment.models import EnrichmentRun
-from backend.generation.figures import ListedModel, Price
+from backend.generation.catalogue import ListedModel, Price
 from backend.generation.registry import ModelRegistry
 from backend.jobs import running as running_jobs
 from backend.jobs.models import Job

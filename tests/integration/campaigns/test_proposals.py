@@ -8,10 +8,10 @@ from uuid import UUID
 
 import pytest
 
-from backend.accounts.identity import Identity
-from backend.campaigns.authority import Unclear
-from backend.campaigns.items import Entity, Fact
-from backend.campaigns.ledger import Operations, creation
+from backend.accounts.auth.identity import Identity
+from backend.campaigns.ledger.changes import Operations, creation
+from backend.campaigns.ledger.items import Entity, Fact
+from backend.campaigns.proposals.authority import Unclear
 from backend.database.base import new_id, now
 from tests.integration.campaigns.drafting import compact
 from tests.integration.campaigns.seagate import Table, seagate

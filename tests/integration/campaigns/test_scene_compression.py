@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from sqlalchemy import select
 
-from backend.campaigns.name_cache import Names
+from backend.campaigns.state.snapshot import Names
 from backend.enrichment.outbox import SCENE
 from backend.jobs.models import Job
 from tests.fakes.openai_server import called, error, reply

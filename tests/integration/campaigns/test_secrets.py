@@ -15,7 +15,7 @@ import pytest
 from sqlalchemy import select
 
 from backend.jobs.models import Job
-from backend.memory.outbox import RECONCILE
+from backend.memory.indexing.outbox import RECONCILE
 from tests.fakes.parrot_server import ParrotServer, secret_word, secrets_in
 from tests.integration.campaigns.seagate import Table
 from tests.support.chronicling import opt_in

@@ -9,11 +9,11 @@ from uuid import UUID
 import pytest
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from backend.audience import GM, PUBLIC
-from backend.campaigns import name_cache
-from backend.campaigns.name_cache import NameCache, Names
-from backend.campaigns.records import get_campaign
-from backend.campaigns.situation_reader import SituationReader
+from backend.campaigns.ledger.records import get_campaign
+from backend.campaigns.state import snapshot as name_cache
+from backend.campaigns.state.situation_reader import SituationReader
+from backend.campaigns.state.snapshot import NameCache, Names
+from backend.core.audience import GM, PUBLIC
 from backend.database.engine import DatabaseUnavailableError
 from tests.integration.campaigns.seagate import Table, seagate
 from tests.integration.turns.seeding import identity_of

@@ -8,7 +8,7 @@ import pytest
 from litestar import Litestar
 from litestar.testing import AsyncTestClient
 
-from backend.accounts.identity import Identity
+from backend.accounts.auth.identity import Identity
 from backend.database.engine import Database
 from tests.integration.characters.people import Person, make_app, sign_up
 

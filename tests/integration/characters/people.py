@@ -16,20 +16,20 @@ from litestar.testing import AsyncTestClient
 from sqlalchemy import Connection, inspect, text
 
 import backend.chronicles.models  # noqa: F401  # pyright: ignore[reportUnusedImport]  # lorebooks refer to its tables
-from backend import http
-from backend.accounts.activity import ActivityLog
-from backend.accounts.identity import Identity
+from backend.accounts.auth.identity import Identity
 from backend.accounts.models import User
+from backend.accounts.profile.activity import ActivityLog
 from backend.characters.controller import CharacterController
 from backend.characters.personas import PersonaController, PersonaService
 from backend.characters.service import CharacterService
-from backend.cpu_pool import CpuPool
+from backend.core.cpu_pool import CpuPool
 from backend.database.base import new_id
 from backend.database.engine import Database
 from backend.errors import MEDIA_TYPE, TYPE_PREFIX
+from backend.http import responses as http
 from backend.jobs.queue import JobQueue
 from backend.lorebooks.card_books import CardBookService
-from backend.memory.outbox import IndexOutbox
+from backend.memory.indexing.outbox import IndexOutbox
 from backend.vault.root import RootKeys
 from backend.vault.sealing import KEY_BYTES, Sealer
 

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 from litestar import Litestar
 
-from backend.accounts.identity import Identity
+from backend.accounts.auth.identity import Identity
 from backend.characters.personas import PersonaService
 from backend.characters.schemas import PersonaFields
 from backend.characters.uploads import IMAGE_TYPES
-from backend.cpu_pool import CpuPool
+from backend.core.cpu_pool import CpuPool
 from backend.database.engine import Database
 from tests.integration.characters.people import ON_SQLITE_ALONE, Person, body, count_rows, problem
 from tests.integration.characters.pictures import METADATA, opened, picture

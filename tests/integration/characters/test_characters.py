@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from backend.accounts.identity import Identity
+from backend.accounts.auth.identity import Identity
 from backend.characters import service
 from backend.characters.cards.model import Card
 from backend.database.engine import Database

@@ -7,13 +7,13 @@ from uuid import UUID, uuid4
 import pytest
 from sqlalchemy import event
 
-from backend.accounts.identity import Identity
+from backend.accounts.auth.identity import Identity
 from backend.characters.cards.model import Card
 from backend.characters.errors import CharacterNotFoundError
 from backend.characters.personas import PersonaService
 from backend.characters.repository import PersonaData, find_names, find_persona, get_card
 from backend.characters.schemas import PersonaFields
-from backend.cpu_pool import CpuPool
+from backend.core.cpu_pool import CpuPool
 from backend.database.engine import Database
 from tests.integration.characters.people import character_service, sign_up
 

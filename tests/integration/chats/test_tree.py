@@ -11,8 +11,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from backend.chats.counting import CountUnit
 from backend.chats.models import Chat
+from backend.chats.token_counting import CountUnit
 from backend.database.engine import Database
 from tests.integration.chats.trees import Grove, sign_up
 

@@ -11,31 +11,31 @@ from uuid import UUID
 
 from sqlalchemy import select
 
-from backend.accounts.identity import Identity
+from backend.accounts.auth.identity import Identity
 from backend.accounts.models import User
-from backend.campaigns.players import find_player_name
-from backend.campaigns.sessions import CampaignSessions
+from backend.campaigns.chat_paths import CampaignSessions
+from backend.campaigns.state.viewpoints import find_player_name
 from backend.chats import repository, tree
-from backend.chats.counting import CountUnit, recount
 from backend.chats.drafts import MessageDraft, draft_message
-from backend.chats.events import tell_path_moved
+from backend.chats.events import notify_path_moved
 from backend.chats.messages import MessageService
 from backend.chats.models import MESSAGE_AUTHOR, MESSAGE_CONTENT, Chat, Message
 from backend.chats.service import ChatService
+from backend.chats.token_counting import CountUnit, recount
 from backend.chronicles.chat_chronicles import ChatChronicles
-from backend.cpu_pool import CpuPool
+from backend.core.cpu_pool import CpuPool
+from backend.core.events import Participants
 from backend.database.base import new_id
 from backend.database.engine import Database
-from backend.events import Participants
 from backend.generation.registry import ModelRegistry
 from backend.jobs.queue import JobQueue
 from backend.llm.user_models import UserModels
-from backend.memory.outbox import IndexOutbox
+from backend.memory.indexing.outbox import IndexOutbox
 from backend.regex.process import RegexProcess
 from backend.regex.scripts import ScriptEngine
-from backend.scripting.service import ScriptService
+from backend.regex.service import ScriptService
 from backend.settings import Settings
-from backend.turns.line_macros import LineMacroService
+from backend.turns.prompt.macros import LineMacroService
 from backend.vault.root import RootKeys
 from backend.vault.sealing import KEY_BYTES, Sealer
 
@@ -229,8 +229,8 @@ class Grove:
                 MessageDraft(role=role, author=AUTHORS[role], text=text),
                 unit=CountUnit.parse(chat.count_unit),
             )
-            moved = await tree.attach(session, chat, message, parent=row)
-            await tell_path_moved(PARTICIPANTS, session, self.identity.sealer, chat, moved)
+            moved = await tree.attach_message(session, chat, message, parent=row)
+            await notify_path_moved(PARTICIPANTS, session, self.identity.sealer, chat, moved)
         self.expected.add(message.id, Node(parent, role, text))
         return message.id
 

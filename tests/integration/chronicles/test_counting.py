@@ -7,7 +7,7 @@ from uuid import UUID
 
 import pytest
 
-from backend.chronicles.reading import current_events, get_events
+from backend.chronicles.repository import current_events, get_events
 from tests.integration.chronicles.chroniclers import Chronicler
 from tests.integration.turns.seeding import identity_of
 from tests.support.server import Running, ok

@@ -9,7 +9,8 @@ from typing import Any
 import httpx
 import pytest
 
-from backend.chronicles import files, repository
+from backend.chronicles import repository
+from backend.chronicles import transfer as files
 from tests.integration.chronicles.chroniclers import Chronicler
 from tests.support.server import ok, problem
 
@@ -248,9 +249,9 @@ async def test_a_file_without_a_name_is_called_as_the_person_or_the_file_says(
         (b"\xff{", "byte 0"),
         (b'{"format": ', "line 1, column 12"),
         (b"[" * 100, "100 or more levels"),
-        ([], "no JSON object"),
+        ([], "not a JSON object"),
         ({"name": "Coast", "entries": {}}, "`format` is not `talekeeper-chronicle`"),
-        (file(version=2), "`version` has to be 1"),
+        (file(version=2), "`version` must be 1"),
         (file(author="Ada"), "unknown field `author`"),
         (file(events={}), "events: Expected `array`"),
         (file(event(), 7), "events[1]: Expected `object`"),
@@ -263,8 +264,11 @@ async def test_a_file_without_a_name_is_called_as_the_person_or_the_file_says(
         (file(event("x" * 4001)), "events[0].summary: Expected `str` of length <= 4000"),
         (file(event(who=["a", 1])), "events[0].who[1]: Expected `str`"),
         (file(event(source_message_ids=["x"])), "events[0].source_message_ids[0]: "),
-        (file(event(id="a"), event(id="a")), "events[1].id is that of events[0]"),
-        (file(event(), event(superseded_by="a")), "events[1].superseded_by names no event"),
+        (file(event(id="a"), event(id="a")), "events[1].id is already used by events[0]"),
+        (
+            file(event(), event(superseded_by="a")),
+            "events[1].superseded_by is not the id of an event",
+        ),
         (file(event(id="a", superseded_by="a")), "events[0].superseded_by leads back"),
         (
             file(

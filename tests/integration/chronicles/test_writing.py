@@ -11,13 +11,11 @@ from uuid import UUID, uuid4
 import pytest
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from backend.accounts.identity import Identity
+from backend.accounts.auth.identity import Identity
 from backend.chats.errors import MessageNotFoundError
 from backend.chats.models import Message
 from backend.chronicles.errors import ChronicleFullError
-from backend.chronicles.events import MAX_EVENTS, EventFields
-from backend.chronicles.reading import StoryEvent, find_sources, get_events, sealed_event
-from backend.chronicles.writing import (
+from backend.chronicles.event_writer import (
     NewEvent,
     add_events,
     remove_events,
@@ -26,6 +24,8 @@ from backend.chronicles.writing import (
     supersede,
     touch,
 )
+from backend.chronicles.events import MAX_EVENTS, EventFields
+from backend.chronicles.repository import StoryEvent, find_sources, get_events, sealed_event
 from backend.database.base import new_id
 from backend.errors import ValidationError
 from tests.integration.chronicles.chroniclers import Chronicler

@@ -9,7 +9,7 @@ from uuid import UUID, uuid4
 import pytest
 from sqlalchemy import select, update
 
-from backend.chronicles import writing
+from backend.chronicles import event_writer as writing
 from backend.database.base import now
 from backend.enrichment.compaction.task import CompactionTask
 from backend.enrichment.outbox import COMPACTION, GLOSSARY, SUMMARY, TURN, lane_of

@@ -6,8 +6,8 @@ from uuid import UUID
 
 import pytest
 
-from backend.campaigns.name_cache import NameCache
-from backend.campaigns.records import get_campaign
+from backend.campaigns.ledger.records import get_campaign
+from backend.campaigns.state.snapshot import NameCache
 from backend.enrichment.compaction import known as module
 from backend.enrichment.compaction.known import KnownWorld, read_world, refresh_world
 from tests.integration.campaigns.conftest import table

@@ -14,11 +14,11 @@ import pytest
 from sqlalchemy import select
 
 from backend.accounts.models import USER_SETTINGS, User
-from backend.accounts.settings import EnrichmentSettings, UserSettings
+from backend.accounts.profile.settings import EnrichmentSettings, UserSettings
 from backend.database.base import now
 from backend.enrichment.models import EnrichmentRun
 from backend.enrichment.outbox import REBUILD
-from backend.enrichment.rebuild import RebuildTask
+from backend.enrichment.tasks.rebuild import RebuildTask
 from backend.jobs.keys import JobKeys
 from backend.jobs.models import Job
 from backend.jobs.running import JobKind

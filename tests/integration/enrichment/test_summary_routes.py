@@ -124,7 +124,7 @@ async def test_a_summary_ends_with_a_message_of_the_path_that_is_played(
     for message_id, word in (
         (foreign, "another chat"),
         (lines[7]["id"], "another branch"),
-        (lines[1]["id"], "goes further"),
+        (lines[1]["id"], "covers more messages"),
     ):
         body = {"text": "No.", "through_message_id": message_id}
         answer = await ada.client.put(url_of(chat), json=body)

@@ -10,7 +10,7 @@ from sqlalchemy import update
 
 from backend.database.engine import Database
 from backend.enrichment.outbox import GLOSSARY, SUMMARY
-from backend.enrichment.summary_watch import SummaryWatch, UnfinishedJob
+from backend.enrichment.summaries.watch import SummaryWatch, UnfinishedJob
 from backend.jobs.models import Job
 from backend.jobs.queue import NewJob, insert_job
 from tests.support.statements import record_statements

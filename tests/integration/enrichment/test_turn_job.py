@@ -13,7 +13,7 @@ import msgspec
 import pytest
 
 from backend.accounts.models import USER_SETTINGS, User
-from backend.accounts.settings import EnrichmentSettings, UserSettings
+from backend.accounts.profile.settings import EnrichmentSettings, UserSettings
 from backend.database.base import new_id
 from backend.enrichment.agent import agent
 from backend.enrichment.outbox import EnrichmentOutbox

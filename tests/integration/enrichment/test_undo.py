@@ -14,8 +14,8 @@ from sqlalchemy import select
 from backend.chats.models import Message
 from backend.database.base import new_id
 from backend.enrichment.models import ChatSummary, EnrichmentRun
-from backend.enrichment.runs import RunDetail, sealed_detail
-from backend.enrichment.summaries import store_summary
+from backend.enrichment.runs.store import RunDetail, sealed_detail
+from backend.enrichment.summaries.store import store_summary
 from tests.integration.turns.seeding import identity_of
 from tests.support.memory import API, points_of, rows_of, settled
 from tests.support.server import ok, problem

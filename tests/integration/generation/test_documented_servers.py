@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 
+from backend.generation.adapters.openai.dialects import OPENAI_SERVERS
+from backend.generation.adapters.openai.server import OpenAICompatibleProvider
 from backend.generation.model import (
     ChatModel,
     Finish,
@@ -20,11 +22,9 @@ from backend.generation.model import (
     SentRequest,
     TokenUsage,
 )
-from backend.generation.openai_compatible import OpenAICompatibleProvider
-from backend.generation.openai_servers import OPENAI_SERVERS
 from backend.generation.registry import ModelRegistry
 from backend.generation.sampling import Sampling
-from backend.generation.server_abilities import ServerAbilities
+from backend.generation.servers.abilities import ServerAbilities
 from backend.generation.tokens import MESSAGE_OVERHEAD
 from tests.fakes.documented_servers import (
     SERVERS,

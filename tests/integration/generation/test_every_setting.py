@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 
-from backend.generation import anthropic, gemini
-from backend.generation.anthropic import AnthropicModel, AnthropicProvider
-from backend.generation.gemini import GeminiModel, GeminiProvider
+from backend.generation.adapters import anthropic, gemini
+from backend.generation.adapters.anthropic import AnthropicModel, AnthropicProvider
+from backend.generation.adapters.gemini import GeminiModel, GeminiProvider
+from backend.generation.adapters.openai.dialects import EVERY_SETTING
+from backend.generation.adapters.openai.model import OpenAICompatibleModel
+from backend.generation.adapters.openai.server import OpenAICompatibleProvider
 from backend.generation.model import ChatModel, ModelSpec, Prompt, PromptMessage
-from backend.generation.openai_compatible import OpenAICompatibleProvider
-from backend.generation.openai_model import OpenAICompatibleModel
-from backend.generation.openai_servers import EVERY_SETTING
 from backend.generation.sampling import SAMPLING_FIELDS, Sampling, SamplingField
 from tests.fakes.anthropic_server import AnthropicServer
 from tests.fakes.gemini_server import GeminiServer

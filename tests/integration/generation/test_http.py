@@ -5,7 +5,7 @@ import asyncio
 import httpx2
 import pytest
 
-from backend.generation.client import ModelClient, make_http_client
+from backend.generation.client.client import ModelClient, make_http_client
 from tests.fakes.openai_server import OpenAIServer
 
 pytestmark = pytest.mark.anyio

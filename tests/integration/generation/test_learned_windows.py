@@ -14,8 +14,8 @@ from backend.generation.model import (
     Tool,
 )
 from backend.generation.sampling import Sampling
-from backend.generation.server_abilities import ServerAbilities
-from backend.generation.tool_streams import answer_with_tools, stream_with_tools, tool_support
+from backend.generation.servers.abilities import ServerAbilities
+from backend.generation.tools.streams import answer_with_tools, stream_with_tools, tool_support
 from tests.fakes.openai_server import MODEL, error, stream
 from tests.fakes.scripted_server import Answer
 from tests.integration.generation.conftest import Vendor

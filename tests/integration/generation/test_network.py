@@ -17,8 +17,9 @@ import httpcore2
 import httpx2
 import pytest
 
-from backend.generation._transport import MAX_ANSWER_BYTES, MAX_EVENT_BYTES
-from backend.generation.client import make_http_client
+from backend.generation.client.client import make_http_client
+from backend.generation.client.network import AddressRefusedError, NetworkPolicy
+from backend.generation.client.transport import MAX_ANSWER_BYTES, MAX_EVENT_BYTES
 from backend.generation.model import (
     ModelError,
     ModelMalformedAnswerError,
@@ -27,7 +28,6 @@ from backend.generation.model import (
     Prompt,
     PromptMessage,
 )
-from backend.generation.network import AddressRefusedError, NetworkPolicy
 from backend.generation.sampling import Sampling
 from tests.fakes.scripted_server import Answer
 from tests.integration.generation.conftest import Vendor
@@ -264,7 +264,7 @@ async def test_a_packed_answer_is_read(vendor: Vendor) -> None:
     vendor.server.script(Answer(body=body, headers=headers))
 
     # It is read as far as its text, which is no JSON.
-    assert "wrote something else" in (await answer(vendor)).detail
+    assert "did not return" in (await answer(vendor)).detail
     assert vendor.server.requests[0].headers["accept-encoding"] == "gzip"
 
 

@@ -28,8 +28,8 @@ from backend.generation.model import (
 )
 from backend.generation.registry import ModelRegistry
 from backend.generation.sampling import Sampling
-from backend.generation.server_abilities import ServerAbilities
-from backend.generation.tool_streams import stream_with_tools
+from backend.generation.servers.abilities import ServerAbilities
+from backend.generation.tools.streams import stream_with_tools
 from tests.fakes.oddities.oddity import Oddity, Result
 from tests.fakes.oddities.server import serve
 from tests.fakes.oddities.settings import SETTINGS

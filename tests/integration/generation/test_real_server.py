@@ -18,6 +18,7 @@ from typing import Any
 
 import pytest
 
+from backend.generation.adapters.openai.server import OpenAICompatibleConfig
 from backend.generation.model import (
     ChatModel,
     Finish,
@@ -27,11 +28,10 @@ from backend.generation.model import (
     TokenUsage,
     Tool,
 )
-from backend.generation.openai_compatible import OpenAICompatibleConfig
 from backend.generation.registry import ModelRegistry
 from backend.generation.sampling import Sampling
-from backend.generation.server_abilities import ServerAbilities
-from backend.generation.tool_streams import stream_with_tools
+from backend.generation.servers.abilities import ServerAbilities
+from backend.generation.tools.streams import stream_with_tools
 from tests.support.studying import studying, vendor
 
 pytestmark = [pytest.mark.anyio, pytest.mark.llm]

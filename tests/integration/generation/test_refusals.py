@@ -12,7 +12,7 @@ from backend.generation.model import (
     TextPiece,
 )
 from backend.generation.sampling import Sampling
-from backend.generation.server_abilities import ModelAbilities, ServerAbilities
+from backend.generation.servers.abilities import ModelAbilities, ServerAbilities
 from tests.fakes.openai_server import MODEL, completion, error, reply
 from tests.fakes.scripted_server import Answer
 from tests.integration.generation.conftest import Vendor

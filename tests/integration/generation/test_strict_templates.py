@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from backend.generation.figures import MessageShape
+from backend.generation.catalogue import MessageShape
 from backend.generation.model import (
     ModelRequestError,
     Piece,
@@ -19,8 +19,8 @@ from backend.generation.model import (
 )
 from backend.generation.registry import ModelRegistry
 from backend.generation.sampling import Sampling
-from backend.generation.server_abilities import ServerAbilities
-from backend.generation.tool_streams import stream_with_tools
+from backend.generation.servers.abilities import ServerAbilities
+from backend.generation.tools.streams import stream_with_tools
 from tests.fakes.openai_server import MODEL, MODEL_ID, error
 from tests.fakes.strict_server import (
     StrictServer,

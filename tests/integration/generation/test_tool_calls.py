@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 
-from backend.generation._tool_calls import MAX_ARGUMENTS, MAX_CALLS, TOO_LONG
-from backend.generation.figures import ToolSupport
+from backend.generation.catalogue import ToolSupport
 from backend.generation.model import (
     ChatModel,
     Finish,
@@ -29,7 +28,8 @@ from backend.generation.model import (
     ToolRound,
 )
 from backend.generation.sampling import Sampling
-from backend.generation.tool_streams import stream_with_tools, tool_support
+from backend.generation.tools.calls import MAX_ARGUMENTS, MAX_CALLS, TOO_LONG
+from backend.generation.tools.streams import stream_with_tools, tool_support
 from tests.fakes import gemini_server, openai_server
 from tests.fakes.openai_server import DONE, chunk, stream, tool_call
 from tests.fakes.scripted_server import Answer, Break, Gate, Silence

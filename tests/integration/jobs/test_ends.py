@@ -10,7 +10,7 @@ from sqlalchemy import insert, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from backend.accounts.models import LoginFailures
-from backend.database.base import now, table_of, upsert
+from backend.database.base import get_table, now, upsert
 from backend.jobs.models import Job
 from backend.jobs.queue import JobQueue, NewJob
 from backend.jobs.running import RunningJob
@@ -62,13 +62,13 @@ async def noted(queue: JobQueue) -> Counter[bytes]:
         return Counter({row.key: row.failures for row in rows})
 
 
-_NOTE = insert(table_of(LoginFailures))
+_NOTE = insert(get_table(LoginFailures))
 
 
 async def note_twice(job: RunningJob) -> None:
     """Insert a row whose key the job numbered one less has as well, where the number is odd."""
     key = b"%d" % (job.payload["number"] // 2)
-    await job.finish_with(_NOTE, [{"key": key, "failures": 1, "last_at": now()}])
+    await job.finish_statement(_NOTE, [{"key": key, "failures": 1, "last_at": now()}])
 
 
 EACH_ONCE = Counter(b"%d" % number for number in range(JOBS))

@@ -11,7 +11,7 @@ import pytest
 
 from backend.database.base import new_id, now
 from backend.database.engine import Database
-from backend.jobs import slots
+from backend.jobs import worker as slots
 from backend.jobs.queue import JobQueue, NewJob
 from backend.jobs.running import RunningJob
 from tests.integration.jobs.working import (

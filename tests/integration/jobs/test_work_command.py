@@ -44,7 +44,7 @@ def working(folder: Path, url: str) -> Generator[subprocess.Popen[str]]:
 def test_with_sqlite_it_says_that_serve_does_it(tmp_path: Path) -> None:
     ended = run_command(tmp_path, "work")
     assert ended.returncode == 1
-    assert "`talekeeper serve` works on the jobs by itself" in ended.stderr
+    assert "`talekeeper serve` runs the jobs itself" in ended.stderr
 
 
 def test_with_no_workers_it_says_that_there_is_nothing_to_do(tmp_path: Path) -> None:
@@ -60,8 +60,8 @@ def test_with_no_workers_it_says_that_there_is_nothing_to_do(tmp_path: Path) -> 
 def test_it_works_until_it_is_told_to_stop(postgres_url: str, tmp_path: Path) -> None:
     with working(tmp_path, postgres_url) as process:
         assert process.stdout is not None
-        assert "works on jobs" in process.stdout.readline()
+        assert "is running jobs" in process.stdout.readline()
         process.send_signal(signal.SIGTERM)
         # It has no job, so there is nothing to wait for.
         assert process.wait(PATIENCE) == 0
-        assert process.stdout.readline().startswith("Talekeeper stops.")
+        assert process.stdout.readline().startswith("Talekeeper is stopping.")

@@ -8,14 +8,14 @@ import time
 from datetime import timedelta
 
 from backend.accounts.models import LoginFailures
+from backend.core.logs import configure_logging
 from backend.database.base import now, upsert
 from backend.database.engine import Database
-from backend.jobs import candidates
+from backend.jobs import claims as candidates
 from backend.jobs.keys import JobKeys
 from backend.jobs.queue import JobQueue
 from backend.jobs.running import JobKind, RunningJob
 from backend.jobs.worker import Worker
-from backend.logs import configure_logging
 from tests.integration.jobs.working import ROOT
 
 LEASE = timedelta(seconds=2)
@@ -38,7 +38,7 @@ async def freeze(_: RunningJob) -> None:
 
 
 async def main(url: str) -> None:
-    candidates.ONCE_LOST = candidates.TWICE_LOST = timedelta(seconds=0.1)
+    candidates.FIRST_LOSS_WAIT = candidates.SECOND_LOSS_WAIT = timedelta(seconds=0.1)
     configure_logging("error", "json")
     database = Database(url)
     queue = JobQueue(database, ROOT)

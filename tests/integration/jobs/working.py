@@ -11,16 +11,16 @@ from uuid import UUID
 
 from sqlalchemy import func, select
 
-from backend.accounts.key_slots import new_slot
-from backend.accounts.keyring import (
+from backend.accounts.keys.keyring import (
     Protection,
     UserKey,
     new_data_key,
     open_sealer,
     wrap_derivation_key,
 )
+from backend.accounts.keys.open_keys import OpenKeys
+from backend.accounts.keys.slots import new_slot
 from backend.accounts.models import KeyMode, User
-from backend.accounts.open_keys import OpenKeys
 from backend.database.base import new_id
 from backend.database.engine import Database
 from backend.jobs.keys import JobKeys

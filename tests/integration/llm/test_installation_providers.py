@@ -13,13 +13,13 @@ from uuid import UUID
 import pytest
 from sqlalchemy import update
 
+from backend.accounts.keys.rotation import rotate_root_key
 from backend.accounts.models import User
-from backend.accounts.rotation import rotate_root_key
 from backend.database.engine import Database
-from backend.doctor import examine
 from backend.generation.registry import ModelRegistry
 from backend.llm.models import InstallationProvider, ProviderConfig, open_shared, wrap_shared
 from backend.llm.user_models import SHARED_SECONDS, UserModels
+from backend.operations.doctor import examine
 from backend.settings import Settings
 from backend.vault.root import RootKeyError, load_root_keys
 from tests.fakes.openai_server import API_KEY, MODEL, OpenAIServer, error, reply
@@ -226,7 +226,7 @@ async def test_a_new_root_key_takes_them_along(
     values: dict[str, Any] = {"_env_file": None, "data_dir": tmp_path}
     settings = Settings(database_url=database_url, root_key_file=path, **values)
     found = {each.name: each for each in await examine(settings)}["providers"]
-    assert (found.state, found.detail) == ("fault", "do not open: p1")
+    assert (found.state, found.detail) == ("fault", "cannot be decrypted: p1")
 
     done = await rotate_root_key(database, path=path, value=None, report=quietly)
 
@@ -238,7 +238,7 @@ async def test_a_new_root_key_takes_them_along(
     with pytest.raises(RootKeyError):
         open_shared(before, kept)
     found = {each.name: each for each in await examine(settings)}["providers"]
-    assert (found.state, found.detail) == ("ok", "for everybody: p0")
+    assert (found.state, found.detail) == ("ok", "shared: p0")
     found = {each.name: each for each in await examine(settings)}["embeddings"]
     assert found.detail.startswith("p0, bge")
 

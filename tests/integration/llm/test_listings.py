@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from backend.generation.listing import MAX_LISTED
+from backend.generation.servers.listing import MAX_LISTED
 from tests.fakes.anthropic_server import AnthropicServer
 from tests.fakes.gemini_server import GeminiServer
 from tests.fakes.openai_server import API_KEY, OpenAIServer, reply

@@ -12,10 +12,10 @@ from uuid import uuid4
 import pytest
 
 from backend.accounts.models import User
-from backend.generation import network
-from backend.generation.container_host import HOST_NAME
+from backend.generation.client import network
+from backend.generation.client.network import HOST_NAME
 from backend.generation.registry import ModelRegistry
-from backend.llm.provider_addresses import MAX_ADDRESSES
+from backend.llm.providers.addresses import MAX_ADDRESSES
 from backend.llm.user_models import SHARED_SECONDS, UserModels
 from tests.fakes.openai_server import MODEL, OpenAIServer, reply
 from tests.support.logs import caught_logs

@@ -12,14 +12,14 @@ from uuid import UUID
 import pytest
 from sqlalchemy import delete, event, select, update
 
+from backend.accounts.auth.names import InstanceKeys
 from backend.accounts.models import User
-from backend.accounts.names import InstanceKeys
 from backend.database.base import now
 from backend.database.engine import Database
-from backend.generation.server_limits import ServerLimit
+from backend.generation.servers.limits import ServerLimit
 from backend.llm.models import SLOT_LEASES, SlotClaim
+from backend.llm.server_slots import ModelBusyError, ModelSlots, SlotTakenError
 from backend.llm.slot_rules import Occupation, Rank, SlotUse, Work
-from backend.llm.slots import ModelBusyError, ModelSlots, SlotTakenError
 from tests.integration.jobs.working import new_person
 from tests.support.lost_processes import took_over
 from tests.support.waiting import until

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from backend.generation.gemini import GeminiConfig
+from backend.generation.adapters.gemini import GeminiConfig
 from backend.generation.registry import ModelRegistry
 from tests.fakes.openai_server import MODEL, OpenAIServer, reply
 from tests.integration.llm.test_providers import OWN, PROVIDERS, add
@@ -148,7 +148,7 @@ async def test_triage_and_the_agent_may_have_different_models(
         await study.read()
         run, detail = (await study.runs())[-1]
         assert (run.error, agent.server.requests) == ("model-writes-no-json", [])
-        assert f"{OWN} was asked for JSON" in detail.note
+        assert f"{OWN} did not return JSON" in detail.note
         assert "task_models.triage" in detail.note
         decision = {"why": "A death.", "significant": True, "kinds": ["event"]}
         model.script(reply(json.dumps(decision)))

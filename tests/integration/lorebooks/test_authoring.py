@@ -10,9 +10,9 @@ import msgspec
 import pytest
 from sqlalchemy import select
 
-from backend.accounts.identity import Identity
+from backend.accounts.auth.identity import Identity
 from backend.database.base import new_id
-from backend.lorebooks import limits
+from backend.lorebooks import entries as limits
 from backend.lorebooks.authoring import (
     Origin,
     add_entry,

@@ -14,7 +14,7 @@ from sqlalchemy import select, update
 from backend.characters.cards.charx import unpack
 from backend.characters.cards.png import TextReader, decode_value, find_texts
 from backend.characters.models import CHARACTER_CARD, CHARACTER_SOURCE, Character, open_card
-from backend.lorebooks import limits
+from backend.lorebooks import entries as limits
 from backend.lorebooks.models import Lorebook, LoreEntryRow
 from backend.vault.sealing import Sealer
 from tests.integration.lorebooks.readers import Reader

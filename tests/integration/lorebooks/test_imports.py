@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from sqlalchemy import func, select, text
 
-from backend.lorebooks import limits
+from backend.lorebooks import entries as limits
 from backend.lorebooks.models import Lorebook, LoreEntryRow
 from backend.lorebooks.schemas import NewLoreEntry
 from backend.memory.models import IndexChange

@@ -8,7 +8,7 @@ from uuid import UUID
 
 import pytest
 
-from backend.lorebooks.chat_books import ChatBook, books_for_chat
+from backend.lorebooks.links import ChatBook, books_for_chat
 from tests.integration.lorebooks.readers import Reader
 from tests.support.server import Running, ok, problem
 

@@ -13,8 +13,7 @@ from sqlalchemy import func, select, update
 from backend.accounts.models import User
 from backend.database.base import new_id, now
 from backend.database.engine import Database
-from backend.memory.embedding.cache import forget_unused
-from backend.memory.embedding.cached import CachedEmbedder, Retries
+from backend.memory.embedding.cached import CachedEmbedder, Retries, forget_unused
 from backend.memory.embedding.gemini import GeminiEmbedder
 from backend.memory.embedding.openai_compatible import OpenAICompatibleEmbedder
 from backend.memory.embedding.protocol import EmbedderError

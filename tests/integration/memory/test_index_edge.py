@@ -18,14 +18,13 @@ import pytest
 import qdrant_edge as engine  # noqa: TID251  to look at what it keeps
 
 from backend.memory.index import edge
-from backend.memory.index.edge import EdgeIndex, open_edge
+from backend.memory.index.edge import EdgeIndex, EngineProcess, open_edge
 from backend.memory.index.edge_engine import FORMAT
-from backend.memory.index.edge_process import EngineProcess
 from backend.memory.index.protocol import IndexUnavailableError, Payload, Point, point_id
-from backend.memory.terms import document_terms, sparse_vector
+from backend.memory.search.terms import document_terms, sparse_vector
 from backend.vault.blinding import Blinder
 from backend.vault.sealing import Sealer
-from scripts._canary import disguises, sightings_in
+from scripts.torture.canary import disguises, find_in_folder
 from tests.support.points import DIMENSION, point, query, scope, terms, unit
 from tests.support.waiting import until
 
@@ -335,7 +334,7 @@ async def test_one_collection_is_nothing_to_another(tmp_path: Path) -> None:
 async def test_a_folder_that_cannot_be_used_is_opened_once_it_can(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("backend.helpers.FIRST_PAUSE_SECONDS", 0.0)
+    monkeypatch.setattr("backend.core.helpers.FIRST_PAUSE_SECONDS", 0.0)
     folder = tmp_path / "index"
     folder.write_text("a file where the folder should be")
     index = await open_edge(folder, "tales", DIMENSION)
@@ -464,12 +463,12 @@ async def test_a_word_that_was_indexed_is_nowhere_in_the_folder(tmp_path: Path) 
     index = await stored_tale(folder)
     stem = next(iter(document_terms(WORD)))
     needles = [*disguises(WORD), *disguises(stem)]
-    assert sightings_in(needles, without_gaps(folder, tmp_path / "open")) == {}
+    assert find_in_folder(needles, without_gaps(folder, tmp_path / "open")) == {}
     await index.aclose()
     closed = without_gaps(folder, tmp_path / "closed")
-    assert sightings_in(needles, closed) == {}
+    assert find_in_folder(needles, closed) == {}
     # What is stored as text is found by this search.
-    assert sightings_in(disguises(str(CHAT)), closed)
+    assert find_in_folder(disguises(str(CHAT)), closed)
 
 
 async def test_payloads_hold_ids_numbers_booleans_and_the_kind(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from sqlalchemy import select
 
 from backend.jobs.models import Job
 from backend.memory.index.protocol import Point, Sparse, SparseName
-from backend.memory.outbox import REINDEX
+from backend.memory.indexing.outbox import REINDEX
 from backend.memory.runtime import index_folder
 from tests.support.memory import (
     API,

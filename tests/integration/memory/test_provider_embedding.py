@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from backend.memory.embedding.cosines import MINILM
+from backend.memory.embedding.protocol import MINILM
 from backend.memory.runtime import MemoryRuntime
 from tests.fakes.openai_server import API_KEY, OWN_DIMENSION, OpenAIServer, error
 from tests.support.memory import API, remembering, search, settled, tell

@@ -8,8 +8,8 @@ import pytest
 
 from backend.database.engine import Database
 from backend.memory.embedding.cached import CachedEmbedder, Retries
-from backend.memory.embedding.cosines import MINILM
 from backend.memory.embedding.openai_compatible import OpenAICompatibleEmbedder
+from backend.memory.embedding.protocol import MINILM
 from tests.fakes.openai_server import OpenAIServer, error
 from tests.support.memory import (
     embedding,

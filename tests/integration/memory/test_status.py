@@ -9,7 +9,7 @@ from uuid import UUID
 import pytest
 
 from backend.memory.index.protocol import Point
-from backend.memory.outbox import INDEX
+from backend.memory.indexing.outbox import INDEX
 from tests.fakes.openai_server import error
 from tests.support.memory import (
     API,

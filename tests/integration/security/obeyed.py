@@ -10,7 +10,7 @@ from uuid import UUID
 
 from sqlalchemy import select, update
 
-from backend.accounts.identity import Identity
+from backend.accounts.auth.identity import Identity
 from backend.database.base import new_id
 from backend.jobs.models import Job
 from backend.lorebooks import authoring

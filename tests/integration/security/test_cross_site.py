@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from backend.accounts.middleware import CSRF_COOKIE, CSRF_HEADER, PLAIN_COOKIE
+from backend.accounts.auth.middleware import CSRF_COOKIE, CSRF_HEADER, PLAIN_COOKIE
 from tests.support.server import PASSWORD, Account, Running, ok, problem, running
 
 pytestmark = pytest.mark.anyio

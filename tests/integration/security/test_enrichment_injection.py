@@ -21,7 +21,7 @@ import msgspec
 import pytest
 
 from backend.chronicles.events import EventFields
-from backend.lorebooks.activation.decorators import split_decorators
+from backend.lorebooks.activation.compiled import split_decorators
 from backend.lorebooks.entries import LoreEntry
 from backend.regex.javascript import parse_key
 from tests.fakes import gemini_server

@@ -11,7 +11,7 @@ import httpx
 import pytest
 
 from backend.generation.model import MAX_REPORTED_TOKENS, TokenUsage
-from backend.wire import MAX_INTEGER
+from backend.http.schemas import MAX_INTEGER
 from tests.integration.security.test_someone_elses import API, BODIES, Scene, shared_url, stage
 from tests.support.routes import filled as fill_path
 from tests.support.server import ok, problem

@@ -11,8 +11,8 @@ from uuid import UUID
 import numpy as np
 import pytest
 
-from backend.memory import terms
 from backend.memory.embedding.protocol import EmbedderSpec, Floats, Task
+from backend.memory.search import terms
 from tests.fakes.openai_server import OpenAIServer
 from tests.fakes.word_vectors import word_vector
 from tests.support.memory import embedding, remembering, settled

@@ -16,13 +16,13 @@ import pytest
 from PIL import Image
 from sqlalchemy import select, update
 
-from backend.campaigns.authority import Unclear
-from backend.campaigns.ledger import Operations
+from backend.campaigns.ledger.changes import Operations
 from backend.campaigns.models import CampaignProposal
+from backend.campaigns.proposals.authority import Unclear
 from backend.database.base import now
 from backend.jobs.models import Job
 from backend.jobs.queue import NewJob
-from backend.openapi import operation_id
+from backend.operations.openapi import operation_id
 from tests.integration.campaigns.drafting import compact
 from tests.integration.turns.seeding import identity_of
 from tests.support.chronicling import last_run, new_event, opt_in, rebuild, sum_up

@@ -10,8 +10,8 @@ from typing import Any
 import httpx
 import pytest
 
-from backend.accounts.middleware import CSRF_COOKIE, CSRF_HEADER, PLAIN_COOKIE, SECURE_COOKIE
-from backend.http import Transport
+from backend.accounts.auth.middleware import CSRF_COOKIE, CSRF_HEADER, PLAIN_COOKIE, SECURE_COOKIE
+from backend.http.responses import Transport
 from tests.support.clock import Clock
 from tests.support.server import PASSWORD, Account, Running, ok, problem, running
 

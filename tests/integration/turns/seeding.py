@@ -7,11 +7,11 @@ from uuid import UUID
 
 from sqlalchemy import select
 
-from backend.accounts.identity import Identity
+from backend.accounts.auth.identity import Identity
 from backend.chats import repository, tree
-from backend.chats.counting import CountUnit
 from backend.chats.drafts import MessageDraft, draft_message
 from backend.chats.models import Message
+from backend.chats.token_counting import CountUnit
 from tests.support.server import Account, Running
 
 COOKIE = "talekeeper_session"
@@ -56,7 +56,7 @@ async def seed(
                 unit=unit,
             )
             line.hidden = place in hidden
-            await tree.attach(session, chat, line, parent=above)
+            await tree.attach_message(session, chat, line, parent=above)
             made.append(line)
             above = line
     return made

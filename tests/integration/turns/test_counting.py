@@ -10,12 +10,12 @@ from uuid import UUID
 import msgspec
 import pytest
 
-from backend.chats.counting import CountUnit, recount
 from backend.chats.models import MESSAGE_AUTHOR, MESSAGE_CONTENT, Chat, Message
+from backend.chats.token_counting import CountUnit, recount
 from backend.generation.registry import ModelRegistry
 from backend.generation.tokens import MESSAGE_OVERHEAD, get_tokenizer
-from backend.llm import ratios
-from backend.turns.builder import PromptBuilder
+from backend.llm import token_ratios as ratios
+from backend.turns.prompt.builder import PromptBuilder
 from tests.fakes.gemini_server import MODEL_ID as GEMINI
 from tests.fakes.gemini_server import GeminiServer
 from tests.fakes.openai_server import MODEL_ID as OPENAI

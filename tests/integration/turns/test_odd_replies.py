@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from backend.turns import runs
+from backend.turns.run import registry as runs
 from tests.fakes.openai_server import (
     OpenAIServer,
     chunk,

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from backend.generation.figures import ToolSupport
+from backend.generation.catalogue import ToolSupport
 from backend.generation.registry import ModelRegistry
 from tests.fakes import gemini_server, openai_server
 from tests.fakes.gemini_server import GeminiServer

@@ -8,7 +8,7 @@ from uuid import UUID, uuid4
 
 import pytest
 
-from backend.llm import ratios
+from backend.llm import token_ratios as ratios
 from tests.integration.turns.seeding import seed
 from tests.support.memory import API, link, new_book
 from tests.support.server import Account, Running, ok, problem

@@ -12,8 +12,8 @@ from backend.database.engine import Database
 from backend.generation.model import ModelSpec
 from backend.generation.registry import ModelRegistry
 from backend.generation.tokens import SHARED_BOUNDS
-from backend.llm import ratios
-from backend.llm.ratios import TokenRatio
+from backend.llm import token_ratios as ratios
+from backend.llm.token_ratios import TokenRatio
 from tests.support.server import Running, running
 
 pytestmark = pytest.mark.anyio

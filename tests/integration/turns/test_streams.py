@@ -14,10 +14,11 @@ from sqlalchemy import func, select, text
 
 from backend.chats.models import MESSAGE_CONTENT, Message
 from backend.database.engine import Database
-from backend.turns import runs, streaming
+from backend.turns.api import streaming
 from backend.turns.models import ContextText, StoredContextRecord, Turn
-from backend.turns.store import TurnStore
-from backend.turns.turn_run import TurnRun
+from backend.turns.run import registry as runs
+from backend.turns.run.store import TurnStore
+from backend.turns.run.turn_run import TurnRun
 from tests.integration.turns.following import (
     TURN,
     Outage,

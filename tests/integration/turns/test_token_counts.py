@@ -8,7 +8,7 @@ from uuid import UUID
 import pytest
 
 from backend.generation.tokens import best_tokenizer, get_tokenizer
-from backend.llm.ratios import TokenRatio
+from backend.llm.token_ratios import TokenRatio
 from tests.support.server import Account, Running, ok, problem
 
 pytestmark = pytest.mark.anyio

@@ -10,13 +10,14 @@ from uuid import UUID, uuid4
 import pytest
 
 from backend.chats.models import Chat, Message
+from backend.core.events import Participants
 from backend.enrichment.outbox import EnrichmentOutbox
-from backend.events import Participants
-from backend.turns import runs, service
+from backend.turns.api import service
 from backend.turns.models import Turn
-from backend.turns.recovery import TurnRecovery
-from backend.turns.store import TurnStore
-from backend.turns.turn_run import TurnRun
+from backend.turns.run import registry as runs
+from backend.turns.run.recovery import TurnRecovery
+from backend.turns.run.store import TurnStore
+from backend.turns.run.turn_run import TurnRun
 from tests.integration.turns.following import (
     TURN,
     Outage,

@@ -12,7 +12,7 @@ import pytest
 from backend.chats.models import Chat
 from backend.database.base import new_id
 from backend.enrichment.models import EnrichmentRun
-from backend.generation.figures import ListedModel, Price
+from backend.generation.catalogue import ListedModel, Price
 from backend.generation.registry import ModelRegistry
 from tests.fakes.openai_server import (
     DONE,

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from uuid import UUID, uuid4
 
-from backend.accounts.open_keys import OpenKeys
-from backend.events import Participants
+from backend.accounts.keys.open_keys import OpenKeys
+from backend.core.events import Participants
 
 
 class Keeper:

@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 from litestar import Request
 
-from backend.accounts.errors import InsecureTransportError
-from backend.accounts.middleware import (
+from backend.accounts.auth.middleware import (
     CSRF_COOKIE,
     PLAIN_COOKIE,
     SECURE_COOKIE,
@@ -19,7 +18,8 @@ from backend.accounts.middleware import (
     session_cookies,
     session_token,
 )
-from backend.private_networks import parse_private
+from backend.accounts.errors import InsecureTransportError
+from backend.core.private_networks import parse_private
 from tests.support.server import settings_of
 
 AnyRequest = Request[Any, Any, Any]

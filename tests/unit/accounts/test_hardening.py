@@ -10,9 +10,9 @@ import threading
 import msgspec
 import pytest
 
-from backend.accounts.credentials import MAX_WAITING, Stretcher
+from backend.accounts.auth.credentials import MAX_WAITING, Stretcher
+from backend.accounts.auth.throttle import ACCOUNT
 from backend.accounts.errors import BusyError
-from backend.accounts.throttle import ACCOUNT
 from backend.settings import Settings
 from backend.vault.slots import DEFAULT_KDF, PasswordKdf
 

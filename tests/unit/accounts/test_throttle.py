@@ -5,8 +5,8 @@ from itertools import pairwise
 
 import pytest
 
+from backend.accounts.auth.throttle import ACCOUNT, ADDRESS, LONGEST_DELAY, Allowance, address_block
 from backend.accounts.errors import TooManyAttemptsError
-from backend.accounts.throttle import ACCOUNT, ADDRESS, LONGEST_DELAY, Allowance, address_block
 
 
 def test_the_first_five_attempts_wait_for_nothing() -> None:

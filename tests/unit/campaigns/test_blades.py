@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from backend.campaigns.items import Entity, World
-from backend.campaigns.ledger import EXISTS, fold
+from backend.campaigns.ledger.changes import EXISTS, fold
+from backend.campaigns.ledger.items import Entity, World
 from backend.campaigns.play.costs import TRAUMAS, add_heat, add_stress
 from backend.campaigns.play.dice import new_seed, parse_notation, roll, srd_tier, tier_of
 from backend.campaigns.play.downtime import DowntimeError, enter_downtime, leave_downtime
@@ -296,7 +296,7 @@ def test_a_project_fills_its_clock() -> None:
     with pytest.raises(ValidationError, match="There is no"):
         enter_downtime(table, "project", "the Wotch Tower")
     assert enter_downtime(table, "project", "The Watch")["filled"] == "4/4"
-    with pytest.raises(ValidationError, match="is one of"):
+    with pytest.raises(ValidationError, match="must be one of"):
         enter_downtime(blades(), "holiday")
 
 

@@ -15,6 +15,7 @@ import msgspec
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from backend.campaigns.api.schemas import Brief, CampaignFields
 from backend.campaigns.files.archive import (
     ChangeRecord,
     CompactionRecord,
@@ -24,7 +25,8 @@ from backend.campaigns.files.archive import (
 from backend.campaigns.files.draft import CampaignDraft, settle
 from backend.campaigns.files.reader import read_campaign
 from backend.campaigns.files.vault_writer import write_vault
-from backend.campaigns.items import (
+from backend.campaigns.ledger.changes import Operations, State, creation, exists, fold
+from backend.campaigns.ledger.items import (
     Chapter,
     Clock,
     Echo,
@@ -39,8 +41,6 @@ from backend.campaigns.items import (
     Thread,
     World,
 )
-from backend.campaigns.ledger import Operations, State, creation, exists, fold
-from backend.campaigns.schemas import Brief, CampaignFields
 from backend.characters.cards.charx import pack
 from backend.chronicles.events import ChronicleFields
 from backend.database.base import new_id

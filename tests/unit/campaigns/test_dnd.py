@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from backend.campaigns.items import Entity
-from backend.campaigns.ledger import applied
+from backend.campaigns.ledger.changes import applied
+from backend.campaigns.ledger.items import Entity
 from backend.campaigns.play.dice import roll
 from backend.campaigns.play.table import Table
 from backend.campaigns.rules.dnd import RULES

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from backend.campaigns.ledger import Operations, fold
+from backend.campaigns.ledger.changes import Operations, fold
 from backend.campaigns.rules import DEFAULT, known_rules, rules_of
 from tests.support.logs import caught_logs
 

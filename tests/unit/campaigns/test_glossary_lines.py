@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Literal
 
-from backend.campaigns.glossary import glossary_lines
-from backend.campaigns.items import Term
+from backend.campaigns.glossary.terms import glossary_lines
+from backend.campaigns.ledger.items import Term
 
 
 def _term(term: str, definition: str = "", status: Literal["approved", "raw"] = "approved") -> Term:

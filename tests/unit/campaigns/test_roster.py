@@ -10,7 +10,7 @@ from uuid import UUID, uuid4
 
 import pytest
 
-from backend.campaigns.roster import Member, Roster
+from backend.campaigns.names.roster import Member, Roster
 
 FIXTURES = Path(__file__).parents[2] / "fixtures"
 WRITTEN = ("mentions.json", "mentions_held_out.json")

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from backend.campaigns.items import Clock, Echo, Entity, Scene, World
-from backend.campaigns.ledger import Operations
+from backend.campaigns.ledger.changes import Operations
+from backend.campaigns.ledger.items import Clock, Echo, Entity, Scene, World
 from backend.campaigns.play.table import MAX_CALLS, NoSuchOptionError, Table
 from backend.database.base import new_id
 from backend.prompts import load_prompts

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from backend.campaigns.tags import TAGS, find_tags
+from backend.campaigns.glossary.tags import TAGS, find_tags
 
 FIXTURES = Path(__file__).parents[2] / "fixtures"
 

@@ -5,8 +5,17 @@ from typing import Any
 
 import pytest
 
-from backend.characters.cards.limits import CARD_BYTES, LIST_ITEMS, NAME, TAG, TAGS, TEXT
-from backend.characters.cards.model import Card, DepthPrompt, ImportedCard
+from backend.characters.cards.model import (
+    CARD_BYTES,
+    LIST_ITEMS,
+    NAME,
+    TAG,
+    TAGS,
+    TEXT,
+    Card,
+    DepthPrompt,
+    ImportedCard,
+)
 from backend.characters.cards.versions import normalise
 from backend.characters.errors import CardError, CardLimitError
 

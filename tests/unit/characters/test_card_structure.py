@@ -19,16 +19,16 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from PIL import Image
 
-from backend.characters.cards import limits, text
+from backend.characters.cards import model as limits
+from backend.characters.cards import text
 from backend.characters.cards.charx import _unquoted, resolve
-from backend.characters.cards.limits import Limit
-from backend.characters.cards.model import CardAsset
+from backend.characters.cards.model import CardAsset, Limit
 from backend.characters.cards.png import with_texts
 from backend.characters.cards.reader import read_card
 from backend.characters.cards.text import check_structure
 from backend.characters.errors import CardError, CardLimitError
 from backend.chronicles.errors import ChronicleFileError
-from backend.chronicles.files import read_file as read_chronicle
+from backend.chronicles.transfer import read_file as read_chronicle
 from backend.lorebooks.errors import LoreFileError
 from backend.lorebooks.formats.reader import read_file as read_lorebook
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from backend.chats.counting import CountUnit
+from backend.chats.token_counting import CountUnit
 from backend.generation.tokens import MESSAGE_OVERHEAD, get_tokenizer
 
 UNITS = st.builds(CountUnit, st.sampled_from(["o200k_base", "gemma3"]), names=st.booleans())

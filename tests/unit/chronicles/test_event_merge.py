@@ -9,9 +9,9 @@ from uuid import UUID, uuid4
 
 import pytest
 
-from backend.chronicles.event_changes import merge_events
+from backend.chronicles.event_service import merge_events
 from backend.chronicles.events import EventFields
-from backend.chronicles.reading import SourceMessage, StoryEvent
+from backend.chronicles.repository import SourceMessage, StoryEvent
 from backend.chronicles.schemas import MergedFields
 from backend.errors import ValidationError
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from backend.chronicles.errors import ChronicleFileError
-from backend.chronicles.files import FORMAT, ChronicleFile, read_file
+from backend.chronicles.transfer import FORMAT, ChronicleFile, read_file
 
 MEMBERS = [
     "id",

@@ -11,9 +11,9 @@ from backend.context.assembly import Assembled, assemble, plan
 from backend.context.budget import Budget, ContextOverflowError
 from backend.context.layout import History, Item
 from backend.context.record import hash_prompt
+from backend.core.reasons import Reason
 from backend.generation.model import PromptMessage
 from backend.generation.tokens import MESSAGE_OVERHEAD
-from backend.reasons import Reason
 
 
 def count(text: str) -> int:

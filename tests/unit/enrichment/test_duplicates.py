@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from backend.chronicles.events import EventFields
-from backend.cpu_pool import CpuPool
+from backend.core.cpu_pool import CpuPool
 from backend.enrichment.agent.duplicates import DuplicateFinder, Near
 from backend.memory.embedding.local import LocalEmbedder
 from backend.memory.embedding.protocol import EmbedderError, Floats

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from uuid import UUID
 
-from backend.enrichment.agent.knowledge_lookup import KnownEntry, named_in
+from backend.enrichment.agent.lookup import KnownEntry, named_in
 from backend.lorebooks.entries import LoreEntry
 
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from backend.enrichment.summary_task import plain
+from backend.enrichment.summaries.task import plain
 
 
 @pytest.mark.parametrize(

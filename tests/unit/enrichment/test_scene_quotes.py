@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from backend.enrichment.scene_quotes import find_line
+from backend.enrichment.tasks.scene_changes import find_line
 
 LINES = [
     "#1 Jake: *I lean in.* “Forty crowns — by the new moon, Holt’s or mine.”",

@@ -17,8 +17,9 @@ from backend.enrichment.agent.tools import (
     read_call,
     read_triage,
 )
-from backend.generation import _gemini_mapping, _openai_mapping
-from backend.generation.tool_arguments import InvalidCallError
+from backend.generation.adapters import gemini as _gemini_mapping
+from backend.generation.adapters.openai import mapping as _openai_mapping
+from backend.generation.tools.arguments import InvalidCallError
 
 TAKEN_BY_ALL = {
     *("type", "description", "enum", "items", "properties", "required"),

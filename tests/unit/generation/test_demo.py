@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from backend.generation.demo import DemoModel
+from backend.generation.adapters.demo import DemoModel
 from backend.generation.model import (
     Finish,
     ModelEmptyReplyError,
@@ -181,7 +181,7 @@ async def test_the_pace_is_kept_and_slow_is_a_tenth_of_it(monkeypatch: pytest.Mo
     async def note(seconds: float) -> None:
         waits.append(seconds)
 
-    monkeypatch.setattr("backend.generation.demo.asyncio.sleep", note)
+    monkeypatch.setattr("backend.generation.adapters.demo.asyncio.sleep", note)
     for line, beat in (("Hello?", 0.02), ("/demo slow", 0.2)):
         waits.clear()
         model = DemoModel(tokens_per_second=50)
@@ -199,7 +199,7 @@ async def test_no_pace_is_as_fast_as_it_goes(pace: float, monkeypatch: pytest.Mo
     async def note(seconds: float) -> None:
         waits.append(seconds)
 
-    monkeypatch.setattr("backend.generation.demo.asyncio.sleep", note)
+    monkeypatch.setattr("backend.generation.adapters.demo.asyncio.sleep", note)
     model = DemoModel(tokens_per_second=pace)
     assert [piece async for piece in model.stream(prompt("Hello?"), PLAIN)]
 

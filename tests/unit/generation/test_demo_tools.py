@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from backend.generation.demo import DemoModel
+from backend.generation.adapters.demo import DemoModel
 from backend.generation.model import (
     Prompt,
     PromptMessage,

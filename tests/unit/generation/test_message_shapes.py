@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from backend.generation.figures import MESSAGE_SHAPES, MessageShape
+from backend.generation.catalogue import MESSAGE_SHAPES, MessageShape
 from backend.generation.message_shapes import (
     count_shape,
     find_stricter_shape,

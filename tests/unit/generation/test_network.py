@@ -10,15 +10,16 @@ from typing import Any
 import pytest
 
 from backend.errors import ValidationError
-from backend.generation.container_host import HOST_NAME, runs_in_container
-from backend.generation.model import ModelUnavailableError
-from backend.generation.network import (
+from backend.generation.client.network import (
+    HOST_NAME,
     AddressRefusedError,
     AllowedAddress,
     NetworkPolicy,
     ProviderNetworksError,
     Resolver,
+    runs_in_container,
 )
+from backend.generation.model import ModelUnavailableError
 from backend.settings import Settings
 
 REFUSED = [

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from backend.generation._openai_calls import CallFragments
-from backend.generation._tool_calls import MAX_CALLS
+from backend.generation.adapters.openai.mapping import CallFragments
+from backend.generation.tools.calls import MAX_CALLS
 
 NAMES = ("roll", "look", "roll_again", "damage")
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from backend.generation.provider_faults import (
+from backend.generation.failures.provider_faults import (
     MAX_QUOTE_CHARS,
     code_words,
     read_fault,

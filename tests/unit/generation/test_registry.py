@@ -5,12 +5,12 @@ from typing import Any
 
 import pytest
 
-from backend.generation.anthropic import AnthropicConfig
+from backend.generation.adapters.anthropic import AnthropicConfig
+from backend.generation.adapters.gemini import ADAPTER_ACCEPTS, GeminiConfig
+from backend.generation.adapters.openai.server import OpenAICompatibleConfig
+from backend.generation.catalogue import ListedModel
 from backend.generation.environment import build_registry
-from backend.generation.figures import ListedModel
-from backend.generation.gemini import ADAPTER_ACCEPTS, GeminiConfig
 from backend.generation.model import ChatModel
-from backend.generation.openai_compatible import OpenAICompatibleConfig
 from backend.generation.registry import (
     Config,
     ModelRegistry,
@@ -19,7 +19,7 @@ from backend.generation.registry import (
     adapter_of,
 )
 from backend.generation.sampling import SAMPLING_FIELDS, Sampling, SettingNotTakenError, check_taken
-from backend.generation.server_abilities import ModelAbilities, ServerAbilities
+from backend.generation.servers.abilities import ModelAbilities, ServerAbilities
 from backend.settings import Settings
 
 CLAUDE = AnthropicConfig(api_key="sk-ant-secret", models=())

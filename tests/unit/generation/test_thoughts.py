@@ -8,7 +8,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from backend.generation._replies import Delta
 from backend.generation.model import (
     FinishReason,
     Piece,
@@ -19,6 +18,7 @@ from backend.generation.model import (
     ToolCall,
     apply_resets,
 )
+from backend.generation.servers.replies import Delta
 from backend.generation.thoughts import MAX_BLANKS, MAX_TAKEN_BACK, ThoughtReader, ThoughtTags
 
 CALL = ToolCall(id="1", name="look", arguments={})

@@ -10,20 +10,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from backend.generation import _anthropic_mapping as anthropic
-from backend.generation import _gemini_mapping as gemini
-from backend.generation._anthropic_mapping import MessageReader
-from backend.generation._gemini_mapping import ResponseReader
-from backend.generation._lenient_json import ValueProgress, find_values
-from backend.generation._tool_calls import (
+from backend.generation.adapters import anthropic, gemini
+from backend.generation.adapters.anthropic import MessageReader
+from backend.generation.adapters.gemini import ResponseReader
+from backend.generation.json_text import ValueProgress, find_values
+from backend.generation.model import Prompt, PromptMessage, ToolCall, ToolRound
+from backend.generation.sampling import Sampling
+from backend.generation.tools.calls import (
     MAX_ARGUMENTS,
     TOO_LONG,
     distinct_ids,
     read_calls,
     with_distinct_ids,
 )
-from backend.generation.model import Prompt, PromptMessage, ToolCall, ToolRound
-from backend.generation.sampling import Sampling
 
 HIT: dict[str, Any] = {"target": "Anna", "damage": "1d2+2"}
 TEXT = json.dumps(HIT)
@@ -278,7 +277,9 @@ def test_calls_with_one_id_go_back_to_anthropic_with_ids_of_their_own() -> None:
     rounds = [ToolRound(calls_with("x", "x"), [1, 2]), ToolRound(calls_with("x"), [3])]
     prompt = Prompt([PromptMessage("user", "I duck.")], rounds)
 
-    sent = anthropic.body(prompt, Sampling(), start="", max_output_tokens=99, is_adaptive=False)
+    sent = anthropic.request_body(
+        prompt, Sampling(), start="", max_output_tokens=99, is_adaptive=False
+    )
 
     blocks = [block for message in sent["messages"][1:] for block in message["content"]]
     asked = [block["id"] for block in blocks if block["type"] == "tool_use"]
@@ -305,7 +306,7 @@ def test_an_id_that_several_calls_have_does_not_go_back_to_gemini() -> None:
     calls = gemini_calls(*({"name": "roll", "args": HIT, "id": each} for each in ("x", "x", "y")))
     prompt = Prompt([PromptMessage("user", "I duck.")], [ToolRound(calls, [1, 2, 3])])
 
-    asked, answered = gemini.body(prompt, Sampling(), thinks=False, show_thoughts=False)[
+    asked, answered = gemini.request_body(prompt, Sampling(), thinks=False, show_thoughts=False)[
         "contents"
     ][1:]
 

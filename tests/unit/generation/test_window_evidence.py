@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from backend.generation.model import TokenUsage
-from backend.generation.window_evidence import (
+from backend.generation.servers.window_evidence import (
     PromptCut,
     find_cut,
     is_window,

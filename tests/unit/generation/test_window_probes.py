@@ -7,8 +7,12 @@ from typing import Any
 
 import pytest
 
-from backend.generation.window_probes import WindowReport, find_window, read_listed_window
-from backend.setting_types import ServerName
+from backend.generation.adapters.openai.window_probes import (
+    WindowReport,
+    find_window,
+    read_listed_window,
+)
+from backend.settings import ServerName
 
 MODEL = "llama3.2"
 

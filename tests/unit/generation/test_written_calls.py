@@ -12,12 +12,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from backend.generation._fenced_calls import FencedReader, fenced_prompt
-from backend.generation._json import parse_json
-from backend.generation._structured_calls import StructuredReader, answer_schema, structured_prompt
-from backend.generation._tool_calls import MAX_ARGUMENTS, MAX_CALLS, TOO_LONG
-from backend.generation._written_calls import CallReader
+from backend.generation.json_text import parse_json
 from backend.generation.model import Prompt, PromptMessage, TextPiece, Tool, ToolCall, ToolRound
+from backend.generation.tools.calls import MAX_ARGUMENTS, MAX_CALLS, TOO_LONG
+from backend.generation.tools.structured_calls import (
+    StructuredReader,
+    answer_schema,
+    structured_prompt,
+)
+from backend.generation.tools.written_calls import CallReader, FencedReader, fenced_prompt
 
 Cuts = list[int]
 Read = tuple[str, list[tuple[str, Any, str]]]

@@ -6,10 +6,10 @@ from uuid import UUID, uuid4
 
 import pytest
 
-from backend.accounts import open_keys
-from backend.accounts.identity import Identity, Scope
+from backend.accounts.auth.identity import Identity, Scope
+from backend.accounts.keys import open_keys
+from backend.accounts.keys.open_keys import STAYS_SECONDS, OpenKeys
 from backend.accounts.models import User
-from backend.accounts.open_keys import STAYS_SECONDS, OpenKeys
 from backend.vault.sealing import Sealer
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from backend.lorebooks.activation.decorators import NOTHING_SAID, Decorators, split_decorators
+from backend.lorebooks.activation.compiled import NOTHING_SAID, Decorators, split_decorators
 from tests.unit.lorebooks.scans import book, entry, reasons, refusals, scanned, titles
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from backend.accounts.settings import LoreMode
+from backend.accounts.profile.settings import LoreMode
 from backend.lorebooks.activation.outcome import Outcome, SemanticHit
 from backend.lorebooks.activation.timed import NOTHING
 from backend.lorebooks.entries import CharacterFilter

@@ -10,8 +10,8 @@ from backend.context.macros import MacroLimitError
 from backend.generation.tokens import best_tokenizer, get_tokenizer
 from backend.lorebooks.activation import window
 from backend.lorebooks.activation.compiled import LONGEST_TOKEN
-from backend.lorebooks.activation.lore_budget import ALWAYS_READ, NO_ROOM, TOO_LONG
 from backend.lorebooks.activation.outcome import TOO_MANY_MACROS
+from backend.lorebooks.activation.selection import ALWAYS_READ, NO_ROOM, TOO_LONG
 from tests.unit.lorebooks.scans import book, entry, refusals, said, scanned, titles, words_in
 
 

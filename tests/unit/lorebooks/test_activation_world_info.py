@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from backend.accounts.settings import LoreStrategy
+from backend.accounts.profile.settings import LoreStrategy
 from backend.lorebooks.activation.compiled import CompiledBook
 from backend.lorebooks.activation.outcome import Outcome
 from backend.lorebooks.entries import LinkSource

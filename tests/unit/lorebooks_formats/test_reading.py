@@ -10,10 +10,10 @@ import pytest
 
 from backend.characters.cards.charx import pack
 from backend.errors import TooLargeError
-from backend.lorebooks import limits
+from backend.lorebooks import entries as limits
 from backend.lorebooks.entries import BookFields, CharacterFilter, LoreEntry
 from backend.lorebooks.errors import LoreFileError, LoreLimitError
-from backend.lorebooks.formats.model import ReadBook
+from backend.lorebooks.formats.fields import ReadBook
 from backend.lorebooks.formats.reader import read_card_book, read_file
 
 SILLYTAVERNS_ENTRY: dict[str, Any] = {
@@ -545,7 +545,7 @@ def test_of_a_whole_card_its_book_is_taken(data: bytes) -> None:
 
 
 def test_a_card_without_a_book_is_refused() -> None:
-    with pytest.raises(LoreFileError, match="no lorebook in it"):
+    with pytest.raises(LoreFileError, match="contains no lorebook"):
         read({**V2, "data": {**CARD, "character_book": None}})
     with pytest.raises(LoreFileError, match="The card has no name"):
         read_file(png_of({"spec": "nothing"}), given_name="x")

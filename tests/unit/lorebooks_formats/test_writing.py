@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from backend.errors import AppError
 from backend.lorebooks.entries import BookFields, LoreEntry
-from backend.lorebooks.formats.model import BookSource, EntrySource, ReadBook
+from backend.lorebooks.formats.fields import BookSource, EntrySource, ReadBook
 from backend.lorebooks.formats.reader import read_card_book, read_file
 from backend.lorebooks.formats.writer import (
     REQUIRED,

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from backend.memory import chunks
-from backend.memory.chunks import chunked
+from backend.memory.indexing import documents as chunks
+from backend.memory.indexing.documents import chunked
 
 FRAGMENTS = (
     *("a", "bc", "dddd", "e" * 36, "f" * 37, "g" * 100, "字字", "。", ". ", "! ", '…" '),

@@ -7,9 +7,9 @@ from uuid import UUID, uuid4
 
 import pytest
 
-from backend.memory import search as module
-from backend.memory.search import MemorySearch
-from backend.memory.thresholds import MANY
+from backend.memory.search import search as module
+from backend.memory.search.ranking import MANY
+from backend.memory.search.search import MemorySearch
 
 pytestmark = pytest.mark.anyio
 

@@ -8,12 +8,12 @@ from uuid import UUID, uuid4
 
 import pytest
 
-from backend.memory.diversity import SCENE, breadth, diversified, over_scenes
-from backend.memory.findings import SearchRequest, SearchResult
 from backend.memory.index.protocol import Kind, Payload
-from backend.memory.search import MemorySearch
-from backend.memory.signals import Candidate, Scores
-from backend.memory.sources import Recalled
+from backend.memory.indexing.sources import Recalled
+from backend.memory.search.features import Candidate, Scores
+from backend.memory.search.ranking import SCENE, breadth, diversified, over_scenes
+from backend.memory.search.request import SearchRequest, SearchResult
+from backend.memory.search.search import MemorySearch
 
 CHAT = uuid4()
 

@@ -8,10 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from backend.memory import documents
-from backend.memory.chunks import CHUNK_WORDS, chunked
-from backend.memory.documents import (
+from backend.memory.indexing import documents
+from backend.memory.indexing.documents import (
+    CHUNK_WORDS,
     Line,
+    chunked,
     event_document,
     lore_documents,
     message_documents,

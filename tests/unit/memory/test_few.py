@@ -7,11 +7,10 @@ from collections.abc import Sequence
 import pytest
 from msgspec import structs
 
-from backend.memory.few import FEW, NEARLY_EMPTY, add_few
 from backend.memory.index.protocol import Kind
-from backend.memory.nearest import estimate_tokens
-from backend.memory.signals import Candidate
-from backend.memory.thresholds import RankingThresholds, relevant, thresholds
+from backend.memory.search.features import Candidate
+from backend.memory.search.ranking import RankingThresholds, relevant, thresholds
+from backend.memory.search.recall import FEW, NEARLY_EMPTY, add_few, estimate_tokens
 from tests.unit.memory.test_nearest import candidate
 
 LEAST = RankingThresholds()

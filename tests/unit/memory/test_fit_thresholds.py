@@ -8,10 +8,16 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from backend.memory.embedding.cosines import MINILM, cosines_of, scaled_cosines
-from backend.memory.embedding.protocol import EmbedderSpec, Floats, Task
-from scripts.bench_lore import BOOKS
-from scripts.fit_thresholds import fit
+from backend.memory.embedding.protocol import (
+    MINILM,
+    EmbedderSpec,
+    Floats,
+    Task,
+    cosines_of,
+    scaled_cosines,
+)
+from scripts.bench.retrieval.lore import BOOKS
+from scripts.bench.retrieval.thresholds import fit
 from tests.fakes.word_vectors import word_vector
 
 pytestmark = pytest.mark.anyio

@@ -10,10 +10,10 @@ from uuid import UUID, uuid4
 import pytest
 
 from backend.memory.index.protocol import Hit, Payload, Sparse
-from backend.memory.line_words import WordMatch, apply_matches, find_aboutness, read_words
-from backend.memory.parsed_query import MAX_QUESTIONS, read
-from backend.memory.signals import Found
-from backend.memory.terms import sparse_vector
+from backend.memory.search.features import Found
+from backend.memory.search.line_words import WordMatch, apply_matches, find_aboutness, read_words
+from backend.memory.search.query import MAX_QUESTIONS, read
+from backend.memory.search.terms import sparse_vector
 from backend.vault.blinding import Blinder
 from backend.vault.sealing import Sealer
 

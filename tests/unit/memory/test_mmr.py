@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from backend.memory import mmr
 from backend.memory.index.protocol import Floats, Payload
-from backend.memory.signals import Candidate
+from backend.memory.search import ranking as mmr
+from backend.memory.search.features import Candidate
 
 
 def candidate(score: float) -> Candidate:

@@ -6,7 +6,9 @@ from uuid import uuid5
 import numpy as np
 
 from backend.memory.index.protocol import Hit, Kind, Payload, Query, Scope, ScopePart, Sparse
-from backend.memory.nearest import (
+from backend.memory.search.features import Candidate, Found, Scores, Signal, gather
+from backend.memory.search.ranking import RankingThresholds, rank, relevant
+from backend.memory.search.recall import (
     DEPTH,
     FIRST,
     TOKENS_A_LINE,
@@ -16,9 +18,6 @@ from backend.memory.nearest import (
     split,
     with_nearest,
 )
-from backend.memory.ranking import rank
-from backend.memory.signals import Candidate, Found, Scores, Signal, gather
-from backend.memory.thresholds import RankingThresholds, relevant
 from tests.unit.memory.test_ranking import CHAT, OWNER, hit
 
 LEAST = RankingThresholds()

@@ -3,9 +3,9 @@ from __future__ import annotations
 from uuid import UUID, uuid4
 
 from backend.memory.index.protocol import Kind, Payload, ScopePart, point_id
-from backend.memory.origins import LIFT, MOST, joined
-from backend.memory.signals import Candidate
-from backend.memory.sources import Origin, Recalled
+from backend.memory.indexing.sources import Origin, Recalled
+from backend.memory.search.features import Candidate
+from backend.memory.search.recall import LIFT, MOST, joined
 
 OWNER, CHAT = uuid4(), uuid4()
 HERE = [ScopePart(containers=[CHAT], before_position=50, kinds=("message", "scene"))]

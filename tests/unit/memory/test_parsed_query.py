@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from backend.memory import parsed_query
 from backend.memory.index.protocol import ScopePart, Sparse
-from backend.memory.parsed_query import ParsedQuery
-from backend.memory.spans import spans_in
-from backend.memory.terms import document_terms, query_terms
+from backend.memory.search import query as parsed_query
+from backend.memory.search.query import ParsedQuery
+from backend.memory.search.terms import document_terms, query_terms
+from backend.memory.search.words import spans_in
 from backend.vault.blinding import Blinder
 from backend.vault.sealing import Sealer
 

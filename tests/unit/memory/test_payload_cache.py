@@ -4,7 +4,7 @@ from uuid import UUID, uuid4
 
 from msgspec.structs import replace
 
-from backend.memory.index.payload_cache import PayloadCache
+from backend.memory.index.edge import PayloadCache
 from backend.memory.index.protocol import Payload
 
 ANN, BEN, CHAT, SCENE = uuid4(), uuid4(), uuid4(), uuid4()

@@ -11,29 +11,33 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from backend.memory.embedding.cosines import MINILM, ModelCosines, cosines_of
-from backend.memory.features import FEATURES, FEW, FeatureTable, points
+from backend.core.reasons import Match, Reason
+from backend.memory.embedding.protocol import MINILM, ModelCosines, cosines_of
 from backend.memory.index.protocol import Hit, Kind, Payload, point_id
-from backend.memory.line_words import scale_to_large_corpus
-from backend.memory.matches import MatchScale, SharedWords, scene_strengths
-from backend.memory.ranking import Weights, rank
-from backend.memory.signals import (
+from backend.memory.search.features import (
     DENSE_SIGNALS,
+    FEATURES,
+    FEW,
     SIGNALS,
     SPARSE_SIGNALS,
     Candidate,
+    FeatureTable,
     Scores,
     Signal,
     gather,
+    points,
 )
-from backend.memory.thresholds import (
+from backend.memory.search.line_words import scale_to_large_corpus
+from backend.memory.search.ranking import (
     MANY,
     RankingThresholds,
+    Weights,
     find_corpus_factor,
+    rank,
     relevant,
     thresholds,
 )
-from backend.reasons import Match, Reason
+from backend.memory.search.request import MatchScale, SharedWords, scene_strengths
 
 OWNER, CHAT = uuid4(), uuid4()
 PLAIN = Weights(

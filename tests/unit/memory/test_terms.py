@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from backend.memory import terms
-from backend.memory.terms import (
+from backend.memory.search import terms
+from backend.memory.search.terms import (
     ELIDED,
     LATIN,
     STOP_WORDS,

@@ -12,13 +12,12 @@ import pytest
 from backend.context.blocks import DEFAULT_BLOCKS, Block, PresetFields
 from backend.generation.sampling import Sampling
 from backend.presets.errors import PresetFileError
-from backend.presets.tavern_reader import ReadPreset, read_preset
-from backend.presets.tavern_writer import write_preset
+from backend.presets.files import ImportedFile, read_preset, write_preset
 
 FILE = (Path(__file__).parents[2] / "fixtures/presets/lighthouse.json").read_bytes()
 
 
-def read(value: object) -> ReadPreset:
+def read(value: object) -> ImportedFile:
     return read_preset(json.dumps(value).encode(), name="Lighthouse")
 
 
@@ -47,7 +46,7 @@ def test_a_file_is_read_in_its_order_for_all_characters() -> None:
     deep = blocks["deep"]
     assert (deep.depth, deep.order, deep.triggers) == (1, 50, ("normal", "regenerate"))
     assert (blocks["answer"].role, blocks["answer"].content) == ("assistant", "{{char}} does.")
-    assert found.warnings == ["Its order names `gone`, which it does not have."]
+    assert found.warnings == ["Its order contains the unknown prompt `gone`."]
 
 
 def test_a_file_comes_out_as_it_came_in() -> None:
@@ -119,7 +118,7 @@ def test_a_change_is_written_and_all_else_is_kept() -> None:
         (b" " * 2_000_001, "bytes"),
         (json.dumps({"prompts": [{"identifier": "a", "content": "x" * 200_001}]}).encode(), "`a`"),
         (json.dumps({"prompts": [{"identifier": f"{n}"} for n in range(201)]}).encode(), "200"),
-        (json.dumps({"prompts": [{"identifier": "a" * 201}]}).encode(), "kept"),
+        (json.dumps({"prompts": [{"identifier": "a" * 201}]}).encode(), "cannot be stored"),
     ],
 )
 def test_what_is_no_preset_is_refused_in_words(data: bytes, said: str) -> None:

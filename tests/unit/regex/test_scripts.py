@@ -11,15 +11,16 @@ import pytest
 from backend.regex import scripts as module
 from backend.regex.patterns import Pattern, compile_pattern
 from backend.regex.process import RegexProcess
-from backend.regex.script_format import (
+from backend.regex.scripts import (
     MAX_SCRIPTS,
     RegexScript,
+    ScriptEngine,
+    Scripts,
     TextForm,
     TextKind,
     parse_find,
     read_scripts,
 )
-from backend.regex.scripts import ScriptEngine, Scripts
 
 EVERYWHERE = [1, 2, 5, 6]
 OWNER = UUID(int=1)

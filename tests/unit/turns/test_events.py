@@ -9,8 +9,8 @@ import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
-from backend.turns.events import Progress, TurnEvent
-from backend.turns.transcript import PlayEvent, Spoken, Transcript
+from backend.turns.run.events import Progress, TurnEvent
+from backend.turns.run.transcript import PlayEvent, Spoken, Transcript
 
 KINDS: st.SearchStrategy[Spoken] = st.sampled_from(["thinking", "text"])
 PIECES = st.lists(st.tuples(KINDS, st.text(max_size=12)), max_size=30)

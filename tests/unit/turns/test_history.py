@@ -15,10 +15,10 @@ from backend.chats.repository import SealedHistory
 from backend.context.assembly import Plan, assemble
 from backend.context.budget import Budget, ContextOverflowError, eviction_point, joined, step_of
 from backend.context.layout import History, Item
+from backend.core.reasons import Reason
 from backend.generation.model import PromptMessage
-from backend.reasons import Reason
-from backend.turns.history import fit, read_from
-from backend.turns.prompt_context import PromptContext
+from backend.turns.prompt.context import PromptContext
+from backend.turns.prompt.history import fit, read_from
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from backend.turns.joints import find_joint
+from backend.turns.run.reply_text import find_joint
 
 
 @pytest.mark.parametrize(

@@ -8,17 +8,17 @@ from uuid import uuid4
 
 from backend.chats.schemas import AuthorsNote
 from backend.chronicles.events import EventFields
-from backend.chronicles.reading import StoryEvent
+from backend.chronicles.repository import StoryEvent
 from backend.context.layout import History
 from backend.context.macros import MacroBudget, MacroContext, Variables
+from backend.core.reasons import FoundIn, Reason, render_reasons
 from backend.lorebooks.activation.outcome import Activated, Outcome, SkippedEntry
 from backend.lorebooks.activation.timed import TimedState
-from backend.memory.findings import Memory
-from backend.memory.signals import Scores
-from backend.memory.sources import Recalled
-from backend.reasons import FoundIn, Reason, told
-from backend.turns.lore_placement import LoreExpander, Outlets, PlacedLore, place
-from backend.turns.retrieval import (
+from backend.memory.indexing.sources import Recalled
+from backend.memory.search.features import Scores
+from backend.memory.search.request import Memory
+from backend.turns.prompt.lore_placement import LoreExpander, Outlets, PlacedLore, place
+from backend.turns.prompt.retrieval import (
     by_rank,
     memory_items,
     memory_texts,
@@ -196,10 +196,10 @@ def test_entries_without_their_keys_are_counted_and_not_listed() -> None:
         SkippedEntry(entry_id=uuid4(), title="Rain", tokens=0, reason=Reason("cooldown", count=2))
     ]
     found = placed(left_out=left_out, not_found=4_990, left_out_more=9)
-    assert [(each.title, told(each.reasons)) for each in found.left_out] == [
+    assert [(each.title, render_reasons(each.reasons)) for each in found.left_out] == [
         ("Rain", "cooldown, 2 messages left"),
         ("9 more entries", "not listed"),
-        ("4,990 entries", "no key was said"),
+        ("4,990 entries", "no key matched"),
     ]
     assert [each.title for each in placed(left_out=[], not_found=1).left_out] == ["1 entry"]
 
@@ -250,7 +250,7 @@ def test_a_pinned_event_stands_once_and_asks_before_all_else() -> None:
     )
     shared = by_rank(found, placed(entry("Said")).ranked)
     assert titles(shared) == ["Ada: Mara lost her lamp.", "Said", "message 2"]
-    assert told(shared[0].reasons) == "pinned; semantic 0.80, rank 2"
+    assert render_reasons(shared[0].reasons) == "pinned; semantic 0.80, rank 2"
     assert shared[0].text == "[3 March 2026] Ada: Mara lost her lamp."
 
 

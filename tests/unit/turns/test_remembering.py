@@ -8,12 +8,12 @@ from uuid import UUID, uuid4
 import pytest
 
 from backend.context.layout import Item
-from backend.memory.findings import Memory
-from backend.memory.signals import Scores
-from backend.memory.sources import Recalled
+from backend.core.reasons import Reason
+from backend.memory.indexing.sources import Recalled
+from backend.memory.search.features import Scores
+from backend.memory.search.request import Memory
 from backend.prompts import load_prompts
-from backend.reasons import Reason
-from backend.turns.retrieval import memory_items, memory_texts
+from backend.turns.prompt.retrieval import memory_items, memory_texts
 
 
 def item(kind: str, text: str) -> Item:

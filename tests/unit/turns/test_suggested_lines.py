@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from backend.turns.suggested_lines import read_suggestions
+from backend.turns.api.suggestions import read_suggestions
 
 
 @pytest.mark.parametrize(

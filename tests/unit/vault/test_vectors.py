@@ -17,11 +17,11 @@ import msgspec
 import pytest
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
-from backend.accounts.keyring import Protection, new_data_key, open_sealer, wrap_derivation_key
+from backend.accounts.auth.names import INSTANCE_CONTEXT, InstanceKeys
+from backend.accounts.keys.keyring import Protection, new_data_key, open_sealer, wrap_derivation_key
 from backend.accounts.models import User
-from backend.accounts.names import INSTANCE_CONTEXT, InstanceKeys
 from backend.vault.root import RootKeys, Wrapped, add_root_key, load_root_keys
-from backend.vault.sealing import Column, Sealer, derive, digest, open_with
+from backend.vault.sealing import Column, Sealer, derive, digest, unseal_under
 from backend.vault.slots import (
     LentKind,
     PasswordKdf,
@@ -152,7 +152,7 @@ def test_the_root_key_file_keeps_its_form(counting: None, tmp_path: Path) -> Non
 
 def test_a_data_key_keeps_its_form(counting: None) -> None:
     row = new_data_key(USER, 7, user_key=USER_KEY)
-    opened = open_with(
+    opened = unseal_under(
         hkdf(USER_KEY, "talekeeper/data-keys"),
         row.wrapped,
         context=b"data-key/" + USER.bytes + b"\x00\x00\x00\x07",
@@ -175,7 +175,7 @@ def test_a_derivation_key_keeps_its_form(counting: None) -> None:
     assert blob.hex() == DERIVATION_KEY
     assert AESGCM(key).decrypt(blob[:12], blob[12:], associated) == SECRET
     sealer = open_sealer(user, [new_data_key(USER, 7, user_key=USER_KEY)], user_key=USER_KEY)
-    assert sealer.derived("terms") == hkdf(SECRET, "talekeeper/terms")
+    assert sealer.derive_key("terms") == hkdf(SECRET, "talekeeper/terms")
 
 
 def test_what_is_computed_from_keys_stays_as_it_is() -> None:

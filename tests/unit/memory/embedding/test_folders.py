@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from backend.memory.embedding.model_folder import read_folder
+from backend.memory.embedding.local import read_folder
 from backend.memory.embedding.protocol import EmbedderError
 
 

@@ -1,0 +1,216 @@
+"""The second factor as routes ask for it: at a sign-in, and before a factor is changed.
+
+Each proof works once, also where two requests bring it at the same time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from functools import partial
+from hmac import compare_digest
+from typing import Any
+from uuid import UUID
+
+from litestar import Request
+
+from backend.accounts import repository
+from backend.accounts.auth.identity import Identity
+from backend.accounts.auth.second_factor import passkeys
+from backend.accounts.auth.second_factor.factors import (
+    TOTP_CODE,
+    WRONG,
+    Factors,
+    code_digest,
+    lock_factors,
+    open_passkey,
+    open_secret,
+    plain_code,
+    read_factors,
+    renew_digest,
+    use_totp,
+)
+from backend.accounts.auth.second_factor.passkeys import PasskeyRejectedError, Site, site_of
+from backend.accounts.auth.throttle import Attempt, Throttle
+from backend.accounts.errors import (
+    PasskeyUnavailableError,
+    SecondFactorRequiredError,
+    WrongSecondFactorError,
+)
+from backend.accounts.keys.keyring import UserKey, check_current, open_checked_sealer
+from backend.accounts.models import FactorKind, SecondFactor
+from backend.accounts.profile.activity import ActivityLog
+from backend.accounts.schemas import LogIn, SecondFactorConfirmation
+from backend.accounts.service import AccountService, Unlocked
+from backend.database.base import now
+from backend.database.engine import Database
+from backend.settings import Settings
+from backend.vault.sealing import Sealer
+
+AnyRequest = Request[Any, Any, Any]
+Proof = LogIn | SecondFactorConfirmation
+"""What a request brings: in `otp` a code of either kind, in `passkey` what the browser says."""
+
+Admit = Callable[..., Awaitable[Attempt]]
+"""Counts an attempt before it is checked: `guessable` is whether it can be found by trying."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """Whose second factor is asked for, where, and for what.
+
+    `purpose` binds a passkey's challenge to what it was made for. `site` is None where browsers
+    have no passkeys.
+    """
+
+    user_id: UUID
+    current: UserKey
+    purpose: bytes
+    site: Site | None
+
+
+class SecondFactorGate:
+    """Lets through who proves a second factor, and who has none."""
+
+    def __init__(
+        self,
+        database: Database,
+        settings: Settings,
+        throttle: Throttle,
+        accounts: AccountService,
+        activity: ActivityLog,
+    ) -> None:
+        self._database = database
+        self._throttle = throttle
+        self._accounts = accounts
+        self._activity = activity
+        self._public_origin = settings.public_origin
+
+    def site(self, request: AnyRequest) -> Site:
+        """The page's address as passkeys know it. Raises `PasskeyUnavailableError`."""
+        return site_of(self._public_origin or f"{request.url.scheme}://{request.url.netloc}")
+
+    async def enter(
+        self, request: AnyRequest, unlocked: Unlocked, proof: LogIn, *, address: str
+    ) -> None:
+        """Ask at a sign-in, after the password was right.
+
+        Raises `SecondFactorRequiredError`, `WrongSecondFactorError`, `TooManyAttemptsError`,
+        `TamperedAccountError`.
+        """
+        asked = self._asked(request, unlocked.user.id, unlocked.current, b"sign-in")
+        admit = partial(self._throttle.admit_second_factor, unlocked.name, address=address)
+        try:
+            await self._check(asked, proof, admit)
+        except WrongSecondFactorError:
+            await self._activity.note_unlocked(request, unlocked, "wrong_second_factor")
+            raise
+        # The sign-in succeeded as a whole: guesses from elsewhere don't slow this address down.
+        await self._throttle.remember(unlocked.user.id, unlocked.name, address=address)
+
+    async def confirm(
+        self, request: AnyRequest, identity: Identity, proof: SecondFactorConfirmation
+    ) -> None:
+        """Ask a signed-in user for the password, and for a second factor if one is on.
+
+        Raises what `AccountService.confirm_password` raises, and as `enter` does.
+        """
+        await self._accounts.confirm_password(identity, proof.password)
+        purpose = b"confirm/" + identity.slot_id.bytes
+        asked = self._asked(request, identity.user_id, identity.current, purpose)
+        admit = partial(self._throttle.admit_second_confirmation, identity.user_id)
+        try:
+            await self._check(asked, proof, admit)
+        except WrongSecondFactorError:
+            await self._activity.note(request, "wrong_second_factor")
+            raise
+
+    def _asked(
+        self, request: AnyRequest, user_id: UUID, current: UserKey, purpose: bytes
+    ) -> _Asked:
+        try:
+            site = self.site(request)
+        except PasskeyUnavailableError:
+            site = None
+        return _Asked(user_id, current, purpose, site)
+
+    async def _check(self, asked: _Asked, proof: Proof, admit: Admit) -> None:
+        async with self._database.read() as session:
+            user = await repository.get_user(session, asked.user_id)
+            factors = await read_factors(session, user)
+            check_current(user, asked.current)
+            rows = await repository.data_keys(session, asked.user_id)
+            sealer = open_checked_sealer(user, rows, user_key=asked.current.key)
+        if not factors.is_on:
+            return
+        if factors.passkeys:
+            await asyncio.to_thread(passkeys.load)
+        if proof.otp is None and proof.passkey is None:
+            raise _required(asked, factors, sealer)
+        code = plain_code(proof.otp or "")
+        # The six digits of a TOTP alone can be found by trying.
+        guessable = TOTP_CODE.fullmatch(code) is not None
+        attempt = await admit(guessable=guessable)
+        async with self._database.write() as session:
+            user, factors = await lock_factors(session, asked.user_id, asked.current)
+            if proof.passkey is not None and factors.passkeys:
+                _use_passkey(asked, factors, sealer, proof.passkey)
+            elif guessable:
+                use_totp(factors.totp, sealer, code, now())
+            else:
+                row = _find_one_time_code(factors, sealer, code)
+                await session.delete(row)
+                await renew_digest(session, user, asked.current.key)
+        await self._throttle.forgive(attempt)
+
+
+def _required(asked: _Asked, factors: Factors, sealer: Sealer) -> SecondFactorRequiredError:
+    """The error that says what can be used."""
+    kinds: list[FactorKind] = ["totp"] if factors.totp else []
+    options = None
+    if asked.site is not None:
+        known = [open_passkey(sealer, row) for row in factors.passkeys]
+        here = [each for each in known if each.rp_id == asked.site.rp_id]
+        if here:
+            kinds.append("passkey")
+            challenge = passkeys.new_challenge(asked.current.key, asked.purpose, at=now())
+            options = passkeys.authentication_options(asked.site, challenge=challenge, known=here)
+    if factors.codes:
+        kinds.append("one_time_code")
+    return SecondFactorRequiredError(kinds, options)
+
+
+def _find_one_time_code(factors: Factors, sealer: Sealer, code: str) -> SecondFactor:
+    wanted = code_digest(code)
+    found = [row for row in factors.codes if compare_digest(open_secret(sealer, row), wanted)]
+    if not found:
+        raise WrongSecondFactorError(WRONG)
+    return found[0]
+
+
+def _use_passkey(
+    asked: _Asked, factors: Factors, sealer: Sealer, credential: dict[str, Any]
+) -> None:
+    at = now()
+    try:
+        credential_id, challenge = passkeys.answered(credential)
+        issued = passkeys.issued_at(challenge, asked.current.key, asked.purpose, at=at)
+        for row in factors.passkeys:
+            passkey = open_passkey(sealer, row)
+            if passkey.credential_id != credential_id or asked.site is None or issued is None:
+                continue
+            if issued <= row.counter:
+                break
+            row.sign_count = passkeys.verify_authentication(
+                credential,
+                site=asked.site,
+                challenge=challenge,
+                passkey=passkey,
+                sign_count=row.sign_count,
+            )
+            row.counter, row.last_used_at = issued, at
+            return
+    except PasskeyRejectedError as error:
+        raise WrongSecondFactorError(WRONG) from error
+    raise WrongSecondFactorError(WRONG)

@@ -1,0 +1,274 @@
+"""Sessions and API keys: tokens that open an account until they end, and streams with them."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections import Counter
+from collections.abc import Generator
+from datetime import datetime, timedelta
+from typing import Any
+from uuid import UUID
+
+from backend.accounts import repository
+from backend.accounts.auth.identity import Identity, Scope, TokenKind
+from backend.accounts.keys.keyring import UserKey, check_protection, open_checked_sealer, tampered
+from backend.accounts.keys.open_keys import OpenKeys
+from backend.accounts.keys.rotation import ensure_data_key
+from backend.accounts.keys.sealed_tables import has_texts_beyond
+from backend.accounts.keys.server_held import prolong_standing
+from backend.accounts.keys.slots import new_slot, open_slot, wrap_directly
+from backend.accounts.keys.user_keys import lock_account
+from backend.accounts.models import SLOT_LABEL, KeySlot
+from backend.accounts.service import Unlocked
+from backend.core.logs import get_logger
+from backend.database.base import new_id, now
+from backend.database.engine import Database
+from backend.errors import ForbiddenError
+from backend.http.schemas import make_page
+from backend.settings import Settings
+from backend.vault.root import RootKeys
+from backend.vault.sealing import Sealer
+from backend.vault.slots import (
+    WrongSecretError,
+    hash_for_lookup,
+    make_token,
+    parse_token,
+)
+
+log = get_logger(__name__)
+
+PREFIXES: dict[TokenKind, str] = {"session": "ts_", "api_key": "tk_"}
+TOUCH_EVERY = timedelta(minutes=1)
+LOOK_EVERY = 2.0
+"""Seconds between two looks whether sessions with streams are still open."""
+
+
+class SessionService:
+    """Makes, checks, lists and ends sessions and API keys."""
+
+    def __init__(
+        self,
+        database: Database,
+        root: RootKeys,
+        settings: Settings,
+        open_keys: OpenKeys | None = None,
+    ) -> None:
+        self._database = database
+        self._root = root
+        self._open_keys = open_keys or OpenKeys()
+        self._idle = timedelta(days=settings.session_idle_days)
+        self._absolute = timedelta(days=settings.session_absolute_days)
+
+    async def open_session(self, unlocked: Unlocked, *, label: str) -> str:
+        """Start a session: its token, which is handed out once and stored nowhere.
+
+        By the way the account's sessions that have run out are cleared away, and it gets its next
+        data key where that is due.
+        """
+        user_id, at = unlocked.user.id, now()
+        async with self._database.write() as session:
+            user = await lock_account(session, user_id, unlocked.current, root=self._root)
+            await ensure_data_key(session, user, unlocked.current.key)
+            await repository.delete_ended_sessions(
+                session, user_id, at=at, unused_since=at - self._idle
+            )
+            data_keys = await repository.data_keys(session, user_id)
+            sealer = open_checked_sealer(user, data_keys, user_key=unlocked.current.key)
+            if await has_texts_beyond(session, user_id, sealer.current_key):
+                raise tampered(user)
+            token, slot = self._token_slot(
+                "session",
+                sealer,
+                unlocked.current,
+                label=label[:300],
+                scope="manage",
+                created_at=at,
+                last_used_at=at,
+                expires_at=at + self._absolute,
+            )
+            session.add(slot)
+        return token
+
+    async def make_api_key(
+        self, identity: Identity, *, label: str, scope: Scope, expires_at: datetime | None
+    ) -> tuple[str, KeySlot]:
+        """Make an API key: (token, its slot). The token is shown once and stored nowhere.
+
+        Raises `ForbiddenError` for a key that asks: one that leaked would outlive its end in
+        others.
+        """
+        if identity.kind != "session":
+            raise ForbiddenError("API keys cannot create API keys. Sign in to create one.")
+        current = identity.current
+        token, slot = self._token_slot(
+            "api_key", identity.sealer, current, label=label, scope=scope, expires_at=expires_at
+        )
+        async with self._database.write() as session:
+            await lock_account(session, identity.user_id, current, root=self._root)
+            session.add(slot)
+        return token, slot
+
+    def _token_slot(
+        self, kind: TokenKind, sealer: Sealer, current: UserKey, *, label: str, **columns: Any
+    ) -> tuple[str, KeySlot]:
+        token, secret = make_token(PREFIXES[kind])
+        slot_id = new_id()
+        slot = new_slot(
+            kind,
+            sealer.user_id,
+            current,
+            secret=secret,
+            root=self._root,
+            id=slot_id,
+            lookup=hash_for_lookup(secret),
+            sealed_label=sealer.seal(SLOT_LABEL, slot_id, label),
+            **columns,
+        )
+        return token, slot
+
+    async def authenticate(self, token: str, kind: TokenKind) -> Identity | None:
+        """Whose token this is, with the account's keys; None when it opens nothing.
+
+        For some minutes from here on, jobs of the account's can run on these keys. Raises
+        `TamperedAccountError`.
+        """
+        secret = parse_token(token, PREFIXES[kind])
+        identity = None if secret is None else await self._authenticate(secret, kind=kind)
+        if identity is not None:
+            self._open_keys.seen(identity)
+        return identity
+
+    async def list_slots(
+        self, identity: Identity, kind: TokenKind, *, after: UUID | None, limit: int
+    ) -> tuple[list[KeySlot], str | None]:
+        """The account's sessions or API keys that have not ended, newest first: a page of them.
+
+        It may be short, as those that have ended are left out of it.
+        """
+        async with self._database.read() as session:
+            rows = await repository.list_slots(
+                session, identity.user_id, kind, after=after, limit=limit + 1
+            )
+        page, following = make_page(rows, limit)
+        return [slot for slot in page if not self._ended(slot, now())], following
+
+    async def end(self, slot_id: UUID, *, owner_id: UUID, kind: TokenKind) -> None:
+        """End a session or an API key. Raises the kind's not-found error."""
+        self._open_keys.drop(owner_id)
+        async with self._database.write() as session:
+            await repository.delete_slot(session, slot_id, owner_id=owner_id, kind=kind)
+        await self._database.log.empty_now()
+
+    async def forget_ended(self) -> None:
+        """Forget keys in memory that another process has ended or changed."""
+        in_memory = self._open_keys.by_slot()
+        if not in_memory:
+            return
+        async with self._database.read() as session:
+            found = await repository.usable_slots(session, set(in_memory))
+        usable = {(slot.id, number) for slot, number in found if not self._ended(slot, now())}
+        for slot_id, (user_id, key) in in_memory.items():
+            if (slot_id, key.generation) not in usable:
+                self._open_keys.drop(user_id)
+
+    async def still_open(self, slot_ids: set[UUID]) -> set[UUID]:
+        """Which of these sessions and keys have not ended: for streams that outlive a request."""
+        async with self._database.read() as session:
+            slots = await repository.usable_slots(session, slot_ids)
+        return {slot.id for slot, _ in slots if not self._ended(slot, now())}
+
+    async def _authenticate(self, secret: bytes, *, kind: TokenKind) -> Identity | None:
+        async with self._database.read() as session:
+            found = await repository.find_by_token(session, hash_for_lookup(secret), kind)
+        if found is None:
+            return None
+        slot, user, data_keys, kdf = found
+        at = now()
+        if user.is_disabled or self._ended(slot, at):
+            return None
+        try:
+            user_key, is_direct = open_slot(slot, secret=secret, root=self._root)
+        except WrongSecretError:
+            return None
+        check_protection(user, user_key, kdf=kdf)
+        sealer = open_checked_sealer(user, data_keys, user_key=user_key)
+        if not is_direct:
+            current = UserKey(user_key, user.key_generation)
+            await wrap_directly(self._database, slot, current, secret=secret, root=self._root)
+        if slot.last_used_at is None or at - slot.last_used_at > TOUCH_EVERY:
+            async with self._database.write() as session:
+                await repository.touch_slot(session, slot.id, at)
+                if user.key_mode == "managed":
+                    await prolong_standing(session, user.id, at=at)
+        scope = "manage" if kind == "session" else scope_of(slot)
+        return Identity(user, slot.id, kind, scope, sealer)
+
+    def _ended(self, slot: KeySlot, at: datetime) -> bool:
+        if slot.expires_at is not None and at >= slot.expires_at:
+            return True
+        if slot.kind != "session":
+            return False
+        return at - (slot.last_used_at or slot.created_at) >= self._idle
+
+
+def scope_of(slot: KeySlot) -> Scope:
+    """How far an API key reaches: no further than to look, should the row say nonsense."""
+    match slot.scope:
+        case "manage" | "chat" as scope:
+            return scope
+        case _:
+            return "read"
+
+
+class SessionWatch:
+    """Looks every two seconds which of the sessions that have streams are still open.
+
+    Streams outlive the request that opened them: they end when their session does. One query for
+    all of them; none while there are no streams.
+    """
+
+    def __init__(self, sessions: SessionService) -> None:
+        self._sessions = sessions
+        self._streams: Counter[UUID] = Counter()
+        self._ended: set[UUID] = set()
+        self._task: asyncio.Task[None] | None = None
+
+    @contextlib.contextmanager
+    def watching(self, slot_id: UUID) -> Generator[None]:
+        """Keep an eye on a session for the length of the block."""
+        self._streams[slot_id] += 1
+        if self._task is None:
+            self._task = asyncio.create_task(self._look())
+        try:
+            yield
+        finally:
+            self._streams[slot_id] -= 1
+            if not self._streams[slot_id]:
+                del self._streams[slot_id]
+                self._ended.discard(slot_id)
+
+    def is_open(self, slot_id: UUID) -> bool:
+        """Whether a watched session was open at the last look."""
+        return slot_id not in self._ended
+
+    async def close(self) -> None:
+        """Stop looking."""
+        if self._task is not None:
+            self._task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._task
+            self._task = None
+
+    async def _look(self) -> None:
+        while True:
+            await asyncio.sleep(LOOK_EVERY)
+            watched = set(self._streams)
+            if not watched:
+                continue
+            try:
+                still_open = await self._sessions.still_open(watched)
+            except Exception as error:  # streams go on, and the next round looks again
+                log.warning("session.watch_failed", exc_info=error)
+            else:
+                self._ended |= (watched - still_open) & set(self._streams)

@@ -1,0 +1,164 @@
+"""User keys that are lent to the server: standing slots, and the keys that jobs carry.
+
+Both lie under the root key, so that work can go on while the user is away. The table of jobs
+belongs to `backend.jobs`, a layer above; of it, these columns alone are known here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime, timedelta
+from typing import Any
+from uuid import UUID
+
+from sqlalchemy import (
+    Column,
+    Integer,
+    LargeBinary,
+    MetaData,
+    Table,
+    bindparam,
+    delete,
+    func,
+    select,
+    update,
+)
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from backend.accounts.models import KeySlot
+from backend.core.logs import get_logger
+from backend.database.base import new_id
+from backend.database.types import Id, UtcTime
+from backend.vault.root import RootKeyError, RootKeys, Wrapped
+from backend.vault.slots import rewrap_lent, wrap_lent
+
+log = get_logger(__name__)
+
+STANDING_LASTS = timedelta(days=30)
+"""A standing slot ends this long after its user was last here."""
+
+JOBS = Table(
+    "jobs",
+    MetaData(),
+    Column("id", Id(), primary_key=True),
+    Column("user_id", Id()),
+    Column("wrapped_key", LargeBinary),
+    Column("root_version", Integer),
+    Column("key_until", UtcTime()),
+)
+NO_KEY: dict[str, Any] = {"wrapped_key": None, "root_version": None, "key_until": None}
+
+
+async def give_standing(
+    session: AsyncSession, user_id: UUID, *, user_key: bytes, root: RootKeys, at: datetime
+) -> None:
+    """Make an account's standing slot, in the place of an older one."""
+    await end_standing(session, user_id)
+    slot_id = new_id()
+    version, wrapped = wrap_lent("standing", slot_id, user_id, user_key=user_key, root=root)
+    session.add(
+        KeySlot(
+            id=slot_id,
+            user_id=user_id,
+            kind="standing",
+            wrapped=wrapped,
+            root_version=version,
+            created_at=at,
+            expires_at=at + STANDING_LASTS,
+        )
+    )
+
+
+async def prolong_standing(session: AsyncSession, user_id: UUID, *, at: datetime) -> None:
+    """Its user is here: a standing slot that has not run out lasts its full time again."""
+    query = update(KeySlot).where(
+        KeySlot.user_id == user_id, KeySlot.kind == "standing", KeySlot.expires_at > at
+    )
+    await session.execute(query.values(expires_at=at + STANDING_LASTS))
+
+
+async def end_standing(session: AsyncSession, user_id: UUID) -> None:
+    """Delete an account's standing slot."""
+    await session.execute(
+        delete(KeySlot).where(KeySlot.user_id == user_id, KeySlot.kind == "standing")
+    )
+
+
+async def end_job_keys(session: AsyncSession, user_id: UUID) -> None:
+    """Take the key out of every job of an account: what has not begun waits for its user."""
+    query = update(JOBS).where(JOBS.c.user_id == user_id, JOBS.c.wrapped_key.is_not(None))
+    await session.execute(query.values(NO_KEY))
+
+
+async def delete_jobs(session: AsyncSession, user_id: UUID) -> None:
+    """Delete an account's jobs, with the keys in them; a worker that runs one loses it."""
+    await session.execute(delete(JOBS).where(JOBS.c.user_id == user_id))
+
+
+async def clear_old_keys(session: AsyncSession, *, at: datetime) -> None:
+    """Clear the keys whose time is over."""
+    await session.execute(update(JOBS).where(JOBS.c.key_until <= at).values(NO_KEY))
+    await session.execute(
+        delete(KeySlot).where(KeySlot.kind == "standing", KeySlot.expires_at <= at)
+    )
+
+
+async def jobs_with_keys(session: AsyncSession, user_id: UUID) -> Sequence[UUID]:
+    """The jobs of an account that carry its key, locked."""
+    query = (
+        select(JOBS.c.id)
+        .where(JOBS.c.user_id == user_id, JOBS.c.wrapped_key.is_not(None))
+        .order_by(JOBS.c.id)
+        .with_for_update()
+    )
+    return (await session.scalars(query)).all()
+
+
+def wrap_for_jobs(
+    job_ids: Sequence[UUID], user_id: UUID, *, user_key: bytes, root: RootKeys
+) -> list[dict[str, Any]]:
+    """Another user key for jobs to carry, as `store_job_keys` takes it."""
+    return [
+        {"job_id": job_id, "version": wrapped.root_version, "wrapped": wrapped.blob}
+        for job_id in job_ids
+        for wrapped in [wrap_lent("job", job_id, user_id, user_key=user_key, root=root)]
+    ]
+
+
+async def store_job_keys(session: AsyncSession, keys: Sequence[dict[str, Any]]) -> None:
+    """Write the keys that jobs carry into their rows."""
+    if keys:
+        query = update(JOBS).where(JOBS.c.id == bindparam("job_id"))
+        query = query.values(wrapped_key=bindparam("wrapped"), root_version=bindparam("version"))
+        await session.execute(query, keys)
+
+
+async def count_stale_job_keys(session: AsyncSession, current: int) -> int:
+    """How many jobs carry a key that is not under this version of the root key."""
+    query = select(func.count()).select_from(JOBS).where(JOBS.c.root_version != current)
+    return await session.scalar(query) or 0
+
+
+async def rewrap_job_keys(session: AsyncSession, root: RootKeys, *, limit: int) -> int:
+    """Put some of the jobs' keys under the newest root key; how many there were.
+
+    One that does not open is cleared: its job waits until the user is there.
+    """
+    query = (
+        select(JOBS.c.id, JOBS.c.user_id, JOBS.c.wrapped_key, JOBS.c.root_version)
+        .where(JOBS.c.root_version != root.current)
+        .order_by(JOBS.c.id)
+        .limit(limit)
+        .with_for_update()
+    )
+    rows = (await session.execute(query)).all()
+    for row in rows:
+        wrapped = Wrapped(row.root_version, row.wrapped_key)
+        try:
+            version, blob = rewrap_lent("job", row.id, row.user_id, wrapped, root=root)
+            values = {"root_version": version, "wrapped_key": blob}
+        except RootKeyError:
+            log.warning("rotation.job_key_cleared", job_id=row.id)
+            values = NO_KEY
+        await session.execute(update(JOBS).where(JOBS.c.id == row.id).values(values))
+    return len(rows)

@@ -1,0 +1,133 @@
+"""A new user key in the place of the old one, in one transaction.
+
+The old user key, known from a slot that was put back or from a server's memory, opens none of the
+account's rows afterwards: the data keys and every slot are under the new one. Texts stay as they
+are, under the data keys that they were sealed under, and what is written from then on is under a
+new data key.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Sequence
+from typing import Any
+from uuid import UUID
+
+from sqlalchemy import select
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from backend.accounts import repository
+from backend.accounts.errors import TooManyDataKeysError
+from backend.accounts.keys.keyring import (
+    UserKey,
+    check_current,
+    check_protection,
+    new_data_key,
+    open_data_keys,
+    open_derivation_key,
+    protect,
+    tampered,
+    wrap_data_key,
+    wrap_derivation_key,
+)
+from backend.accounts.keys.rotation import GRACE, delete_unused_keys
+from backend.accounts.keys.sealed_tables import sealed_tables
+from backend.accounts.keys.server_held import jobs_with_keys, store_job_keys, wrap_for_jobs
+from backend.accounts.keys.slots import carry_over, refuse_older_root
+from backend.accounts.models import DataKey, KeySlot, User
+from backend.vault.root import RootKeyError, RootKeys
+from backend.vault.sealing import KEY_BYTES, SealBrokenError
+
+MOST_DATA_KEYS = 100
+"""Of one account, for changes of keys that could wait. A new password never has to."""
+
+
+async def lock_account(
+    session: AsyncSession, user_id: UUID, current: UserKey, *, root: RootKeys
+) -> User:
+    """The account's row, for a transaction that will change how its keys are kept.
+
+    What is changed after it ends with `renew_user_key`. Raises as `lock_user` does.
+    """
+    await refuse_older_root(session, root)
+    return await lock_user(session, user_id, current)
+
+
+async def lock_user(session: AsyncSession, user_id: UUID, current: UserKey) -> User:
+    """The account's row, for one transaction at a time that changes what its MAC covers.
+
+    Raises `UserNotFoundError`, `KeysChangedError` where another request changed the keys meanwhile,
+    `TamperedAccountError`: the next MAC must not lend its authority to what other hands have set.
+    """
+    user = await repository.get_user(session, user_id, lock=True)
+    check_current(user, current)
+    check_protection(user, current.key, kdf=await repository.password_kdf(session, user_id))
+    return user
+
+
+async def make_room(session: AsyncSession, user_id: UUID) -> None:
+    """Before one more data key: delete those that no text is under, where there are very many.
+
+    Each is opened with every request. Raises `TooManyDataKeysError` where that does not help.
+    """
+    if len(await repository.data_keys(session, user_id)) < MOST_DATA_KEYS:
+        return
+    kept = await delete_unused_keys(session, await sealed_tables(session), user_id, GRACE)
+    if len(kept) + 1 >= MOST_DATA_KEYS:
+        raise TooManyDataKeysError
+
+
+async def renew_user_key(
+    session: AsyncSession, user: User, old_key: bytes, *, root: RootKeys
+) -> UserKey:
+    """Give an account that `lock_account` has locked its next user key.
+
+    Its slots, as they are now in this transaction, get the new key, whether or not their secrets
+    are at hand; so do the jobs that carry the old one. Raises `TamperedAccountError`.
+    """
+    await session.flush()
+    query = select(KeySlot).where(KeySlot.user_id == user.id).order_by(KeySlot.id)
+    slots = list(await session.scalars(query.with_for_update()))
+    data_keys = await repository.data_keys(session, user.id)
+    jobs = await jobs_with_keys(session, user.id)
+    new = UserKey(os.urandom(KEY_BYTES), user.key_generation + 1)
+
+    def renew() -> tuple[DataKey, list[dict[str, Any]]]:
+        added = _put_in_place(user, slots, data_keys, old_key=old_key, new=new, root=root)
+        return added, wrap_for_jobs(jobs, user.id, user_key=new.key, root=root)
+
+    try:
+        # A fifth of a millisecond a slot or job, and there may be many.
+        added, wrapped = await asyncio.to_thread(renew)
+    except (SealBrokenError, RootKeyError) as error:
+        raise tampered(user) from error
+    session.add(added)
+    await store_job_keys(session, wrapped)
+    await session.flush()
+    return new
+
+
+def _put_in_place(
+    user: User,
+    slots: Sequence[KeySlot],
+    data_keys: Sequence[DataKey],
+    *,
+    old_key: bytes,
+    new: UserKey,
+    root: RootKeys,
+) -> DataKey:
+    """Put the next user key in the place of the old one, in rows alone; the new data key."""
+    derivation_key = open_derivation_key(user, user_key=old_key)
+    keys = open_data_keys(data_keys, user_key=old_key)
+    for row in data_keys:
+        wrap_data_key(row, keys[row.number], user_key=new.key)
+    for slot in slots:
+        carry_over(slot, old_key=old_key, new=new, root=root)
+    added = new_data_key(user.id, max(keys) + 1, user_key=new.key)
+    user.key_generation = new.generation
+    user.newest_data_key = added.number
+    wrap_derivation_key(user, derivation_key, user_key=new.key)
+    kdf = next((slot.kdf for slot in slots if slot.kind == "password"), None)
+    protect(user, new.key, kdf=kdf)
+    return added

@@ -1,0 +1,264 @@
+"""Recent activity of an account, sealed for its user to see."""
+
+from __future__ import annotations
+
+import re
+from datetime import datetime, timedelta
+from typing import Any, Literal
+from uuid import UUID
+
+import msgspec
+from litestar.connection import ASGIConnection
+from sqlalchemy import delete, select, update
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from backend.accounts import repository
+from backend.accounts.auth.identity import Identity, TokenKind
+from backend.accounts.keys.keyring import check_current, open_checked_sealer
+from backend.accounts.models import ACTIVITY_ADDRESS, ACTIVITY_ENTRY, ActivityEntry
+from backend.accounts.service import Unlocked
+from backend.database.base import new_id, now
+from backend.database.engine import Database
+from backend.http.schemas import Page, make_page
+from backend.vault.sealing import Sealer
+
+Connection = ASGIConnection[Any, Any, Any, Any]
+
+_BROWSERS = (
+    # The first that fits: most browsers name the ones that they descend from, too.
+    ("Firefox/", "Firefox"),
+    ("Edg", "Edge"),
+    ("OPR/", "Opera"),
+    ("Chrome/", "Chrome"),
+    ("CriOS/", "Chrome"),
+    ("Safari/", "Safari"),
+)
+_SYSTEMS = (
+    ("Android", "Android"),
+    ("iPhone", "iPhone"),
+    ("iPad", "iPad"),
+    ("Windows", "Windows"),
+    ("Mac OS", "Mac"),
+    ("CrOS", "ChromeOS"),
+    ("Linux", "Linux"),
+)
+_PRODUCT = re.compile(r"[\w.-]{1,40}")
+
+ADDRESSES_KEPT = timedelta(days=30)
+ENTRIES_KEPT = timedelta(days=365)
+MAX_ENTRIES = 1_000
+"""Of one account; the oldest are deleted first."""
+
+MERGED_WITHIN = timedelta(hours=1)
+MERGED_AMONG = 20
+"""Newest entries among which a repeated event looks for its own."""
+
+ActivityKind = Literal[
+    "signed_up",
+    "signed_in",
+    "recovered",
+    "wrong_second_factor",
+    "password_changed",
+    "recovery_code_made",
+    "key_mode_changed",
+    "key_rotated",
+    "signed_out",
+    "session_ended",
+    "api_key_made",
+    "api_key_ended",
+    "second_factor_on",
+    "second_factor_off",
+    "one_time_codes_made",
+    "exported",
+]
+
+REPEATED: frozenset[ActivityKind] = frozenset({"exported", "wrong_second_factor"})
+"""Events that a program can cause many times: within an hour they are counted in one entry, so
+that they don't push other entries out."""
+
+
+class StoredEntry(msgspec.Struct, frozen=True, omit_defaults=True):
+    """An entry as it is sealed. `detail` names what the event was about, such as a key's label."""
+
+    kind: ActivityKind
+    client: str = ""
+    via: TokenKind | None = None
+    detail: str = ""
+    count: int = 1
+
+
+class ActivityView(msgspec.Struct, kw_only=True):
+    """An entry as it is shown.
+
+    `count` is how many times it happened within the hour after `at`. `via` is null if no one was
+    signed in yet. `address` is null once it is 30 days old.
+    """
+
+    id: UUID
+    at: datetime
+    kind: ActivityKind
+    client: str
+    address: str | None
+    via: TokenKind | None
+    detail: str
+    count: int
+
+
+class ActivityLog:
+    """Writes and lists what happened to accounts."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    async def note(self, request: Connection, kind: ActivityKind, *, detail: str = "") -> None:
+        """Store what a signed-in user did."""
+        identity: Identity = request.user
+        entry = StoredEntry(kind, _client(request), identity.kind, detail)
+        async with self._database.write() as session:
+            await _store(session, identity.sealer, entry, _peer(request))
+
+    async def note_unlocked(
+        self, request: Connection, unlocked: Unlocked, kind: ActivityKind
+    ) -> None:
+        """Store what happened at a sign-in: the account's keys are at hand, a session is not."""
+        user_id = unlocked.user.id
+        async with self._database.write() as session:
+            user = await repository.get_user(session, user_id, lock=True)
+            check_current(user, unlocked.current)
+            rows = await repository.data_keys(session, user_id)
+            sealer = open_checked_sealer(user, rows, user_key=unlocked.current.key)
+            await _store(session, sealer, StoredEntry(kind, _client(request)), _peer(request))
+
+    async def list_entries(
+        self, identity: Identity, *, after: UUID | None, limit: int
+    ) -> Page[ActivityView]:
+        """A page of the account's entries, newest first."""
+        query = (
+            select(ActivityEntry)
+            .where(ActivityEntry.user_id == identity.user_id)
+            .order_by(ActivityEntry.id.desc())
+            .limit(limit + 1)
+        )
+        if after is not None:
+            query = query.where(ActivityEntry.id < after)
+        async with self._database.read() as session:
+            rows, following = make_page(list(await session.scalars(query)), limit)
+        return Page(items=[_view(identity.sealer, row) for row in rows], next=following)
+
+
+async def forget_old_activity(database: Database) -> None:
+    """Delete addresses after 30 days, and entries after a year."""
+    at = now()
+    async with database.write() as session:
+        await session.execute(
+            update(ActivityEntry)
+            .where(
+                ActivityEntry.created_at <= at - ADDRESSES_KEPT,
+                ActivityEntry.sealed_address.is_not(None),
+            )
+            .values(sealed_address=None)
+        )
+        await session.execute(
+            delete(ActivityEntry).where(ActivityEntry.created_at <= at - ENTRIES_KEPT)
+        )
+
+
+def describe_client(user_agent: str) -> str:
+    """A browser and its system, such as `Firefox on Linux`, or the name of a program.
+
+    Versions are left out: they say more about a person than is needed to recognise a device.
+    """
+    browser = next((name for sign, name in _BROWSERS if sign in user_agent), "")
+    system = next((name for sign, name in _SYSTEMS if sign in user_agent), "")
+    if browser and system:
+        return f"{browser} on {system}"
+    product = _PRODUCT.match(user_agent)
+    return browser or system or (product[0] if product else "")
+
+
+def _client(request: Connection) -> str:
+    return describe_client(request.headers.get("user-agent", ""))
+
+
+def _peer(request: Connection) -> str:
+    return request.client.host if request.client else ""
+
+
+async def _store(session: AsyncSession, sealer: Sealer, entry: StoredEntry, address: str) -> None:
+    if entry.kind in REPEATED and await _merge(session, sealer, entry, address):
+        return
+    row_id = new_id()
+    session.add(
+        ActivityEntry(
+            id=row_id,
+            user_id=sealer.user_id,
+            sealed_entry=sealer.seal_bytes(ACTIVITY_ENTRY, row_id, msgspec.json.encode(entry)),
+            sealed_address=sealer.seal(ACTIVITY_ADDRESS, row_id, address) if address else None,
+            created_at=now(),
+        )
+    )
+    await session.flush()
+    oldest_kept = (
+        select(ActivityEntry.id)
+        .where(ActivityEntry.user_id == sealer.user_id)
+        .order_by(ActivityEntry.id.desc())
+        .offset(MAX_ENTRIES - 1)
+        .limit(1)
+        .scalar_subquery()
+    )
+    await session.execute(
+        delete(ActivityEntry).where(
+            ActivityEntry.user_id == sealer.user_id, ActivityEntry.id < oldest_kept
+        )
+    )
+
+
+async def _merge(session: AsyncSession, sealer: Sealer, entry: StoredEntry, address: str) -> bool:
+    """Count the event in an entry of the last hour; False if there is none that says the same."""
+    rows = await session.scalars(
+        select(ActivityEntry)
+        .where(
+            ActivityEntry.user_id == sealer.user_id,
+            ActivityEntry.created_at > now() - MERGED_WITHIN,
+        )
+        .order_by(ActivityEntry.id.desc())
+        .limit(MERGED_AMONG)
+        .with_for_update()
+    )
+    for row in rows:
+        before = _open(sealer, row)
+        # A guesser's entries are merged from however many addresses they come.
+        is_same = entry.kind == before.kind == "wrong_second_factor" or (
+            entry == msgspec.structs.replace(before, count=1) and address == _address(sealer, row)
+        )
+        if is_same:
+            more = msgspec.structs.replace(before, count=before.count + 1)
+            row.sealed_entry = sealer.seal_bytes(ACTIVITY_ENTRY, row.id, msgspec.json.encode(more))
+            return True
+    return False
+
+
+def _open(sealer: Sealer, row: ActivityEntry) -> StoredEntry:
+    data = sealer.open_bytes(ACTIVITY_ENTRY, row.id, row.sealed_entry)
+    return msgspec.json.decode(data, type=StoredEntry)
+
+
+def _address(sealer: Sealer, row: ActivityEntry) -> str:
+    if row.sealed_address is None:
+        return ""
+    return sealer.open(ACTIVITY_ADDRESS, row.id, row.sealed_address)
+
+
+def _view(sealer: Sealer, row: ActivityEntry) -> ActivityView:
+    entry = _open(sealer, row)
+    is_fresh = now() - row.created_at < ADDRESSES_KEPT
+    return ActivityView(
+        id=row.id,
+        at=row.created_at,
+        kind=entry.kind,
+        client=entry.client,
+        address=(_address(sealer, row) or None) if is_fresh else None,
+        via=entry.via,
+        detail=entry.detail,
+        count=entry.count,
+    )

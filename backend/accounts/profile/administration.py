@@ -1,0 +1,182 @@
+"""Accounts and invitations, for administrators: `/admin`."""
+
+from datetime import timedelta
+from typing import Any
+from uuid import UUID
+
+import msgspec
+from litestar import Controller, delete, get, patch, post
+from litestar.connection import ASGIConnection
+from litestar.di import NamedDependency
+from litestar.handlers import BaseRouteHandler
+from litestar.params import FromPath, FromQuery, JSONBody
+from sqlalchemy import delete as delete_rows
+from sqlalchemy import select
+
+from backend.accounts import repository
+from backend.accounts.auth.identity import Identity
+from backend.accounts.auth.middleware import NEEDS, SHOWN_ONCE
+from backend.accounts.auth.names import InstanceKeys
+from backend.accounts.errors import (
+    InvitationNotFoundError,
+    LastAdministratorError,
+    UserNotFoundError,
+)
+from backend.accounts.models import Invitation, User
+from backend.accounts.schemas import InvitationView, NewInvitation, UserChange, UserView
+from backend.accounts.service import INVITATION_PREFIX
+from backend.database.base import now
+from backend.database.engine import Database
+from backend.errors import ForbiddenError
+from backend.http.schemas import RAISES, Page, PageSize, make_page
+from backend.vault.slots import hash_for_lookup, make_token
+
+
+class AdministrationService:
+    """Accounts and invitations, for administrators."""
+
+    def __init__(self, database: Database, instance: InstanceKeys) -> None:
+        self._database = database
+        self._instance = instance
+
+    async def list_users(self, *, after: UUID | None, limit: int) -> Page[UserView]:
+        """A page of all accounts, oldest first."""
+        query = select(User).order_by(User.id).limit(limit + 1)
+        if after is not None:
+            query = query.where(User.id > after)
+        async with self._database.read() as session:
+            users, following = make_page(list(await session.scalars(query)), limit)
+        return Page(items=[self._view(user) for user in users], next=following)
+
+    async def change_user(self, user_id: UUID, change: UserChange) -> UserView:
+        """Change what an account may do. Raises `UserNotFoundError`, `LastAdministratorError`."""
+        async with self._database.write() as session:
+            await repository.lock_accounts(session)
+            user = await repository.get_user(session, user_id)
+            if change.is_administrator is not msgspec.UNSET:
+                user.is_administrator = change.is_administrator
+            if change.is_disabled is not msgspec.UNSET:
+                user.is_disabled = change.is_disabled
+            await session.flush()
+            if await repository.count_administrators(session) == 0:
+                raise LastAdministratorError("At least one administrator must remain.")
+            if user.is_disabled:
+                await repository.delete_slots(session, user_id, "session")
+        return self._view(user)
+
+    async def invite(self, identity: Identity, *, days: int) -> InvitationView:
+        """Make an invitation. Its code is kept nowhere."""
+        code, secret = make_token(INVITATION_PREFIX)
+        invitation = Invitation(
+            created_by=identity.user_id,
+            lookup=hash_for_lookup(secret),
+            expires_at=now() + timedelta(days=days),
+        )
+        async with self._database.write() as session:
+            session.add(invitation)
+        return _invitation_view(invitation, code=code)
+
+    async def list_invitations(self, *, after: UUID | None, limit: int) -> Page[InvitationView]:
+        """A page of all invitations, newest first."""
+        query = select(Invitation).order_by(Invitation.id.desc()).limit(limit + 1)
+        if after is not None:
+            query = query.where(Invitation.id < after)
+        async with self._database.read() as session:
+            rows, following = make_page(list(await session.scalars(query)), limit)
+        return Page(items=[_invitation_view(row) for row in rows], next=following)
+
+    async def withdraw_invitation(self, invitation_id: UUID) -> None:
+        """Make an invitation useless. Raises `InvitationNotFoundError`."""
+        query = delete_rows(Invitation).where(Invitation.id == invitation_id)
+        async with self._database.write() as session:
+            if await session.scalar(query.returning(Invitation.id)) is None:
+                raise InvitationNotFoundError
+
+    def _view(self, user: User) -> UserView:
+        return UserView.of(user, self._instance.name_of(user))
+
+
+def _invitation_view(row: Invitation, *, code: str | None = None) -> InvitationView:
+    return InvitationView(
+        id=row.id,
+        created_at=row.created_at,
+        expires_at=row.expires_at,
+        used_at=row.used_at,
+        code=code,
+    )
+
+
+def administrators_only(
+    connection: ASGIConnection[Any, Any, Any, Any], _: BaseRouteHandler
+) -> None:
+    """Raise `ForbiddenError` for everybody else."""
+    identity: Identity | None = connection.scope["user"]
+    if identity is None or not identity.user.is_administrator:
+        raise ForbiddenError("Only an administrator may do this.")
+
+
+class AdministrationController(Controller):
+    """Accounts and invitations, for administrators. They can't read anyone's texts."""
+
+    path = "/admin"
+    tags = ("Administration",)
+    guards = (administrators_only,)
+    opt = {NEEDS: "manage"}  # noqa: RUF012  # Litestar's own declaration
+
+    @get("/users", summary="List accounts")
+    async def list_users(
+        self,
+        administration: NamedDependency[AdministrationService],
+        limit: PageSize = 50,
+        after: FromQuery[UUID | None] = None,
+    ) -> Page[UserView]:
+        """All accounts, oldest first."""
+        return await administration.list_users(after=after, limit=limit)
+
+    @patch(
+        "/users/{user_id:uuid}",
+        opt={RAISES: (UserNotFoundError, LastAdministratorError)},
+        summary="Change an account",
+    )
+    async def change_user(
+        self,
+        user_id: FromPath[UUID],
+        data: JSONBody[UserChange],
+        administration: NamedDependency[AdministrationService],
+    ) -> UserView:
+        """Make somebody an administrator, or keep somebody out. Disabling ends the sessions."""
+        return await administration.change_user(user_id, data)
+
+    @get("/invitations", summary="List invitations")
+    async def list_invitations(
+        self,
+        administration: NamedDependency[AdministrationService],
+        limit: PageSize = 50,
+        after: FromQuery[UUID | None] = None,
+    ) -> Page[InvitationView]:
+        """All invitations, newest first; the codes are not kept."""
+        return await administration.list_invitations(after=after, limit=limit)
+
+    @post("/invitations", opt={SHOWN_ONCE: True}, summary="Create an invitation")
+    async def invite(
+        self,
+        data: JSONBody[NewInvitation],
+        identity: NamedDependency[Identity],
+        administration: NamedDependency[AdministrationService],
+    ) -> InvitationView:
+        """Make a code with which one person can sign up. It is shown this once."""
+        return await administration.invite(identity, days=data.days)
+
+    @delete(
+        "/invitations/{invitation_id:uuid}",
+        opt={RAISES: (InvitationNotFoundError,)},
+        operation_id="withdrawInvitation",
+        summary="Withdraw an invitation",
+    )
+    async def withdraw(
+        self,
+        invitation_id: FromPath[UUID],
+        administration: NamedDependency[AdministrationService],
+    ) -> None:
+        """The code no longer works."""
+        await administration.withdraw_invitation(invitation_id)

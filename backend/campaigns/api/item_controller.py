@@ -1,0 +1,192 @@
+"""Items of campaigns: `/campaigns/{campaign_id}/entities` and the like."""
+
+# pyright: reportUnknownParameterType=false
+# The views of items are made from their structs, which pyright does not follow.
+
+from typing import Annotated, Any
+from uuid import UUID
+
+from litestar import Controller, Request, Response, delete, get, patch, post
+from litestar.di import NamedDependency
+from litestar.params import FromPath, FromQuery, JSONBody, QueryParameter
+
+from backend.accounts.auth.identity import Identity
+from backend.campaigns.api.schemas import VIEWS, ItemPage
+from backend.campaigns.errors import (
+    CampaignFullError,
+    CampaignItemNotFoundError,
+    CampaignNotFoundError,
+)
+from backend.campaigns.ledger.item_service import ItemFilter, ItemService
+from backend.campaigns.ledger.items import STRUCTS, Kind
+from backend.campaigns.ledger.records import ItemKey
+from backend.chats.errors import MessageNotFoundError
+from backend.errors import PreconditionFailedError
+from backend.http.schemas import PATCHES, RAISES, PageSize, make_etag
+
+AnyRequest = Request[Any, Any, Any]
+TAGS = ("Campaigns",)
+
+ITEM_PATHS: dict[Kind, str] = {
+    "entity": "entities",
+    "thread": "threads",
+    "clock": "clocks",
+    "fact": "facts",
+    "relation": "relations",
+    "scene": "scenes",
+    "chapter": "chapters",
+    "echo": "echoes",
+    "term": "glossary",
+}
+
+
+def items_controller(kind: Kind) -> type[Controller]:
+    """The routes of one kind of item: all kinds have the same."""
+    struct, view, plural = STRUCTS[kind], VIEWS[kind], ITEM_PATHS[kind]
+    one = struct.__name__
+    names = plural.title()
+
+    class ItemController(Controller):
+        path = f"/campaigns/{{campaign_id:uuid}}/{plural}"
+        tags = TAGS
+
+        @get(
+            opt={RAISES: (CampaignNotFoundError,)},
+            operation_id=f"listCampaign{names}",
+            summary=f"List {plural}",
+        )
+        async def list_items(  # noqa: PLR0913, PLR0917  # the query is what can be asked
+            self,
+            campaign_id: FromPath[UUID],
+            identity: NamedDependency[Identity],
+            campaign_items: NamedDependency[ItemService],
+            subkind: Annotated[str | None, QueryParameter(name="kind")] = None,
+            at: FromQuery[UUID | None] = None,
+            status: FromQuery[str | None] = None,
+            q: FromQuery[str | None] = None,
+            limit: PageSize = 100,
+            after: FromQuery[UUID | None] = None,
+        ) -> ItemPage:
+            """Items in the order they were made; `q` is looked for in names and texts."""
+            asked = ItemFilter(subkind, at, status, q)
+            return await campaign_items.list_items(
+                identity, campaign_id, kind, asked, limit=limit, after=after
+            )
+
+        @post(
+            opt={
+                RAISES: (CampaignNotFoundError, CampaignFullError, MessageNotFoundError),
+                PATCHES: struct,
+            },
+            operation_id=f"createCampaign{one}",
+            summary=f"Add to {plural}",
+        )
+        async def create_item(
+            self,
+            campaign_id: FromPath[UUID],
+            data: JSONBody[dict[str, Any]],
+            identity: NamedDependency[Identity],
+            campaign_items: NamedDependency[ItemService],
+            message_id: FromQuery[UUID | None] = None,
+        ) -> Response[view]:  # type: ignore[valid-type]
+            """Add an item, as a change of the ledger.
+
+            With `message_id` it is there while that message is told.
+            """
+            made = await campaign_items.create_item(
+                identity, campaign_id, kind, data, message_id=message_id
+            )
+            return _tagged_item(made)
+
+        @get(
+            "/{item_id:uuid}",
+            opt={RAISES: (CampaignNotFoundError, CampaignItemNotFoundError)},
+            operation_id=f"getCampaign{one}",
+            summary=f"Read one of {plural}",
+        )
+        async def get_item(
+            self,
+            campaign_id: FromPath[UUID],
+            item_id: FromPath[UUID],
+            identity: NamedDependency[Identity],
+            campaign_items: NamedDependency[ItemService],
+        ) -> Response[view]:  # type: ignore[valid-type]
+            """An item as the changes that count leave it."""
+            key = ItemKey(campaign_id, kind, item_id)
+            return _tagged_item(await campaign_items.get_item(identity, key))
+
+        @patch(
+            "/{item_id:uuid}",
+            opt={
+                RAISES: (
+                    CampaignNotFoundError,
+                    CampaignItemNotFoundError,
+                    MessageNotFoundError,
+                    PreconditionFailedError,
+                ),
+                PATCHES: struct,
+            },
+            operation_id=f"patchCampaign{one}",
+            summary=f"Change one of {plural}",
+        )
+        async def patch_item(
+            self,
+            request: AnyRequest,
+            campaign_id: FromPath[UUID],
+            item_id: FromPath[UUID],
+            data: JSONBody[dict[str, Any]],
+            identity: NamedDependency[Identity],
+            campaign_items: NamedDependency[ItemService],
+            message_id: FromQuery[UUID | None] = None,
+        ) -> Response[view]:  # type: ignore[valid-type]
+            """Merge into an item; what differs is one change of the ledger.
+
+            With `message_id` it counts while that message is told.
+            """
+            key = ItemKey(campaign_id, kind, item_id)
+            if_match = request.headers.get("if-match")
+            changed = await campaign_items.patch_item(
+                identity, key, data, if_match=if_match, message_id=message_id
+            )
+            return _tagged_item(changed)
+
+        @delete(
+            "/{item_id:uuid}",
+            opt={
+                RAISES: (
+                    CampaignNotFoundError,
+                    CampaignItemNotFoundError,
+                    MessageNotFoundError,
+                    PreconditionFailedError,
+                )
+            },
+            operation_id=f"deleteCampaign{one}",
+            summary=f"Delete one of {plural}",
+        )
+        async def delete_item(
+            self,
+            request: AnyRequest,
+            campaign_id: FromPath[UUID],
+            item_id: FromPath[UUID],
+            identity: NamedDependency[Identity],
+            campaign_items: NamedDependency[ItemService],
+            message_id: FromQuery[UUID | None] = None,
+        ) -> None:
+            """Delete an item. It is a change of the ledger, and can be undone there.
+
+            With `message_id` it is gone while that message is told.
+            """
+            key = ItemKey(campaign_id, kind, item_id)
+            if_match = request.headers.get("if-match")
+            await campaign_items.delete_item(
+                identity, key, if_match=if_match, message_id=message_id
+            )
+
+    return ItemController
+
+
+ITEM_CONTROLLERS = tuple(items_controller(kind) for kind in ITEM_PATHS)
+
+
+def _tagged_item(view: Any) -> Response[Any]:
+    return Response(view, headers={"ETag": make_etag(view.revision)})

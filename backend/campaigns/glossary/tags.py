@@ -1,0 +1,236 @@
+"""Tags of a reply: that it brings somebody new, an item, another place, or a decision.
+
+They are found by rules, in English and in German, and mean that the world may have changed by more
+than its state says. Most rules are a verb beside the one to whom the story happens: the reader, or
+a player's character. What is asked, denied or only possible is no tag. All of it is linear in the
+text.
+"""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, NamedTuple, get_args
+
+from backend.campaigns.glossary.coinages import snippet_of
+from backend.campaigns.names.mentions import MAX_TEXT
+from backend.campaigns.names.name_forms import TITLES, folded
+from backend.campaigns.names.words import CAPITALISED, plain
+
+Tag = Literal["NEW_NPC", "ITEM_ACQUIRED", "LOCATION_CHANGE", "DECISION_MADE"]
+TAGS: Sequence[Tag] = get_args(Tag)
+
+_MAX_SENTENCES = 3
+"""Of each tag: the first one that the rules see may be none."""
+
+_MAX_WORDS = 100
+"""Words of a sentence that are read."""
+
+_AROUND = 5
+"""Words after a verb that may say that it means something else."""
+
+_QUOTES = '"“”„«»'  # as they are printed
+_SENTENCE = re.compile(rf"[^.!?;:\u2026\n{_QUOTES}]+[.!?;:\u2026\n]*|[{_QUOTES}]")
+_WORD = re.compile(r"[^\W\d_]+(?:['-][^\W\d_]+)*")
+_MOST_AFTER = 12
+_CAPITAL = "^"
+"""Among words that may come: any that has a capital."""
+
+_NAME = r"(?P<name>[^\W\d_a-zäöüß][\w'-]+)"
+_CALLED = re.compile(
+    r"\b(?:[Nn]ame(?:'s| is|, it turns out, is| as)|[Cc]all me|I am|I'm|[Nn]amed|"
+    r"(?:calls?|introduc\w+) (?:him|her|them)sel(?:f|ves)(?: as)?|"
+    r"goes by|by the name of|called|[Tt]his is (?:my|our) [\w'-]+|turns out to be|"
+    r"[Ii]ch heiße|[Nn]ame ist|sich|namens|stellt sich als|heißt|"
+    r"[Dd]as ist (?:mein|meine|unser|unsere) [\w'-]+)\s"
+    rf"(?:[^\W\d_a-zäöüß][\w'-]+\s)?{_NAME}"
+)
+_TITLED = re.compile(rf"\b(?P<title>[^\W\d_]+)\.?\s{_NAME}")
+
+
+class Tagged(NamedTuple):
+    """A tag, and a sentence that may have it."""
+
+    tag: Tag
+    snippet: str
+
+
+class _Word(NamedTuple):
+    text: str
+    is_capital: bool
+
+
+@dataclass(frozen=True, slots=True)
+class _Rule:
+    """A verb with what may stand beside it.
+
+    Attributes:
+        is_mine: The one to whom the story happens does it; else it is done to them, by `within`
+            words after it.
+        then: One of these comes by `then_within` words after it, where there are any.
+        never: None of these comes right after it.
+    """
+
+    tag: Tag
+    verbs: frozenset[str]
+    is_mine: bool
+    within: int
+    then: frozenset[str]
+    then_within: int
+    never: frozenset[str]
+
+
+def _words(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
+def _rule(rule: dict[str, Any]) -> _Rule:
+    return _Rule(
+        rule["tag"],
+        _words(rule["verbs"]),
+        rule["who"] == "mine",
+        rule.get("within", 0),
+        _words(rule.get("then", "")),
+        rule.get("then_within", rule.get("within", 0)),
+        _words(rule["never"]),
+    )
+
+
+def _by_first(phrases: dict[Tag, str]) -> dict[str, list[tuple[Tag, list[str]]]]:
+    found: defaultdict[str, list[tuple[Tag, list[str]]]] = defaultdict(list)
+    for tag, text in phrases.items():
+        for phrase in (each.split() for line in text.splitlines() for each in line.split("|")):
+            found[phrase[0]].append((tag, phrase))
+    return found
+
+
+_DATA = tomllib.loads(Path(__file__).with_name("tags.toml").read_text(encoding="utf-8"))
+_RULES: defaultdict[str, list[_Rule]] = defaultdict(list)
+for _each in map(_rule, _DATA["rule"]):
+    for _verb in _each.verbs:
+        _RULES[_verb].append(_each)
+
+_MINE, _TO, _OTHERS, _DETERMINERS = (_words(each) for each in _DATA["who"].values())
+_UNREAL = _words(_DATA["unreal"]["words"])
+_ROLES = {word for word, title in TITLES.items() if title.role != "kin"}
+_PERSONS = _words(_DATA["person"]["nouns"]) | _ROLES
+_NEWCOMERS = _words(_DATA["person"]["after"])
+_LIKENESS = _words(_DATA["person"]["likeness"])
+_STORY, _SPEECH = _by_first(_DATA["phrases"]), _by_first(_DATA["speech"])
+
+
+def find_tags(text: str, names: Iterable[str] = (), players: Iterable[str] = ()) -> list[Tagged]:
+    """The tags of a text in the order of `TAGS`, each with the first sentences that have it.
+
+    Args:
+        text: A reply. Of a long one `MAX_TEXT` characters are read.
+        names: Of those who are known already.
+        players: Of players' characters, of whom a story may tell by name.
+    """
+    text = plain(text[:MAX_TEXT])
+    known = _name_words(names)
+    mine = _name_words(players)
+    found: defaultdict[Tag, list[str]] = defaultdict(list)
+    for sentence, at, is_speech in _sentences(text):
+        for tag in _tags_of(sentence, known, mine, is_speech=is_speech):
+            if len(found[tag]) < _MAX_SENTENCES and (snippet := snippet_of(text, at)):
+                found[tag].append(snippet)
+    return [Tagged(tag, told) for tag in TAGS for told in dict.fromkeys(found[tag])]
+
+
+def _name_words(names: Iterable[str]) -> set[str]:
+    return {folded(word) for name in names for word in _WORD.findall(plain(name))}
+
+
+def _sentences(text: str) -> Iterator[tuple[str, int, bool]]:
+    """Parts of sentences that are no questions, their places, and whether somebody says them."""
+    is_speech = False
+    for match in _SENTENCE.finditer(text):
+        if match[0] in _QUOTES:
+            is_speech = not is_speech
+            continue
+        if "?" not in match[0]:
+            yield match[0], match.start(), is_speech
+        is_speech = is_speech and "\n" not in match[0]
+
+
+def _tags_of(
+    sentence: str, known: Collection[str], mine: Collection[str], *, is_speech: bool
+) -> Iterator[Tag]:
+    words = [
+        _Word(folded(match[0].removesuffix("'s")), match[0][0].isupper())
+        for match, _ in zip(_WORD.finditer(sentence), range(_MAX_WORDS), strict=False)
+    ]
+    if _names_newcomer(sentence, known) or (not is_speech and _shows_newcomer(words, known)):
+        yield "NEW_NPC"
+    unreal = (at for at, word in enumerate(words) if _is_unreal(word.text))
+    words = words[: next(unreal, len(words))]
+    texts = [word.text for word in words]
+    phrases = _SPEECH if is_speech else _STORY
+    is_mine = False
+    for at, text in enumerate(texts):
+        for tag, phrase in phrases.get(text, ()):
+            if texts[at : at + len(phrase)] == phrase:
+                yield tag
+        if text in _MINE or text in mine:
+            is_mine = True
+        elif text in _OTHERS or text in known:
+            is_mine = False
+        for rule in () if is_speech else _RULES.get(text, ()):
+            if _applies(rule, words, at, mine, is_mine=is_mine):
+                yield rule.tag
+
+
+def _is_unreal(text: str) -> bool:
+    return text in _UNREAL or text.endswith("n't")
+
+
+def _applies(
+    rule: _Rule, words: Sequence[_Word], at: int, mine: Collection[str], *, is_mine: bool
+) -> bool:
+    after = words[at + 1 : at + 1 + _MOST_AFTER]
+    if at and words[at - 1].text in _DETERMINERS:
+        return False
+    if any(word.text in rule.never for word in after[:_AROUND]):
+        return False
+    if rule.is_mine:
+        if not is_mine and not (after and after[0].text in _MINE):  # findest du
+            return False
+    elif not any(word.text in _TO or word.text in mine for word in after[: rule.within]):
+        return False
+    return not rule.then or any(
+        word.text in rule.then or (word.is_capital and _CAPITAL in rule.then)
+        for word in after[: rule.then_within]
+    )
+
+
+def _shows_newcomer(words: Sequence[_Word], known: Collection[str]) -> bool:
+    """Whether a sentence introduces a person without a name: a woman in a cloak."""
+    for at, word in enumerate(words):
+        if word.text not in _PERSONS or word.text in known:
+            continue
+        for begin in range(max(0, at - 4), at):
+            if words[begin].text in _NEWCOMERS and not any(
+                each.text in _LIKENESS for each in words[max(0, begin - 2) : at]
+            ):
+                return True
+    return False
+
+
+def _names_newcomer(sentence: str, known: Collection[str]) -> bool:
+    """Whether a sentence gives the name of somebody who is not known."""
+    if any(_is_new(match["name"], known) for match in _CALLED.finditer(sentence)):
+        return True
+    return any(
+        folded(match["title"]) in _ROLES and _is_new(match["name"], known)
+        for match in _TITLED.finditer(sentence)
+    )
+
+
+def _is_new(name: str, known: Collection[str]) -> bool:
+    word = folded(name.removesuffix("'s"))
+    return word not in known and word not in CAPITALISED and word not in _ROLES

@@ -1,0 +1,185 @@
+"""The glossary of a campaign: proposing terms, counting their uses, and its part of a prompt.
+
+A term is `proposed`, `approved` (every prompt explains it), `raw` (every prompt has the bare word)
+or `rejected` (it is never proposed again). Nothing here commits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from typing import NamedTuple
+from uuid import UUID
+
+from sqlalchemy import func, select, update
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from backend.campaigns.glossary.coinages import key_of
+from backend.campaigns.ledger import store as ledger_store
+from backend.campaigns.ledger.changes import creation
+from backend.campaigns.ledger.item_service import MAX_ITEMS
+from backend.campaigns.ledger.items import Term
+from backend.campaigns.ledger.records import open_campaign
+from backend.campaigns.ledger.store import Change, read_state
+from backend.campaigns.models import Campaign, CampaignItem
+from backend.chats.models import Message
+from backend.core.audience import GM, NAMELESS_MARKS, AudienceMarks, decode_audience
+from backend.core.cpu_pool import iterate_in_slices
+from backend.database.base import UNSYNCHRONIZED, new_id, split_chunks
+from backend.vault.sealing import Sealer
+
+MAX_PROPOSED = 200
+"""Proposals that wait for their user. With so many, no more are made."""
+
+MAX_DEFINITION = 300
+
+_MAX_SHOWN = 200
+_MAX_REFUSED = 5
+_LEAST_TOKENS = 4
+"""What a line of a glossary costs at least."""
+
+
+class KnownTerm(NamedTuple):
+    """A term of a campaign, whatever its status."""
+
+    id: UUID
+    term: str
+    status: str
+
+
+class Definition(NamedTuple):
+    """A term that a story coins, and what it means there, in one sentence."""
+
+    term: str
+    text: str
+
+
+async def entity_names(session: AsyncSession, sealer: Sealer, campaign_id: UUID) -> list[str]:
+    """The names and aliases of all entities."""
+    query = select(CampaignItem.id, CampaignItem.sealed_state).where(
+        CampaignItem.campaign_id == campaign_id,
+        CampaignItem.kind == "entity",
+        CampaignItem.exists,
+    )
+    rows = (await session.execute(query)).all()
+    names: list[str] = []
+    async for row in iterate_in_slices(rows, lambda row: len(row.sealed_state)):
+        state = read_state(sealer, row.id, row.sealed_state)
+        names += [state["name"], *state.get("aliases", [])]
+    return names
+
+
+async def known_terms(
+    session: AsyncSession, sealer: Sealer, campaign_id: UUID, *, after: int = -1
+) -> list[KnownTerm]:
+    """All terms of a campaign, or those that changed after a version of it."""
+    query = select(CampaignItem.id, CampaignItem.subkind, CampaignItem.sealed_state).where(
+        CampaignItem.campaign_id == campaign_id,
+        CampaignItem.kind == "term",
+        CampaignItem.version > after,
+        CampaignItem.exists,
+    )
+    rows = (await session.execute(query)).all()
+    terms: list[KnownTerm] = []
+    async for row in iterate_in_slices(rows, lambda row: len(row.sealed_state)):
+        state = read_state(sealer, row.id, row.sealed_state)
+        terms.append(KnownTerm(row.id, state["term"], row.subkind))
+    return terms
+
+
+async def propose_terms(
+    session: AsyncSession,
+    sealer: Sealer,
+    campaign: Campaign,
+    message: Message,
+    definitions: Sequence[Definition],
+    *,
+    known_at: int,
+) -> list[str]:
+    """Write terms down as a change of the message that coined them: those that are new.
+
+    The campaign is locked. Who may know the message may know its terms. They are approved at once
+    where the campaign says so.
+
+    Args:
+        session: Within the caller's transaction.
+        sealer: The owner's.
+        campaign: Whose terms they are.
+        message: On its chat's active path.
+        definitions: What was coined there, none of it known at version `known_at`.
+        known_at: Terms that others added since are left out.
+    """
+    since = await known_terms(session, sealer, campaign.id, after=known_at)
+    taken = {key_of(known.term) for known in since}
+    count = select(func.count()).where(CampaignItem.campaign_id == campaign.id)
+    room = MAX_ITEMS - (await session.scalar(count) or 0)
+    new = [each for each in definitions if key_of(each.term) not in taken][: max(0, room)]
+    is_approved = open_campaign(sealer, campaign).settings.approve_terms
+    changes = [
+        Change(
+            "term",
+            new_id(),
+            creation(
+                Term(
+                    term=each.term,
+                    definition=each.text,
+                    source="auto",
+                    status="approved" if is_approved else "proposed",
+                    audience=decode_audience(message.audience) or GM,
+                )
+            ),
+        )
+        for each in new
+    ]
+    if changes:
+        await ledger_store.append(
+            session, sealer, campaign, changes, actor="compactor", message=message
+        )
+    return [each.term for each in new]
+
+
+async def count_uses(session: AsyncSession, ids: Collection[UUID]) -> None:
+    """Note that one more reply uses these terms."""
+    for part in split_chunks(sorted(ids)):
+        await session.execute(
+            update(CampaignItem)
+            .where(CampaignItem.id.in_(part))
+            .values(uses=CampaignItem.uses + 1, updated_at=CampaignItem.updated_at),
+            execution_options=UNSYNCHRONIZED,
+        )
+
+
+def most_terms(budget: int) -> int:
+    """How many terms at most fit into so many tokens: no more have to be read."""
+    return min(_MAX_SHOWN, budget // _LEAST_TOKENS)
+
+
+def glossary_lines(
+    terms: Sequence[Term],
+    *,
+    count: Callable[[str], int],
+    budget: int,
+    marks: AudienceMarks = NAMELESS_MARKS,
+) -> list[str]:
+    """The lines of a prompt's glossary, by term, so that they change only as the terms do.
+
+    Args:
+        terms: Approved and raw ones, the most used first.
+        count: Counts the tokens of a text.
+        budget: Tokens for all lines. A term that does not fit is left out, and one of the next
+            that does may take its place.
+        marks: Says who knows a term that is not for everyone.
+    """
+    lines: list[tuple[str, str]] = []
+    refused = 0
+    for term in terms:
+        meaning = f": {term.definition}" if term.status == "approved" and term.definition else ""
+        line = " ".join(f"- {marks.mark(f'{term.term}{meaning}', term.audience)}".split())
+        cost = count(f"{line}\n")
+        if cost > budget:
+            refused += 1
+            if refused == _MAX_REFUSED:
+                break
+            continue
+        budget -= cost
+        lines.append((term.term.casefold(), line))
+    return [line for _, line in sorted(lines)]

@@ -1,0 +1,287 @@
+"""What became of a campaign: its ledger, its versions, undoing and restoring."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+from uuid import UUID
+
+from sqlalchemy import func, select
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from backend.accounts.auth.identity import Identity
+from backend.campaigns.api.schemas import (
+    CampaignView,
+    ChangePage,
+    ChangeView,
+    Comparison,
+    Difference,
+    Target,
+    VersionPage,
+    VersionView,
+)
+from backend.campaigns.errors import (
+    CampaignChangeNotFoundError,
+    CampaignVersionNotFoundError,
+)
+from backend.campaigns.ledger import paths as ledger_paths
+from backend.campaigns.ledger import store as ledger_store
+from backend.campaigns.ledger.changes import DELETION, EXISTS, State, difference, exists
+from backend.campaigns.ledger.items import Kind
+from backend.campaigns.ledger.records import campaign_views, get_campaign, item_name, reading
+from backend.campaigns.ledger.store import Change, read_state
+from backend.campaigns.models import (
+    Campaign,
+    CampaignChange,
+    CampaignItem,
+    ChangeSource,
+)
+from backend.campaigns.state.viewpoints import check_viewpoint
+from backend.core.audience import GM, Viewpoint
+from backend.core.cpu_pool import iterate_in_slices
+from backend.database.engine import Database
+from backend.vault.sealing import Sealer
+
+MAX_COMPARED = 500
+"""Items of a comparison that are shown; of others there is only a count."""
+
+
+class HistoryService:
+    """Shows the ledger, and takes changes back.
+
+    No prompt of a player contains the ledger, so from a player's viewpoint it is empty.
+    """
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    async def changes(
+        self,
+        identity: Identity,
+        campaign_id: UUID,
+        *,
+        limit: int,
+        before: int | None,
+        viewpoint: Viewpoint = GM,
+    ) -> ChangePage:
+        """The ledger, newest first. Raises `CampaignNotFoundError`, `ValidationError`."""
+        query = (
+            select(CampaignChange, CampaignItem)
+            .join(CampaignItem, CampaignItem.id == CampaignChange.item_id)
+            .where(
+                CampaignChange.campaign_id == campaign_id,
+                CampaignChange.user_id == identity.user_id,
+            )
+            .order_by(CampaignChange.seq.desc())
+            .limit(limit + 1)
+        )
+        if before is not None:
+            query = query.where(CampaignChange.seq < before)
+        async with reading(self._database, identity, campaign_id) as (session, campaign):
+            await check_viewpoint(session, viewpoint, [campaign.id], owner_id=identity.user_id)
+            if viewpoint != GM:
+                return ChangePage(items=[], next=None)
+            rows = [(row[0], row[1]) for row in await session.execute(query)]
+            sources = await _first_sources(session, [change.id for change, _ in rows])
+        items = [
+            _view_change(identity.sealer, change, item, sources.get(change.id))
+            for change, item in rows[:limit]
+        ]
+        return ChangePage(items=items, next=items[-1].seq if len(rows) > limit else None)
+
+    async def undo(self, identity: Identity, campaign_id: UUID, change_id: UUID) -> ChangeView:
+        """Let a change count no longer; where it was undone already, nothing changes.
+
+        Raises `CampaignNotFoundError`, `CampaignChangeNotFoundError`.
+        """
+        async with self._database.write() as session:
+            campaign = await get_campaign(session, identity, campaign_id, lock=True)
+            change = await session.scalar(
+                select(CampaignChange).where(
+                    CampaignChange.id == change_id,
+                    CampaignChange.campaign_id == campaign_id,
+                    CampaignChange.user_id == identity.user_id,
+                )
+            )
+            if change is None:
+                raise CampaignChangeNotFoundError
+            await ledger_paths.undo(session, identity.sealer, campaign, change_id)
+            await session.refresh(change)
+            item = await session.get_one(CampaignItem, change.item_id, populate_existing=True)
+            sources = await _first_sources(session, [change.id])
+            return _view_change(identity.sealer, change, item, sources.get(change.id))
+
+    async def versions(
+        self,
+        identity: Identity,
+        campaign_id: UUID,
+        *,
+        limit: int,
+        before: int | None,
+        viewpoint: Viewpoint = GM,
+    ) -> VersionPage:
+        """Versions, newest first: changes that were written together.
+
+        Raises `CampaignNotFoundError`, `ValidationError`.
+        """
+        query = (
+            select(
+                CampaignChange.version,
+                func.min(CampaignChange.actor),
+                func.count(),
+                func.min(CampaignChange.created_at),
+            )
+            .where(
+                CampaignChange.campaign_id == campaign_id,
+                CampaignChange.user_id == identity.user_id,
+            )
+            .group_by(CampaignChange.version)
+            .order_by(CampaignChange.version.desc())
+            .limit(limit + 1)
+        )
+        if before is not None:
+            query = query.where(CampaignChange.version < before)
+        async with reading(self._database, identity, campaign_id) as (session, campaign):
+            await check_viewpoint(session, viewpoint, [campaign.id], owner_id=identity.user_id)
+            if viewpoint != GM:
+                return VersionPage(items=[], next=None)
+            rows = (await session.execute(query)).all()
+        items = [
+            VersionView(version=row[0], actor=row[1], changes=row[2], created_at=row[3])
+            for row in rows[:limit]
+        ]
+        return VersionPage(items=items, next=items[-1].version if len(rows) > limit else None)
+
+    async def compare(
+        self, identity: Identity, campaign_id: UUID, version: int, *, viewpoint: Viewpoint = GM
+    ) -> Comparison:
+        """Return the differences between a version and now.
+
+        Raises `CampaignNotFoundError`, `CampaignVersionNotFoundError`, `ValidationError`.
+        """
+        async with reading(self._database, identity, campaign_id) as (session, campaign):
+            await check_viewpoint(session, viewpoint, [campaign.id], owner_id=identity.user_id)
+            differing = (
+                await _since(session, identity.sealer, campaign, version) if viewpoint == GM else []
+            )
+        items = [
+            Difference(
+                target=Target(kind=kind, id=item_id, name=item_name(kind, then, current)),
+                then=_public(then),
+                now=_public(current),
+            )
+            for kind, item_id, then, current in differing[:MAX_COMPARED]
+        ]
+        return Comparison(
+            version=version,
+            current=campaign.version,
+            differences=items,
+            more=len(differing) - len(items),
+        )
+
+    async def restore(self, identity: Identity, campaign_id: UUID, version: int) -> CampaignView:
+        """Make of every item what it was in a version, by changes that can be undone.
+
+        Raises `CampaignNotFoundError`, `CampaignVersionNotFoundError`.
+        """
+        sealer = identity.sealer
+        async with self._database.write() as session:
+            campaign = await get_campaign(session, identity, campaign_id, lock=True)
+            differing = await _since(session, sealer, campaign, version)
+            changes = [
+                Change(kind, item_id, difference(current, then) if exists(then) else DELETION)
+                async for kind, item_id, then, current in iterate_in_slices(differing)
+            ]
+            if changes:
+                await ledger_store.append(session, sealer, campaign, changes, actor="user")
+            await session.flush()
+            [view] = await campaign_views(session, sealer, [campaign])
+        return view
+
+
+async def change_views(
+    session: AsyncSession, sealer: Sealer, change_ids: Sequence[UUID]
+) -> list[ChangeView]:
+    """Changes of the sealer's user by their ids, as the API shows them, in order."""
+    query = (
+        select(CampaignChange, CampaignItem)
+        .join(CampaignItem, CampaignItem.id == CampaignChange.item_id)
+        .where(CampaignChange.id.in_(change_ids), CampaignChange.user_id == sealer.user_id)
+        .order_by(CampaignChange.seq)
+        .execution_options(populate_existing=True)
+    )
+    rows = [(row[0], row[1]) for row in await session.execute(query)]
+    sources = await _first_sources(session, change_ids)
+    return [_view_change(sealer, change, item, sources.get(change.id)) for change, item in rows]
+
+
+async def _first_sources(session: AsyncSession, change_ids: Sequence[UUID]) -> dict[UUID, UUID]:
+    """The message that made each change: of copies in forks, the oldest."""
+    query = (
+        select(ChangeSource.change_id, ChangeSource.message_id)
+        .where(ChangeSource.change_id.in_(change_ids))
+        .order_by(ChangeSource.message_id.desc())
+    )
+    return {row.change_id: row.message_id for row in await session.execute(query)}
+
+
+def _view_change(
+    sealer: Sealer, change: CampaignChange, item: CampaignItem, message_id: UUID | None
+) -> ChangeView:
+    operations = ledger_store.read_operations(sealer, change.id, change.sealed_operations)
+    state = read_state(sealer, item.id, item.sealed_state)
+    return ChangeView(
+        id=change.id,
+        seq=change.seq,
+        version=change.version,
+        actor=change.actor,
+        message_id=message_id,
+        turn_id=change.turn_id,
+        target=Target(kind=item.kind, id=item.id, name=item_name(item.kind, state, operations.set)),
+        set=operations.set,
+        add=operations.add,
+        remove=operations.remove,
+        because=operations.because,
+        counts=change.is_on_path and not change.is_undone,
+        undone=change.is_undone,
+        created_at=change.created_at,
+    )
+
+
+async def _since(
+    session: AsyncSession, sealer: Sealer, campaign: Campaign, version: int
+) -> list[tuple[Kind, UUID, State, State]]:
+    """Items that a later version changed: (kind, id, its state then, its state now)."""
+    first = await session.scalar(
+        select(CampaignChange.version)
+        .where(CampaignChange.campaign_id == campaign.id)
+        .order_by(CampaignChange.seq)
+        .limit(1)
+    )
+    if first is None or not first <= version <= campaign.version:
+        raise CampaignVersionNotFoundError(
+            f"The campaign has the versions {first} to {campaign.version}."
+        )
+    # Whatever a later version changed, it wrote the row. So did a swipe, which changed nothing that
+    # was written down: its items are the same then and now.
+    query = (
+        select(CampaignItem.id, CampaignItem.kind, CampaignItem.sealed_state)
+        .where(CampaignItem.campaign_id == campaign.id, CampaignItem.version > version)
+        .order_by(CampaignItem.id)
+    )
+    rows = (await session.execute(query)).all()
+    kinds = {row.id: row.kind for row in rows}
+    folded = await ledger_store.fold_items(session, sealer, kinds, through=version)
+    found: list[tuple[Kind, UUID, State, State]] = []
+    async for row in iterate_in_slices(rows, lambda row: len(row.sealed_state)):
+        then, _ = folded[row.id]
+        current = read_state(sealer, row.id, row.sealed_state)
+        if then != current and (exists(then) or exists(current)):
+            found.append((row.kind, row.id, then, current))
+    return found
+
+
+def _public(state: State) -> dict[str, Any] | None:
+    if not exists(state):
+        return None
+    return {key: value for key, value in state.items() if key != EXISTS}

@@ -1,0 +1,212 @@
+"""Items of campaigns: listing, making, changing, deleting."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+from uuid import UUID
+
+import msgspec
+from sqlalchemy import func, select
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from backend.accounts.auth.identity import Identity
+from backend.campaigns.api.schemas import ItemPage
+from backend.campaigns.errors import (
+    CampaignFullError,
+)
+from backend.campaigns.ledger import store as ledger_store
+from backend.campaigns.ledger.changes import DELETION, creation, item_of
+from backend.campaigns.ledger.items import Item, Kind, Scene
+from backend.campaigns.ledger.records import (
+    ItemKey,
+    check_references,
+    edit_item,
+    find_cause,
+    get_campaign,
+    get_item_row,
+    open_item,
+    reading,
+    view_item,
+)
+from backend.campaigns.ledger.store import Change
+from backend.campaigns.models import (
+    CampaignItem,
+)
+from backend.campaigns.state.party import follow_scene
+from backend.core.cpu_pool import iterate_in_slices
+from backend.database.base import new_id
+from backend.database.engine import Database
+from backend.http.schemas import check_revision
+
+MAX_ITEMS = 50_000
+"""Items in one campaign, deleted ones among them."""
+
+AT_ONCE = 500
+"""Rows that are read and unsealed in one go."""
+
+_SEARCHED = ("name", "title", "term", "text", "summary", "role")
+
+
+class ItemFilter(NamedTuple):
+    """Which items of a kind a list is to hold: all where nothing is said."""
+
+    kind: str | None = None
+    at: UUID | None = None
+    status: str | None = None
+    text: str | None = None
+
+    def lets_in(self, item: Item) -> bool:
+        """Whether an item has the status, and the text in one of its names or texts."""
+        if self.status is not None and getattr(item, "status", None) != self.status:
+            return False
+        if not self.text:
+            return True
+        texts = [getattr(item, name, "") for name in _SEARCHED] + getattr(item, "aliases", [])
+        wanted = self.text.casefold()
+        return any(wanted in one.casefold() for one in texts)
+
+
+class ItemService:
+    """What a user does with the items of campaigns, by hand."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    async def list_items(
+        self,
+        identity: Identity,
+        campaign_id: UUID,
+        kind: Kind,
+        asked: ItemFilter,
+        *,
+        limit: int,
+        after: UUID | None,
+    ) -> ItemPage:
+        """Items of a kind, oldest first. Raises `CampaignNotFoundError`."""
+        query = select(CampaignItem).where(
+            CampaignItem.campaign_id == campaign_id,
+            CampaignItem.user_id == identity.user_id,
+            CampaignItem.kind == kind,
+            CampaignItem.exists,
+        )
+        if asked.kind is not None:
+            query = query.where(CampaignItem.subkind == asked.kind)
+        if asked.at is not None:
+            query = query.where(CampaignItem.place_id == asked.at)
+        found: list[Any] = []
+        following: UUID | None = after
+        at_once = AT_ONCE if asked.status is not None or asked.text else limit + 1
+        async with reading(self._database, identity, campaign_id) as (session, _):
+            while len(found) <= limit:
+                part = query if following is None else query.where(CampaignItem.id > following)
+                rows = (await session.scalars(part.order_by(CampaignItem.id).limit(at_once))).all()
+                async for row in iterate_in_slices(rows, lambda row: len(row.sealed_state)):
+                    item = open_item(identity.sealer, row)
+                    if asked.lets_in(item):
+                        found.append(view_item(row, item))
+                if len(rows) < at_once:
+                    break
+                following = rows[-1].id
+        more = len(found) > limit
+        return ItemPage(items=found[:limit], next=str(found[limit - 1].id) if more else None)
+
+    async def create_item(
+        self,
+        identity: Identity,
+        campaign_id: UUID,
+        kind: Kind,
+        fields: dict[str, Any],
+        *,
+        message_id: UUID | None = None,
+    ) -> msgspec.Struct:
+        """Add an item. With `message_id` it exists while that message is on the active path.
+
+        An open scene takes the players' characters along to its place.
+
+        Raises `CampaignNotFoundError`, `CampaignFullError`, `MessageNotFoundError`,
+        `ValidationError`.
+        """
+        item = item_of(kind, fields)
+        async with self._database.write() as session:
+            campaign = await get_campaign(session, identity, campaign_id, lock=True)
+            await check_item_room(session, campaign_id)
+            await check_references(session, campaign_id, item)
+            cause = await find_cause(session, identity, campaign, message_id)
+            change = Change(kind, new_id(), creation(item))
+            moved = (
+                await follow_scene(session, campaign_id, item) if isinstance(item, Scene) else ()
+            )
+            await ledger_store.append(
+                session, identity.sealer, campaign, [change, *moved], actor="user", message=cause
+            )
+            return await _shown(session, identity, ItemKey(campaign_id, kind, change.item_id))
+
+    async def get_item(self, identity: Identity, key: ItemKey) -> msgspec.Struct:
+        """Raises `CampaignNotFoundError`, `CampaignItemNotFoundError`."""
+        async with reading(self._database, identity, key.campaign_id) as (session, _):
+            return await _shown(session, identity, key)
+
+    async def patch_item(
+        self,
+        identity: Identity,
+        key: ItemKey,
+        patch: dict[str, Any],
+        *,
+        if_match: str | None,
+        message_id: UUID | None = None,
+    ) -> msgspec.Struct:
+        """Merge into an item; what differs is one change of the ledger.
+
+        Raises `CampaignItemNotFoundError`, `PreconditionFailedError`, `MessageNotFoundError`,
+        `ValidationError`.
+        """
+        async with self._database.write() as session:
+            campaign = await get_campaign(session, identity, key.campaign_id, lock=True)
+            row = await get_item_row(session, identity, key)
+            check_revision(if_match, row.seq)
+            cause = await find_cause(session, identity, campaign, message_id)
+            await edit_item(session, identity.sealer, campaign, key, patch, cause=cause)
+            return await _shown(session, identity, key)
+
+    async def delete_item(
+        self,
+        identity: Identity,
+        key: ItemKey,
+        *,
+        if_match: str | None,
+        message_id: UUID | None = None,
+    ) -> None:
+        """Delete an item, as a change that can be undone.
+
+        Raises `CampaignItemNotFoundError`, `PreconditionFailedError`, `MessageNotFoundError`,
+        `ValidationError`.
+        """
+        async with self._database.write() as session:
+            campaign = await get_campaign(session, identity, key.campaign_id, lock=True)
+            row = await get_item_row(session, identity, key)
+            check_revision(if_match, row.seq)
+            cause = await find_cause(session, identity, campaign, message_id)
+            change = Change(key.kind, key.item_id, DELETION)
+            await ledger_store.append(
+                session, identity.sealer, campaign, [change], actor="user", message=cause
+            )
+
+
+async def _shown(session: AsyncSession, identity: Identity, key: ItemKey) -> msgspec.Struct:
+    row = await get_item_row(session, identity, key)
+    return view_item(row, open_item(identity.sealer, row))
+
+
+async def has_item_room(session: AsyncSession, campaign_id: UUID, *, more: int = 1) -> bool:
+    """Return True if a campaign has room for `more` items."""
+    query = select(func.count()).where(CampaignItem.campaign_id == campaign_id)
+    return (await session.scalar(query) or 0) + more <= MAX_ITEMS
+
+
+async def check_item_room(session: AsyncSession, campaign_id: UUID, *, more: int = 1) -> None:
+    """Raise `CampaignFullError` if a campaign has no room for `more` items."""
+    if not await has_item_room(session, campaign_id, more=more):
+        raise CampaignFullError(
+            f"A campaign can have {MAX_ITEMS:,} items, including deleted ones.",
+            extra={"limit": "items", "allowed": MAX_ITEMS},
+        )

@@ -1,0 +1,349 @@
+"""Rows of campaigns and their items: found by owner, unsealed, shown, edited."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Collection, Sequence
+from contextlib import asynccontextmanager
+from typing import Any, NamedTuple
+from uuid import UUID
+
+import msgspec
+from sqlalchemy import bindparam, select
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from backend.accounts.auth.identity import Identity
+from backend.campaigns.api.schemas import VIEWS, CampaignFields, CampaignView
+from backend.campaigns.errors import (
+    CampaignItemNotFoundError,
+    CampaignNotFoundError,
+)
+from backend.campaigns.ledger import store as ledger_store
+from backend.campaigns.ledger.changes import (
+    EXISTS,
+    Operations,
+    State,
+    creation,
+    difference,
+    item_of,
+)
+from backend.campaigns.ledger.items import (
+    STRUCTS,
+    Item,
+    Kind,
+    Relation,
+    Scene,
+    Term,
+    World,
+    relation_label,
+)
+from backend.campaigns.ledger.store import Change, read_state
+from backend.campaigns.models import (
+    CAMPAIGN,
+    Campaign,
+    CampaignItem,
+)
+from backend.campaigns.scenes.chapters import narrowed_chapters
+from backend.campaigns.state.party import follow_scene
+from backend.chats.models import Chat, Message
+from backend.chats.repository import get_message
+from backend.core.audience import encode_audience
+from backend.core.cpu_pool import iterate_in_slices
+from backend.database.engine import Database
+from backend.errors import ValidationError
+from backend.http.schemas import merge_patch, reject_unknown
+from backend.vault.sealing import Sealer
+
+_FIELDS = msgspec.json.Decoder(CampaignFields)
+REFERENCES = (
+    "location_id",
+    "from_id",
+    "to_id",
+    "giver_id",
+    "clock_id",
+    "linked_id",
+    "about_id",
+    "superseded_by",
+)
+REFERENCE_LISTS = ("present", "scene_ids", "audience")
+
+
+# Each turn reads it: building a statement costs more than running it.
+_CAMPAIGN = select(Campaign).where(
+    Campaign.id == bindparam("campaign"), Campaign.user_id == bindparam("owner")
+)
+LOCKED = _CAMPAIGN.with_for_update()
+
+
+class ItemKey(NamedTuple):
+    """Which item is meant."""
+
+    campaign_id: UUID
+    kind: Kind
+    item_id: UUID
+
+
+async def find_campaign(
+    session: AsyncSession, sealer: Sealer, campaign_id: UUID, *, lock: bool = False
+) -> Campaign | None:
+    """A campaign of the sealer's user, or None; see `get_campaign`."""
+    asked = {"campaign": campaign_id, "owner": sealer.user_id}
+    campaign = await session.scalar(LOCKED if lock else _CAMPAIGN, asked)
+    if lock and campaign is not None and campaign.is_stale:
+        await ledger_store.refold_stale(session, sealer, campaign)
+    return campaign
+
+
+async def get_campaign(
+    session: AsyncSession, identity: Identity, campaign_id: UUID, *, lock: bool = False
+) -> Campaign:
+    """Raises `CampaignNotFoundError`, both when absent and when someone else's.
+
+    `lock` lets one transaction at a time change the campaign, and folds what is stale.
+    """
+    campaign = await find_campaign(session, identity.sealer, campaign_id, lock=lock)
+    if campaign is None:
+        raise CampaignNotFoundError
+    return campaign
+
+
+@asynccontextmanager
+async def reading(
+    database: Database, identity: Identity, campaign_id: UUID
+) -> AsyncGenerator[tuple[AsyncSession, Campaign]]:
+    """A session to read a campaign in, all its items folded. Raises `CampaignNotFoundError`."""
+    async with database.read() as session:
+        campaign = await get_campaign(session, identity, campaign_id)
+        if not campaign.is_stale:
+            yield session, campaign
+            return
+    async with database.write() as session:
+        await get_campaign(session, identity, campaign_id, lock=True)
+    async with database.read() as session:
+        yield session, await get_campaign(session, identity, campaign_id)
+
+
+def open_campaign(sealer: Sealer, campaign: Campaign) -> CampaignFields:
+    """What a campaign's row says."""
+    return _FIELDS.decode(sealer.open_bytes(CAMPAIGN, campaign.id, campaign.sealed_campaign))
+
+
+def seal_campaign(sealer: Sealer, campaign: Campaign, fields: CampaignFields) -> None:
+    """Put what a campaign says of itself into its row."""
+    campaign.rules = fields.rules
+    campaign.sealed_campaign = sealer.seal_bytes(CAMPAIGN, campaign.id, msgspec.json.encode(fields))
+
+
+async def campaign_views(
+    session: AsyncSession, sealer: Sealer, campaigns: Sequence[Campaign]
+) -> list[CampaignView]:
+    """Campaigns as the API shows them."""
+    ids = [campaign.id for campaign in campaigns]
+    worlds = {
+        row.id: row.sealed_state
+        for row in await session.execute(
+            select(CampaignItem.id, CampaignItem.sealed_state).where(CampaignItem.id.in_(ids))
+        )
+    }
+    chats: dict[UUID, list[UUID]] = {}
+    query = select(Chat.campaign_id, Chat.id).where(Chat.campaign_id.in_(ids)).order_by(Chat.id)
+    for campaign_id, chat_id in await session.execute(query):
+        if campaign_id is not None:
+            chats.setdefault(campaign_id, []).append(chat_id)
+    views: list[CampaignView] = []
+    for campaign in campaigns:
+        fields = open_campaign(sealer, campaign)
+        world = item_of("world", read_state(sealer, campaign.id, worlds[campaign.id]))
+        assert isinstance(world, World)  # noqa: S101
+        views.append(
+            CampaignView(
+                id=campaign.id,
+                name=fields.name,
+                rules=fields.rules,
+                brief=fields.brief,
+                settings=fields.settings,
+                day=world.day,
+                time_of_day=world.time_of_day,
+                flags=world.flags,
+                attributes=world.attributes,
+                chat_ids=chats.get(campaign.id, []),
+                version=campaign.version,
+                created_at=campaign.created_at,
+                updated_at=campaign.updated_at,
+            )
+        )
+    return views
+
+
+def view_item(row: CampaignItem, item: Item) -> msgspec.Struct:
+    """An item as the API shows it."""
+    more: dict[str, Any] = {}
+    if isinstance(item, Relation):
+        more["label"] = relation_label(item.score)
+    if isinstance(item, Term):
+        more["uses"] = row.uses
+    return VIEWS[row.kind](
+        id=row.id,
+        revision=row.seq,
+        created_at=row.created_at,
+        updated_at=row.updated_at,
+        **{name: getattr(item, name) for name in item.__struct_fields__},
+        **more,
+    )
+
+
+def open_item(sealer: Sealer, row: CampaignItem) -> Item:
+    """The item of a row."""
+    return item_of(row.kind, read_state(sealer, row.id, row.sealed_state))
+
+
+def item_name(kind: Kind, *states: State) -> str:
+    """What an item is called, of the first state that says so."""
+    if kind == "world":
+        return "world"
+    for state in states:
+        for field in ("name", "title", "term", "text", "note"):
+            if isinstance(value := state.get(field), str) and value:
+                return value[:200]
+    return ""
+
+
+async def item_states(
+    session: AsyncSession, sealer: Sealer, campaign: Campaign, item_ids: Collection[UUID]
+) -> dict[UUID, State]:
+    """Items of the campaign by their ids: those that are of another are not there."""
+    query = select(CampaignItem.id, CampaignItem.sealed_state).where(
+        CampaignItem.id.in_(item_ids),
+        CampaignItem.campaign_id == campaign.id,
+        CampaignItem.user_id == sealer.user_id,
+    )
+    rows = (await session.execute(query)).all()
+    sized = iterate_in_slices(rows, lambda row: len(row.sealed_state))
+    return {row.id: read_state(sealer, row.id, row.sealed_state) async for row in sized}
+
+
+async def get_item_row(session: AsyncSession, identity: Identity, key: ItemKey) -> CampaignItem:
+    """Raises `CampaignItemNotFoundError`: absent, deleted, elsewhere, or someone else's."""
+    row = await session.scalar(
+        select(CampaignItem)
+        .where(
+            CampaignItem.id == key.item_id,
+            CampaignItem.campaign_id == key.campaign_id,
+            CampaignItem.user_id == identity.user_id,
+            CampaignItem.kind == key.kind,
+            CampaignItem.exists,
+        )
+        .execution_options(populate_existing=True)
+    )
+    if row is None:
+        raise CampaignItemNotFoundError
+    return row
+
+
+async def find_cause(
+    session: AsyncSession, identity: Identity, campaign: Campaign, message_id: UUID | None
+) -> Message | None:
+    """The message that a change follows from: the change counts while that message is told.
+
+    Raises `MessageNotFoundError`, and `ValidationError` where it is told in none of the campaign's
+    chats.
+    """
+    if message_id is None:
+        return None
+    message = await get_message(session, message_id, owner_id=identity.user_id)
+    chat = await session.get_one(Chat, message.chat_id)
+    if chat.campaign_id != campaign.id:
+        raise ValidationError("message_id belongs to a chat that is not in the campaign.")
+    if not message.is_active:
+        raise ValidationError("message_id is on another branch. Activate that branch first.")
+    return message
+
+
+async def edit_item(
+    session: AsyncSession,
+    sealer: Sealer,
+    campaign: Campaign,
+    key: ItemKey,
+    patch: dict[str, Any],
+    *,
+    cause: Message | None = None,
+) -> None:
+    """Write a merge patch of an item as one change by the user.
+
+    A scene that opens, or moves, takes the players' characters along.
+    """
+    struct = STRUCTS[key.kind]
+    reject_unknown(patch, struct)
+    blob = await session.scalar(
+        select(CampaignItem.sealed_state).where(CampaignItem.id == key.item_id)
+    )
+    if blob is None:
+        raise CampaignItemNotFoundError
+    before = read_state(sealer, key.item_id, blob)
+    item = merge_patch(item_of(key.kind, before), patch)
+    await check_references(session, campaign.id, item)
+    change = difference(before, {EXISTS: True, **msgspec.to_builtins(item)})
+    if change.fields():
+        more: list[Change] = []
+        if "audience" in change.set and isinstance(item, Scene):
+            told_to = {key.item_id: encode_audience(item.audience)}
+            more = await narrowed_chapters(session, sealer, campaign.id, told_to)
+        if isinstance(item, Scene) and change.fields() & {"location_id", "status"}:
+            more += await follow_scene(session, campaign.id, item)
+        if isinstance(item, Term) and item.status == "rejected":
+            # For good: also when the reply that coined it is no longer told.
+            change = creation(item)
+        await ledger_store.append(
+            session,
+            sealer,
+            campaign,
+            [Change(key.kind, key.item_id, change), *more],
+            actor="user",
+            message=cause,
+        )
+
+
+def references(item: Item) -> dict[str, list[UUID]]:
+    """The ids of other items that an item names, by field."""
+    named = {name: getattr(item, name, None) for name in REFERENCES}
+    found: dict[str, list[UUID]] = {name: [each] for name, each in named.items() if each}
+    for name in REFERENCE_LISTS:
+        value = getattr(item, name, None)
+        if isinstance(value, list) and value:
+            found[name] = value
+    return found
+
+
+def keep_references(state: State, known: Collection[str]) -> State:
+    """Return a state without the ids of items that are not known."""
+    lost = {name for name in REFERENCES if state.get(name) and state[name] not in known}
+    left = {name: value for name, value in state.items() if name not in lost}
+    for name in REFERENCE_LISTS:
+        if isinstance(left.get(name), list):
+            left[name] = [each for each in left[name] if each in known]
+    return left
+
+
+def named_items(operations: Operations) -> list[UUID]:
+    """Items that a change points to."""
+    found: list[UUID] = []
+    for fields in (operations.set, operations.add):
+        found += [UUID(str(fields[name])) for name in REFERENCES if fields.get(name)]
+        for name in REFERENCE_LISTS:
+            if isinstance(fields.get(name), list):
+                found += msgspec.convert(fields[name], list[UUID])
+    return found
+
+
+async def check_references(session: AsyncSession, campaign_id: UUID, item: Item) -> None:
+    """Raise `ValidationError` where an item names one that its campaign has not."""
+    wanted = references(item)
+    ids = {each for group in wanted.values() for each in group}
+    if not ids:
+        return
+    query = select(CampaignItem.id).where(
+        CampaignItem.campaign_id == campaign_id, CampaignItem.id.in_(ids)
+    )
+    missing = ids - set(await session.scalars(query))
+    for name, group in wanted.items():
+        if lost := [each for each in group if each in missing]:
+            raise ValidationError(f"`{name}` names {lost[0]}, which is not in the campaign.")

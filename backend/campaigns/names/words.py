@@ -1,0 +1,176 @@
+"""The words of a story's text, with what stands before each of them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import NamedTuple, Protocol
+
+from backend.core.text_forms import normalize
+
+
+def _words(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
+TITLES = _words(
+    """mr mrs ms miss dr prof sir lord lady king queen prince princess duke duchess count countess
+    baron baroness emperor empress captain commander general colonel major sergeant lieutenant
+    admiral inspector detective officer doctor professor father mother brother sister uncle aunt
+    grandma grandpa mom mum dad papa mama majesty highness grace lordship ladyship honor honour
+    excellency st saint master mistress madam ma'am don doña señor señora señorita monsieur madame
+    mademoiselle herr frau fräulein signor signora signore senhor senhora dom dona pan pani capitán
+    capitaine kapitän rey roi könig"""
+)
+"""Forms of address: before a name part of it, alone no name."""
+
+ABBREVIATIONS = _words("mr mrs ms dr prof st capt lt sgt gen col jr sr vs mt ft")
+"""A point after these ends no sentence."""
+
+CAPITALISED = _words(
+    """i i'm i'd i'll i've ok okay tv god gods lord christ jesus heaven hell earth bible internet
+    monday tuesday wednesday thursday friday saturday sunday january february march april may june
+    july august september october november december christmas easter halloween north south east west
+    english french german spanish italian russian chinese japanese korean arabic hindi greek latin
+    turkish polish dutch swedish portuguese american british irish scottish welsh european asian
+    african indian australian canadian mexican roman jewish christian muslim catholic yes no please
+    thanks hello hi hey oh ah well now then there here what who why how when where argh ugh hmm grr
+    psst brr shh haha nope yeah the a an and but or so if he she it we you they this that these
+    those my your his her our their not nothing everything everyone someone nobody"""
+)
+"""Capitalised without being names of a story: days, months, peoples, words that begin speech."""
+
+ARTICLES = _words(
+    "the this that these those le la les l' el los las il lo gli o os as der die das den dem des"
+)
+
+CONNECTORS = _words(
+    "of the de la le les del du des di da do dos das della dei degli von van der den al el of's"
+)
+"""What may stand between the words of one name: Order of the Ash, Casa del Sol."""
+
+QUANTITIES = _words(
+    """none most some all one two three four five many few each both half part because instead
+    ahead inside outside any neither either out word rumours rumors tales stories talk speaking
+    think thinking beware west east north south"""
+)
+"""Before `of`, at the beginning of a sentence, these are no part of a name."""
+
+NAMING = _words(
+    """call calls called calling named known dubbed termed as word term name nickname nicknamed
+    translates means genannt namens heißt heissen nennt nennen nannte nannten namen wort bezeichnet
+    appelé appelée appelés appelées appelle appellent appelait appelaient nommé nommée surnommé
+    llamado llamada llamados llamadas llama llaman llamaban llamaba nombre palabra
+    chamado chamada chamados chamadas chama chamam chamavam nome palavra
+    chiamato chiamata chiamati chiamate chiama chiamano chiamavano parola
+    zwany zwana zwane zwanych nazywa nazywają nazywali nazywano называется называют называли
+    называемый называемая назвали слово имя прозвали kallas kallade kallar kallat genaamd heet
+    noemen noemde λέγεται λένε denilen"""
+)
+"""Before a quotation these say that it is a name, and nothing that somebody says."""
+
+GERMAN = _words(
+    """der die das und ist nicht ein eine einen einem einer dem den des mit auf sich war er sie es
+    ich im zu von zum zur wie als auch sein ihre seine hatte wurde dass wenn noch nur über aus
+    bei"""
+)
+
+MEASURES = _words(
+    """flasche tasse kanne schale scheibe reihe menge gruppe becher liter meter zentimeter kilometer
+    ende mitte messer fässer stunde stunden tage wochen jahre meile meilen herren damen seite
+    ihre ihren ihrer ihrem seine meine deine keine"""
+)
+"""German nouns that end as adjectives do, and stand before other nouns."""
+
+GERMAN_ENDINGS = ("e", "er", "en", "es", "em")
+"""Of adjectives."""
+
+PRONOUN_ENDINGS = _words("il elle on je tu nous vous ils elles se lhe lhes me te ci là то нибудь")
+"""What verbs and other words are joined to by a hyphen in French, Portuguese and Russian."""
+
+
+LEAST_LETTERS = 3
+"""Letters of the shortest name that is found."""
+
+WORD = re.compile(r"[^\W_]+(?:['_-][^\W_]+)*")
+
+_STARTS = frozenset('.!?…:"“”„«»‹›*_(\n—–[#>')  # noqa: RUF001  # as they are printed
+"""Between two words these begin a sentence, or speech."""
+
+_PLAIN = str.maketrans(
+    {
+        "\N{LEFT SINGLE QUOTATION MARK}": "'",
+        "\N{RIGHT SINGLE QUOTATION MARK}": "'",
+        "\N{HYPHEN}": "-",
+        "\N{NON-BREAKING HYPHEN}": "-",
+    }
+)
+
+
+class Vocabulary(Protocol):
+    """Which words belong to everyday language."""
+
+    def is_common(self, word: str, /) -> bool:
+        """Whether a word does, spelled as it is."""
+        ...
+
+    def is_everyday(self, word: str, /) -> bool:
+        """Whether a word does, or what it is a form of, in whatever case."""
+        ...
+
+
+class Word(NamedTuple):
+    """A word of a text. `gap` is what stands before it, `starts` whether it begins a sentence."""
+
+    text: str
+    at: int
+    gap: str
+    starts: bool
+
+    @property
+    def folded(self) -> str:
+        """In the form in which words are compared."""
+        return self.text.removesuffix("'s").casefold()
+
+    @property
+    def bare(self) -> str:
+        """Without a possessive ending."""
+        return self.text.removesuffix("'s")
+
+    @property
+    def is_capitalised(self) -> bool:
+        """Whether it begins with a capital."""
+        return self.text[0].isupper()
+
+
+def words_in(text: str) -> Iterator[Word]:
+    """The words of a text that is `plain`. In a Markdown heading each begins a sentence."""
+    end, before, is_heading = 0, "", False
+    for match in WORD.finditer(text):
+        gap, end = text[end : match.start()], match.end()
+        if not before or "\n" in gap:
+            is_heading = "#" in gap
+        is_abbreviated = gap.startswith(".") and before.casefold() in ABBREVIATIONS
+        marks = gap[1:] if is_abbreviated else gap
+        starts = is_heading or not before or not _STARTS.isdisjoint(marks)
+        before = match[0]
+        yield Word(before, match.start(), gap, starts)
+
+
+def plain(text: str) -> str:
+    """A text in one form: composed letters, straight apostrophes, plain hyphens."""
+    return normalize("NFC", text).translate(_PLAIN)
+
+
+def has_capitals(text: str) -> bool:
+    """Whether most letters of a text are of a script with capitals."""
+    letters = sum(map(str.isalpha, text))
+    cased = sum(char.islower() or char.isupper() for char in text)
+    return 2 * cased > letters or not letters
+
+
+def is_german(text: str) -> bool:
+    """Whether a fifth of a text's words are German ones without which no text does."""
+    words = [match[0].casefold() for match in WORD.finditer(text)]
+    german = [word for word in words if word in GERMAN]
+    return len(set(german)) > 1 and 5 * len(german) > len(words)

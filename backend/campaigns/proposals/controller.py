@@ -1,0 +1,116 @@
+"""Proposals of campaigns: `/campaigns/{campaign_id}/proposals`."""
+
+from typing import Annotated, Any
+from uuid import UUID
+
+from litestar import Controller, Request, get, post
+from litestar.di import NamedDependency
+from litestar.params import FromPath, FromQuery, QueryParameter
+
+from backend.accounts.auth.identity import Identity
+from backend.campaigns.api.schemas import ProposalView
+from backend.campaigns.errors import (
+    CampaignFullError,
+    CampaignNotFoundError,
+    ProposalDecidedError,
+    ProposalNotFoundError,
+    ProposalNotToldError,
+    ProposalTargetGoneError,
+)
+from backend.campaigns.models import ProposalState
+from backend.campaigns.proposals.service import ProposalService
+from backend.core.audience import GM, ViewpointText, read_viewpoint
+from backend.errors import PreconditionFailedError
+from backend.http.schemas import RAISES, Page, PageSize
+
+AnyRequest = Request[Any, Any, Any]
+
+
+class ProposalController(Controller):
+    """What was read out of the story, and waits for its user's decision."""
+
+    path = "/campaigns/{campaign_id:uuid}/proposals"
+    tags = ("Campaigns",)
+
+    @get(
+        opt={RAISES: (CampaignNotFoundError,)},
+        operation_id="listCampaignProposals",
+        summary="List proposals",
+    )
+    async def list_proposals(
+        self,
+        campaign_id: FromPath[UUID],
+        identity: NamedDependency[Identity],
+        campaign_proposals: NamedDependency[ProposalService],
+        wanted: Annotated[ProposalState, QueryParameter(name="state")] = "open",
+        viewpoint: FromQuery[ViewpointText] = GM,
+        limit: PageSize = 100,
+        after: FromQuery[UUID | None] = None,
+    ) -> Page[ProposalView]:
+        """Changes that wait for a decision while their line is told, oldest first, with both sides.
+
+        What has come true by itself, or is about something that is gone, is left out, so a page may
+        hold fewer than `limit`. `viewpoint` leaves out what `public`, or an entity of the campaign,
+        may not know.
+        """
+        return await campaign_proposals.list_page(
+            identity,
+            campaign_id,
+            state=wanted,
+            viewpoint=read_viewpoint(viewpoint),
+            limit=limit,
+            after=after,
+        )
+
+    @post(
+        "/{proposal_id:uuid}/accept",
+        status_code=200,
+        opt={
+            RAISES: (
+                CampaignNotFoundError,
+                ProposalNotFoundError,
+                ProposalDecidedError,
+                ProposalNotToldError,
+                ProposalTargetGoneError,
+                PreconditionFailedError,
+                CampaignFullError,
+            )
+        },
+        operation_id="acceptCampaignProposal",
+        summary="Accept a proposal",
+    )
+    async def accept_proposal(
+        self,
+        request: AnyRequest,
+        campaign_id: FromPath[UUID],
+        proposal_id: FromPath[UUID],
+        identity: NamedDependency[Identity],
+        campaign_proposals: NamedDependency[ProposalService],
+        item_id: FromQuery[UUID | None] = None,
+    ) -> ProposalView:
+        """Write what is proposed, as a change of the user's that counts while its line is told.
+
+        Locks stay. `item_id` says which of the candidates is meant, where that is not clear.
+        `If-Match` may name the proposal's `revision`.
+        """
+        if_match = request.headers.get("if-match")
+        return await campaign_proposals.accept(
+            identity, campaign_id, proposal_id, item_id=item_id, if_match=if_match
+        )
+
+    @post(
+        "/{proposal_id:uuid}/refuse",
+        status_code=200,
+        opt={RAISES: (CampaignNotFoundError, ProposalNotFoundError, ProposalDecidedError)},
+        operation_id="refuseCampaignProposal",
+        summary="Reject a proposal",
+    )
+    async def refuse_proposal(
+        self,
+        campaign_id: FromPath[UUID],
+        proposal_id: FromPath[UUID],
+        identity: NamedDependency[Identity],
+        campaign_proposals: NamedDependency[ProposalService],
+    ) -> ProposalView:
+        """Turn a proposal down. The same is not proposed again from the same line."""
+        return await campaign_proposals.refuse(identity, campaign_id, proposal_id)

@@ -1,0 +1,342 @@
+"""Where a campaign's story is now: for the prompts of its chats, and for its user."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import TypeVar
+from uuid import UUID
+
+import msgspec
+from sqlalchemy import bindparam, select
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from backend.accounts.auth.identity import Identity
+from backend.campaigns.api.schemas import CampaignContextView, CampaignFields, StateView
+from backend.campaigns.glossary.terms import most_terms
+from backend.campaigns.ledger import paths as ledger_paths
+from backend.campaigns.ledger.items import Chapter, Entity, Scene, Term, World
+from backend.campaigns.ledger.records import get_campaign, open_campaign, reading, view_item
+from backend.campaigns.models import Campaign, CampaignItem
+from backend.campaigns.rules import rules_of
+from backend.campaigns.scenes.chapters import most_chapters
+from backend.campaigns.state.item_reader import MAX_HOT, CampaignReader
+from backend.campaigns.state.known_states import known_rows
+from backend.campaigns.state.situation_reader import SituationReader
+from backend.campaigns.state.snapshot import NameCache, Names
+from backend.campaigns.state.state_block import (
+    MAX_EVENTS,
+    InjectedContext,
+    Known,
+    Shown,
+    Situation,
+    StateBlock,
+    choose_form,
+    state_block,
+)
+from backend.campaigns.state.viewpoints import check_viewpoint
+from backend.chats import repository as chats
+from backend.chats import tree
+from backend.chats.models import MESSAGE_CONTENT, MESSAGE_CONTEXT, Chat, Message
+from backend.chronicles.repository import current_events
+from backend.core.audience import GM, AudienceMarks, Viewpoint
+from backend.database.engine import Database
+from backend.generation.tokens import get_tokenizer
+from backend.vault.sealing import Sealer
+
+RECENT_EVENTS = 40
+RECENT_LINES = 4
+"""Last lines that say who spoke lately."""
+
+LOOK_BACK = 200
+"""Messages above a turn among which the last block is looked for."""
+
+
+class CampaignLayers(msgspec.Struct, frozen=True, kw_only=True):
+    """What a campaign puts into a prompt: who it is, what is over, what is, who is named.
+
+    `terms` are those of its glossary that the viewpoint may know, the most used first; `chapters`
+    by their ids, the newest first; `scenes` the last that are over, the older first.
+    `told` are ids of items that the block or `named` say something of. Of `now` and `names` the
+    turn's table is made.
+    """
+
+    campaign_id: UUID
+    fields: CampaignFields
+    terms: Sequence[Term]
+    chapters: Mapping[UUID, Chapter]
+    scenes: Mapping[UUID, Scene]
+    block: StateBlock
+    named: Sequence[Known]
+    told: frozenset[UUID]
+    now: Situation
+    names: Names
+
+
+class SituationService:
+    """Reads where a campaign's story is."""
+
+    def __init__(self, database: Database, names: NameCache) -> None:
+        self._database = database
+        self._names = names
+
+    async def state(
+        self, identity: Identity, campaign_id: UUID, *, viewpoint: Viewpoint = GM
+    ) -> StateView:
+        """Raises `CampaignNotFoundError`, `ValidationError`."""
+        async with reading(self._database, identity, campaign_id) as (session, campaign):
+            await check_viewpoint(session, viewpoint, [campaign_id], owner_id=identity.user_id)
+            reader = CampaignReader(session, identity.sealer, campaign, viewpoint)
+            worlds = await known_rows(reader, await reader.of_kind("world"))
+            scene = await reader.open_scene()
+            entities = await reader.nearest(scene[1] if scene else None)
+            threads = await reader.of_kind("thread", CampaignItem.is_live, limit=MAX_HOT)
+            clocks = await reader.of_kind("clock", CampaignItem.is_live, limit=MAX_HOT)
+            echoes = await reader.of_kind("echo", limit=MAX_HOT, newest=True)
+            counts = await reader.counts("entity", "thread", "clock", "echo")
+            more = {
+                "entities": counts["entity"] - len(entities),
+                "threads": counts["thread"] - len(threads),
+                "clocks": counts["clock"] - len(clocks),
+                "echoes": counts["echo"] - len(echoes),
+            }
+            scenes = await known_rows(reader, [scene] if scene else [])
+            entities, threads, clocks, echoes = [
+                await known_rows(reader, rows) for rows in (entities, threads, clocks, echoes)
+            ]
+        world = worlds[0][1]
+        assert isinstance(world, World)  # noqa: S101
+        players = [item for _, item in entities if isinstance(item, Entity) and item.kind == "pc"]
+        return StateView(
+            version=campaign.version,
+            day=world.day,
+            time_of_day=world.time_of_day,
+            flags=world.flags,
+            attributes=world.attributes,
+            locked=world.locked,
+            scene=next((view_item(*each) for each in scenes), None),
+            entities=[view_item(*each) for each in entities],
+            threads=[view_item(*each) for each in threads],
+            clocks=[view_item(*each) for each in clocks],
+            echoes=[view_item(*each) for each in echoes],
+            precarity=rules_of(campaign.rules).precarity(players, world),
+            more=more,
+        )
+
+    async def context(
+        self,
+        identity: Identity,
+        campaign_id: UUID,
+        *,
+        chat_id: UUID | None,
+        text: str,
+        viewpoint: Viewpoint = GM,
+    ) -> CampaignContextView:
+        """Both forms, and which of them a turn would get. Without a chat: one that begins.
+
+        Raises `CampaignNotFoundError`, `ChatNotFoundError`, `ValidationError`.
+        """
+        owner_id, recent = identity.user_id, []
+        chat, leaf = None, None
+        async with reading(self._database, identity, campaign_id) as (session, campaign):
+            await check_viewpoint(session, viewpoint, [campaign_id], owner_id=owner_id)
+            if chat_id is not None:
+                chat = await chats.get_chat(session, chat_id, owner_id=owner_id)
+                leaf = await session.get(Message, chat.leaf_id) if chat.leaf_id else None
+            if leaf is not None:
+                recent = await _recent(session, identity.sealer, leaf, viewpoint)
+            reader = SituationReader(session, identity.sealer, campaign, viewpoint)
+            names = await self._names.names(session, identity.sealer, campaign)
+            block, _ = await _moment(
+                reader, names, chat, leaf, line=text, recent=recent, is_preview=True
+            )
+        count = get_tokenizer("o200k_base").count
+        return CampaignContextView(
+            form=block.form,
+            why=block.why,
+            full=block.full,
+            light=block.light,
+            tokens={"full": count(block.full), "light": count(block.light)},
+        )
+
+    async def layers(  # noqa: PLR0913  # all that they depend on
+        self,
+        session: AsyncSession,
+        identity: Identity,
+        campaign: Campaign,
+        chat: Chat,
+        leaf: Message | None,
+        *,
+        line: str,
+        recent: Sequence[str],
+        until: int | None = None,
+        viewpoint: Viewpoint = GM,
+        player: str = "",
+    ) -> CampaignLayers:
+        """Return the parts of a prompt that come from the chat's campaign.
+
+        Args:
+            session: Where to read.
+            identity: The chat's owner.
+            campaign: The chat's, none of its items stale.
+            chat: The chat.
+            leaf: The last message before the user's line.
+            line: What the user says.
+            recent: The last lines before it, the newest last.
+            until: The position of a message that is written anew: what followed from it, and from
+                those below it, does not count.
+            viewpoint: Whose knowledge the prompt may hold.
+            player: The persona's name: see `CampaignReader`.
+        """
+        names = await self._names.names(session, identity.sealer, campaign)
+        rewritten: set[UUID] = set()
+        if until is not None:
+            rewritten = await ledger_paths.changed_items(session, chat.id, above=until)
+        if until is None or not rewritten:
+            reader = SituationReader(session, identity.sealer, campaign, viewpoint, player=player)
+            return await self._layers(reader, names, chat, leaf, line=line, recent=recent)
+        async with self._database.trial() as trial:
+            campaign = await get_campaign(trial, identity, campaign.id, lock=True)
+            await tree.leave_path(trial, chat.id, above=until)
+            await ledger_paths.path_moved(trial, identity.sealer, campaign, chat.id, above=until)
+            names = await names.updated(trial, identity.sealer, campaign)
+            reader = SituationReader(trial, identity.sealer, campaign, viewpoint, player=player)
+            made = await self._layers(reader, names, chat, leaf, line=line, recent=recent)
+        # A search would find them as they are now.
+        return msgspec.structs.replace(made, told=made.told | rewritten)
+
+    async def _layers(
+        self,
+        reader: SituationReader,
+        names: Names,
+        chat: Chat,
+        leaf: Message | None,
+        *,
+        line: str,
+        recent: Sequence[str],
+    ) -> CampaignLayers:
+        block, now = await _moment(reader, names, chat, leaf, line=line, recent=recent)
+        told = now.told if block.form == "full" else frozenset[UUID]()
+        named = [each for each in now.named if each.id not in told]
+        fields = open_campaign(reader.sealer, reader.campaign)
+        settings, past = fields.settings, names.past
+        chapters = await reader.chapters(
+            most_chapters(settings.chapter_tokens) if "chapter" in past else 0
+        )
+        told_in = {each for chapter in chapters.values() for each in chapter.scene_ids}
+        scenes = await reader.closed_scenes(told_in) if "scene" in past else {}
+        facts = (fact_id for each in named for fact_id, _ in each.facts)
+        return CampaignLayers(
+            campaign_id=reader.campaign.id,
+            fields=fields,
+            terms=await reader.terms(most_terms(settings.glossary_tokens) if "term" in past else 0),
+            chapters={one: _mark_title(each, now.marks) for one, each in chapters.items()},
+            scenes={one: _mark_title(each, now.marks) for one, each in scenes.items()},
+            block=block,
+            named=named,
+            told=told.union((each.id for each in named), facts, scenes),
+            now=now,
+            names=names,
+        )
+
+    async def fold(self, identity: Identity, campaign_id: UUID) -> None:
+        """Fold what is stale, in a transaction of its own."""
+        async with self._database.write() as session:
+            await get_campaign(session, identity, campaign_id, lock=True)
+
+
+_PastT = TypeVar("_PastT", Scene, Chapter)
+
+
+def _mark_title(past: _PastT, marks: AudienceMarks) -> _PastT:
+    """Put who knows a closed scene or a chapter into its title."""
+    words = marks.words(past.audience)
+    title = f"({words}) {past.title}".strip() if words else past.title
+    return msgspec.structs.replace(past, title=title)
+
+
+async def _moment(
+    reader: SituationReader,
+    names: Names,
+    chat: Chat | None,
+    leaf: Message | None,
+    *,
+    line: str,
+    recent: Sequence[str],
+    is_preview: bool = False,
+) -> tuple[StateBlock, Situation]:
+    """The block of a turn, and the situation; a preview has all of the full one."""
+    session, sealer, campaign = reader.session, reader.sealer, reader.campaign
+    last = await _last_injected(session, sealer, leaf) if leaf else None
+    is_first = last is None and not (leaf and await chats.has_said(session, leaf, "user"))
+    now = await reader.situation(names, line=line, recent=recent[-RECENT_LINES:])
+    shown, last_shown = _shown(campaign, now), last.shown if last else None
+    form, why = choose_form(line, last_shown, shown, first=is_first)
+    told = "full" if is_preview else form
+    now = await reader.with_facts(names, now, form=told)
+    chronicle = (chat.chronicle_id if chat else None) or campaign.chronicle_id
+    if chronicle and told == "full":
+        events = await current_events(
+            session, sealer, chronicle, limit=RECENT_EVENTS, viewpoint=reader.viewpoint
+        )
+        today = [each for each in events if (each.fields.day or 0) == now.day][-MAX_EVENTS:]
+        lines = [now.marks.mark(each.fields.summary, each.audience) for each in today]
+        now = replace(now, events=lines, told=now.told.union(each.id for each in today))
+    return state_block(now, shown, last_shown, form=form, why=why), now
+
+
+def _shown(campaign: Campaign, now: Situation) -> Shown:
+    return Shown(
+        scene_id=now.scene_id,
+        location_id=now.location.id if now.location else None,
+        day=now.day,
+        present=sorted(person.id for person in now.present),
+        edits=campaign.edits,
+        compactions=campaign.compactions,
+    )
+
+
+_LAST_INJECTED = (
+    select(Message.id, Message.sealed_injected_context)
+    .where(
+        Message.chat_id == bindparam("chat"),
+        Message.is_active,
+        Message.position <= bindparam("leaf"),
+        Message.position > bindparam("from"),
+        Message.sealed_injected_context.is_not(None),
+    )
+    .order_by(Message.position.desc())
+    .limit(1)
+)
+
+
+async def _last_injected(
+    session: AsyncSession, sealer: Sealer, leaf: Message
+) -> InjectedContext | None:
+    """What the last reply down to `leaf` had in its prompt: mostly that is the leaf itself."""
+    if leaf.is_active and leaf.sealed_injected_context is not None:
+        return _read_injected(sealer, leaf.id, leaf.sealed_injected_context)
+    asked = {"chat": leaf.chat_id, "leaf": leaf.position, "from": leaf.position - LOOK_BACK}
+    row = (await session.execute(_LAST_INJECTED, asked)).one_or_none()
+    if row is None or row.sealed_injected_context is None:
+        return None
+    return _read_injected(sealer, row.id, row.sealed_injected_context)
+
+
+def _read_injected(sealer: Sealer, message_id: UUID, sealed: bytes) -> InjectedContext:
+    data = sealer.open_bytes(MESSAGE_CONTEXT, message_id, sealed)
+    return msgspec.json.decode(data, type=InjectedContext)
+
+
+async def _recent(
+    session: AsyncSession, sealer: Sealer, leaf: Message, viewpoint: Viewpoint
+) -> list[str]:
+    rows = await chats.active_page(
+        session,
+        leaf.chat_id,
+        before=leaf.position + 1,
+        limit=RECENT_LINES,
+        with_hidden=False,
+        viewpoint=viewpoint,
+    )
+    return [sealer.open(MESSAGE_CONTENT, row.id, row.sealed_content) for row in rows]

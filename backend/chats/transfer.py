@@ -1,0 +1,285 @@
+"""A chat as a file: JSON lines, the chat itself first, then every message of its tree.
+
+    {"format": "talekeeper-chat", "version": 1, "id": ..., "title": ..., "leaf_id": ...}
+    {"id": ..., "parent_id": null, "role": "assistant", "author": "Mara", "text": ..., ...}
+
+A message comes after its parent, and siblings come in the order they were made. Ids hold within the
+files of one export: who reads them gives each message another. CPU-bound, no database.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Annotated, Any, Literal, TypeVar
+from uuid import UUID
+
+import msgspec
+
+from backend.chats.models import (
+    CHAT_TITLE,
+    MESSAGE_AUTHOR,
+    MESSAGE_CONTENT,
+    MESSAGE_THINKING,
+    MESSAGE_TYPED,
+    Chat,
+)
+from backend.chats.schemas import Title
+from backend.chats.token_counting import CountUnit
+from backend.core.audience import GM, Viewpoint, may_know
+from backend.core.cpu_pool import check_stopped
+from backend.database.base import new_id
+from backend.errors import ValidationError
+from backend.generation.model import Role
+from backend.vault.sealing import Sealer
+
+MAX_MESSAGES = 50_000
+"""Messages in one file."""
+
+YEARS = range(1970, 9_999)
+
+Author = Annotated[str, msgspec.Meta(max_length=500)]
+LoggedText = Annotated[str, msgspec.Meta(max_length=1_000_000)]
+Audience = Annotated[str, msgspec.Meta(max_length=4_000)]
+
+
+class LogHead(msgspec.Struct, kw_only=True):
+    """The first line of a file. Characters and personas are those of the account it is from."""
+
+    format: Literal["talekeeper-chat"] = "talekeeper-chat"
+    version: Literal[1] = 1
+    id: UUID
+    title: Title = ""
+    leaf_id: UUID | None = None
+    character_ids: Annotated[list[UUID], msgspec.Meta(max_length=20)] = []
+    persona_id: UUID | None = None
+    created_at: datetime
+
+
+class LogLine(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """A message. `selected` marks the sibling that the path takes, or last took."""
+
+    id: UUID
+    parent_id: UUID | None = None
+    role: Role
+    author: Author = ""
+    text: LoggedText = ""
+    typed: LoggedText | None = None
+    thinking: LoggedText | None = None
+    status: Literal["complete", "interrupted", "failed"] = "complete"
+    hidden: bool = False
+    selected: bool = False
+    audience: Audience = "public"
+    character_id: UUID | None = None
+    persona_id: UUID | None = None
+    scene_id: UUID | None = None
+    scene_place: Annotated[int, msgspec.Meta(ge=0, le=1_000_000)] = 0
+    created_at: datetime
+
+
+LineT = TypeVar("LineT", LogHead, LogLine)
+
+
+@dataclass(frozen=True, slots=True)
+class ChatLog:
+    """A chat with all its messages, parents first."""
+
+    head: LogHead
+    lines: Sequence[LogLine]
+
+    def path(self) -> set[UUID]:
+        """The messages from the leaf up to its root."""
+        parents = {line.id: line.parent_id for line in self.lines}
+        path: set[UUID] = set()
+        at = self.head.leaf_id
+        while at is not None:
+            path.add(at)
+            at = parents[at]
+        return path
+
+
+def write_log(
+    sealer: Sealer,
+    chat: Chat,
+    character_ids: Sequence[UUID],
+    rows: Sequence[Any],
+    viewpoint: Viewpoint = GM,
+) -> bytes:
+    """A chat's file; `rows` are its messages with all columns, by position, then id.
+
+    With a player's viewpoint it has only texts that their prompts can contain: of the active path
+    the messages that it may know and that are not hidden, each below the last of them above it. A
+    title, a line before its macros were expanded, and thoughts of models are in no prompt.
+    """
+    is_whole = viewpoint == GM
+    known: list[Any] = []
+    # By position, so that of whoever is above it is known already where that leads.
+    above: dict[UUID | None, UUID | None] = {None: None}
+    for row in rows:
+        is_told = row.is_active and not row.hidden and may_know(viewpoint, row.audience)
+        if is_whole or is_told:
+            known.append(row)
+            above[row.id] = row.id
+        else:
+            above[row.id] = above[row.parent_id]
+    lines = [_line(sealer, row) for row in known]
+    for line in lines:
+        line.parent_id = above[line.parent_id]
+        if not is_whole:
+            line.typed = line.thinking = None
+    head = LogHead(
+        id=chat.id,
+        title=sealer.open(CHAT_TITLE, chat.id, chat.sealed_title) if is_whole else "",
+        leaf_id=above[chat.leaf_id],
+        character_ids=list(character_ids),
+        persona_id=chat.persona_id,
+        created_at=chat.created_at,
+    )
+    return msgspec.json.Encoder().encode_lines([head, *lines])
+
+
+def _line(sealer: Sealer, row: Any) -> LogLine:
+    check_stopped()
+    thinking: bytes | None = row.sealed_thinking
+    return LogLine(
+        id=row.id,
+        parent_id=row.parent_id,
+        role=row.role,
+        author=sealer.open(MESSAGE_AUTHOR, row.id, row.sealed_author),
+        text=sealer.open(MESSAGE_CONTENT, row.id, row.sealed_content),
+        typed=sealer.open(MESSAGE_TYPED, row.id, row.sealed_typed) if row.sealed_typed else None,
+        thinking=sealer.open(MESSAGE_THINKING, row.id, thinking) if thinking else None,
+        status="interrupted" if row.status == "streaming" else row.status,
+        hidden=row.hidden,
+        selected=row.is_selected,
+        audience=row.audience,
+        character_id=row.character_id,
+        persona_id=row.persona_id,
+        scene_id=row.scene_id,
+        scene_place=row.scene_place,
+        created_at=row.created_at,
+    )
+
+
+_HEAD = msgspec.json.Decoder(LogHead)
+_LINE = msgspec.json.Decoder(LogLine)
+
+
+def read_log(data: bytes) -> ChatLog:
+    """Read a file that somebody sends. Raises `ValidationError`, which names the line."""
+    first, *rest = data.rstrip().split(b"\n")
+    if len(rest) > MAX_MESSAGES:
+        raise ValidationError(f"A chat file can contain at most {MAX_MESSAGES:,} messages.")
+    head = _decoded(_HEAD, first, 1)
+    lines: list[LogLine] = []
+    known: set[UUID] = set()
+    for number, text in enumerate(rest, start=2):
+        line = _decoded(_LINE, text, number)
+        if line.id in known:
+            raise ValidationError(f"Line {number}: `id` is already used by an earlier message.")
+        if line.parent_id is not None and line.parent_id not in known:
+            raise ValidationError(
+                f"Line {number}: `parent_id` is not the id of an earlier message."
+            )
+        known.add(line.id)
+        lines.append(line)
+    if head.leaf_id is not None and head.leaf_id not in known:
+        raise ValidationError("Line 1: `leaf_id` is not the id of a message in the file.")
+    return ChatLog(head, lines)
+
+
+def _decoded(decoder: msgspec.json.Decoder[LineT], text: bytes, number: int) -> LineT:
+    check_stopped()
+    try:
+        line = decoder.decode(text)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise ValidationError(f"Line {number}: {error}.") from error
+    if line.created_at.tzinfo is None or line.created_at.year not in YEARS:
+        raise ValidationError(
+            f"Line {number}: `created_at` has no UTC offset, or its year is out of range."
+        )
+    return line
+
+
+def message_rows(
+    sealer: Sealer,
+    log: ChatLog,
+    *,
+    chat_id: UUID,
+    unit: CountUnit,
+    ids: Mapping[UUID, UUID],
+    audience: Callable[[str], str],
+    people: Collection[UUID],
+) -> list[dict[str, Any]]:
+    """The rows of a file's messages in a chat of the sealer's owner, sealed and counted.
+
+    Args:
+        sealer: Of the owner.
+        log: What was read.
+        chat_id: The chat that the messages go into.
+        unit: In which the chat counts.
+        ids: The new id of every message.
+        audience: What stands here for an audience of the file.
+        people: Characters and personas that the owner has; others are forgotten.
+    """
+    active = log.path()
+    selected = _selected(log, active)
+    at: dict[UUID, tuple[int, int]] = {}
+    rows: list[dict[str, Any]] = []
+    for line in log.lines:
+        message_id = ids[line.id]
+        above, tokens_above = at[line.parent_id] if line.parent_id else (-1, 0)
+        tokens = unit.count(line.author, line.text)
+        path_tokens = tokens_above + (0 if line.hidden else tokens)
+        at[line.id] = above + 1, path_tokens
+        scene_id = ids.get(line.scene_id) if line.scene_id else None
+        rows.append(
+            {
+                "id": message_id,
+                "user_id": sealer.user_id,
+                "chat_id": chat_id,
+                "parent_id": ids[line.parent_id] if line.parent_id else None,
+                "position": above + 1,
+                "role": line.role,
+                "character_id": line.character_id if line.character_id in people else None,
+                "persona_id": line.persona_id if line.persona_id in people else None,
+                "status": line.status,
+                "hidden": line.hidden,
+                "is_active": line.id in active,
+                "is_selected": line.id in selected,
+                "tokens": tokens,
+                "path_tokens": path_tokens,
+                "token_counts": msgspec.json.encode({str(unit): tokens}).decode(),
+                "scene_id": scene_id or message_id,
+                "scene_place": line.scene_place if scene_id else 0,
+                "sealed_author": sealer.seal(MESSAGE_AUTHOR, message_id, line.author),
+                "sealed_content": sealer.seal(MESSAGE_CONTENT, message_id, line.text),
+                "sealed_typed": (
+                    None
+                    if line.typed is None
+                    else sealer.seal(MESSAGE_TYPED, message_id, line.typed)
+                ),
+                "sealed_thinking": None
+                if line.thinking is None
+                else sealer.seal(MESSAGE_THINKING, message_id, line.thinking),
+                "audience": audience(line.audience),
+                "created_at": line.created_at.astimezone(UTC),
+                "updated_at": line.created_at.astimezone(UTC),
+            }
+        )
+    return rows
+
+
+def new_message_ids(log: ChatLog) -> dict[UUID, UUID]:
+    """A new id for each message of a file; later messages get later ones."""
+    return {line.id: new_id() for line in log.lines}
+
+
+def _selected(log: ChatLog, active: set[UUID]) -> set[UUID]:
+    """Of the messages below each parent the one on the path, else the first that says so."""
+    chosen = {line.parent_id: line.id for line in log.lines if line.id in active}
+    for line in log.lines:
+        if line.selected:
+            chosen.setdefault(line.parent_id, line.id)
+    return set(chosen.values())

@@ -1,0 +1,204 @@
+"""Audiences of campaign texts, and viewpoints that may read them.
+
+An audience is stored in one column: `gm` (the game master only), `public` (everyone), or entity ids
+separated by blanks. The viewpoint `gm` may know everything, `public` only public texts, and an
+entity public texts and those that name it. An unreadable value counts as `gm`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Literal
+from uuid import UUID
+
+import msgspec
+from sqlalchemy import ColumnElement, and_, or_, true
+from sqlalchemy.orm import InstrumentedAttribute
+
+from backend.errors import ValidationError
+
+GM: Literal["gm"] = "gm"
+PUBLIC: Literal["public"] = "public"
+
+Audience = Literal["gm", "public"] | Annotated[list[UUID], msgspec.Meta(max_length=50)]
+"""The readers of a text: the game master only, everyone, or the listed entities."""
+
+Viewpoint = Literal["gm", "public"] | UUID
+"""The reader of a prompt: the game master, everyone, or an entity."""
+
+ViewpointText = Annotated[
+    str,
+    msgspec.Meta(
+        max_length=36,
+        pattern=r"^(gm|public|[0-9a-fA-F]{8}(-?[0-9a-fA-F]{4}){3}-?[0-9a-fA-F]{12})$",
+        description="`gm`, `public`, or the id of an entity of the chat's campaign.",
+    ),
+]
+"""A viewpoint in API requests."""
+
+
+def read_viewpoint(text: str) -> Viewpoint:
+    """Parse a viewpoint. Raises `ValidationError`."""
+    if text == GM:
+        return GM
+    if text == PUBLIC:
+        return PUBLIC
+    try:
+        return UUID(text)
+    except ValueError as error:
+        raise ValidationError(
+            "viewpoint must be `gm`, `public`, or the id of an entity."
+        ) from error
+
+
+def encode_audience(audience: Audience) -> str:
+    """Return the column value of an audience."""
+    if isinstance(audience, str):
+        return audience
+    return f" {' '.join(map(str, dict.fromkeys(audience)))} "
+
+
+def decode_audience(column: str) -> Audience:
+    """Return the audience of a column value."""
+    if column == PUBLIC:
+        return PUBLIC
+    try:
+        return [UUID(each) for each in column.split()] if column.startswith(" ") else GM
+    except ValueError:
+        return GM
+
+
+def list_entities(column: str) -> Sequence[UUID]:
+    """Return the entities of a column value; none for `gm` and `public`."""
+    audience = decode_audience(column)
+    return () if isinstance(audience, str) else audience
+
+
+def encode_viewpoint(viewpoint: Viewpoint) -> str:
+    """Return the column value of a text that only this viewpoint may know."""
+    return encode_audience([viewpoint]) if isinstance(viewpoint, UUID) else viewpoint
+
+
+def filter_known_to(
+    viewpoint: Viewpoint, column: InstrumentedAttribute[str] | ColumnElement[str]
+) -> ColumnElement[bool]:
+    """Return the SQL condition that a viewpoint may know a row."""
+    if viewpoint == GM:
+        return true()
+    if isinstance(viewpoint, UUID):
+        return or_(column == PUBLIC, column.contains(f" {viewpoint} ", autoescape=True))
+    return column == PUBLIC
+
+
+def filter_known_to_all(listeners: str, column: InstrumentedAttribute[str]) -> ColumnElement[bool]:
+    """Return the SQL condition that all listeners of a column value may know a row."""
+    audience = decode_audience(listeners)
+    if isinstance(audience, str):
+        return filter_known_to(audience, column)
+    return and_(*(filter_known_to(each, column) for each in audience))
+
+
+def may_know(viewpoint: Viewpoint, column: str) -> bool:
+    """True if a viewpoint may know a text with this column value."""
+    if viewpoint == GM or column == PUBLIC:
+        return True
+    audience = decode_audience(column)
+    return isinstance(audience, list) and viewpoint in audience
+
+
+def may_all_know(listeners: str, column: str) -> bool:
+    """True if all of `listeners`, a column value, may know a text with the value `column`."""
+    audience = decode_audience(listeners)
+    if isinstance(audience, str):
+        return may_know(audience, column)
+    return all(may_know(each, column) for each in audience)
+
+
+def intersect_audiences(columns: Sequence[str]) -> str:
+    """Return the column value for a text made from several: those who may know all of them."""
+    limited = {column for column in columns if column != PUBLIC}
+    if not limited:
+        return PUBLIC
+    audiences = [decode_audience(column) for column in limited]
+    shared: list[UUID] | None = None
+    for audience in audiences:
+        if isinstance(audience, str):
+            return GM
+        shared = audience if shared is None else [each for each in shared if each in audience]
+    return encode_audience(shared) if shared else GM
+
+
+def make_keywords(column: str) -> tuple[str, ...]:
+    """Return the index keywords of a column value."""
+    audience = decode_audience(column)
+    return (audience,) if isinstance(audience, str) else tuple(map(str, audience))
+
+
+def find_required_keywords(viewpoint: Viewpoint) -> tuple[str, ...]:
+    """Return keywords of which an index point needs one; empty for the game master."""
+    if viewpoint == GM:
+        return ()
+    return (PUBLIC,) if viewpoint == PUBLIC else (PUBLIC, str(viewpoint))
+
+
+MAX_NAMED = 5
+"""Names in a mark. If there are more, it says how many others there are."""
+
+GM_MARK = "secret: game master only"
+
+MARK_PATTERN = rf"\((?:{GM_MARK}|known to [^()\n]{{1,400}} only)\)"
+"""A mark as a regular expression, because models copy marks to the beginning of their replies."""
+
+
+def _no_name(_: UUID) -> str | None:
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class AudienceMarks:
+    """Renders the audience of a text in words for a model.
+
+    Attributes:
+        find_name: Returns the name of an entity, or None if the reader may not know it.
+        present: The entities in the scene. A text that all of them know needs no mark. If it is
+            empty, every text that is not public gets a mark.
+    """
+
+    find_name: Callable[[UUID], str | None] = _no_name
+    present: frozenset[UUID] = frozenset()
+
+    def words(self, audience: Audience | str) -> str:
+        """Return the words for an audience or its column value; empty if it needs no mark."""
+        if audience == PUBLIC:
+            return ""
+        listeners = decode_audience(audience) if isinstance(audience, str) else audience
+        if isinstance(listeners, str) or not listeners:
+            return GM_MARK
+        if self.present and self.present.issubset(listeners):
+            return ""
+        names = [" ".join(name.split()) for each in listeners if (name := self.find_name(each))]
+        if not names:
+            return "known to a few only"
+        if len(names) > MAX_NAMED:
+            names[MAX_NAMED:] = [f"{len(names) - MAX_NAMED} others"]
+        *first, last = names
+        known = f"{', '.join(first)} and {last}" if first else last
+        return f"known to {known} only"
+
+    def mark(self, text: str, audience: Audience | str, *, within: Audience | str = PUBLIC) -> str:
+        """Return a text with its mark in front, unless the surrounding text has the same mark.
+
+        `within` is the audience of the surrounding text.
+        """
+        words = self.words(audience) if text.strip() else ""
+        return text if words == self.words(within) else put_mark(text, words)
+
+
+def put_mark(text: str, words: str) -> str:
+    """Return a text with a mark of these words in front; without one if they are empty."""
+    return f"({words}) {text}" if words else text
+
+
+NAMELESS_MARKS = AudienceMarks()
+"""Marks without names, for example in a chat outside the campaign that uses its chronicle."""

@@ -1,0 +1,285 @@
+"""What is near new lines in memory: events, lore and old messages, with their texts."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import islice
+from typing import Any
+from uuid import UUID
+
+from sqlalchemy import select
+
+from backend.chronicles.repository import StoryEvent, current_events, get_events, read_events_from
+from backend.core.cpu_pool import CpuPool
+from backend.database.base import now
+from backend.database.engine import Database
+from backend.enrichment.agent.tools import KNOWLEDGE, Knowledge
+from backend.enrichment.story import TranscriptSlice
+from backend.lorebooks.activation.compiled import split_decorators
+from backend.lorebooks.activation.keys import Folded, Hits, Key, KeyIndex
+from backend.lorebooks.authoring import inactive_entries
+from backend.lorebooks.entries import LoreEntry
+from backend.lorebooks.models import ENTRY, Lorebook, LoreEntryRow
+from backend.lorebooks.records import LORE_ENTRY
+from backend.memory.index.protocol import Kind, ScopePart
+from backend.memory.indexing.sources import Recalled
+from backend.memory.search.request import SearchRequest
+from backend.memory.search.search import MemorySearch
+from backend.vault.sealing import Sealer
+
+LATEST = 60
+"""Events that are compared with a new one whatever the index says, which may be behind."""
+
+MAX_LORE = 5_000
+"""Entries among which those are looked for that new lines name."""
+
+_GROUP = 3_000
+"""Characters of one look: what is near a whole chapter is near to nothing in it."""
+_GROUPS = 4
+
+_ENTRIES = select(
+    LoreEntryRow.id,
+    LoreEntryRow.lorebook_id,
+    LoreEntryRow.revision,
+    LoreEntryRow.sealed_entry,
+    (LoreEntryRow.agent_revision == LoreEntryRow.revision).label("is_own"),
+    Lorebook.chronicle_id,
+).join(Lorebook, Lorebook.id == LoreEntryRow.lorebook_id)
+
+_KINDS: dict[Knowledge, Kind] = {"events": "event", "lore": "lore", "messages": "message"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KnownEntry:
+    """An entry of a lorebook as it stands. `text` is what it says, decorators aside.
+
+    The agent `may_edit` what it made for this chronicle itself, if nobody else touched it, and
+    other entries with the user's consent.
+    """
+
+    id: UUID
+    book_id: UUID
+    revision: int
+    entry: LoreEntry
+    may_edit: bool
+    text: str
+
+    @property
+    def names(self) -> list[str]:
+        """Its title and its plain keys, folded."""
+        words = (each.strip().casefold() for each in [self.entry.title, *self.entry.keys])
+        return [each for each in words if each and not each.startswith("/")]
+
+
+@dataclass(slots=True)
+class LookupResult:
+    """What was found, each once, best first."""
+
+    events: dict[UUID, StoryEvent] = field(default_factory=dict[UUID, StoryEvent])
+    entries: dict[UUID, KnownEntry] = field(default_factory=dict[UUID, KnownEntry])
+    messages: dict[UUID, Recalled] = field(default_factory=dict[UUID, Recalled])
+
+
+@dataclass(slots=True)
+class KnowledgeLookup:
+    """Looks into one user's memory, for one stretch. Holds no transaction between two looks.
+
+    Sees what everyone for whom the stretch is may know.
+    """
+
+    database: Database
+    search: MemorySearch
+    sealer: Sealer
+    stretch: TranscriptSlice
+    pool: CpuPool
+    _lore: Sequence[KnownEntry] | None = field(default=None, init=False)
+
+    async def latest(self) -> list[StoryEvent]:
+        """The last current events, oldest first, out of the database itself."""
+        async with self.database.read() as session:
+            events = await current_events(
+                session,
+                self.sealer,
+                self.stretch.chronicle_id,
+                limit=LATEST,
+                viewpoint=self.stretch.viewpoint,
+            )
+        return [event for event in events if event.id not in self.stretch.left_alone]
+
+    async def told(self) -> list[StoryEvent]:
+        """Return the events that are drawn from the new lines at this moment.
+
+        A compaction reads them, too, and may write while the agent reads.
+        """
+        stretch = self.stretch
+        async with self.database.read() as session:
+            events = await read_events_from(
+                session,
+                self.sealer,
+                stretch.chronicle_id,
+                [line.id for line in stretch.lines],
+                audience=stretch.audience,
+            )
+        return [event for event in events if event.id not in stretch.left_alone]
+
+    async def near(self, *, count: int) -> LookupResult:
+        """What is near the new lines: lore that they name, and a few looks, evenly over them.
+
+        About `count` of each kind.
+        """
+        text = "\n".join(line.text for line in self.stretch.lines)
+        named = await self.pool.run(
+            self.sealer.user_id, partial(named_in, text, await self.lore()), is_job=True
+        )
+        merged = LookupResult(entries={entry.id: entry for entry in named[:count]})
+        groups = self._groups()
+        share = max(2, count // len(groups))
+        for group in groups:
+            found = await self.look(group, limit=3 * count, min_relevance=None)
+            merged.events |= islice(found.events.items(), share)
+            merged.entries |= islice(found.entries.items(), share)
+            merged.messages |= islice(found.messages.items(), share)
+        return merged
+
+    async def lore(self) -> Sequence[KnownEntry]:
+        """Every entry that counts of the books in which lore is looked for; read once a run."""
+        if self._lore is None:
+            owner_id, rows = self.sealer.user_id, list[Any]()
+            async with self.database.read() as session:
+                for book_id in self.stretch.books:
+                    mine = LoreEntryRow.lorebook_id == book_id, LoreEntryRow.user_id == owner_id
+                    query = _ENTRIES.where(*mine).order_by(LoreEntryRow.place)
+                    rows += await session.execute(query.limit(MAX_LORE - len(rows)))
+                gone = await inactive_entries(session, self.stretch.books, owner_id=owner_id)
+            gone |= self.stretch.left_alone
+            # Thousands are opened beside the loop in which turns are streamed.
+            left = [row for row in rows if row.id not in gone]
+            known = await self.pool.run(owner_id, partial(self._open, left), is_job=True)
+            self._lore = [entry for entry in known if entry.entry.enabled and entry.text]
+        return self._lore
+
+    async def look(
+        self,
+        text: str,
+        *,
+        limit: int,
+        sources: Collection[Knowledge] = KNOWLEDGE,
+        min_relevance: float | None = 0,
+    ) -> LookupResult:
+        """What a text finds among some kinds; `limit` is for all of them together.
+
+        `min_relevance` is as in `SearchRequest`: a lookup by name compares what it finds anyway.
+        """
+        parts = self._parts(sources)
+        if not parts:
+            return LookupResult()
+        ask = SearchRequest(
+            text=text,
+            names=self.stretch.names,
+            parts=parts,
+            kinds=[_KINDS[each] for each in sources],
+            limit=limit,
+            min_relevance=min_relevance,
+            now=now(),
+            viewpoint=self.stretch.viewpoint,
+        )
+        result = await self.search.find(self.sealer, ask)
+        memories = await self.search.recall(self.database, self.sealer, result)
+        recalled = [memory.recalled for memory in memories]
+        return LookupResult(
+            await self._events([each.source_id for each in recalled if each.kind == "event"]),
+            await self._entries([each for each in recalled if each.kind == "lore"]),
+            {each.source_id: each for each in recalled if self._may_read(each)},
+        )
+
+    def _may_read(self, recalled: Recalled) -> bool:
+        since = self.stretch.since
+        said_at = recalled.said_at
+        return recalled.kind == "message" and (
+            since is None or (said_at is not None and said_at >= since)
+        )
+
+    def _parts(self, sources: Collection[Knowledge]) -> list[ScopePart]:
+        stretch = self.stretch
+        parts: list[ScopePart] = []
+        if "events" in sources:
+            parts.append(ScopePart(containers=[stretch.chronicle_id], kinds=("event",)))
+        if "lore" in sources and stretch.books:
+            parts.append(ScopePart(containers=stretch.books, kinds=("lore",)))
+        if "messages" in sources and stretch.first_position:
+            parts.append(
+                ScopePart(
+                    containers=[stretch.chat_id],
+                    before_position=stretch.first_position,
+                    kinds=("message", "scene"),
+                )
+            )
+        return parts
+
+    async def _events(self, ids: Sequence[UUID]) -> dict[UUID, StoryEvent]:
+        wanted = [each for each in ids if each not in self.stretch.left_alone]
+        if not wanted:
+            return {}
+        async with self.database.read() as session:
+            found = await get_events(session, self.sealer, wanted)
+        return {each: found[each] for each in wanted if each in found and found[each].is_current}
+
+    async def _entries(self, recalled: Sequence[Recalled]) -> dict[UUID, KnownEntry]:
+        recalled = [each for each in recalled if each.source_id not in self.stretch.left_alone]
+        if not recalled:
+            return {}
+        wanted = LoreEntryRow.id.in_([each.source_id for each in recalled])
+        query = _ENTRIES.where(wanted, LoreEntryRow.user_id == self.sealer.user_id)
+        async with self.database.read() as session:
+            rows = {row.id: row for row in await session.execute(query)}
+        known = self._open([rows[each.source_id] for each in recalled if each.source_id in rows])
+        return {entry.id: entry for entry in known}
+
+    def _open(self, rows: Sequence[Any]) -> list[KnownEntry]:
+        """Rows of `_ENTRIES`, unsealed."""
+        stretch, found = self.stretch, list[KnownEntry]()
+        for row in rows:
+            sealed = self.sealer.open_bytes(ENTRY, row.id, row.sealed_entry)
+            entry = LORE_ENTRY.decode(sealed)
+            found.append(
+                KnownEntry(
+                    id=row.id,
+                    book_id=row.lorebook_id,
+                    revision=row.revision,
+                    entry=entry,
+                    may_edit=stretch.may_edit_lore
+                    or (bool(row.is_own) and row.chronicle_id == stretch.chronicle_id),
+                    text=split_decorators(entry.content)[1].strip(),
+                )
+            )
+        return found
+
+    def _groups(self) -> list[str]:
+        groups: list[str] = [""]
+        for line in self.stretch.lines:
+            if groups[-1] and len(groups[-1]) + len(line.text) > _GROUP:
+                groups.append("")
+            groups[-1] = f"{groups[-1]}\n{line.text}"[: 2 * _GROUP]
+        step = max(1, len(groups) / _GROUPS)
+        return [groups[int(place * step)] for place in range(min(len(groups), _GROUPS))]
+
+
+def named_in(text: str, entries: Sequence[KnownEntry]) -> list[KnownEntry]:
+    """Entries whose title or a plain key occurs in a text as a word, the longest name first."""
+    names = {name: Key(name) for entry in entries for name in entry.names}
+    # All of them in one pass, as lorebooks are scanned: there may be hundreds of thousands.
+    index, hits = KeyIndex(names.values()), Hits()
+    index.scan(Folded(text), 0, hits, spelling=False, within=False)
+    found: list[tuple[int, KnownEntry]] = []
+    for entry in entries:
+        said = (name for name in entry.names if _is_hit(hits, names[name]))
+        longest = max(map(len, said), default=0)
+        if longest:
+            found.append((longest, entry))
+    return [entry for _, entry in sorted(found, key=lambda each: -each[0])]
+
+
+def _is_hit(hits: Hits, key: Key) -> bool:
+    return hits.place(key, sensitive=False, whole=True) is not None

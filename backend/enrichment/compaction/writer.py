@@ -1,0 +1,378 @@
+"""Writes a compaction's events into the chronicle. Nothing here commits."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import NamedTuple
+from uuid import UUID
+
+from msgspec import structs
+from sqlalchemy import select
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from backend.campaigns.errors import CampaignFullError
+from backend.campaigns.ledger import store as ledger_store
+from backend.campaigns.ledger.changes import exists
+from backend.campaigns.ledger.item_service import check_item_room
+from backend.campaigns.ledger.records import item_name, item_states, named_items
+from backend.campaigns.ledger.store import Change
+from backend.campaigns.models import Campaign
+from backend.campaigns.proposals.authority import Draft, judged
+from backend.campaigns.proposals.store import keep
+from backend.campaigns.state.story_clock import StoryClock, StoryTime
+from backend.chats.models import Chat, Message
+from backend.chronicles import event_writer as writing
+from backend.chronicles.errors import ChronicleFullError
+from backend.chronicles.events import told
+from backend.chronicles.models import ChronicleEvent, EventSource
+from backend.chronicles.repository import (
+    SourceMessage,
+    StoryEvent,
+    current_events,
+    open_event,
+    read_events_from,
+    sealed_event,
+)
+from backend.core.audience import GM, PUBLIC, AudienceMarks
+from backend.database.engine import Database
+from backend.enrichment.agent.duplicates import MAX_QUESTIONS, DuplicateFinder, is_any_told
+from backend.enrichment.agent.lookup import LATEST
+from backend.enrichment.agent.proposals import mark_of
+from backend.enrichment.agent.references import Marks
+from backend.enrichment.cleaning import clipped, one_line
+from backend.enrichment.compaction.tools import Drafted, DraftedEvent
+from backend.enrichment.pipeline import EventsChangedError
+from backend.enrichment.runs.effects import Changed, effect_on, stamp_time
+from backend.enrichment.runs.store import Refused, RunEffect
+from backend.vault.sealing import Sealer
+
+MAX_EVENT = 300
+"""Characters of an event that are shown."""
+
+_TOOL = "chronicle_event_tool"
+
+
+class KnownEvents:
+    """The last events of a chronicle, and those of the messages that are read.
+
+    Args:
+        audience: That of the messages, as a column holds it.
+        marks: Say who knows an event.
+    """
+
+    def __init__(
+        self,
+        database: Database,
+        sealer: Sealer,
+        finder: DuplicateFinder,
+        chronicle_id: UUID,
+        message_ids: Collection[UUID],
+        *,
+        audience: str,
+        marks: AudienceMarks,
+    ) -> None:
+        self.seen: set[UUID] = set()
+        self._database = database
+        self._sealer = sealer
+        self._finder = finder
+        self._chronicle_id = chronicle_id
+        self._message_ids = message_ids
+        self._audience = audience
+        self._who_knows = marks
+        self._marks: Marks[StoryEvent | DraftedEvent] = Marks("H")
+
+    async def show(self, *, most: int) -> list[str]:
+        """Return the last events as lines that begin with their references."""
+        events = (await self._read())[-most:]
+        return [f"{self._marks.show(event)}: {self._render(event)}" for event in events]
+
+    async def check(self, new: DraftedEvent, drafts: Sequence[DraftedEvent]) -> Refused | None:
+        """Return why an event is not written: another one says the same, or may say the same.
+
+        The model is asked about the latter, unless its call says that they differ.
+
+        Args:
+            new: The event.
+            drafts: The run's events before it.
+        """
+        events: list[StoryEvent | DraftedEvent] = [*await self._read(), *drafts]
+        known = {event.id: event for event in events}
+        self.seen.update(known)
+        near = await self._finder.nearest(new.fields, list(known.values()))
+        if (same := next((each.event for each in near if each.is_same), None)) is not None:
+            reason = f"duplicate of {self._marks.show(same)}: {self._summarize(same)}"
+            return Refused(tool=_TOOL, reason=reason, duplicate_of=same.id)
+        apart: set[UUID] = set()
+        for mark in new.differs_from:
+            if (found := self._marks.get(mark)) is None:
+                reason = f"{mark_of(mark)} is no event that you were shown."
+                return Refused(tool=_TOOL, reason=reason)
+            apart.add(found.id)
+        asked = [each.event for each in near if each.may_be_same()][:MAX_QUESTIONS]
+        asked = [event for event in asked if event.id not in apart]
+        if not asked:
+            return None
+        marks = ", ".join(self._marks.show(event) for event in asked)
+        shown = " ".join(f"{self._marks.show(event)}: {self._summarize(event)}" for event in asked)
+        return Refused(
+            tool=_TOOL,
+            reason=f"{marks} may say the same. {shown} If so, leave it. If yours is another event, "
+            f"call again with add.differs_from: {marks}.",
+            duplicate_of=asked[0].id,
+        )
+
+    async def _read(self) -> list[StoryEvent]:
+        """Return the events as they are now, in story order."""
+        async with self._database.read() as session:
+            latest = await current_events(
+                session,
+                self._sealer,
+                self._chronicle_id,
+                limit=LATEST,
+                viewpoint=GM if self._audience == GM else PUBLIC,
+            )
+            own = await read_events_from(
+                session,
+                self._sealer,
+                self._chronicle_id,
+                self._message_ids,
+                audience=self._audience,
+            )
+        found = {event.id: event for event in [*latest, *own]}
+        return sorted(found.values(), key=lambda each: (each.happened_at, each.place, each.id))
+
+    def _summarize(self, event: StoryEvent | DraftedEvent) -> str:
+        text = event.fields.summary
+        if isinstance(event, StoryEvent):
+            text = self._who_knows.mark(text, event.audience)
+        return clipped(one_line(text), MAX_EVENT)
+
+    def _render(self, event: StoryEvent) -> str:
+        text = self._who_knows.mark(told(event.fields), event.audience)
+        return clipped(one_line(text), MAX_EVENT)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompactionWriter:
+    """Writes within the caller's transaction, who has locked the campaign's row.
+
+    Attributes:
+        messages: Those that were read, by their positions.
+        audience: Theirs, as a column holds it.
+        effects: What was written.
+        refused: What was not.
+    """
+
+    session: AsyncSession
+    sealer: Sealer
+    campaign: Campaign
+    messages: Mapping[int, Message]
+    audience: str
+    effects: list[RunEffect] = field(default_factory=list[RunEffect])
+    refused: list[Refused] = field(default_factory=list[Refused])
+
+    async def change(self, chat: Chat, drafts: Sequence[Drafted], *, since: datetime) -> None:
+        """Write the changes that may be written, as one version, and propose the others.
+
+        There is a new version also where nothing changes: what was read is noted with it.
+        """
+        session, sealer, campaign = self.session, self.sealer, self.campaign
+        verdict = await judged(
+            session, sealer, campaign, [self._draft(each) for each in drafts], since=since
+        )
+        kept = await keep(session, sealer, campaign, chat, verdict.proposals)
+        if left := len(verdict.proposals) - kept:
+            reason = f"{left} were proposed before, or too many wait already."
+            self.refused.append(Refused(tool="proposal", reason=reason))
+        wanted = await self._with_room(verdict.drafts)
+        if not wanted:
+            campaign.version += 1
+            return
+        changes = [
+            Change(each.kind, each.item_id, structs.replace(each.operations, because=each.because))
+            for each in wanted
+        ]
+        change_ids = await ledger_store.append(
+            session,
+            sealer,
+            campaign,
+            changes,
+            actor="compactor",
+            sources=[draft.message for draft in wanted],
+        )
+        states = await item_states(session, sealer, campaign, {each.item_id for each in wanted})
+        self.effects.extend(
+            RunEffect(
+                what="item_changed",
+                id=change_id,
+                container_id=campaign.id,
+                title=item_name(draft.kind, states[draft.item_id]),
+                because=draft.because,
+            )
+            for change_id, draft in zip(change_ids, wanted, strict=True)
+        )
+
+    async def _with_room(self, drafts: Sequence[Draft]) -> Sequence[Draft]:
+        """All drafts; where the campaign is full, those alone that change what there is."""
+        made = {draft.item_id for draft in drafts if exists(draft.operations.set)}
+        try:
+            await check_item_room(self.session, self.campaign.id, more=len(made))
+        except CampaignFullError as error:
+            self.refused.append(Refused(tool="", reason=error.detail))
+            return [
+                each
+                for each in drafts
+                if not made.intersection((each.item_id, *named_items(each.operations)))
+            ]
+        return drafts
+
+    def _draft(self, draft: Drafted) -> Draft:
+        return Draft(
+            kind=draft.kind,
+            item_id=draft.item_id,
+            operations=draft.operations,
+            message=self.messages[draft.position],
+            because=draft.because,
+            audience=self.audience,
+            replaces=draft.replaces,
+            unclear=draft.unclear,
+        )
+
+
+class TimedEvent(NamedTuple):
+    """An event that has the story's time at its last message, and this message."""
+
+    row: ChronicleEvent
+    message_id: UUID
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChronicleWriter:
+    """Writes events within the caller's transaction.
+
+    Attributes:
+        messages: The messages that were read, by their positions.
+        audience: Theirs, as a column holds it.
+        effects: What was written.
+        refused: What was not.
+        changed: What the index has to look at.
+    """
+
+    session: AsyncSession
+    sealer: Sealer
+    clock: StoryClock
+    chat: Chat
+    chronicle_id: UUID
+    messages: Mapping[int, Message]
+    audience: str
+    run_id: UUID
+    effects: list[RunEffect] = field(default_factory=list[RunEffect])
+    refused: list[Refused] = field(default_factory=list[Refused])
+    changed: Changed = field(default_factory=lambda: defaultdict(set))
+
+    async def find_timed(self) -> Sequence[TimedEvent]:
+        """Return the events since the first message that have the story's time at their message.
+
+        Events with a time that a user or the story gave are left out.
+        """
+        query = (
+            select(ChronicleEvent, EventSource.message_id)
+            .join(EventSource, EventSource.event_id == ChronicleEvent.id)
+            .where(
+                ChronicleEvent.chronicle_id == self.chronicle_id,
+                ChronicleEvent.user_id == self.sealer.user_id,
+                ChronicleEvent.source.in_(("agent", "campaign")),
+                ~ChronicleEvent.is_edited,
+                EventSource.chat_id == self.chat.id,
+                EventSource.position >= min(self.messages),
+            )
+            .order_by(EventSource.position)
+        )
+        told_by = dict((await self.session.execute(query)).all())
+        times = await self._times(told_by.values())
+        return [
+            TimedEvent(row, message_id)
+            for row, message_id in told_by.items()
+            if (at := times.get(message_id)) is not None and at == _read_time(self.sealer, row)
+        ]
+
+    async def move(self, events: Sequence[TimedEvent]) -> None:
+        """Give events the story's time as it is known by now.
+
+        The agent reads each reply, a compaction some rounds at once: only then is it known that a
+        day had passed before the agent's last events.
+        """
+        times = await self._times([event.message_id for event in events])
+        for row, message_id in events:
+            at = times[message_id]
+            if at == _read_time(self.sealer, row):
+                continue
+            before = await writing.snapshot(self.session, self.sealer, row)
+            fields = structs.replace(open_event(self.sealer, row), day=at.day, time=at.time)
+            row.sealed_event = sealed_event(self.sealer, row.id, fields)
+            writing.touch(row)
+            effect = effect_on(
+                row, "event_changed", title=fields.summary, because=at.label, before=before
+            )
+            self.effects.append(effect)
+            self.changed["event", self.chronicle_id].add(row.id)
+
+    async def add(self, events: Sequence[DraftedEvent], *, seen: Collection[UUID]) -> None:
+        """Write new events, each from its messages.
+
+        Raises `EventsChangedError` for events like those that were written since the new ones were
+        compared with those `seen`.
+        """
+        if not events:
+            return
+        message_ids = [message.id for message in self.messages.values()]
+        written = await read_events_from(
+            self.session, self.sealer, self.chronicle_id, message_ids, audience=self.audience
+        )
+        if is_any_told([each.fields for each in events], written, seen=seen):
+            raise EventsChangedError
+        times = await self._times([self._last_line(each).id for each in events])
+        new = [self._event(each, times.get(self._last_line(each).id)) for each in events]
+        try:
+            rows = await writing.add_events(self.session, self.sealer, self.chronicle_id, new)
+        except ChronicleFullError as error:
+            self.refused.append(Refused(tool="chronicle_event_tool", reason=error.detail))
+            return
+        self.effects.extend(
+            effect_on(row, "event_created", title=each.fields.summary, because=each.because)
+            for row, each in zip(rows, events, strict=True)
+        )
+        self.changed["event", self.chronicle_id].update(row.id for row in rows)
+
+    async def _times(self, message_ids: Collection[UUID]) -> Mapping[UUID, StoryTime]:
+        """Return the story's time at messages, with the changes of this transaction."""
+        return await self.clock.find_times(
+            self.session, self.sealer, message_ids, is_committed=False
+        )
+
+    def _last_line(self, event: DraftedEvent) -> Message:
+        return self.messages[event.positions[-1]]
+
+    def _event(self, event: DraftedEvent, at: StoryTime | None) -> writing.NewEvent:
+        sources = [
+            SourceMessage(id=message.id, chat_id=message.chat_id, position=message.position)
+            for message in (self.messages[position] for position in event.positions)
+        ]
+        return writing.NewEvent(
+            fields=stamp_time(event.fields, at),
+            significance=event.significance,
+            source="campaign",
+            happened_at=self._last_line(event).created_at,
+            place=writing.first_place(sources),
+            sources=sources,
+            run_id=self.run_id,
+            audience=self.audience,
+        )
+
+
+def _read_time(sealer: Sealer, row: ChronicleEvent) -> StoryTime | None:
+    fields = open_event(sealer, row)
+    return None if fields.day is None else StoryTime(fields.day, fields.time)

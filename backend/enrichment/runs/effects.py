@@ -1,0 +1,283 @@
+"""Writing what a study proposes: in the caller's transaction, all of it or none."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+from uuid import UUID
+
+import msgspec
+from sqlalchemy import select
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from backend.campaigns.state.story_clock import StoryClock, StoryTime
+from backend.chronicles import event_writer as writing
+from backend.chronicles.errors import ChronicleFullError, ChronicleNotFoundError
+from backend.chronicles.events import EventFields
+from backend.chronicles.models import ChronicleEvent
+from backend.chronicles.repository import (
+    counting,
+    get_chronicle,
+    open_chronicle,
+    open_event,
+    read_events_from,
+)
+from backend.core.audience import PUBLIC
+from backend.enrichment.agent.duplicates import is_any_told
+from backend.enrichment.agent.proposals import (
+    Proposal,
+    ProposedChange,
+    ProposedEntry,
+    ProposedEvent,
+)
+from backend.enrichment.pipeline import EventsChangedError
+from backend.enrichment.runs.store import EffectKind, Refused, RunEffect
+from backend.enrichment.story import TranscriptSlice
+from backend.lorebooks import authoring
+from backend.lorebooks.errors import LorebookFullError
+from backend.lorebooks.models import Lorebook, LoreEntryRow
+from backend.memory.index.protocol import Kind
+from backend.memory.indexing.outbox import IndexOutbox, KeyHolder
+from backend.vault.sealing import Sealer
+
+_CHANGED = "It was changed while the agent read: it stays as it is."
+_SUPERSEDED = "What it supersedes was superseded while the agent read: that stays as it is."
+_NOT_PUBLIC = "Lorebooks are for everyone; the lines that were read are not."
+_PINNED = "What it supersedes was pinned while the agent read: that counts on, beside it."
+
+
+Changed = defaultdict[tuple[Kind, UUID], set[UUID]]
+"""Ids of events and entries by their container."""
+
+
+async def note_in_index(
+    session: AsyncSession, index: IndexOutbox, holder: KeyHolder, changed: Changed
+) -> None:
+    """Have the index look at what a run wrote, or what was taken back of it."""
+    for (kind, container_id), ids in changed.items():
+        await index.changed(
+            session, holder, kind=kind, container_id=container_id, source_ids=sorted(ids)
+        )
+
+
+def effect_on(
+    row: ChronicleEvent | LoreEntryRow,
+    what: EffectKind,
+    *,
+    title: str,
+    because: str,
+    before: dict[str, Any] | None = None,
+) -> RunEffect:
+    """What was done to an event or an entry; `before` is its snapshot."""
+    return RunEffect(
+        what=what,
+        id=row.id,
+        container_id=row.chronicle_id if isinstance(row, ChronicleEvent) else row.lorebook_id,
+        title=title,
+        because=because,
+        revision=0 if what.endswith("removed") else row.revision,
+        before=before,
+    )
+
+
+def stamp_time(fields: EventFields, at: StoryTime | None) -> EventFields:
+    """Return an event's fields with the story's time, unless the story itself gives a day."""
+    if at is None or fields.day is not None:
+        return fields
+    return msgspec.structs.replace(fields, day=at.day, time=fields.time or at.time)
+
+
+def _find_line(event: ProposedEvent) -> UUID:
+    """Return the last line of an event; of one that is mended, the last before the mending one."""
+    told = event.sources[:-1] if event.mends is not None else event.sources
+    return (told or event.sources)[-1].id
+
+
+@dataclass(frozen=True, slots=True)
+class ProposalWriter:
+    """Writes what the agent proposes in one run. The caller tells the index.
+
+    The caller has locked the chat and knows that its lines are still as they were read. What a
+    person changed meanwhile stays as it is, and what has no room is left out; both are `refused`.
+    """
+
+    session: AsyncSession
+    sealer: Sealer
+    stretch: TranscriptSlice
+    run_id: UUID
+    clock: StoryClock
+    effects: list[RunEffect] = field(default_factory=list[RunEffect])
+    refused: list[Refused] = field(default_factory=list[Refused])
+
+    async def write(self, proposals: Sequence[Proposal], *, seen: Collection[UUID] = ()) -> None:
+        """Write the proposals, and mark what they supersede.
+
+        Raises `EventsChangedError` for events like those that were written since the proposed ones
+        were compared with those `seen`.
+        """
+        if not proposals:
+            return
+        owner_id, chronicle_id = self.sealer.user_id, self.stretch.chronicle_id
+        try:
+            chronicle = await get_chronicle(
+                self.session, chronicle_id, owner_id=owner_id, lock=True
+            )
+        except ChronicleNotFoundError:
+            self._refuse("create_chronicle_event", "The chronicle is gone.")
+            return
+        events = [each for each in proposals if isinstance(each, ProposedEvent)]
+        if events:
+            lines = [line.id for line in self.stretch.lines]
+            written = await read_events_from(
+                self.session, self.sealer, chronicle_id, lines, audience=self.stretch.audience
+            )
+            if is_any_told([each.fields for each in events], written, seen=seen):
+                raise EventsChangedError
+        await self._write_events(events)
+        name = open_chronicle(self.sealer, chronicle).name
+        entries = [each for each in proposals if not isinstance(each, ProposedEvent)]
+        if entries and self.stretch.audience != PUBLIC:
+            self._refuse("create_lorebook_entry", _NOT_PUBLIC)
+            return
+        for each in entries:
+            if isinstance(each, ProposedEntry):
+                await self._add_entry(each, name)
+            else:
+                await self._change_entry(each)
+
+    async def _write_events(self, proposed: Sequence[ProposedEvent]) -> None:
+        proposed = [each for each in proposed if await self._is_as_read(each)]
+        times = await self.clock.find_times(
+            self.session, self.sealer, [_find_line(each) for each in proposed]
+        )
+        new = [
+            writing.NewEvent(
+                fields=stamp_time(each.fields, times.get(_find_line(each))),
+                significance=each.significance,
+                source="agent",
+                happened_at=each.happened_at,
+                place=each.place,
+                sources=each.sources,
+                run_id=self.run_id,
+                audience=self.stretch.audience,
+            )
+            for each in proposed
+        ]
+        try:
+            rows = await writing.add_events(
+                self.session, self.sealer, self.stretch.chronicle_id, new
+            )
+        except ChronicleFullError as error:
+            self._refuse("create_chronicle_event", error.detail)
+            return
+        by_id = {each.id: row for each, row in zip(proposed, rows, strict=True)}
+        changed: list[RunEffect] = []
+        for each, row in zip(proposed, rows, strict=True):
+            if (old := each.supersedes) is None:
+                continue
+            if old in by_id:
+                # Undoing the run takes both away: this is no effect of its own.
+                await writing.supersede(self.session, by_id[old], row.id)
+            elif (effect := await self._superseded(old, row, each)) is not None:
+                changed.append(effect)
+        self.effects.extend(
+            effect_on(row, "event_created", title=each.fields.summary, because=each.because)
+            for each, row in zip(proposed, rows, strict=True)
+        )
+        self.effects.extend(changed)
+
+    async def _is_as_read(self, new: ProposedEvent) -> bool:
+        """Whether an event that is to be said better is still as it was read."""
+        if new.mends is None or new.supersedes is None:
+            return True
+        row = await self._event(new.supersedes)
+        if row is not None and row.revision == new.mends:
+            return True
+        self._refuse("update_chronicle_event", _CHANGED)
+        return False
+
+    async def _superseded(
+        self, event_id: UUID, by: ChronicleEvent, new: ProposedEvent
+    ) -> RunEffect | None:
+        """Mark an event that was there before; None where its user was faster.
+
+        That is where it has gone meanwhile, was pinned, or is superseded by another that counts.
+        """
+        row = await self._event(event_id)
+        if row is None:
+            return None
+        if row.is_pinned:
+            self._refuse("create_chronicle_event", _PINNED)
+            return None
+        if row.superseded_by is not None and await self._counts(row.superseded_by):
+            self._refuse("create_chronicle_event", _SUPERSEDED)
+            return None
+        before = await writing.snapshot(self.session, self.sealer, row)
+        await writing.supersede(self.session, row, by.id)
+        because = new.because or f"superseded by: {new.fields.summary}"
+        title = open_event(self.sealer, row).summary
+        return effect_on(row, "event_changed", title=title, because=because, before=before)
+
+    async def _counts(self, event_id: UUID) -> bool:
+        query = select(ChronicleEvent.id).where(ChronicleEvent.id == event_id, counting())
+        return await self.session.scalar(query) is not None
+
+    async def _event(self, event_id: UUID) -> ChronicleEvent | None:
+        """An event of the chronicle, as it is now."""
+        return await self.session.scalar(
+            select(ChronicleEvent).where(
+                ChronicleEvent.id == event_id,
+                ChronicleEvent.chronicle_id == self.stretch.chronicle_id,
+                ChronicleEvent.user_id == self.sealer.user_id,
+            )
+        )
+
+    async def _add_entry(self, new: ProposedEntry, chronicle_name: str) -> None:
+        try:
+            book = await authoring.chronicle_book(
+                self.session, self.sealer, self.stretch.chronicle_id, name=chronicle_name
+            )
+            row = await authoring.add_entry(
+                self.session, self.sealer, book, new.entry, self._origin()
+            )
+        except LorebookFullError as error:
+            self._refuse("create_lorebook_entry", error.detail)
+            return
+        self.effects.append(
+            effect_on(row, "entry_created", title=new.entry.title, because=new.because)
+        )
+
+    async def _change_entry(self, change: ProposedChange) -> None:
+        owner_id = self.sealer.user_id
+        book = await self.session.scalar(
+            select(Lorebook)
+            .where(Lorebook.id == change.book_id, Lorebook.user_id == owner_id)
+            .with_for_update()
+        )
+        row = await self.session.scalar(
+            select(LoreEntryRow).where(
+                LoreEntryRow.id == change.id,
+                LoreEntryRow.lorebook_id == change.book_id,
+                LoreEntryRow.user_id == owner_id,
+            )
+        )
+        if book is None or row is None or row.revision != change.revision:
+            self._refuse("update_lorebook_entry", _CHANGED)
+            return
+        before = authoring.snapshot(self.sealer, row)
+        await authoring.change_entry(
+            self.session, self.sealer, book, row, change.entry, self._origin()
+        )
+        title, because = change.entry.title, change.because
+        self.effects.append(
+            effect_on(row, "entry_changed", title=title, because=because, before=before)
+        )
+
+    def _origin(self) -> authoring.Origin:
+        stretch = self.stretch
+        return authoring.Origin(self.run_id, stretch.chat_id, stretch.lines[-1].id)
+
+    def _refuse(self, tool: str, reason: str) -> None:
+        self.refused.append(Refused(tool=tool, reason=reason))

@@ -1,0 +1,202 @@
+"""Rolling summaries, for people: reading them, writing them, dropping them."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from uuid import UUID
+
+from sqlalchemy import delete
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from backend.accounts.auth.identity import Identity
+from backend.campaigns.state.viewpoints import check_viewpoint
+from backend.chats import repository as chats
+from backend.chats.errors import MessageBusyError
+from backend.chats.models import Chat, Message
+from backend.chats.service import read_settings
+from backend.core.audience import GM, PUBLIC, Viewpoint, encode_viewpoint
+from backend.database.engine import Database
+from backend.enrichment.errors import SummaryNotFoundError
+from backend.enrichment.models import ChatSummary
+from backend.enrichment.schemas import NewSummary, SummaryView
+from backend.enrichment.summaries.store import (
+    StoredSummary,
+    active_summaries,
+    current_summary,
+    store_summary,
+)
+from backend.errors import ValidationError
+from backend.http.schemas import Page, check_revision
+
+InPrompt = Callable[[Identity, UUID, Viewpoint], Awaitable[bool]]
+"""Whether a chat's next prompt from a viewpoint would have its summary."""
+
+
+class SummaryService:
+    """What a user does with the summaries of their chats.
+
+    `viewpoint` is whose summaries they are: its own, and public ones.
+    """
+
+    def __init__(self, database: Database, *, in_prompt: InPrompt) -> None:
+        self._database = database
+        self._in_prompt = in_prompt
+
+    async def get(
+        self, identity: Identity, chat_id: UUID, *, viewpoint: Viewpoint = GM
+    ) -> SummaryView:
+        """The current summary.
+
+        Raises `ChatNotFoundError`, `SummaryNotFoundError`, `ValidationError`.
+        """
+        async with self._database.read() as session:
+            chat = await _chat_of(session, identity, chat_id, viewpoint)
+            summary = await current_summary(session, identity.sealer, chat, viewpoint=viewpoint)
+        return await self._view(identity, chat, summary, viewpoint)
+
+    async def list_page(
+        self,
+        identity: Identity,
+        chat_id: UUID,
+        *,
+        limit: int,
+        before: int | None,
+        viewpoint: Viewpoint = GM,
+    ) -> Page[SummaryView]:
+        """Summaries along the active path, the deepest first, above position `before`.
+
+        Raises `ChatNotFoundError`, `ValidationError`.
+        """
+        async with self._database.read() as session:
+            chat = await _chat_of(session, identity, chat_id, viewpoint)
+            current = await current_summary(session, identity.sealer, chat, viewpoint=viewpoint)
+            found = await active_summaries(
+                session,
+                identity.sealer,
+                chat,
+                limit=limit + 1,
+                up_to_position=None if before is None else before - 1,
+                audiences=(encode_viewpoint(viewpoint), PUBLIC),
+            )
+        is_used = current is not None and await self._is_used(identity, chat, viewpoint)
+        items = [
+            SummaryView.of(
+                each,
+                is_used=is_used and current is not None and each.id == current.id,
+            )
+            for each in found[:limit]
+        ]
+        more = len(found) > limit
+        return Page(items=items, next=str(items[-1].through_position) if more else None)
+
+    async def put(
+        self,
+        identity: Identity,
+        chat_id: UUID,
+        new: NewSummary,
+        *,
+        if_match: str | None,
+        viewpoint: Viewpoint | None = None,
+    ) -> SummaryView:
+        """Change the current summary, or write one through a message that lies further down.
+
+        It is for the viewpoint alone; without one for those who may know all that it covers.
+
+        Raises `ChatNotFoundError`, `MessageNotFoundError`, `MessageBusyError`, `ValidationError`,
+        `PreconditionFailedError`.
+        """
+        text = new.text.strip()
+        if not text:
+            raise ValidationError("text must not be blank.")
+        sealer = identity.sealer
+        async with self._database.write() as session:
+            seen, audience = (
+                viewpoint or GM,
+                None if viewpoint is None else encode_viewpoint(viewpoint),
+            )
+            chat = await _chat_of(session, identity, chat_id, seen, lock=True)
+            current = await current_summary(session, sealer, chat, viewpoint=seen)
+            check_revision(if_match, current.revision if current else 0)
+            message = await _through(session, identity, chat, current, new.through_message_id)
+            await store_summary(session, sealer, message, text, audience=audience, is_edited=True)
+            summary = await current_summary(session, sealer, chat, viewpoint=seen)
+        return await self._view(identity, chat, summary, seen)
+
+    async def delete(
+        self,
+        identity: Identity,
+        chat_id: UUID,
+        *,
+        if_match: str | None,
+        viewpoint: Viewpoint = GM,
+    ) -> None:
+        """Drop the current summary: the one before it is current again.
+
+        Raises `ChatNotFoundError`, `SummaryNotFoundError`, `PreconditionFailedError`,
+        `ValidationError`.
+        """
+        async with self._database.write() as session:
+            chat = await _chat_of(session, identity, chat_id, viewpoint, lock=True)
+            current = await current_summary(session, identity.sealer, chat, viewpoint=viewpoint)
+            if current is None:
+                raise SummaryNotFoundError
+            check_revision(if_match, current.revision)
+            await session.execute(
+                delete(ChatSummary).where(
+                    ChatSummary.id == current.id, ChatSummary.user_id == identity.user_id
+                )
+            )
+
+    async def _view(
+        self, identity: Identity, chat: Chat, summary: StoredSummary | None, viewpoint: Viewpoint
+    ) -> SummaryView:
+        if summary is None:
+            raise SummaryNotFoundError
+        return SummaryView.of(summary, is_used=await self._is_used(identity, chat, viewpoint))
+
+    async def _is_used(self, identity: Identity, chat: Chat, viewpoint: Viewpoint) -> bool:
+        settings = read_settings(identity.sealer, chat)
+        is_wanted = settings.summary.enabled or chat.campaign_id is not None
+        return is_wanted and await self._in_prompt(identity, chat.id, viewpoint)
+
+
+async def _chat_of(
+    session: AsyncSession,
+    identity: Identity,
+    chat_id: UUID,
+    viewpoint: Viewpoint,
+    *,
+    lock: bool = False,
+) -> Chat:
+    chat = await chats.get_chat(session, chat_id, owner_id=identity.user_id, lock=lock)
+    await check_viewpoint(session, viewpoint, [chat.campaign_id], owner_id=identity.user_id)
+    return chat
+
+
+async def _through(
+    session: AsyncSession,
+    identity: Identity,
+    chat: Chat,
+    current: StoredSummary | None,
+    message_id: UUID | None,
+) -> Message:
+    """The message with which a summary ends that becomes the current one."""
+    if message_id is None:
+        if current is None:
+            raise ValidationError(
+                "There is no summary yet. Send through_message_id: the last message it covers."
+            )
+        message_id = current.message_id
+    message = await chats.get_message(session, message_id, owner_id=identity.user_id)
+    if message.chat_id != chat.id:
+        raise ValidationError("through_message_id belongs to another chat.")
+    if not message.is_active:
+        raise ValidationError("through_message_id is on another branch.")
+    if message.status == "streaming":
+        raise MessageBusyError("Wait until it is finished.")
+    if current is not None and message.position < current.position:
+        raise ValidationError(
+            "Another summary covers more messages. Change that one, or delete it first.",
+            extra={"through_message_id": str(current.message_id)},
+        )
+    return message

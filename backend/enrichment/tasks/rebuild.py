@@ -1,0 +1,409 @@
+"""Writing a chronicle anew from a chat: the agent reads it from the start, batch by batch.
+
+Each batch is a run: what the agent wrote of it before goes, what it finds now comes, and the job's
+payload says where the next one begins. So whatever is done stays done when the job is stopped or
+its process is killed, and everything behind it is as it was.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+from uuid import UUID
+
+import msgspec
+from sqlalchemy import exists, func, select
+from sqlalchemy.ext.asyncio import AsyncSession
+from sqlalchemy.orm import aliased
+
+from backend.chats.models import Chat, Message
+from backend.chronicles import event_writer as writing
+from backend.chronicles.models import ChronicleEvent, EventSource
+from backend.chronicles.repository import counting, get_chronicle, open_event
+from backend.database.base import split_chunks
+from backend.enrichment.agent.agent import EVENT_KIND_NAMES, MOST_CALLS
+from backend.enrichment.agent.proposals import AgentResult
+from backend.enrichment.agent.tools import TOOLS, TRIAGE_SCHEMA
+from backend.enrichment.budgets import CHARACTERS_A_TOKEN
+from backend.enrichment.errors import ChronicleNotEnabledError, OtherChronicleError
+from backend.enrichment.pipeline import (
+    BLOCKED_ATTEMPTS,
+    PASSED_OVER,
+    PathChangedError,
+    Recovery,
+)
+from backend.enrichment.runs.effects import effect_on
+from backend.enrichment.runs.store import RunDetail, RunEffect
+from backend.enrichment.schemas import AmountRange
+from backend.enrichment.story import (
+    EARLIER_LINES,
+    EARLIER_TOKENS,
+    PathRange,
+    behind_mark,
+    read_range,
+)
+from backend.enrichment.tasks.study import StudyTask, StudyWork
+from backend.errors import AppError
+from backend.generation.registry import UnknownModelError
+from backend.jobs.errors import RetryLaterError
+from backend.jobs.running import draw_delay
+from backend.lorebooks import authoring
+from backend.lorebooks.models import Lorebook, LoreEntryRow
+from backend.prompts import PromptLibrary
+from backend.vault.sealing import Sealer
+
+_TITLE = 200
+"""Characters of an event's summary that stand for it."""
+
+_REBUILT = "replaced by a rebuild"
+_SUPERSEDER_REPLACED = "what superseded it was replaced by a rebuild"
+
+
+async def events_to_replace(session: AsyncSession, place: PathRange) -> list[UUID]:
+    """Events that the agent wrote of this chat alone, whose last message stands in the place.
+
+    Those of other branches and of hidden lines are not among them: a rebuild reads nothing that
+    could take their place. Nor are those that a user has changed or pinned.
+    """
+    source = aliased(EventSource)
+    last = (
+        select(func.max(source.position))
+        .where(source.event_id == ChronicleEvent.id)
+        .scalar_subquery()
+    )
+    elsewhere = exists().where(
+        EventSource.event_id == ChronicleEvent.id, EventSource.chat_id != place.chat_id
+    )
+    hidden = exists().where(
+        source.event_id == ChronicleEvent.id, Message.id == source.message_id, Message.hidden
+    )
+    query = select(ChronicleEvent.id).where(
+        ChronicleEvent.chronicle_id == place.chronicle_id,
+        ChronicleEvent.user_id == place.owner_id,
+        ChronicleEvent.source == "agent",
+        ~ChronicleEvent.is_edited,
+        ~ChronicleEvent.is_pinned,
+        ~elsewhere,
+        ~hidden,
+        last.between(place.from_position, place.to_position),
+        counting(),
+    )
+    return list(await session.scalars(query.order_by(ChronicleEvent.id)))
+
+
+async def entries_to_replace(session: AsyncSession, place: PathRange) -> list[UUID]:
+    """The agent's own entries in the chronicle's book that come from the place."""
+    query = select(LoreEntryRow.id).where(
+        LoreEntryRow.lorebook_id.in_(
+            select(Lorebook.id).where(
+                Lorebook.chronicle_id == place.chronicle_id, Lorebook.user_id == place.owner_id
+            )
+        ),
+        LoreEntryRow.agent_revision == LoreEntryRow.revision,
+        LoreEntryRow.source_chat_id == place.chat_id,
+        exists().where(
+            Message.id == LoreEntryRow.source_message_id,
+            Message.is_active,
+            ~Message.hidden,
+            Message.position.between(place.from_position, place.to_position),
+        ),
+    )
+    return list(await session.scalars(query.order_by(LoreEntryRow.id)))
+
+
+async def remove_replaced(
+    session: AsyncSession, sealer: Sealer, place: PathRange
+) -> list[RunEffect]:
+    """Delete what is to be replaced; what that was, in the order in which it went.
+
+    The caller has locked the chat and the chronicle, and tells the index.
+    """
+    effects = await _remove_events(session, sealer, await events_to_replace(session, place))
+    return effects + await _remove_entries(session, sealer, place)
+
+
+async def _remove_events(
+    session: AsyncSession, sealer: Sealer, event_ids: Sequence[UUID]
+) -> list[RunEffect]:
+    removed: list[RunEffect] = []
+    kept: list[RunEffect] = []
+    heirs: dict[UUID, UUID | None] = {}
+    for ids in split_chunks(event_ids):
+        doomed = await session.scalars(
+            select(ChronicleEvent)
+            .where(ChronicleEvent.id.in_(ids))
+            .order_by(ChronicleEvent.happened_at, ChronicleEvent.place, ChronicleEvent.id)
+        )
+        for row in doomed.all():
+            heirs[row.id] = row.superseded_by
+            before = await writing.snapshot(session, sealer, row)
+            title = open_event(sealer, row).summary[:_TITLE]
+            removed.append(
+                effect_on(row, "event_removed", title=title, because=_REBUILT, before=before)
+            )
+    for ids in split_chunks(event_ids):
+        others = await session.scalars(
+            select(ChronicleEvent).where(
+                ChronicleEvent.superseded_by.in_(ids), ChronicleEvent.id.not_in(event_ids)
+            )
+        )
+        for row in others.all():
+            before = await writing.snapshot(session, sealer, row)
+            by = row.superseded_by
+            while by is not None and by in heirs:
+                by = heirs[by]
+            await writing.supersede(session, row, by)
+            title = open_event(sealer, row).summary[:_TITLE]
+            kept.append(
+                effect_on(
+                    row, "event_changed", title=title, because=_SUPERSEDER_REPLACED, before=before
+                )
+            )
+    await writing.remove_events(session, event_ids, owner_id=sealer.user_id)
+    return kept + removed
+
+
+async def _remove_entries(
+    session: AsyncSession, sealer: Sealer, place: PathRange
+) -> list[RunEffect]:
+    book = await authoring.find_chronicle_book(
+        session, place.chronicle_id, owner_id=place.owner_id, lock=True
+    )
+    if book is None:
+        return []
+    ids = await entries_to_replace(session, place)
+    rows = await session.scalars(
+        select(LoreEntryRow).where(LoreEntryRow.id.in_(ids)).order_by(LoreEntryRow.id)
+    )
+    effects: list[RunEffect] = []
+    for row in rows.all():
+        before = authoring.snapshot(sealer, row)
+        title = before["entry"].get("title", "")
+        effects.append(
+            effect_on(row, "entry_removed", title=title, because=_REBUILT, before=before)
+        )
+        await authoring.remove_entry(session, book, row)
+    return effects
+
+
+_LINE_MARK = 4
+"""Tokens of the mark before each line."""
+_KNOWN = 1_500
+"""Tokens of what is near in memory: some events, some lore, some old lines."""
+_ROUND = 400
+"""Tokens of one step of the loop: what the model called, and what it was answered."""
+_DECISION = 60
+"""Tokens of the answer to the first question."""
+
+
+class RebuildCounts(msgspec.Struct, frozen=True, kw_only=True):
+    """What a rebuild has written so far, and how much of the old it has replaced."""
+
+    events: int = 0
+    entries: int = 0
+    replaced: int = 0
+
+    def plus(self, effects: Sequence[RunEffect]) -> RebuildCounts:
+        """With what a batch wrote."""
+        kinds = [effect.what for effect in effects]
+        return RebuildCounts(
+            events=self.events + kinds.count("event_created"),
+            entries=self.entries + kinds.count("entry_created"),
+            replaced=self.replaced + kinds.count("event_removed") + kinds.count("entry_removed"),
+        )
+
+
+class RebuildState(msgspec.Struct, frozen=True, kw_only=True):
+    """How far a rebuild is, as its job's payload: ids and numbers, for that is not sealed.
+
+    `next` is the position at which the next batch begins; everything before it is done. `done` and
+    `total` count messages, `failures` how often the next batch has failed.
+    """
+
+    chat_id: UUID
+    chronicle_id: UUID
+    next: int
+    to_position: int
+    done: int = 0
+    total: int = 0
+    failures: int = 0
+    counts: RebuildCounts = RebuildCounts()
+
+    def to_payload(self) -> dict[str, Any]:
+        """As a job's payload."""
+        built: dict[str, Any] = msgspec.to_builtins(self)
+        return built
+
+
+class RebuildTask(StudyTask):
+    """Has the agent read a whole chat again, and replaces what it wrote itself.
+
+    It ends early where the chat is gone, keeps another chronicle by now, or its owner no longer
+    agrees: the job is done, with that for its error. A batch that fails again and again uses up the
+    job's attempts.
+    """
+
+    kind = "rebuild"
+
+    async def load(self, session: AsyncSession, chat: Chat) -> StudyWork | None:
+        """The next batch. What it will replace, the agent does not see."""
+        state = self._state
+        if chat.chronicle_id != state.chronicle_id:
+            raise OtherChronicleError
+        if not chat.chronicle_enabled:
+            raise ChronicleNotEnabledError
+        reader = await self.reader(session, chat)
+        rest = self._range(state.to_position)
+        doomed = [
+            *await events_to_replace(session, rest),
+            *await entries_to_replace(session, rest),
+        ]
+        stretch = await read_range(
+            session,
+            reader,
+            chat,
+            rest,
+            left_alone=frozenset(doomed),
+        )
+        return None if stretch is None else await self.new_work(session, reader, stretch)
+
+    async def apply(
+        self, session: AsyncSession, chat: Chat, work: StudyWork, proposal: AgentResult
+    ) -> RunDetail:
+        """Put what was found in place of what was there."""
+        await self.check_wanted(session, chat, work)
+        place = self._range(work.to_position)
+        await get_chronicle(session, place.chronicle_id, owner_id=place.owner_id, lock=True)
+        removed = await remove_replaced(session, self.sealer, place)
+        detail = await self.write(session, work, proposal, removed)
+        # Not where something before it has not been read: the agent would never read that.
+        if await behind_mark(session, chat.id) >= place.from_position:
+            await self.set_mark(session, work)
+        await self._go_on(work, detail.effects)
+        return detail
+
+    async def recover(
+        self,
+        session: AsyncSession,  # noqa: ARG002  # the job's payload is all that changes
+        work: StudyWork,
+        error: Exception,
+    ) -> Recovery:
+        """The same batch again later, or the next one where this one never gets an answer.
+
+        Failures of one batch are counted by themselves: a long chat has many batches, and a job has
+        few attempts.
+        """
+        if not isinstance(error, AppError):
+            return Recovery(raises=error)
+        if isinstance(error, UnknownModelError):  # waiting does not bring it back
+            return Recovery(is_over=True)
+        failures = self._state.failures + 1
+        if isinstance(error, PASSED_OVER) and failures >= BLOCKED_ATTEMPTS:
+            await self._go_on(work, ())
+            return Recovery()
+        state = msgspec.structs.replace(self._state, failures=failures)
+        self.job.checkpoint(state.to_payload())
+        if isinstance(error, PathChangedError) and failures == 1:
+            return Recovery()
+        wait = draw_delay(failures, self.runtime.draw)
+        if wait is None:
+            return Recovery(raises=error)
+        return Recovery(raises=RetryLaterError(error.title, after=wait.total_seconds()))
+
+    @property
+    def _state(self) -> RebuildState:
+        return msgspec.convert(self.job.payload, RebuildState)
+
+    def _range(self, to_position: int) -> PathRange:
+        """From where the next batch begins."""
+        state = self._state
+        return PathRange(
+            owner_id=self.sealer.user_id,
+            chat_id=state.chat_id,
+            chronicle_id=state.chronicle_id,
+            from_position=state.next,
+            to_position=to_position,
+        )
+
+    async def _go_on(self, work: StudyWork, effects: Sequence[RunEffect]) -> None:
+        """Have the next batch begin behind this one, which had these effects. Within a step."""
+        state = self._state
+        done = state.done + len(work.stretch.lines)
+        state = msgspec.structs.replace(
+            state,
+            next=work.to_position + 1,
+            done=done,
+            total=done if work.stretch.is_last else max(state.total, done),
+            failures=0,
+            counts=state.counts.plus(effects),
+        )
+        self.job.checkpoint(state.to_payload())
+        await self.job.progress(done, state.total)
+
+
+class Cost(NamedTuple):
+    """Calls and tokens, from where nothing of note is found to where every batch takes all."""
+
+    calls: AmountRange
+    prompt_tokens: AmountRange
+    completion_tokens: AmountRange
+
+
+def estimate_cost(
+    batches: Sequence[Sequence[int]], prompts: PromptLibrary, *, most_writes: int, per_run: int
+) -> Cost:
+    """What it takes to study a chat's stretches.
+
+    Args:
+        batches: Of each stretch the tokens of its lines.
+        prompts: What the agent is told.
+        most_writes: How much one run may write.
+        per_run: Tokens that one run may take; its first call is always made.
+    """
+    kinds = EVENT_KIND_NAMES
+    frame = prompts["enrichment/story"].render(
+        events=[], entries=[], messages=[], earlier=[], lines=[]
+    )
+    question = _tokens(
+        prompts["enrichment/triage"].render(kinds=kinds), frame, msgspec.json.encode(TRIAGE_SCHEMA)
+    )
+    task = _tokens(
+        prompts["enrichment/agent"].render(
+            kinds=kinds, most_writes=most_writes, most_calls=MOST_CALLS - 1
+        ),
+        frame,
+        *(msgspec.json.encode(tool.parameters) for tool in TOOLS),
+        *(tool.description for tool in TOOLS),
+    )
+    steps = MOST_CALLS - 1
+    least = most = 0
+    before: list[int] = []
+    for batch in batches:
+        lines = sum(batch) + _LINE_MARK * len(batch) + _earlier(before)
+        first = question + lines
+        loop = steps * (task + lines + _KNOWN) + _ROUND * steps * (steps - 1) // 2
+        least += first
+        most += max(first, min(first + loop, per_run))
+        before = [*before, *batch][-EARLIER_LINES:]
+    count = len(batches)
+    return Cost(
+        calls=AmountRange(least=count, most=count * MOST_CALLS),
+        prompt_tokens=AmountRange(least=least, most=most),
+        completion_tokens=AmountRange(
+            least=count * _DECISION, most=count * (_DECISION + steps * _ROUND)
+        ),
+    )
+
+
+def _earlier(tokens: Sequence[int]) -> int:
+    """Tokens of the lines that are shown before a batch."""
+    total = 0
+    for each in reversed(tokens):
+        if total + each > EARLIER_TOKENS:
+            break
+        total += each + _LINE_MARK
+    return total
+
+
+def _tokens(*texts: str | bytes) -> int:
+    return sum(map(len, texts)) // CHARACTERS_A_TOKEN

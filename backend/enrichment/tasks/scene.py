@@ -1,0 +1,356 @@
+"""Scenes compressed: a summary, key moments, threads, what the world is now, what is quoted.
+
+What a scene leaves behind is a change of the last message that was read for it: it counts while
+that message is told. What is compressed again builds on what was, behind the lines that it covers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, TypeVar
+from uuid import UUID
+
+import msgspec
+from msgspec import Meta
+from sqlalchemy import select
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from backend.campaigns.ledger import store as ledger_store
+from backend.campaigns.ledger.changes import Operations
+from backend.campaigns.ledger.items import Scene, Thread
+from backend.campaigns.ledger.records import find_campaign, open_campaign, open_item
+from backend.campaigns.ledger.store import Change
+from backend.campaigns.models import Campaign, CampaignItem
+from backend.campaigns.play.deltas import FieldDelta
+from backend.campaigns.play.table import Table
+from backend.campaigns.scenes.scenes import find_span
+from backend.campaigns.state.item_reader import MAX_HOT, CampaignReader
+from backend.campaigns.state.snapshot import Names
+from backend.campaigns.state.viewpoints import read_marks
+from backend.chats.models import Chat, Message
+from backend.core.audience import (
+    GM,
+    PUBLIC,
+    decode_audience,
+    encode_audience,
+    intersect_audiences,
+    may_all_know,
+)
+from backend.enrichment.budgets import CHARACTERS_A_TOKEN, open_budget
+from backend.enrichment.cleaning import clipped, one_line
+from backend.enrichment.llm_selection import OUTPUT_TOKENS
+from backend.enrichment.pipeline import (
+    PathChangedError,
+    Task,
+    Work,
+)
+from backend.enrichment.runs.store import Refused, RunDetail
+from backend.enrichment.story import Version, is_as_read, read_lines, told
+from backend.enrichment.summaries.task import plain
+from backend.enrichment.tasks.scene_changes import (
+    Quote,
+    Seed,
+    compared,
+    new_threads,
+    quoted_facts,
+    scene_table,
+    shown_items,
+    told_since,
+)
+from backend.generation.declined_answers import check_declined
+from backend.generation.model import (
+    ModelMalformedAnswerError,
+    Prompt,
+    PromptMessage,
+)
+from backend.generation.tools.arguments import InvalidCallError, plain_schema, read_arguments
+
+WORDS = 150
+"""About how long the summary of a scene is."""
+
+MAX_SUMMARY = 4_000
+MAX_MOMENTS = 5
+MAX_MOMENT = 400
+MAX_SEEDS = 3
+MAX_CHANGES = 12
+MAX_KEPT = 8
+
+
+class _Answer(msgspec.Struct, frozen=True):
+    """What is to be kept of the scene."""
+
+    summary: str
+    key_moments: Annotated[list[str], Meta(description="3 to 5, one sentence each.")]
+    seeds: list[Seed] = []
+    changes: list[FieldDelta] = []
+    kept: list[Quote] = []
+
+
+class _Said(msgspec.Struct, frozen=True):
+    """An answer as far as it is read at once: one seed that can't be read costs no summary."""
+
+    summary: str
+    key_moments: list[str]
+    seeds: list[dict[str, Any]] = []
+    changes: list[dict[str, Any]] = []
+    kept: list[dict[str, Any]] = []
+
+
+SCHEMA = {**plain_schema(_Answer), "required": list(_Answer.__struct_fields__)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class SceneWork(Work):
+    """Lines of a scene behind position `after`, which its summary covers already.
+
+    `audience` is of all that comes of them, as a column holds it. `names` are of the campaign's
+    version that was read.
+    """
+
+    campaign_id: UUID
+    scene_id: UUID
+    scene: Scene
+    after: int
+    versions: Sequence[Version]
+    lines: Sequence[str]
+    audience: str
+    threads: Sequence[str]
+    items: Sequence[str]
+    names: Names
+
+
+@dataclass(frozen=True, slots=True)
+class SceneProposal:
+    """What is to be kept of a scene."""
+
+    summary: str
+    key_moments: Sequence[str]
+    seeds: Sequence[Seed]
+    deltas: Sequence[FieldDelta]
+    quotes: Sequence[Quote]
+    refused: Sequence[Refused]
+    note: str = ""
+
+
+class SceneTask(Task[SceneWork, SceneProposal]):
+    """Compresses what a chat tells of one scene, in steps of as many lines as one call reads."""
+
+    kind = "scene"
+    task = "summary"
+
+    async def run(self) -> None:
+        """See `Task.run`. What a crash left to be folded is folded first."""
+        await self.fold_campaign()
+        await super().run()
+
+    async def load(self, session: AsyncSession, chat: Chat) -> SceneWork | None:
+        """The next lines of the scene; None where its summary covers all that the chat tells.
+
+        None, too, for a scene that goes on and has lines which not all may know who know of the
+        scene: what is written of it then is for fewer, and it is hidden from the others at its end.
+        """
+        found = await self._scene(session, chat)
+        scene_id = UUID(self.job.payload["scene_id"])
+        span = await find_span(session, scene_id, chat.id)
+        if found is None or span is None:
+            return None
+        campaign, scene = found
+        reader = await self.reader(session, chat)
+        most = reader.stretch_tokens
+        rows = await read_lines(session, chat, after=span.after, through=span.last, most=most)
+        told_to = encode_audience(scene.audience)
+        is_open_to_all = all(may_all_know(told_to, row.audience) for row in rows)
+        if not rows or (scene.status == "open" and not is_open_to_all):
+            return None
+        audience = intersect_audiences([told_to, *(row.audience for row in rows)])
+        marks = await read_marks(session, self.sealer, campaign.id, audience)
+        lines = [told(reader, row, most * CHARACTERS_A_TOKEN, marks) for row in rows]
+        text = "\n".join(lines)
+        names = await self.runtime.names.read(session, self.sealer, campaign)
+        table = await scene_table(session, self.sealer, campaign, names, text, audience=audience)
+        viewpoint = GM if audience == GM else PUBLIC
+        known = CampaignReader(session, self.sealer, campaign, viewpoint)
+        threads = await known.of_kind("thread", limit=MAX_HOT, newest=True)
+        return SceneWork(
+            reader=reader,
+            budget=await open_budget(session, self.runtime.settings, self.sealer.user_id),
+            message_ids=[row.id for row in rows],
+            from_position=rows[0].position,
+            to_position=rows[-1].position,
+            ends_job=rows[-1].position >= span.last,
+            campaign_id=campaign.id,
+            scene_id=scene_id,
+            scene=scene,
+            after=span.after,
+            versions=[(row.id, row.updated_at) for row in rows],
+            lines=lines,
+            audience=audience,
+            threads=[
+                marks.mark(f"{item.title}: {clipped(item.summary, MAX_MOMENT)}", item.audience)
+                for _, item in threads
+                if isinstance(item, Thread) and item.status == "open"
+            ],
+            items=shown_items(table),
+            names=names,
+        )
+
+    def output_tokens(self, work: SceneWork) -> int:  # noqa: ARG002  # the base class's
+        """Return room for a summary, 12 changes and 8 quotations."""
+        return 3 * OUTPUT_TOKENS
+
+    async def propose(self, work: SceneWork) -> SceneProposal:
+        """Have the model write, with what was written of the scene before."""
+        prompts, scene = self.runtime.prompts, work.scene
+        lines = prompts["enrichment/scene_lines"].render(
+            title=one_line(scene.title) or "A scene",
+            stakes=one_line(scene.stakes),
+            previous=one_line(scene.summary),
+            moments=[one_line(moment) for moment in scene.key_moments],
+            threads=[one_line(thread) for thread in work.threads],
+            items=work.items,
+            lines=work.lines,
+        )
+        system = prompts["enrichment/scene"].render(
+            words=WORDS, most_seeds=MAX_SEEDS, most=MAX_CHANGES, most_kept=MAX_KEPT
+        )
+        prompt = Prompt([PromptMessage("system", system), PromptMessage("user", lines)])
+        said = await self.ask(work, prompt, SCHEMA, _Said)
+        summary = plain(one_line(said.summary), MAX_SUMMARY)
+        moments = [plain(one_line(each), MAX_MOMENT) for each in said.key_moments]
+        if not summary:
+            raise ModelMalformedAnswerError("The model returned no summary of the scene.")
+        check_declined(summary)
+        seeds, bad_seeds = _read(said.seeds[:MAX_SEEDS], Seed, "thread")
+        deltas, bad_deltas = _read(said.changes[:MAX_CHANGES], FieldDelta, "change")
+        quotes, bad_quotes = _read(said.kept[:MAX_KEPT], Quote, "quote")
+        return SceneProposal(
+            summary=summary,
+            key_moments=[each for each in moments if each][:MAX_MOMENTS],
+            seeds=seeds,
+            deltas=deltas,
+            quotes=quotes,
+            refused=[*bad_seeds, *bad_deltas, *bad_quotes],
+            note=self.note(work),
+        )
+
+    async def apply(
+        self, session: AsyncSession, chat: Chat, work: SceneWork, proposal: SceneProposal
+    ) -> RunDetail:
+        """Write all of it as changes of the last line that was read, if nothing has moved.
+
+        What is quoted follows from its own line.
+        """
+        found = await self._scene(session, chat, lock=True)
+        span = await find_span(session, work.scene_id, chat.id)
+        if (
+            found is None
+            or span is None
+            or span.after != work.after
+            or (found[1].summary, found[1].status, found[1].audience)
+            != (work.scene.summary, work.scene.status, work.scene.audience)
+            or not await is_as_read(session, chat, work.versions, after=work.after)
+        ):
+            raise PathChangedError
+        campaign, scene = found
+        message = await session.get_one(Message, work.message_ids[-1])
+        wanted = {"summary": proposal.summary, "key_moments": list(proposal.key_moments)}
+        written = {key: value for key, value in wanted.items() if key not in scene.locked}
+        if work.audience != encode_audience(scene.audience):
+            written["audience"] = msgspec.to_builtins(decode_audience(work.audience))
+        threads, refused = await new_threads(
+            session, self.sealer, campaign, proposal.seeds, audience=work.audience
+        )
+        text, audience = "\n".join(work.lines), work.audience
+        names = await self.runtime.names.read(session, self.sealer, campaign, known=work.names)
+        table = await scene_table(session, self.sealer, campaign, names, text, audience=audience)
+        facts, unquoted = await quoted_facts(
+            session,
+            self.sealer,
+            campaign,
+            proposal.quotes,
+            lines=work.lines,
+            versions=work.versions,
+            table=table,
+        )
+        deltas, others = await self._changes(session, chat, table, work, proposal)
+        changes = [Change("scene", work.scene_id, Operations(set=written)), *threads, *deltas]
+        await ledger_store.append(
+            session,
+            self.sealer,
+            campaign,
+            [*changes, *(fact.change for fact in facts)],
+            actor="compactor",
+            sources=[*([message] * len(changes)), *(fact.message for fact in facts)],
+        )
+        campaign.compactions += 1
+        if scene.status == "closed":
+            await self.runtime.outbox.make_chapters(session, work.reader, chat)
+        return RunDetail(
+            message_ids=list(work.message_ids),
+            significant=True,
+            why=", ".join(change.operations.set["title"] for change in threads),
+            refused=[*proposal.refused, *refused, *unquoted, *others],
+            note=proposal.note,
+        )
+
+    async def _changes(
+        self,
+        session: AsyncSession,
+        chat: Chat,
+        table: Table,
+        work: SceneWork,
+        proposal: SceneProposal,
+    ) -> tuple[list[Change], list[Refused]]:
+        """What the scene changed that the ledger does not have, as things are now."""
+        if not proposal.deltas:
+            return [], []
+        since = await told_since(
+            session,
+            self.sealer,
+            table,
+            scene_id=work.scene_id,
+            chat_id=chat.id,
+            last=work.to_position,
+        )
+        return compared(table, proposal.deltas, since, audience=work.audience)
+
+    async def _scene(
+        self, session: AsyncSession, chat: Chat, *, lock: bool = False
+    ) -> tuple[Campaign, Scene] | None:
+        """The scene in the chat's campaign, if that is still to be summed up."""
+        if chat.campaign_id is None:
+            return None
+        campaign = await find_campaign(session, self.sealer, chat.campaign_id, lock=lock)
+        if campaign is None or not open_campaign(self.sealer, campaign).settings.summaries:
+            return None
+        row = await session.scalar(
+            select(CampaignItem)
+            .where(
+                CampaignItem.id == UUID(self.job.payload["scene_id"]),
+                CampaignItem.campaign_id == campaign.id,
+                CampaignItem.kind == "scene",
+                CampaignItem.exists,
+            )
+            .execution_options(populate_existing=True)
+        )
+        item = open_item(self.sealer, row) if row else None
+        return (campaign, item) if isinstance(item, Scene) else None
+
+
+T = TypeVar("T", bound=msgspec.Struct)
+
+
+def _read(
+    said: Sequence[dict[str, Any]], wanted: type[T], name: str
+) -> tuple[list[T], list[Refused]]:
+    """Members of an answer as structs, and those that can't be read."""
+    read: list[T] = []
+    refused: list[Refused] = []
+    schema = plain_schema(wanted)
+    for each in said:
+        try:
+            read.append(read_arguments(each, wanted, schema))
+        except InvalidCallError as error:
+            refused.append(Refused(tool=name, reason=str(error)))
+    return read, refused

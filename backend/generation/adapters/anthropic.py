@@ -1,0 +1,545 @@
+"""Anthropic's models, through its Messages API."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import chain, takewhile
+from typing import Any
+
+from backend.generation.client.client import ModelClient
+from backend.generation.client.provider import ModelProvider, ServerConfig
+from backend.generation.failures.refused_members import Refusal
+from backend.generation.json_text import clean_text, mapping, sequence
+from backend.generation.model import (
+    FinishReason,
+    Prompt,
+    PromptMessage,
+    TextPiece,
+    ThinkingPiece,
+    TokenUsage,
+    Tool,
+    ToolCall,
+    ToolRound,
+)
+from backend.generation.sampling import Sampling, SamplingField
+from backend.generation.servers.model import AnswerReader, ModelRequest, ServerModel
+from backend.generation.servers.replies import Delta
+from backend.generation.tools.calls import (
+    MAX_ARGUMENTS,
+    arguments_text,
+    read_calls,
+    with_distinct_ids,
+)
+
+USUAL_TOKENS = 8_192
+"""Length of a reply where the user sets none: the API wants one."""
+
+LEAST_THINKING = 1_024
+"""The smallest budget for thinking that the API takes, in tokens."""
+
+LEAST_TOP_P = 0.95
+"""The smallest `top_p` that the API takes while the model thinks."""
+
+_NO_THINKING = {"type": "disabled"}
+_ADAPTIVE_THINKING = {"type": "adaptive", "display": "summarized"}
+
+_SCHEMA_MEMBERS = (
+    *("type", "description", "title", "enum", "const", "default", "format", "required", "$ref"),
+)
+
+_OPENING = "[Start]"
+"""Stands where the user has not spoken yet: the API wants the first turn to be the user's."""
+
+_KEPT = {"cache_control": {"type": "ephemeral"}}
+"""At a block: what is sent up to here is kept, and read by requests that begin with the same."""
+
+MAX_BLOCKS = 1_000
+"""Blocks of one answer. The calls and signatures of further ones are ignored."""
+
+MAX_SIGNATURE = 2**20
+"""Characters of a block's signature: the API puts the thoughts themselves into it, encrypted."""
+
+_THOUGHTS = "thoughts"
+"""Where thoughts stand in the state of a call."""
+
+_FINISHES: dict[str, FinishReason] = {
+    "end_turn": "stop",
+    "stop_sequence": "stop",
+    "max_tokens": "length",
+    "model_context_window_exceeded": "length",
+    "tool_use": "tool_calls",
+    "refusal": "safety",
+}
+
+_EFFORTS = {"minimal": "low", "low": "low", "medium": "medium", "high": "high"}
+
+
+def request_body(
+    prompt: Prompt,
+    sampling: Sampling,
+    *,
+    start: str,
+    max_output_tokens: int,
+    is_adaptive: bool,
+) -> dict[str, Any]:
+    """Return the body of a request. Messages without text stay out: the API refuses them.
+
+    The API is asked to keep what is the same in the next turn: the system blocks, and the last of
+    the stable messages. It looks back from there for what it has kept already.
+
+    Args:
+        prompt: What is sent.
+        sampling: The user's settings, without those that exclude each other.
+        start: The beginning of the reply, without spaces at its end.
+        max_output_tokens: The most that the model writes, thinking included.
+        is_adaptive: The model takes no budget for thinking and chooses it itself.
+    """
+    messages = [*prompt.messages, *([PromptMessage("assistant", start)] if start else ())]
+    spoken = [
+        (message, place + 1 == prompt.stable)
+        for place, message in enumerate(messages)
+        if message.text.strip()
+    ]
+    leading = list(takewhile(lambda each: each[0].role == "system", spoken))
+    members: dict[str, Any] = {
+        "messages": _turns(spoken[len(leading) :], prompt.rounds),
+        **_settings(sampling, max_output_tokens, is_adaptive=is_adaptive),
+    }
+    if leading:
+        blocks = [_text_block(message.text) for message, _ in leading]
+        members["system"] = [*blocks[:-1], blocks[-1] | (_KEPT if prompt.stable else {})]
+    return members
+
+
+def find_conflicts(sampling: Sampling) -> list[SamplingField]:
+    """Return the settings that the API refuses beside the others.
+
+    Thinking excludes other temperatures than 1, `top_k`, a `top_p` below 0.95, and the beginning of
+    a reply. Without thinking, recent models refuse `top_p` beside a temperature.
+    Source: https://platform.claude.com/docs/en/build-with-claude/extended-thinking
+    """
+    found: list[SamplingField] = []
+    if (_thinking(sampling) or _NO_THINKING)["type"] != "disabled":
+        if sampling.temperature not in (None, 1):
+            found.append("temperature")
+        if sampling.top_k is not None:
+            found.append("top_k")
+        if sampling.top_p is not None and sampling.top_p < LEAST_TOP_P:
+            found.append("top_p")
+        if sampling.start_reply_with:
+            found.append("start_reply_with")
+    keeps_both = not {"temperature", "top_p"}.intersection(found)
+    if keeps_both and sampling.temperature is not None and sampling.top_p is not None:
+        found.append("top_p")
+    return found
+
+
+def _turns(spoken: Sequence[tuple[PromptMessage, bool]], rounds: Sequence[ToolRound]) -> list[Any]:
+    """The turns of the conversation: system messages amid it are the user's."""
+    turns: list[Any] = []
+    for message, is_last_stable in spoken:
+        role = "assistant" if message.role == "assistant" else "user"
+        if not turns and role == "assistant":
+            turns.append(_turn("user", [_text_block(_OPENING)]))
+        block = _text_block(message.text) | (_KEPT if is_last_stable else {})
+        if turns and turns[-1]["role"] == role:
+            turns[-1]["content"].append(block)
+        else:
+            turns.append(_turn(role, [block]))
+    if not turns:
+        turns.append(_turn("user", [_text_block(_OPENING)]))
+    if not rounds and turns[-1]["role"] == "assistant":
+        # What the reply is to begin with: the API refuses spaces at its end.
+        last = turns[-1]["content"][-1]
+        last["text"] = last["text"].rstrip()
+    for tool_round in with_distinct_ids(rounds):
+        turns += _round(tool_round)
+    return turns
+
+
+def _round(tool_round: ToolRound) -> Iterator[dict[str, Any]]:
+    """What the model asked, with the thoughts that led there, and what it was answered."""
+    named = [call for call in tool_round.calls if call.name]
+    thought = [*mapping(named[0].vendor_state).get(_THOUGHTS, ())] if named else []
+    said = [_text_block(tool_round.text.rstrip())] if tool_round.text.strip() else []
+    asked = [
+        {"type": "tool_use", "id": call.id, "name": call.name, "input": dict(call.arguments)}
+        for call in named
+    ]
+    if said or asked:
+        yield _turn("assistant", [*thought, *said, *asked])
+    yield _turn(
+        "user",
+        [
+            {"type": "tool_result", "tool_use_id": call.id, "content": _result(result)}
+            # A call without a name is no block: what is answered to it is said to the model.
+            if call.name
+            else _text_block(_result(result))
+            for call, result in zip(tool_round.calls, tool_round.results, strict=True)
+        ],
+    )
+
+
+def _turn(role: str, content: list[Any]) -> dict[str, Any]:
+    return {"role": role, "content": content}
+
+
+def _text_block(text: str) -> dict[str, Any]:
+    return {"type": "text", "text": text}
+
+
+def _result(result: Any) -> str:
+    return result if isinstance(result, str) else json.dumps(result, ensure_ascii=False)
+
+
+def _settings(sampling: Sampling, max_output_tokens: int, *, is_adaptive: bool) -> dict[str, Any]:
+    """Return the settings that are set, by the API's names; thinking has tokens of its own."""
+    reply = min(sampling.max_output_tokens or USUAL_TOKENS, max_output_tokens)
+    thinking, effort = _thinking(sampling), _EFFORTS.get(sampling.reasoning_effort or "")
+    if thinking and thinking["type"] == "enabled" and is_adaptive:
+        thinking = _ADAPTIVE_THINKING
+    tokens = reply
+    if thinking and thinking["type"] == "enabled":
+        # The API refuses a budget that is not below the limit. The reply keeps its room, but a long
+        # one leaves half of the limit to a larger budget.
+        most = max(max_output_tokens - reply, max_output_tokens // 2)
+        budget = min(int(thinking["budget_tokens"]), most)
+        thinking = {**thinking, "budget_tokens": budget}
+        tokens = min(reply + budget, max_output_tokens)
+    values = {
+        "max_tokens": tokens,
+        # The API's scale ends at 1.
+        "temperature": None if sampling.temperature is None else min(sampling.temperature, 1.0),
+        "top_p": sampling.top_p,
+        "top_k": sampling.top_k,
+        "stop_sequences": None if sampling.stop is None else list(sampling.stop),
+        "thinking": thinking,
+        "output_config": {"effort": effort} if effort else None,
+    }
+    return {name: value for name, value in values.items() if value is not None}
+
+
+def _thinking(sampling: Sampling) -> dict[str, Any] | None:
+    """Return how the model thinks; None leaves it to the model.
+
+    A budget of -1 lets the model decide how much.
+    """
+    budget = sampling.thinking_budget
+    if budget == 0 or (budget is None and sampling.reasoning_effort == "none"):
+        return _NO_THINKING
+    if budget is not None and budget > 0:
+        return {"type": "enabled", "budget_tokens": max(budget, LEAST_THINKING)}
+    if budget is None and sampling.reasoning_effort is None:
+        return None
+    return _ADAPTIVE_THINKING
+
+
+def plain_schema(schema: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the part of a JSON Schema that the API takes.
+
+    Each object is closed. Limits of numbers, lists and texts are left out: answers are checked
+    against them by the caller.
+    Source: https://platform.claude.com/docs/en/build-with-claude/structured-outputs
+    """
+    plain: dict[str, Any] = {name: schema[name] for name in _SCHEMA_MEMBERS if name in schema}
+    for name in ("items", "additionalItems"):
+        if isinstance(schema.get(name), Mapping):
+            plain[name] = plain_schema(schema[name])
+    for name in ("properties", "$defs", "definitions"):
+        if name in schema:
+            plain[name] = {key: plain_schema(each) for key, each in schema[name].items()}
+    for name in ("anyOf", "allOf", "oneOf"):
+        if name in schema:
+            plain["anyOf" if name == "oneOf" else name] = list(map(plain_schema, schema[name]))
+    if schema.get("type") == "object":
+        plain["additionalProperties"] = False
+    return plain
+
+
+def declarations(tools: Sequence[Tool]) -> list[Any]:
+    """The tools, with their JSON Schemas as they are."""
+    return [
+        {
+            "name": tool.name,
+            "description": tool.description,
+            "input_schema": dict(tool.parameters),
+        }
+        for tool in tools
+    ]
+
+
+@dataclass(slots=True)
+class _Block:
+    """A block of which fragments have come. `begun` is what the API sent at its start."""
+
+    begun: Mapping[str, Any]
+    arguments: list[str] = field(default_factory=list[str])
+    length: int = 0
+    thoughts: list[str] = field(default_factory=list[str])
+    signature: list[str] = field(default_factory=list[str])
+    signed: int = 0
+
+
+class MessageReader:
+    """Reads one answer, event by event or as a whole.
+
+    Text and thoughts are pieces as they come; a call is one when its block is complete. Thoughts
+    go with the first call: the API wants them back, signed, with its result.
+    """
+
+    def __init__(self) -> None:
+        self._blocks: dict[int, _Block] = {}
+        self._begun = 0
+        self._thoughts: list[Mapping[str, Any]] = []
+        self._usage: dict[str, Any] = {}
+        self._has_ended = False
+
+    def read_event(self, event: Any) -> Delta:
+        """Read one event of a stream. Unknown ones are ignored.
+
+        A block ends with its own event, with another block of its index, or with the answer: some
+        servers that imitate the API give every block one index, or end none.
+        """
+        members = mapping(event)
+        index = _number(members, "index")
+        match members.get("type"):
+            case "message_start":
+                self._usage |= mapping(mapping(members.get("message")).get("usage"))
+            case "content_block_start":
+                calls = self._close(index)
+                block = self._begin(index, mapping(members.get("content_block")))
+                return Delta((*calls, *_said(block.begun)))
+            case "content_block_delta":
+                block = self._blocks.get(index) or self._begin(index, {})
+                return Delta(self._grown(block, mapping(members.get("delta"))))
+            case "content_block_stop":
+                return Delta(self._close(index))
+            case "message_delta":
+                self._usage |= mapping(members.get("usage"))
+                end = self._end(mapping(members.get("delta")))
+                return replace(end, pieces=self.close()) if end.finish else end
+            case "message_stop" if not self._has_ended:
+                return Delta(self.close(), finish="stop", reason="message_stop")
+            case _:
+                pass
+        return Delta()
+
+    def read_whole(self, answer: Any) -> Delta:
+        """An answer that was not streamed."""
+        members = mapping(answer)
+        self._usage |= mapping(members.get("usage"))
+        pieces: list[TextPiece | ThinkingPiece | ToolCall] = []
+        for each in sequence(members.get("content")):
+            block = mapping(each)
+            pieces += (*_said(block), *self._find_calls(_Block(block)))
+        end = self._end(members)
+        return Delta(tuple(pieces), end.usage, end.finish, end.reason)
+
+    def _grown(
+        self, block: _Block, delta: Mapping[str, Any]
+    ) -> tuple[TextPiece | ThinkingPiece, ...]:
+        if block.length <= MAX_ARGUMENTS:
+            block.arguments.append(arguments_text(delta.get("partial_json")))
+            block.length += len(block.arguments[-1])
+        block.thoughts.append(_text(delta, "thinking"))
+        if block.signed <= MAX_SIGNATURE:
+            block.signature.append(_text(delta, "signature"))
+            block.signed += len(block.signature[-1])
+        return _said(delta)
+
+    def close(self) -> tuple[ToolCall, ...]:
+        """See `AnswerReader`."""
+        return tuple(chain.from_iterable(map(self._close, list(self._blocks))))
+
+    def _begin(self, index: int, begun: Mapping[str, Any]) -> _Block:
+        """Begin a block, which is kept unless there are too many."""
+        block = _Block(begun)
+        self._begun += 1
+        if self._begun <= MAX_BLOCKS:
+            self._blocks[index] = block
+        return block
+
+    def _close(self, index: int) -> tuple[ToolCall, ...]:
+        """End the block of an index, if one is open, and return the calls in it."""
+        block = self._blocks.pop(index, None)
+        return () if block is None else self._find_calls(block)
+
+    def _find_calls(self, block: _Block) -> tuple[ToolCall, ...]:
+        """Return the calls in a block that is complete; keep its thoughts for the next call."""
+        begun = block.begun
+        match begun.get("type"):
+            case "thinking":
+                thought = "".join((_text(begun, "thinking"), *block.thoughts))
+                signature = "".join((_text(begun, "signature"), *block.signature))
+                self._thoughts.append({**begun, "thinking": thought, "signature": signature})
+            case "redacted_thinking":
+                self._thoughts.append(begun)
+            case "tool_use":
+                state = {_THOUGHTS: self._thoughts} if self._thoughts else None
+                self._thoughts = []
+                return tuple(
+                    read_calls(
+                        _text(begun, "name"),
+                        "".join(block.arguments) or begun.get("input"),
+                        call_id=_text(begun, "id"),
+                        vendor_state=state,
+                    )
+                )
+            case _:
+                pass
+        return ()
+
+    def _end(self, members: Mapping[str, Any]) -> Delta:
+        word = _text(members, "stop_reason")
+        self._has_ended = self._has_ended or bool(word)
+        return Delta(
+            usage=read_usage(self._usage),
+            finish=_FINISHES.get(word, "other") if word else None,
+            reason=word,
+        )
+
+
+def _said(block: Mapping[str, Any]) -> tuple[TextPiece | ThinkingPiece, ...]:
+    """The text and the thoughts that are in a block, or in a fragment of one."""
+    # Halves of characters stay as they are: the other half may be in the next fragment.
+    thought, said = block.get("thinking"), block.get("text")
+    return (
+        *([ThinkingPiece(thought)] if isinstance(thought, str) and thought else ()),
+        *([TextPiece(said)] if isinstance(said, str) and said else ()),
+    )
+
+
+def read_usage(reported: Mapping[str, Any]) -> TokenUsage | None:
+    """The API counts what it kept and what it read of that beside the rest of the prompt."""
+    if not reported:
+        return None
+    cached = _number(reported, "cache_read_input_tokens")
+    kept = _number(reported, "cache_creation_input_tokens")
+    details = mapping(reported.get("output_tokens_details"))
+    return TokenUsage(
+        prompt_tokens=_number(reported, "input_tokens") + cached + kept,
+        completion_tokens=_number(reported, "output_tokens"),
+        cached_tokens=cached,
+        thinking_tokens=_number(details, "thinking_tokens"),
+    )
+
+
+def _text(value: Mapping[str, Any], name: str) -> str:
+    member = value.get(name)
+    return clean_text(member) if isinstance(member, str) else ""
+
+
+def _number(value: Mapping[str, Any], name: str) -> int:
+    member = value.get(name)
+    return member if isinstance(member, int) else 0
+
+
+WHO = "Anthropic"
+DEFAULT_BASE_URL = "https://api.anthropic.com"
+VERSION = "2023-06-01"
+MESSAGES = "/v1/messages"
+
+ADAPTER_ACCEPTS: frozenset[SamplingField] = frozenset(
+    {
+        *("temperature", "top_p", "top_k", "stop", "max_output_tokens"),
+        *("thinking_budget", "reasoning_effort", "start_reply_with"),
+    }
+)
+"""Settings that the API has a field for. A model may take fewer, and answers with 400."""
+
+EXCLUDES: Mapping[SamplingField, Sequence[SamplingField]] = {
+    **dict.fromkeys(
+        ("thinking_budget", "reasoning_effort"),
+        ("temperature", "top_k", "top_p", "start_reply_with"),
+    ),
+    "temperature": ("top_p",),
+}
+"""Settings that may be left out while another one is set: see `find_conflicts`."""
+
+ADAPTIVE = "adaptive_thinking"
+"""Remembered in `ModelAbilities.without` of models that refuse a budget for thinking."""
+
+_SETTING_NAMES: Mapping[str, Sequence[SamplingField]] = {
+    # The one that Talekeeper prefers to keep comes first: the last one that is named is left out.
+    "effort": ("reasoning_effort",),
+    "thinking": ("thinking_budget", "reasoning_effort"),
+    "budget_tokens": ("thinking_budget",),
+    "stop_sequences": ("stop",),
+    "temperature": ("temperature",),
+    "top_p": ("top_p",),
+    "top_k": ("top_k",),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AnthropicConfig(ServerConfig):
+    """How Anthropic's API is reached."""
+
+    api_key: str = field(repr=False)
+
+
+class AnthropicProvider(ModelProvider[AnthropicConfig, ModelClient]):
+    """One key's connection to Anthropic, shared by its models."""
+
+    who, vendor_url = WHO, DEFAULT_BASE_URL
+
+    def _connect(self) -> ModelClient:
+        return self._make_client({"x-api-key": self.config.api_key, "anthropic-version": VERSION})
+
+    async def _disconnect(self, connection: ModelClient) -> None:
+        await connection.aclose()
+
+
+class AnthropicModel(ServerModel[AnthropicProvider]):
+    """A `ChatModel` of Anthropic's."""
+
+    def _address(self, *, stream: bool) -> str:  # noqa: ARG002 - one address for both
+        return (self._provider.config.base_url or DEFAULT_BASE_URL).rstrip("/") + MESSAGES
+
+    def _body(self, request: ModelRequest, *, stream: bool) -> dict[str, Any]:
+        body = request_body(
+            request.shaped_prompt,
+            request.sampling,
+            start=request.start,
+            max_output_tokens=self.spec.max_output_tokens,
+            is_adaptive=ADAPTIVE in self._provider.abilities.of(self.spec.name).without,
+        )
+        body["model"] = self.spec.name
+        if request.tools:
+            body["tools"] = declarations(request.tools)
+        if request.schema is not None:
+            wanted = {"type": "json_schema", "schema": plain_schema(request.schema)}
+            body["output_config"] = {**body.get("output_config", {}), "format": wanted}
+        return {**body, **({"stream": True} if stream else {})}
+
+    def _reader(self, request: ModelRequest) -> AnswerReader:  # noqa: ARG002 - the same for all
+        return MessageReader()
+
+    def _setting_names(
+        self,
+        request: ModelRequest,  # noqa: ARG002 - the same for all
+    ) -> Mapping[str, Sequence[SamplingField]]:
+        return _SETTING_NAMES
+
+    def _fit_settings(self, request: ModelRequest) -> ModelRequest:
+        """See `ServerModel`. The API refuses spaces at the end of the beginning of a reply."""
+        conflicts = find_conflicts(request.sampling)
+        fitted = request.without(*conflicts) if conflicts else request
+        return fitted.starting_with(fitted.start.rstrip())
+
+    def _leave_out(
+        self,
+        request: ModelRequest,
+        refusal: Refusal,
+        names: Mapping[str, Sequence[SamplingField]],
+        text: str,
+    ) -> ModelRequest | None:
+        """See `ServerModel`. Models that refuse a budget for thinking choose it themselves."""
+        known = self._provider.abilities.of(self.spec.name).without
+        is_budget = "thinking_budget" in names[refusal.member]
+        if is_budget and "adaptive" in text and ADAPTIVE not in known:
+            self._provider.learn(self.spec.name, without=(*known, ADAPTIVE))
+            return request
+        return super()._leave_out(request, refusal, names, text)

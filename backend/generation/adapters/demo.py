@@ -1,0 +1,460 @@
+"""The built-in model: no key, no network, no language model. It says so in every reply.
+
+The user's last line can command it (`/demo help` says how), so that everything around a model,
+its failures included, can be tried without one. For the chronicle's agent and for summaries it
+answers by simple rules (`_demo_agent`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import re
+import tomllib
+from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from importlib import resources
+from itertools import cycle, islice
+from typing import Any
+
+from backend.generation.catalogue import Price
+from backend.generation.json_text import mapping, sequence
+from backend.generation.model import (
+    Finish,
+    FinishReason,
+    ModelEmptyReplyError,
+    ModelError,
+    ModelInterruptedError,
+    ModelRateLimitError,
+    ModelSpec,
+    ModelUnavailableError,
+    Piece,
+    Prompt,
+    StructuredAnswer,
+    TextPiece,
+    ThinkingPiece,
+    TokenUsage,
+    Tool,
+    ToolAnswer,
+    ToolCall,
+)
+from backend.generation.sampling import SAMPLING_FIELDS, Sampling
+from backend.generation.servers.abilities import NOTHING_LEARNED, ModelAbilities
+
+MARK = "Talekeeper's demo model"
+SAYINGS: dict[str, Any] = tomllib.loads(
+    (resources.files("backend.generation") / "demo.toml").read_text("utf-8")
+)
+SUMMARY_HEAD = "(Demo summary)"
+_WHY = f"{MARK}, which goes by simple rules: a name, and a verb of finding, killing, promising."
+_EVENT, _ENTRY = "create_chronicle_event", "create_lorebook_entry"
+_MOST_CALLS, _MOST_NAMES, _MOST_MOMENTS = 3, 10, 5
+
+
+def any_word(words: str, ending: str) -> re.Pattern[str]:
+    """A pattern of any of these words, each with an ending."""
+    return re.compile(rf"\b(?:{'|'.join(words.split())}){ending}\b", re.IGNORECASE)
+
+
+_KINDS = {kind: any_word(verbs, "s?") for kind, verbs in SAYINGS["events"].items()}
+"""What events are told by, the weightiest first."""
+
+_LINE = re.compile(r"^#(\d+) (?:([^:\n]{1,80}): )?", re.MULTILINE)
+_SENTENCE = re.compile(r"[^.!?\n]+[.!?]*")
+_DOUBT = re.compile(r"\?|\b(?:no|not|never|if|would|could|should|might|may|wants?|will|can)\b")
+_NAME = re.compile(r"\b[A-Z]\w{2,40}(?: [A-Z]\w{2,40}){0,3}")
+_NO_NAMES = frozenset(SAYINGS["no_names"].split())
+_TOLD = re.compile(
+    rf"(?:The )?({_NAME.pattern}) is ((?:an?|the) (?!bit |lot )[a-z][^.!?\n;,]{{4,200}})"
+)
+_PLACE = any_word(SAYINGS["places"], "s?")
+_WORDS_WANTED = re.compile(r"\babout (\d{1,5}) words\b", re.IGNORECASE)
+
+
+def triage(prompt: Prompt, schema: Mapping[str, Any]) -> dict[str, Any]:
+    """Whether the new lines of a story matter."""
+    events, entries = _news(prompt)
+    kinds = mapping(mapping(schema.get("properties")).get("kinds"))
+    allowed = sequence(mapping(kinds.get("items")).get("enum"))
+    found = sorted({event["kind"] for event in events}.intersection(map(str, allowed)))
+    return {"why": _WHY, "significant": bool(events or entries), "kinds": found}
+
+
+def calls(prompt: Prompt, tools: Sequence[Tool]) -> list[ToolCall]:
+    """The calls of one step of the chronicle's agent; none where other tools are offered."""
+    offered = {tool.name for tool in tools}
+    if _EVENT not in offered:
+        return []
+    wanted: list[tuple[str, dict[str, Any]]] = []
+    if not prompt.rounds:
+        events, entries = _news(prompt)
+        wanted += [(_ENTRY, entry) for entry in entries[:1] if _ENTRY in offered]
+        events.sort(key=lambda event: -event["significance"])
+        wanted += [(_EVENT, event) for event in events[: _MOST_CALLS - len(wanted)]]
+    return [
+        ToolCall(id=f"demo-{len(prompt.rounds) + 1}-{number}", name=name, arguments=arguments)
+        for number, (name, arguments) in enumerate(wanted or [("finish", {})], start=1)
+    ]
+
+
+def compaction(prompt: Prompt, tools: Sequence[Tool]) -> list[ToolCall] | None:
+    """What keeps a campaign's state: events, and who or what is told to be something.
+
+    None where other tools are offered.
+    """
+    if "chronicle_event_tool" not in {tool.name for tool in tools}:
+        return None
+    events, entries = ([], []) if prompt.rounds else _news(prompt)
+    wanted: list[tuple[str, dict[str, Any]]] = []
+    for event in events:
+        lines = [int(mark[1:]) for mark in event.pop("source_messages")]
+        told = {"set": event, "because": event["summary"][:200], "source_turns": lines}
+        wanted.append(("chronicle_event_tool", told))
+    for entry in entries:
+        is_place = _PLACE.search(entry["content"])
+        name, field = ("environment", "description") if is_place else ("npc", "role")
+        told = {"name": entry["title"], "set": {field: entry["content"]}, "because": _WHY}
+        wanted.append((f"{name}_updater_tool", {**told, "source_turns": []}))
+    return [
+        ToolCall(id=f"demo-{number}", name=name, arguments=told)
+        for number, (name, told) in enumerate(wanted)
+    ]
+
+
+def glossary(prompt: Prompt) -> dict[str, Any]:
+    """Candidates of a glossary, defined by the sentences that they are in, and all of the tags."""
+    terms, tags = (
+        [
+            line.removeprefix("- ").split(" | ", 1)
+            for line in section(last_line(prompt), name).splitlines()
+            if " | " in line
+        ]
+        for name in ("candidates", "tags")
+    )
+    return {
+        "terms": [{"term": term, "definition": f"(Demo) {told}"} for term, told in terms],
+        "tags": [tag for tag, _ in tags],
+    }
+
+
+def summary(prompt: Prompt) -> str | None:
+    """An extract of what is to be summed up; None where the prompt asks for something else."""
+    system = system_of(prompt)
+    if "Task: rolling summary" not in system.splitlines():
+        return None
+    text = last_line(prompt)
+    wanted = _WORDS_WANTED.search(f"{system}\n{text}")
+    return _extract(text, section(text, "previous_summary"), int(wanted[1]) if wanted else 150)
+
+
+def scene(prompt: Prompt) -> dict[str, Any]:
+    """An extract of a scene, and the events in it as its key moments."""
+    text = last_line(prompt)
+    before, *moments = section(text, "summary_so_far").split("\n- ")
+    told = [*map(str.strip, moments), *(event["summary"] for event in _news(prompt)[0])]
+    return {
+        "summary": _extract(text, before, 150),
+        "key_moments": [each for each in told if each][-_MOST_MOMENTS:],
+        "seeds": [],
+        "changes": [],
+    }
+
+
+def chapter(prompt: Prompt) -> dict[str, Any]:
+    """The first sentence of each scene, and the first scene's title."""
+    scenes = section(last_line(prompt), "scenes").replace(SUMMARY_HEAD, "").splitlines()
+    told = [each[2:].partition(": ") for each in scenes if each.startswith("- ")]
+    kept = [sentence for *_, text in told for sentence in sentences(text)[:1]]
+    return {"title": told[0][0], "summary": " ".join([SUMMARY_HEAD, *kept])}
+
+
+def _extract(text: str, before: str, most: int) -> str:
+    """The first sentence of each new line behind what was told before, in about so many words."""
+    kept = sentences(before.replace(SUMMARY_HEAD, ""))
+    for _, speaker, said in told_lines(text):
+        kept += [f"{speaker}: {each}" if speaker else each for each in sentences(said)[:1]]
+    while len(kept) > 1 and sum(len(each.split()) for each in kept) > most:
+        # Every other one goes, from the oldest: something of everything stays.
+        half = max(1, len(kept) // 2)
+        kept = kept[:half][1::2] + kept[half:]
+    return " ".join(" ".join([SUMMARY_HEAD, *kept]).split()[: most + 2])
+
+
+def _news(prompt: Prompt) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """Events and entries that the new lines tell of, as arguments of the tools; known ones not."""
+    text = last_line(prompt)
+    known_events, known_lore = section(text, "known_events"), section(text, "known_lore")
+    events: dict[str, dict[str, Any]] = {}
+    entries: dict[str, dict[str, Any]] = {}
+    for mark, speaker, said in told_lines(text):
+        for sentence in sentences(said):
+            event = _event(sentence, speaker, mark)
+            if event is not None and event["summary"] not in known_events:
+                events.setdefault(event["summary"], event)
+            told = _TOLD.match(sentence)
+            if told and "?" not in sentence and told[1] not in f"{known_lore}\n{speaker}":
+                content = {"content": f"{told[1]} is {told[2]}.", "because": _WHY}
+                entries.setdefault(told[1], {"title": told[1], "keys": [told[1]], **content})
+    return list(events.values()), list(entries.values())
+
+
+def _event(sentence: str, speaker: str, mark: str) -> dict[str, Any] | None:
+    """The event that a sentence tells of, in its words; None for a question or a wish."""
+    kinds = list(_KINDS)
+    kind = next((kind for kind in kinds if _KINDS[kind].search(sentence)), None)
+    who: list[str] = [name for name in _NAME.findall(sentence) if name not in _NO_NAMES]
+    if speaker and re.search(r"\bI\b", sentence):
+        who.insert(0, speaker)
+    if kind is None or not who or _DOUBT.search(sentence):
+        return None
+    return {
+        "summary": (f"{speaker}: {sentence}" if speaker else sentence)[:400],
+        "kind": kind,
+        "who": [name[:60] for name in dict.fromkeys(who)][:_MOST_NAMES],
+        "significance": 5 - kinds.index(kind) // 2,
+        "source_messages": [mark],
+    }
+
+
+def system_of(prompt: Prompt) -> str:
+    """The system messages, one after the other."""
+    return "\n".join(message.text for message in prompt.messages if message.role == "system")
+
+
+def last_line(prompt: Prompt) -> str:
+    """The user's last message; what follows it (a post-history instruction) is not the user's."""
+    spoken = (message.text for message in reversed(prompt.messages) if message.role == "user")
+    return next(spoken, "")
+
+
+def section(text: str, name: str) -> str:
+    """What stands between the last line `<name>` and `</name>`; empty where there is none."""
+    _, opened, rest = f"\n{text}".rpartition(f"\n<{name}>\n")
+    return rest.rpartition(f"</{name}>")[0] if opened else ""
+
+
+def told_lines(text: str) -> Iterator[tuple[str, str, str]]:
+    """The new lines in a prompt, `#12 Marlena: text`: mark, speaker, text. Not the demo's own."""
+    lines = section(text, "new_lines")
+    heads = list(_LINE.finditer(lines))
+    ends = [*(head.start() for head in heads[1:]), len(lines)][: len(heads)]
+    for head, end in zip(heads, ends, strict=True):
+        said = lines[head.end() : end].strip()
+        if MARK not in said:
+            yield f"#{head[1]}", (head[2] or "").strip(), said
+
+
+def sentences(text: str) -> list[str]:
+    """A text's sentences, without the marks of speech and emphasis."""
+    found: list[str] = _SENTENCE.findall(re.sub(r"[*_\"“”]+", "", text))
+    return [each for sentence in found if (each := sentence.strip(" \t-"))]
+
+
+_CLOCK, _NEXT, _OUTCOMES = (SAYINGS["play"][name] for name in ("clock", "next", "outcomes"))
+_RISKY = {domain: any_word(words, r"\w*") for domain, words in SAYINGS["play"]["risks"].items()}
+_FIXED = re.compile(r"^What happened is fixed: (\w+), (.+)$", re.MULTILINE)
+_LATER = "This follows from the last turn with:"
+
+
+def play(prompt: Prompt, tools: Sequence[Tool]) -> tuple[str | None, list[ToolCall]]:
+    """What it tells (None: what it tells everybody) and what it calls; nothing at other tables."""
+    offered = {tool.name for tool in tools}
+    if "finish_turn" not in offered:
+        return None, []
+    line = last_line(prompt)
+    system = system_of(prompt)
+    fixed = _FIXED.search(system)
+    can_accept = "accept" in offered and "engage" not in offered
+    if fixed or can_accept:
+        return _aftermath(fixed, is_over=can_accept and _LATER in system)
+    last = mapping(prompt.rounds[-1].results[-1] if prompt.rounds else None)
+    if "error" not in last:
+        if "tier" in last and "resolve" in offered:
+            return "", [_call("resolve", tier=last["tier"])]
+        if "spend_die" in offered:
+            situation = f"You hold your breath. {line.strip()[:200]}"
+            return "", [_call("spend_die", situation=situation, outcomes=_OUTCOMES)]
+        domain = next((name for name, words in _RISKY.items() if words.search(line)), None)
+        if "engage" in offered and domain and not prompt.rounds:
+            risk = {"position": "risky", "effect": "standard", "clock": _CLOCK}
+            return "", [_call("engage", domain=domain, stakes="Being caught.", **risk)]
+    return None, [_call("finish_turn", suggested_actions=_NEXT)]
+
+
+def _aftermath(fixed: re.Match[str] | None, *, is_over: bool) -> tuple[str | None, list[ToolCall]]:
+    """Tell what the die has fixed; in a later turn, go on."""
+    if fixed is None or is_over:
+        return "", [_call("accept", variant="opportunity")]
+    is_free = fixed[1] in {"critical", "success"}
+    price = "Only time has passed." if is_free else "It has its price, and you have paid it."
+    finish = _call(
+        "finish_turn",
+        connector="but" if is_free else "therefore",
+        suggested_actions=_NEXT,
+        deltas={"clocks": [{"clock": _CLOCK}]},
+    )
+    return f"You try, and {fixed[2]}. {price} (Talekeeper's demo model told this.)", [finish]
+
+
+def _call(name: str, **arguments: Any) -> ToolCall:
+    return ToolCall(id=f"demo-{name}", name=name, arguments=arguments)
+
+
+DEMO_SPEC = ModelSpec(
+    id="demo",
+    provider="demo",
+    name="demo",
+    title="Demo (no language model)",
+    context_window=1_000_000,
+    max_output_tokens=1_000_000,
+    tokenizer="o200k_base",
+    accepts=frozenset(SAMPLING_FIELDS),
+    fixed=frozenset({"tool_support"}),
+    price=Price(input=0, output=0),
+    figures_from="table",
+)
+
+_COMMAND = re.compile(
+    r"^(?:[^\n:/]{1,80}:\s*)?/demo(?:\s+([a-z-]+))?(?:\s+(\d{1,7}))?", re.MULTILINE
+)
+"""At the head of a line, after the speaker's name where the prompt puts one."""
+
+_CHARACTER = re.compile(r"\bYou are ([A-Z][^\n.,;:(]{0,60})")
+_FAILURES: Mapping[str, Callable[[], ModelError]] = {
+    "fail": partial(ModelUnavailableError, "The demo model was told to fail."),
+    "fail-midway": partial(ModelUnavailableError, "The demo model was told to fail midway."),
+    "cut": partial(ModelInterruptedError, "The demo model was told to break off."),
+    "rate-limit": partial(ModelRateLimitError, "The demo was told so.", retry_after=30),
+}
+_WORDS_BEFORE_FAILING = 8
+_COMMANDS = {"slow", "think", "long", "silent", *_FAILURES}
+
+
+class DemoModel:
+    """A `ChatModel` that needs nothing. The same prompt always gets the same reply.
+
+    `tokens_per_second` is its pace; 0 and infinity mean without a pause.
+    """
+
+    def __init__(self, tokens_per_second: float) -> None:
+        self.spec = DEMO_SPEC
+        is_paced = tokens_per_second > 0 and math.isfinite(tokens_per_second)
+        self._delay = 1 / tokens_per_second if is_paced else 0.0
+
+    @property
+    def learned(self) -> ModelAbilities:
+        """See `ChatModel`. Its spec says all of it."""
+        return NOTHING_LEARNED
+
+    def learn(self, **changes: Any) -> None:
+        """See `ChatModel`. Nothing has to be remembered."""
+
+    async def stream(
+        self,
+        prompt: Prompt,
+        sampling: Sampling,
+        *,
+        tools: Sequence[Tool] = (),
+        schema: Mapping[str, Any] | None = None,  # noqa: ARG002 - it says what it says
+    ) -> AsyncGenerator[Piece, None]:
+        """See `ChatModel`. Word by word, at the configured pace."""
+        kept = compaction(prompt, tools)
+        told = summary(prompt) if kept is None else "" if kept else "Nothing to keep."
+        command, words = ("", told.split()) if told is not None else _reply(prompt)
+        is_told_so = kept is not None or _COMMAND.search(last_line(prompt))
+        narration, made = (None, kept or []) if is_told_so else play(prompt, tools)
+        if narration is not None:
+            words = narration.split()
+        thoughts = re.findall(r" ?[^ ]+", SAYINGS["thoughts"]) if command == "think" else []
+        pieces, finish = _limited(words, sampling)
+        said: list[Piece] = [*map(ThinkingPiece, thoughts), *map(TextPiece, pieces)]
+        fails_at = _WORDS_BEFORE_FAILING if command in {"fail-midway", "cut"} else 0
+        delay = self._delay * (10 if command == "slow" else 1)
+        clock = asyncio.get_running_loop().time
+        beat = clock()
+        for number, piece in enumerate(said):
+            if command in _FAILURES and number == fails_at:
+                failure = _FAILURES[command]
+                raise failure()
+            # At even distances: a late word does not delay those after it.
+            beat += delay
+            await asyncio.sleep(max(0.0, beat - clock()))
+            yield piece
+        if not pieces and not made:
+            raise ModelEmptyReplyError("The demo model was told to say nothing.")
+        for call in made:
+            yield call
+        yield _usage(prompt, len(said), thinking=len(thoughts))
+        yield Finish("tool_calls" if made else finish)
+
+    async def call_tools(
+        self,
+        prompt: Prompt,
+        tools: Sequence[Tool],
+        sampling: Sampling,  # noqa: ARG002 - nothing is sampled
+    ) -> ToolAnswer:
+        """See `ChatModel`. The tools of the chronicle's agent, and no others."""
+        if made := calls(prompt, tools):
+            usage = _usage(prompt, len(made))
+            return ToolAnswer(text="", calls=made, usage=usage, finish="tool_calls")
+        text = "The demo model does not call these tools."
+        usage = _usage(prompt, len(text.split()))
+        return ToolAnswer(text=text, calls=(), usage=usage, finish="stop")
+
+    async def structured(
+        self,
+        prompt: Prompt,
+        schema: Mapping[str, Any],
+        sampling: Sampling,  # noqa: ARG002 - nothing is sampled
+    ) -> StructuredAnswer:
+        """See `ChatModel`. Triage, a glossary, a scene, a chapter, or lines to say next."""
+        asked = schema.get("properties", {})
+        if "significant" in asked:
+            value = triage(prompt, schema)
+        elif "terms" in asked:
+            value = glossary(prompt)
+        else:
+            tell = scene if "key_moments" in asked else chapter
+            value = tell(prompt) if "summary" in asked else {"lines": SAYINGS["next_lines"]}
+        return StructuredAnswer(value, _usage(prompt, 1))
+
+
+def _limited(words: Iterable[str], sampling: Sampling) -> tuple[list[str], FinishReason]:
+    """What may be said, as pieces, and why it ends there; a word counts as a token."""
+    text = " ".join(words)
+    text = text[
+        : min((at for stop in sampling.stop or () if (at := text.find(stop)) >= 0), default=None)
+    ]
+    pieces: list[str] = re.findall(r" ?[^ ]+", text)
+    most = sampling.max_output_tokens
+    is_cut = most is not None and len(pieces) > most
+    return pieces[:most], "length" if is_cut else "stop"
+
+
+def _reply(prompt: Prompt) -> tuple[str, Iterable[str]]:
+    """The command in the user's last line, if there is one, and the words of the reply."""
+    line = last_line(prompt)
+    command = _COMMAND.search(line)
+    if command and command[1] == "long":
+        told = line[command.end() :].partition("\n")[0].split()
+        count = min(int(command[2] or 200), 100_000)
+        return "long", islice(cycle([*told, *SAYINGS["story"].split()]), count)
+    if command and (command[1] == "silent" or command[1] not in _COMMANDS):
+        return "", [] if command[1] == "silent" else SAYINGS["help"].split()
+    named = _CHARACTER.search(system_of(prompt))
+    quote = " ".join(line.split())
+    quote = quote if len(quote) <= 160 else f"{quote[:160].rstrip()}..."  # noqa: PLR2004
+    name = named[1].strip() if named else "The character"
+    opening = SAYINGS["opening"].format(name=name, quote=quote or "...")
+    reply = f"{opening} {SAYINGS['explanation']}"
+    return command[1] if command else "", reply.split()
+
+
+def _usage(prompt: Prompt, completion: int, *, thinking: int = 0) -> TokenUsage:
+    """An estimate by length: counting a full window would cost more than the reply."""
+    characters = sum(len(message.text) for message in prompt.messages)
+    return TokenUsage(
+        prompt_tokens=max(1, characters // 4),
+        completion_tokens=completion,
+        thinking_tokens=thinking,
+    )

@@ -1,0 +1,450 @@
+"""Gemini, through Google AI's API. Embeddings use Google's SDK, which no other module imports."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from http import HTTPStatus
+from itertools import chain, groupby, takewhile
+from typing import TYPE_CHECKING, Any, cast
+
+from backend.generation.client.client import ModelClient, ServerError
+from backend.generation.client.provider import ModelProvider, ServerConfig
+from backend.generation.json_text import mapping, sequence
+from backend.generation.model import (
+    FinishReason,
+    ModelError,
+    ModelSpec,
+    Prompt,
+    PromptMessage,
+    TextPiece,
+    ThinkingPiece,
+    TokenUsage,
+    Tool,
+    ToolCall,
+    ToolRound,
+)
+from backend.generation.sampling import HarmCategory, SafetyThreshold, Sampling, SamplingField
+from backend.generation.servers.model import AnswerReader, ModelRequest, ServerModel
+from backend.generation.servers.replies import Delta
+from backend.generation.tools.calls import read_calls, unreadable_call
+
+if TYPE_CHECKING:
+    from google.genai import Client  # noqa: TID251 - this is the adapter
+    from google.genai.errors import APIError  # noqa: TID251 - this is the adapter
+
+_OPENING = "[Start]"
+"""Stands where the user has not spoken yet: Gemini wants the first turn to be the user's."""
+
+_THRESHOLDS: dict[SafetyThreshold, str] = {
+    "off": "OFF",
+    "none": "BLOCK_NONE",
+    "high": "BLOCK_ONLY_HIGH",
+    "medium": "BLOCK_MEDIUM_AND_ABOVE",
+    "low": "BLOCK_LOW_AND_ABOVE",
+}
+
+_CATEGORIES: dict[HarmCategory, str] = {
+    "harassment": "HARM_CATEGORY_HARASSMENT",
+    "hate_speech": "HARM_CATEGORY_HATE_SPEECH",
+    "sexually_explicit": "HARM_CATEGORY_SEXUALLY_EXPLICIT",
+    "dangerous_content": "HARM_CATEGORY_DANGEROUS_CONTENT",
+}
+
+_FINISHES: dict[str, FinishReason] = {
+    "STOP": "stop",
+    "MAX_TOKENS": "length",
+    "CONTINUATION": "length",
+    **dict.fromkeys(
+        (
+            *("SAFETY", "BLOCKLIST", "PROHIBITED_CONTENT", "SPII", "RECITATION", "ESCALATION"),
+            *("PUP_LIMITED_DISABLED", "MODEL_ARMOR"),
+        ),
+        "safety",
+    ),
+}
+_BROKEN = frozenset({"MALFORMED_FUNCTION_CALL", "UNEXPECTED_TOOL_CALL"})
+"""How a reply ends in which a call was to be, but none that Gemini hands on."""
+
+
+def request_body(
+    prompt: Prompt, sampling: Sampling, *, thinks: bool, show_thoughts: bool
+) -> dict[str, Any]:
+    """The body of a request. Messages without text stay out: Gemini refuses them.
+
+    Args:
+        prompt: What is sent.
+        sampling: What the user set; None stays with the provider.
+        thinks: The model thinks unless told otherwise.
+        show_thoughts: Thoughts are wanted where there are any.
+    """
+    messages = [message for message in prompt.messages if message.text.strip()]
+    leading = list(takewhile(lambda message: message.role == "system", messages))
+    conversation = messages[len(leading) :]
+    members: dict[str, Any] = {
+        "contents": _contents(conversation, prompt.rounds),
+        "generationConfig": _generation_config(
+            sampling, thinks=thinks, show_thoughts=show_thoughts
+        ),
+    }
+    if leading:
+        members["systemInstruction"] = {"parts": [{"text": _joined(leading)}]}
+    if sampling.safety is not None:
+        members["safetySettings"] = [
+            {"category": _CATEGORIES[category], "threshold": _THRESHOLDS[threshold]}
+            for category, threshold in sampling.safety.items()
+        ]
+    return members
+
+
+def _contents(messages: Sequence[PromptMessage], rounds: Sequence[ToolRound]) -> list[Any]:
+    """The turns of the conversation.
+
+    Gemini knows two roles that take turns, the user first: system messages amid the conversation
+    become the user's, and neighbours of one role become one turn.
+    """
+    turns: list[Any] = [
+        _turn(role, [{"text": _joined(neighbours)}])
+        for role, neighbours in groupby(messages, key=_role)
+    ]
+    if not turns or turns[0]["role"] == "model":
+        turns.insert(0, _turn("user", [{"text": _OPENING}]))
+    for tool_round in _without_shared_ids(rounds):
+        turns += _round(tool_round)
+    return turns
+
+
+def _without_shared_ids(rounds: Sequence[ToolRound]) -> list[ToolRound]:
+    """Return the rounds without ids that several calls have: results then follow their order."""
+    states = [mapping(call.vendor_state) for each in rounds for call in each.calls]
+    counts = Counter(state["id"] for state in states if "id" in state)
+
+    def alone(call: ToolCall) -> ToolCall:
+        state = dict(mapping(call.vendor_state))
+        if counts[state.get("id")] > 1:
+            del state["id"]
+        return replace(call, vendor_state=state or None)
+
+    return [replace(each, calls=list(map(alone, each.calls))) for each in rounds]
+
+
+def _joined(messages: Iterable[PromptMessage]) -> str:
+    return "\n\n".join(message.text for message in messages)
+
+
+def _role(message: PromptMessage) -> str:
+    return "model" if message.role == "assistant" else "user"
+
+
+def _turn(role: str, parts: list[Any]) -> dict[str, Any]:
+    return {"role": role, "parts": parts}
+
+
+def _round(tool_round: ToolRound) -> list[Any]:
+    said = [{"text": tool_round.text}] if tool_round.text else []
+    asked = [_call_part(call) for call in tool_round.calls if call.name]
+    answered = [
+        _result_part(call, result)
+        for call, result in zip(tool_round.calls, tool_round.results, strict=True)
+    ]
+    turns = _turn("model", said + asked), _turn("user", answered)
+    return [turn for turn in turns if turn["parts"]]
+
+
+def _call_part(call: ToolCall) -> dict[str, Any]:
+    state = mapping(call.vendor_state)
+    part: dict[str, Any] = {"functionCall": {"name": call.name, "args": dict(call.arguments)}}
+    if identifier := state.get("id"):
+        part["functionCall"]["id"] = identifier
+    if signature := state.get("thought_signature"):
+        part["thoughtSignature"] = signature
+    return part
+
+
+def _result_part(call: ToolCall, result: Any) -> dict[str, Any]:
+    if not call.name:  # it would be refused: what is answered to it is said to the model
+        return {"text": result if isinstance(result, str) else json.dumps(result)}
+    response = mapping(result) or {"output": result}
+    answer: dict[str, Any] = {"name": call.name, "response": response}
+    if identifier := mapping(call.vendor_state).get("id"):
+        answer["id"] = identifier
+    return {"functionResponse": answer}
+
+
+def _generation_config(sampling: Sampling, *, thinks: bool, show_thoughts: bool) -> dict[str, Any]:
+    values = {
+        "temperature": sampling.temperature,
+        "topP": sampling.top_p,
+        "topK": sampling.top_k,
+        "presencePenalty": sampling.presence_penalty,
+        "frequencyPenalty": sampling.frequency_penalty,
+        "seed": sampling.seed,
+        "stopSequences": None if sampling.stop is None else list(sampling.stop),
+        "maxOutputTokens": sampling.max_output_tokens,
+    }
+    config: dict[str, Any] = {name: value for name, value in values.items() if value is not None}
+    budget = sampling.thinking_budget
+    if budget is not None:
+        config["thinkingConfig"] = {"thinkingBudget": budget}
+    # To ask for thoughts of a model that does not think is an error.
+    if show_thoughts and (thinks if budget is None else budget != 0):
+        config.setdefault("thinkingConfig", {})["includeThoughts"] = True
+    return config
+
+
+def declarations(tools: Sequence[Tool]) -> list[Any]:
+    """The tools, with their JSON Schemas as they are."""
+    functions = [
+        {
+            "name": tool.name,
+            "description": tool.description,
+            "parametersJsonSchema": dict(tool.parameters),
+        }
+        for tool in tools
+    ]
+    return [{"functionDeclarations": functions}]
+
+
+def response_format(schema: Mapping[str, Any]) -> dict[str, Any]:
+    """What asks for JSON of `schema`, in `generationConfig`."""
+    return {"responseMimeType": "application/json", "responseJsonSchema": dict(schema)}
+
+
+class ResponseReader:
+    """Reads the responses of `generateContent` and `streamGenerateContent`.
+
+    `answers_calls`: a call that Gemini could not read itself is a call with a problem.
+    """
+
+    def __init__(self, *, answers_calls: bool = False) -> None:
+        self._answers_calls = answers_calls
+
+    def read_whole(self, answer: Any) -> Delta:
+        """See `AnswerReader`. Without `alt=sse`, Gemini sends the chunks of a stream in a list."""
+        chunks = [self.read_event(each) for each in sequence(answer) or [answer]]
+        last = next((each for each in reversed(chunks) if each.finish), Delta())
+        return Delta(
+            pieces=tuple(chain.from_iterable(each.pieces for each in chunks)),
+            usage=next((each.usage for each in reversed(chunks) if each.usage), None),
+            finish=last.finish,
+            reason=last.reason,
+        )
+
+    def read_event(self, event: Any) -> Delta:
+        """See `AnswerReader`."""
+        response = mapping(event)
+        usage = read_usage(mapping(response.get("usageMetadata")))
+        if blocked := _word(mapping(response.get("promptFeedback")), "blockReason"):
+            return Delta(usage=usage, finish="safety", reason=blocked)
+        candidate = mapping(next(iter(sequence(response.get("candidates"))), None))
+        parts = sequence(mapping(candidate.get("content")).get("parts"))
+        word = _word(candidate, "finishReason")
+        pieces = list(chain.from_iterable(_read_part(mapping(each)) for each in parts))
+        if self._answers_calls and word in _BROKEN:
+            pieces.append(unreadable_call(f"The call could not be read: {word}."))
+        return Delta(
+            pieces=tuple(pieces),
+            usage=usage,
+            finish=_FINISHES.get(word, "other") if word else None,
+            reason=word,
+        )
+
+    def close(self) -> Sequence[ToolCall]:
+        """See `AnswerReader`. Each call comes whole."""
+        return ()
+
+
+def _read_part(part: Mapping[str, Any]) -> Iterator[TextPiece | ThinkingPiece | ToolCall]:
+    if text := _text(part, "text"):
+        yield ThinkingPiece(text) if part.get("thought") is True else TextPiece(text)
+    if call := mapping(part.get("functionCall")):
+        call_id, signature = _text(call, "id"), _text(part, "thoughtSignature")
+        state: dict[str, str] = {}
+        if call_id:
+            state["id"] = call_id
+        if signature:
+            state["thought_signature"] = signature
+        yield from read_calls(
+            _text(call, "name"),
+            call.get("args"),
+            call_id=call_id,
+            vendor_state=state or None,
+        )
+
+
+def read_usage(reported: Mapping[str, Any]) -> TokenUsage | None:
+    """Return the usage. Gemini counts thoughts beside the reply; `TokenUsage` counts them in it."""
+    if "promptTokenCount" not in reported:
+        return None
+    thinking = _number(reported, "thoughtsTokenCount")
+    return TokenUsage(
+        prompt_tokens=_number(reported, "promptTokenCount")
+        + _number(reported, "toolUsePromptTokenCount"),
+        completion_tokens=_number(reported, "candidatesTokenCount") + thinking,
+        cached_tokens=_number(reported, "cachedContentTokenCount"),
+        thinking_tokens=thinking,
+    )
+
+
+def _text(value: Mapping[str, Any], name: str) -> str:
+    member = value.get(name)
+    return member if isinstance(member, str) else ""
+
+
+def _word(value: Mapping[str, Any], name: str) -> str:
+    """Return a value of an enumeration; what is unspecified says nothing."""
+    word = _text(value, name)
+    return "" if word.endswith("_UNSPECIFIED") else word
+
+
+def _number(value: Mapping[str, Any], name: str) -> int:
+    member = value.get(name)
+    return member if isinstance(member, int) else 0
+
+
+WHO = "Gemini"
+DEFAULT_BASE_URL = "https://generativelanguage.googleapis.com/"
+API_VERSION = "v1beta"
+"""The stable v1 lacks some of the models' names and has lacked fields."""
+
+ADAPTER_ACCEPTS: frozenset[SamplingField] = frozenset(
+    {
+        *("temperature", "top_p", "top_k", "presence_penalty", "frequency_penalty", "seed"),
+        *("stop", "max_output_tokens", "safety", "thinking_budget"),
+    }
+)
+"""What the API has a field for. A model may take less: see the registry."""
+
+
+_SETTING_NAMES: Mapping[str, Sequence[SamplingField]] = {
+    "stopSequences": ("stop",),
+    "stop_sequences": ("stop",),
+    "safety_settings": ("safety",),
+    "thinking_budget": ("thinking_budget",),
+    "thinkingBudget": ("thinking_budget",),
+    "thinking_config": ("thinking_budget",),
+    "max_output_tokens": ("max_output_tokens",),
+    "temperature": ("temperature",),
+    "topP": ("top_p",),
+    "top_p": ("top_p",),
+    "topK": ("top_k",),
+    "top_k": ("top_k",),
+    "seed": ("seed",),
+    **dict.fromkeys(
+        ("presencePenalty", "frequencyPenalty", "presence_penalty", "frequency_penalty"),
+        ("presence_penalty", "frequency_penalty"),
+    ),
+}
+
+_BY_WORDS: Mapping[str, Sequence[SamplingField]] = {
+    "Penalty is not enabled": ("presence_penalty", "frequency_penalty"),
+    "hinking budget": ("thinking_budget",),
+    "budget 0 is invalid": ("thinking_budget",),
+    "hinking is not enabled": ("thinking_budget",),
+}
+"""Settings that a refusal names in a sentence."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GeminiConfig(ServerConfig):
+    """How Google AI's API is reached."""
+
+    api_key: str = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class GeminiConnection:
+    """Google's SDK, which the embeddings use, over the client that the models use."""
+
+    sdk: Client
+    client: ModelClient
+    api_error: type[APIError]
+
+
+class GeminiProvider(ModelProvider[GeminiConfig, GeminiConnection]):
+    """One key's connection to Gemini, shared by its models."""
+
+    who, vendor_url = WHO, DEFAULT_BASE_URL
+
+    def _connect(self) -> GeminiConnection:
+        from google import genai  # noqa: PLC0415, TID251 - takes a second: not at start-up
+        from google.genai.client import DebugConfig  # noqa: PLC0415, TID251 - likewise
+        from google.genai.errors import APIError  # noqa: PLC0415, TID251 - likewise
+
+        client = self._make_client({"x-goog-api-key": self.config.api_key})
+        sdk = genai.Client(
+            api_key=self.config.api_key,
+            # The SDK takes from the environment what is absent here.
+            vertexai=False,
+            debug_config=DebugConfig(client_mode=None, replays_directory=None, replay_id=None),
+            http_options=genai.types.HttpOptions(
+                base_url=self.config.base_url or DEFAULT_BASE_URL,
+                api_version=API_VERSION,
+                httpx_async_client=client.http,
+            ),
+        )
+        return GeminiConnection(sdk, client, APIError)
+
+    def failure(self, error: Exception) -> ModelError:
+        """See `ModelProvider`. Embeddings raise errors of the SDK."""
+        connection = self._connection.made
+        if connection is not None and isinstance(error, connection.api_error):
+            headers = mapping(getattr(cast("object", error.response), "headers", None))
+            error = ServerError(error.code, cast("object", error.details), headers)
+        return super().failure(error)
+
+    async def _disconnect(self, connection: GeminiConnection) -> None:
+        connection.sdk.close()
+        await connection.client.aclose()
+
+
+class GeminiModel(ServerModel[GeminiProvider]):
+    """A `ChatModel` of Gemini's.
+
+    `thinks`: it thinks unless a setting says otherwise.
+    """
+
+    def __init__(self, spec: ModelSpec, provider: GeminiProvider, *, thinks: bool) -> None:
+        super().__init__(spec, provider)
+        self._thinks = thinks
+
+    def _client(self, connection: GeminiConnection) -> ModelClient:
+        return connection.client
+
+    def _address(self, *, stream: bool) -> str:
+        base = (self._provider.config.base_url or DEFAULT_BASE_URL).rstrip("/")
+        name = self.spec.name if "/" in self.spec.name else f"models/{self.spec.name}"
+        method = "streamGenerateContent?alt=sse" if stream else "generateContent"
+        return f"{base}/{API_VERSION}/{name}:{method}"
+
+    def _body(self, request: ModelRequest, *, stream: bool) -> dict[str, Any]:
+        body = request_body(
+            request.shaped_prompt, request.sampling, thinks=self._thinks, show_thoughts=stream
+        )
+        if request.tools:
+            body["tools"] = declarations(request.tools)
+        if request.schema is not None:
+            body["generationConfig"] |= response_format(request.schema)
+        return body
+
+    def _reader(self, request: ModelRequest) -> AnswerReader:
+        return ResponseReader(answers_calls=bool(request.tools))
+
+    def _setting_names(
+        self,
+        request: ModelRequest,  # noqa: ARG002 - the same for all
+    ) -> Mapping[str, Sequence[SamplingField]]:
+        return _SETTING_NAMES
+
+    def _adapt(self, request: ModelRequest, error: ServerError) -> ModelRequest:
+        """See `ServerModel`. Some refusals name a setting in a sentence alone."""
+        for words, settings in _BY_WORDS.items():
+            set_by_user = request.sampling.set_fields()
+            found: list[SamplingField] = [each for each in settings if each in set_by_user]
+            if error.status == HTTPStatus.BAD_REQUEST and found and words in error.text:
+                if "not enabled" in error.text or "not supported" in error.text:
+                    self._remember_refused(*found)
+                return request.without(*found)
+        return super()._adapt(request, error)

@@ -1,0 +1,150 @@
+"""How servers that speak OpenAI's chat completions differ: settings, their names, and prefill.
+
+Sources: the servers' own references, as of November 2026.
+https://github.com/ggml-org/llama.cpp/blob/master/tools/server/README.md,
+https://lite.koboldai.net/koboldcpp_api, https://docs.vllm.ai/en/latest/serving/,
+https://theroyallab.github.io/tabbyAPI, https://docs.ollama.com/api/openai-compatibility,
+https://lmstudio.ai/docs/developer/openai-compat, https://openrouter.ai/docs/api/reference/parameters,
+https://api-docs.deepseek.com, https://docs.mistral.ai/api, https://platform.openai.com/docs
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from backend.generation.catalogue import MessageShape
+from backend.generation.sampling import SamplingField
+from backend.generation.servers.abilities import ServerAbilities
+from backend.settings import ServerName
+
+
+@dataclass(frozen=True, slots=True)
+class CountingRoute:
+    """Where a server counts tokens.
+
+    `path` is from its root; `member` holds the text, `answer` the tokens: a list, or how many.
+    """
+
+    path: str
+    member: str
+    answer: str
+
+
+def route_address(base_url: str, path: str) -> str:
+    """Return the address of a route at the root of a server, whose API is below `/v1`."""
+    return base_url.rstrip("/").removesuffix("/v1") + path
+
+
+_LLAMA_CPP = CountingRoute("/tokenize", "content", "tokens")
+_LLAMA_CPP_PYTHON = CountingRoute("/extras/tokenize/count", "input", "count")
+_KOBOLDCPP = CountingRoute("/api/extra/tokencount", "prompt", "value")
+_VLLM = CountingRoute("/tokenize", "prompt", "count")
+_TABBYAPI = CountingRoute("/v1/token/encode", "text", "length")
+
+
+@dataclass(frozen=True, slots=True)
+class ServerKind:
+    """What one server takes.
+
+    `names` are its own names of settings, with a dot where one is a member of another; `prefill`
+    goes into the request, and `prefix` into its last message, where a reply is to go on from that.
+    `counts` are the routes that it may count tokens by. `needs_limit`: it takes any length, and
+    where none is asked for it writes on until its window is full, or stops early. `shape` is the
+    message shape that its models accept if nothing else is known. `concurrency` is how many
+    requests it answers at the same time unless it was started otherwise; None for any number.
+    `slots` is a route that lists what it answers requests with, as llama.cpp's does.
+    """
+
+    accepts: frozenset[SamplingField]
+    names: Mapping[SamplingField, str] = field(default_factory=dict[SamplingField, str])
+    prefill: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    prefix: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    counts: tuple[CountingRoute, ...] = ()
+    needs_limit: bool = False
+    shape: MessageShape = "lenient"
+    concurrency: int | None = None
+    slots: str = ""
+
+
+_COMMON: frozenset[SamplingField] = frozenset(
+    {
+        *("temperature", "top_p", "presence_penalty", "frequency_penalty", "seed", "stop"),
+        *("max_output_tokens", "reasoning_effort", "json_schema"),
+    }
+)
+_DRY_AND_XTC: frozenset[SamplingField] = frozenset(
+    {
+        *("dry_multiplier", "dry_base", "dry_allowed_length", "dry_penalty_last_n"),
+        *("dry_sequence_breakers", "xtc_probability", "xtc_threshold"),
+    }
+)
+
+
+def _and(more: frozenset[SamplingField], *names: SamplingField) -> frozenset[SamplingField]:
+    return more | frozenset(names)
+
+
+_LOCAL = _and(_COMMON, "top_k", "min_p", "repetition_penalty", "logit_bias", "start_reply_with")
+EVERY_SETTING = _and(_LOCAL | _DRY_AND_XTC, "top_a", "typical_p", "grammar")
+"""What any of the servers takes."""
+
+_CONTINUES = {"continue_final_message": True, "add_generation_prompt": False}
+
+OPENAI_SERVERS: Mapping[ServerName, ServerKind] = {
+    "openrouter": ServerKind(
+        accepts=_and(
+            _COMMON,
+            *("top_k", "min_p", "top_a", "repetition_penalty", "logit_bias", "start_reply_with"),
+        )
+    ),
+    "openai": ServerKind(accepts=_and(_COMMON, "logit_bias")),
+    "deepseek": ServerKind(
+        accepts=_and(_COMMON, "start_reply_with") - {"seed"}, prefix={"prefix": True}
+    ),
+    "mistral": ServerKind(
+        accepts=_and(_COMMON, "start_reply_with"),
+        names={"seed": "random_seed"},
+        prefix={"prefix": True},
+        # "Unexpected role 'system' after role 'assistant'"
+        shape="system_first",
+    ),
+    "ollama": ServerKind(accepts=_and(_COMMON, "start_reply_with"), concurrency=1),
+    "llama-cpp": ServerKind(
+        accepts=_and(_LOCAL | _DRY_AND_XTC, "typical_p", "grammar"),
+        names={"repetition_penalty": "repeat_penalty"},
+        counts=(_LLAMA_CPP, _LLAMA_CPP_PYTHON),
+        needs_limit=True,
+        concurrency=1,
+        slots="/slots",
+    ),
+    "koboldcpp": ServerKind(
+        accepts=EVERY_SETTING,
+        names={"typical_p": "typical"},
+        counts=(_KOBOLDCPP,),
+        needs_limit=True,
+        concurrency=1,
+    ),
+    "lm-studio": ServerKind(
+        accepts=_LOCAL, names={"repetition_penalty": "repeat_penalty"}, concurrency=1
+    ),
+    "vllm": ServerKind(
+        accepts=_and(_LOCAL, "grammar"),
+        names={"grammar": "structured_outputs.grammar"},
+        prefill=_CONTINUES,
+        counts=(_VLLM,),
+    ),
+    "tabbyapi": ServerKind(
+        accepts=EVERY_SETTING,
+        names={"grammar": "grammar_string"},
+        prefill=_CONTINUES,
+        counts=(_TABBYAPI,),
+    ),
+    "other": ServerKind(accepts=EVERY_SETTING),
+}
+
+
+def usual_concurrency(server: ServerName, abilities: ServerAbilities) -> int | None:
+    """Requests at the same time, as the server said, else as its kind; None for any number."""
+    return abilities.slots or OPENAI_SERVERS[server].concurrency

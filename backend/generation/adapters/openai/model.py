@@ -1,0 +1,242 @@
+"""A model on an OpenAI-compatible server: replies, tool calls, and JSON."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from http import HTTPStatus
+from typing import Any
+
+from msgspec import structs
+
+from backend.generation.adapters.openai import mapping as wire
+from backend.generation.adapters.openai.dialects import OPENAI_SERVERS
+from backend.generation.adapters.openai.server import WHO, OpenAICompatibleProvider
+from backend.generation.adapters.openai.token_counts import count_usage
+from backend.generation.client.client import ModelClient, ServerError
+from backend.generation.declined_answers import check_declined
+from backend.generation.failures.refused_members import read_refusal
+from backend.generation.model import (
+    ModelError,
+    ModelMalformedAnswerError,
+    ModelRequestError,
+    ModelServerError,
+    ModelSpec,
+    ModelWritesNoJsonError,
+    Piece,
+    Prompt,
+    PromptMessage,
+    StructuredAnswer,
+    TextPiece,
+    ThinkingPiece,
+    TokenUsage,
+    Tool,
+    apply_resets,
+)
+from backend.generation.sampling import Sampling, SamplingField
+from backend.generation.servers.abilities import JSON_WAYS, JsonWay
+from backend.generation.servers.model import AnswerReader, ModelRequest, ServerModel
+from backend.generation.servers.replies import Delta, parse_value, said, tool_answer
+
+ANSWER = "answer"
+"""The tool whose arguments are the value."""
+
+_INSTRUCTIONS = (
+    "Answer with one JSON value of this JSON Schema and nothing else, in a fenced block that "
+    "begins with ```json and ends with ```:\n\n"
+)
+_PLAIN_INSTRUCTIONS = "Answer with one JSON value of this JSON Schema and nothing else:\n\n"
+
+
+def add_schema(prompt: Prompt, schema: Mapping[str, Any], way: JsonWay) -> Prompt:
+    """Return the prompt with the schema in it if the model may not see that of the request."""
+    if way not in ("json_object", "fenced"):
+        return prompt
+    words = _INSTRUCTIONS if way == "fenced" else _PLAIN_INSTRUCTIONS
+    told = PromptMessage("system", words + json.dumps(dict(schema), ensure_ascii=False))
+    return replace(prompt, messages=[*prompt.messages, told])
+
+
+def json_members(schema: Mapping[str, Any], way: JsonWay) -> dict[str, Any]:
+    """What a request has beside its messages, in this way."""
+    match way:
+        case "json_schema":
+            return {"response_format": wire.response_format(schema)}
+        case "json_object":
+            return {"response_format": {"type": "json_object", "schema": dict(schema)}}
+        case "tool":
+            tool = Tool(ANSWER, "Give the answer.", schema)
+            choice = {"type": "function", "function": {"name": ANSWER}}
+            return {"tools": wire.declarations([tool]), "tool_choice": choice}
+        case "fenced":
+            return {}
+
+
+def read_value(answer: Delta, way: JsonWay, *, who: str) -> Any:
+    """Return the value in an answer.
+
+    Raises `ModelMalformedAnswerError` if there is none, and `ModelDeclinedError`.
+    """
+    if way == "tool":
+        whole = tool_answer(answer, who=who)
+        if not (calls := whole.calls):
+            check_declined(whole.text)
+            raise ModelMalformedAnswerError(f"{who} did not return the requested tool call.")
+        return dict(calls[0].arguments)
+    text, finish = said(answer, who=who)
+    return parse_value(text, who=who, finish=finish)
+
+
+COMPLETIONS = "/chat/completions"
+
+RENAMED_MEMBERS = {"max_tokens": "max_completion_tokens"}
+"""Members that some models know by another name. OpenAI's reasoning models refuse the old one."""
+
+OPTIONAL_MEMBERS = ("stream_options", *RENAMED_MEMBERS)
+"""Members of ours that a request can do without, or with another in their place."""
+
+
+class OpenAICompatibleModel(ServerModel[OpenAICompatibleProvider]):
+    """A `ChatModel` on an OpenAI-compatible server."""
+
+    def __init__(self, spec: ModelSpec, provider: OpenAICompatibleProvider) -> None:
+        super().__init__(spec, provider)
+        self._server = OPENAI_SERVERS[provider.config.server]
+        self._json_way: JsonWay | None = None
+
+    async def structured(
+        self, prompt: Prompt, schema: Mapping[str, Any], sampling: Sampling
+    ) -> StructuredAnswer:
+        """See `ChatModel`. Asks in the next way of `JSON_WAYS` if one does not work.
+
+        A refusal is remembered at once. An answer that is not JSON may be chance: the next call
+        begins with the best way again, and a way that succeeds twice in a row is remembered.
+        """
+        known = self._provider.abilities.of(self.spec.name).json
+        wrote_no_json = False
+        for way in JSON_WAYS[JSON_WAYS.index(known or JSON_WAYS[0]) :]:
+            request = self._request(
+                add_schema(prompt, schema, way),
+                sampling.without_form(),
+                members=json_members(schema, way),
+                is_trial=way not in (known, JSON_WAYS[-1]),
+            )
+            try:
+                answer = await self._collect(request)
+                value = read_value(answer, way, who=WHO)
+            except ModelMalformedAnswerError:
+                if way == known:
+                    raise
+                wrote_no_json = True
+            except ModelRequestError:
+                if way == JSON_WAYS[-1] and not wrote_no_json:
+                    raise
+            else:
+                if way != known and (not wrote_no_json or way == self._json_way):
+                    self._provider.learn(self.spec.name, json=way)
+                self._json_way = way
+                return StructuredAnswer(value, answer.usage)
+        raise ModelWritesNoJsonError(
+            f"{self.spec.id} did not return JSON in any of the ways it was asked "
+            f"({', '.join(JSON_WAYS)})."
+        )
+
+    def _address(self, *, stream: bool) -> str:  # noqa: ARG002 - one address for both
+        return self._provider.config.base_url.rstrip("/") + COMPLETIONS
+
+    def _body(self, request: ModelRequest, *, stream: bool) -> dict[str, Any]:
+        sampling, schema = request.sampling, request.schema
+        if self._server.needs_limit and sampling.max_output_tokens is None:
+            room = request.prompt.reply_room or max(1, self.spec.context_window // 4)
+            limit = min(self.spec.max_output_tokens, room)
+            sampling = structs.replace(sampling, max_output_tokens=limit)
+        start = request.start
+        known = self._provider.abilities.of(self.spec.name)
+        body: dict[str, Any] = {
+            "model": self.spec.name,
+            "messages": wire.messages(
+                request.shaped_prompt, start, self._server.prefix, shape=request.shape
+            ),
+            **wire.settings(sampling, self._server.names),
+            **(self._server.prefill if start else {}),
+            **request.members,
+        }
+        if request.tools:
+            body["tools"] = wire.declarations(request.tools)
+        if schema is not None:
+            way: JsonWay = "json_object" if known.json == "json_object" else "json_schema"
+            body |= json_members(schema, way)
+        if stream:
+            body |= {"stream": True, "stream_options": {"include_usage": True}}
+        return _without(body, known.without)
+
+    def _reader(self, request: ModelRequest) -> AnswerReader:
+        return wire.ChunkReader(tool.name for tool in request.tools)
+
+    def _setting_names(self, request: ModelRequest) -> Mapping[str, Sequence[SamplingField]]:
+        names = wire.setting_names(self._server.names)
+        if request.is_plain:
+            names["response_format"] = "json_schema"
+        return {member: (setting,) for member, setting in names.items()}
+
+    def _adapt(self, request: ModelRequest, error: ServerError) -> ModelRequest:
+        """See `ServerModel`. Members that Talekeeper adds itself are left out or renamed first."""
+        known = self._provider.abilities.of(self.spec.name)
+        failure = self._provider.failure(error)
+        is_refusal = isinstance(failure, ModelRequestError)
+        refusal = read_refusal(error, OPTIONAL_MEMBERS) if is_refusal else None
+        if refusal and refusal.for_good and refusal.member not in known.without:
+            self._provider.learn(self.spec.name, without=(*known.without, refusal.member))
+            return request
+        form: SamplingField = "json_schema"
+        fails = isinstance(failure, ModelServerError)
+        if fails and request.is_plain and request.sampling.json_schema:
+            self._remember_refused(form)
+            return request.without(form)
+        return super()._adapt(request, error)
+
+    def _failure(self, error: ServerError, request: ModelRequest) -> ModelError:
+        """See `ServerModel`. If a way to ask for JSON is only tried, a 500 refuses that way."""
+        failure = super()._failure(error, request)
+        is_trial = request.is_trial or request.schema is not None
+        fails = isinstance(failure, ModelServerError)
+        if is_trial and fails and error.status == HTTPStatus.INTERNAL_SERVER_ERROR:
+            return ModelRequestError(f"{WHO} fails at such a request (500).")
+        return failure
+
+    def _finished(self) -> None:
+        """See `ServerModel`. A window that was neither set nor listed is asked for, once."""
+        if self.spec.figures_from in {"default", "learned"}:
+            self._provider.learn_window_later(self.spec.name)
+
+    async def _count(
+        self, client: ModelClient, request: ModelRequest, heard: Sequence[Piece]
+    ) -> TokenUsage | None:
+        known = self._provider.abilities.of(self.spec.name).counts
+        routes = [each for each in self._server.counts if known in (None, each.path)]
+        if not routes or any(isinstance(piece, TokenUsage) for piece in heard):
+            return None
+        left = apply_resets(heard)
+        counts = await count_usage(
+            client,
+            self._provider.config.base_url,
+            self.spec.name,
+            routes,
+            request.shaped_prompt,
+            said="".join(piece.text for piece in left if isinstance(piece, TextPiece)),
+            thought="".join(piece.text for piece in left if isinstance(piece, ThinkingPiece)),
+        )
+        if counts.route not in (None, known):
+            self._provider.learn(self.spec.name, counts=counts.route)
+        return counts.usage
+
+
+def _without(body: Mapping[str, Any], members: Sequence[str]) -> dict[str, Any]:
+    """Return the request without these members, or with their other names."""
+    renamed = {name: RENAMED_MEMBERS[name] for name in members if name in RENAMED_MEMBERS}
+    return {
+        renamed.get(name, name): value
+        for name, value in body.items()
+        if name in renamed or name not in members
+    }

@@ -1,0 +1,474 @@
+"""The part of a model on a server that all adapters share.
+
+An adapter says how a request looks on the wire and how an answer is read. Here the request is sent
+as a stream, and sent again in another way if the server refuses a part of it: a message shape, a
+sampling setting, or a member that Talekeeper adds itself. What a refusal shows is remembered.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from abc import ABC, abstractmethod
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, field, replace
+from typing import Any, Generic, Protocol, TypeVar
+
+from msgspec import structs
+
+from backend.generation.catalogue import MessageShape
+from backend.generation.client.client import ModelClient, ServerError
+from backend.generation.client.provider import ModelProvider
+from backend.generation.failures.refused_members import Refusal, read_refusal
+from backend.generation.message_shapes import find_stricter_shape, shape_prompt
+from backend.generation.model import (
+    Finish,
+    FinishReason,
+    ModelContextOverflowError,
+    ModelError,
+    ModelRequestError,
+    ModelServerError,
+    ModelSpec,
+    Piece,
+    Prompt,
+    SentRequest,
+    StructuredAnswer,
+    TextPiece,
+    TextReset,
+    TokenUsage,
+    Tool,
+    ToolAnswer,
+    ToolCall,
+)
+from backend.generation.sampling import Sampling, SamplingField
+from backend.generation.servers.abilities import ModelAbilities
+from backend.generation.servers.replies import (
+    Delta,
+    ReplyLimit,
+    parse_value,
+    relay,
+    said,
+    tool_answer,
+)
+from backend.generation.servers.window_evidence import window_after_refusal
+from backend.generation.thoughts import ThoughtReader
+
+ProviderT = TypeVar("ProviderT", bound="ModelProvider[Any, Any]")
+
+_MENDABLE = (ModelRequestError, ModelServerError)
+"""Errors that another form of the request may mend. Templates of some servers fail with 500."""
+
+_REFUSES_START = ("prefill", "final `assistant` message")
+"""Words of models that take no beginning of a reply: those that think, and Claude since 4.6."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelRequest:
+    """One request to a model, and the form in which it is sent.
+
+    Attributes:
+        prompt: The prompt as it was built, in no particular shape.
+        sampling: The settings of the user that are sent.
+        tools: What the model may call.
+        schema: The JSON Schema of the whole text.
+        members: What the adapter adds to the body: how it asks for JSON.
+        start: The beginning of the reply that the server does not repeat.
+        shape: The message shape that is sent.
+        left_out: Settings of the user that are not sent.
+        is_trial: True if the server may not know this way of asking, and another one is tried next.
+    """
+
+    prompt: Prompt
+    sampling: Sampling
+    tools: Sequence[Tool] = ()
+    schema: Mapping[str, Any] | None = None
+    members: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    start: str = ""
+    shape: MessageShape = "lenient"
+    left_out: tuple[SamplingField, ...] = ()
+    is_trial: bool = False
+
+    @property
+    def is_plain(self) -> bool:
+        """True if a reply in words is asked for: no tools, no schema."""
+        return not (self.tools or self.schema or self.members or self.prompt.rounds)
+
+    @property
+    def is_json(self) -> bool:
+        """True if a JSON value is asked for."""
+        return bool(self.schema or self.members or self.sampling.json_schema)
+
+    @property
+    def shaped_prompt(self) -> Prompt:
+        """The prompt as it is sent."""
+        return shape_prompt(self.prompt, self.shape)
+
+    def without(self, *settings: SamplingField) -> ModelRequest:
+        """Return the request without settings of the user."""
+        left_out = (*self.left_out, *settings)
+        absent = dict.fromkeys(settings)
+        start = "" if "start_reply_with" in settings else self.start
+        sampling = structs.replace(self.sampling, **absent)
+        return replace(self, sampling=sampling, left_out=left_out, start=start)
+
+    def starting_with(self, start: str) -> ModelRequest:
+        """Return the request for a reply that begins in this way."""
+        return replace(self, start=start)
+
+
+_LIMIT_MEMBERS = ("max_tokens", "max_completion_tokens")
+"""Members of a request that limit the reply, for servers that count it as a part of the window."""
+
+
+class AnswerReader(Protocol):
+    """Reads one answer, event by event or as a whole."""
+
+    def read_event(self, event: Any) -> Delta:
+        """Read one event of a stream."""
+        ...
+
+    def read_whole(self, answer: Any) -> Delta:
+        """Read an answer that was not streamed."""
+        ...
+
+    def close(self) -> Sequence[ToolCall]:
+        """Return the calls of which no event has said that they are complete."""
+        ...
+
+
+class ServerModel(ABC, Generic[ProviderT]):
+    """A `ChatModel` on a server."""
+
+    def __init__(self, spec: ModelSpec, provider: ProviderT) -> None:
+        self.spec = spec
+        self._provider = provider
+
+    @property
+    def learned(self) -> ModelAbilities:
+        """See `ChatModel`."""
+        return self._provider.abilities.of(self.spec.name)
+
+    def learn(self, **changes: Any) -> None:
+        """See `ChatModel`."""
+        self._provider.learn(self.spec.name, **changes)
+
+    @abstractmethod
+    def _address(self, *, stream: bool) -> str:
+        """Return where requests are sent."""
+
+    @abstractmethod
+    def _body(self, request: ModelRequest, *, stream: bool) -> dict[str, Any]:
+        """Return a request as the vendor's API takes it, without `extra_body`."""
+
+    @abstractmethod
+    def _reader(self, request: ModelRequest) -> AnswerReader:
+        """Return the reader of the answer to a request."""
+
+    @abstractmethod
+    def _setting_names(self, request: ModelRequest) -> Mapping[str, Sequence[SamplingField]]:
+        """Return the settings by the names that a refusal may have for them."""
+
+    def _fit_settings(self, request: ModelRequest) -> ModelRequest:
+        """Leave out settings that the vendor does not take together."""
+        return request
+
+    def _client(self, connection: Any) -> ModelClient:
+        """Return the HTTP client of a connection."""
+        client: ModelClient = connection
+        return client
+
+    async def _count(
+        self,
+        client: ModelClient,  # noqa: ARG002 - for adapters whose servers can count
+        request: ModelRequest,  # noqa: ARG002 - likewise
+        heard: Sequence[Piece],  # noqa: ARG002 - likewise
+    ) -> TokenUsage | None:
+        """Return the usage of a reply whose server reported none, if the server can count."""
+        return None
+
+    def _finished(self) -> None:
+        """Hear that the model has finished a reply: its server has loaded it."""
+
+    async def stream(
+        self,
+        prompt: Prompt,
+        sampling: Sampling,
+        *,
+        tools: Sequence[Tool] = (),
+        schema: Mapping[str, Any] | None = None,
+    ) -> AsyncGenerator[Piece, None]:
+        """See `ChatModel`."""
+        request = self._request(prompt, sampling, tools=tools, schema=schema)
+        silence = self._provider.config.chunk_timeout
+        async with aclosing(self._pieces(request, silence=silence)) as pieces:
+            async for piece in pieces:
+                yield piece
+
+    async def call_tools(
+        self, prompt: Prompt, tools: Sequence[Tool], sampling: Sampling
+    ) -> ToolAnswer:
+        """See `ChatModel`."""
+        answer = await self._collect(self._request(prompt, sampling, tools=tools))
+        return tool_answer(answer, who=self._provider.who)
+
+    async def structured(
+        self, prompt: Prompt, schema: Mapping[str, Any], sampling: Sampling
+    ) -> StructuredAnswer:
+        """See `ChatModel`."""
+        answer = await self._collect(self._request(prompt, sampling, schema=schema))
+        text, finish = said(answer, who=self._provider.who)
+        value = parse_value(text, who=self._provider.who, finish=finish)
+        return StructuredAnswer(value, answer.usage)
+
+    def _request(
+        self,
+        prompt: Prompt,
+        sampling: Sampling,
+        *,
+        tools: Sequence[Tool] = (),
+        schema: Mapping[str, Any] | None = None,
+        members: Mapping[str, Any] | None = None,
+        is_trial: bool = False,
+    ) -> ModelRequest:
+        """Return a request in the form that the model is known to take.
+
+        Raise `SettingNotTakenError` for settings that the vendor's API does not have.
+        """
+        self.spec.check_sampling(sampling)
+        request = ModelRequest(
+            prompt=prompt,
+            sampling=sampling,
+            tools=tools,
+            schema=schema,
+            members=members or {},
+            shape=self.spec.shape,
+            is_trial=is_trial,
+        )
+        if not request.is_plain:
+            request = replace(request, sampling=sampling.without_form())
+        request = replace(request, start=request.sampling.start_reply_with or "")
+        known = self.spec.refused.intersection(request.sampling.set_fields())
+        if known:
+            request = request.without(*sorted(known))
+        return self._fit_settings(request)
+
+    async def _collect(self, request: ModelRequest) -> Delta:
+        """Return a streamed answer as a whole.
+
+        Background work streams too, so that the server notices when it is cancelled.
+        """
+        pieces: list[TextPiece | ToolCall] = []
+        usage: TokenUsage | None = None
+        finish: FinishReason | None = None
+        silence = self._provider.config.answer_timeout
+        async with aclosing(self._pieces(request, silence=silence)) as stream:
+            async for piece in stream:
+                match piece:
+                    case TextPiece() | ToolCall():
+                        pieces.append(piece)
+                    case TextReset():
+                        pieces = [each for each in pieces if isinstance(each, ToolCall)]
+                    case TokenUsage():
+                        usage = piece
+                    case Finish(reason):
+                        finish = reason
+                    case _:
+                        pass
+        return Delta(tuple(pieces), usage, finish)
+
+    async def _pieces(
+        self, request: ModelRequest, *, silence: float
+    ) -> AsyncGenerator[Piece, None]:
+        heard: list[Piece] = []
+        async with self._provider.connected() as connection:
+            client = self._client(connection)
+            deltas = self._deltas(client, request)
+            who = self._provider.who
+            async with aclosing(relay(deltas, who=who, chunk_timeout=silence)) as pieces:
+                async for piece in pieces:
+                    heard.append(piece)
+                    if isinstance(piece, Finish):
+                        self._finished()
+                    if isinstance(piece, Finish) and request.is_plain:
+                        counted = await self._count(client, request, heard)
+                        if counted is not None:
+                            yield counted
+                    yield piece
+
+    async def _deltas(
+        self, client: ModelClient, request: ModelRequest
+    ) -> AsyncGenerator[Delta, None]:
+        """Yield an answer, chunk by chunk; ask again while the server refuses a part of it."""
+        while True:
+            has_begun = False
+            try:
+                async with aclosing(self._attempt(client, request)) as deltas:
+                    async for delta in deltas:
+                        if not has_begun and (delta.pieces or delta.finish):
+                            has_begun = True
+                            self._accepted(request)
+                            if request.shape != "lenient" or request.left_out:
+                                yield Delta((SentRequest(request.shape, request.left_out),))
+                        yield delta
+            except ServerError as error:
+                if has_begun:
+                    raise self._failure(error, request) from None
+                request = self._adapt(request, error)
+            except Exception as error:  # noqa: BLE001 - a server may answer anything
+                raise self._provider.failure(error) from None
+            else:
+                return
+
+    async def _attempt(
+        self, client: ModelClient, request: ModelRequest
+    ) -> AsyncGenerator[Delta, None]:
+        """Yield the answer to one request with its thoughts separated. Raise `ServerError`."""
+        thoughts, limit = self._thought_reader(request), ReplyLimit(request.prompt.reply_limit)
+        finish: FinishReason | None = None
+        try:
+            async with aclosing(self._answer(client, request)) as answer:
+                async for delta in answer:
+                    for part in (parts := limit.read(delta)):
+                        finish = part.finish or finish
+                        yield thoughts.read(part)
+                        if len(parts) > 1:
+                            await asyncio.sleep(0)
+                    if limit.is_reached:
+                        break
+        except Exception:
+            yield thoughts.break_off()
+            raise
+        finally:
+            self._learn_thoughts(thoughts)
+        if finish is None:
+            yield thoughts.break_off()
+
+    async def _answer(
+        self, client: ModelClient, request: ModelRequest
+    ) -> AsyncGenerator[Delta, None]:
+        """Yield the answer to one request, chunk by chunk. Raise `ServerError`."""
+        reader = self._reader(request)
+        has_finished = False
+        last_event = time.monotonic()
+        body = {**self._body(request, stream=True), **self._provider.config.extra_body}
+        async with (
+            client.stream(self._address(stream=True), body) as stream,
+            aclosing(stream.events()) as events,
+        ):
+            async for event in events:
+                if event is None:
+                    # Comments show that a slow server is at work, for a while.
+                    if time.monotonic() - last_event < self._provider.config.answer_timeout:
+                        yield Delta()
+                    continue
+                last_event = time.monotonic()
+                read = reader.read_whole if stream.is_whole else reader.read_event
+                delta = read(event)
+                has_finished = has_finished or delta.finish is not None
+                yield delta
+        if stream.is_empty and not stream.is_done:
+            # Some servers end a stream that they cannot begin, and give their reason only without.
+            body = {**self._body(request, stream=False), **self._provider.config.extra_body}
+            answer = await client.post(self._address(stream=False), body)
+            yield reader.read_whole(answer)
+            return
+        if not has_finished and not stream.is_done:
+            return
+        if calls := tuple(reader.close()):
+            yield Delta(calls)
+        if not has_finished:
+            yield Delta(finish="stop", reason="[DONE]")
+
+    def _thought_reader(self, request: ModelRequest) -> ThoughtReader:
+        config = self._provider.config
+        return ThoughtReader(
+            config.thought_tags,
+            start=request.start,
+            thinks_first=self._provider.abilities.of(self.spec.name).thinks_first,
+            is_json=request.is_json,
+            is_off=not config.reads_thoughts,
+        )
+
+    def _learn_thoughts(self, thoughts: ThoughtReader) -> None:
+        """Remember whether the model's replies begin inside thoughts, as this one has shown."""
+        known = self._provider.abilities.of(self.spec.name).thinks_first
+        if thoughts.thinks_first != known:
+            self._provider.learn(self.spec.name, thinks_first=thoughts.thinks_first)
+
+    def _accepted(self, request: ModelRequest) -> None:
+        """Remember a shape that the server accepts after it refused another one."""
+        if request.shape != self.spec.shape and "shape" not in self.spec.fixed:
+            self.spec = replace(self.spec, shape=request.shape)
+            self._provider.learn(self.spec.name, shape=request.shape)
+
+    def _adapt(self, request: ModelRequest, error: ServerError) -> ModelRequest:
+        """Return the request in another form. Raise `ModelError` if no form is left."""
+        failure = self._failure(error, request)
+        if isinstance(failure, ModelContextOverflowError):
+            body = {**self._body(request, stream=True), **self._provider.config.extra_body}
+            limits = (body.get(name) for name in _LIMIT_MEMBERS)
+            failure.reply_limit = next((each for each in limits if isinstance(each, int)), None)
+            self._learn_window(request.prompt, failure)
+        if not isinstance(failure, _MENDABLE):
+            raise failure
+        if request.start and any(words in error.text for words in _REFUSES_START):
+            self._remember_refused("start_reply_with")
+            return request.without("start_reply_with")
+        shape = find_stricter_shape(error.text, request.prompt, request.shape)
+        if shape is not None:
+            return replace(request, shape=shape)
+        names = self._setting_names(request)
+        refusal = read_refusal(error, names)
+        adapted = self._leave_out(request, refusal, names, error.text) if refusal else None
+        if adapted is None:
+            raise failure
+        return adapted
+
+    def _learn_window(self, prompt: Prompt, refusal: ModelContextOverflowError) -> None:
+        """Remember the window that a refusal names, or a smaller one than the prompt was for."""
+        known = self._provider.abilities.of(self.spec.name).window
+        current = min(self.spec.context_window, known or self.spec.context_window)
+        needed = refusal.needed or current - (prompt.reply_room or 0)
+        window = window_after_refusal(refusal.window, needed=needed, current=current)
+        if window != known:
+            self._provider.learn(self.spec.name, window=window)
+
+    def _leave_out(
+        self,
+        request: ModelRequest,
+        refusal: Refusal,
+        names: Mapping[str, Sequence[SamplingField]],
+        text: str,  # noqa: ARG002 - for adapters that read more of the refusal
+    ) -> ModelRequest | None:
+        """Return the request without a refused setting; remember it if the refusal is for good.
+
+        None if the user set no such setting.
+        """
+        set_by_user = request.sampling.set_fields()
+        settings: list[SamplingField] = [
+            each for each in names[refusal.member] if each in set_by_user
+        ]
+        if not settings:
+            return None
+        if refusal.for_good:
+            self._remember_refused(*settings)
+        return request.without(*settings)
+
+    def _remember_refused(self, *settings: SamplingField) -> None:
+        refused = self._provider.abilities.of(self.spec.name).refused
+        refused = tuple(dict.fromkeys((*refused, *settings)))
+        self._provider.learn(self.spec.name, refused=refused)
+        self.spec = replace(
+            self.spec,
+            accepts=self.spec.accepts.difference(refused),
+            refused=self.spec.refused.union(refused),
+        )
+
+    def _failure(
+        self,
+        error: ServerError,
+        request: ModelRequest,  # noqa: ARG002 - for adapters to which it makes a difference
+    ) -> ModelError:
+        """Return the error of a request that is not sent again."""
+        return self._provider.failure(error)

@@ -1,0 +1,299 @@
+"""Replies with tool calls, from models that have native calls and from others.
+
+`native`: the provider's own calls. `structured`: the model answers in JSON of a schema, out of
+which the narration streams. `fenced`: it writes calls into a fenced block of its text. `none`: it
+calls nothing, and is not asked to.
+
+The way that a model's answers show to work is remembered in its `ModelAbilities`, unless its user
+has set one. A model that has called a tool once is not doubted again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
+from contextlib import aclosing
+
+import msgspec
+
+from backend.generation.catalogue import ToolSupport
+from backend.generation.model import (
+    ChatModel,
+    Finish,
+    FinishReason,
+    ModelEmptyReplyError,
+    ModelRequestError,
+    Piece,
+    Prompt,
+    TextPiece,
+    TextReset,
+    ThinkingPiece,
+    TokenUsage,
+    Tool,
+    ToolAnswer,
+    ToolCall,
+)
+from backend.generation.sampling import Sampling
+from backend.generation.servers.replies import Delta, finish_of, tool_answer
+from backend.generation.tools.calls import MAX_CALLS
+from backend.generation.tools.structured_calls import (
+    StructuredReader,
+    answer_schema,
+    structured_prompt,
+)
+from backend.generation.tools.written_calls import (
+    CallReader,
+    FencedReader,
+    fenced_prompt,
+    prompt_without_tools,
+    read_bare_calls,
+)
+
+_WAYS: tuple[ToolSupport, ...] = ("native", "structured", "fenced")
+"""The ways to ask for calls, the best first."""
+
+BLOCK_TOKENS = 1_024
+"""Tokens for a block of calls alone, even if the user wants shorter replies."""
+
+
+def tool_support(model: ChatModel) -> ToolSupport:
+    """Return how a model is asked for calls: as its user set it, else as its answers have shown."""
+    if "tool_support" in model.spec.fixed:
+        return model.spec.tool_support
+    return model.learned.tools or model.spec.tool_support
+
+
+def may_learn_calls(model: ChatModel) -> bool:
+    """True if no setting says, and no answer has shown, whether a model calls tools."""
+    is_fixed = "tool_support" in model.spec.fixed
+    return not is_fixed and not model.learned.calls_tools and model.learned.tools != "none"
+
+
+async def stream_with_tools(
+    model: ChatModel,
+    prompt: Prompt,
+    tools: Sequence[Tool],
+    sampling: Sampling,
+    support: ToolSupport | None = None,
+) -> AsyncGenerator[Piece, None]:
+    """Yield a reply piece by piece: text and calls, then usage if known, then `Finish`.
+
+    A model that has called before, and then says no more, has finished. If a server refuses the
+    request before the first piece, it is asked in the next way. Close the generator early to hang
+    up: iterate inside `contextlib.aclosing`.
+
+    Args:
+        model: The model that replies.
+        prompt: The messages, with the rounds of calls so far.
+        tools: The tools that may be called now.
+        sampling: The user's settings.
+        support: The way that is tried first; `tool_support(model)` by default.
+
+    Raises:
+        ModelError: As `ChatModel.stream` does. A call that cannot be read is not an error: its
+            piece has a `problem`.
+    """
+    first = support or tool_support(model)
+    ways = _WAYS[_WAYS.index(first) :] if first in _WAYS else (first,)
+    async with aclosing(_stream_in_ways(model, prompt, tools, sampling, ways)) as pieces:
+        async for piece in pieces:
+            yield piece
+
+
+async def stream_calls(
+    model: ChatModel, prompt: Prompt, tools: Sequence[Tool], sampling: Sampling
+) -> AsyncGenerator[ToolCall | TokenUsage, None]:
+    """Yield the calls of a model that is asked, in the fenced form, for nothing but calls.
+
+    A model that writes none is remembered as one without tools, unless it was cut off.
+
+    Raises:
+        ModelError: As `ChatModel.stream` does. Nothing is remembered then.
+    """
+    sampling = _with_room_for_calls(sampling, model.spec.max_output_tokens)
+    said: list[str] = []
+    finish: FinishReason = "stop"
+    has_called = False
+    try:
+        async with aclosing(stream_with_tools(model, prompt, tools, sampling, "fenced")) as pieces:
+            async for piece in pieces:
+                if isinstance(piece, TokenUsage | ToolCall):
+                    has_called = has_called or (isinstance(piece, ToolCall) and not piece.problem)
+                    yield piece
+                elif isinstance(piece, Finish):
+                    finish = piece.reason
+                else:
+                    _take_text(said, piece)
+    except ModelEmptyReplyError:
+        pass
+    for call in () if has_called else read_bare_calls("".join(said), tools):
+        has_called = True
+        yield call
+    if has_called:
+        _remember(model, "fenced", calls_tools=True)
+    elif finish != "length":
+        _remember(model, "none", calls_tools=False)
+
+
+def _take_text(said: list[str], piece: Piece) -> None:
+    """Add the text of a piece, or drop all text at a reset."""
+    if isinstance(piece, TextPiece):
+        said.append(piece.text)
+    elif isinstance(piece, TextReset):
+        said.clear()
+
+
+def _with_room_for_calls(sampling: Sampling, max_output_tokens: int) -> Sampling:
+    """Return the settings with a longest reply that leaves room for a block of calls."""
+    most = sampling.max_output_tokens
+    if most is None or most >= BLOCK_TOKENS:
+        return sampling
+    most = max(most, min(BLOCK_TOKENS, max_output_tokens))
+    return msgspec.structs.replace(sampling, max_output_tokens=most)
+
+
+async def answer_with_tools(
+    model: ChatModel, prompt: Prompt, tools: Sequence[Tool], sampling: Sampling
+) -> ToolAnswer:
+    """Return one step of a tool loop, in the best way that the model's server accepts.
+
+    A model that is known to call no tools is asked in the fenced form: it may do better at this.
+
+    Raises `ModelError` as `ChatModel.call_tools` does.
+    """
+    support, refusal = tool_support(model), None
+    if support == "native":
+        try:
+            answer = await model.call_tools(prompt, tools, sampling)
+        except ModelRequestError as error:
+            support, refusal = "structured", error
+        else:
+            if answer.calls:
+                _remember(model, "native", calls_tools=True)
+            return answer
+    ways = _WAYS[_WAYS.index("fenced" if support == "none" else support) :]
+    pieces: list[Piece] = []
+    stream = _stream_in_ways(model, prompt, tools, sampling, ways, refusal=refusal)
+    async with aclosing(stream):
+        async for piece in stream:
+            pieces.append(piece)  # noqa: PERF401 - it is closed whatever happens
+    said = tuple(piece for piece in pieces if isinstance(piece, TextPiece | ToolCall))
+    usage = next((piece for piece in pieces if isinstance(piece, TokenUsage)), None)
+    finish: FinishReason | None = next(
+        (piece.reason for piece in pieces if isinstance(piece, Finish)), None
+    )
+    return tool_answer(Delta(pieces=said, usage=usage, finish=finish), who=model.spec.title)
+
+
+async def _stream_in_ways(
+    model: ChatModel,
+    prompt: Prompt,
+    tools: Sequence[Tool],
+    sampling: Sampling,
+    ways: Sequence[ToolSupport],
+    *,
+    refusal: ModelRequestError | None = None,
+) -> AsyncGenerator[Piece, None]:
+    """Yield a reply in the first of several ways that the server accepts, and remember that way.
+
+    `refusal` is the server's answer to a better way.
+    """
+    for way in ways:
+        has_begun = False
+        try:
+            async with aclosing(_ask(model, prompt, tools, sampling, way)) as pieces:
+                async for piece in pieces:
+                    _remember_piece(model, piece, way, is_new=bool(refusal) and not has_begun)
+                    has_begun = True
+                    yield piece
+        except ModelRequestError as error:
+            if has_begun or not tools:
+                raise
+            refusal = refusal or error
+        except ModelEmptyReplyError:
+            if not prompt.rounds:
+                raise
+            yield Finish("stop")
+            return
+        else:
+            return
+    if refusal is not None:
+        raise refusal
+
+
+def _remember_piece(model: ChatModel, piece: Piece, way: ToolSupport, *, is_new: bool) -> None:
+    """Remember the way of a reply by one of its pieces. `is_new`: a better way was refused."""
+    if isinstance(piece, ToolCall) and not piece.problem:
+        _remember(model, way, calls_tools=True)
+    elif is_new:
+        _remember(model, way, calls_tools=False)
+
+
+def _remember(model: ChatModel, way: ToolSupport, *, calls_tools: bool) -> None:
+    """Remember how a model is asked, unless its user has set that."""
+    if "tool_support" in model.spec.fixed:
+        return
+    if (model.learned.tools, model.learned.calls_tools) != (way, calls_tools):
+        model.learn(tools=way, calls_tools=calls_tools)
+
+
+def _ask(
+    model: ChatModel, prompt: Prompt, tools: Sequence[Tool], sampling: Sampling, way: ToolSupport
+) -> AsyncGenerator[Piece, None]:
+    if way == "native":
+        return model.stream(prompt, sampling, tools=tools)
+    if way == "none":
+        return model.stream(prompt_without_tools(prompt), sampling)
+    if not (tools or prompt.rounds):
+        return model.stream(prompt, sampling)
+    sampling = sampling.without_form()
+    if way == "structured":
+        asked = structured_prompt(prompt, tools)
+        pieces = model.stream(asked, sampling, schema=answer_schema(tools))
+        return _read(pieces, StructuredReader)
+    names = [tool.name for tool in tools]
+    pieces = model.stream(fenced_prompt(prompt, tools), sampling)
+    return _read(pieces, lambda: FencedReader(names))
+
+
+async def _read(
+    pieces: AsyncGenerator[Piece, None], make_reader: Callable[[], CallReader]
+) -> AsyncGenerator[Piece, None]:
+    """Yield a reply with the calls that are written in its text.
+
+    Calls that were written into text that is taken back have happened; the text is read again.
+    Raise `ModelEmptyReplyError` if it has neither text, thoughts nor calls.
+    """
+    reader = make_reader()
+    has_content = False
+    calls = 0
+    async with aclosing(pieces):
+        async for written in pieces:
+            if isinstance(written, TextReset):
+                reader = make_reader()
+            for piece in _find_calls(written, reader):
+                match piece:
+                    case TextPiece(text) | ThinkingPiece(text):
+                        has_content = has_content or not text.isspace()
+                        yield piece
+                    case ToolCall():
+                        calls += 1
+                        if calls <= MAX_CALLS:
+                            yield piece
+                    case Finish(reason):
+                        if not has_content and not calls:
+                            raise ModelEmptyReplyError(
+                                "The model returned neither text nor tool calls."
+                            )
+                        yield Finish(finish_of(reason, called=bool(calls)))
+                    case _:
+                        yield piece
+
+
+def _find_calls(piece: Piece, reader: CallReader) -> Iterable[Piece]:
+    match piece:
+        case TextPiece(text):
+            return reader.feed(text)
+        case TokenUsage() | Finish():
+            return (*reader.close(), piece)
+        case _:
+            return (piece,)

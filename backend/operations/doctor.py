@@ -1,0 +1,397 @@
+"""`talekeeper doctor`: what is configured, what is missing, and how to get it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Literal
+
+from sqlalchemy import select
+
+from backend.accounts.auth.names import has_root_key, load_database_root_keys
+from backend.accounts.profile.settings import UserSettings
+from backend.chats.schemas import ChatSettings
+from backend.core.logs import get_logger
+from backend.core.operating_system import HAS_FILE_MODES, is_readable_by_others
+from backend.database.engine import Database
+from backend.database.migrate import HEAD, current_revision, refuse_unknown
+from backend.enrichment.llm_selection import choose_model
+from backend.generation.environment import build_registry
+from backend.generation.tokens import best_tokenizer, get_tokenizer
+from backend.llm.models import InstallationProvider, ProviderConfig, open_shared
+from backend.memory.embedding.local import NOT_INSTALLED, LocalEmbedder, is_installed
+from backend.memory.embedding.protocol import EmbedderError
+from backend.memory.embedding.registry import build_embedder, may_be_shared
+from backend.memory.index.edge import engine_starts
+from backend.memory.index.server import server_version
+from backend.memory.models import GONE, IndexState
+from backend.memory.runtime import collections_of, index_folder
+from backend.operations.start_faults import explain, find_folder_fault, find_index_fault
+from backend.prompts import load_prompts
+from backend.regex.process import RegexProcess
+from backend.settings import DATABASE_NAME, Settings
+from backend.vault.root import RootKeyError, load_root_keys
+
+log = get_logger(__name__)
+
+State = Literal["ok", "missing", "fault"]
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing that was looked at. `missing` is something more that could be had."""
+
+    name: str
+    state: State
+    detail: str
+    advice: str = ""
+
+
+async def examine(settings: Settings) -> list[Finding]:
+    """Look at every part without changing anything."""
+    checks: tuple[Callable[[Settings], Awaitable[Finding]], ...] = (
+        _data_folder,
+        _root_key,
+        _database,
+        _prompts,
+        _tokens,
+        _models,
+        _providers,
+        _agent,
+        _gemini,
+        _openai,
+        _anthropic,
+        _index,
+        _helpers,
+        _embeddings,
+        _own_embeddings,
+        _door,
+    )
+    findings: list[Finding] = []
+    for check in checks:
+        try:
+            findings.append(await check(settings))
+        except Exception as error:  # logged, unless it can be explained
+            explanation = explain(error, settings)
+            if explanation is None:
+                log.critical("doctor.check_failed", exc_info=error)
+                explanation = f"unexpected error ({type(error).__name__}); see the log"
+            name = check.__name__.strip("_").replace("_", " ")
+            findings.append(Finding(name, "fault", explanation))
+    return findings
+
+
+async def _data_folder(settings: Settings) -> Finding:
+    folder = settings.data_dir
+    if fault := find_folder_fault(folder):
+        return Finding("data folder", "fault", fault)
+    if not folder.exists():
+        return Finding("data folder", "missing", f"no {folder} yet; created on first start")
+    return Finding("data folder", "ok", str(folder))
+
+
+async def _root_key(settings: Settings) -> Finding:
+    path, value = settings.resolved_root_key_file, settings.root_key_text
+    if not await _is_in_order(_tables, settings):
+        # Only the key itself can be looked at: the database's own finding says why.
+        is_needed = False
+    else:
+        database = Database(settings.resolved_database_url)
+        try:
+            is_needed = await has_root_key(database)
+            if is_needed:
+                await load_database_root_keys(database, path, value=value)
+        finally:
+            await database.dispose()
+    if value is None and not is_needed and not path.exists():
+        return Finding("root key", "missing", f"none at {path} yet; created on first start")
+    keys = load_root_keys(path, value=value)
+    if settings.root_key is not None:
+        return Finding("root key", "ok", f"version {keys.current}, from TALEKEEPER_ROOT_KEY")
+    if is_readable_by_others(path):
+        return Finding(
+            "root key",
+            "fault",
+            f"{path} can be read by others",
+            f"Run: chmod 600 {path}",
+        )
+    note = "" if HAS_FILE_MODES else "; the permissions of its folder decide who can read it"
+    return Finding(
+        "root key",
+        "ok",
+        f"version {keys.current}, in {path}{note}",
+        "Keep a copy apart from the database backups: without it no data can be read.",
+    )
+
+
+async def _is_in_order(check: Callable[[Settings], Awaitable[Finding]], settings: Settings) -> bool:
+    """True if the checked part exists and can be used."""
+    try:
+        return (await check(settings)).state != "missing"
+    except Exception:  # noqa: BLE001  # as above
+        return False
+
+
+async def _database(settings: Settings) -> Finding:
+    finding = await _tables(settings)
+    if finding.state == "ok":
+        database = Database(settings.resolved_database_url)
+        try:
+            await database.check()
+        finally:
+            await database.dispose()
+    return finding
+
+
+async def _tables(settings: Settings) -> Finding:
+    kind = "SQLite" if settings.embedded else "PostgreSQL"
+    path = settings.data_dir / DATABASE_NAME
+    if settings.embedded and not settings.database_url and not path.exists():
+        return Finding("database", "missing", f"no {path} yet; created on first start")
+    database = Database(settings.resolved_database_url)
+    try:
+        revision = await current_revision(database)
+        refuse_unknown(revision, database)
+    finally:
+        await database.dispose()
+    if revision != HEAD:
+        return Finding(
+            "database",
+            "missing",
+            f"{kind}, revision {revision or 'none'}; this version needs {HEAD}",
+            "Run: talekeeper migrate (serve does it automatically)",
+        )
+    return Finding("database", "ok", f"{kind}, revision {revision}")
+
+
+async def _prompts(_: Settings) -> Finding:
+    count = sum(1 for _prompt in load_prompts())
+    return Finding("prompts", "ok", f"{count} files, all valid")
+
+
+async def _tokens(_: Settings) -> Finding:
+    get_tokenizer("o200k_base").count("A line to count.")
+    if best_tokenizer("gemma3") == "gemma3":
+        return Finding("token counts", "ok", "exact for Gemini; o200k_base for others")
+    return Finding(
+        "token counts",
+        "missing",
+        "o200k_base, times a learned ratio",
+        "For exact counts with Gemini: uv sync --inexact --extra exact-tokens",
+    )
+
+
+async def _models(settings: Settings) -> Finding:
+    registry = build_registry(settings)
+    try:
+        names = ", ".join(spec.id for spec in registry.specs())
+        return Finding("models", "ok", f"{names}; default {registry.default_id}")
+    finally:
+        await registry.aclose()
+
+
+async def _providers(settings: Settings) -> Finding:
+    shared = await _shared(settings)
+    if not shared:
+        detail = "none shared; users can add their own"
+        return Finding("providers", "missing", detail)
+    if damaged := [slug for slug, config in shared.items() if config is None]:
+        advice = "An administrator has to delete them under Settings, Models, and add them again."
+        return Finding("providers", "fault", f"cannot be decrypted: {', '.join(damaged)}", advice)
+    return Finding("providers", "ok", f"shared: {', '.join(shared)}")
+
+
+async def _shared(settings: Settings) -> dict[str, ProviderConfig | None]:
+    """The installation's providers by their slugs; None for those that do not open."""
+    if not await _is_in_order(_tables, settings) or not await _is_in_order(_root_key, settings):
+        return {}
+    root = load_root_keys(settings.resolved_root_key_file, value=settings.root_key_text)
+    database = Database(settings.resolved_database_url)
+    try:
+        async with database.read() as session:
+            query = select(InstallationProvider).order_by(InstallationProvider.id)
+            rows = list(await session.scalars(query))
+    finally:
+        await database.dispose()
+    found: dict[str, ProviderConfig | None] = {}
+    for row in rows:
+        try:
+            found[row.slug] = open_shared(root, row)
+        except RootKeyError:
+            found[row.slug] = None
+    return found
+
+
+async def _agent(settings: Settings) -> Finding:
+    registry, chat, account = build_registry(settings), ChatSettings(), UserSettings()
+    try:
+        model = choose_model(registry, settings, "agent", chat, account, registry.default_id)
+        is_demo = registry.spec(model).provider == "demo"
+    finally:
+        await registry.aclose()
+    return Finding(
+        "agent",
+        "ok",
+        f"{model} writes chronicles and summaries in chats that enable them",
+        "It follows simple rules. For a real model, set an API key." if is_demo else "",
+    )
+
+
+async def _gemini(settings: Settings) -> Finding:
+    if settings.gemini_api_key is None:
+        return Finding(
+            "Gemini",
+            "missing",
+            "no key",
+            "Create one in Google AI Studio and set TALEKEEPER_GEMINI_API_KEY.",
+        )
+    return Finding("Gemini", "ok", "key is set (not tested, because that would cost money)")
+
+
+async def _openai(settings: Settings) -> Finding:
+    if not settings.openai_base_url:
+        return Finding(
+            "OpenAI-compatible",
+            "missing",
+            "no server",
+            "Set TALEKEEPER_OPENAI_BASE_URL and TALEKEEPER_OPENAI_MODELS: llama.cpp, vLLM, "
+            "Ollama, LM Studio and many services are compatible.",
+        )
+    if not settings.openai_models:
+        return Finding(
+            "OpenAI-compatible",
+            "fault",
+            f"{settings.openai_base_url}, but no models",
+            "Set TALEKEEPER_OPENAI_MODELS, comma-separated.",
+        )
+    return Finding("OpenAI-compatible", "ok", settings.openai_base_url)
+
+
+async def _anthropic(settings: Settings) -> Finding:
+    if settings.anthropic_api_key is None:
+        return Finding("Anthropic", "missing", "no key", "Set TALEKEEPER_ANTHROPIC_API_KEY.")
+    return Finding("Anthropic", "ok", "key is set (not tested, because that would cost money)")
+
+
+async def _index(settings: Settings) -> Finding:
+    if fault := find_index_fault(settings):
+        return Finding("index", "fault", fault)
+    if not settings.qdrant_url:
+        folder = index_folder(settings)
+        state = "exists" if folder.is_dir() else "created on first start"
+        return Finding("index", "ok", f"Qdrant Edge, in {folder} ({state})")
+    version = await server_version(settings)
+    return Finding("index", "ok", f"Qdrant {version}, at {settings.qdrant_url}")
+
+
+async def _helpers(settings: Settings) -> Finding:
+    """Start each helper process once: one that does not start says so nowhere else."""
+    faults: list[str] = []
+    regexes = RegexProcess()
+    try:
+        if not await asyncio.to_thread(regexes.prepare):
+            faults.append("regular expressions (keys and scripts that need it are skipped)")
+    finally:
+        await asyncio.to_thread(regexes.close)
+    if not settings.qdrant_url and not await engine_starts():
+        faults.append("the index (turns continue without memory)")
+    if faults:
+        return Finding(
+            "helper processes",
+            "fault",
+            f"failed to start: {'; '.join(faults)}",
+            "Check limits on memory and processes, and security programs that may stop them.",
+        )
+    return Finding("helper processes", "ok", "start on demand")
+
+
+async def _own_embeddings(settings: Settings) -> Finding:
+    name = "own embeddings"
+    if not await _is_in_order(_tables, settings):
+        return Finding(name, "missing", "not checked: the database is not ready yet")
+    database = Database(settings.resolved_database_url)
+    chosen = IndexState.is_chosen.is_(True)
+    try:
+        async with database.read() as session:
+            columns = IndexState.model, IndexState.state, IndexState.collection
+            query = select(*columns).where(chosen)
+            rows = (await session.execute(query)).all()
+    finally:
+        await database.dispose()
+    if not rows:
+        return Finding(name, "ok", "no account has its own model")
+    moving = sum(row.state == "due" for row in rows)
+    gone = sum(row.model == GONE for row in rows if row.state == "ready")
+    detail = f"accounts with their own model: {len(rows):,}"
+    more = {"moving to it": moving, "whose provider was deleted": gone}
+    told = [detail, *(f"{what}: {count:,}" for what, count in more.items() if count)]
+    lost = {row.collection for row in rows} - await collections_of(settings)
+    if lost:
+        told.append(f"lost: {', '.join(sorted(lost))}")
+        return Finding(
+            name,
+            "fault",
+            "; ".join(told),
+            "Restart Talekeeper: lost indexes are created again, and filled when their users' keys "
+            "are available. No text is lost, but until then these users get no search results.",
+        )
+    return Finding(name, "ok", "; ".join(told))
+
+
+async def _embeddings(settings: Settings) -> Finding:
+    if may_be_shared(settings):
+        for slug, config in (await _shared(settings)).items():
+            if config is not None and config.embedding_model:
+                detail = (
+                    f"{slug}, {config.embedding_model} (not tested, because that would cost money)"
+                )
+                return Finding("embeddings", "ok", detail)
+    embedder = build_embedder(settings)
+    if embedder is None:
+        return _no_embeddings(settings)
+    try:
+        if isinstance(embedder, LocalEmbedder):
+            # The one that can be tried for nothing.
+            await embedder.embed(["A line to embed."], "query")
+            where = f"computed locally, from {embedder.folder}"
+        else:
+            where = "not tested, because that would cost money"
+        try:
+            spec = embedder.spec
+        except EmbedderError:
+            name = settings.embedding_model
+            return Finding("embeddings", "ok", f"openai, {name}; dimension not known yet ({where})")
+        return Finding(
+            "embeddings", "ok", f"{spec.provider}, {spec.model}, {spec.dimension} numbers ({where})"
+        )
+    finally:
+        await embedder.aclose()
+
+
+def _no_embeddings(settings: Settings) -> Finding:
+    """Search does without; how to have them depends on what is there already."""
+    if settings.embedder == "none":
+        advice = "TALEKEEPER_EMBEDDER is none. Set it to auto, gemini, openai or local."
+    elif is_installed():
+        advice = (
+            "Run: talekeeper model fetch (or use the page); no key is needed. Or set a "
+            "key for Gemini, or TALEKEEPER_EMBEDDER=openai with a server and a model."
+        )
+    else:
+        advice = f"{NOT_INSTALLED} Or set a Gemini API key."
+    return Finding("embeddings", "missing", "none: search uses keywords only", advice)
+
+
+async def _door(settings: Settings) -> Finding:
+    if settings.lan:
+        return Finding("door", "ok", f"port {settings.lan_port} on the local network, with TLS")
+    if settings.host in {"127.0.0.1", "::1", "localhost"}:
+        return Finding("door", "ok", f"{settings.host}:{settings.port}, this machine only")
+    return Finding(
+        "door",
+        "ok",
+        f"{settings.host}:{settings.port}, sign-up: {settings.registration}",
+        "Sessions need https: use `talekeeper serve --lan` on your own network. For the "
+        "internet, put a TLS proxy in front and set TALEKEEPER_TRUSTED_PROXIES.",
+    )

@@ -1,0 +1,134 @@
+"""`/health`, `/ready` and `/metrics`: for those who keep Talekeeper running."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import msgspec
+from litestar import Controller, Request, Response, get
+from litestar.di import NamedDependency
+from litestar.openapi.datastructures import ResponseSpec
+from prometheus_client import CONTENT_TYPE_LATEST, REGISTRY, generate_latest
+
+from backend.accounts.auth.middleware import PUBLIC, is_loopback
+from backend.database.engine import Database, DatabaseUnavailableError
+from backend.errors import AppError, NotFoundError
+from backend.generation.registry import ModelRegistry
+from backend.http.drain import Drain, ServerStoppingError
+from backend.memory.index.protocol import IndexUnavailableError
+from backend.memory.runtime import MemoryRuntime
+from backend.regex.process import RegexProcess
+from backend.settings import Settings
+
+PATIENCE_SECONDS = 5.0
+"""How long `/ready` waits for a part that does not answer: shorter than those who ask it wait."""
+
+PROXIES_SAY = {"forwarded", "via", "x-forwarded-for", "x-forwarded-proto", "x-real-ip"}
+
+
+class HealthCheck(msgspec.Struct, kw_only=True):
+    """One part that Talekeeper leans on. Without one that is not `needed` it gets by."""
+
+    name: str
+    ready: bool
+    detail: str
+    needed: bool = True
+
+
+class Readiness(msgspec.Struct, kw_only=True):
+    """Whether requests can be served, part by part."""
+
+    ready: bool
+    parts: list[HealthCheck]
+
+
+class HealthController(Controller):
+    """Alive, ready, and how busy."""
+
+    tags = ("Operation",)
+    opt = {PUBLIC: True}  # noqa: RUF012  # Litestar's own declaration
+
+    @get("/health", summary="Alive")
+    async def health(self) -> dict[str, str]:
+        """The process answers."""
+        return {"status": "alive"}
+
+    @get(
+        "/ready",
+        summary="Ready",
+        status_code=200,
+        responses={
+            503: ResponseSpec(Readiness, generate_examples=False, description="A part is not ready")
+        },
+    )
+    async def ready(
+        self,
+        database: NamedDependency[Database],
+        registry: NamedDependency[ModelRegistry],
+        memory: NamedDependency[MemoryRuntime],
+        regexes: NamedDependency[RegexProcess],
+        drain: NamedDependency[Drain],
+    ) -> Response[Readiness]:
+        """Each part, with a reason where it is not ready; 503 when requests need that part.
+
+        While the process ends, its part `server` is not ready.
+        """
+        index, embedder = memory.collections.current, memory.embedder
+        names = ", ".join(spec.id for spec in registry.specs())
+        kind = database.url.get_backend_name()
+        by_words = "none: memory is searched by words only"
+        stopping = HealthCheck(name="server", ready=False, detail=ServerStoppingError.title)
+        parts = [
+            *([stopping] if drain.is_on else []),
+            await _pinged("database", kind, database.ping, DatabaseUnavailableError),
+            HealthCheck(name="models", ready=True, detail=names),
+            await _pinged("index", index.name, index.ping, IndexUnavailableError, needed=False),
+            HealthCheck(
+                name="embeddings",
+                ready=True,
+                detail=embedder.spec.model if embedder else by_words,
+                needed=False,
+            ),
+            HealthCheck(
+                name="patterns",
+                ready=not regexes.starts.is_failing,
+                detail=regexes.starts.describe(),
+                needed=False,
+            ),
+        ]
+        ready = all(part.ready for part in parts if part.needed)
+        return Response(Readiness(ready=ready, parts=parts), status_code=200 if ready else 503)
+
+    @get("/metrics", summary="Metrics", include_in_schema=False)
+    async def metrics(
+        self, request: Request[Any, Any, Any], settings: NamedDependency[Settings]
+    ) -> Response[bytes]:
+        """Counts and durations for Prometheus, by route; nothing of anybody's."""
+        if settings.metrics == "off" or (settings.metrics == "loopback" and not _is_near(request)):
+            raise NotFoundError
+        return Response(
+            generate_latest(REGISTRY), media_type=CONTENT_TYPE_LATEST.partition("; charset")[0]
+        )
+
+
+async def _pinged(
+    name: str,
+    detail: str,
+    ping: Callable[[], Awaitable[None]],
+    refused: type[AppError],
+    *,
+    needed: bool = True,
+) -> HealthCheck:
+    try:
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            await ping()
+    except (refused, TimeoutError):
+        return HealthCheck(name=name, ready=False, detail=refused.title, needed=needed)
+    return HealthCheck(name=name, ready=True, detail=detail, needed=needed)
+
+
+def _is_near(request: Request[Any, Any, Any]) -> bool:
+    """Asked from this machine itself, not through a proxy on it."""
+    client = request.client.host if request.client else ""
+    forwarded = PROXIES_SAY & {name.lower() for name in request.headers}
+    return not forwarded and is_loopback(request) and client in {"127.0.0.1", "::1"}

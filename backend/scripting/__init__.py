@@ -1,1 +1,0 @@
-"""Regex scripts of accounts and of cards: kept, tried, and put to work on messages."""

@@ -1,0 +1,340 @@
+"""Turns and their contexts: `/chats/{chat_id}/turns`, `/turns`, `/messages/{id}/context`."""
+
+from typing import Annotated, Any, Literal
+from uuid import UUID
+
+from litestar import Controller, Request, Response, get, post
+from litestar.di import NamedDependency
+from litestar.openapi.datastructures import ResponseSpec
+from litestar.params import FromPath, FromQuery, JSONBody, QueryParameter
+
+from backend.accounts.auth.identity import Identity
+from backend.accounts.auth.middleware import NEEDS
+from backend.accounts.auth.sessions import SessionWatch
+from backend.characters.errors import CharacterNotFoundError
+from backend.chats.errors import (
+    ChatNotFoundError,
+    EmptyMessageError,
+    MessageNotFoundError,
+    MessageTooLongError,
+)
+from backend.context.budget import ContextOverflowError
+from backend.context.macros import MacroLimitError
+from backend.context.record import RecordError
+from backend.core.audience import ViewpointText
+from backend.generation.model import ModelError
+from backend.generation.registry import UnknownModelError
+from backend.generation.sampling import SettingNotTakenError
+from backend.http.drain import ServerStoppingError
+from backend.http.schemas import (
+    BEGINS_TURN,
+    EXAMPLE,
+    PREVIEWS,
+    RAISES,
+    STORES,
+    STREAMS,
+    Page,
+    PageSize,
+)
+from backend.llm.server_slots import ModelBusyError
+from backend.turns.api.schemas import (
+    ChoiceRequest,
+    ContextRequest,
+    ContextView,
+    SuggestionRequest,
+    Suggestions,
+    TurnRequest,
+    TurnView,
+)
+from backend.turns.api.service import TurnService
+from backend.turns.api.streaming import answer, last_event_id, stream
+from backend.turns.api.suggestions import SuggestionService
+from backend.turns.errors import (
+    ChatChangedError,
+    ChoiceMadeError,
+    ContextNotFoundError,
+    NotContinuableError,
+    NothingToAnswerError,
+    TurnIdReusedError,
+    TurnInProgressError,
+    TurnNotFoundError,
+    TurnNotWaitingError,
+    TurnWaitingError,
+)
+from backend.turns.models import TurnState
+from backend.turns.prompt.preview import ContextService
+from backend.turns.run.events import EVENTS
+
+AnyRequest = Request[Any, Any, Any]
+
+
+PREPARING = (
+    ChatNotFoundError,
+    MessageNotFoundError,
+    CharacterNotFoundError,
+    NothingToAnswerError,
+    NotContinuableError,
+    ContextOverflowError,
+    MacroLimitError,
+    UnknownModelError,
+    SettingNotTakenError,
+)
+"""What may go wrong wherever a prompt is put together."""
+
+
+class TurnController(Controller):
+    """`POST /chats/{chat_id}/turns`: send a line, receive the reply as server-sent events."""
+
+    path = "/chats/{chat_id:uuid}"
+    tags = ("Turns",)
+
+    @post(
+        "/turns",
+        status_code=200,
+        responses={
+            200: ResponseSpec(TurnView, generate_examples=False, description="Events, or the turn")
+        },
+        opt={
+            RAISES: (
+                *PREPARING,
+                MessageTooLongError,
+                EmptyMessageError,
+                TurnInProgressError,
+                TurnWaitingError,
+                TurnIdReusedError,
+                ChatChangedError,
+                ServerStoppingError,
+            ),
+            BEGINS_TURN: True,
+            STREAMS: EVENTS,
+            EXAMPLE: {"text": "Is anyone there?"},
+        },
+        summary="Start a turn",
+    )
+    async def take_turn(
+        self,
+        request: AnyRequest,
+        chat_id: FromPath[UUID],
+        data: JSONBody[TurnRequest],
+        identity: NamedDependency[Identity],
+        turns: NamedDependency[TurnService],
+        watch: NamedDependency[SessionWatch],
+    ) -> Response[Any]:
+        """Send a line and stream the reply, as server-sent events.
+
+        With `Accept: application/json` the answer is the turn once it is over, or waits for its
+        player. The turn goes on when the client hangs up: take it up again at
+        `/turns/{turn_id}/events`.
+        """
+        turn_id = await turns.take(identity, chat_id, data)
+        return await answer(request, turns, watch, identity, turn_id, last_id=0)
+
+    @get("/turns", opt={RAISES: (ChatNotFoundError,)}, summary="List turns")
+    async def list_turns(
+        self,
+        chat_id: FromPath[UUID],
+        identity: NamedDependency[Identity],
+        turns: NamedDependency[TurnService],
+        limit: PageSize = 20,
+        after: FromQuery[UUID | None] = None,
+        in_state: Annotated[TurnState | None, QueryParameter(name="state")] = None,
+    ) -> Page[TurnView]:
+        """Turns of a chat, newest first, in one state or in any; `text` and `reply` are null."""
+        items = await turns.list_turns(
+            identity, chat_id, state=in_state, after=after, limit=limit + 1
+        )
+        more = len(items) > limit
+        return Page(items=items[:limit], next=str(items[limit - 1].id) if more else None)
+
+    @post(
+        "/suggestions",
+        status_code=200,
+        opt={
+            STORES: False,
+            BEGINS_TURN: True,
+            RAISES: (
+                *PREPARING,
+                ModelError,
+                ModelBusyError,
+                ChatChangedError,
+                ServerStoppingError,
+            ),
+        },
+        summary="Suggest next lines",
+    )
+    async def suggest(
+        self,
+        chat_id: FromPath[UUID],
+        identity: NamedDependency[Identity],
+        suggestions: NamedDependency[SuggestionService],
+        data: JSONBody[SuggestionRequest | None] = None,
+    ) -> Suggestions:
+        """Two to four lines that the user could say next. None is stored; what they took is.
+
+        Turns come first: on a server that answers one request at a time, suggestions wait.
+        """
+        return await suggestions.suggest(identity, chat_id, data or SuggestionRequest())
+
+    @get(
+        "/context",
+        opt={PREVIEWS: True, RAISES: (*PREPARING, MessageTooLongError)},
+        operation_id="previewContext",
+        summary="Preview the context",
+    )
+    async def preview(
+        self,
+        chat_id: FromPath[UUID],
+        identity: NamedDependency[Identity],
+        contexts: NamedDependency[ContextService],
+        text: FromQuery[str | None] = None,
+        prompt: FromQuery[bool] = False,  # noqa: FBT002  # a query parameter
+        viewpoint: FromQuery[ViewpointText | None] = None,
+    ) -> ContextView:
+        """What the prompt of the turn that would come now is made of, and why; no model is asked.
+
+        `prompt=true` adds the prompt itself. `viewpoint` is whose knowledge it may hold.
+        """
+        request = ContextRequest(text=text, prompt=prompt, viewpoint=viewpoint)
+        return await contexts.preview(identity, chat_id, request)
+
+    @post(
+        "/context",
+        status_code=200,
+        opt={
+            NEEDS: "read",
+            PREVIEWS: True,
+            RAISES: (*PREPARING, MessageTooLongError),
+            EXAMPLE: {"text": "Is anyone there?", "budgets": {"history": 60_000}},
+        },
+        summary="Preview the context with other budgets",
+    )
+    async def try_context(
+        self,
+        chat_id: FromPath[UUID],
+        data: JSONBody[ContextRequest],
+        identity: NamedDependency[Identity],
+        contexts: NamedDependency[ContextService],
+    ) -> ContextView:
+        """The context of the coming turn, with a draft of any length and other budgets.
+
+        Nothing is stored. `diff` adds how the prompt differs from that of the last reply on the
+        active path; null where that has none.
+        """
+        return await contexts.preview(identity, chat_id, data)
+
+
+class RunningTurnController(Controller):
+    """Turns by their id: looking, following, stopping."""
+
+    path = "/turns/{turn_id:uuid}"
+    tags = ("Turns",)
+
+    @get(opt={RAISES: (TurnNotFoundError,)}, summary="Read a turn")
+    async def get_turn(
+        self,
+        turn_id: FromPath[UUID],
+        identity: NamedDependency[Identity],
+        turns: NamedDependency[TurnService],
+    ) -> TurnView:
+        """How a turn is going or how it ended."""
+        return await turns.get(identity, turn_id)
+
+    @get(
+        "/events",
+        opt={RAISES: (TurnNotFoundError,), STREAMS: EVENTS},
+        operation_id="followTurn",
+        summary="Follow a turn",
+    )
+    async def follow(
+        self,
+        request: AnyRequest,
+        turn_id: FromPath[UUID],
+        identity: NamedDependency[Identity],
+        turns: NamedDependency[TurnService],
+        watch: NamedDependency[SessionWatch],
+    ) -> Response[Any]:
+        """The turn's events after `Last-Event-ID`, from whichever process has them."""
+        await turns.get(identity, turn_id)
+        last_id = last_event_id(request)
+        return stream(turns, watch, identity, turn_id, last_id=last_id)
+
+    @post(
+        "/stop",
+        status_code=202,
+        opt={NEEDS: "chat", STORES: False, RAISES: (TurnNotFoundError,)},
+        operation_id="stopTurn",
+        summary="Stop a turn",
+    )
+    async def stop(
+        self,
+        turn_id: FromPath[UUID],
+        identity: NamedDependency[Identity],
+        turns: NamedDependency[TurnService],
+    ) -> None:
+        """End a turn where it is; what was said is kept."""
+        await turns.stop(identity, turn_id)
+
+    @post(
+        "/choice",
+        status_code=200,
+        responses={
+            200: ResponseSpec(TurnView, generate_examples=False, description="Events, or the turn")
+        },
+        opt={
+            RAISES: (
+                *PREPARING,
+                TurnNotFoundError,
+                TurnNotWaitingError,
+                ChoiceMadeError,
+                ChatChangedError,
+                ServerStoppingError,
+            ),
+            BEGINS_TURN: True,
+            STREAMS: EVENTS,
+            EXAMPLE: {"option": "1.0"},
+        },
+        operation_id="choose",
+        summary="Answer a waiting turn",
+    )
+    async def choose(
+        self,
+        request: AnyRequest,
+        turn_id: FromPath[UUID],
+        data: JSONBody[ChoiceRequest],
+        identity: NamedDependency[Identity],
+        turns: NamedDependency[TurnService],
+        watch: NamedDependency[SessionWatch],
+    ) -> Response[Any]:
+        """Let a turn that waits go on, and stream what comes, from the choice on.
+
+        The choice counts from now on, also if the turn is stopped: the changes of the turn so far,
+        the die and its costs belong to its reply. Sent again, the same choice follows the same
+        turn; another one is refused. A question takes an answer in the player's own words. With
+        `Accept: application/json` the answer is the turn once it is over, or waits again.
+        """
+        last_id = await turns.choose(identity, turn_id, data)
+        return await answer(request, turns, watch, identity, turn_id, last_id=last_id)
+
+
+class MessageContextController(Controller):
+    """Contexts of stored replies."""
+
+    path = "/messages/{message_id:uuid}/context"
+    tags = ("Turns",)
+
+    @get(
+        opt={RAISES: (MessageNotFoundError, ContextNotFoundError, RecordError)},
+        summary="Read a reply's context",
+    )
+    async def get_context(
+        self,
+        message_id: FromPath[UUID],
+        identity: NamedDependency[Identity],
+        contexts: NamedDependency[ContextService],
+        diff: FromQuery[Literal["previous"] | None] = None,
+    ) -> ContextView:
+        """What the prompt of a reply was made of, why, and the exact prompt.
+
+        `diff=previous` adds how it differs from the prompt of the reply before it.
+        """
+        return await contexts.stored(identity, message_id, with_difference=diff is not None)

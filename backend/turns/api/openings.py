@@ -1,0 +1,277 @@
+"""Opening a chat: the one act that needs characters, personas and chats together."""
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+from uuid import UUID, uuid4
+
+from litestar import Controller, Request, Response, patch, post
+from litestar.di import NamedDependency
+from litestar.params import FromPath, JSONBody
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from backend.accounts.auth.identity import Identity
+from backend.accounts.service import AccountService
+from backend.campaigns.errors import CampaignNotFoundError
+from backend.campaigns.state.viewpoints import find_player_name
+from backend.characters import repository as characters
+from backend.characters.cards.model import Card
+from backend.characters.errors import CharacterNotFoundError, PersonaNotFoundError
+from backend.characters.greetings import MAX_OPENING, greetings_of
+from backend.chats import repository as chats
+from backend.chats.drafts import MessageDraft
+from backend.chats.errors import ChatNotFoundError, MessageTooLongError
+from backend.chats.schemas import ChatPatch, ChatView, NewChat
+from backend.chats.service import ChatService
+from backend.context.macros import MacroBudget, MacroContext, MacroLimitError, Variables, expand
+from backend.core.cpu_pool import CpuPool
+from backend.database.engine import Database
+from backend.errors import PreconditionFailedError, ValidationError
+from backend.generation.registry import UnknownModelError
+from backend.http.schemas import EXAMPLE, PATCHES, RAISES, make_etag, merge_patch, reject_unknown
+from backend.regex.scripts import ScriptEngine, Scripts
+from backend.regex.service import ready_scripts, running_scripts
+from backend.turns.errors import OpeningTooLongError
+from backend.turns.prompt.macros import expanded_size, macros_of
+
+FALLBACK_TITLE = "New chat"
+
+
+class OpeningService:
+    """Opens chats, and changes who takes part as the user."""
+
+    def __init__(
+        self,
+        database: Database,
+        chats: ChatService,
+        *,
+        pool: CpuPool,
+        scripts: ScriptEngine,
+        accounts: AccountService,
+        longest_message: int,
+    ) -> None:
+        self._scripts = scripts
+        self._longest_message = longest_message
+        self._pool = pool
+        self._database = database
+        self._chats = chats
+        self._accounts = accounts
+
+    async def open(self, identity: Identity, new: NewChat) -> ChatView:
+        """Make a chat; the first character's greetings become its first message and its swipes.
+
+        Greetings that are too long, or whose macros do too much, are refused as a whole: none is
+        left out or cut in silence.
+
+        Raises `CharacterNotFoundError`, `PersonaNotFoundError`, `ValidationError`,
+        `MessageTooLongError`, `OpeningTooLongError`, `MacroLimitError`.
+        """
+        persona_id = new.persona_id or identity.settings.persona_id
+        async with self._database.read() as session:
+            names = await _checked_names(session, identity, new.character_ids, new.persona_id)
+            first = persona = None
+            if new.character_ids:
+                first = await characters.get_card(
+                    session, new.character_ids[0], owner_id=identity.user_id, sealer=identity.sealer
+                )
+            if persona_id:
+                persona = await characters.find_persona(
+                    session, persona_id, owner_id=identity.user_id, sealer=identity.sealer
+                )
+            played = await find_player_name(session, identity.sealer, new.campaign_id)
+            scripts = await running_scripts(session, identity, new.character_ids[:1])
+        user = persona.name if persona else played or self._accounts.name_of(identity)
+        greetings: list[MessageDraft] = []
+        if first is not None:
+            is_group = len(new.character_ids) > 1
+            greetings = await self._pool.run(
+                identity.user_id,
+                partial(
+                    _greetings,
+                    first,
+                    new.character_ids[0],
+                    user=user,
+                    persona=persona.description if persona else "",
+                    is_group=is_group,
+                    longest=self._longest_message,
+                    scripts=partial(ready_scripts, self._scripts, identity.user_id, scripts),
+                ),
+                size=expanded_size(greetings_of(first, is_group=is_group)),
+            )
+        return await self._chats.open(
+            identity,
+            title=(new.title or "").strip() or _default_title(names),
+            character_ids=new.character_ids,
+            persona_id=new.persona_id,
+            greetings=greetings,
+            campaign_id=new.campaign_id,
+        )
+
+    async def patch(
+        self, identity: Identity, chat_id: UUID, patch: dict[str, Any], *, if_match: str | None
+    ) -> ChatView:
+        """Change title, persona or characters; what is absent stays, null clears.
+
+        A title of null, or a blank one, is the default again, as on opening.
+
+        Raises `ChatNotFoundError`, `CharacterNotFoundError`, `PersonaNotFoundError`,
+        `ValidationError`, `PreconditionFailedError`.
+        """
+        reject_unknown(patch, ChatPatch)
+        change = merge_patch(ChatPatch(), patch)
+        async with self._database.read() as session:
+            names = await _checked_names(session, identity, change.character_ids, change.persona_id)
+            if "title" in patch and not change.title.strip():
+                if "character_ids" not in patch:
+                    members = (await chats.character_ids(session, [chat_id])).get(chat_id, [])
+                    names = await _names(session, identity, members)
+                change.title = _default_title(names)
+        return await self._chats.patch(
+            identity, chat_id, change, named=frozenset(patch), if_match=if_match
+        )
+
+
+class OpeningController(Controller):
+    """Opening chats."""
+
+    path = "/chats"
+    tags = ("Chats",)
+
+    @post(
+        opt={
+            RAISES: (
+                CharacterNotFoundError,
+                PersonaNotFoundError,
+                CampaignNotFoundError,
+                MessageTooLongError,
+                OpeningTooLongError,
+                MacroLimitError,
+                UnknownModelError,
+            ),
+            EXAMPLE: {"character_ids": [], "title": "The lighthouse"},
+        },
+        summary="Create a chat",
+    )
+    async def open_chat(
+        self,
+        data: JSONBody[NewChat],
+        identity: NamedDependency[Identity],
+        opening: NamedDependency[OpeningService],
+    ) -> ChatView:
+        """Open a chat; the first character's greetings become its first message and its swipes."""
+        return await opening.open(identity, data)
+
+    @patch(
+        "/{chat_id:uuid}",
+        opt={
+            RAISES: (
+                ChatNotFoundError,
+                CharacterNotFoundError,
+                PersonaNotFoundError,
+                CampaignNotFoundError,
+                PreconditionFailedError,
+            ),
+            PATCHES: ChatPatch,
+            EXAMPLE: {"title": "The storm", "persona_id": None},
+        },
+        summary="Change a chat",
+    )
+    async def patch_chat(
+        self,
+        request: Request[Any, Any, Any],
+        chat_id: FromPath[UUID],
+        data: JSONBody[dict[str, Any]],
+        identity: NamedDependency[Identity],
+        opening: NamedDependency[OpeningService],
+    ) -> Response[ChatView]:
+        """Change title, persona, characters or campaign; what is absent stays, null clears.
+
+        A title of null is the default again: the names of the characters.
+        """
+        view = await opening.patch(
+            identity, chat_id, data, if_match=request.headers.get("if-match")
+        )
+        return Response(view, headers={"ETag": make_etag(view.revision)})
+
+
+async def _checked_names(
+    session: AsyncSession,
+    identity: Identity,
+    character_ids: Sequence[UUID],
+    persona_id: UUID | None,
+) -> list[str]:
+    """The names of characters who are the user's, as the persona has to be."""
+    if len(set(character_ids)) < len(character_ids):
+        raise ValidationError("character_ids contains a character twice.")
+    names = await _names(session, identity, character_ids)
+    if len(names) < len(character_ids):
+        raise CharacterNotFoundError
+    if persona_id is not None and not await characters.find_persona(
+        session, persona_id, owner_id=identity.user_id, sealer=identity.sealer
+    ):
+        raise PersonaNotFoundError
+    return names
+
+
+async def _names(
+    session: AsyncSession, identity: Identity, character_ids: Sequence[UUID]
+) -> list[str]:
+    names = await characters.find_names(
+        session, character_ids, owner_id=identity.user_id, sealer=identity.sealer
+    )
+    return list(names.values())
+
+
+def _default_title(names: Sequence[str]) -> str:
+    return ", ".join(names) or FALLBACK_TITLE
+
+
+def _greetings(
+    card: Card,
+    character_id: UUID,
+    *,
+    user: str,
+    persona: str,
+    is_group: bool,
+    longest: int,
+    scripts: Callable[[MacroContext], Scripts],
+) -> list[MessageDraft]:
+    """A card's greetings, their macros expanded once and for all: they are messages from now on.
+
+    Regex scripts change them as they change replies; one of which they leave nothing stays.
+    """
+    seed = uuid4().int >> 64
+    author = card.nickname or card.name
+    context = macros_of(
+        card, char=author, user=user, persona=persona, chat_seed=seed, message_seed=seed
+    )
+    ready = scripts(context)
+    macro_budget = MacroBudget()
+    drafts: list[MessageDraft] = []
+    together = 0
+    for number, greeting in enumerate(greetings_of(card, is_group=is_group)):
+        expansion = expand(
+            greeting, context, Variables(), place=f"greeting:{number}", budget=macro_budget
+        )
+        text = expansion.text
+        if not text.strip():
+            continue
+        scripted = ready.run(text, "reply", "stored")
+        text = scripted if scripted.strip() else text
+        if len(text) > longest:
+            raise MessageTooLongError(
+                f"Greeting {number + 1} has {len(text):,} characters; {longest:,} are allowed. "
+                "Shorten it on the character's page.",
+                extra={"greeting": number + 1, "length": len(text), "limit": longest},
+            )
+        together += len(text)
+        if together > MAX_OPENING:
+            raise OpeningTooLongError(
+                f"Greetings 1 to {number + 1} have {together:,} characters; {MAX_OPENING:,} "
+                "are allowed. Shorten or delete some on the character's page.",
+                extra={"greeting": number + 1, "length": together, "limit": MAX_OPENING},
+            )
+        drafts.append(
+            MessageDraft(role="assistant", author=author, text=text, character_id=character_id)
+        )
+    return drafts

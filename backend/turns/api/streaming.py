@@ -1,0 +1,99 @@
+"""Turns as HTTP answers: server-sent events, or the turn as JSON once it is over."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator
+from typing import Any
+from uuid import UUID
+
+from litestar import Request, Response
+from litestar.response import Stream
+
+from backend.accounts.auth.identity import Identity
+from backend.accounts.auth.sessions import SessionWatch
+from backend.errors import BadRequestError, UnauthenticatedError
+from backend.turns.api.service import TurnService
+from backend.turns.run.events import KEEP_ALIVE, TurnEvent
+
+AnyRequest = Request[Any, Any, Any]
+
+KEEP_ALIVE_SECONDS = 15.0
+
+LONGEST_EVENT_ID = 18
+"""Digits; ids count characters."""
+
+BEAT_SECONDS = 2.0
+"""How often a stream looks whether its session is still open."""
+
+
+def _wants_json(request: AnyRequest) -> bool:
+    accepted = request.headers.get("accept", "")
+    return "application/json" in accepted and "text/event-stream" not in accepted
+
+
+async def answer(
+    request: AnyRequest,
+    turns: TurnService,
+    watch: SessionWatch,
+    identity: Identity,
+    turn_id: UUID,
+    *,
+    last_id: int,
+) -> Response[Any]:
+    """A turn's events after `last_id`, or, where JSON is asked for, the turn once no more come."""
+    if not _wants_json(request):
+        return stream(turns, watch, identity, turn_id, last_id=last_id)
+    async for _ in _watched(turns, watch, identity, turn_id, last_id=last_id):
+        pass
+    return Response(await turns.get(identity, turn_id))
+
+
+def last_event_id(request: AnyRequest) -> int:
+    """The last event that a client has; 0 for none. Raises `BadRequestError`."""
+    text = request.headers.get("last-event-id", "").strip()
+    if not text:
+        return 0
+    if not text.isdecimal() or len(text) > LONGEST_EVENT_ID:
+        raise BadRequestError("Last-Event-ID must be the number of the last event received.")
+    return int(text)
+
+
+def stream(
+    turns: TurnService, watch: SessionWatch, identity: Identity, turn_id: UUID, *, last_id: int
+) -> Response[Any]:
+    """A turn's events after `last_id`, as server-sent events."""
+    return Stream(
+        _body(_watched(turns, watch, identity, turn_id, last_id=last_id)),
+        media_type="text/event-stream",
+        headers={"X-Accel-Buffering": "no", "X-Turn-ID": str(turn_id)},
+    )
+
+
+async def _watched(
+    turns: TurnService, watch: SessionWatch, identity: Identity, turn_id: UUID, *, last_id: int
+) -> AsyncIterator[list[TurnEvent]]:
+    """A turn's events, for as long as the session that asked is open.
+
+    Raises `UnauthenticatedError` once it is not: in a stream the connection just ends.
+    """
+    with watch.watching(identity.slot_id):
+        async for batch in turns.events(identity, turn_id, last_id=last_id, beat=BEAT_SECONDS):
+            if not watch.is_open(identity.slot_id):
+                raise UnauthenticatedError("The session has ended. The turn continues.")
+            yield batch
+
+
+async def _body(events: AsyncIterator[list[TurnEvent]]) -> AsyncIterator[bytes]:
+    """Events on the wire, until the turn is over or the session has ended."""
+    spoke_at = time.monotonic()
+    try:
+        async for batch in events:
+            if batch:
+                spoke_at = time.monotonic()
+                yield b"".join(event.encode() for event in batch)
+            elif time.monotonic() - spoke_at >= KEEP_ALIVE_SECONDS:
+                spoke_at = time.monotonic()
+                yield KEEP_ALIVE
+    except UnauthenticatedError:
+        return

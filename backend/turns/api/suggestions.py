@@ -1,0 +1,230 @@
+"""Lines that the user could say next: what the model is asked, and what that took."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+from uuid import UUID
+
+import msgspec
+
+from backend.accounts.auth.identity import Identity
+from backend.chats.errors import ChatNotFoundError
+from backend.chats.repository import find_chat
+from backend.database.base import new_id
+from backend.database.engine import Database
+from backend.enrichment.budgets import CHARACTERS_A_TOKEN
+from backend.enrichment.llm_selection import NAME_SETTING, limit_output, naming_setting
+from backend.enrichment.models import EnrichmentRun
+from backend.generation.model import (
+    ModelContextOverflowError,
+    ModelEmptyReplyError,
+    ModelMalformedAnswerError,
+    ModelWritesNoJsonError,
+    StructuredAnswer,
+    TokenUsage,
+)
+from backend.llm.server_slots import ModelBusyError, ModelSlots, SlotTakenError
+from backend.llm.slot_rules import Rank, Work
+from backend.quotas.definitions import TOKENS_PER_DAY
+from backend.quotas.ledgers import add_tokens_if_account
+from backend.quotas.service import Quotas
+from backend.turns.api.schemas import SuggestionRequest, Suggestions, TurnRequest
+from backend.turns.errors import ChatChangedError
+from backend.turns.prompt.builder import PromptBuilder
+from backend.turns.prompt.built_prompt import Built
+from backend.turns.prompt.context import Constraint, version_of
+from backend.turns.prompt.refusals import MAX_REBUILDS, constraint_after, describe_refusal
+
+_JSON_MEMBER = re.compile(r'"\w{1,40}"\s{0,9}:\s{0,9}(?:["{\[\d-]|true|false|null)')
+"""A name in quotes and a value: an object, or a piece of one. Speech is not written like that."""
+
+_BRACKETS = re.compile(r"""^(?:\[|\{(?!\{))\s{0,9}(?:["'{\[\]}]|$)""")
+"""The beginning of a JSON list or object. `[OOC: ...]` and `{{user}}` are none."""
+
+_SCHEMA_WORDS = frozenset(
+    {
+        *("lines", "items", "item", "type", "string", "strings", "array", "object", "properties"),
+        *("required", "json", "schema", "enum"),
+    }
+)
+"""A line that has no other words repeats the schema that the model was given."""
+
+_BLANK_LINE = re.compile(r"\n[^\S\n]{0,99}\n")
+_WORD = re.compile(r"[^\W_]+")
+
+
+@dataclass(frozen=True, slots=True)
+class SuggestedLines:
+    """Lines that can be shown, and how many were dropped: those with JSON, and empty ones."""
+
+    lines: list[str]
+    code: int
+    empty: int
+
+    @property
+    def dropped(self) -> int:
+        """All that were dropped."""
+        return self.code + self.empty
+
+
+def read_suggestions(said: Iterable[str], *, most: int) -> SuggestedLines:
+    """Keep the lines that a user could say, at most so many. Linear in their length."""
+    lines: list[str] = []
+    code = empty = 0
+    for each in said:
+        text = each.strip()
+        if not text or _BLANK_LINE.search(text):
+            empty += 1
+        elif _is_code(text):
+            code += 1
+        else:
+            lines.append(text)
+    return SuggestedLines(lines[:most], code, empty)
+
+
+def _is_code(text: str) -> bool:
+    if "```" in text or _JSON_MEMBER.search(text):
+        return True
+    words = {word.lower() for word in _WORD.findall(text)}
+    return bool(_BRACKETS.match(text)) or (bool(words) and words <= _SCHEMA_WORDS)
+
+
+PATIENCE = 60.0
+"""Seconds that suggestions wait for turns which use the same model."""
+
+SCHEMA = {
+    "type": "object",
+    "properties": {"lines": {"type": "array", "items": {"type": "string"}}},
+    "required": ["lines"],
+}
+
+
+class _Suggested(msgspec.Struct):
+    """What a model is to answer."""
+
+    lines: list[str]
+
+
+class SuggestionService:
+    """Has lines suggested. Of them nothing is stored; what they took is a run of the chat's."""
+
+    def __init__(
+        self, database: Database, builder: PromptBuilder, quotas: Quotas, slots: ModelSlots
+    ) -> None:
+        self._slots = slots
+        self._database = database
+        self._builder = builder
+        self._quotas = quotas
+
+    async def suggest(
+        self, identity: Identity, chat_id: UUID, request: SuggestionRequest
+    ) -> Suggestions:
+        """Lines that the user could say next, made by the model of the same prompt.
+
+        Raises what building a prompt raises, `ModelError`, `QuotaExceededError`, and
+        `ModelBusyError` or `ChatChangedError` where turns come first for too long, and
+        `ChatNotFoundError` if the chat is deleted while the model works.
+        """
+        await self._quotas.check(TOKENS_PER_DAY, identity.user_id)
+        with self._quotas.turns.hold(identity.user_id):
+            built, answer, seconds = await self._ask(identity, chat_id, request)
+        usage = answer.usage or TokenUsage(
+            prompt_tokens=built.assembled.tokens,
+            completion_tokens=len(str(answer.value)) // CHARACTERS_A_TOKEN + 1,
+        )
+        async with self._database.write() as session:
+            # A chat that was deleted while the model worked does not make the tokens free.
+            spent = usage.prompt_tokens + usage.completion_tokens
+            await add_tokens_if_account(session, identity.user_id, spent)
+            chat = await find_chat(session, chat_id, owner_id=identity.user_id)
+            if chat is not None:
+                run = _run(identity.user_id, chat_id, built.window.spec.id, usage, seconds)
+                run.campaign_id = chat.campaign_id
+                session.add(run)
+        if chat is None:
+            raise ChatNotFoundError
+        try:
+            lines = msgspec.convert(answer.value, _Suggested).lines
+        except msgspec.ValidationError:
+            lines = []
+        found = read_suggestions(lines, most=request.count)
+        if not found.lines:
+            raise _nothing_left(found)
+        return Suggestions(items=found.lines, dropped=found.dropped)
+
+    async def _ask(
+        self, identity: Identity, chat_id: UUID, request: SuggestionRequest
+    ) -> tuple[Built, StructuredAnswer, float]:
+        """Ask the model, and again after a turn in another chat has cut it off.
+
+        A prompt that it refuses as too long is built again, smaller. Returns also how many seconds
+        the answer took.
+        """
+        turn = TurnRequest(impersonate=True, viewpoint=request.viewpoint)
+        until, version = time.monotonic() + PATIENCE, None
+        constraint: Constraint | None = None
+        refusals = 0
+        while True:
+            try:
+                built = await self._builder.build(
+                    identity, chat_id, turn, suggestions=request.count, constraint=constraint
+                )
+                # After a turn in this chat they would be for the line before it.
+                if version not in {None, version_of(built.loaded.chat)}:
+                    raise ChatChangedError("Ask for suggestions again.")
+                version = version_of(built.loaded.chat)
+                try:
+                    return await self._ask_once(identity, built, until - time.monotonic())
+                except ModelContextOverflowError as error:
+                    refusals += 1
+                    refused = describe_refusal(error, built, extra=0)
+                    if refusals > MAX_REBUILDS:
+                        raise refused.complete(error) from error
+                    constraint = constraint_after(refused, built)
+            except SlotTakenError:
+                if time.monotonic() >= until:
+                    raise ModelBusyError("Ask for suggestions again in a while.") from None
+
+    async def _ask_once(
+        self, identity: Identity, built: Built, patience: float
+    ) -> tuple[Built, StructuredAnswer, float]:
+        window, chat_id = built.window, built.loaded.chat.id
+        limit = window.models.find_limit(window.spec.id)
+        work = Work(use="suggestions", rank=Rank.ASKED, user_id=identity.user_id, chat_id=chat_id)
+        sampling = limit_output(built.sampling, window.spec)
+        async with self._slots.hold([limit], work, patience=patience):
+            began = time.monotonic()
+            try:
+                answer = await window.model.structured(built.prompt, SCHEMA, sampling)
+            except ModelWritesNoJsonError as error:
+                raise naming_setting(error, "suggestions") from error
+            return built, answer, time.monotonic() - began
+
+
+def _nothing_left(found: SuggestedLines) -> ModelEmptyReplyError | ModelMalformedAnswerError:
+    setting = NAME_SETTING.format(task="suggestions")
+    if found.code:
+        return ModelMalformedAnswerError(f"The model wrote JSON instead of messages. {setting}")
+    return ModelEmptyReplyError(f"The model suggested nothing. Try again. {setting}")
+
+
+def _run(
+    user_id: UUID, chat_id: UUID, model: str, usage: TokenUsage, seconds: float
+) -> EnrichmentRun:
+    return EnrichmentRun(
+        id=new_id(),
+        user_id=user_id,
+        chat_id=chat_id,
+        kind="suggestions",
+        state="done",
+        model=model,
+        from_position=0,
+        to_position=0,
+        calls=1,
+        prompt_tokens=usage.prompt_tokens,
+        completion_tokens=usage.completion_tokens,
+        duration_ms=round(seconds * 1000),
+    )

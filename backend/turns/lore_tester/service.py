@@ -1,0 +1,265 @@
+"""Trying a lorebook on a text, as a turn would scan it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+from uuid import UUID
+
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from backend.accounts.auth.identity import Identity
+from backend.accounts.service import AccountService
+from backend.characters.cards.model import Card
+from backend.chats.schemas import ChatSettings
+from backend.chats.service import ChatService
+from backend.context.assembly import Counter
+from backend.context.macros import MacroBudget, Variables
+from backend.core.cpu_pool import CpuPool
+from backend.core.reasons import FoundIn, render_reasons
+from backend.database.engine import Database
+from backend.errors import ValidationError
+from backend.lorebooks.activation.compiled import CompiledEntry
+from backend.lorebooks.activation.outcome import Outcome, Scan, ScannedLine, lore_budget
+from backend.lorebooks.activation.places import PlaceFinder
+from backend.lorebooks.entries import Position
+from backend.lorebooks.links import book_by_itself
+from backend.turns.api.schemas import TurnRequest
+from backend.turns.lore_tester.schemas import (
+    MAX_CHARACTERS,
+    LoreMatch,
+    LoreTest,
+    LoreTestRequest,
+    MissedEntry,
+    TestedEntry,
+)
+from backend.turns.prompt.builder import PromptBuilder
+from backend.turns.prompt.context import PromptWindow
+from backend.turns.prompt.load import ChatLoader
+from backend.turns.prompt.lore import LoreReader
+from backend.turns.prompt.lore_placement import LoreExpander, scan_of
+from backend.turns.prompt.macros import macros_for, macros_of, seed_of
+from backend.turns.prompt.speaker import NARRATOR
+from backend.turns.prompt.token_counts import CountCache
+
+MAX_LISTED = 1_000
+"""Entries that come in and are listed; the rest are counted."""
+
+POSITIONS: tuple[Position, ...] = (
+    "before_character",
+    "after_character",
+    "examples_top",
+    "examples_bottom",
+    "note_top",
+    "at_depth",
+    "note_bottom",
+    "outlet",
+)
+"""In the order in which they stand in a prompt."""
+
+
+class LoreTester:
+    """Scans one lorebook against a text, as a turn would. Nothing is stored."""
+
+    def __init__(
+        self,
+        database: Database,
+        builder: PromptBuilder,
+        lore: LoreReader,
+        counts: CountCache,
+        chats: ChatService,
+        accounts: AccountService,
+        pool: CpuPool,
+    ) -> None:
+        self._pool = pool
+        self._database = database
+        self._builder = builder
+        self._lore = lore
+        self._counts = counts
+        self._chats = chats
+        self._accounts = accounts
+
+    async def test(self, identity: Identity, book_id: UUID, request: LoreTestRequest) -> LoreTest:
+        """Raises `LorebookNotFoundError`, and what gathering a chat raises."""
+        if sum(map(len, request.texts)) > MAX_CHARACTERS:
+            raise ValidationError(f"The text has more than {MAX_CHARACTERS:,} characters.")
+        window, scan = await self._lore.with_books(
+            identity, partial(self._read, identity, book_id, request)
+        )
+        if request.seed is not None:
+            scan = replace(scan, seed=request.seed)
+        # In a thread: patterns that can't be trusted may take a quarter of a second together.
+        return await self._pool.run(
+            identity.user_id,
+            lambda: _answer(scan, self._lore.scan(scan), self._lore.finder(scan), window),
+        )
+
+    async def _read(
+        self, identity: Identity, book_id: UUID, request: LoreTestRequest
+    ) -> tuple[PromptWindow, Scan]:
+        async with self._database.read() as session:
+            if request.chat_id is None:
+                return await self._alone(session, identity, book_id, request)
+            return await self._in_chat(session, identity, book_id, request, request.chat_id)
+
+    async def _in_chat(
+        self,
+        session: AsyncSession,
+        identity: Identity,
+        book_id: UUID,
+        request: LoreTestRequest,
+        chat_id: UUID,
+    ) -> tuple[PromptWindow, Scan]:
+        loader = ChatLoader(
+            session,
+            identity,
+            user_name=self._accounts.name_of(identity),
+            lore=self._lore,
+            is_preview=True,
+        )
+        # Said next, whatever the chat's last line is.
+        turn = TurnRequest(text=request.texts[-1])
+        loaded = await loader.load(chat_id, turn)
+        # Linked or not, as a turn of the chat would scan it.
+        book = await book_by_itself(session, book_id, owner_id=identity.user_id)
+        lore = await self._lore.read(
+            session,
+            identity,
+            [book],
+            chat=loaded.chat,
+            leaf=loaded.target.leaf,
+            overrides=(loaded.settings.lore, identity.settings.lore),
+        )
+        loaded = replace(loaded, lore=lore, said=request.texts[-1] or " ")
+        window = await self._builder.window(session, identity, loaded.settings)
+        scan = scan_of(
+            loaded,
+            turn,
+            window,
+            count=self._counter(identity, window),
+            expander=LoreExpander(macros_for(loaded, window), loaded.variables, MacroBudget()),
+        )
+        return window, replace(
+            scan, messages=_lines(request.texts, (loaded.user_name, loaded.speaker.name))
+        )
+
+    async def _alone(
+        self, session: AsyncSession, identity: Identity, book_id: UUID, request: LoreTestRequest
+    ) -> tuple[PromptWindow, Scan]:
+        """As in a chat without a character, in which nothing else was said."""
+        book = await book_by_itself(session, book_id, owner_id=identity.user_id)
+        lore = await self._lore.read(
+            session,
+            identity,
+            [book],
+            chat=None,
+            leaf=None,
+            overrides=(identity.settings.lore,),
+        )
+        window = await self._builder.window(session, identity, ChatSettings())
+        context_tokens, seed = window.budget.prompt, seed_of(book_id)
+        macros = macros_of(
+            Card(name=NARRATOR),
+            char=NARRATOR,
+            user=self._accounts.name_of(identity),
+            persona="",
+            chat_seed=seed,
+            message_seed=seed,
+        )
+        return window, Scan(
+            books=lore.books,
+            messages=_lines(request.texts, ("", "")),
+            settings=lore.settings,
+            budget=lore_budget(lore.settings, context_tokens),
+            room=context_tokens,
+            count=self._counter(identity, window),
+            vocabulary=window.unit.tokenizer,
+            message_count=len(request.texts),
+            seed=seed,
+            expand=LoreExpander(macros, Variables(), MacroBudget()),
+            speaker=NARRATOR,
+            timed=lore.timed,
+            inactive=lore.inactive,
+            sources=lore.sources,
+        )
+
+    def _counter(self, identity: Identity, window: PromptWindow) -> Counter:
+        return partial(self._counts.count, identity.user_id, window.unit.tokenizer)
+
+
+def _lines(messages: Sequence[str], speakers: tuple[str, str]) -> list[ScannedLine]:
+    """As a scan has them, newest first: the user said the last one, then they take turns."""
+    last = len(messages) - 1
+    return [
+        ScannedLine(
+            speakers[back % 2],
+            messages[last - back],
+            FoundIn("message", last - back + 1) if last else FoundIn("text"),
+        )
+        for back in range(len(messages))
+    ]
+
+
+def _answer(scan: Scan, outcome: Outcome, finder: PlaceFinder, window: PromptWindow) -> LoreTest:
+    book = scan.books[0]
+    last = len(scan.messages) - 1
+
+    def to_model_tokens(tokens: int) -> int:
+        return round(tokens * window.ratio)
+
+    def matches(entry: CompiledEntry) -> list[LoreMatch]:
+        return [
+            LoreMatch(
+                key=place.key,
+                is_secondary=place.is_secondary,
+                message=last - place.message,
+                start=place.start,
+                end=place.end,
+            )
+            for place in finder.places(entry)
+        ]
+
+    def drawn(entry: CompiledEntry) -> float | None:
+        roll = finder.roll(entry)
+        return None if roll is None else round(roll, 1)
+
+    entries = book.by_id
+    activated = sorted(outcome.activated, key=lambda one: POSITIONS.index(one.position))
+    own = book.fields.token_budget
+    return LoreTest(
+        entries=[
+            TestedEntry(
+                id=one.entry_id,
+                title=one.title,
+                reasons=one.reasons,
+                reason=render_reasons(one.reasons),
+                matches=matches(entries[one.entry_id]),
+                roll=drawn(entries[one.entry_id]),
+                tokens=to_model_tokens(one.tokens),
+                position=one.position,
+                depth=one.depth if one.position == "at_depth" else None,
+                role=one.role,
+                outlet=one.outlet,
+                order=one.order,
+            )
+            for one in activated[:MAX_LISTED]
+        ],
+        left_out=[
+            MissedEntry(
+                id=one.entry_id,
+                title=one.title,
+                reasons=[one.reason],
+                reason=render_reasons([one.reason]),
+                matches=matches(entries[one.entry_id]),
+                roll=drawn(entries[one.entry_id]),
+                tokens=to_model_tokens(one.tokens),
+            )
+            for one in outcome.left_out
+        ],
+        more=max(0, len(activated) - MAX_LISTED) + outcome.left_out_more,
+        not_found=outcome.not_found,
+        tokens=to_model_tokens(outcome.tokens),
+        budget=to_model_tokens(min(scan.budget, scan.budget if own is None else own)),
+        notes=outcome.notes,
+    )

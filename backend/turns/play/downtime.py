@@ -1,0 +1,180 @@
+"""Downtime of a campaign: its player's own call, while no turn of its chats is open."""
+
+from collections.abc import Callable
+from typing import Annotated, Any
+from uuid import UUID
+
+import msgspec
+from litestar import Controller, Request, Response, delete, post
+from litestar.di import NamedDependency
+from litestar.params import FromPath, JSONBody
+from sqlalchemy import select
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from backend.accounts.auth.identity import Identity
+from backend.campaigns.api.schemas import ChangeView
+from backend.campaigns.errors import CampaignNotFoundError
+from backend.campaigns.ledger.records import get_campaign, open_campaign
+from backend.campaigns.play.downtime import DowntimeError, enter_downtime, leave_downtime
+from backend.campaigns.play.store import commit, table_now
+from backend.campaigns.play.table import Table
+from backend.campaigns.state.snapshot import NameCache
+from backend.chats.models import Chat
+from backend.database.engine import Database
+from backend.errors import PreconditionFailedError, ValidationError
+from backend.http.schemas import RAISES, check_revision, make_etag
+from backend.turns.errors import TurnInProgressError, TurnWaitingError
+from backend.turns.models import OPEN, Turn
+from backend.turns.run.events import awaited
+
+AnyRequest = Request[Any, Any, Any]
+
+
+class NewDowntime(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """What is done in downtime: an activity of the rules, and whom or what it is about."""
+
+    activity: Annotated[str, msgspec.Meta(min_length=1, max_length=50)]
+    target: Annotated[str, msgspec.Meta(max_length=200)] = ""
+
+
+class DowntimeView(msgspec.Struct, kw_only=True):
+    """What downtime came to: what its dice said, and the changes of the ledger."""
+
+    result: dict[str, Any]
+    changes: list[ChangeView]
+    version: int
+
+
+class DowntimeService:
+    """Begins and ends downtime. What it changes are changes of the user's, which always count."""
+
+    def __init__(self, database: Database, names: NameCache) -> None:
+        self._database = database
+        self._names = names
+
+    async def begin(
+        self, identity: Identity, campaign_id: UUID, new: NewDowntime, *, if_match: str | None
+    ) -> DowntimeView:
+        """Begin downtime with an activity.
+
+        Raises `CampaignNotFoundError`, `PreconditionFailedError`, `TurnInProgressError`,
+        `TurnWaitingError`, `DowntimeError`, and `ValidationError` where the rules have no such
+        activity, or the campaign is not played.
+        """
+
+        def enter(table: Table) -> dict[str, Any]:
+            return enter_downtime(table, new.activity, new.target)
+
+        return await self._play(identity, campaign_id, enter, if_match)
+
+    async def end(self, identity: Identity, campaign_id: UUID, *, if_match: str | None) -> None:
+        """End downtime. Raises as `begin` does."""
+        await self._play(identity, campaign_id, leave_downtime, if_match)
+
+    async def _play(
+        self,
+        identity: Identity,
+        campaign_id: UUID,
+        act: Callable[[Table], dict[str, Any] | None],
+        if_match: str | None,
+    ) -> DowntimeView:
+        sealer = identity.sealer
+        async with self._database.write() as session:
+            campaign = await get_campaign(session, identity, campaign_id, lock=True)
+            check_revision(if_match, campaign.version)
+            if not open_campaign(sealer, campaign).settings.tools:
+                raise ValidationError(
+                    "Downtime needs the campaign's setting `tools`. Turn it on first."
+                )
+            await _check_no_turn(session, identity, campaign_id)
+            names = await self._names.names(session, sealer, campaign)
+            table = await table_now(session, sealer, campaign, names)
+            result = act(table)
+            changes = await commit(session, sealer, campaign, table)
+            version = campaign.version
+        return DowntimeView(
+            result=result or {},
+            changes=msgspec.convert(changes, list[ChangeView]),
+            version=version,
+        )
+
+
+async def _check_no_turn(session: AsyncSession, identity: Identity, campaign_id: UUID) -> None:
+    """Raise `TurnWaitingError` or `TurnInProgressError` where a turn of the campaign is open."""
+    turn = await session.scalar(
+        select(Turn)
+        .join(Chat, Chat.id == Turn.chat_id)
+        .where(
+            Chat.campaign_id == campaign_id,
+            Turn.user_id == identity.user_id,
+            Turn.state.in_(OPEN),
+        )
+        .order_by(Turn.state.desc())
+        .limit(1)
+    )
+    if turn is None:
+        return
+    if turn.state == "waiting":
+        raise TurnWaitingError(turn.id, awaited(identity.sealer, turn))
+    raise TurnInProgressError(turn.id)
+
+
+class DowntimeController(Controller):
+    """`/campaigns/{campaign_id}/downtime`: downtime, between what happens."""
+
+    path = "/campaigns/{campaign_id:uuid}/downtime"
+    tags = ("Campaigns",)
+
+    @post(
+        status_code=200,
+        opt={
+            RAISES: (
+                CampaignNotFoundError,
+                PreconditionFailedError,
+                TurnInProgressError,
+                TurnWaitingError,
+                DowntimeError,
+            ),
+        },
+        operation_id="beginDowntime",
+        summary="Start downtime",
+    )
+    async def begin_downtime(
+        self,
+        request: AnyRequest,
+        campaign_id: FromPath[UUID],
+        data: JSONBody[NewDowntime],
+        identity: NamedDependency[Identity],
+        downtime: NamedDependency[DowntimeService],
+    ) -> Response[DowntimeView]:
+        """Begin downtime with an activity of the campaign's rules, whose dice the server rolls.
+
+        Not in the middle of an action, and not while a turn of the campaign runs or waits.
+        """
+        if_match = request.headers.get("if-match")
+        begun = await downtime.begin(identity, campaign_id, data, if_match=if_match)
+        return Response(begun, headers={"ETag": make_etag(begun.version)})
+
+    @delete(
+        opt={
+            RAISES: (
+                CampaignNotFoundError,
+                PreconditionFailedError,
+                TurnInProgressError,
+                TurnWaitingError,
+                DowntimeError,
+            ),
+        },
+        operation_id="endDowntime",
+        summary="End downtime",
+    )
+    async def end_downtime(
+        self,
+        request: AnyRequest,
+        campaign_id: FromPath[UUID],
+        identity: NamedDependency[Identity],
+        downtime: NamedDependency[DowntimeService],
+    ) -> None:
+        """Go back to the mood that play begins in. What downtime changed stays."""
+        if_match = request.headers.get("if-match")
+        await downtime.end(identity, campaign_id, if_match=if_match)

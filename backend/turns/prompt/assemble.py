@@ -1,0 +1,270 @@
+"""From what was read to the prompt: lore, sections, history, memories, within the budget."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Generator, Sequence
+from dataclasses import replace
+from functools import partial
+
+from msgspec import structs
+
+from backend.accounts.auth.identity import Identity
+from backend.context.assembly import Counter, assemble
+from backend.context.budget import ContextOverflowError
+from backend.context.layout import Item, LeftOut
+from backend.context.macros import MacroBudget
+from backend.core.cpu_pool import CpuPool
+from backend.core.reasons import Reason
+from backend.generation.tokens import MESSAGE_OVERHEAD
+from backend.lorebooks.activation.outcome import lore_reserve
+from backend.prompts import PromptLibrary
+from backend.turns.api.schemas import TurnRequest
+from backend.turns.prompt.built_prompt import Built, loses_rounds_of
+from backend.turns.prompt.context import PromptContext
+from backend.turns.prompt.history import fit
+from backend.turns.prompt.lore import LoreReader
+from backend.turns.prompt.lore_placement import (
+    LoreExpander,
+    Outlets,
+    PlacedLore,
+    place,
+    scan_of,
+    triggers_of,
+)
+from backend.turns.prompt.macros import expanded_size, macros_for, within_limits
+from backend.turns.prompt.order import PromptOrder
+from backend.turns.prompt.regex_scripts import sent_lore
+from backend.turns.prompt.retrieval import (
+    by_rank,
+    consequence_items,
+    memory_items,
+    memory_texts,
+    missed_items,
+    named_items,
+    outside_history,
+    semantic_hits,
+    sized,
+)
+from backend.turns.prompt.sections import SectionBuilder
+from backend.turns.prompt.token_counts import CountCache
+
+LOST_ROUNDS = "There was no room for all rounds that the campaign's summary does not tell yet."
+
+
+class PromptAssembler:
+    """Puts prompts together from what was loaded alone: no database, no index."""
+
+    def __init__(
+        self, prompts: PromptLibrary, counts: CountCache, lore: LoreReader, pool: CpuPool
+    ) -> None:
+        self._pool = pool
+        self._prompts = prompts
+        self._counts = counts
+        self._lore = lore
+
+    async def assemble(
+        self, identity: Identity, context: PromptContext, request: TurnRequest, *, suggestions: int
+    ) -> Built:
+        """The prompt. Raises `ContextOverflowError` and `MacroLimitError`."""
+        return await self._pool.run(
+            identity.user_id,
+            partial(self._assembled, identity, context, request, suggestions),
+            size=_size(context),
+        )
+
+    def _assembled(
+        self, identity: Identity, context: PromptContext, request: TurnRequest, suggestions: int
+    ) -> Built:
+        """The prompt. CPU-bound, without the database."""
+        loaded, window = context.loaded, context.window
+        order = PromptOrder(
+            loaded.preset, loaded.settings, triggers_of(request, is_quiet=bool(suggestions))
+        )
+        count = partial(self._counts.count, identity.user_id, window.unit.tokenizer)
+        macros, macro_budget = macros_for(loaded, window), MacroBudget()
+        expander = LoreExpander(macros, loaded.variables, macro_budget)
+        placed = PlacedLore(timed=loaded.lore.timed)
+        if loaded.lore.books:
+            placed = self._scan(context, request, order, expander, count)
+        outlets = Outlets(placed.slots.get("outlet", ()))
+        sections = SectionBuilder(
+            self._prompts,
+            identity,
+            context,
+            order,
+            placed,
+            replace(macros, outlets=outlets),
+            expander.variables,
+            macro_budget,
+        )
+        items, unread = _read_outlets(sections.build(count=count, suggestions=suggestions), outlets)
+        sampling = structs.replace(window.sampling, start_reply_with=sections.reply_start())
+        window = replace(window, sampling=sampling)
+        told = [*(loaded.campaign.told if loaded.campaign else ()), *sections.chapter_ids]
+        memories = memory_items(
+            context.memories,
+            count=count,
+            pinned=loaded.pinned,
+            told=told,
+            marks=loaded.marks,
+            days=context.days if loaded.campaign else None,
+        )
+        named = named_items(loaded, count=count)
+        followed = consequence_items(context, count=count)
+        found = by_rank(
+            [*named, *followed, *memories],
+            [sized(item, count) for item in placed.ranked],
+            context.memories,
+        )
+        if not order.sends_memory:
+            unsent = [item.left_out(Reason("block_off")) for item in found]
+            placed = replace(placed, left_out=[*placed.left_out, *unsent])
+            found = []
+        with _in_model_tokens(window.ratio):
+            reserved = self._reserved(context, [item for item in found if not item.rank], count)
+            fixed, history, unsaid = fit(context, items, count=count, reserved=reserved)
+            retrieved, repeated = outside_history(
+                found, context.memories, history, chat_id=loaded.chat.id
+            )
+            assembled = assemble(
+                fixed,
+                history,
+                count=count,
+                render_omitted=partial(render_omitted, self._prompts),
+                retrieved=retrieved,
+                render_memory=partial(render_memory, self._prompts),
+                memory_first=order.memory_first,
+            )
+        known = {each.source_id for each in [*items, *found]}
+        known |= {each.source_id for each in placed.left_out}
+        left_out = [
+            *assembled.left_out,
+            *unsaid,
+            *unread,
+            *repeated,
+            *placed.left_out,
+            *sections.off,
+        ]
+        variables, unkept = within_limits(loaded.stored_variables, sections.variables)
+        files = dict(sections.used.digests)
+        if unsaid:
+            files.pop("sections/summary", None)
+        if assembled.retrieved:
+            files["sections/memory"] = self._prompts["sections/memory"].digest
+        return Built(
+            loaded=loaded,
+            window=window,
+            memory_first=order.memory_first,
+            assembled=replace(assembled, left_out=left_out),
+            variables=variables,
+            prompt_files=files,
+            timed=placed.timed,
+            near_misses=missed_items(context, history, known | set(told)),
+            notes=[
+                *context.notes,
+                *([LOST_ROUNDS] if loses_rounds_of(loaded, assembled) else ()),
+                *placed.notes,
+                *(loaded.preset.refused_by(window.spec) if loaded.preset else ()),
+                *unkept,
+                *_ignored(macro_budget),
+                *(loaded.scripts.notes if loaded.scripts else ()),
+            ],
+        )
+
+    def _scan(
+        self,
+        context: PromptContext,
+        request: TurnRequest,
+        order: PromptOrder,
+        expander: LoreExpander,
+        count: Counter,
+    ) -> PlacedLore:
+        """Which lore comes in, and where it stands."""
+        loaded = context.loaded
+        scan = replace(
+            scan_of(
+                loaded,
+                request,
+                context.window,
+                count=count,
+                expander=expander,
+                is_quiet="quiet" in order.triggers,
+            ),
+            semantic=semantic_hits(context.memories),
+            by_meaning=context.by_meaning,
+        )
+        outcome = sent_lore(loaded.scripts, self._lore.scan(scan), count)
+        return place(
+            outcome,
+            loaded.note,
+            note_is_due=loaded.note_is_due,
+            as_written=order.lore_as_written,
+        )
+
+    def _reserved(self, context: PromptContext, asked: Sequence[Item], count: Counter) -> int:
+        """Tokens that history leaves to pinned events and lore by key: at most a share."""
+        if not asked:
+            return 0
+        around = count(render_memory(self._prompts, [structs.replace(asked[0], text="")]))
+        tokens = sum(each.tokens for each in asked) + around + MESSAGE_OVERHEAD
+        return min(tokens, lore_reserve(context.loaded.lore.settings, context.window.budget.prompt))
+
+
+def render_omitted(prompts: PromptLibrary, count: int) -> str:
+    """The line that stands for messages taken out of the middle."""
+    return prompts["sections/omitted"].render(count=count)
+
+
+def render_memory(prompts: PromptLibrary, items: Sequence[Item]) -> str:
+    """The section of what was retrieved."""
+    return prompts["sections/memory"].render(**memory_texts(items))
+
+
+_COUNTED_ONCE = 8
+"""Fields come back turn after turn, and their counts are kept: most turns only expand them."""
+
+_LINE_SIZE = 2
+"""Laying out a line of the history takes as long as counting so many characters."""
+
+
+def _size(context: PromptContext) -> int | None:
+    """How much work a prompt is, as `CpuPool.run` is told; None where lorebooks are scanned.
+
+    Patterns that can't be trusted may take a quarter of a second together.
+    """
+    if context.loaded.lore.books:
+        return None
+    loaded = context.loaded
+    texts = [*loaded.fields, loaded.summary.text if loaded.summary else "", loaded.said or ""]
+    found = sum(len(memory.recalled.text) for memory in context.memories)
+    lines = _LINE_SIZE * len(context.lines.ids)
+    return lines + (expanded_size(texts) + found) // _COUNTED_ONCE
+
+
+def _ignored(macros: MacroBudget) -> list[str]:
+    """What to say of macros that mean nothing here."""
+    names = ", ".join(sorted(macros.ignored))
+    return [f"Macros that stand for nothing here: {names}."] if names else []
+
+
+def _read_outlets(items: Sequence[Item], outlets: Outlets) -> tuple[list[Item], list[LeftOut]]:
+    """Items without what stands in outlets that no field reads; and that."""
+    kept: list[Item] = []
+    unread: list[LeftOut] = []
+    for item in items:
+        if item.place == "outlet" and item.outlet not in outlets.read:
+            reason = Reason("outlet_unread", name=item.outlet)
+            unread.append(structs.replace(item, tokens=0).left_out(reason))
+        else:
+            kept.append(item)
+    return kept, unread
+
+
+@contextlib.contextmanager
+def _in_model_tokens(ratio: float) -> Generator[None]:
+    """Let an overflow speak of the model's tokens, as everything that people read does."""
+    try:
+        yield
+    except ContextOverflowError as error:
+        raise error.scaled(ratio) from None

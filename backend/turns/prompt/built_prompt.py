@@ -1,0 +1,211 @@
+"""The prompt that asks a model for the tool calls of a reply that it has already written."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import takewhile
+
+from msgspec import structs
+
+from backend.context.assembly import Assembled
+from backend.context.layout import LeftOut
+from backend.context.macros import Variables
+from backend.context.record import Totals
+from backend.core.audience import GM
+from backend.generation.catalogue import MessageShape
+from backend.generation.message_shapes import shape_messages
+from backend.generation.model import MAX_REPLY_CHARACTERS, Prompt, PromptMessage, Tool
+from backend.generation.sampling import Sampling
+from backend.generation.tokens import MESSAGE_OVERHEAD, get_tokenizer
+from backend.generation.tools.arguments import describe_tools
+from backend.generation.tools.streams import BLOCK_TOKENS
+from backend.lorebooks.activation.timed import TimedState
+from backend.turns.prompt.context import LoadedChat, PromptWindow
+
+REPLY_RESERVES = 4
+"""A reply may be this many times as long as its reserve. The reserve only keeps room free in the
+window, so a model that is asked for no length may write more."""
+
+MIN_REPLY_TOKENS = 256
+"""Tokens that a reply may be expected to take in any case: a user may reserve a single one."""
+
+CHARACTERS_PER_TOKEN = 4
+
+_TOLD = frozenset({"summary", "chapters", "scenes", "state"})
+"""Kinds of items that say what happened, in place of lines that are not sent."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Built:
+    """A prompt, ready to be sent, and all that has to be stored with its reply.
+
+    Counts are in the window's `unit`.
+    """
+
+    loaded: LoadedChat
+    window: PromptWindow
+    assembled: Assembled
+    memory_first: bool
+    variables: Variables
+    prompt_files: dict[str, str]
+    timed: TimedState
+    near_misses: Sequence[LeftOut]
+    notes: Sequence[str]
+
+    @property
+    def prompt(self) -> Prompt:
+        """What is sent."""
+        return Prompt(
+            self.assembled.messages, stable=self.assembled.stable, reply_room=self.reply_room
+        )
+
+    @property
+    def sampling(self) -> Sampling:
+        """The settings that are sent. The longest reply is limited to `reply_room`."""
+        sampling = self.window.sampling
+        if (sampling.max_output_tokens or 0) <= self.reply_room:
+            return sampling
+        return structs.replace(sampling, max_output_tokens=self.reply_room)
+
+    @property
+    def reply_room(self) -> int:
+        """The rest of the model's window after the prompt, in the model's tokens: at least 1."""
+        window = self.window
+        prompt = window.to_model_tokens(self.assembled.tokens)
+        return max(1, window.spec.usable_window - window.extra - prompt)
+
+    @property
+    def reply_limit(self) -> int:
+        """Characters after which a reply is cut: four times those that it was expected to take."""
+        expected = max(
+            self.window.limits.reply_reserve,
+            self.window.sampling.max_output_tokens or 0,
+            MIN_REPLY_TOKENS,
+        )
+        return min(REPLY_RESERVES * expected * CHARACTERS_PER_TOKEN, MAX_REPLY_CHARACTERS)
+
+    @property
+    def totals(self) -> Totals:
+        """How the window is used, in the model's tokens."""
+        assembled, limits, model = self.assembled, self.window.limits, self.window.to_model_tokens
+        prompt = model(assembled.tokens)
+        return Totals(
+            prompt=prompt,
+            fixed=model(assembled.fixed_tokens),
+            history=model(assembled.history_tokens),
+            retrieved=model(assembled.retrieved_tokens),
+            reply_reserve=limits.reply_reserve,
+            free=limits.prompt - prompt,
+            total=limits.total,
+            messages=len(assembled.messages),
+        )
+
+    @property
+    def path_tokens(self) -> int:
+        """What the whole history would have taken, in the model's tokens."""
+        window = self.window
+        return window.to_model_tokens(round(self.loaded.whole_tokens * window.scale))
+
+    @property
+    def sent_tokens(self) -> int:
+        """What took its place: the lines that were sent, and what tells the rest."""
+        assembled = self.assembled
+        told = [each for each in assembled.items if each.kind in _TOLD]
+        told += [each for each in assembled.retrieved if each.kind != "lore"]
+        tokens = assembled.history_tokens + sum(each.tokens for each in told)
+        return self.window.to_model_tokens(tokens)
+
+    @property
+    def sent_messages(self) -> list[PromptMessage]:
+        """The messages in the shape in which they are sent."""
+        return shape_messages(self.assembled.messages, self.assembled.shape)
+
+    def with_shape(self, shape: MessageShape) -> Built:
+        """Return the same prompt, counted as it was sent in a shape."""
+        if shape == self.assembled.shape:
+            return self
+        count = get_tokenizer(self.window.unit.tokenizer).count
+        return replace(self, assembled=self.assembled.with_shape(shape, count))
+
+    def with_guidance(self, text: str) -> Built:
+        """The same prompt, for a mood that has other guidance."""
+        assembled, messages = self.assembled, list(self.assembled.messages)
+        old = next(item for item in assembled.items if item.kind == "mood")
+        if old.text == text:
+            return self
+        tokens = get_tokenizer(self.window.unit.tokenizer).count(text) + MESSAGE_OVERHEAD
+        new = structs.replace(old, text=text, tokens=tokens)
+        place = len(messages) - 1 - messages[::-1].index(PromptMessage(old.role, old.text))
+        messages[place] = PromptMessage(new.role, new.text)
+        assembled = replace(
+            assembled,
+            messages=messages,
+            items=[new if item is old else item for item in assembled.items],
+            fixed_tokens=assembled.fixed_tokens + tokens - old.tokens,
+        )
+        return replace(self, assembled=assembled)
+
+    @property
+    def loses_rounds(self) -> bool:
+        """Whether lines of a campaign stand neither in the history, its summary, nor its state."""
+        return loses_rounds_of(self.loaded, self.assembled)
+
+    @property
+    def history_budget(self) -> int:
+        """What history may take beside what is always sent, in tokens as they are stored."""
+        window = self.window
+        return window.to_stored(window.budget.for_history(self.assembled.fixed_tokens))
+
+
+def loses_rounds_of(loaded: LoadedChat, assembled: Assembled) -> bool:
+    """Whether lines of a campaign stand neither in the history nor in what tells them."""
+    leaf = loaded.target.leaf
+    # What a viewpoint may not know is not lost to it.
+    if leaf is None or not loaded.sums_rounds or loaded.viewpoint != GM:
+        return False
+    kept = assembled.history.positions
+    first = kept[0] if kept else leaf.position + 1
+    told = loaded.summary.position + 1 if loaded.summary else 0
+    return first > (max(told, loaded.unread.position) if loaded.unread else told)
+
+
+def prompt_for_calls(
+    built: Built, reply: str, request: str, tools: Sequence[Tool]
+) -> Prompt | None:
+    """Return the reply's prompt, then the reply, then the request. CPU-bound: some milliseconds.
+
+    The prompt is kept whole if the window has room for it, because a local server has it in its
+    cache. Else the system messages that lead it are kept, and all from the user's last line on.
+
+    Args:
+        built: The prompt that the reply was written for.
+        reply: The text of the reply.
+        request: The text that asks for the calls.
+        tools: The tools that may be called.
+
+    Returns:
+        None if the window has no room for the shorter form either.
+    """
+    window = built.window
+
+    def count(texts: Sequence[str]) -> int:
+        counted = get_tokenizer(window.unit.tokenizer).count_many(texts)
+        return window.to_model_tokens(sum(counted) + MESSAGE_OVERHEAD * len(counted))
+
+    end = [PromptMessage("assistant", reply), PromptMessage("user", request)]
+    room = window.limits.total - count([reply, request, describe_tools(tools)])
+    prompt, tokens = built.prompt, built.totals.prompt
+    if tokens + BLOCK_TOKENS > room:
+        prompt = Prompt(_shorten(prompt.messages))
+        tokens = count([message.text for message in prompt.messages])
+    if tokens + BLOCK_TOKENS > room:
+        return None
+    return replace(prompt, messages=[*prompt.messages, *end], reply_room=room - tokens)
+
+
+def _shorten(messages: Sequence[PromptMessage]) -> list[PromptMessage]:
+    """Return the messages without the conversation before the user's last line."""
+    leading = list(takewhile(lambda message: message.role == "system", messages))
+    spoken = [place for place, message in enumerate(messages) if message.role == "user"]
+    return [*leading, *messages[max(len(leading), spoken[-1] if spoken else 0) :]]

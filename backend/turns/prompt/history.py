@@ -1,0 +1,332 @@
+"""Unsealed histories, kept between turns: the history of a turn is that of the last one, and more.
+
+Reading and unsealing a full window takes longer than everything else that a turn reads. Once a
+message has a reply, neither its text nor the messages above it change. Everything else that decides
+which lines are sent is compared with the database: the end of the path, the token counts, and
+whether lines were hidden or got another audience.
+"""
+
+from __future__ import annotations
+
+from collections import Counter as Counts
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from uuid import UUID
+
+from msgspec import structs
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from backend.accounts.auth.identity import Identity
+from backend.accounts.events import UserSignedOut
+from backend.chats import repository as chats
+from backend.chats.models import MESSAGE_AUTHOR, MESSAGE_CONTENT, Chat
+from backend.chats.repository import SealedHistory
+from backend.chats.token_counting import line_text
+from backend.context.assembly import Counter, Plan, plan
+from backend.context.budget import ContextOverflowError, eviction_point, joined
+from backend.context.layout import History, Item, LeftOut
+from backend.core.audience import GM, PUBLIC, AudienceMarks, put_mark
+from backend.core.plain_cache import PlainCache
+from backend.core.reasons import Reason, ReasonKind
+from backend.generation.model import PromptMessage
+from backend.turns.prompt.context import LoadedChat, PromptContext, PromptWindow
+from backend.turns.prompt.regex_scripts import sent_texts
+from backend.turns.prompt.thoughts import LARGEST_SHARE, add_thoughts
+
+SUMMARY = "summary"
+"""The kind of the section that a summary is."""
+
+
+def read_from(loaded: LoadedChat, window: PromptWindow) -> int:
+    """Stored tokens from the root after which lines are read: those of known lines.
+
+    They are as many as history may take beside nothing else, and what a summary needs of those
+    before. They are cut when it is known what is always sent.
+    """
+    begin = max(eviction_point(loaded.path_tokens, window.widest), loaded.summed_up)
+    if loaded.summary is None or loaded.sums_rounds:
+        return begin
+    reached = joined(
+        begin,
+        summarised=loaded.summary.path_tokens,
+        path_tokens=loaded.path_tokens,
+        most=window.to_stored(window.budget.for_reaching(0)),
+    )
+    return begin if reached is None else reached
+
+
+def open_history(identity: Identity, context: PromptContext) -> History:
+    """The lines unsealed, as they are sent, with their tokens. CPU-bound."""
+    lines, unit, scripts = context.lines, context.window.unit, context.loaded.scripts
+    sealed = zip(lines.ids[len(lines.opened) :], lines.sealed_contents, strict=True)
+    stored = [*lines.opened, *identity.sealer.open_many(MESSAGE_CONTENT, sealed)]
+    context.texts = stored
+    tokens = list(lines.tokens)
+    texts = sent_texts(scripts, lines.roles, stored, has_line=context.loaded.said is not None)
+    changed = [at for at, text in enumerate(texts) if text != stored[at]]
+    if context.window.needs_authors:
+        authors = identity.sealer.open_many(
+            MESSAGE_AUTHOR, zip(lines.ids, lines.sealed_authors, strict=True)
+        )
+        spoken = list(zip(authors, texts, strict=True))
+        if context.window.is_estimated:
+            tokens = unit.count_many(spoken)
+            changed = []
+        texts = [line_text(author, text, names=unit.names) for author, text in spoken]
+    marks = _mark_lines(texts, lines, context.loaded.marks)
+    changed = [*changed, *marks]
+    # The names, if they are sent, stand in the texts by now.
+    unnamed = replace(unit, names=False)
+    for at, count in zip(
+        changed, unnamed.count_many([("", texts[at]) for at in changed]), strict=True
+    ):
+        tokens[at] = count
+    thoughts = add_thoughts(
+        texts,
+        tokens,
+        lines.positions,
+        context.thoughts,
+        sealer=identity.sealer,
+        count=lambda text: unnamed.count_many([("", text)])[0],
+        most=context.window.budget.prompt // LARGEST_SHARE,
+    )
+    messages = list(map(PromptMessage, lines.roles, texts))
+    positions = list(lines.positions)
+    words = {positions[at]: said for at, said in marks.items()}
+    return History(messages, tokens, positions, thoughts, words)
+
+
+def _mark_lines(texts: list[str], lines: SealedHistory, marks: AudienceMarks) -> dict[int, str]:
+    """Put who knows a line before each that is not for everyone; the words, by place in `texts`."""
+    found: dict[int, str] = {}
+    for at, audience in enumerate(lines.audiences):
+        if audience != PUBLIC and (words := marks.words(audience)):
+            found[at], texts[at] = words, put_mark(texts[at], words)
+    return found
+
+
+def fit(
+    context: PromptContext, items: Sequence[Item], *, count: Counter, reserved: int = 0
+) -> tuple[Plan, History, list[LeftOut]]:
+    """What is always sent, counted, and the lines beside it; and the summary, if it is left out.
+
+    The lines leave `reserved` tokens to others, unless they have to reach back to a summary. A
+    summary that the kept lines do not follow on from is left out, as is one that would leave no
+    room for what has to be sent; but a campaign's stays, and its history holds what it does not
+    tell.
+
+    Raises:
+        ContextOverflowError: What is always sent is over the budget by itself.
+    """
+    budget, summarised = context.window.budget, context.loaded.summary
+    shape = context.window.spec.shape
+    summary = next((item for item in items if item.kind == SUMMARY), None)
+    if summary is None or summarised is None or context.loaded.sums_rounds:
+        fixed = plan(items, budget=budget, count=count, shape=shape)
+        return fixed, _after(context, _begin(context, fixed, reserved, count)), []
+    kind: ReasonKind = "summary_no_room"
+    try:
+        fixed = plan(items, budget=budget, count=count, shape=shape)
+    except ContextOverflowError:
+        pass
+    else:
+        begin = _begin(context, fixed, reserved, count)
+        history = _following(context, fixed, begin, summarised.path_tokens)
+        if history is not None:
+            return fixed, history, []
+        kind = "summary_too_old"
+    rest = [item for item in items if item is not summary]
+    fixed = plan(rest, budget=budget, count=count, shape=shape)
+    reasons = [Reason(kind, count=each.count) for each in summary.reasons]
+    left_out = structs.replace(summary, tokens=count(summary.text)).left_out(*reasons)
+    return fixed, _after(context, _begin(context, fixed, reserved, count)), [left_out]
+
+
+def _begin(context: PromptContext, fixed: Plan, reserved: int, count: Counter) -> int:
+    """Stored tokens from the root after which history fits beside what is always sent."""
+    window, loaded = context.window, context.loaded
+
+    def find_begin(taken: int) -> int:
+        fits = window.to_stored(window.budget.for_history(taken))
+        return max(eviction_point(loaded.path_tokens, fits), loaded.summed_up)
+
+    # Lines are cut by their stored tokens, in which neither thoughts nor marks are.
+    taken = fixed.fixed + reserved + sum(context.history.thoughts.values())
+    begin = find_begin(taken)
+    if not context.history.marks:
+        return begin
+    history = _after(context, begin)
+    kept = Counts(history.marks[at] for at in history.positions if at in history.marks)
+    return find_begin(
+        taken + sum(times * count(put_mark("", each)) for each, times in kept.items())
+    )
+
+
+def _following(context: PromptContext, fixed: Plan, begin: int, summarised: int) -> History | None:
+    """History that reaches back to where a summary ends; None where there is no room for that."""
+    room = context.window.budget.for_reaching(fixed.fixed)
+    most, path_tokens = context.window.to_stored(room), context.loaded.path_tokens
+    start = joined(begin, summarised=summarised, path_tokens=path_tokens, most=most)
+    if start is None:
+        return None
+    history = _after(context, start)
+    # Stored counts may be estimates: what they let through has to fit as it is counted.
+    return history if start == begin or sum(history.tokens) <= room else None
+
+
+def _after(context: PromptContext, begin: int) -> History:
+    """The lines that stand wholly after `begin` stored tokens from the root."""
+    history, stored = context.history, context.lines.tokens
+    start = context.loaded.path_tokens - sum(stored)
+    dropped = 0
+    for tokens in stored:
+        if start >= begin:
+            break
+        start += tokens
+        dropped += 1
+    return History(
+        history.messages[dropped:],
+        history.tokens[dropped:],
+        history.positions[dropped:],
+        history.thoughts,
+        history.marks,
+    )
+
+
+MOST = 20_000_000
+"""Characters that are kept of all chats together."""
+
+SECONDS = 300.0
+"""As long as a user's keys stay in memory after the last request."""
+
+
+@dataclass(frozen=True, slots=True)
+class KeptHistory:
+    """The lines of a chat that lie wholly after `begin` stored tokens from the root.
+
+    Attributes:
+        mark: How lines are counted, and how often one was hidden, shown, or got another audience.
+        begin: As it was asked for.
+        start: Stored tokens from the root to the first line.
+        lines: Without the last line of the path.
+    """
+
+    mark: tuple[str, int]
+    begin: int
+    start: int
+    lines: SealedHistory
+
+    @property
+    def end(self) -> int:
+        """Stored tokens from the root to where the last line begins."""
+        return self.start + sum(self.lines.tokens[:-1])
+
+    def continued(
+        self, later: SealedHistory, *, begin: int, path_tokens: int
+    ) -> SealedHistory | None:
+        """The lines that lie wholly after `begin`, with new ones at the end.
+
+        Args:
+            later: The lines that lie wholly after `end`.
+            begin: Stored tokens from the root.
+            path_tokens: Stored tokens of the whole path.
+
+        Returns:
+            None if the path has changed, or if not all of them are kept.
+        """
+        kept, end = self.lines, self.end
+        if (
+            begin < self.begin
+            or not later.ids
+            or later.ids[0] != kept.ids[-1]
+            or end + sum(later.tokens) != path_tokens
+        ):
+            return None
+        first, start, last = 0, self.start, len(kept.ids) - 1
+        while first < last and (start < begin or start + kept.tokens[first] <= begin):
+            start += kept.tokens[first]
+            first += 1
+        if start < begin:
+            return None
+        return SealedHistory(
+            ids=[*kept.ids[first:last], *later.ids],
+            positions=[*kept.positions[first:last], *later.positions],
+            roles=[*kept.roles[first:last], *later.roles],
+            tokens=[*kept.tokens[first:last], *later.tokens],
+            audiences=[*kept.audiences[first:last], *later.audiences],
+            sealed_contents=later.sealed_contents,
+            opened=kept.opened[first:last],
+        )
+
+
+class HistoryCache(UserSignedOut):
+    """The last history of each chat, as the game master may know it."""
+
+    def __init__(self) -> None:
+        self._kept: PlainCache[KeptHistory] = PlainCache(most=MOST, seconds=SECONDS)
+
+    async def read(
+        self, session: AsyncSession, loaded: LoadedChat, window: PromptWindow
+    ) -> SealedHistory:
+        """The lines that history may take, down to the leaf. Kept lines are not read again."""
+        leaf, chat, begin = loaded.target.leaf, loaded.chat, read_from(loaded, window)
+        if leaf is None:
+            return SealedHistory()
+        read = partial(
+            chats.active_lines,
+            session,
+            chat.id,
+            to_position=leaf.position,
+            authors=window.needs_authors,
+            viewpoint=loaded.viewpoint,
+        )
+        if _may_be_kept(loaded, window):
+            kept = self._kept.get(chat.user_id, chat.id)
+            if kept is not None and kept.mark == _mark(chat):
+                later = await read(from_sum=kept.end)
+                lines = kept.continued(later, begin=begin, path_tokens=leaf.path_tokens)
+                if lines is not None:
+                    return lines
+        return await read(from_sum=loaded.known_path.to_path(begin))
+
+    def keep(self, context: PromptContext) -> None:
+        """Keep the lines of a prompt with their texts, except for the last one.
+
+        A reply without a line after it can be continued, which changes its text.
+        """
+        loaded, lines, texts = context.loaded, context.lines, context.texts
+        if len(texts) <= 1 or not _may_be_kept(loaded, context.window):
+            return
+        chat = loaded.chat
+        kept = SealedHistory(
+            lines.ids[:-1],
+            lines.positions[:-1],
+            lines.roles[:-1],
+            lines.tokens[:-1],
+            lines.audiences[:-1],
+            opened=texts[:-1],
+        )
+        history = KeptHistory(
+            _mark(chat),
+            begin=read_from(loaded, context.window),
+            start=loaded.path_tokens - sum(lines.tokens),
+            lines=kept,
+        )
+        self._kept.put(chat.user_id, chat.id, history, size=sum(map(len, texts)))
+
+    def user_signed_out(self, user_id: UUID) -> None:
+        """Drop the histories of a user's chats."""
+        self._kept.forget(user_id)
+
+    def sweep(self) -> None:
+        """Drop histories that were not used for some minutes."""
+        self._kept.sweep()
+
+
+def _may_be_kept(loaded: LoadedChat, window: PromptWindow) -> bool:
+    return loaded.viewpoint == GM and not window.needs_authors
+
+
+def _mark(chat: Chat) -> tuple[str, int]:
+    return chat.count_unit, chat.hidden_changes

@@ -1,0 +1,383 @@
+"""What a turn needs from the database, read in one view of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from uuid import UUID
+
+from msgspec import structs
+from sqlalchemy import and_, bindparam, select
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from backend.accounts.auth.identity import Identity
+from backend.accounts.models import User
+from backend.accounts.profile.settings import first_set
+from backend.campaigns.errors import StaleCampaignError
+from backend.campaigns.ledger.read_marks import count_unread_rounds, first_unread
+from backend.campaigns.ledger.records import open_campaign
+from backend.campaigns.models import Campaign
+from backend.campaigns.play.store import read_table
+from backend.campaigns.state.situations import RECENT_LINES, SituationService
+from backend.campaigns.state.state_block import render_played_block
+from backend.campaigns.state.viewpoints import find_player
+from backend.characters import repository as characters
+from backend.chats import repository as chats
+from backend.chats.errors import ChatNotFoundError
+from backend.chats.models import MESSAGE_AUTHOR, MESSAGE_CONTENT, Chat, Message
+from backend.chats.schemas import AuthorsNote
+from backend.chats.service import read_settings
+from backend.chronicles.events import MAX_PINNED
+from backend.chronicles.repository import current_events
+from backend.context.blocks import PresetFields
+from backend.context.budget import eviction_point
+from backend.core.audience import GM, PUBLIC, Viewpoint, may_know
+from backend.enrichment.summaries.goals import HOT_ROUNDS
+from backend.enrichment.summaries.store import current_summary
+from backend.lorebooks.links import books_for_chat
+from backend.turns.api.schemas import TurnRequest
+from backend.turns.models import TurnKind
+from backend.turns.prompt.context import KnownPath, LoadedChat, RecentLine, authors_note
+from backend.turns.prompt.lore import LoreReader
+from backend.turns.prompt.macros import read_variables
+from backend.turns.prompt.order import LoadedPreset
+from backend.turns.prompt.retrieval import EXCHANGE
+from backend.turns.prompt.speaker import find_preset, find_speaker
+from backend.turns.prompt.target import (
+    Target,
+    answerable,
+    find_audience,
+    find_target,
+    find_viewpoint,
+)
+
+QUOTED = 20
+"""Last lines that macros may quote."""
+
+PLAYED: tuple[TurnKind, ...] = ("reply", "regenerate")
+"""Turns in which the model may use tools."""
+
+RECENT_MACROS = ("last", "idle")
+"""In the names of macros that quote the last lines, or ask how old they are."""
+
+_CHAT = (
+    select(Chat, Message, Campaign, User.sealed_variables, User.sealed_scripts.is_not(None))
+    .join(User, User.id == Chat.user_id)
+    .outerjoin(Message, Message.id == Chat.leaf_id)
+    .outerjoin(Campaign, and_(Campaign.id == Chat.campaign_id, Campaign.user_id == Chat.user_id))
+    .where(Chat.id == bindparam("chat_id"), Chat.user_id == bindparam("owner_id"))
+)
+
+
+class ChatLoader:
+    """Reads what a turn needs, through a session of the caller's, for one user.
+
+    A preview need not have anything to answer; it may try a preset. Without `situations`, a
+    campaign is left out. What it says now is read by `with_campaign`, while memory is searched.
+    """
+
+    def __init__(
+        self,
+        session: AsyncSession,
+        identity: Identity,
+        *,
+        user_name: str,
+        lore: LoreReader,
+        situations: SituationService | None = None,
+        is_preview: bool = False,
+        tried: PresetFields | None = None,
+    ) -> None:
+        self._lore = lore
+        self._situations = situations
+        self._session = session
+        self._identity = identity
+        self._user_name = user_name
+        self._is_preview = is_preview
+        self._tried = tried
+        self._campaign: Campaign | None = None
+
+    async def load(self, chat_id: UUID, request: TurnRequest) -> LoadedChat:
+        """Read the chat, its cast and the place in its tree.
+
+        Raises `ChatNotFoundError`, `MessageNotFoundError`, `CharacterNotFoundError`,
+        `NothingToAnswerError`, `NotContinuableError`, `ValidationError`, `StaleCampaignError`.
+        """
+        owner_id, sealer = self._identity.user_id, self._identity.sealer
+        asked = {"chat_id": chat_id, "owner_id": owner_id}
+        row = (await self._session.execute(_CHAT, asked)).one_or_none()
+        if row is None:
+            raise ChatNotFoundError
+        chat, leaf, campaign, sealed_globals, has_scripts = row
+        self._campaign = campaign if self._situations else None
+        settings = read_settings(sealer, chat)
+        target = await find_target(self._session, chat, leaf, request, is_preview=self._is_preview)
+        audience = await find_audience(self._session, chat, request, target)
+        member_ids = (await chats.character_ids(self._session, [chat.id])).get(chat.id, [])
+        names = await characters.find_names(
+            self._session, member_ids, owner_id=owner_id, sealer=sealer
+        )
+        speaker = await find_speaker(self._session, self._identity, names, request, target)
+        persona_id = chat.persona_id or self._identity.settings.persona_id
+        persona = (
+            await characters.find_persona(
+                self._session, persona_id, owner_id=owner_id, sealer=sealer
+            )
+            if persona_id
+            else None
+        )
+        player = None
+        if persona is None:
+            player = await find_player(self._session, sealer, chat.campaign_id)
+        user_name = persona.name if persona else player.name if player else self._user_name
+        viewpoint = await find_viewpoint(
+            self._session, self._identity, chat, request, user_name, usual=settings.viewpoint
+        )
+        if player is not None and not may_know(viewpoint, player.audience):
+            user_name = self._user_name
+        target = answerable(
+            target, viewpoint, audience if request.text else PUBLIC, is_preview=self._is_preview
+        )
+        account = self._identity.settings
+        member_books = first_set((settings.lore, account.lore), "member_books", default="speaker")
+        speaker_ids = [speaker.id] if speaker.id is not None else []
+        books = await books_for_chat(
+            self._session,
+            owner_id=owner_id,
+            chat_id=chat.id,
+            character_ids=member_ids if member_books == "all" else speaker_ids,
+            persona_id=persona_id,
+        )
+        lore = await self._lore.read(
+            self._session,
+            self._identity,
+            books,
+            chat=chat,
+            leaf=target.leaf,
+            overrides=(settings.lore, account.lore),
+        )
+        note, note_reason = authors_note(settings.authors_note, speaker.card)
+        variables = read_variables(sealer, chat, sealed_globals)
+        loaded = LoadedChat(
+            chat=chat,
+            settings=settings,
+            system_prompt=settings.system_prompt or account.system_prompt or "",
+            post_history=(
+                settings.post_history_instructions or account.post_history_instructions or ""
+            ),
+            speaker=speaker,
+            others=[name for key, name in names.items() if key != speaker.id],
+            member_count=len(member_ids),
+            user_name=user_name,
+            persona=persona.description if persona else "",
+            persona_id=persona.id if persona else None,
+            target=target,
+            variables=variables,
+            stored_variables=variables,
+            lore=lore,
+            note=note,
+            note_reason=note_reason,
+            note_is_due=await self._is_due(note, target, request),
+            pinned=(
+                await current_events(
+                    self._session,
+                    sealer,
+                    chat.chronicle_id,
+                    limit=MAX_PINNED,
+                    pinned=True,
+                    viewpoint=viewpoint,
+                )
+                if chat.chronicle_id
+                else ()
+            ),
+            summary=(
+                await current_summary(
+                    self._session,
+                    sealer,
+                    chat,
+                    up_to_position=target.leaf.position,
+                    viewpoint=viewpoint,
+                )
+                if target.leaf and (settings.summary.enabled or chat.campaign_id)
+                else None
+            ),
+            line=request.text,
+            said=self._said(target, request),
+            viewpoint=viewpoint,
+            audience=audience,
+            by_questions=first_set((settings.memory, account.memory), "questions", default=False),
+            keeps_other_speakers=first_set(
+                (settings, account), "keep_other_speakers", default=False
+            ),
+            expands_macros=first_set((settings, account), "expand_macros", default=True),
+            has_scripts=has_scripts,
+            preset=(
+                LoadedPreset(None, 0, "preview", self._tried)
+                if self._tried
+                else await find_preset(self._session, self._identity, settings, speaker)
+            ),
+        )
+        quoted = QUOTED if any(map(_may_quote, [*loaded.fields, loaded.line or ""])) else EXCHANGE
+        most = max(quoted, lore.depth, RECENT_LINES)
+        recent = await self._recent(target, most, viewpoint)
+        loaded = await self._with_rounds(replace(loaded, recent=recent))
+        return await self._with_known_path(loaded)
+
+    async def _with_rounds(self, loaded: LoadedChat) -> LoadedChat:
+        """The same with how far its campaign's story is told, and read, where it has one."""
+        campaign = self._campaign
+        if campaign is None:
+            return loaded
+        if campaign.is_stale:
+            raise StaleCampaignError(campaign.id)
+        fields, leaf = open_campaign(self._identity.sealer, campaign), loaded.target.leaf
+        loaded = replace(loaded, campaign_fields=fields)
+        if leaf is None:
+            return loaded
+        limit = HOT_ROUNDS + fields.settings.memory_interval
+        rounds = await chats.round_starts(self._session, leaf, limit=limit)
+        covered = loaded.summary.path_tokens if loaded.summary else 0
+        return replace(
+            loaded,
+            rounds=(
+                rounds
+                if loaded.viewpoint == GM
+                else await chats.round_starts(
+                    self._session, leaf, limit=limit, viewpoint=loaded.viewpoint
+                )
+            ),
+            untold_rounds=sum(begin >= covered for begin in rounds),
+            # Some of what was told may be in the campaign's state alone.
+            unread=(
+                await first_unread(
+                    self._session, leaf, after=loaded.summary.position if loaded.summary else -1
+                )
+                if campaign.compactions > 0
+                else None
+            ),
+            unread_rounds=(
+                await count_unread_rounds(self._session, loaded.chat, leaf)
+                if loaded.chat.chronicle_enabled
+                else 0
+            ),
+        )
+
+    async def _with_known_path(self, loaded: LoadedChat) -> LoadedChat:
+        """The same, counted by the lines that the viewpoint may know."""
+        leaf = loaded.target.leaf
+        if leaf is None or loaded.viewpoint == GM:
+            return loaded
+        lines = await chats.list_unknown_lines(self._session, leaf, loaded.viewpoint)
+        path, summary, unread = KnownPath.without(lines), loaded.summary, loaded.unread
+        if summary is not None:
+            told = path.to_known(summary.path_tokens)
+            summary = structs.replace(summary, path_tokens=told)
+        if unread is not None:
+            unread = unread._replace(path_tokens=path.to_known(unread.path_tokens))
+        rounds = list(map(path.to_known, loaded.rounds))
+        return replace(loaded, known_path=path, summary=summary, unread=unread, rounds=rounds)
+
+    async def with_campaign(self, loaded: LoadedChat) -> LoadedChat:
+        """What `load` gave, with what its campaign says now, where it has one."""
+        if self._situations is None or self._campaign is None:
+            return loaded
+        campaign = await self._situations.layers(
+            self._session,
+            self._identity,
+            self._campaign,
+            loaded.chat,
+            loaded.target.leaf,
+            line=loaded.said or "",
+            recent=[each.text for each in loaded.recent],
+            until=loaded.target.rewritten,
+            viewpoint=loaded.viewpoint,
+            player=loaded.user_name,
+        )
+        # More people know the world that tools change than know of a private turn.
+        hides = campaign.fields.settings.hidden_information
+        is_private = hides and loaded.audience != PUBLIC
+        table = (
+            read_table(campaign, loaded.viewpoint, is_private=is_private)
+            if _is_played(loaded.target)
+            else None
+        )
+        if table is not None and not is_private:
+            block = render_played_block(campaign.block, campaign.now)
+            campaign = structs.replace(campaign, block=block)
+        return replace(loaded, campaign=campaign, table=table)
+
+    def _said(self, target: Target, request: TurnRequest) -> str | None:
+        """What the user says in this turn, stored or not."""
+        if target.line_kind != "user_line":
+            return None
+        return text_of(self._identity, target.line) if target.line else request.text
+
+    async def _is_due(self, note: AuthorsNote, target: Target, request: TurnRequest) -> bool:
+        """Whether the author's note comes with this turn: it may go by the user's lines."""
+        if not note.text or note.interval <= 1:
+            return note.interval == 1
+        before = await chats.count_said(self._session, target.leaf, "user") if target.leaf else 0
+        said = before + (target.line is not None or bool(request.text))
+        return bool(said) and said % note.interval == 0
+
+    async def _recent(
+        self, target: Target, limit: int, viewpoint: Viewpoint
+    ) -> Sequence[RecentLine]:
+        if target.leaf is None:
+            return []
+        rows = await chats.active_page(
+            self._session,
+            target.leaf.chat_id,
+            before=target.leaf.position + 1,
+            limit=limit,
+            with_hidden=False,
+            viewpoint=viewpoint,
+        )
+        return [
+            RecentLine(
+                role=row.role,
+                author=author_of(self._identity, row),
+                position=row.position,
+                text=text_of(self._identity, row),
+                created_at=row.created_at,
+            )
+            for row in rows
+        ]
+
+
+async def first_kept(session: AsyncSession, loaded: LoadedChat, *, budget: int) -> int | None:
+    """The position of the first line of a history that fits `budget` stored tokens.
+
+    None where the whole path does.
+    """
+    leaf = loaded.target.leaf
+    begin = max(eviction_point(loaded.path_tokens, budget), loaded.summed_up)
+    if leaf is None or begin == 0:
+        return None
+    from_sum = loaded.known_path.to_path(begin)
+    first = await chats.first_behind(session, loaded.chat.id, from_sum=from_sum)
+    return leaf.position + 1 if first is None else first
+
+
+def _is_played(target: Target) -> bool:
+    """True if the model may use tools.
+
+    A reply that was cut off goes on with them, because its turn has not ended. One that is complete
+    goes on with words alone.
+    """
+    cut_off = target.continued is not None and target.continued.status != "complete"
+    return target.kind in PLAYED or cut_off
+
+
+def _may_quote(field: str) -> bool:
+    """Whether a field may hold a macro that quotes the last lines, or asks how old they are."""
+    return "{{" in field and any(name in field.casefold() for name in RECENT_MACROS)
+
+
+def author_of(identity: Identity, message: Message) -> str:
+    """Who said a message, by name."""
+    return identity.sealer.open(MESSAGE_AUTHOR, message.id, message.sealed_author)
+
+
+def text_of(identity: Identity, message: Message) -> str:
+    """What a message says."""
+    return identity.sealer.open(MESSAGE_CONTENT, message.id, message.sealed_content)

@@ -1,0 +1,262 @@
+"""Macros in the user's line, expanded before the line is stored."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from datetime import datetime, timedelta
+from functools import partial
+from typing import Final
+from uuid import UUID
+
+import msgspec
+from sqlalchemy import select
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from backend.accounts.auth.identity import Identity
+from backend.accounts.models import USER_VARIABLES, User
+from backend.accounts.profile.settings import first_set
+from backend.accounts.service import AccountService
+from backend.characters import repository as characters
+from backend.characters.cards.model import Card
+from backend.chats import repository as chats
+from backend.chats.models import CHAT_VARIABLES, Chat
+from backend.chats.service import read_settings
+from backend.context.macros import (
+    MacroBudget,
+    MacroContext,
+    Variables,
+    expand,
+    may_hold_macros,
+)
+from backend.core.cpu_pool import CpuPool
+from backend.database.engine import Database
+from backend.generation.model import Role
+from backend.turns.prompt.context import LoadedChat, PromptWindow
+from backend.turns.prompt.speaker import NARRATOR
+from backend.vault.sealing import Sealer
+
+MAX_VARIABLE_BYTES: Final = 200_000
+"""What the variables of a chat may take as JSON, and what a user's may."""
+
+
+def macros_of(
+    card: Card, *, char: str, user: str, persona: str, chat_seed: int, message_seed: int
+) -> MacroContext:
+    """What a card's macros stand for. Texts of a conversation are the caller's to add.
+
+    The time is the server's, in the server's zone.
+    """
+    return MacroContext(
+        user=user,
+        char=char,
+        now=datetime.now().astimezone(),
+        chat_seed=chat_seed,
+        message_seed=message_seed,
+        model="",
+        max_prompt=0,
+        persona=persona,
+        description=card.description,
+        personality=card.personality,
+        scenario=card.scenario,
+        mes_examples=card.mes_example,
+        char_prompt=card.system_prompt,
+        char_instruction=card.post_history_instructions,
+        char_depth_prompt=depth.prompt if (depth := card.depth_prompt) else "",
+        creator_notes=card.creator_notes,
+        greetings=(card.first_mes, *card.alternate_greetings),
+        char_version=card.character_version,
+    )
+
+
+def macros_for(loaded: LoadedChat, window: PromptWindow) -> MacroContext:
+    """What the macros of a prompt's fields stand for."""
+    leaf = loaded.target.leaf
+    context = macros_of(
+        loaded.speaker.card,
+        char=loaded.speaker.name,
+        user=loaded.user_name,
+        persona=loaded.persona,
+        chat_seed=seed_of(loaded.chat.id),
+        message_seed=seed_of(loaded.chat.id, leaf.id if leaf else None),
+    )
+    said = [line.created_at for line in loaded.recent if line.role == "user"]
+    return replace(
+        context,
+        model=window.spec.id,
+        max_prompt=window.to_model_tokens(window.budget.prompt),
+        max_response=window.limits.reply_reserve,
+        group=", ".join((loaded.speaker.name, *loaded.others)) if loaded.others else "",
+        not_char=", ".join((*loaded.others, loaded.user_name)),
+        last_message_id=str(loaded.recent[-1].position) if loaded.recent else "",
+        authors_note=loaded.note.text,
+        last_message=_last(loaded, None),
+        last_user_message=_last(loaded, "user"),
+        last_char_message=_last(loaded, "assistant"),
+        idle=context.now - said[-1] if said else timedelta(0),
+    )
+
+
+def _last(loaded: LoadedChat, role: Role | None) -> str:
+    texts = [line.text for line in loaded.recent if role is None or line.role == role]
+    return texts[-1] if texts else ""
+
+
+MACRO_SIZE = 40
+"""A macro takes as long to expand as so many characters to count."""
+
+
+def expanded_size(texts: Iterable[str]) -> int:
+    """What `CpuPool.run` is told of texts whose macros are expanded."""
+    return sum(len(text) + MACRO_SIZE * text.count("{{") for text in texts)
+
+
+def seed_of(*ids: UUID | None) -> int:
+    """A seed that is the same for the same ids."""
+    joined = b"".join(each.bytes if each else b"-" for each in ids)
+    return int.from_bytes(hashlib.blake2b(joined, digest_size=8).digest(), "big")
+
+
+def read_variables(sealer: Sealer, chat: Chat, sealed_globals: bytes | None) -> Variables:
+    """Open a chat's variables, and the user's."""
+    local = chat.sealed_variables
+    return Variables(
+        local=_decoded(sealer.open_bytes(CHAT_VARIABLES, chat.id, local) if local else None),
+        global_=_decoded(
+            sealer.open_bytes(USER_VARIABLES, sealer.user_id, sealed_globals)
+            if sealed_globals
+            else None
+        ),
+    )
+
+
+def _decoded(data: bytes | None) -> dict[str, str]:
+    return msgspec.json.decode(data, type=dict[str, str]) if data else {}
+
+
+def within_limits(before: Variables, after: Variables) -> tuple[Variables, list[str]]:
+    """The variables after a prompt, each scope as it was where it is too large; and what to say."""
+    notes: list[str] = []
+    local = _within(before.local, after.local, "the chat's", notes)
+    global_ = _within(before.global_, after.global_, "the user's", notes)
+    return (Variables(local, global_) if notes else after), notes
+
+
+def _within(
+    before: Mapping[str, str], after: Mapping[str, str], whose: str, notes: list[str]
+) -> Mapping[str, str]:
+    if after is before:
+        return after
+    size = len(msgspec.json.encode(dict(after)))
+    if size <= MAX_VARIABLE_BYTES:
+        return after
+    notes.append(
+        f"{whose} variables stay as they were: they would have {size:,} bytes, "
+        f"of {MAX_VARIABLE_BYTES:,} allowed"
+    )
+    return before
+
+
+PLACE = "line"
+"""The place of the line's draws, and its name in errors."""
+
+
+def expand_line(
+    loaded: LoadedChat, window: PromptWindow, budget: MacroBudget | None = None
+) -> LoadedChat:
+    """Expand the macros of the line that is to be stored. CPU-bound.
+
+    `budget` limits the work; without one the limits of a request apply. Raises `MacroLimitError`.
+    """
+    line = loaded.line
+    if line is None or not loaded.expands_macros or not may_hold_macros(line):
+        return loaded
+    expansion = expand(
+        line,
+        macros_for(loaded, window),
+        loaded.variables,
+        place=PLACE,
+        budget=budget or MacroBudget(),
+    )
+    return replace(
+        loaded,
+        line=expansion.text,
+        said=expansion.text,
+        typed=line if expansion.text != line else None,
+        variables=expansion.variables,
+    )
+
+
+class LineMacroService:
+    """Expands macros in lines that the user edits.
+
+    Variables are read, not written. Macros that quote messages or describe the model are empty,
+    because no prompt is built.
+    """
+
+    def __init__(self, database: Database, pool: CpuPool, *, accounts: AccountService) -> None:
+        self._database = database
+        self._pool = pool
+        self._accounts = accounts
+
+    async def expand(
+        self, identity: Identity, chat_id: UUID, *, parent_id: UUID | None, text: str
+    ) -> str:
+        """Return the text with its macros expanded; the same text if a setting forbids it.
+
+        The line draws what a line after `parent_id` draws in a turn. Raises `ChatNotFoundError`,
+        `MacroLimitError`.
+        """
+        if not may_hold_macros(text):
+            return text
+        async with self._database.read() as session:
+            found = await self._load(session, identity, chat_id, parent_id)
+        if found is None:
+            return text
+        context, variables = found
+        run = partial(expand, text, context, variables, place=PLACE, budget=MacroBudget())
+        return (await self._pool.run(identity.user_id, run)).text
+
+    async def _load(
+        self, session: AsyncSession, identity: Identity, chat_id: UUID, parent_id: UUID | None
+    ) -> tuple[MacroContext, Variables] | None:
+        """Read the values of the macros. None if the chat's lines are not expanded."""
+        owner_id, sealer = identity.user_id, identity.sealer
+        chat = await chats.get_chat(session, chat_id, owner_id=owner_id)
+        settings = read_settings(sealer, chat)
+        if not first_set((settings, identity.settings), "expand_macros", default=True):
+            return None
+        member_ids = (await chats.character_ids(session, [chat.id])).get(chat.id, [])
+        names = await characters.find_names(session, member_ids, owner_id=owner_id, sealer=sealer)
+        first_id = next(iter(names), None)
+        card = (
+            await characters.get_card(session, first_id, owner_id=owner_id, sealer=sealer)
+            if first_id
+            else Card(name=NARRATOR)
+        )
+        persona_id = chat.persona_id or identity.settings.persona_id
+        persona = persona_id and await characters.find_persona(
+            session, persona_id, owner_id=owner_id, sealer=sealer
+        )
+        user = persona.name if persona else self._accounts.name_of(identity)
+        context = macros_of(
+            card,
+            char=names[first_id] if first_id else card.name,
+            user=user,
+            persona=persona.description if persona else "",
+            chat_seed=seed_of(chat.id),
+            message_seed=seed_of(chat.id, parent_id),
+        )
+        everyone = list(names.values())
+        sealed_globals = await session.scalar(
+            select(User.sealed_variables).where(User.id == owner_id)
+        )
+        return (
+            replace(
+                context,
+                group=", ".join(everyone) if len(everyone) > 1 else "",
+                not_char=", ".join((*everyone[1:], user)),
+            ),
+            read_variables(sealer, chat, sealed_globals),
+        )

@@ -1,0 +1,442 @@
+"""Looking at prompts: of the turn that would come now, and of replies that were written."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+from textwrap import shorten
+from typing import NamedTuple
+from uuid import UUID
+
+import msgspec
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from backend.accounts.auth.identity import Identity
+from backend.chats import repository as chats
+from backend.chats.models import MESSAGE_AUTHOR, MESSAGE_CONTENT, MESSAGE_THINKING, Message
+from backend.chats.token_counting import line_text
+from backend.context.budget import ContextOverflowError
+from backend.context.layout import History
+from backend.context.record import (
+    ContextRecord,
+    RecordedHistory,
+    RecordedItem,
+    RecordedLeftOut,
+    RecordError,
+    rebuild,
+    restore_texts,
+)
+from backend.core.audience import GM, Viewpoint, put_mark
+from backend.core.cpu_pool import SEALED_FACTOR, CpuPool
+from backend.core.reasons import render_reasons
+from backend.database.engine import Database
+from backend.generation.model import PromptMessage
+from backend.memory.index.protocol import Kind
+from backend.memory.indexing.sources import Recalled
+from backend.memory.search.request import SharedWords
+from backend.memory.search.search import RowReader
+from backend.prompts import PromptLibrary
+from backend.turns import repository
+from backend.turns.api.schemas import (
+    ContextRequest,
+    ContextView,
+    Difference,
+    HistoryView,
+    Layers,
+    ShownMessage,
+    TurnRequest,
+    TurnUsage,
+)
+from backend.turns.errors import ContextNotFoundError
+from backend.turns.models import CONTEXT_RECORD, CONTEXT_TEXT
+from backend.turns.prompt.assemble import render_memory, render_omitted
+from backend.turns.prompt.builder import PromptBuilder
+from backend.turns.prompt.history import SUMMARY
+from backend.turns.prompt.recording import record_of
+from backend.turns.prompt.thoughts import think_aloud
+from backend.vault.sealing import Sealer
+
+MANY = frozenset({"lore", "event", "memory", "campaign", "entity"})
+"""Kinds of which a prompt holds several pieces."""
+
+COLD = frozenset({"chapters", "summary", "scenes"})
+"""Kinds of sections that tell of what is over."""
+
+
+def context_view(record: ContextRecord) -> ContextView:
+    """A record without its prompt, its reasons in words."""
+    history = record.history
+    for item in (*record.items, *record.retrieved):
+        item.reason = render_reasons(item.reasons)
+    for left_out in (*record.left_out, *record.near_misses):
+        left_out.reason = render_reasons(left_out.reasons)
+    return ContextView(
+        model=record.model,
+        tokenizer=record.tokenizer,
+        ratio=record.ratio,
+        budgets=record.budgets,
+        totals=record.totals,
+        items=record.items,
+        retrieved=record.retrieved,
+        history=(
+            HistoryView(
+                first=history.first,
+                last=history.last,
+                count=history.count,
+                tokens=history.tokens,
+                hidden=history.without,
+                omitted_first=history.omitted_first,
+                omitted_last=history.omitted_last,
+                reason="history",
+            )
+            if history
+            else None
+        ),
+        left_out=record.left_out,
+        near_misses=record.near_misses,
+        notes=record.notes,
+        prompt_files=record.prompt_files,
+        prompt_hash=record.prompt_hash,
+        preset=record.preset,
+        window=record.window,
+        tools=record.tools,
+        tool_support=record.tool_support,
+        shape=record.shape,
+        unsent_settings=record.unsent_settings,
+        layers=_layers(record),
+    )
+
+
+def with_words(record: ContextRecord, asked: str) -> ContextRecord:
+    """A record, changed in place: reasons say which words a text has of those asked for."""
+    words = SharedWords(asked)
+    for item in (*record.items, *record.retrieved):
+        item.reasons = [words.told(reason, item.text or "") for reason in item.reasons]
+    return record
+
+
+def with_near_misses(
+    record: ContextRecord, texts: Mapping[UUID, Recalled], *, is_all: bool
+) -> ContextRecord:
+    """A record, changed in place: what came close has its text.
+
+    What has none goes; with `is_all` not what stayed out because it did not count.
+    """
+    shown: list[RecordedLeftOut] = []
+    for each in record.near_misses:
+        recalled = texts.get(each.source_id) if each.source_id else None
+        if recalled is not None:
+            each.text = recalled.text
+            each.title = each.title or recalled.title or shorten(recalled.text, 60)
+        is_past = is_all and any(one.kind == "not_current" for one in each.reasons)
+        if recalled is not None or is_past:
+            shown.append(each)
+    record.near_misses = shown
+    return record
+
+
+def _layers(record: ContextRecord) -> Layers | None:
+    """The layers of a campaign's prompt; None where there is no campaign."""
+    if not any(item.kind == "campaign" for item in record.items):
+        return None
+    cold = sum(item.tokens for item in record.items if item.kind in COLD)
+    frozen = sum(item.tokens for item in record.items if item.place == "head") - cold
+    rest = record.totals.prompt - record.totals.retrieved - frozen - cold
+    return Layers(frozen=frozen, cold=cold, search=record.totals.retrieved, hot=rest)
+
+
+def shown(messages: Sequence[PromptMessage]) -> list[ShownMessage]:
+    """The messages of a prompt as the API shows them."""
+    return [ShownMessage(role=message.role, text=message.text) for message in messages]
+
+
+def compare(
+    earlier_id: UUID,
+    before: ContextView,
+    before_messages: Sequence[PromptMessage],
+    after: ContextView,
+    after_messages: Sequence[PromptMessage],
+) -> Difference:
+    """How one prompt differs from an earlier one, the one of `earlier_id`."""
+    old = {_identity(item): item for item in (*before.items, *before.retrieved)}
+    new = {_identity(item): item for item in (*after.items, *after.retrieved)}
+    shared = 0
+    for one, other in zip(before_messages, after_messages, strict=False):
+        if one != other:
+            break
+        shared += 1
+    characters = sum(len(message.text) for message in after_messages)
+    same = sum(len(message.text) for message in after_messages[:shared])
+    return Difference(
+        previous_message_id=earlier_id,
+        added=[item for key, item in new.items() if key not in old],
+        removed=[item for key, item in old.items() if key not in new],
+        changed=[item for key, item in new.items() if key in old and old[key].text != item.text],
+        history_first=(_first(before), _first(after)),
+        history_last=(_last(before), _last(after)),
+        shared_prefix=shared,
+        shared_tokens=round(after.totals.prompt * same / characters) if characters else 0,
+    )
+
+
+def _identity(item: RecordedItem) -> tuple[str, str]:
+    """Of entries and memories there are many, and some share a title."""
+    return item.kind, str(item.source_id) if item.kind in MANY and item.source_id else item.title
+
+
+def _first(view: ContextView) -> int | None:
+    return view.history.first if view.history else None
+
+
+def _last(view: ContextView) -> int | None:
+    return view.history.last if view.history else None
+
+
+_KINDS: dict[str, Kind] = {
+    "memory": "message",
+    "lore": "lore",
+    "event": "event",
+    "campaign": "campaign",
+}
+"""Kinds of rows by the kinds of pieces that are made of them."""
+
+LOOK_BACK = 1000
+"""How many messages above a reply the one before it is looked for."""
+
+
+class _Loaded(NamedTuple):
+    """A reply's record, its texts in it, and the lines of its history, still sealed."""
+
+    message_id: UUID
+    record: ContextRecord
+    lines: Sequence[Message]
+
+
+class ContextService:
+    """Shows what prompts are made of, and why."""
+
+    def __init__(
+        self,
+        database: Database,
+        builder: PromptBuilder,
+        prompts: PromptLibrary,
+        pool: CpuPool,
+        rows: RowReader,
+    ) -> None:
+        self._rows = rows
+        self._prompts = prompts
+        self._pool = pool
+        self._database = database
+        self._builder = builder
+
+    async def preview(
+        self, identity: Identity, chat_id: UUID, request: ContextRequest
+    ) -> ContextView:
+        """The context of the turn that would come now. Asks no model, stores nothing.
+
+        Raises what a turn's preparation raises, and `ValidationError` where the request's budgets
+        leave nothing for a prompt.
+        """
+        text = request.text if request.text and request.text.strip() else None
+        built = await self._builder.build(
+            identity,
+            chat_id,
+            TurnRequest(text=text, viewpoint=request.viewpoint),
+            tried=request,
+        )
+        messages = built.sent_messages
+        record = await self._explained(identity, record_of(built), messages, built.loaded.viewpoint)
+        view = context_view(record)
+        if request.prompt:
+            view.prompt = shown(messages)
+        leaf = built.loaded.target.leaf
+        if request.diff is not None and leaf is not None:
+            async with self._database.read() as session:
+                earlier = await self._earlier(session, identity, leaf)
+            if earlier is not None:
+                view.difference = await self._difference(identity, earlier, view, messages)
+        await self._say_containers(identity, view)
+        return view
+
+    async def has_summary(self, identity: Identity, chat_id: UUID, viewpoint: Viewpoint) -> bool:
+        """Whether the turn that would come now had the chat's summary in its prompt.
+
+        Raises what a turn's preparation raises, but for a prompt that does not fit.
+        """
+        request = TurnRequest(viewpoint=str(viewpoint))
+        try:
+            built = await self._builder.build(identity, chat_id, request, tried=ContextRequest())
+        except ContextOverflowError:
+            return False
+        return any(item.kind == SUMMARY for item in built.assembled.items)
+
+    async def stored(
+        self, identity: Identity, message_id: UUID, *, with_difference: bool
+    ) -> ContextView:
+        """The context of a stored reply, with the exact prompt.
+
+        Raises `MessageNotFoundError`, `ContextNotFoundError`, `RecordError`.
+        """
+        async with self._database.read() as session:
+            message = await chats.get_message(session, message_id, owner_id=identity.user_id)
+            loaded = await self._load(session, identity, message)
+            earlier: _Loaded | None = None
+            if with_difference and message.parent_id is not None:
+                leaf = await session.get(Message, message.parent_id)
+                earlier = await self._earlier(session, identity, leaf) if leaf else None
+            usage = await repository.usage_of(session, message, owner_id=identity.user_id)
+        # Without a transaction: the prompt waits for a thread.
+        messages = await self._rebuild(identity, loaded)
+        view = context_view(await self._explained(identity, loaded.record, messages))
+        view.prompt = shown(messages)
+        if earlier is not None:
+            view.difference = await self._difference(identity, earlier, view, messages)
+        await self._say_containers(identity, view)
+        view.usage = msgspec.json.decode(usage, type=TurnUsage) if usage else None
+        return view
+
+    async def _load(self, session: AsyncSession, identity: Identity, message: Message) -> _Loaded:
+        """A reply's record, and the lines that its history names, still sealed."""
+        row = await repository.find_record(session, message.id, owner_id=identity.user_id)
+        if row is None:
+            raise ContextNotFoundError("Only replies of a model have a context record.")
+        data = identity.sealer.open_bytes(CONTEXT_RECORD, row.id, row.sealed_record)
+        record = msgspec.json.decode(data, type=ContextRecord)
+        digests = [bytes.fromhex(item.text_hash) for item in (*record.items, *record.retrieved)]
+        texts = {
+            text.digest.hex(): identity.sealer.open(CONTEXT_TEXT, text.id, text.sealed_text)
+            for text in await repository.texts_of(session, message.chat_id, digests)
+        }
+        restore_texts(record, texts)
+        lines = await _lines(session, message, record.history) if record.history else ()
+        return _Loaded(message.id, record, lines)
+
+    async def _earlier(
+        self, session: AsyncSession, identity: Identity, leaf: Message
+    ) -> _Loaded | None:
+        """The record of the last reply at or above `leaf`; None where it can't be shown."""
+        earlier = await repository.last_recorded(
+            session, leaf, owner_id=identity.user_id, look_back=LOOK_BACK
+        )
+        if earlier is None:
+            return None
+        try:
+            return await self._load(session, identity, earlier)
+        except (ContextNotFoundError, RecordError):
+            return None
+
+    async def _rebuild(self, identity: Identity, loaded: _Loaded) -> list[PromptMessage]:
+        """The prompt of a record. Raises `RecordError`."""
+
+        def rebuilt() -> list[PromptMessage]:
+            return rebuild(
+                loaded.record,
+                _history(identity.sealer, loaded.lines, loaded.record.history),
+                render_omitted=partial(render_omitted, self._prompts),
+                render_memory=partial(render_memory, self._prompts),
+            )
+
+        sealed = sum(len(line.sealed_content) for line in loaded.lines)
+        return await self._pool.run(identity.user_id, rebuilt, size=sealed // SEALED_FACTOR)
+
+    async def _explained(
+        self,
+        identity: Identity,
+        record: ContextRecord,
+        messages: Sequence[PromptMessage],
+        viewpoint: Viewpoint = GM,
+    ) -> ContextRecord:
+        """A record that says which words of the last line a text has, and what came close.
+
+        To a viewpoint only what it may know.
+        """
+        kinds: dict[UUID, Kind] = {
+            each.source_id: _KINDS[each.kind]
+            for each in record.near_misses
+            if each.source_id is not None
+        }
+        texts = await self._rows.texts(identity.sealer, kinds, viewpoint=viewpoint)
+        record = with_near_misses(record, texts, is_all=viewpoint == GM)
+        asked = next((each.text for each in reversed(messages) if each.role == "user"), "")
+        size = len(asked) + sum(len(item.text or "") for item in record.retrieved)
+        worded = partial(with_words, record, asked)
+        return await self._pool.run(identity.user_id, worded, size=size)
+
+    async def _difference(
+        self,
+        identity: Identity,
+        earlier: _Loaded,
+        view: ContextView,
+        messages: Sequence[PromptMessage],
+    ) -> Difference | None:
+        """How a prompt differs from an earlier one."""
+        try:
+            before = await self._rebuild(identity, earlier)
+        except RecordError:
+            return None
+        return compare(earlier.message_id, context_view(earlier.record), before, view, messages)
+
+    async def _say_containers(self, identity: Identity, view: ContextView) -> None:
+        """Say where what a view names is found."""
+        removed = view.difference.removed if view.difference else ()
+        named = [*view.items, *view.retrieved, *view.left_out, *view.near_misses, *removed]
+        async with self._database.read() as session:
+            view.containers = await repository.containers_of(
+                session,
+                entry_ids=_sources(named, "lore"),
+                event_ids=_sources(named, "event"),
+                item_ids=_sources(named, "campaign"),
+                owner_id=identity.user_id,
+            )
+
+
+def _sources(named: Sequence[RecordedItem | RecordedLeftOut], kind: str) -> set[UUID]:
+    """What pieces of one kind come from."""
+    return {each.source_id for each in named if each.kind == kind and each.source_id is not None}
+
+
+async def _lines(
+    session: AsyncSession, message: Message, recorded: RecordedHistory
+) -> Sequence[Message]:
+    """The lines that a record's history has, of the path down to its message."""
+    if message.is_active:
+        # One range on an index, however long the chat is.
+        path = await repository.active_stretch(
+            session,
+            message.chat_id,
+            owner_id=message.user_id,
+            first=recorded.first,
+            last=recorded.last,
+        )
+    else:
+        path = await chats.path_to(session, message)
+    present = set(range(recorded.first, recorded.last + 1)).difference(recorded.without)
+    return [row for row in path if row.position in present]
+
+
+def _history(sealer: Sealer, rows: Sequence[Message], recorded: RecordedHistory | None) -> History:
+    """The lines of a recorded history, as they were sent. CPU-bound, no database."""
+    if recorded is None:
+        return History()
+    lines = sealer.open_many(MESSAGE_CONTENT, ((row.id.bytes, row.sealed_content) for row in rows))
+    if recorded.names:
+        sealed = ((row.id.bytes, row.sealed_author) for row in rows)
+        authors = sealer.open_many(MESSAGE_AUTHOR, sealed)
+        lines = [
+            line_text(author, line, names=True) for author, line in zip(authors, lines, strict=True)
+        ]
+    lines = [
+        put_mark(line, recorded.marks.get(row.position, ""))
+        for row, line in zip(rows, lines, strict=True)
+    ]
+    if recorded.cut is not None and rows and rows[-1].position == recorded.last:
+        lines[-1] = lines[-1][: recorded.cut]
+    for at, row in enumerate(rows):
+        if row.position in recorded.thoughts and row.sealed_thinking is not None:
+            thoughts = sealer.open(MESSAGE_THINKING, row.id, row.sealed_thinking)
+            lines[at] = think_aloud(lines[at], thoughts)
+    return History(
+        [PromptMessage(row.role, line) for row, line in zip(rows, lines, strict=True)],
+        [row.tokens for row in rows],
+        [row.position for row in rows],
+    )

@@ -1,0 +1,336 @@
+"""What a turn asks memory for, and how what is found stands in the prompt."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Collection, Mapping, Sequence
+from datetime import UTC, datetime
+from uuid import UUID
+
+from msgspec.structs import replace
+
+from backend.accounts.auth.identity import Identity
+from backend.accounts.profile.settings import MemorySettings, SourceWeights, first_set
+from backend.chronicles.events import told
+from backend.chronicles.repository import StoryEvent
+from backend.context.layout import History, Item, LeftOut
+from backend.core.audience import NAMELESS_MARKS, AudienceMarks
+from backend.core.reasons import Reason
+from backend.database.base import now
+from backend.generation.tokens import MESSAGE_OVERHEAD
+from backend.lorebooks.activation.outcome import SemanticHit
+from backend.memory.index.protocol import Kind, ScopePart
+from backend.memory.indexing.sources import Recalled
+from backend.memory.search.request import Memory, SearchRequest
+from backend.turns.prompt.context import LoadedChat, PromptContext
+
+MAX_ITEMS = 40
+"""Memories in a prompt, where no setting says."""
+
+ROOM = 4_000
+"""Tokens of memories up to which lines come in that are near by their meaning alone, where no
+setting says how near or how many."""
+
+MAX_SHORT_ITEMS = 100
+"""Memories in a prompt where they are so short that they leave room."""
+
+MAX_CONSEQUENCES = 10
+"""Items of a campaign that come in because lines which were found changed them."""
+
+EXCHANGE = 2
+"""Last lines that the search goes by, beside the user's."""
+
+_SECTION_TAG = re.compile(
+    r"<(?=\s*+(?:/\s*+)?(?:long_term_memory|lorebook_entries)\b)", re.IGNORECASE
+)
+
+_UNDATED = datetime.min.replace(tzinfo=UTC)
+
+_TITLE = 60
+"""Characters of an event's title, which it has for people who look at a prompt."""
+
+_Time = tuple[datetime, int, UUID]
+"""Where a memory stands among the others: its moment, its place in the chat, its id.
+
+A line and its reply may be made in one moment.
+"""
+
+
+def ask_for(
+    identity: Identity, loaded: LoadedChat, *, before: int | None, budget: int
+) -> SearchRequest | None:
+    """What to look for, and where; None where there is nothing to look in or for.
+
+    Of a chat's own messages only those are looked through that stand before position `before`.
+    Memories may take `budget` tokens.
+    """
+    chain: Sequence[MemorySettings] = (loaded.settings.memory, identity.settings.memory)
+    limit = first_set(chain, "max_items", MAX_ITEMS)
+    if not first_set(chain, "enabled", default=True) or limit == 0:
+        return None
+    min_relevance: float | None = first_set(chain, "min_relevance", None)
+    weights: SourceWeights = first_set(chain, "weights", SourceWeights())
+    parts: list[ScopePart] = []
+    kinds: list[Kind] = []
+    by_keys = {"keys", None} if loaded.lore.settings.mode == "keys" else {"keys"}
+    books = [book.book_id for book in loaded.lore.books if book.modes - by_keys]
+    if books and weights.lore:
+        parts.append(ScopePart(containers=books, kinds=("lore",)))
+        kinds.append("lore")
+    if loaded.chat.chronicle_id is not None and weights.event:
+        parts.append(ScopePart(containers=[loaded.chat.chronicle_id], kinds=("event",)))
+        kinds.append("event")
+    if loaded.chat.campaign_id is not None and weights.campaign:
+        parts.append(ScopePart(containers=[loaded.chat.campaign_id], kinds=("campaign",)))
+        kinds.append("campaign")
+    if before and weights.message:
+        asked: Sequence[Kind] = ("question",) if loaded.by_questions else ()
+        parts.append(
+            ScopePart(
+                containers=[loaded.chat.id],
+                before_position=before,
+                kinds=("message", "scene", *asked),
+            )
+        )
+        kinds += ("message", *asked)
+    recent = [each.text for each in loaded.recent[-EXCHANGE:]]
+    text = loaded.said or (recent.pop() if recent else "")
+    if not parts or not text.strip():
+        return None
+    return SearchRequest(
+        text=text,
+        context="\n".join(recent),
+        names=[loaded.speaker.name, *loaded.others, loaded.user_name],
+        parts=parts,
+        kinds=kinds,
+        weights={kind: getattr(weights, kind) for kind in kinds if kind != "question"},
+        limit=limit,
+        min_relevance=min_relevance,
+        room=min(ROOM, budget) if min_relevance is None else 0,
+        most=first_set(chain, "max_items", MAX_SHORT_ITEMS),
+        now=now(),
+        activates_lore=True,
+        viewpoint=loaded.viewpoint,
+    )
+
+
+def semantic_hits(memories: Sequence[Memory]) -> dict[UUID, SemanticHit]:
+    """The lore among what was found, by its entries."""
+    return {
+        memory.recalled.source_id: SemanticHit(
+            memory.score,
+            memory.rank,
+            memory.reason.signals,
+            "words" if memory.reason.kind == "words" else "semantic",
+        )
+        for memory in memories
+        if memory.recalled.kind == "lore"
+    }
+
+
+def memory_items(
+    memories: Sequence[Memory],
+    *,
+    count: Callable[[str], int],
+    pinned: Sequence[StoryEvent] = (),
+    told: Collection[UUID] = (),
+    marks: AudienceMarks = NAMELESS_MARKS,
+    days: Mapping[UUID, str] | None = None,
+) -> list[Item]:
+    """Pinned events, then what was found by its rank, but for lore: as a prompt takes them.
+
+    `told` are ids of what another part of the prompt tells; `marks` say who knows what is not for
+    everyone. `days` are those of a campaign's story; without them memories carry the date on which
+    they were said.
+    """
+    items: list[Item] = []
+    times: list[_Time] = []
+    found = {memory.recalled.source_id: memory.reason for memory in memories}
+    for event in pinned:
+        reasons = [Reason("pinned"), *([found[event.id]] if event.id in found else [])]
+        items.append(sized(_pinned(event, reasons, marks, days), count))
+        times.append((event.happened_at, event.place, event.id))
+    elsewhere = {*told, *(event.id for event in pinned)}
+    for memory in memories:
+        source = memory.recalled
+        if source.kind != "lore" and source.source_id not in elsewhere:
+            item = _found(source, memory.reason, memory.rank, marks, days)
+            items.append(sized(item, count))
+            times.append((source.said_at or _UNDATED, source.position, source.source_id))
+    order = {time: number for number, time in enumerate(sorted(times))}
+    return [replace(item, order=order[time]) for item, time in zip(items, times, strict=True)]
+
+
+def named_items(loaded: LoadedChat, *, count: Callable[[str], int]) -> list[Item]:
+    """What a campaign knows of those whom the last lines name."""
+    if loaded.campaign is None:
+        return []
+    return [
+        sized(
+            Item(
+                kind="entity",
+                title=each.entity.name,
+                text=loaded.marks.mark(each.text, each.entity.audience),
+                place="memory",
+                reasons=[Reason("named", name=each.entity.name)],
+                source_id=each.id,
+            ),
+            count,
+        )
+        for each in loaded.campaign.named
+    ]
+
+
+def consequence_items(context: PromptContext, *, count: Callable[[str], int]) -> list[Item]:
+    """What followed from the lines that were found, each before its line."""
+    campaign = context.loaded.campaign
+    known = {memory.recalled.source_id for memory in context.memories}
+    known |= campaign.told if campaign else frozenset()
+    items: list[Item] = []
+    for memory in context.memories:
+        for became in context.consequences.get(memory.recalled.source_id, ()):
+            if became.source_id not in known and len(items) < MAX_CONSEQUENCES:
+                known.add(became.source_id)
+                reason = Reason("followed", count=memory.recalled.position + 1)
+                item = _found(became, reason, memory.rank, context.loaded.marks, context.days)
+                items.append(sized(item, count))
+    return items
+
+
+def by_rank(
+    items: Sequence[Item], lore: Sequence[Item], memories: Sequence[Memory] = ()
+) -> list[Item]:
+    """What shares the memory's budget: what somebody asked for, then what was found.
+
+    What a campaign says of the present is short, and true now: it comes before lines that would
+    take its room. Its scenes and chapters stand among the lines.
+    """
+    past = {memory.recalled.source_id for memory in memories if memory.recalled.is_past}
+
+    def place(item: Item) -> tuple[bool, int]:
+        is_present = item.kind == "campaign" and item.source_id not in past
+        return item.rank > 0 and not is_present, item.rank
+
+    return sorted([*items, *lore], key=place)
+
+
+def outside_history(
+    items: Sequence[Item], memories: Sequence[Memory], history: History, *, chat_id: UUID
+) -> tuple[list[Item], list[LeftOut]]:
+    """Items without the lines that the kept history holds, and what was drawn from them; and those.
+
+    Of an event whose messages are all of this chat, the first one's position counts.
+    """
+    first = history.positions[0] if history.positions else None
+    in_history = {
+        memory.recalled.source_id
+        for memory in memories
+        if first is not None
+        and memory.recalled.chat_id == chat_id
+        and memory.recalled.position >= first
+    }
+    kept: list[Item] = []
+    left_out: list[LeftOut] = []
+    for item in items:
+        if item.rank and item.source_id in in_history:
+            left_out.append(item.left_out(Reason("in_history")))
+        else:
+            kept.append(item)
+    return kept, left_out
+
+
+def missed_items(
+    context: PromptContext, history: History, known: Collection[UUID | None]
+) -> list[LeftOut]:
+    """What was found and not brought up, but for what the prompt has all the same: `known` rows."""
+    chat_id = context.loaded.chat.id
+    first = history.positions[0] if history.positions else None
+    return [
+        LeftOut(
+            kind="memory" if found.kind == "message" else found.kind,
+            title=f"message {found.position + 1}" if found.kind == "message" else "",
+            tokens=0,
+            reasons=[reason],
+            source_id=found.source_id,
+        )
+        for found, reason in context.near_misses
+        if found.source_id not in known
+        and (first is None or found.container_id != chat_id or found.position < first)
+    ]
+
+
+def memory_texts(items: Sequence[Item]) -> dict[str, list[str]]:
+    """The inputs of the memory's prompt file: memories by their time, lore by its order.
+
+    Nothing in them reads as a tag of the section that they stand in: somebody may have said one.
+    """
+    ordered = sorted(items, key=lambda item: item.order)
+    texts = [(item.kind, _SECTION_TAG.sub("\u2039", item.text)) for item in ordered]
+    return {
+        "memories": [text for kind, text in texts if kind != "lore"],
+        "lore": [text for kind, text in texts if kind == "lore"],
+    }
+
+
+def sized(item: Item, count: Callable[[str], int]) -> Item:
+    """An item with what it takes as a line of the memory's section."""
+    return replace(item, tokens=(item.tokens or count(item.text)) + MESSAGE_OVERHEAD)
+
+
+def _found(
+    source: Recalled,
+    reason: Reason,
+    rank: int,
+    marks: AudienceMarks,
+    days: Mapping[UUID, str] | None,
+) -> Item:
+    if source.kind == "message":
+        kind, title = "memory", f"message {source.position + 1}"
+    else:
+        kind, title = source.kind, _title(source.text)
+    return Item(
+        kind=kind,
+        title=title,
+        text=_dated(
+            marks.mark(source.line, source.audience), source.source_id, source.said_at, days
+        ),
+        place="memory",
+        reasons=[reason],
+        source_id=source.source_id,
+        rank=rank,
+    )
+
+
+def _pinned(
+    event: StoryEvent,
+    reasons: Sequence[Reason],
+    marks: AudienceMarks,
+    days: Mapping[UUID, str] | None,
+) -> Item:
+    text = told(event.fields)
+    return Item(
+        kind="event",
+        title=_title(text),
+        text=_dated(marks.mark(text, event.audience), event.id, event.happened_at, days),
+        place="memory",
+        reasons=reasons,
+        source_id=event.id,
+    )
+
+
+def _title(text: str) -> str:
+    """The first words of a text, on one line."""
+    words = " ".join(text[: 2 * _TITLE].split())
+    if len(words) <= _TITLE and len(text) <= 2 * _TITLE:
+        return words
+    return words[: _TITLE - 3].rpartition(" ")[0] + "..."
+
+
+def _dated(
+    text: str, source_id: UUID, said_at: datetime | None, days: Mapping[UUID, str] | None
+) -> str:
+    if days is None:
+        date = f"{said_at.day} {said_at:%B %Y}" if said_at else ""
+    else:
+        date = days.get(source_id, "")
+    return f"[{date}] {text}" if date else text

@@ -1,0 +1,464 @@
+"""The fixed sections of a prompt: which there are, where they stand, and what fills them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
+from uuid import UUID
+
+from msgspec import structs
+
+from backend.accounts.auth.identity import Identity
+from backend.campaigns.glossary.terms import glossary_lines
+from backend.campaigns.scenes.chapters import fitting_chapters
+from backend.chats.token_counting import line_text
+from backend.context.assembly import Counter
+from backend.context.blocks import USUAL_ORDER, Block, Marker
+from backend.context.layout import Item, LeftOut, Place
+from backend.context.macros import MacroBudget, MacroContext, Variables, expand
+from backend.core.reasons import Reason, ReasonKind
+from backend.lorebooks.entries import Position
+from backend.prompts import PromptLibrary, UsedPrompts
+from backend.turns.prompt.context import LoadedChat, PromptContext
+from backend.turns.prompt.load import author_of
+from backend.turns.prompt.lore_placement import PlacedLore, note_place, split_examples
+from backend.turns.prompt.order import PromptOrder
+
+
+def section(
+    kind: str, title: str, text: str, reason: Reason, source_id: UUID | None = None
+) -> Item:
+    """A section of the head: where it stands in the end, its block says."""
+    return Item(
+        kind=kind, title=title, text=text, place="head", reasons=[reason], source_id=source_id
+    )
+
+
+class CampaignSections:
+    """The sections of a chat's campaign; each is empty in a chat of none.
+
+    `chapter_ids` holds the chapters that are told.
+    """
+
+    def __init__(self, prompts: PromptLibrary, used: UsedPrompts, loaded: LoadedChat) -> None:
+        self._prompts = prompts
+        self._used = used
+        self._loaded = loaded
+        self._campaign = loaded.campaign
+        self.chapter_ids: Collection[UUID] = ()
+
+    def campaign(self) -> list[Item]:
+        """What a campaign says of itself."""
+        campaign = self._campaign
+        if campaign is None:
+            return []
+        name, brief = campaign.fields.name, campaign.fields.brief
+        text = self._used.render(
+            "sections/campaign",
+            campaign=name,
+            city=brief.city,
+            setting=brief.setting,
+            hook=brief.hook,
+            roster=brief.roster,
+        )
+        return [section("campaign", name, text, Reason("campaign"), campaign.campaign_id)]
+
+    def glossary(self, count: Counter) -> list[Item]:
+        """What the words mean that its story coined, within the campaign's budget."""
+        campaign = self._campaign
+        if campaign is None:
+            return []
+        budget = campaign.fields.settings.glossary_tokens
+        lines = glossary_lines(campaign.terms, count=count, budget=budget, marks=campaign.now.marks)
+        if not lines:
+            return []
+        text = self._used.render("sections/glossary", terms="\n".join(lines))
+        is_all = len(lines) == len(campaign.terms)
+        reason = Reason(
+            "glossary", name=f"{len(lines)}" if is_all else f"the {len(lines)} most used"
+        )
+        return [section("glossary", "Glossary", text, reason, campaign.campaign_id)]
+
+    def chapters(self, count: Counter) -> list[Item]:
+        """What is long over, within the campaign's budget: the oldest chapters go first."""
+        campaign = self._campaign
+        if campaign is None or not campaign.chapters:
+            return []
+        budget = campaign.fields.settings.chapter_tokens
+        chapters = fitting_chapters(campaign.chapters, count=count, budget=budget)
+        if not chapters:
+            return []
+        self.chapter_ids = chapters.keys()
+        text = self._used.render("sections/chapters", chapters=list(chapters.values()))
+        return [section("chapters", "Chapters", text, Reason("campaign"), campaign.campaign_id)]
+
+    def scenes(self) -> list[Item]:
+        """The last scenes that are over."""
+        campaign = self._campaign
+        if campaign is None or not campaign.scenes:
+            return []
+        text = self._used.render("sections/scenes", scenes=list(campaign.scenes.values()))
+        return [section("scenes", "Last scenes", text, Reason("campaign"), campaign.campaign_id)]
+
+    def state(self) -> list[Item]:
+        """The state block: behind the history, so that what comes before stays the same."""
+        campaign = self._campaign
+        if campaign is None:
+            return []
+        return [
+            Item(
+                kind="state",
+                title=f"State, {campaign.block.form}",
+                text=campaign.block.injected.text,
+                place="depth",
+                depth=self._above_line,
+                reasons=[Reason("state", name=campaign.block.why)],
+                source_id=campaign.campaign_id,
+            )
+        ]
+
+    def mood(self) -> list[Item]:
+        """How a played turn is to be told, and what its tools are for: above the state block."""
+        table, campaign = self._loaded.table, self._campaign
+        if table is None or campaign is None:
+            return []
+        return [
+            Item(
+                kind="mood",
+                title=table.play.mood.capitalize(),
+                text=table.guidance(self._prompts),
+                place="depth",
+                depth=self._above_line,
+                reasons=[Reason("campaign")],
+                source_id=campaign.campaign_id,
+            )
+        ]
+
+    @property
+    def _above_line(self) -> int:
+        """The depth of what stands right above the user's line."""
+        has_line = bool(self._loaded.said) or self._loaded.target.line_kind != "user_line"
+        return 1 if has_line else 0
+
+
+ORIGINAL = "{{original}}"
+"""What a system prompt is that is Talekeeper's own."""
+
+LORE_BLOCKS: dict[Position, Marker] = {
+    "before_character": "lore_before",
+    "after_character": "lore_after",
+    "examples_top": "examples",
+    "examples_bottom": "examples",
+}
+"""Whose block lore stands with that is around the character or the examples."""
+
+
+class SectionBuilder:
+    """Expands a prompt's fields in the order in which the prompt reads them."""
+
+    def __init__(
+        self,
+        prompts: PromptLibrary,
+        identity: Identity,
+        context: PromptContext,
+        order: PromptOrder,
+        lore: PlacedLore,
+        macros: MacroContext,
+        variables: Variables,
+        macro_budget: MacroBudget,
+    ) -> None:
+        # Two objects that name each other keep the whole prompt until the garbage collector comes:
+        # in the middle of the next turn, which waits 2 ms for it.
+        self.used = UsedPrompts(prompts)
+        self._prompts = prompts
+        self._identity = identity
+        self._context = context
+        self._loaded = context.loaded
+        self._order = order
+        self._lore = lore
+        self._macros = macros
+        self._macro_budget = macro_budget
+        self.variables = variables
+        self.off: Sequence[LeftOut] = ()
+        self._campaign = CampaignSections(prompts, self.used, context.loaded)
+
+    def build(self, *, count: Counter, suggestions: int) -> list[Item]:
+        """The items, in order.
+
+        `variables` holds what macros wrote, `used` the prompt files, `chapter_ids` the chapters
+        that are told, `off` the lore that no block sends. `count` counts the tokens of a text. An
+        empty one leaves its section out.
+        Raises `MacroLimitError`.
+        """
+        campaign, order = self._campaign, self._order
+        sections: dict[Marker | None, Callable[[Block], Sequence[Item]]] = {
+            None: self._own_text,
+            "system_prompt": self._system_prompt,
+            "persona": self._persona,
+            "lore_before": lambda _: self._slot("before_character"),
+            "character": self._character,
+            "personality": lambda _: self._card_text("personality"),
+            "scenario": lambda _: self._card_text("scenario"),
+            "lore_after": lambda _: self._slot("after_character"),
+            "examples": self._examples,
+            "campaign": lambda _: [
+                *campaign.campaign(),
+                *campaign.glossary(count),
+                *campaign.chapters(count),
+            ],
+            "summary": lambda _: [*self._summary(), *campaign.scenes()],
+            "authors_note": lambda _: self._note(),
+            "post_history": self._post_history,
+        }
+        around = self._note() if self._loses_note else ()
+        items = [structs.replace(item, role="system") for item in around]
+        place: Place = "head"
+        for block in order.sent:
+            if block.marker == "history":
+                items += self._among_messages(sections, suggestions)
+                place = "tail"
+            elif block.marker != "memory" and block.depth is None:
+                items += self._of_block(block, sections[block.marker](block), place)
+        self._leave_out_unplaced()
+        items += self._slot("outlet")
+        return [item for item in items if item.text.strip()]
+
+    def _of_block(self, block: Block, made: Sequence[Item], place: Place) -> list[Item]:
+        """What a block is made of, where the block stands: one message, or a part of one."""
+        order = self._order
+        starts = not (order.squashes and block.role == "system")
+        return [
+            structs.replace(
+                item,
+                place=place,
+                role=block.role,
+                depth=block.depth or 0,
+                from_start=False,
+                joins=number > 0 if place == "depth" else item.joins,
+                starts=starts and number == 0,
+                block=order.title(block),
+            )
+            for number, item in enumerate(item for item in made if item.text.strip())
+        ]
+
+    def _among_messages(
+        self,
+        sections: Mapping[Marker | None, Callable[[Block], Sequence[Item]]],
+        suggestions: int,
+    ) -> list[Item]:
+        """What stands among the messages, and the user's line.
+
+        Blocks of a smaller order than by default stand before what has a depth of its own.
+        """
+        deep = [block for block in self._order.sent if block.depth is not None]
+        deep = [block for block in deep if block.marker not in {"history", "memory"}]
+        deep.sort(key=lambda block: block.order)
+        early = [block for block in deep if block.order < USUAL_ORDER]
+        late = deep[len(early) :]
+
+        def items_of(blocks: Sequence[Block]) -> list[Item]:
+            made = [(block, sections[block.marker](block)) for block in blocks]
+            return [each for some in made for each in self._of_block(*some, "depth")]
+
+        note = self._loaded.note.position
+        return [
+            *items_of(early),
+            *self._campaign.mood(),
+            *self._campaign.state(),
+            *self._depth_prompt(),
+            *(self._note() if note == "at_depth" and not self._order.places_note else ()),
+            *self._slot("at_depth"),
+            *items_of(late),
+            self._line(suggestions),
+        ]
+
+    @property
+    def chapter_ids(self) -> Collection[UUID]:
+        """Chapters that the campaign tells."""
+        return self._campaign.chapter_ids
+
+    def _slot(self, position: Position) -> Sequence[Item]:
+        return self._lore.slots.get(position, ())
+
+    def _system_prompt(self, block: Block) -> list[Item]:
+        """The system prompt, and the author's note where it stands around it."""
+        note = "" if self._order.places_note else self._loaded.note.position
+        return [
+            *(self._note() if note == "before_prompt" else ()),
+            self._prompt(block),
+            *(self._note() if note == "after_prompt" else ()),
+        ]
+
+    @property
+    def _loses_note(self) -> bool:
+        """Whether the author's note stands around a system prompt that no block sends."""
+        if self._order.places_note or self._loaded.note.position == "at_depth":
+            return False
+        return all(block.marker != "system_prompt" for block in self._order.sent)
+
+    def _prompt(self, block: Block) -> Item:
+        loaded, card = self._loaded, self._loaded.speaker.card
+        names = {"char": loaded.speaker.name, "user": loaded.user_name}
+        default = ""
+        if loaded.others and block.content:
+            default = self.used.render("reply/group", **names, others=", ".join(loaded.others))
+        elif block.content:
+            default = self.used.render("reply/system", **names)
+        text, reason = self._replaced(
+            default,
+            (block.content if block.content != ORIGINAL else "", "systemPrompt", "preset"),
+            (loaded.system_prompt, "systemPrompt", "settings"),
+            ("" if block.forbid_overrides else card.system_prompt, "charPrompt", "card"),
+        )
+        return section("system_prompt", "System prompt", text, Reason(reason))
+
+    def _own_text(self, block: Block) -> list[Item]:
+        """The text of a block that is the user's."""
+        text = self._expand(block.content, "block")
+        return [section("block", block.title, text, Reason("preset"))]
+
+    def _persona(self, _: Block) -> list[Item]:
+        loaded, text = self._loaded, ""
+        if loaded.persona:
+            persona = self._expand(loaded.persona, "persona")
+            text = self.used.render("sections/persona", user=loaded.user_name, persona=persona)
+        return [section("persona", loaded.user_name, text, Reason("persona"), loaded.persona_id)]
+
+    def _character(self, _: Block) -> list[Item]:
+        """What the card says of the character, but for what has a block of its own."""
+        fields = ("description", "personality", "scenario")
+        return self._card_text(*(each for each in fields if each not in self._order.markers))
+
+    def _card_text(self, *fields: str) -> list[Item]:
+        speaker, text = self._loaded.speaker, ""
+        texts = {field: getattr(speaker.card, field) for field in fields}
+        if any(texts.values()):
+            expanded = {field: self._expand(text, field) for field, text in texts.items()}
+            empty = {"description": "", "personality": "", "scenario": ""}
+            text = self.used.render("sections/character", char=speaker.name, **(empty | expanded))
+        return [section("character", speaker.name, text, Reason("card"), speaker.id)]
+
+    def _examples(self, _: Block) -> list[Item]:
+        speaker, text = self._loaded.speaker, ""
+        top, bottom = self._slot("examples_top"), self._slot("examples_bottom")
+        if examples := split_examples(self._expand(speaker.card.mes_example, "mesExamples")):
+            text = self.used.render("sections/examples", char=speaker.name, examples=examples)
+        own = section("examples", "Example dialogue", text, Reason("card"), speaker.id)
+        return [*top, own, *bottom]
+
+    def _leave_out_unplaced(self) -> None:
+        """Say of lore whose block is not sent that it is left out."""
+        sent = {block.marker for block in self._order.sent}
+        lost: list[Position] = [
+            position for position, marker in LORE_BLOCKS.items() if marker not in sent
+        ]
+        if self._order.places_note and "authors_note" not in sent:
+            lost += ("note_top", "note_bottom")
+        self.off = [
+            item.left_out(Reason("block_off")) for each in lost for item in self._slot(each)
+        ]
+
+    def _summary(self) -> list[Item]:
+        """What was summarised. Macros in it are not expanded: a model wrote it."""
+        summary = self._loaded.summary
+        if summary is None or not summary.text:
+            return []
+        audience = self._loaded.marks.words(summary.audience)
+        text = self.used.render("sections/summary", summary=summary.text, audience=audience)
+        reason = Reason("summary", count=summary.position + 1)
+        return [section("summary", "Previously", text, reason, summary.message_id)]
+
+    def _depth_prompt(self) -> list[Item]:
+        speaker, prompt = self._loaded.speaker, self._loaded.speaker.card.depth_prompt
+        if prompt is None:
+            return []
+        return [
+            Item(
+                kind="depth_prompt",
+                title=speaker.name,
+                text=self._expand(prompt.prompt, "depthPrompt"),
+                place="depth",
+                depth=prompt.depth,
+                role=prompt.role,
+                reasons=[Reason("card")],
+                source_id=speaker.id,
+            )
+        ]
+
+    def _note(self) -> list[Item]:
+        """The author's note with the lore around it: one message."""
+        loaded, note = self._loaded, self._loaded.note
+        own = Item(
+            kind="authors_note",
+            title="Author's note",
+            text=self._expand(note.text, "authorsNote") if loaded.note_is_due else "",
+            place=note_place(note),
+            depth=note.depth,
+            role=note.role,
+            reasons=[Reason(loaded.note_reason)],
+        )
+        around = [*self._slot("note_top"), own, *self._slot("note_bottom")]
+        items = [item for item in around if item.text.strip()]
+        return [structs.replace(item, joins=number > 0) for number, item in enumerate(items)]
+
+    def _line(self, suggestions: int) -> Item:
+        """What the user says, or is asked of the model in its place.
+
+        Macros in it are not expanded: it may quote what a model wrote.
+        """
+        loaded, target = self._loaded, self._loaded.target
+        names = {"user": loaded.user_name, "char": loaded.speaker.name}
+        reason: ReasonKind = "turn"
+        if suggestions:
+            prompt = self._prompts["assist/suggestions"]
+            text, reason = prompt.render(**names, count=suggestions), "suggestions"
+        elif target.line_kind != "user_line":
+            prompt, reason = self._prompts[f"assist/{target.line_kind}"], target.line_kind
+            text = prompt.render(**{key: names[key] for key in prompt.inputs})
+        else:
+            author = author_of(self._identity, target.line) if target.line else loaded.user_name
+            names_sent = self._context.window.unit.names
+            text = line_text(author, loaded.said or "", names=names_sent)
+            audience = target.line.audience if target.line else loaded.audience
+            text = loaded.marks.mark(text, audience)
+        return Item(
+            kind="user_line" if reason == "turn" else "instruction",
+            title="User's line" if reason == "turn" else reason.capitalize(),
+            text=text,
+            place="line",
+            role="user",
+            reasons=[Reason(reason)],
+            source_id=target.line.id if target.line else None,
+        )
+
+    def _post_history(self, block: Block) -> list[Item]:
+        loaded, speaker = self._loaded, self._loaded.speaker
+        card = "" if block.forbid_overrides else speaker.card.post_history_instructions
+        text, reason = self._replaced(
+            "",
+            (block.content, "postHistory", "preset"),
+            (loaded.post_history, "postHistory", "settings"),
+            (card, "charInstruction", "card"),
+        )
+        source_id = speaker.id if reason == "card" else None
+        title = "Post-history instructions"
+        return [section("post_history", title, text, Reason(reason), source_id)]
+
+    def _replaced(self, text: str, *fields: tuple[str, str, ReasonKind]) -> tuple[str, ReasonKind]:
+        """What the last of the fields (text, place, where from) says; each may quote the former."""
+        reason: ReasonKind = "default"
+        for field, place, source in fields:
+            if field:
+                text, reason = self._expand(field, place, original=text), source
+        return text, reason
+
+    def reply_start(self) -> str | None:
+        """What the reply starts with. Raises `MacroLimitError`."""
+        start = self._context.window.sampling.start_reply_with
+        return (self._expand(start, "startReplyWith") or None) if start else None
+
+    def _expand(self, text: str, place: str, *, original: str | None = None) -> str:
+        context = replace(self._macros, original=original)
+        expansion = expand(text, context, self.variables, place=place, budget=self._macro_budget)
+        self.variables = expansion.variables
+        return expansion.text

@@ -1,0 +1,240 @@
+"""The events of a turn, numbered so that any process can take them up where another left off.
+
+Ids count up: 1 is `turn.started`, 2 `context.ready`; a delta's id is 2 plus the characters that the
+model has said up to its end, thinking and text together; the last three follow. What happens in a
+played turn counts as one character each, as does a reset. So an id says what a client has, and the
+events after it follow from what is stored: no log of deltas is kept, and pieces that pile up for a
+slow client are sent as one. What a reset takes back is not sent again. A client that has it keeps
+the first `length` characters (code points) of the reply's text, or of its thoughts; for one that
+never had it, that changes nothing. A crash loses up to a second of what clients may have: the
+closing events that then follow stand far after, so that they are news to them all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+from uuid import UUID
+
+import msgspec
+
+from backend.chats.models import MESSAGE_CONTENT, MESSAGE_THINKING, Message
+from backend.llm.slot_rules import Occupation
+from backend.turns.errors import TurnInterruptedError
+from backend.turns.models import OPEN, TURN_EVENTS, TURN_OUTPUT, TURN_PROBLEM, Turn
+from backend.turns.run.transcript import PlayEvent, Segment, Transcript
+from backend.vault.sealing import Sealer
+
+AWAITING, CHOSEN = "turn.awaiting_choice", "turn.choice_made"
+CHANGED, SUGGESTED = "state.changed", "suggestions"
+BUSY = "model.busy"
+"""The work that the turn waits for before it can ask the model; null once it waits no longer.
+
+It is a state and not a part of the reply: it has the id of the event before it."""
+CALLS_REQUESTED = "calls.requested"
+CONTEXT_READY = "context.ready"
+"""Comes again if the prompt had to be built again: the later totals count."""
+
+EVENTS: Mapping[str, tuple[str, ...]] = {
+    "turn.started": ("turn_id", "user_message_id", "reply_id"),
+    CONTEXT_READY: ("totals",),
+    BUSY: ("work",),
+    "thinking.delta": ("text",),
+    "text.delta": ("text",),
+    "thinking.reset": ("length",),
+    "text.reset": ("length",),
+    "mood.changed": ("mood", "variant", "position", "effect"),
+    "tool.used": ("name", "summary"),
+    CALLS_REQUESTED: (),
+    AWAITING: ("kind", "prompt", "options", "own"),
+    CHOSEN: ("option", "text"),
+    CHANGED: ("changes", "left_out"),
+    SUGGESTED: ("items",),
+    "usage": ("prompt_tokens", "completion_tokens", "cached_tokens", "thinking_tokens", "model"),
+    "message.saved": ("message_id",),
+    "turn.completed": ("turn_id", "state", "finish_reason"),
+    "turn.failed": ("turn_id", "type", "title", "status", "detail", "provider_message"),
+}
+"""The members of each event's data."""
+
+STARTED, READY = 1, 2
+USAGE, SAVED, OVER = 1, 2, 3
+"""Ids of the closing events, counted from the last delta's."""
+
+UNSTORED = 1_000_000
+"""Characters that no model says in the second that a crash can lose."""
+
+KEEP_ALIVE = b": still here\n\n"
+
+_PLAY_EVENTS = msgspec.json.Decoder(list[PlayEvent])
+
+
+@dataclass(frozen=True, slots=True)
+class TurnEvent:
+    """One event of a turn."""
+
+    id: int
+    name: str
+    data: Any
+
+    def encode(self) -> bytes:
+        """The event as server-sent events put it on the wire."""
+        return b"id: %d\nevent: %b\ndata: %b\n\n" % (
+            self.id,
+            self.name.encode(),
+            msgspec.json.encode(self.data),
+        )
+
+
+@dataclass(slots=True)
+class Progress:
+    """How far a turn is: what its events are made of, whether it runs here or was stored.
+
+    `waits_for` is the work of the model's server that the turn waits for.
+    `is_waiting`: it goes on once the player has chosen. `is_cut_off`: the process that it ran in
+    died, and what it said last is lost.
+    """
+
+    started: dict[str, Any]
+    totals: Any = None
+    transcript: Transcript = field(default_factory=Transcript)
+    usage: Any = None
+    saved: dict[str, Any] | None = None
+    completed: dict[str, Any] | None = None
+    failed: dict[str, Any] | None = None
+    waits_for: Occupation | None = None
+    is_waiting: bool = False
+    is_cut_off: bool = False
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing more will come."""
+        return self.completed is not None or self.failed is not None
+
+    @property
+    def is_at_rest(self) -> bool:
+        """Whether nothing more comes by itself."""
+        return self.is_over or self.is_waiting
+
+    def events_after(self, last_id: int) -> Iterator[TurnEvent]:
+        """Every event that there is by now after `last_id` (0: from the beginning)."""
+        if last_id < STARTED:
+            yield TurnEvent(STARTED, "turn.started", self.started)
+        if self.totals is None:
+            return
+        if last_id < READY:
+            yield TurnEvent(READY, CONTEXT_READY, {"totals": self.totals})
+        for name, data, place in self.transcript.since(max(0, last_id - READY)):
+            yield TurnEvent(READY + place, name, data)
+        if not self.is_over:
+            return
+        last = READY + self.transcript.length + (UNSTORED if self.is_cut_off else 0)
+        if self.usage is not None and last_id < last + USAGE:
+            yield TurnEvent(last + USAGE, "usage", self.usage)
+        if self.saved is not None and last_id < last + SAVED:
+            yield TurnEvent(last + SAVED, "message.saved", self.saved)
+        if last_id < last + OVER:
+            if self.completed is not None:
+                yield TurnEvent(last + OVER, "turn.completed", self.completed)
+            else:
+                yield TurnEvent(last + OVER, "turn.failed", self.failed)
+
+
+@dataclass(slots=True)
+class EventCursor:
+    """The place of a listener: the id of its last event, and the last `model.busy`."""
+
+    last_id: int
+    waits_for: Occupation | None = None
+
+    def next_events(self, progress: Progress) -> list[TurnEvent]:
+        """Return the events that the listener has not received."""
+        batch = list(progress.events_after(self.last_id))
+        if batch:
+            self.last_id = batch[-1].id
+        if progress.waits_for != self.waits_for:
+            self.waits_for = progress.waits_for
+            batch.append(TurnEvent(self.last_id, BUSY, {"work": self.waits_for}))
+        return batch
+
+
+def started_event(turn: Turn) -> dict[str, Any]:
+    """The `turn.started` event's data."""
+    return {
+        "turn_id": str(turn.id),
+        "user_message_id": str(turn.user_message_id) if turn.user_message_id else None,
+        "reply_id": str(turn.reply_id) if turn.reply_id else None,
+    }
+
+
+def stored_progress(sealer: Sealer, turn: Turn, reply: Message | None) -> Progress:
+    """How far a turn is, as any process can read it, at most a second late."""
+    progress = Progress(
+        started=started_event(turn),
+        totals=msgspec.json.decode(turn.totals),
+        transcript=_transcript(sealer, turn, reply),
+        usage=msgspec.json.decode(turn.usage) if turn.usage else None,
+    )
+    if turn.state in OPEN:
+        progress.is_waiting = turn.state == "waiting"
+        progress.waits_for = turn.waits_for
+        return progress
+    said = progress.transcript
+    is_kept = bool(said.joined("text")) or any(each.name == CHOSEN for each in said.events)
+    if reply is not None and (turn.state == "completed" or is_kept):
+        progress.saved = {"message_id": str(reply.id)}
+    if turn.state in {"completed", "stopped"}:
+        progress.completed = completed_event(turn.id, turn.state, turn.finish or "")
+    elif turn.sealed_problem is not None:
+        problem = sealer.open_bytes(TURN_PROBLEM, turn.id, turn.sealed_problem)
+        progress.failed = {"turn_id": str(turn.id), **msgspec.json.decode(problem)}
+    else:
+        # Nobody was there to seal a problem.
+        progress.is_cut_off = True
+        progress.failed = {"turn_id": str(turn.id), **cut_off().to_problem()}
+    return progress
+
+
+def completed_event(turn_id: UUID, state: str, finish: str) -> dict[str, Any]:
+    """The `turn.completed` event's data."""
+    return {"turn_id": str(turn_id), "state": state, "finish_reason": finish or state}
+
+
+def cut_off() -> TurnInterruptedError:
+    """What a turn ends with when the process that it runs in goes down."""
+    return TurnInterruptedError("Continue or regenerate the reply.")
+
+
+def events_of(sealer: Sealer, turn: Turn) -> list[PlayEvent]:
+    """What happened in a played turn, as its row tells it."""
+    if turn.sealed_events is None:
+        return []
+    data = sealer.open_bytes(TURN_EVENTS, turn.id, turn.sealed_events)
+    return _PLAY_EVENTS.decode(data)
+
+
+def awaited(sealer: Sealer, turn: Turn) -> Any:
+    """What a turn waits for, as `turn.awaiting_choice` told it; None where it does not wait."""
+    if turn.state != "waiting":
+        return None
+    return next(
+        (each.data for each in reversed(events_of(sealer, turn)) if each.name == AWAITING), None
+    )
+
+
+def _transcript(sealer: Sealer, turn: Turn, reply: Message | None) -> Transcript:
+    text = thinking = ""
+    if reply is not None:
+        text = sealer.open(MESSAGE_CONTENT, reply.id, reply.sealed_content)[turn.prefix_length :]
+        if reply.sealed_thinking:
+            thinking = sealer.open(MESSAGE_THINKING, reply.id, reply.sealed_thinking)
+            thinking = thinking[turn.thinking_prefix_length :]
+    elif turn.sealed_output is not None:
+        text = sealer.open(TURN_OUTPUT, turn.id, turn.sealed_output)
+    return Transcript.restored(
+        msgspec.json.decode(turn.segments, type=list[Segment]),
+        thinking=thinking,
+        text=text,
+        events=events_of(sealer, turn),
+    )

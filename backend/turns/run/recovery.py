@@ -1,0 +1,114 @@
+"""Ending turns that no process runs: cut off by a crash, or waiting for a player who stops them."""
+
+from __future__ import annotations
+
+from uuid import UUID
+
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from backend.accounts.auth.identity import Identity
+from backend.campaigns.ledger.store import has_changes
+from backend.chats import tree
+from backend.chats.events import notify_path_moved
+from backend.chats.models import Chat, Message
+from backend.core.events import Participants
+from backend.database.base import now
+from backend.database.engine import Database
+from backend.enrichment.outbox import EnrichmentOutbox
+from backend.memory.indexing.outbox import IndexOutbox
+from backend.turns import repository
+from backend.turns.models import Turn, TurnState
+from backend.vault.sealing import OVERHEAD, Sealer
+
+
+class TurnRecovery:
+    """Ends turns by their rows alone. Their texts, and changes that a choice has stored, stay."""
+
+    def __init__(
+        self,
+        database: Database,
+        index: IndexOutbox,
+        enrichment: EnrichmentOutbox,
+        participants: Participants,
+    ) -> None:
+        self._database = database
+        self._index = index
+        self._enrichment = enrichment
+        self._participants = participants
+
+    async def stop(self, identity: Identity, turn_id: UUID) -> None:
+        """End a turn that waits, and have one that runs stopped by its process.
+
+        Raises `TurnNotFoundError`.
+        """
+        async with self._database.write() as session:
+            found = await repository.get_turn(session, turn_id, owner_id=identity.user_id)
+            chat = await session.get(Chat, found.chat_id, with_for_update=True)
+            turn = await session.get(Turn, turn_id, with_for_update=True, populate_existing=True)
+            if chat is None or turn is None:
+                return
+            if turn.state == "running":
+                turn.stop_requested = True
+            elif turn.state == "waiting":
+                await self._end(session, chat, turn, "stopped", identity.sealer)
+
+    async def recover(self) -> int:
+        """Mark running turns with an expired lease as interrupted. Their text is kept.
+
+        Returns the number of turns.
+        """
+        async with self._database.read() as session:
+            abandoned = await repository.find_abandoned_turns(session, at=now())
+        recovered = 0
+        for found in abandoned:
+            async with self._database.write() as session:
+                chat = await session.get(Chat, found.chat_id, with_for_update=True)
+                turn = await session.get(Turn, found.id, with_for_update=True)
+                # Meanwhile its process may have come back, or another one have seen to it.
+                if chat is None or turn is None or turn.lease_until != found.lease_until:
+                    continue
+                await self._end(session, chat, turn, "interrupted")
+                recovered += 1
+        return recovered
+
+    async def _end(
+        self,
+        session: AsyncSession,
+        chat: Chat,
+        turn: Turn,
+        state: TurnState,
+        sealer: Sealer | None = None,
+    ) -> None:
+        """End a turn, its row and its chat's locked. Without a sealer, no key is at hand."""
+        turn.state = state
+        turn.finished_at = now()
+        turn.lease_owner = turn.lease_until = turn.waits_for = turn.sealed_play = None
+        message = await session.get(Message, turn.reply_id) if turn.reply_id else None
+        if message is not None and message.status == "streaming":
+            has_text = len(message.sealed_content) > OVERHEAD
+            if has_text or turn.kind == "continue" or await has_changes(session, message.id):
+                message.status = "interrupted"
+                tree.set_unfollowed_hidden(chat, message, hidden=message.hidden or not has_text)
+            else:
+                turn.reply_id = None
+                await remove_reply(session, self._participants, sealer, chat, message)
+        said = [each for each in (turn.user_message_id, turn.reply_id) if each is not None]
+        await self._index.left(
+            session, turn.user_id, kind="message", container_id=chat.id, source_ids=said
+        )
+        if turn.kind == "continue" and turn.reply_id is not None:
+            await self._enrichment.continued(session, turn.reply_id)
+        await self._enrichment.left(session, chat)
+
+
+async def remove_reply(
+    session: AsyncSession,
+    participants: Participants,
+    sealer: Sealer | None,
+    chat: Chat,
+    message: Message,
+) -> None:
+    """Take back a reply that says nothing."""
+    position = message.position
+    await tree.remove_message(session, chat, message)
+    await notify_path_moved(participants, session, sealer, chat, position)

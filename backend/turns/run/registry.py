@@ -1,0 +1,175 @@
+"""Turns that run in this process: each a task of its own, with or without listeners.
+
+What was said is stored every second, for all running turns in one transaction, and once more, with
+everything that belongs to the reply, when a turn is over.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Awaitable, Callable, Iterable
+from uuid import UUID
+
+from prometheus_client import Counter
+
+from backend.core.logs import get_logger
+from backend.errors import AppError, InternalError, UnavailableError
+from backend.llm.server_slots import ModelSlots
+from backend.turns.run.turn_run import TurnRun
+
+log = get_logger(__name__)
+
+TURNS = Counter("talekeeper_turns", "Turns that are over", ["provider", "state"])
+
+STORE_EVERY = 1.0
+
+CONCLUDE_AGAIN_AFTER = (0.5, 2.0, 5.0, 10.0)
+"""Seconds between attempts to store a finished turn while the database does not answer."""
+
+ENDING = 2
+"""How many ended turns are stored at a time. Their replies have been streamed by then. If all were
+stored at once, they would share the processor and SQLite's one writer with turns that begin, and
+delay these turns' first tokens."""
+
+ENDS_ANYWAY_AFTER = 3.0
+"""Seconds after which an ended turn no longer waits for the others, so that one that hangs does not
+hold them up."""
+
+
+Store = Callable[[Iterable[TurnRun]], Awaitable[set[UUID]]]
+"""Stores what running turns have said; gives back the ids of those that are to stop."""
+
+Conclude = Callable[[TurnRun], Awaitable[None]]
+"""Stores a turn that is over, and fills in its closing events."""
+
+
+class RunRegistry:
+    """The running turns of this process."""
+
+    def __init__(self, *, store: Store, conclude: Conclude, slots: ModelSlots) -> None:
+        self._store = store
+        self._slots = slots
+        self._conclude = conclude
+        self._runs: dict[UUID, TurnRun] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._keeper: asyncio.Task[None] | None = None
+        self._ending = asyncio.Semaphore(ENDING)
+        self.is_closing = False
+
+    def __len__(self) -> int:
+        return len(self._runs)
+
+    def get(self, turn_id: UUID) -> TurnRun | None:
+        """A turn that runs here."""
+        return self._runs.get(turn_id)
+
+    def start(self, run: TurnRun) -> None:
+        """Let a turn run until it is over, on its own."""
+        self._runs[run.turn_id] = run
+        if self.is_closing:
+            run.stop(state="interrupted")
+        task = asyncio.create_task(self._drive(run))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        if self._keeper is None:
+            self._keeper = asyncio.create_task(self._keep())
+
+    async def close(self) -> None:
+        """Cut every turn off, and those that still come, and store what there is."""
+        self.is_closing = True
+        for run in list(self._runs.values()):
+            run.stop(state="interrupted")
+        if self._tasks:
+            await asyncio.wait(self._tasks)
+        if self._keeper is not None:
+            self._keeper.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._keeper
+            self._keeper = None
+
+    async def _drive(self, run: TurnRun) -> None:
+        try:
+            await run.run_model(self._slots)
+            await self._conclude_surely(run)
+        except Exception as error:  # nobody awaits this task: say it here
+            log.exception("turn.not_stored", turn_id=run.turn_id, exc_info=error)
+            problem = (
+                error
+                if isinstance(error, AppError)
+                else InternalError("The server log has the details.")
+            )
+            run.progress.failed = run.show_problem(problem)
+        finally:
+            _report(run)
+            # One that waited may have gone on meanwhile.
+            if self._runs.get(run.turn_id) is run:
+                del self._runs[run.turn_id]
+            run.finished.set()
+            run.notify()
+
+    async def _conclude_surely(self, run: TurnRun) -> None:
+        for pause in CONCLUDE_AGAIN_AFTER:
+            try:
+                await self._conclude_in_order(run)
+            except UnavailableError as error:
+                log.warning("turn.not_stored_yet", turn_id=run.turn_id, exc_info=error)
+                await asyncio.sleep(pause)
+            else:
+                return
+        await self._conclude_in_order(run)
+
+    async def _conclude_in_order(self, run: TurnRun) -> None:
+        async with contextlib.AsyncExitStack() as place:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(ENDS_ANYWAY_AFTER):
+                    await place.enter_async_context(self._ending)
+            await self._conclude(run)
+
+    async def _keep(self) -> None:
+        while True:
+            await asyncio.sleep(STORE_EVERY)
+            if not self._runs:
+                continue
+            stopped = await self._store_all(list(self._runs.values()))
+            for turn_id in stopped:
+                if run := self._runs.get(turn_id):
+                    run.stop()
+
+    async def _store_all(self, runs: list[TurnRun]) -> set[UUID]:
+        """Store all at once; where that fails, each by itself, so that one can't hold up others."""
+        try:
+            return await self._store(runs)
+        except Exception as error:  # the next second tries again
+            log.warning("turn.progress_not_stored", count=len(runs), exc_info=error)
+        if len(runs) == 1:
+            return set()
+        stopped: set[UUID] = set()
+        for run in runs:
+            try:
+                stopped |= await self._store([run])
+            except Exception as error:  # the next second tries again
+                log.warning("turn.progress_not_stored", turn_id=run.turn_id, exc_info=error)
+        return stopped
+
+
+def _report(run: TurnRun) -> None:
+    """One line in the log and one more in the metrics for a turn that is over."""
+    spec, usage, failed = run.built.window.spec, run.usage, run.progress.failed
+    # Without a problem of the model's, it could not be stored, or was another process's by then.
+    state = "interrupted" if failed and run.problem is None else run.outcome
+    TURNS.labels(provider=spec.provider, state=state).inc()
+    log.info(
+        "turn.finished",
+        turn_id=run.turn_id,
+        state=state,
+        problem=failed["type"].rpartition(":")[2] if failed else None,
+        provider=spec.provider,
+        model=spec.id,
+        finish_reason=run.finish or None,
+        duration_ms=round((time.monotonic() - run.started_at) * 1000),
+        prompt_tokens=usage.prompt_tokens if usage else None,
+        completion_tokens=usage.completion_tokens if usage else None,
+        cached_tokens=usage.cached_tokens if usage else None,
+    )

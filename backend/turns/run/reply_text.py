@@ -1,0 +1,120 @@
+"""The pieces of a turn's reply, without speaker labels and without lines of other speakers."""
+
+from __future__ import annotations
+
+import unicodedata
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
+
+import regex  # type: ignore[import-untyped]  # it has no types
+
+from backend.chats.speaker_labels import SpeakerFilter
+from backend.generation.model import (
+    Finish,
+    Piece,
+    TextPiece,
+    TextReset,
+)
+from backend.turns.prompt.context import LoadedChat
+
+PARAGRAPH = "\n\n"
+
+_TAIL = 10_000
+"""Characters at the end of a text that are looked at."""
+
+_UNSPACED = regex.compile(
+    r"[\p{Han}\p{Hiragana}\p{Katakana}\p{Thai}\p{Lao}\p{Khmer}\p{Myanmar}\u3000-\u303f\uff00-\uffef]"
+)
+"""Characters of scripts that put no spaces between words."""
+
+_MARKS = '"*_~`'
+"""Quotation marks and marks of Markdown that open and close alike."""
+
+_OPENERS = {"“": "„", "”": "“", "»": "«", "«": "»"}
+"""Quotation marks that may close, with the mark that each closes. Languages use them both ways."""
+
+_QUOTES = _MARKS + "„" + "".join(_OPENERS)
+_APOSTROPHES = "'\N{RIGHT SINGLE QUOTATION MARK}"
+_DASHES = "-—"
+_FENCES = ("```", "~~~")
+
+
+def find_joint(before: str, more: str) -> str:
+    """Return the white space that is missing between a text and its continuation.
+
+    A space, unless one of them has white space there, or the characters on both sides belong
+    together: punctuation to the word before it, the inside of a quotation to its marks.
+    """
+    before = before[-_TAIL:]
+    if not before or not more or before[-1].isspace() or more[0].isspace():
+        return ""
+    if before.rpartition("\n")[2].startswith(_FENCES):
+        return "\n"
+    if _UNSPACED.match(before[-1]) or _UNSPACED.match(more[0]):
+        return ""
+    return "" if _is_open(before) or _is_closing(before, more[0]) else " "
+
+
+def _is_open(text: str) -> bool:
+    """True if a text ends with a character that belongs to the next one."""
+    last = text[-1]
+    if last in _QUOTES:
+        rest = text.rstrip(_QUOTES)
+        return not rest or rest[-1].isspace() or unicodedata.category(rest[-1]) in {"Ps", "Pd"}
+    return last in _DASHES or unicodedata.category(last) == "Ps"
+
+
+def _is_closing(before: str, first: str) -> bool:
+    """True if the first character of a continuation belongs to the text before it."""
+    paragraph = before.rpartition("\n")[2]
+    if first in _APOSTROPHES:
+        return before[-1].isalnum()
+    if first in _MARKS:
+        return len(regex.findall(f"{regex.escape(first)}+", paragraph)) % 2 == 1
+    if first in _OPENERS:
+        return paragraph.count(_OPENERS[first]) > paragraph.count(first)
+    return first in ",.;:!?…%—" or unicodedata.category(first) == "Pe"
+
+
+def make_speaker_filter(loaded: LoadedChat, *, has_text: bool) -> SpeakerFilter:
+    """Return the filter for the text of one request; `has_text`: the reply has text before it."""
+    cast = [loaded.speaker.name, *loaded.others]
+    speaker, *others = (
+        [loaded.user_name, *cast]
+        if loaded.target.kind == "impersonate"
+        else [*cast, loaded.user_name]
+    )
+    return SpeakerFilter(
+        speaker,
+        others,
+        has_text=has_text,
+        joins_text=has_text and loaded.target.kind == "continue",
+        keeps_others=loaded.keeps_other_speakers,
+    )
+
+
+async def filter_speakers(
+    pieces: AsyncGenerator[Piece, None], make_filter: Callable[[], SpeakerFilter]
+) -> AsyncGenerator[Piece, None]:
+    """Yield a reply's pieces with its text filtered.
+
+    Where another speaker's line begins, the reply is finished, and the model is hung up on. Close
+    it early to hang up: iterate inside `contextlib.aclosing`.
+    """
+    speakers = make_filter()
+    async with aclosing(pieces):
+        async for piece in pieces:
+            match piece:
+                case TextPiece(text):
+                    if said := speakers.feed(text):
+                        yield TextPiece(said)
+                    if speakers.is_over:
+                        yield Finish("stop")
+                        return
+                case TextReset():
+                    speakers = make_filter()
+                    yield piece
+                case _:
+                    if rest := speakers.close():
+                        yield TextPiece(rest)
+                    yield piece

@@ -1,0 +1,245 @@
+"""The first transaction of a turn: what is stored before the model is asked."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+from uuid import UUID
+
+import msgspec
+from sqlalchemy import update
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from backend.accounts.auth.identity import Identity
+from backend.accounts.models import USER_VARIABLES, User
+from backend.chats import repository as chats
+from backend.chats import tree
+from backend.chats.drafts import MessageDraft, draft_message, sealed_draft
+from backend.chats.events import notify_path_moved
+from backend.chats.models import (
+    CHAT_VARIABLES,
+    MESSAGE_CONTENT,
+    MESSAGE_CONTEXT,
+    MESSAGE_THINKING,
+    Chat,
+    Message,
+)
+from backend.chats.token_counting import CountUnit
+from backend.context.macros import Variables
+from backend.core.cpu_pool import CpuPool
+from backend.core.events import Participants
+from backend.database.base import now
+from backend.database.engine import Database
+from backend.prompts import PromptLibrary
+from backend.turns.errors import NotContinuableError
+from backend.turns.models import LEASE, Turn
+from backend.turns.play.played_turn import Play
+from backend.turns.prompt.built_prompt import Built
+from backend.turns.prompt.context import version_of
+from backend.turns.run.events import Progress, started_event
+from backend.turns.run.turn_run import Rebuild, TurnRun
+from backend.vault.sealing import OVERHEAD, Sealer
+
+
+class TurnStarter:
+    """Stores turns that may start."""
+
+    def __init__(
+        self,
+        database: Database,
+        pool: CpuPool,
+        participants: Participants,
+        prompts: PromptLibrary,
+    ) -> None:
+        self._prompts = prompts
+        self._pool = pool
+        self._participants = participants
+        self._database = database
+
+    async def start(
+        self,
+        identity: Identity,
+        built: Built,
+        turn_id: UUID,
+        fingerprint: bytes,
+        *,
+        viewpoint: str | None,
+        rebuild: Rebuild,
+    ) -> TurnRun | None:
+        """Transaction 1: the user's line, a row for the reply, the turn.
+
+        `viewpoint` is as the request names it: a turn that waits keeps it.
+
+        None when the chat changed since the prompt was built. Raises `OvertakenError` when another
+        turn came first, `NotContinuableError`.
+        """
+        loaded, target = built.loaded, built.loaded.target
+        line_draft = await self._line_draft(identity, built)
+        async with self._database.write() as session:
+            chat = await chats.get_chat(
+                session, loaded.chat.id, owner_id=identity.user_id, lock=True
+            )
+            if version_of(chat) != version_of(loaded.chat):
+                return None
+            turn = Turn(
+                id=turn_id,
+                user_id=identity.user_id,
+                chat_id=chat.id,
+                kind=target.kind,
+                state="running",
+                model=built.window.spec.id,
+                request_digest=fingerprint,
+                totals=msgspec.json.encode(built.totals).decode(),
+                lease_owner=self._database.process_id,
+                lease_until=now() + LEASE,
+                user_message_id=target.line.id if target.line else None,
+            )
+            if loaded.campaign is not None:
+                turn.path_tokens, turn.sent_tokens = built.path_tokens, built.sent_tokens
+            parent = target.parent or target.leaf
+            line: Message | None = None
+            if line_draft is not None:
+                line = Message(**line_draft, audience=loaded.audience)
+                turn.user_message_id = line.id
+                moved = await tree.attach_message(session, chat, line, parent=parent)
+                await notify_path_moved(self._participants, session, identity.sealer, chat, moved)
+                await _save_variables(
+                    session, identity.sealer, chat, loaded.stored_variables, built.variables
+                )
+            reply = await self._reply_row(session, identity, chat, built, line or parent)
+            turn.reply_id = reply.id if reply else None
+            chat.updated_at = now()
+            continued = reply if target.continued else None
+            run = self._make_run(identity, built, turn, continued, rebuild=rebuild)
+            if loaded.table is not None:
+                run.play = Play(
+                    table=loaded.table,
+                    prompts=self._prompts,
+                    viewpoint=viewpoint,
+                    may_wait=target.kind != "continue",
+                )
+            if reply is not None:
+                reply.status = "streaming"
+            session.add(turn)  # last, in one statement with what it refers to
+            return run
+
+    async def _line_draft(self, identity: Identity, built: Built) -> dict[str, Any] | None:
+        """The user's line, sealed and counted before the transaction, which waits for no thread."""
+        loaded = built.loaded
+        if loaded.line is None:
+            return None
+        draft = MessageDraft(
+            role="user",
+            author=loaded.user_name,
+            text=loaded.line,
+            typed=loaded.typed,
+            persona_id=loaded.persona_id,
+        )
+        unit = CountUnit.parse(loaded.chat.count_unit)
+        return await self._pool.run(
+            identity.user_id,
+            partial(sealed_draft, identity.sealer, draft, unit=unit),
+            size=len(loaded.line),
+        )
+
+    async def _reply_row(
+        self,
+        session: AsyncSession,
+        identity: Identity,
+        chat: Chat,
+        built: Built,
+        parent: Message | None,
+    ) -> Message | None:
+        """The row that the reply is written into; a continued reply's own."""
+        target, speaker = built.loaded.target, built.loaded.speaker
+        if target.kind == "impersonate":
+            return None
+        if target.continued is not None:
+            message = await session.get_one(Message, target.continued.id)
+            if await tree.has_children(session, message.id):
+                raise NotContinuableError(
+                    "The message has a reply on another branch. Edit it to create a new branch."
+                )
+            if len(message.sealed_content) == OVERHEAD:
+                # It was hidden, being thoughts alone.
+                tree.set_unfollowed_hidden(chat, message, hidden=False)
+            _inject(identity.sealer, message, built)
+            return message
+        reply = draft_message(
+            identity.sealer,
+            MessageDraft(
+                role="assistant",
+                author=speaker.name,
+                text="",
+                character_id=speaker.id,
+                status="streaming",
+            ),
+            unit=CountUnit.parse(chat.count_unit),
+        )
+        reply.audience = built.loaded.audience
+        _inject(identity.sealer, reply, built)
+        moved = await tree.attach_message(session, chat, reply, parent=parent)
+        await notify_path_moved(self._participants, session, identity.sealer, chat, moved)
+        return reply
+
+    def _make_run(
+        self,
+        identity: Identity,
+        built: Built,
+        turn: Turn,
+        continued: Message | None,
+        *,
+        rebuild: Rebuild,
+    ) -> TurnRun:
+        sealer = identity.sealer
+        prefix = thinking = ""
+        if continued is not None:
+            prefix = sealer.open(MESSAGE_CONTENT, continued.id, continued.sealed_content)
+            if continued.sealed_thinking:
+                thinking = sealer.open(MESSAGE_THINKING, continued.id, continued.sealed_thinking)
+        turn.prefix_length = len(prefix)
+        turn.thinking_prefix_length = len(thinking)
+        progress = Progress(
+            started=started_event(turn),
+            totals=built.totals,
+        )
+        return TurnRun(
+            turn_id=turn.id,
+            user_id=identity.user_id,
+            chat_id=turn.chat_id,
+            kind=built.loaded.target.kind,
+            reply_id=turn.reply_id,
+            sealer=sealer,
+            key_mode=identity.key_mode,
+            is_administrator=identity.user.is_administrator,
+            model=built.window.model,
+            built=built,
+            rebuild=rebuild,
+            progress=progress,
+            prefix=prefix,
+            prefix_thinking=thinking,
+            status_before=continued.status if continued else "streaming",
+        )
+
+
+def _inject(sealer: Sealer, reply: Message, built: Built) -> None:
+    """Keep with a reply what its campaign put into the prompt."""
+    if campaign := built.loaded.campaign:
+        data = msgspec.json.encode(campaign.block.injected)
+        reply.sealed_injected_context = sealer.seal_bytes(MESSAGE_CONTEXT, reply.id, data)
+
+
+async def _save_variables(
+    session: AsyncSession, sealer: Sealer, chat: Chat, before: Variables, after: Variables
+) -> None:
+    """Keep what macros wrote; `macro_fields.within_limits` has seen to the limits."""
+    if after.local is not before.local:
+        data = msgspec.json.encode(dict(after.local))
+        chat.sealed_variables = sealer.seal_bytes(CHAT_VARIABLES, chat.id, data)
+    if after.global_ is not before.global_:
+        data = msgspec.json.encode(dict(after.global_))
+        await session.execute(
+            update(User)
+            .where(User.id == sealer.user_id)
+            .values(sealed_variables=sealer.seal_bytes(USER_VARIABLES, sealer.user_id, data))
+        )

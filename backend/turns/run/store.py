@@ -1,0 +1,352 @@
+"""What turns leave in the database: while they run, when they are over, and after a crash."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
+from typing import Any, TypeVar
+from uuid import UUID
+
+import msgspec
+from sqlalchemy import Integer, bindparam, case, select, update
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from backend.accounts.models import User
+from backend.chats.drafts import opens_scene
+from backend.chats.models import Chat, Message, MessageStatus
+from backend.chats.repository import lock_trees
+from backend.chats.service import read_settings
+from backend.core.events import Participants
+from backend.database.base import Base, now
+from backend.database.engine import Database
+from backend.enrichment.outbox import EnrichmentOutbox
+from backend.llm import token_ratios as ratios
+from backend.memory.indexing.outbox import IndexOutbox
+from backend.quotas.ledgers import add_tokens
+from backend.turns import repository
+from backend.turns.models import LEASE, TURN_OUTPUT, TURN_PROBLEM, Turn
+from backend.turns.play.store import close_play, suspend
+from backend.turns.prompt.lore import store_state
+from backend.turns.prompt.recording import seal_record, store_record
+from backend.turns.run.events import completed_event, cut_off
+from backend.turns.run.recovery import remove_reply
+from backend.turns.run.rows import (
+    capture_progress,
+    encoded,
+    finished,
+    replace_totals,
+    sealed_events,
+    segments_of,
+    usage_event,
+    write_reply,
+)
+from backend.turns.run.turn_run import TurnRun
+
+T = TypeVar("T")
+
+_NOT_COUNTED = "{}"
+
+# Tables, not mapped classes: many rows at once, each by its key and a condition beside it.
+_TURNS, _MESSAGES = Base.metadata.tables["turns"], Base.metadata.tables["messages"]
+_IS_OURS = (_TURNS.c.state == "running", _TURNS.c.lease_owner == bindparam("owner"))
+_RENEW = (
+    update(_TURNS)
+    .where(_TURNS.c.id == bindparam("key"), *_IS_OURS)
+    .values(
+        lease_until=bindparam("lease"),
+        segments=bindparam("lengths"),
+        waits_for=bindparam("occupation"),
+    )
+)
+_STORE_EVENTS = (
+    update(_TURNS)
+    .where(_TURNS.c.id == bindparam("key"), *_IS_OURS)
+    .values(sealed_events=bindparam("sealed_events"))
+)
+_STORE_REPLY = (
+    update(_MESSAGES)
+    .where(_MESSAGES.c.id == bindparam("key"), _MESSAGES.c.status == "streaming")
+    .values(
+        sealed_content=bindparam("sealed_content"),
+        sealed_thinking=bindparam("sealed_thinking"),
+        updated_at=bindparam("updated_at"),
+        # After a crash nobody who can read it comes by to count it: a running sum, at most a few
+        # tokens too high, stands until then. Nothing hangs below a message that is being written.
+        tokens=_MESSAGES.c.tokens + bindparam("more"),
+        path_tokens=_MESSAGES.c.path_tokens
+        + case((_MESSAGES.c.hidden, 0), else_=bindparam("more", type_=Integer)),
+        token_counts=_NOT_COUNTED,
+    )
+)
+
+
+class TurnStore:
+    """Writes running and finished turns."""
+
+    def __init__(
+        self,
+        database: Database,
+        index: IndexOutbox,
+        enrichment: EnrichmentOutbox,
+        participants: Participants | None = None,
+    ) -> None:
+        self.participants = participants or Participants()
+        self._database = database
+        self._index = index
+        self._enrichment = enrichment
+
+    async def store_progress(self, runs: Iterable[TurnRun]) -> set[UUID]:
+        """Store what running turns have said and renew their leases, in one transaction.
+
+        Gives back the turns that are to stop: another process was asked to, or they are this
+        process's no longer, for their chat was deleted or their lease ran out.
+        """
+        runs = list(runs)
+        lease_until, owner = now() + LEASE, self._database.process_id
+        turns = [
+            {
+                "key": run.turn_id,
+                "owner": owner,
+                "lease": lease_until,
+                "lengths": segments_of(run),
+                "occupation": run.progress.waits_for,
+            }
+            for run in runs
+        ]
+        dirty = [
+            run
+            for run in runs
+            if run.reply_id is not None and run.stored_length != run.progress.transcript.length
+        ]
+        lengths = {run.turn_id: run.progress.transcript.length for run in dirty}
+        events = {run.turn_id: len(run.progress.transcript.events) for run in runs}
+        drops = {run.turn_id: run.progress.transcript.drops for run in dirty}
+        told = [
+            {"key": run.turn_id, "owner": owner, "sealed_events": sealed_events(run)}
+            for run in runs
+            if events[run.turn_id] > run.stored_events
+        ]
+        captured = {run.turn_id: capture_progress(run) for run in dirty}
+        records = {
+            run.turn_id: await asyncio.to_thread(seal_record, run)
+            for run in dirty
+            if run.has_spoken and not run.record_stored
+        }
+        replies = await asyncio.to_thread(_call_each, captured) if captured else {}
+        async with self._database.write() as session:
+            await lock_trees(session, {run.chat_id for run in runs})
+            connection = await session.connection()
+            await connection.execute(_RENEW, turns)
+            if told:
+                await connection.execute(_STORE_EVENTS, told)
+            rows = await session.execute(
+                select(Turn.id, Turn.stop_requested).where(
+                    Turn.id.in_([run.turn_id for run in runs]), *_IS_OURS
+                ),
+                {"owner": owner},
+            )
+            stop_requested = {row.id: row.stop_requested for row in rows}
+            # The reply of a turn that was lost may be another turn's by now.
+            dirty = [run for run in dirty if run.turn_id in stop_requested]
+            if dirty:
+                await connection.execute(_STORE_REPLY, [replies[run.turn_id] for run in dirty])
+            for run in dirty:
+                if run.turn_id in records:
+                    await store_record(session, run, records[run.turn_id])
+        for run in runs:
+            run.stored_events = events[run.turn_id]
+        for run in dirty:
+            run.stored_length, run.stored_drops = lengths[run.turn_id], drops[run.turn_id]
+            run.stored_tokens += replies[run.turn_id]["more"]
+            run.record_stored = run.record_stored or run.turn_id in records
+        return {run.turn_id for run in runs if stop_requested.get(run.turn_id, True)}
+
+    async def conclude(self, run: TurnRun) -> None:
+        """Store what a run leaves once its model has ended: a turn that waits, or that is over.
+
+        One transaction: the reply's text, its counts, its context record, what a played turn has
+        changed, what was learned of the model's counts, and the turn's end, with which the closing
+        events are filled in. A reply without text or thoughts leaves no message, unless a choice
+        has stored changes of it. Where the turn is
+        this process's no longer (see `store_progress`) nothing is stored.
+        """
+        play = run.play
+        if play and run.outcome == "waiting" and await suspend(self._database, run, play):
+            return
+        usage = usage_event(run)
+        saved, problem = await self._conclude(run, usage)
+        progress = run.progress
+        for name, data in play.closing if play and saved else ():
+            progress.transcript.append_event(name, data)
+        progress.usage = usage
+        if saved:
+            progress.saved = {"message_id": str(run.reply_id)}
+        if problem is not None:
+            progress.failed = problem
+        else:
+            progress.completed = completed_event(run.turn_id, run.outcome, run.finish)
+
+    async def _conclude(
+        self, run: TurnRun, usage: dict[str, Any] | None
+    ) -> tuple[bool, dict[str, Any] | None]:
+        """Store the end of a turn: whether there is a reply, and what went wrong."""
+        problem, saved = _problem(run), False
+        counts, record, spent = await asyncio.to_thread(finished, run)
+        async with self._database.write() as session:
+            chat, turn, reply = await repository.lock_turn(session, run.chat_id, run.turn_id)
+            is_ours = turn is not None and turn.is_run_by(self._database.process_id)
+            if chat is not None and turn is not None and is_ours:
+                _end(run, turn, usage, problem)
+                saved = await self._conclude_reply(session, run, chat, turn, reply, counts)
+                # A continuation that added nothing leaves the reply, and its record, as they were.
+                saved = saved and (run.adds_to_reply or run.has_stored)
+                if saved and record is not None and (run.play or not run.record_stored):
+                    await store_record(session, run, record)
+                closing = run.play.closing if run.play and saved else ()
+                turn.segments = segments_of(run, closing)
+                turn.sealed_events = sealed_events(run, closing)
+            elif turn is not None:
+                problem = run.show_problem(cut_off())
+            await _learn(session, run)
+            # A chat that was deleted meanwhile does not make its turn free; a gone account does.
+            if turn is not None or await session.get(User, run.user_id) is not None:
+                await add_tokens(session, run.user_id, spent)
+        return saved, problem
+
+    async def _conclude_reply(
+        self,
+        session: AsyncSession,
+        run: TurnRun,
+        chat: Chat,
+        turn: Turn,
+        message: Message | None,
+        counts: dict[str, int],
+    ) -> bool:
+        """Store the reply; False if there is none, because nothing was said."""
+        if message is None:
+            return False
+        if not counts:
+            turn.reply_id = None
+            await remove_reply(session, self.participants, run.sealer, chat, message)
+            await self._spoken(session, run, turn, None)
+            return False
+        write_reply(run, chat, message, counts)
+        message.status = _status(run)
+        if not run.prefix and opens_scene(run.text):
+            message.scene_id, message.scene_place = message.id, 0
+        await store_state(
+            session,
+            run.sealer,
+            message,
+            before=run.built.loaded.lore.timed,
+            after=run.built.timed,
+        )
+        chat.updated_at = now()
+        await self._spoken(session, run, turn, message.id)
+        if run.kind == "continue" and run.adds_to_reply:
+            await self._enrichment.continued(session, message.id)
+        await self._play_on(session, run, chat, message)
+        await self._enrichment.read_terms(session, run, chat, message.id)
+        await self._enrichment.replied(
+            session,
+            run,
+            chat,
+            read_settings(run.sealer, chat),
+            path_tokens=run.built.loaded.whole_tokens + message.tokens,
+            history_budget=run.built.history_budget,
+            count_unit=run.built.loaded.chat.count_unit,
+            is_summary_due=run.built.loaded.is_summary_due,
+        )
+        if run.built.loaded.by_questions:
+            await self._enrichment.write_questions(session, run, chat)
+        if run.built.loaded.is_compaction_due:
+            await self._enrichment.compact(session, run, chat)
+        elif run.built.loaded.begins_unsettled or run.has_stored:
+            await self._enrichment.go_on(session, chat)
+        return True
+
+    async def _play_on(
+        self, session: AsyncSession, run: TurnRun, chat: Chat, message: Message
+    ) -> None:
+        """Write what a reply does to its campaign: a beat, a played turn's changes, scenes' ends.
+
+        The beat is of the scene that was open before the turn's changes.
+        """
+        if run.is_beat:
+            campaign = run.built.loaded.campaign
+            lead_id = campaign.now.lead_id if campaign else None
+            await self._enrichment.count_beat(
+                session, run, chat, message, turn_id=run.turn_id, lead_id=lead_id
+            )
+        if run.play is not None:
+            run.play.closing = await close_play(session, run.play, run, chat, message)
+        if run.play is not None or run.is_beat:
+            await self._enrichment.end_scenes(session, run, chat, message, turn_id=run.turn_id)
+
+    async def _spoken(
+        self, session: AsyncSession, run: TurnRun, turn: Turn, reply_id: UUID | None
+    ) -> None:
+        """Have the index follow what was said in a turn."""
+        said = [each for each in (turn.user_message_id, reply_id) if each is not None]
+        await self._index.changed(
+            session, run, kind="message", container_id=turn.chat_id, source_ids=said
+        )
+
+
+def _call_each(functions: Mapping[UUID, Callable[[], T]]) -> dict[UUID, T]:
+    return {key: function() for key, function in functions.items()}
+
+
+def _end(
+    run: TurnRun, turn: Turn, usage: dict[str, Any] | None, problem: dict[str, Any] | None
+) -> None:
+    """Put how a turn ended into its row."""
+    turn.state = run.outcome
+    turn.finished_at = now()
+    turn.usage = encoded(usage)
+    turn.finish = run.finish or None
+    turn.sealed_events = sealed_events(run)
+    if run.refused:
+        replace_totals(run, turn)
+    turn.lease_owner = turn.lease_until = turn.waits_for = None
+    turn.sealed_play = turn.sealed_problem = None
+    if problem:
+        data = msgspec.json.encode(problem)
+        turn.sealed_problem = run.sealer.seal_bytes(TURN_PROBLEM, turn.id, data)
+    if run.reply_id is None and run.text:
+        turn.sealed_output = run.sealer.seal(TURN_OUTPUT, turn.id, run.text)
+
+
+async def _learn(session: AsyncSession, run: TurnRun) -> None:
+    """Learn of the model's counts. What a played turn asks, round by round, is not its prompt.
+
+    The report of a prompt that was cut is not learned from, because it is that of another prompt.
+    """
+    if run.play is not None:
+        return
+    window = run.built.window
+    learn = partial(ratios.learn, session, run.user_id, window.spec, window.unit.tokenizer)
+    for refused in run.refused:
+        if refused.is_reported:
+            await learn(counted=refused.counted, reported=refused.needed)
+    if run.usage is not None and run.outcome == "completed" and run.cut is None:
+        await learn(counted=run.built.assembled.tokens, reported=run.usage.prompt_tokens)
+
+
+def _problem(run: TurnRun) -> dict[str, Any] | None:
+    """Return the problem of a turn, as its last event has it."""
+    error = run.problem or (cut_off() if run.outcome == "interrupted" else None)
+    return run.show_problem(error) if error else None
+
+
+def _status(run: TurnRun) -> MessageStatus:
+    if run.kind == "continue" and not run.adds_to_reply:
+        return run.status_before
+    match run.outcome:
+        case "completed":
+            return "complete"
+        case "failed":
+            return "failed"
+        case _:
+            return "interrupted"

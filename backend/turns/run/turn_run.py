@@ -1,0 +1,442 @@
+"""One running turn: what the model says, and who listens."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
+from uuid import UUID
+
+import msgspec
+
+from backend.accounts.models import KeyMode
+from backend.chats.models import MessageStatus
+from backend.core.logs import get_logger
+from backend.errors import AppError, InternalError
+from backend.generation.model import (
+    MAX_REPLY_CHARACTERS,
+    ChatModel,
+    Finish,
+    FinishReason,
+    ModelContextOverflowError,
+    ModelEmptyReplyError,
+    Piece,
+    Prompt,
+    SentRequest,
+    TextPiece,
+    TextReset,
+    ThinkingPiece,
+    ThinkingReset,
+    TokenUsage,
+)
+from backend.generation.servers.window_evidence import PromptCut, find_cut, window_after_cut
+from backend.generation.tokens import get_tokenizer
+from backend.llm.server_slots import ModelSlots
+from backend.llm.slot_rules import Occupation, Rank, Work
+from backend.turns.models import TurnKind, TurnState
+from backend.turns.play.played_turn import Play
+from backend.turns.prompt.built_prompt import Built
+from backend.turns.prompt.context import Constraint
+from backend.turns.prompt.refusals import (
+    MAX_REBUILDS,
+    RefusedPrompt,
+    constraint_after,
+    describe_refusal,
+)
+from backend.turns.run.events import CONTEXT_READY, EventCursor, Progress, TurnEvent
+from backend.turns.run.reply_text import PARAGRAPH, filter_speakers, find_joint, make_speaker_filter
+from backend.turns.run.transcript import Segment, Spoken
+from backend.vault.sealing import Sealer
+
+log = get_logger(__name__)
+
+Rebuild = Callable[[Built, Constraint], Awaitable[Built]]
+"""Builds the prompt of a turn again; see `PromptBuilder.rebuild`."""
+
+
+@dataclass(slots=True, kw_only=True)
+class TurnRun:
+    """One running turn.
+
+    `prefix` is what a continued reply said before, `status_before` how it had ended.
+    `request_begin` is where in the transcript the current request to the model begins. `usage` and
+    `finish` come from the model, once `is_asked`; `sent` is the form of its requests. `rewritten`
+    are text and thoughts as regex scripts leave them, once the model has ended. `play` is how a
+    played turn goes on. `rebuild` builds the prompt again for the same line; `refused` are the
+    prompts that the model refused as too long. `cut` says that its server read only the rest of a
+    prompt. `stored_length`, `stored_events`, `stored_tokens` and `stored_drops` say how far the
+    rows are. `finished` is set when everything is stored.
+    """
+
+    turn_id: UUID
+    user_id: UUID
+    chat_id: UUID
+    kind: TurnKind
+    reply_id: UUID | None
+    sealer: Sealer = field(repr=False)
+    key_mode: KeyMode
+    is_administrator: bool
+    model: ChatModel = field(repr=False)
+    built: Built = field(repr=False)
+    progress: Progress
+    prefix: str = field(default="", repr=False)
+    prefix_thinking: str = field(default="", repr=False)
+    status_before: MessageStatus = "streaming"
+    play: Play | None = None
+    rebuild: Rebuild = field(repr=False)
+    refused: list[RefusedPrompt] = field(default_factory=list[RefusedPrompt])
+    cut: PromptCut | None = None
+    request_begin: int = 0
+    finished: asyncio.Event = field(default_factory=asyncio.Event)
+    is_asked: bool = False
+    usage: TokenUsage | None = None
+    finish: FinishReason | Literal[""] = ""
+    sent: SentRequest = field(default_factory=SentRequest)
+    problem: AppError | None = None
+    started_at: float = field(default_factory=time.monotonic)
+    stored_length: int = -1
+    stored_events: int = 0
+    stored_tokens: int = 0
+    stored_drops: int = 0
+    record_stored: bool = False
+    rewritten: tuple[str, str] | None = field(default=None, repr=False)
+    _begun: set[Spoken] = field(default_factory=set[Spoken])
+    _waiters: set[asyncio.Future[None]] = field(default_factory=set[asyncio.Future[None]])
+    _speaking: asyncio.Task[None] | None = None
+    _stop_as: TurnState | None = None
+
+    @property
+    def text(self) -> str:
+        """The reply so far, with what it continues."""
+        return self.prefix + self._joined("text")
+
+    @property
+    def thinking(self) -> str:
+        """What the model has thought aloud."""
+        return self.prefix_thinking + self._joined("thinking")
+
+    @property
+    def prompt(self) -> Prompt:
+        """The prompt of the next request, with the characters that are left for the whole reply."""
+        transcript = self.progress.transcript
+        new = max(len(transcript.joined("text")), len(transcript.joined("thinking")))
+        whole = max(len(self.text), len(self.thinking))
+        left = min(self.built.reply_limit - new, MAX_REPLY_CHARACTERS - whole)
+        return replace(self.built.prompt, reply_limit=max(0, left))
+
+    def _joined(self, kind: Spoken) -> str:
+        if self.rewritten is not None:
+            return self.rewritten[kind == "thinking"]
+        return self.progress.transcript.joined(kind)
+
+    def apply_scripts(self) -> None:
+        """Let regex scripts change what was said, once. CPU-bound.
+
+        A reply of which they would leave nothing stays as it is, as do thoughts without text.
+        """
+        scripts = self.built.loaded.scripts
+        if scripts is None or self.rewritten is not None or self.kind == "impersonate":
+            return
+        scripts = scripts.renewed()
+        text, thinking = (self.progress.transcript.joined(kind) for kind in ("text", "thinking"))
+        new = scripts.run(text, "reply", "stored", depth=0)
+        reasoning = scripts.run(thinking, "reasoning", "stored", depth=0) if thinking else ""
+        new = new if new.strip() else text
+        self.rewritten = (new, reasoning if new.strip() or reasoning.strip() else thinking)
+
+    @property
+    def segments(self) -> list[Segment]:
+        """Lengths of the runs of thoughts, text and events, in order.
+
+        What scripts added comes last; what they took leaves a gap, so that no event's id changes.
+        """
+        runs = self.progress.transcript.segments()
+        kinds: tuple[Spoken, ...] = ("thinking", "text")
+        for kind in kinds:
+            more = len(self._joined(kind)) - sum(length for each, length in runs if each == kind)
+            if more > 0:
+                runs.append((kind, more))
+        return runs
+
+    @property
+    def has_spoken(self) -> bool:
+        """True if the turn has added text to its reply. White space alone is none."""
+        return bool(self.progress.transcript.joined("text").strip())
+
+    @property
+    def has_only_thoughts(self) -> bool:
+        """True if the model has finished a reply that is thoughts without text, which is kept.
+
+        So is such a reply that was to go on, however that ended.
+        """
+        is_kept = self.outcome == "completed" or bool(self.prefix_thinking)
+        return (
+            self.reply_id is not None
+            and is_kept
+            and bool(self.thinking.strip())
+            and not self.text.strip()
+        )
+
+    @property
+    def adds_to_reply(self) -> bool:
+        """True if the reply is not as it was before the turn."""
+        return self.has_spoken or (self.has_only_thoughts and self.outcome == "completed")
+
+    @property
+    def has_stored(self) -> bool:
+        """True if a choice of the turn has stored changes, which belong to its reply."""
+        return self.play is not None and bool(self.play.table.state.stored.ids)
+
+    @property
+    def is_beat(self) -> bool:
+        """Whether it completes a reply, which counts once, however often it goes on."""
+        return self.outcome == "completed" and self.status_before != "complete"
+
+    def capture_unstored(self) -> Callable[[], int]:
+        """Return a function that counts how many tokens the reply is longer than its row says.
+
+        The function is CPU-bound. It counts the reply as it was when it was captured.
+        """
+        tokenizer = self.built.window.stored_unit.tokenizer
+        transcript, before = self.progress.transcript, 0
+        text = transcript.joined("text", since=max(0, self.stored_length))
+        if transcript.drops > self.stored_drops:
+            text, before = transcript.joined("text"), self.stored_tokens
+        return lambda: get_tokenizer(tokenizer).count(text) - before
+
+    def spent_tokens(self) -> int:
+        """Tokens that it took, also if the provider reported none. CPU-bound."""
+        if self.usage is not None:
+            return self.usage.prompt_tokens + self.usage.completion_tokens
+        transcript = self.progress.transcript
+        if not self.is_asked:
+            return 0
+        said = transcript.joined("text") + transcript.joined("thinking")
+        if self.outcome == "failed" and not said and not (self.play and self.play.used):
+            return 0  # the provider refused it
+        tokenizer = get_tokenizer(self.built.window.unit.tokenizer)
+        requests = self.play.requests if self.play else 1
+        return requests * self.built.assembled.tokens + tokenizer.count(said)
+
+    def notify(self) -> None:
+        """Wake everyone who listens."""
+        waiters, self._waiters = self._waiters, set()
+        for waiter in waiters:
+            if not waiter.done():
+                waiter.set_result(None)
+
+    async def wait_for_update(self, *, within: float) -> bool:
+        """Wait for something new to be said; False after `within` seconds of silence."""
+        waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiters.add(waiter)
+        try:
+            async with asyncio.timeout(within):
+                await waiter
+        except TimeoutError:
+            return False
+        finally:
+            self._waiters.discard(waiter)
+        return True
+
+    async def events(self, last_id: int, *, beat: float) -> AsyncIterator[list[TurnEvent]]:
+        """Events after `last_id` as they come; an empty list every `beat` seconds of silence."""
+        cursor = EventCursor(last_id)
+        while True:
+            is_at_rest = self.progress.is_at_rest
+            batch = cursor.next_events(self.progress)
+            if batch:
+                yield batch
+            if is_at_rest:
+                return
+            if not batch and not await self.wait_for_update(within=beat):
+                yield []
+
+    def end_waiting(self, state: TurnState) -> None:
+        """End it though the model has done its part: somebody stopped it before it was stored."""
+        self._stop_as = state
+
+    def stop(self, *, state: TurnState = "stopped") -> None:
+        """End it where it is; what was said is kept. Once it has ended, nothing changes."""
+        if self._stop_as is None and not (self._speaking and self._speaking.done()):
+            self._stop_as = state
+            if self._speaking is not None:
+                self._speaking.cancel()
+
+    async def run_model(self, slots: ModelSlots) -> None:
+        """Let the model speak to its end, once its server is free.
+
+        Never raises: the error is in `problem`.
+        """
+        self._speaking = asyncio.create_task(self._take_turn(slots))
+        if self._stop_as is not None:
+            self._speaking.cancel()
+        try:
+            await self._speaking
+        except asyncio.CancelledError:
+            if self._stop_as is None:
+                # Not asked for here: the process is going down.
+                self._stop_as = "interrupted"
+        except AppError as error:
+            self.problem = error
+        except Exception as error:  # a fault of ours must end the turn, not hang it
+            log.exception("turn.crashed", turn_id=self.turn_id, exc_info=error)
+            self.problem = InternalError("The server log has the details.")
+
+    def show_problem(self, error: AppError) -> dict[str, Any]:
+        """Return the members of an error that the user may see, for `turn.failed`."""
+        problem = error.to_problem(for_administrator=self.is_administrator)
+        return {"turn_id": str(self.turn_id), **problem}
+
+    @property
+    def outcome(self) -> TurnState:
+        """How it ended, once the model no longer speaks."""
+        if self.problem is not None:
+            return "failed"
+        if self._stop_as is None and self.play is not None and self.play.is_waiting:
+            return "waiting"
+        return self._stop_as or "completed"
+
+    async def _take_turn(self, slots: ModelSlots) -> None:
+        limit = self.built.window.models.find_limit(self.built.window.spec.id)
+        work = Work(use="turn", rank=Rank.TURN, user_id=self.user_id, chat_id=self.chat_id)
+        async with slots.hold([limit], work, on_wait=self._report_wait):
+            self.is_asked = True
+            await self._listen_to_model()
+
+    def _report_wait(self, occupation: Occupation | None) -> None:
+        self.progress.waits_for = occupation
+        self.notify()
+
+    async def _listen_to_model(self) -> None:
+        if self.play is not None:
+            await self.play.run(self)
+        else:
+            stream = self.hear(lambda: self.model.stream(self.prompt, self.built.sampling))
+            async with contextlib.aclosing(stream):
+                async for piece in stream:
+                    self.take(piece)
+        if self.outcome != "waiting" and not self.adds_to_reply:
+            raise ModelEmptyReplyError(self._explain_emptiness())
+
+    def _explain_emptiness(self) -> str:
+        if not self.prompt.reply_limit:
+            return f"No reply may be longer than {MAX_REPLY_CHARACTERS:,} characters."
+        if self.progress.transcript.joined("thinking").strip():
+            return "It wrote thoughts and nothing else. Try again, or switch its thinking off."
+        return "Try again, or choose another model."
+
+    def _listen(self, pieces: AsyncGenerator[Piece, None]) -> AsyncGenerator[Piece, None]:
+        """Begin a request. Yield its pieces without labels and lines of other speakers."""
+        self.request_begin = self.progress.transcript.length
+        self._begun.clear()
+        has_text = bool(self.text.strip())
+        return filter_speakers(
+            pieces, lambda: make_speaker_filter(self.built.loaded, has_text=has_text)
+        )
+
+    def take_back(self, kind: Spoken, *, since: int) -> None:
+        """Drop text or thoughts after the first `since` places, and add the event of that."""
+        transcript = self.progress.transcript
+        transcript.drop(kind, since=since)
+        self._begun.discard(kind)
+        left = self.text if kind == "text" else self.thinking
+        transcript.append_event(f"{kind}.reset", {"length": len(left)})
+        self.notify()
+
+    async def hear(
+        self,
+        ask: Callable[[], AsyncGenerator[Piece, None]],
+        *,
+        count_extra: Callable[[Built], int] = lambda _: 0,
+    ) -> AsyncGenerator[Piece, None]:
+        """Yield the pieces of one request. A prompt that is refused as too long is built again.
+
+        Args:
+            ask: Sends the request, with the prompt of `built` as it is then.
+            count_extra: Counts the model's tokens that the request takes in addition to the prompt.
+                It may be CPU-bound.
+
+        Raises:
+            ModelContextOverflowError: Prompts were refused `MAX_REBUILDS` times, or the model had
+                begun to answer.
+            AppError: As `PromptBuilder.rebuild` does.
+        """
+        for rebuilds_left in reversed(range(MAX_REBUILDS + 1)):
+            has_begun = False
+            try:
+                async with contextlib.aclosing(self._listen(ask())) as pieces:
+                    async for piece in pieces:
+                        has_begun = has_begun or not isinstance(piece, SentRequest)
+                        if isinstance(piece, TokenUsage):
+                            self._check_usage(piece)
+                        yield piece
+            except ModelContextOverflowError as error:
+                if has_begun:
+                    raise
+                extra = await asyncio.to_thread(count_extra, self.built)
+                refused = describe_refusal(error, self.built, extra=extra)
+                self.refused.append(refused)
+                if not rebuilds_left:
+                    raise refused.complete(error) from error
+                await self.build_again(constraint_after(refused, self.built))
+            else:
+                return
+
+    async def build_again(self, constraint: Constraint) -> None:
+        """Replace the prompt by one for the same line that fits, and send its totals to clients.
+
+        Raises what `PromptBuilder.rebuild` raises.
+        """
+        built = await self.rebuild(self.built, constraint)
+        self.built = self.play.guide(built) if self.play is not None else built
+        self.model, self.progress.totals = built.window.model, self.built.totals
+        totals = msgspec.to_builtins(self.built.totals)
+        self.progress.transcript.append_event(CONTEXT_READY, {"totals": totals})
+        self.notify()
+
+    def _check_usage(self, usage: TokenUsage) -> None:
+        """Learn from the usage of one request that the server cut its prompt.
+
+        Tools and rounds of calls are not counted: with them the prompt was even longer.
+        """
+        window = self.built.window
+        cut = find_cut(usage, counted=self.built.assembled.tokens, ratio=window.ratio)
+        if cut is not None:
+            self.cut = cut
+            learned = window_after_cut(cut, current=window.spec.usable_window)
+            window.models.learn_window(window.spec.id, learned)
+
+    def take(self, piece: Piece) -> None:
+        """Hear a piece of what the model says."""
+        match piece:
+            case TextReset():
+                self.take_back("text", since=self.request_begin)
+            case ThinkingReset():
+                self.take_back("thinking", since=self.request_begin)
+            case TextPiece(text):
+                self._append("text", text)
+            case ThinkingPiece(text):
+                self._append("thinking", text)
+            case TokenUsage():
+                self.usage = piece
+            case Finish(reason):
+                self.finish = reason
+            case SentRequest(shape, left_out):
+                left_out = tuple(dict.fromkeys((*self.sent.left_out, *left_out)))
+                self.sent = SentRequest(shape, left_out)
+            case _:
+                pass
+
+    def _append(self, kind: Spoken, text: str) -> None:
+        """Add a piece. The first one of a request is separated from the reply so far."""
+        if text and kind not in self._begun:
+            self._begun.add(kind)
+            if kind == "text":
+                text = find_joint(self.text, text) + text
+            elif self.thinking.strip() and not text[0].isspace():
+                text = PARAGRAPH + text
+        self.progress.transcript.append(kind, text)
+        self.notify()
