@@ -85,7 +85,7 @@ class EnrichmentController(Controller):
     path = "/chats/{chat_id:uuid}/enrichment"
     tags = TAGS
 
-    @get(opt={RAISES: (ChatNotFoundError,)}, summary="Look at the work behind the replies")
+    @get(opt={RAISES: (ChatNotFoundError,)}, summary="Read the status of background tasks")
     async def get_enrichment(
         self,
         chat_id: FromPath[UUID],
@@ -197,7 +197,7 @@ class RebuildController(Controller):
     @get(
         opt={RAISES: (ChronicleNotFoundError, RebuildNotFoundError)},
         operation_id="getRebuild",
-        summary="Look at the last rebuild",
+        summary="Read the last rebuild",
     )
     async def latest(
         self,
@@ -246,7 +246,7 @@ class SummaryController(Controller):
                 PreconditionFailedError,
             ),
         },
-        summary="Write the summary",
+        summary="Replace the summary",
     )
     async def put_summary(
         self,
@@ -274,7 +274,7 @@ class SummaryController(Controller):
     @delete(
         "/summary",
         opt={RAISES: (ChatNotFoundError, SummaryNotFoundError, PreconditionFailedError)},
-        summary="Drop the summary",
+        summary="Delete the summary",
     )
     async def delete_summary(
         self,

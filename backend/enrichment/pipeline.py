@@ -304,7 +304,7 @@ class Task(ABC, Generic[W, P]):
             return msgspec.convert(value, answer)
         except msgspec.ValidationError as error:
             raise ModelMalformedAnswerError(
-                f"The model was asked for a {self.kind} and wrote something else."
+                f"The model did not return a {self.kind} in the requested format."
             ) from error
 
     def build_note(self, work: RunWork) -> str:

@@ -113,7 +113,7 @@ class EnrichmentService:
             chronicle_id=chat.chronicle_id,
             model=reader.model_id,
             pending=pending,
-            job=JobView.of(job) if job else None,
+            job=JobView.from_row(job) if job else None,
             tokens_today=spent,
             tokens_per_day=self._settings.enrichment_tokens_per_day,
             items=[RunView.from_run(row, open_detail(identity.sealer, row)) for row in page],
@@ -203,7 +203,7 @@ class EnrichmentService:
             if job_id is None:  # only a waiting rebuild can have the same dedupe key
                 raise RebuildUnderWayError
             await session.execute(update(Job).where(Job.id == job_id).values(progress_total=total))
-            return JobView.of(await session.get_one(Job, job_id))
+            return JobView.from_row(await session.get_one(Job, job_id))
 
     async def latest_rebuild(self, identity: Identity, chronicle_id: UUID) -> JobView:
         """Raises `ChronicleNotFoundError`, `RebuildNotFoundError`."""
@@ -215,7 +215,7 @@ class EnrichmentService:
             job = await session.scalar(query)
         if job is None:
             raise RebuildNotFoundError("A rebuild is shown for a day, and longer if it failed.")
-        return JobView.of(job)
+        return JobView.from_row(job)
 
 
 async def _find_turn_job(session: AsyncSession, chat: Chat, *, is_behind: bool) -> Job | None:
@@ -243,7 +243,7 @@ async def _check_range(
     chat = await get_chat(session, wanted.chat_id, owner_id=owner_id, lock=lock)
     await get_chronicle(session, chronicle_id, owner_id=owner_id, lock=lock)
     if chat.chronicle_id != chronicle_id:
-        raise OtherChronicleError("Choose this chronicle in the chat's settings first.")
+        raise OtherChronicleError("Select this chronicle in the chat's settings first.")
     if not chat.chronicle_enabled:
         raise ChronicleNotEnabledError(
             "Set chronicle_enabled in the chat's settings first. Without consent nothing is read."

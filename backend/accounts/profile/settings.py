@@ -210,7 +210,7 @@ def check_budgets(
     reserve = first_set(chain, "reply_reserve", settings.budget_reply_reserve)
     if reserve >= window:
         raise ValidationError(
-            f"budgets: of a total of {window:,} tokens a reply_reserve of {reserve:,} leaves "
+            f"budgets: a total of {window:,} tokens with a reply_reserve of {reserve:,} leaves "
             "nothing for the prompt."
         )
 

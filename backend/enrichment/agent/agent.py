@@ -155,7 +155,7 @@ class Agent:
             triage = read_triage(value)
         except InvalidCallError as error:
             raise ModelMalformedAnswerError(
-                "The model was asked for a decision and wrote something else."
+                "The model did not return a decision in the requested format."
             ) from error
         check_declined(triage.why)
         return triage

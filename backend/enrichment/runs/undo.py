@@ -168,7 +168,7 @@ def _check_replaced(detail: RunDetail, later: Later) -> None:
         removed = {effect.id for effect in each.effects if effect.what.endswith("removed")}
         if run.state == "done" and not removed.isdisjoint(written):
             raise RunReplacedError(
-                "Undo the later run first: it put other events in the place of these.",
+                "Undo the later run first, because it replaced these events.",
                 extra={"run_id": str(run.id)},
             )
 

@@ -101,7 +101,7 @@ class ChapterTask(Task[ChapterWork, ChapterProposal]):
         said = await self.ask(work, prompt, SCHEMA, ChapterAnswer)
         summary = clean_text(to_one_line(said.summary), MAX_SUMMARY)
         if not summary:
-            raise ModelMalformedAnswerError("The model was asked for a chapter: none came.")
+            raise ModelMalformedAnswerError("The model returned no chapter.")
         check_declined(summary)
         return ChapterProposal(
             title=clean_text(to_one_line(said.title), MAX_TITLE),

@@ -218,7 +218,7 @@ class SceneTask(Task[SceneWork, SceneProposal]):
         summary = clean_text(to_one_line(said.summary), MAX_SUMMARY)
         moments = [clean_text(to_one_line(each), MAX_MOMENT) for each in said.key_moments]
         if not summary:
-            raise ModelMalformedAnswerError("The model was asked for a scene's summary: none came.")
+            raise ModelMalformedAnswerError("The model returned no summary of the scene.")
         check_declined(summary)
         seeds, bad_seeds = _validate(said.seeds[:MAX_SEEDS], Seed, "thread")
         deltas, bad_deltas = _validate(said.changes[:MAX_CHANGES], FieldDelta, "change")

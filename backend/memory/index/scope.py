@@ -30,9 +30,9 @@ OWNER, KIND, CONTAINER, SOURCE, POSITION, AUDIENCE = "o", "k", "c", "s", "p", "u
 
 
 class IndexUnavailableError(UnavailableError):
-    """The index does not answer. Turns go on without it, and say so."""
+    """The index does not respond. Turns continue without it, and report this."""
 
-    slug, title = "index-unavailable", "The index of memories does not answer"
+    slug, title = "index-unavailable", "The memory index is unavailable"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,7 +3,7 @@
 Pure. A row becomes one document or, where its text is long, several: one a chunk.
 
 Vectors get the bare line, terms get its date as well: a date in front of a line draws its vector
-away from what the line says. What each choice brings: docs/retrieval.md.
+away from what the line says. What each choice brings: docs/explanation/quality.md.
 """
 
 from __future__ import annotations

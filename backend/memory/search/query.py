@@ -1,7 +1,6 @@
 """What is asked for, read out of the text that asks, and the queries that go to the index.
 
-Pure. What of it helps, and how much: docs/retrieval.md. The sequence of a search stands at the head
-of `search`.
+Pure. Figures: docs/explanation/quality.md. The docstring of `search` has the sequence of a search.
 """
 
 from __future__ import annotations
@@ -59,13 +58,13 @@ async def query_embedder(
     `usual` is the installation's model, `own` those of users.
     """
     if place.is_moving:
-        notes.append("memory is moving to another embedding model: looked up by words alone")
+        notes.append("memory is moving to another embedding model: searched by words only")
         return None
     if not place.is_chosen or own is None:
         return usual
     model = await own.of(sealer, place)
     if model is None or model.embedder is None or model.mark != place.model:
-        notes.append("looked up by words alone: the account's embedding model is not there")
+        notes.append("searched by words only: the account's embedding model does not exist")
         return None
     return model.embedder
 
@@ -79,7 +78,7 @@ async def embedded(
     try:
         return await embedder.embed_query(sealer, meaning)
     except EmbedderError as error:
-        notes.append("looked up by words alone: the embedding model did not answer")
+        notes.append("searched by words only: the embedding model did not respond")
         log.warning("memory.not_embedded", problem=error.slug)
         return None
 

@@ -4,7 +4,7 @@ A question for a list ("Which spells has she cast?") is short, and its hits lie 
 question for one fact has more words, and its hits lie in one. Neither says anything of a language.
 For the first kind a line that stands next to a better one adds little, for the two were found by
 nearly the same window; and that its scene is about what is asked says less. What it brings:
-docs/retrieval.md.
+docs/explanation/quality.md.
 """
 
 from __future__ import annotations

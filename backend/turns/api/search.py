@@ -213,7 +213,7 @@ class SearchController(Controller):
         supersedes it. `viewpoint` finds only what `public`, or an entity of a campaign, may know.
         """
         if not q.strip():
-            raise ValidationError("q holds nothing but blanks.")
+            raise ValidationError("q must not be blank.")
         return await search_service.search(
             identity,
             q,
@@ -273,7 +273,7 @@ def _kinds(sources: str) -> list[Kind]:
     named = [part.strip() for part in sources.split(",") if part.strip()]
     if unknown := sorted(set(named) - set(SOURCE_NAMES)):
         raise ValidationError(
-            f"There is no source {', '.join(unknown)}; there are {', '.join(SOURCE_NAMES)}."
+            f"Unknown source {', '.join(unknown)}. Available: {', '.join(SOURCE_NAMES)}."
         )
     return [name for name in SOURCE_NAMES if not named or name in named]
 

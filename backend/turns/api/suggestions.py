@@ -213,5 +213,5 @@ class SuggestionService:
 def _nothing_left(found: SuggestedLines) -> ModelEmptyReplyError | ModelMalformedAnswerError:
     setting = NAME_SETTING.format(task="suggestions")
     if found.code:
-        return ModelMalformedAnswerError(f"The model wrote JSON in place of lines. {setting}")
+        return ModelMalformedAnswerError(f"The model wrote JSON instead of messages. {setting}")
     return ModelEmptyReplyError(f"The model suggested nothing. Try again. {setting}")

@@ -97,7 +97,7 @@ class Rephraser:
             async with self._database.read() as session:
                 budget = await open_budget(session, self._settings, identity.user_id)
         except RetryLaterError:
-            note = "not looked up in other words: the tokens for the day are spent"
+            note = "query not rephrased: today's token limit is used up"
             return replace(found, notes=[*found.notes, note])
         words, problem, began = "", None, time.monotonic()
         work = Work(
@@ -127,13 +127,13 @@ class Rephraser:
             async with self._database.write() as session:
                 await record_success(session, run)
         if problem:
-            note = "not looked up in other words: the task model gave no answer"
+            note = "query not rephrased: the task model returned no answer"
             return replace(found, notes=[*found.notes, note])
         if not words:
             return found
         text = f"{request.text}\n{words}"
         again = await self._search.find(identity.sealer, replace(request, text=text))
-        return replace(again, notes=[*again.notes, f"looked up in other words as well: {words}"])
+        return replace(again, notes=[*again.notes, f"also searched for: {words}"])
 
     async def _rephrase(
         self,

@@ -135,30 +135,6 @@ async def test_a_summary_ends_with_a_message_of_the_path_that_is_played(
     assert await summary_of(ada, other) is None
 
 
-async def test_someone_else_s_chat_has_no_summary_for_us(
-    ada: Account, chat: str, server: Running, lines: list[dict[str, Any]]
-) -> None:
-    await put_summary(ada, chat, "Ada's.", through_message_id=lines[3]["id"])
-    async with server.account(f"ben-{uuid4().hex[:8]}") as ben:
-        for method, path in (
-            ("GET", "summary"),
-            ("PUT", "summary"),
-            ("DELETE", "summary"),
-            ("GET", "summaries"),
-        ):
-            answer = await ben.client.request(
-                method,
-                f"{API}/chats/{chat}/{path}",
-                json={"text": "Ben's."} if method == "PUT" else None,
-            )
-            problem(answer, 404, "chat-not-found")
-        own = (await ben.new_chat(character_ids=[]))["id"]
-        body = {"text": "Ben's.", "through_message_id": lines[3]["id"]}
-        answer = await ben.client.put(f"{API}/chats/{own}/summary", json=body)
-        problem(answer, 404, "message-not-found")
-    assert (await summary_of(ada, chat) or {})["text"] == "Ada's."
-
-
 async def test_the_list_comes_in_pages(
     ada: Account, chat: str, lines: list[dict[str, Any]]
 ) -> None:
