@@ -6,7 +6,7 @@ import asyncio
 from uuid import uuid4
 
 import pytest
-from backend.enrichment.summaries.watch import SummaryWatch, UnfinishedJob
+from backend.enrichment.outbox import SummaryWatch, UnfinishedJob
 from sqlalchemy import update
 
 from backend.database.engine import Database
