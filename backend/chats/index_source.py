@@ -12,7 +12,6 @@ from sqlalchemy import Select, bindparam, func, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from backend.chats.models import MESSAGE_AUTHOR, MESSAGE_CONTENT, Chat, Message
-from backend.chats.questions import StoredQuestions, question_versions, read_questions
 from backend.core.audience import GM, Viewpoint, filter_known_to
 from backend.database.base import get_table, skip_index, split_chunks
 from backend.database.types import Id
@@ -23,7 +22,6 @@ from backend.memory.indexing.documents import (
     SourceMessage,
     build_message_documents,
     build_scene_document,
-    question_documents,
 )
 from backend.memory.indexing.sources import (
     MemoryItem,
@@ -53,16 +51,6 @@ class MessageSource(TableSource):
         is_indexed=Message.status != "streaming",
     )
 
-    async def inventory(
-        self, session: AsyncSession, container_id: UUID, *, owner_id: UUID
-    ) -> dict[UUID, int] | None:
-        """See `Source`. Questions of a message count as a change of it."""
-        stored = await super().inventory(session, container_id, owner_id=owner_id)
-        if stored is None:
-            return None
-        asked = await question_versions(session, container_id)
-        return {each: max(version, asked.get(each, 0)) for each, version in stored.items()}
-
     async def rows(
         self,
         session: AsyncSession,
@@ -84,7 +72,6 @@ class MessageSource(TableSource):
             wanted |= await stretch.load_above(session, wanted)
         await stretch.load_around(session, wanted)
         members = await stretch.load_scenes(session, wanted)
-        stretch.questions = await read_questions(session, container_id, wanted)
         ordered = sorted(wanted, key=lambda each: (stretch.rows[each].position, each))
         scene_of = {each: stretch.rows[each].scene_id for each in ordered}
         last = {scene: each for each, scene in scene_of.items()}
@@ -202,7 +189,6 @@ class _ChatExcerpt:
         self._sealer = sealer
         self._chat_id = chat_id
         self.rows: dict[UUID, Any] = {}
-        self.questions: dict[UUID, StoredQuestions] = {}
         self._has_all_near = False
         self._selected: dict[UUID, UUID] = {}
         self._opened: dict[UUID, SourceMessage] = {}
@@ -267,8 +253,6 @@ class _ChatExcerpt:
 
     def source_row(self, message_id: UUID, scene: Sequence[UUID]) -> SourceRow:
         sizes = [len(self.rows[each].sealed_content) for each in (message_id, *scene)]
-        if asked := self.questions.get(message_id):
-            sizes.append(len(asked.sealed or b""))
         neighbours = (*self._ids_before(message_id), *self._ids_after(message_id))
         return SourceRow(
             source_id=message_id,
@@ -287,8 +271,6 @@ class _ChatExcerpt:
                 before=[self._line(each) for each in self._ids_before(message_id)],
                 after=[self._line(each) for each in self._ids_after(message_id)],
             )
-            if asked := self.questions.get(message_id):
-                found += question_documents(found[0], asked.open(self._sealer))
         if scene:
             found.append(build_scene_document(row.scene_id, [self._line(each) for each in scene]))
         return found
@@ -303,8 +285,7 @@ class _ChatExcerpt:
         return line
 
     def _open(self, message_id: UUID) -> SourceMessage:
-        row, asked = self.rows[message_id], self.questions.get(message_id)
-        changed_at = max(row.updated_at, asked.written_at) if asked else row.updated_at
+        row = self.rows[message_id]
         return SourceMessage(
             id=row.id,
             container_id=self._chat_id,
@@ -313,7 +294,7 @@ class _ChatExcerpt:
             said_at=row.created_at,
             position=row.position,
             scene_id=row.scene_id,
-            version=compute_version(changed_at),
+            version=compute_version(row.updated_at),
             audience=row.audience,
         )
 

@@ -27,9 +27,9 @@ from backend.generation.sampling import SamplingField
 
 
 class RecordError(AppError):
-    """A stored prompt can't be made again from its parts."""
+    """A stored prompt cannot be rebuilt from its parts."""
 
-    status, slug, title = 409, "context-not-rebuilt", "The prompt can't be shown any more"
+    status, slug, title = 409, "context-not-rebuilt", "The prompt can no longer be shown"
 
 
 class RecordedItem(msgspec.Struct, kw_only=True, omit_defaults=True):

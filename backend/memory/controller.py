@@ -44,31 +44,31 @@ _JOB_PROBLEMS: tuple[ProblemKind, ...] = ("gave_up", "delayed", "waiting_key")
 
 _ADVICE: dict[ProblemKind, str] = {
     "no_model": (
-        "No embedding model is configured, so memory is searched by words alone. The administrator "
-        "can download one without an API key; `talekeeper doctor` explains how."
+        "No embedding model is configured, so memory is searched by words only. An administrator "
+        "can download one without an API key: run `talekeeper doctor` for instructions."
     ),
     "model_unavailable": (
-        "The embedding model did not respond to the last search, which used words alone. The next "
-        "searches try it again automatically."
+        "The embedding model did not respond to the last search, which used words only. It is "
+        "retried automatically."
     ),
     "own_model_unavailable": (
-        "The embedding model of your account did not respond, so memory is searched by words "
-        "alone. It is tried again automatically. Test its provider, or choose another model. If "
-        "the model was replaced there, rebuild the index."
+        "Your account's embedding model did not respond, so memory is searched by words only. It "
+        "is retried automatically. Test its provider, or choose another model. If the model "
+        "behind it was changed, rebuild the index."
     ),
     "own_model_gone": (
-        "The provider of your account's embedding model no longer exists, so memory is searched by "
-        "words alone. Choose another embedding model for the account, or none."
+        "The provider of your account's embedding model no longer exists, so memory is searched "
+        "by words only. Choose another embedding model for the account, or none."
     ),
     "index_unavailable": (
-        "The index does not respond. Turns continue without memory. The administrator can find the "
-        "reason in the server's log."
+        "The index is unavailable. Turns continue without memory. The administrator can find the "
+        "reason in the server log."
     ),
-    "gave_up": "Jobs failed permanently. Retry them, or rebuild the index.",
+    "gave_up": "Jobs failed. Retry them, or rebuild the index.",
     "delayed": "Jobs failed and are retried automatically.",
     "waiting_key": (
-        "Jobs wait for your key. They run while you are signed in. With another key mode of the "
-        "account they also run while you are not."
+        "Jobs are waiting for your key. They run while you are signed in. To let them run without "
+        "you, change the account's key mode."
     ),
 }
 
@@ -160,7 +160,7 @@ class MemoryStatusService:
             points=points,
             move=_find_move(states, place),
             compared_at=here.compared_at if here else None,
-            jobs=list(map(JobView.of, jobs)),
+            jobs=list(map(JobView.from_row, jobs)),
             problems=list(self._problems(jobs, place, own, answers=points is not None)),
         )
 
@@ -173,7 +173,7 @@ class MemoryStatusService:
                 job = await _load_rebuild(session, identity.user_id)
         if job is None:
             raise RuntimeError("The queued job is missing.")
-        return JobView.of(job)
+        return JobView.from_row(job)
 
     async def _count_rows(self, session: AsyncSession, owner_id: UUID) -> list[IndexedRows]:
         noted = (
@@ -281,7 +281,7 @@ class MemoryController(Controller):
     path = "/memory"
     tags = ("Memory",)
 
-    @get(operation_id="getMemory", summary="Get the status of memory")
+    @get(operation_id="getMemory", summary="Read the memory status")
     async def status(self, identity: Caller, memory_status: Status) -> MemoryStatus:
         """Return the model in use, what is indexed and what is pending, and problems with advice.
 

@@ -265,7 +265,7 @@ class MeasureService:
                     error=run.error or "",
                     chat_id=run.chat_id,
                     created_at=run.created_at,
-                    job=JobView.of(job) if job and job.state != "done" else None,
+                    job=JobView.from_row(job) if job and job.state != "done" else None,
                 )
                 for run, job in failed
             ],
@@ -331,7 +331,7 @@ class MeasureController(Controller):
     @get(
         opt={RAISES: (CampaignNotFoundError,)},
         operation_id="getCampaignMemory",
-        summary="Read what its memory takes",
+        summary="Read a campaign's memory statistics",
     )
     async def get_memory(
         self,

@@ -161,7 +161,7 @@ class ChatUsageController(Controller):
     @get(
         opt={RAISES: (ChatNotFoundError,)},
         operation_id="getChatUsage",
-        summary="Read what a chat took of its models",
+        summary="Read a chat's usage",
     )
     async def get_usage(
         self,

@@ -47,7 +47,7 @@ def compute_digests(
     sealer: Sealer, spec: EmbedderSpec, task: Task, texts: Sequence[str]
 ) -> list[bytes]:
     """Return a keyed hash of 32 bytes of each text, for one model and task."""
-    key = sealer.derived("embeddings")
+    key = sealer.derive_key("embeddings")
     model = spec.identity.encode()
     return [
         digest(key, model, task.encode(), text.encode(errors="surrogatepass")) for text in texts
@@ -233,7 +233,7 @@ class CircuitBreaker:
         left = self._until - self._clock()
         if left > 0:
             raise EmbedderError(
-                "The embedding model failed a moment ago and is not tried again yet.",
+                "The embedding model failed recently and is not called for a moment.",
                 retry_after=left,
                 retryable=True,
             )

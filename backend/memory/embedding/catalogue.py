@@ -110,11 +110,11 @@ def find_model(name: str) -> OfferedModel | None:
 def describe_models(models: Path, *, in_use: str | None) -> Iterator[str]:
     """Yield lines that describe all models and their state in a folder."""
     for each in list_models():
-        state = "fetched" if is_fetched(models, each) else "not fetched"
+        state = "downloaded" if is_fetched(models, each) else "not downloaded"
         tongues = each.languages
         spoken = f"{len(tongues)} languages ({' '.join(tongues)})" if tongues[1:] else tongues[0]
         yield f"{each.folder} ({'in use' if each.name == in_use else state})"
-        yield f"    {each.size:,} bytes, licence {each.licence}, for {spoken}"
+        yield f"    {each.size:,} bytes, license {each.licence}, for {spoken}"
 
 
 def is_fetched(models: Path, model: OfferedModel) -> bool:
@@ -155,37 +155,37 @@ Report = Callable[[int, int], Awaitable[None]]
 
 
 class ModelFetchError(UnavailableError):
-    """A model could not be downloaded. Incomplete files are kept for the next attempt."""
+    """The model could not be downloaded. The partial download is kept."""
 
     slug, title = "model-not-fetched", "The embedding model could not be downloaded"
 
 
 class HubUnreachableError(ModelFetchError):
-    """The hub does not respond, or the connection was lost repeatedly. A retry may help."""
+    """The hub does not respond, or the connection broke repeatedly. Trying later may help."""
 
     slug, title = "model-hub-unreachable", "The model hub cannot be reached"
 
 
 class ModelNotOnHubError(ModelFetchError):
-    """The hub does not have the model or one of its files."""
+    """The hub responds, but does not have the model or one of its files."""
 
-    slug, title = "model-not-on-hub", "The hub does not have the model"
+    slug, title = "model-not-on-hub", "The model hub does not have the model"
 
 
 class ModelDamagedError(ModelFetchError):
-    """A file has another size or digest than the published one. It was deleted."""
+    """A file differs from the published one. It was deleted."""
 
-    slug, title = "model-damaged", "The downloaded model differs from the published one"
+    slug, title = "model-damaged", "The downloaded model is damaged"
 
 
 class DiskFullError(ModelFetchError):
-    """The disk has too little space for the model."""
+    """The disk has not enough space for the model."""
 
-    slug, title = "disk-full", "There is not enough space on the disk"
+    slug, title = "disk-full", "The disk is full"
 
 
 class FetchUnderWayError(ConflictError):
-    """Another process downloads a model into the same folder."""
+    """Another process is downloading a model to the same folder."""
 
     slug, title = "model-fetch-under-way", "A model is already being downloaded"
 
@@ -354,7 +354,7 @@ def _lock_folder(models: Path) -> Generator[None]:
     try:
         lock = FileLock(models / ".lock").acquire(blocking=False)
     except Timeout:
-        raise FetchUnderWayError(f"Another process downloads a model into {models}.") from None
+        raise FetchUnderWayError(f"Another process is downloading a model to {models}.") from None
     with lock:
         yield
 
@@ -366,21 +366,21 @@ def _get_size(path: Path) -> int:
 def _delete_damaged(file: _HubFile, target: Path) -> ModelDamagedError:
     target.unlink()
     return ModelDamagedError(
-        f"{file.url} has the wrong size or digest, and was deleted. Download the model again. If "
-        "that does not help, a proxy between this server and the hub changes files."
+        f"The size or digest of {file.url} is wrong. It was deleted: download the "
+        "model again. If that does not help, check for a proxy that changes files."
     )
 
 
 def _build_unreachable_error(url: str, why: object) -> HubUnreachableError:
     reason = type(why).__name__ if isinstance(why, Exception) else why
     return HubUnreachableError(
-        f"{url} could not be read ({reason}). Check the network and try again, or set HF_ENDPOINT "
-        "to a mirror that this machine can reach. The next attempt resumes the download."
+        f"{url} could not be read ({reason}). The partial download is kept: try again later, or "
+        "set HF_ENDPOINT to a mirror that this machine can reach."
     )
 
 
 def _build_disk_full_error(folder: Path, size: int) -> DiskFullError:
     return DiskFullError(
-        f"{folder} needs {size / 1e6:,.0f} MB. Free some space and download the model again. The "
-        "next attempt resumes the download."
+        f"{size / 1e6:,.0f} MB are needed in {folder}. Free some space and retry: the "
+        "partial download is kept."
     )

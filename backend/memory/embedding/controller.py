@@ -41,7 +41,7 @@ FETCH_MODEL = "memory.fetch_model"
 
 
 class UnknownEmbeddingModelError(NotFoundError):
-    """No embedding model with this name can be downloaded."""
+    """No downloadable embedding model has this name."""
 
     slug, title = "unknown-embedding-model", "Unknown embedding model"
 
@@ -133,7 +133,7 @@ class ModelFetches:
                 last = await _load_last_fetch(session, model)
         if last is None:
             raise RuntimeError("The queued job is missing.")
-        return JobView.of(last)
+        return JobView.from_row(last)
 
     async def fetch(self, job: RunningJob) -> None:
         """Download a model and switch to it. Errors that a retry can't fix end the job."""
@@ -163,7 +163,7 @@ class ModelFetches:
             licence=model.licence,
             dimension=model.dimension,
             state="in_use" if in_use else "fetched" if is_here else "on_offer",
-            job=JobView.of(job) if job else None,
+            job=JobView.from_row(job) if job else None,
         )
 
 
@@ -185,7 +185,7 @@ class EmbeddingModelController(Controller):
     guards = (administrators_only,)
     opt = {NEEDS: "manage"}  # noqa: RUF012  # Litestar's own declaration
 
-    @get(summary="List embedding models")
+    @get(summary="List downloadable embedding models")
     async def list_embedding_models(
         self, model_fetches: NamedDependency[ModelFetches]
     ) -> EmbeddingModelOffers:

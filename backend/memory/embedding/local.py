@@ -154,8 +154,8 @@ T = TypeVar("T")
 
 LOCAL_LABEL = "The embedding model on this machine"
 NOT_INSTALLED = (
-    "fastembed, which computes embeddings on this machine, is not installed. It is available on "
-    "Linux and on Macs with Apple's processors."
+    "fastembed, which computes embeddings here, is not installed. It comes with Talekeeper if "
+    "the machine supports it: on Linux, and on Macs with Apple processors."
 )
 
 _MAX_GROUP_TOKENS = 256

@@ -83,7 +83,7 @@ class OwnEmbedder:
             self.dimension = next((each for each in COLLECTION_DIMENSIONS if each >= given), None)
             if self.dimension is None:
                 raise EmbedderError(
-                    f"Your embedding model returns vectors of {given:,} numbers. The maximum is "
+                    f"Your embedding model returns vectors of {given:,} numbers. The limit is "
                     f"{COLLECTION_DIMENSIONS[-1]:,}."
                 )
             self._length = given
@@ -221,7 +221,7 @@ class OwnModels(UserSignedOut):
         dimension, length = sizes
         asked = build_provider_embedder(wanted, self._settings, length=length)
         raw = OwnEmbedder(asked, dimension=dimension, length=length)
-        mark = digest(sealer.derived("embedding-model"), raw.server.encode(), raw.model.encode())
+        mark = digest(sealer.derive_key("embedding-model"), raw.server.encode(), raw.model.encode())
         embedder = CachedEmbedder(
             self._database,
             raw,

@@ -94,13 +94,15 @@ Embed = Callable[[Sequence[str], Task], Awaitable[Floats]]
 
 
 class EmbedderError(UnavailableError):
-    """The embedding model does not respond or refuses. Search continues with terms alone.
+    """The embedding model does not respond, or rejects the request.
+
+    Search continues with words only.
 
     `retry_after` is in seconds, if the provider gave a time. If `retryable`, the same request may
     succeed later.
     """
 
-    slug, title = "embedder-unavailable", "The embedding model does not respond"
+    slug, title = "embedder-unavailable", "The embedding model is unavailable"
 
     def __init__(
         self, detail: str, *, retry_after: float | None = None, retryable: bool = False

@@ -128,15 +128,15 @@ def normalize_rows(
     try:
         rows = np.asarray(vectors, dtype=np.float32).astype(np.float64)
     except (TypeError, ValueError):  # rows of different lengths, or not numbers
-        raise EmbedderError(f"{label} returned invalid embeddings.") from None
+        raise EmbedderError(f"{label} sent embeddings that are not a table of numbers.") from None
     if rows.ndim != 2 or len(rows) != count:  # noqa: PLR2004  # rows and columns
         raise EmbedderError(f"{label} returned {len(rows)} vectors for {count} texts.")
     length = rows.shape[1]
     if length == 0 or (dimension is not None and length != dimension):
         raise EmbedderError(
-            f"{label} returns vectors of {length} numbers instead of {dimension}. If the model was "
-            "changed, rebuild the index. If TALEKEEPER_EMBEDDING_DIMENSION is set, it must be the "
-            "dimension of the model."
+            f"{label} returns vectors of {length} numbers; {dimension} are expected. If the model "
+            "was changed, rebuild the index; if TALEKEEPER_EMBEDDING_DIMENSION is set, it must "
+            "match the model."
         )
     norms = np.linalg.norm(rows, axis=1, keepdims=True)
     if not (np.isfinite(norms) & (norms > 0)).all():
@@ -180,7 +180,8 @@ class RemoteEmbedder(ABC):
         """See `Embedder`."""
         if self._dimension is None:
             raise EmbedderError(
-                f"{SERVER_LABEL} has not responded yet, and the dimension is not configured."
+                f"{SERVER_LABEL} has not responded yet, and the size of its vectors is not "
+                "configured."
             )
         return EmbedderSpec(provider=self.kind, model=self.model, dimension=self._dimension)
 
@@ -328,4 +329,4 @@ def _decode_vectors(response: bytes) -> list[Any]:
             for each in data
         ]
     except (msgspec.MsgspecError, ValueError, RecursionError):
-        raise EmbedderError(f"{SERVER_LABEL} returned a response without embeddings.") from None
+        raise EmbedderError(f"{SERVER_LABEL} sent a response without embeddings.") from None

@@ -493,7 +493,7 @@ class EdgeIndex:
                 await ended.end()
             if self._process is None:
                 if not self._starts.is_due():
-                    raise EngineError("The engine's process ended a moment ago.")
+                    raise EngineError("The index process ended a moment ago.")
                 log.warning("index.engine_started_again")
                 await self._start()
             if self._process is None:
@@ -514,7 +514,9 @@ class EdgeIndex:
             process = await EngineProcess.start()
         except OSError as error:
             self._starts.note_failure(error)
-            raise EngineError("The engine does not start.", kind=type(error).__name__) from error
+            raise EngineError(
+                "The index process cannot be started.", kind=type(error).__name__
+            ) from error
         try:
             is_new, was_damaged = await process.call(
                 "open", self._folder, self.name, self._dimension, may_create=not self._was_open

@@ -470,8 +470,8 @@ def lock(path: Path) -> None:
         held.acquire(timeout=_LOCK_SECONDS)
     except Timeout as error:
         raise IndexUnavailableError(
-            f"Another process has the index open ({path}). Only one process can use an index in "
-            "the data folder. For several, start a Qdrant server and set TALEKEEPER_QDRANT_URL."
+            f"Another process has the index open ({path}). An index in the data folder can serve "
+            "one process. For several, start a Qdrant server and set TALEKEEPER_QDRANT_URL."
         ) from error
     _locks.append(held)
 

@@ -19,17 +19,20 @@ VectorName = DenseName | SparseName
 DENSE: tuple[DenseName, ...] = ("dense", "dense_window")
 SPARSE: tuple[SparseName, ...] = ("sparse", "sparse_window")
 Kind = Literal["lore", "message", "scene", "question", "event", "campaign"]
-"""The kind of row that a point belongs to. A scene has only a sparse vector. Scenes and questions
-are never part of a prompt: they lead to messages. `campaign` is an item of a campaign."""
+"""The kind of row that a point belongs to. `campaign` is an item of a campaign.
+
+A scene has only a sparse vector, and is never in a prompt: it leads to messages. A `question` is a
+leftover of a removed feature. No query asks for it, and the next indexing of its message deletes
+it; until then the index must be able to read it."""
 
 OWNER, KIND, CONTAINER, SOURCE, POSITION, AUDIENCE = "o", "k", "c", "s", "p", "u"
 """Names of the payload fields that queries filter by. Each has an index in the engine."""
 
 
 class IndexUnavailableError(UnavailableError):
-    """The index does not respond. Turns continue without it and report that."""
+    """The index does not respond. Turns continue without it, and report this."""
 
-    slug, title = "index-unavailable", "The memory index does not respond"
+    slug, title = "index-unavailable", "The memory index is unavailable"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

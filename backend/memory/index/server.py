@@ -317,7 +317,7 @@ def _build_client(settings: Settings, *, grpc: bool) -> AsyncQdrantClient:
             check_compatibility=False,
         )
     except ValueError as error:
-        raise IndexUnavailableError("TALEKEEPER_QDRANT_URL is not a valid address.") from error
+        raise IndexUnavailableError("TALEKEEPER_QDRANT_URL is not an address.") from error
 
 
 async def _has_grpc(settings: Settings) -> bool:

@@ -3,7 +3,7 @@
 A row has one document, or one per chunk if its text is long. Building documents is pure.
 
 Terms include the date of a message, vectors do not: a date would dominate the vector of a short
-line. docs/retrieval.md has the effect of each choice.
+line. docs/explanation/quality.md has the effect of each choice.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import re
 import time
 from collections import OrderedDict
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import datetime
 from functools import cached_property, partial
 from itertools import pairwise
@@ -287,15 +287,6 @@ def build_message_documents(
     return documents
 
 
-def question_documents(first: IndexDocument, questions: Sequence[str]) -> list[IndexDocument]:
-    """A document for each question that a message answers, with the figures of its `first` one.
-
-    Found by the question, the message is what comes back: no text of theirs is ever shown.
-    """
-    bare = replace(first, kind="question", dense_text=None, dense_window=None, sparse_window=None)
-    return [replace(bare, chunk=number, text=text) for number, text in enumerate(questions)]
-
-
 def build_scene_document(scene_id: UUID, lines: Sequence[SourceMessage]) -> IndexDocument:
     """Build the document of a scene from its messages (at least one), oldest first.
 
@@ -370,7 +361,7 @@ def build_event_document(  # noqa: PLR0913  # the fields of an event
     when: str,
     where: str,
     who: Sequence[str],
-    make_keywords: Sequence[str],
+    keywords: Sequence[str],
     said_at: datetime | None,
     version: int,
     audience: str = PUBLIC,
@@ -384,7 +375,7 @@ def build_event_document(  # noqa: PLR0913  # the fields of an event
         source_id=event_id,
         container_id=chronicle_id,
         version=version,
-        text="\n".join(filter(None, [date, said, ", ".join(make_keywords)])),
+        text="\n".join(filter(None, [date, said, ", ".join(keywords)])),
         dense_text=said,
         said_at=int(said_at.timestamp()) if said_at else 0,
         words=len(summary.split()),

@@ -9,8 +9,8 @@ are computed from the terms of the texts that were found:
 - `aboutness`: the share of the query's words that the text contains, where common words of the
   language weigh little
 
-The rank of a word in the vocabulary of the tokenizer shows how common it is. docs/retrieval.md has
-the limits and their effect.
+The rank of a word in the vocabulary of the tokenizer shows how common it is.
+docs/explanation/quality.md has the limits and their effect.
 """
 
 from __future__ import annotations
@@ -30,17 +30,14 @@ from msgspec import structs
 from numpy.typing import NDArray
 
 from backend.generation.tokens import Tokenizer, get_tokenizer
-from backend.memory.index.protocol import Hit, Payload, Sparse, point_id
+from backend.memory.index.protocol import Hit, Payload, Sparse
 from backend.memory.search.query import ParsedQuery, Signal, Span
 from backend.memory.search.terms import list_forms, query_terms, query_words
 from backend.vault.blinding import Blinder
 
 SIGNALS: tuple[Signal, ...] = ("dense", "sparse", "dense_window", "sparse_window", "scene")
-ASKED: tuple[Signal, ...] = ("dense_question", "sparse_question")
-"""Signals of questions that a line answers: they lift their line, or bring it in."""
-
-DENSE_SIGNALS: tuple[Signal, ...] = ("dense", "dense_window", "dense_question")
-SPARSE_SIGNALS: tuple[Signal, ...] = ("sparse", "sparse_window", "sparse_question")
+DENSE_SIGNALS: tuple[Signal, ...] = ("dense", "dense_window")
+SPARSE_SIGNALS: tuple[Signal, ...] = ("sparse", "sparse_window")
 
 SignalHits = Mapping[Signal, Sequence[Hit]]
 
@@ -56,8 +53,6 @@ class Scores(msgspec.Struct, frozen=True, gc=False):
     sparse: float | None = None
     dense_window: float | None = None
     sparse_window: float | None = None
-    dense_question: float | None = None
-    sparse_question: float | None = None
 
     def to_dict(self) -> dict[str, float]:
         """Return the scores that are not None."""
@@ -97,7 +92,7 @@ def gather(signals: Sequence[Signal], hits: Sequence[Sequence[Hit]]) -> SignalHi
     return found
 
 
-FEATURES = (*SIGNALS, "speaker", "length", "question", "span", *ASKED, "subject", "answer")
+FEATURES = (*SIGNALS, "speaker", "length", "question", "span", "subject", "answer")
 
 SCORE_FIELDS: Sequence[Signal] = Scores.__struct_fields__  # type: ignore[assignment]  # they are signals
 
@@ -123,7 +118,7 @@ class FeatureTable:
 
     Args:
         found: Hits by signal, best first. Hits of `scene` are scenes: they raise the score of their
-            messages and are no candidates. Hits of `ASKED` are questions, and raise their message.
+            messages and are no candidates.
         speakers: Keyed ids of the speakers that the query names, in its order.
         spans: Times that the query names.
         aboutness: The aboutness of rows, by the integers of their ids.
@@ -132,7 +127,7 @@ class FeatureTable:
         hits: One hit of each point.
         lines: Their payloads.
         cosines: The best cosine of each, shape (n,); -1 if no vector found it.
-        values: The features, shape (n, 13), with the columns of `FEATURES`. The column of a signal
+        values: The features, shape (n, 11), with the columns of `FEATURES`. The column of a signal
             is scaled to 0 to 1 (`scale_to_one`); points that it did not find have 0.
     """
 
@@ -149,9 +144,7 @@ class FeatureTable:
         self.lines = [hit.payload for hit in self.hits]
         rows = {hit.id.int: row for row, hit in enumerate(self.hits)}
         self._columns: dict[Signal, _Column] = {
-            signal: self._answered(hits) if signal in ASKED else _build_column(hits, rows)
-            for signal, hits in found.items()
-            if signal != "scene"
+            signal: _build_column(hits, rows) for signal, hits in found.items() if signal != "scene"
         }
         self.cosines = self._best(DENSE_SIGNALS, -1.0)
         self.values = self._values(found.get("scene", ()), speakers, spans)
@@ -195,16 +188,6 @@ class FeatureTable:
             )
             for row in first.values()
         ]
-
-    def _answered(self, questions: Sequence[Hit]) -> _Column:
-        """What a signal of questions said of the lines that answer them."""
-        scaled = scale_to_one(np.array([hit.score for hit in questions], dtype=np.float64))
-        best: dict[int, int] = {}
-        for place, hit in enumerate(questions):
-            best.setdefault(hit.payload.source_id.int, place)
-        rows = [row for row, line in enumerate(self.lines) if line.source_id.int in best]
-        places = [best[self.lines[row].source_id.int] for row in rows]
-        return _Column(rows, [questions[place].score for place in places], scaled[places])
 
     def _signals(self) -> list[tuple[float | None, ...]]:
         """Return the scores of each point, in the order of the fields of `Scores`."""
@@ -254,34 +237,17 @@ class FeatureTable:
             table[(start <= said_at) & (said_at < end), 8] = 1.0
         if len(speakers) > 1:
             subject = next(iter(speakers))
-            table[:, 11] = [line.speaker == subject for line in lines]
-        table[:, 12] = _score_answers(lines, table[:, 0])
+            table[:, 9] = [line.speaker == subject for line in lines]
+        table[:, 10] = _score_answers(lines, table[:, 0])
         table[~is_line, 5:] = 0.0
-        for place, signal in enumerate(ASKED, start=9):
-            if column := self._columns.get(signal):
-                table[column.rows, place] = column.scaled
         return table
 
 
 def points(found: SignalHits) -> list[Hit]:
     """Return one hit of each point that may be a candidate."""
     # Integers as keys, because hashing a UUID takes ten times as long.
-    lines = (some for signal, some in found.items() if signal not in {"scene", *ASKED})
-    hits = {hit.id.int: hit for some in lines for hit in some}
-    asked = [hit for signal in ASKED for hit in found.get(signal, ())]
-    there = {hit.payload.source_id.int for hit in hits.values()} if asked else set[int]()
-    for hit in asked:
-        if hit.payload.source_id.int not in there:
-            there.add(hit.payload.source_id.int)
-            line = _answering(hit)
-            hits[line.id.int] = line
-    return list(hits.values())
-
-
-def _answering(question: Hit) -> Hit:
-    """The first point of the line that answers a question, as if that had been found."""
-    payload = structs.replace(question.payload, kind="message", chunk=0)
-    return Hit(point_id("message", payload.source_id), question.score, payload)
+    lines = (some for signal, some in found.items() if signal != "scene")
+    return list({hit.id.int: hit for some in lines for hit in some}.values())
 
 
 def _build_column(hits: Sequence[Hit], rows: Mapping[int, int]) -> _Column:

@@ -4,7 +4,8 @@
 "last week" or "on 7 May 2023", in the languages of `query_words.toml`. Other expressions are only
 terms.
 
-docs/retrieval.md has the effect of each step. `search` describes the sequence of a search.
+docs/explanation/quality.md has the effect of each step. `search` describes the sequence of a
+search.
 """
 
 from __future__ import annotations
@@ -281,8 +282,6 @@ Signal = Literal[
     "dense_window",
     "sparse_window",
     "scene",
-    "dense_question",
-    "sparse_question",
 ]
 """A way in which a search finds points. Each signal is one query."""
 
@@ -300,8 +299,6 @@ _VECTORS: Mapping[Signal, VectorName] = {
     "dense_window": "dense_window",
     "sparse_window": "sparse_window",
     "scene": "sparse",
-    "dense_question": "dense",
-    "sparse_question": "sparse",
 }
 
 CONTEXT_WEIGHT = 0.3
@@ -406,14 +403,14 @@ def plan_queries(
     Messages have their own queries. They are so many that their hits would displace all others.
 
     `dense` is the blinded vector of `parsed.meaning`, shape (d,); None without an embedder. If
-    `kinds` is empty, all kinds except questions are searched. `limit` is the number of hits of each
+    `kinds` is empty, all kinds are searched. `limit` is the number of hits of each
     signal among messages. With an `audience`, only points with one of its words are found.
 
     Returns:
-        At most nine queries with their signals.
+        At most seven queries with their signals.
     """
     wanted = set(kinds) or {"message", "lore", "event", "campaign"}
-    others = sorted(wanted - {"message", "scene", "question"})
+    others = sorted(wanted - {"message", "scene"})
     queries: list[tuple[Signal, Query]] = []
 
     def add(signal: Signal, near: Floats | Sparse, kinds: Sequence[Kind], limit: int) -> None:
@@ -433,10 +430,6 @@ def plan_queries(
         add("sparse", sparse, ["message"], limit)
         add("sparse_window", sparse, ["message"], limit)
         add("scene", sparse, ["scene"], SCENE_HITS)
-        if "question" in wanted:
-            if dense is not None:
-                add("dense_question", dense, ["question"], limit)
-            add("sparse_question", sparse, ["question"], limit)
     if others:
         sparse = blind_terms(weigh_terms(parsed, parsed.lore_terms), blinder)
         if dense is not None:

@@ -3,7 +3,8 @@
 A question for a list ("Which spells has she cast?") is short, and its hits are in many scenes. A
 question for one fact has more words, and its hits are in one scene. This is the same in all
 languages. In answers to a list, a message next to a better one adds little, because nearly the same
-window found both, and the score of its scene means less. docs/retrieval.md has the effect.
+window found both, and the score of its scene means less. docs/explanation/quality.md has the
+effect.
 """
 
 from __future__ import annotations
@@ -156,7 +157,7 @@ and a good one matters less than that between a good one and a poor one."""
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Weights:
-    """The weights of features. The first six sum to 1. `scripts/bench_locomo.py` chose the values.
+    """The weights of features; the first six sum to 1. Chosen by `bench.py retrieval locomo`.
 
     Attributes:
         dense: Cosine of the text itself, with `DENSE_EXPONENT`.
@@ -169,8 +170,6 @@ class Weights:
         question: 1 for a bare question. It answers nothing, so the weight is negative.
         span: 1 if the message is from a time that the query names.
         recent: The age, if the query asks for recent things.
-        dense_question: Cosine with a question that a task model says the line answers.
-        sparse_question: BM25 of such a question.
         subject: 1 if the speaker is the first of several that the query names.
         answer: The dense score of a bare question in the message before it.
     """
@@ -185,8 +184,6 @@ class Weights:
     question: float = -0.09
     span: float = 0.29
     recent: float = 0.3
-    dense_question: float = 0.25
-    sparse_question: float = 0.10
     subject: float = 0.13
     answer: float = 0.18
 
@@ -200,12 +197,10 @@ MEANING_WEIGHTS = Weights(
     speaker=0.11,
     length=0.09,
     question=-0.14,
-    dense_question=0.24,
-    sparse_question=0,
     subject=0,
     answer=0,
 )
-"""Weights for ranking without words. `scripts/bench_paraphrase.py` chose the values."""
+"""Weights for ranking without words. `scripts/bench.py retrieval paraphrase` chose the values."""
 
 
 def rank(
@@ -269,7 +264,7 @@ def weigh_by_kind(candidates: Sequence[Candidate], weights: Mapping[str, float])
 
 
 def _vectorize(weights: Weights) -> NDArray[np.float64]:
-    """Return the weights as a vector, shape (13,), in the order of `FEATURES`."""
+    """Return the weights as a vector, shape (11,), in the order of `FEATURES`."""
     return np.array([getattr(weights, name) for name in FEATURES], dtype=np.float64)
 
 
@@ -356,8 +351,8 @@ NEIGHBOUR_DISCOUNT = 0.5
 at most about 1.3."""
 
 SCENE_DISCOUNT = 0.3
-"""Amount that a message of the best scene loses at a breadth of 1. `scripts/fit_breadth.py` chose
-it."""
+"""Amount that a message of the best scene loses at a breadth of 1. Chosen by
+`scripts/bench.py retrieval breadth`."""
 
 
 def breadth(text: str, ranked: Sequence[Candidate]) -> float:

@@ -277,7 +277,7 @@ class MemorySearch:
         try:
             return await self._find(sealer, request, notes)
         except AppError as error:
-            notes.append(f"nothing was looked up in memory: {error.title.lower()}")
+            notes.append(f"memory was not searched: {error.title.lower()}")
             log.warning("memory.not_searched", problem=error.slug)
             return SearchResult(request=request, notes=notes)
 
@@ -524,13 +524,13 @@ async def choose_query_embedder(
     `usual` is the installation's model, `own` are those of users.
     """
     if place.is_moving:
-        notes.append("memory is moving to another embedding model: looked up by words alone")
+        notes.append("memory is moving to another embedding model: searched by words only")
         return None
     if not place.is_chosen or own is None:
         return usual
     model = await own.load(sealer, place.sizes)
     if model is None or model.embedder is None or model.mark != place.model:
-        notes.append("looked up by words alone: the account's embedding model is not there")
+        notes.append("searched by words only: the account's embedding model does not exist")
         return None
     return model.embedder
 
@@ -544,6 +544,6 @@ async def embed_query_text(
     try:
         return await embedder.embed_query(sealer, meaning)
     except EmbedderError as error:
-        notes.append("looked up by words alone: the embedding model did not answer")
+        notes.append("searched by words only: the embedding model did not respond")
         log.warning("memory.not_embedded", problem=error.slug)
         return None

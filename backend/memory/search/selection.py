@@ -161,7 +161,7 @@ def split_hits(plan: Plan, hits: Sequence[Sequence[Hit]]) -> tuple[SignalHits, S
 
 
 def _is_dense_line_query(signal: Signal, query: Query) -> bool:
-    return signal in DENSE_SIGNALS and not {"message", "question"}.isdisjoint(query.scope.kinds)
+    return signal in DENSE_SIGNALS and "message" in query.scope.kinds
 
 
 def find_nearest(

@@ -77,7 +77,7 @@ def _load_stop_words() -> dict[str, frozenset[str]]:
 STOP_WORDS = _load_stop_words()
 """Stop words by Snowball's names of languages, in lower case and with straight `'`.
 
-docs/retrieval.md explains why no library is used.
+docs/explanation/quality.md explains why no library is used.
 """
 
 COMMON_WORDS = frozenset[str]().union(*STOP_WORDS.values())

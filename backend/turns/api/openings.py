@@ -150,7 +150,7 @@ class OpeningController(Controller):
             ),
             EXAMPLE: {"character_ids": [], "title": "The lighthouse"},
         },
-        summary="Open a chat",
+        summary="Create a chat",
     )
     async def open_chat(
         self,
@@ -202,7 +202,7 @@ async def _checked_names(
 ) -> list[str]:
     """The names of characters who are the user's, as the persona has to be."""
     if len(set(character_ids)) < len(character_ids):
-        raise ValidationError("character_ids names a character twice.")
+        raise ValidationError("character_ids contains a character twice.")
     names = await _names(session, identity, character_ids)
     if len(names) < len(character_ids):
         raise CharacterNotFoundError
@@ -261,14 +261,14 @@ def _greetings(
         if len(text) > longest:
             raise MessageTooLongError(
                 f"Greeting {number + 1} has {len(text):,} characters; {longest:,} are allowed. "
-                "Shorten it in the character.",
+                "Shorten it on the character's page.",
                 extra={"greeting": number + 1, "length": len(text), "limit": longest},
             )
         together += len(text)
         if together > MAX_OPENING:
             raise OpeningTooLongError(
-                f"Up to greeting {number + 1} they have {together:,} characters; {MAX_OPENING:,} "
-                "are allowed. Shorten or delete some in the character.",
+                f"Greetings 1 to {number + 1} have {together:,} characters; {MAX_OPENING:,} "
+                "are allowed. Shorten or delete some on the character's page.",
                 extra={"greeting": number + 1, "length": together, "limit": MAX_OPENING},
             )
         drafts.append(

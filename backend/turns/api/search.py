@@ -20,7 +20,6 @@ from backend.campaigns.state.viewpoints import check_viewpoint
 from backend.characters import repository as characters
 from backend.chats import repository as chats
 from backend.chats.errors import ChatNotFoundError
-from backend.chats.questions import has_questions
 from backend.core.audience import GM, Viewpoint, ViewpointText, read_viewpoint
 from backend.core.cpu_pool import CpuPool
 from backend.core.reasons import Match, Reason, render_matches, render_reasons
@@ -130,8 +129,6 @@ class SearchService:
             else:
                 parts, names = await _in_chat(session, identity, chat_id, kinds)
             await _check_viewpoint(session, identity, viewpoint, chat_id)
-            if "message" in kinds and await has_questions(session, owner_id=identity.user_id):
-                kinds = [*kinds, "question"]
         request = SearchRequest(
             text=text,
             names=names,
@@ -216,7 +213,7 @@ class SearchController(Controller):
         supersedes it. `viewpoint` finds only what `public`, or an entity of a campaign, may know.
         """
         if not q.strip():
-            raise ValidationError("q holds nothing but blanks.")
+            raise ValidationError("q must not be blank.")
         return await search_service.search(
             identity,
             q,
@@ -276,7 +273,7 @@ def _kinds(sources: str) -> list[Kind]:
     named = [part.strip() for part in sources.split(",") if part.strip()]
     if unknown := sorted(set(named) - set(SOURCE_NAMES)):
         raise ValidationError(
-            f"There is no source {', '.join(unknown)}; there are {', '.join(SOURCE_NAMES)}."
+            f"Unknown source {', '.join(unknown)}. Available: {', '.join(SOURCE_NAMES)}."
         )
     return [name for name in SOURCE_NAMES if not named or name in named]
 

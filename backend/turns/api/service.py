@@ -126,7 +126,7 @@ class TurnService:
             await self._quotas.check(TOKENS_PER_DAY, identity.user_id)
             with self._quotas.turns.hold(identity.user_id) as permit:
                 run = await self._prepare(identity, chat_id, request, turn_id, fingerprint)
-                permit.until(run.finished)
+                permit.extend(run.finished)
         except _ReplayError:
             return turn_id
         except QuotaExceededError:
@@ -154,7 +154,7 @@ class TurnService:
             with self._quotas.turns.hold(identity.user_id) as permit:
                 run, event_id = await self._waiting.choose(identity, turn_id, choice)
                 if run is not None:
-                    permit.until(run.finished)
+                    permit.extend(run.finished)
                     self.runs.start(run)
         return event_id
 
@@ -205,7 +205,7 @@ class TurnService:
             log.info("turn.chat_changed", chat_id=chat_id, turn_id=turn_id, attempt=attempt)
         if is_outrun and request.turn_id is not None:
             raise TurnIdReusedError(NEW_ID)
-        raise ChatChangedError("Look at it again, and send the line once more.")
+        raise ChatChangedError("Read the chat again, and send the message again.")
 
     async def events(
         self, identity: Identity, turn_id: UUID, *, last_id: int, beat: float
@@ -337,4 +337,4 @@ async def _is_replay(
 def _fingerprint(identity: Identity, chat_id: UUID, request: TurnRequest) -> bytes:
     """What makes two requests the same turn: everything in them but the turn's id."""
     body = msgspec.json.encode(msgspec.structs.replace(request, turn_id=None))
-    return digest(identity.sealer.derived("turn-requests"), chat_id.bytes, body)
+    return digest(identity.sealer.derive_key("turn-requests"), chat_id.bytes, body)

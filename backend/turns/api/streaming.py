@@ -55,7 +55,7 @@ def last_event_id(request: AnyRequest) -> int:
     if not text:
         return 0
     if not text.isdecimal() or len(text) > LONGEST_EVENT_ID:
-        raise BadRequestError("Last-Event-ID is the number of the last event that arrived.")
+        raise BadRequestError("Last-Event-ID must be the number of the last event received.")
     return int(text)
 
 
@@ -80,7 +80,7 @@ async def _watched(
     with watch.watching(identity.slot_id):
         async for batch in turns.events(identity, turn_id, last_id=last_id, beat=BEAT_SECONDS):
             if not watch.is_open(identity.slot_id):
-                raise UnauthenticatedError("The session has ended; the turn goes on.")
+                raise UnauthenticatedError("The session has ended. The turn continues.")
             yield batch
 
 

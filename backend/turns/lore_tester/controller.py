@@ -38,7 +38,7 @@ class LoreTesterController(Controller):
             ),
             EXAMPLE: {"texts": ["Who lives in the lighthouse?"]},
         },
-        summary="Try a lorebook on a text",
+        summary="Test a lorebook on a text",
     )
     async def test_lorebook(
         self,

@@ -137,7 +137,7 @@ def resume_play(
     """
     fresh, table = built.loaded.table, Table.load(suspended.table)
     if fresh is None or fresh.state.campaign_id != table.state.campaign_id:
-        raise ConflictError("The chat is no longer played in this campaign. Stop the turn.")
+        raise ConflictError("The chat is no longer in this campaign. Stop the turn.")
     table.names, table.viewpoint = fresh.names, fresh.viewpoint
     table.state.shown_place = fresh.state.shown_place
     table.state.shows_people = fresh.state.shows_people

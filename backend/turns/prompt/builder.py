@@ -33,7 +33,7 @@ from backend.context.budget import Budget
 from backend.context.macros import MacroBudget, MacroLimitError
 from backend.core.cpu_pool import SEALED_FACTOR, CpuPool
 from backend.database.engine import Database
-from backend.enrichment.outbox import SUMMARY_WAIT, EnrichmentOutbox
+from backend.enrichment.outbox import SUMMARY_SECONDS, EnrichmentOutbox
 from backend.enrichment.reader import choose_model, safe_sampling
 from backend.generation.model import ModelSpec
 from backend.generation.tokens import best_tokenizer
@@ -215,7 +215,8 @@ class PromptBuilder:
         chosen = choose_model(models, self._settings, "summary", loaded.settings, account, usual)
         work = Work(use="summary", rank=rank, user_id=identity.user_id, chat_id=loaded.chat.id)
         try:
-            async with self._slots.hold([models.find_limit(chosen)], work, patience=SUMMARY_WAIT):
+            limit = models.find_limit(chosen)
+            async with self._slots.hold([limit], work, patience=SUMMARY_SECONDS):
                 return await self._enrichment.summarise_now(
                     identity,
                     loaded.chat.id,
@@ -297,7 +298,7 @@ class PromptBuilder:
         if loaded.line is None or loaded.line == request.text:
             return
         if not loaded.line.strip():
-            raise EmptyMessageError("Its macros or your regex scripts leave no text of it.")
+            raise EmptyMessageError("The macros or your regex scripts removed the whole text.")
         self._messages.check_text(loaded.line)
 
     async def _with_history(
@@ -460,4 +461,6 @@ async def _check_path(session: AsyncSession, loaded: LoadedChat) -> None:
         return
     query = select(Message.is_active).where(Message.id == leaf.id, Message.user_id == leaf.user_id)
     if not await session.scalar(query):
-        raise ChatChangedError("The chat left the turn's branch. Send the line again.")
+        raise ChatChangedError(
+            "The chat is on another branch than the turn. Send the message again."
+        )

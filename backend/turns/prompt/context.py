@@ -128,7 +128,6 @@ class LoadedChat:
             compaction has read; `unread_rounds` are those since the last one that was read.
         viewpoint: Whose knowledge the prompt may hold.
         audience: Who may know what the turn stores, as a column holds it.
-        by_questions: Old lines are searched by the questions that they answer, and get some.
         typed: The line before its macros were expanded; None if there were none.
         expands_macros: Macros in the user's line are expanded before it is stored.
         variables: The variables for the prompt's macros: the stored ones, after the line's macros.
@@ -173,7 +172,6 @@ class LoadedChat:
     unread_rounds: int = 0
     viewpoint: Viewpoint = GM
     audience: str = PUBLIC
-    by_questions: bool = False
     keeps_other_speakers: bool = False
     preset: LoadedPreset | None = None
 

@@ -203,7 +203,6 @@ class ChatLoader:
             said=self._said(target, request),
             viewpoint=viewpoint,
             audience=audience,
-            by_questions=first_set((settings.memory, account.memory), "questions", default=False),
             keeps_other_speakers=first_set(
                 (settings, account), "keep_other_speakers", default=False
             ),

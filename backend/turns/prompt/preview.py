@@ -299,7 +299,7 @@ class ContextService:
         """A reply's record, and the lines that its history names, still sealed."""
         row = await repository.find_record(session, message.id, owner_id=identity.user_id)
         if row is None:
-            raise ContextNotFoundError("Only replies that a model wrote have one.")
+            raise ContextNotFoundError("Only replies of a model have a context record.")
         data = identity.sealer.open_bytes(CONTEXT_RECORD, row.id, row.sealed_record)
         record = msgspec.json.decode(data, type=ContextRecord)
         digests = [bytes.fromhex(item.text_hash) for item in (*record.items, *record.retrieved)]

@@ -16,27 +16,23 @@ import msgspec
 from backend.accounts.auth.identity import Identity
 from backend.accounts.profile.settings import first_set
 from backend.core.logs import get_logger
-from backend.database.base import new_id
 from backend.database.engine import Database
 from backend.enrichment.cleaning import strip_tags
-from backend.enrichment.models import EnrichmentRun
 from backend.enrichment.reader import (
-    RunBudget,
     choose_model,
     limit_output,
     open_budget,
     safe_sampling,
 )
-from backend.enrichment.runs.store import record_success
+from backend.enrichment.runs.store import build_run, record_success
 from backend.errors import AppError
 from backend.generation.model import (
-    ModelDeclinedError,
-    ModelMalformedAnswerError,
     Prompt,
     PromptMessage,
 )
 from backend.generation.tools.arguments import plain_schema
 from backend.jobs.errors import RetryLaterError
+from backend.llm.answers import RunBudget, ask
 from backend.llm.server_slots import ModelSlots
 from backend.llm.slot_rules import Rank, Work
 from backend.memory.search.request import SearchResult
@@ -101,7 +97,7 @@ class Rephraser:
             async with self._database.read() as session:
                 budget = await open_budget(session, self._settings, identity.user_id)
         except RetryLaterError:
-            note = "not looked up in other words: the tokens for the day are spent"
+            note = "query not rephrased: today's token limit is used up"
             return replace(found, notes=[*found.notes, note])
         words, problem, began = "", None, time.monotonic()
         work = Work(
@@ -119,32 +115,25 @@ class Rephraser:
             log.info("memory.not_rephrased", problem=problem)
         if budget.calls:
             position = loaded.target.leaf.position if loaded.target.leaf else 0
-            run = EnrichmentRun(
-                id=new_id(),
-                user_id=identity.user_id,
-                chat_id=loaded.chat.id,
-                campaign_id=loaded.chat.campaign_id,
-                kind="rephrasing",
-                state="failed" if problem else "done",
+            run = build_run(
+                loaded.chat,
+                "rephrasing",
                 model=chosen,
-                from_position=position,
-                to_position=position,
-                calls=budget.calls,
-                prompt_tokens=budget.prompt_tokens,
-                completion_tokens=budget.completion_tokens,
-                duration_ms=round((time.monotonic() - began) * 1000),
+                positions=(position, position),
+                budget=budget,
+                seconds=time.monotonic() - began,
                 error=problem,
             )
             async with self._database.write() as session:
                 await record_success(session, run)
         if problem:
-            note = "not looked up in other words: the task model gave no answer"
+            note = "query not rephrased: the task model returned no answer"
             return replace(found, notes=[*found.notes, note])
         if not words:
             return found
         text = f"{request.text}\n{words}"
         again = await self._search.find(identity.sealer, replace(request, text=text))
-        return replace(again, notes=[*again.notes, f"looked up in other words as well: {words}"])
+        return replace(again, notes=[*again.notes, f"also searched for: {words}"])
 
     async def _rephrase(
         self,
@@ -165,13 +154,12 @@ class Rephraser:
         sampling = limit_output(safe_sampling(model.spec, window.sampling.safety), model.spec)
         prompt = Prompt([PromptMessage("user", asked)])
         try:
-            said = await model.structured(prompt, SCHEMA, sampling)
-        except (ModelMalformedAnswerError, ModelDeclinedError, asyncio.CancelledError):
-            budget.take(None, prompt, "")  # the model has read it all the same
+            value = await ask(model, prompt, SCHEMA, sampling=sampling, budget=budget)
+        except asyncio.CancelledError:
+            budget.count_call(None, prompt)  # the model has read the prompt
             raise
-        budget.take(said.usage, prompt, str(said.value))
         try:
-            words = msgspec.convert(said.value, _Answer).words
+            words = msgspec.convert(value, _Answer).words
         except msgspec.ValidationError:
             return ""
         return " ".join(words[:MOST_WRITTEN].split())

@@ -65,7 +65,7 @@ def record_of(built: Built) -> ContextRecord:
     )
     record.notes += built.notes
     if built.window.is_estimated:
-        record.notes.append("the chat's stored counts are being made anew for this model")
+        record.notes.append("the chat's token counts are being recalculated for this model")
     older = _older(built)
     if older is not None:
         record.left_out.insert(0, older)
@@ -175,7 +175,7 @@ def seal_record(run: TurnRun) -> SealedRecord:
     if run.play is not None:
         record.tools, record.tool_support = list(run.play.used), run.play.support
     record.notes += [refused.note for refused in run.refused]
-    key = run.sealer.derived("context-texts")
+    key = run.sealer.derive_key("context-texts")
     texts = move_texts(record, lambda text: digest(key, text.encode()).hex())
     sealed: dict[bytes, tuple[UUID, bytes]] = {}
     for text_hash, text in texts.items():

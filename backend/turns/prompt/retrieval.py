@@ -84,15 +84,12 @@ def ask_for(
         parts.append(ScopePart(containers=[loaded.chat.campaign_id], kinds=("campaign",)))
         kinds.append("campaign")
     if before and weights.message:
-        asked: Sequence[Kind] = ("question",) if loaded.by_questions else ()
         parts.append(
             ScopePart(
-                containers=[loaded.chat.id],
-                before_position=before,
-                kinds=("message", "scene", *asked),
+                containers=[loaded.chat.id], before_position=before, kinds=("message", "scene")
             )
         )
-        kinds += ("message", *asked)
+        kinds.append("message")
     recent = [each.text for each in loaded.recent[-EXCHANGE:]]
     text = loaded.said or (recent.pop() if recent else "")
     if not parts or not text.strip():
@@ -103,7 +100,7 @@ def ask_for(
         names=[loaded.speaker.name, *loaded.others, loaded.user_name],
         parts=parts,
         kinds=kinds,
-        weights={kind: getattr(weights, kind) for kind in kinds if kind != "question"},
+        weights={kind: getattr(weights, kind) for kind in kinds},
         limit=limit,
         min_relevance=min_relevance,
         room=min(ROOM, budget) if min_relevance is None else 0,

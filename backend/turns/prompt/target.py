@@ -75,7 +75,7 @@ async def find_target(
         leaf = await _parent(session, leaf)
     if request.continue_:
         if leaf is None or leaf.role != "assistant":
-            raise NotContinuableError("The last message is not a character's.")
+            raise NotContinuableError("The last message was not written by a character.")
         if len(leaf.sealed_content) == OVERHEAD:
             # Thoughts alone: there is no text to continue, so it is written from its beginning.
             fresh = await _rewriting(session, leaf)
@@ -116,8 +116,8 @@ async def _unanswered(
         return Target(kind="reply", line_kind="user_line", leaf=leaf)
     if request.speaker is None:
         raise NothingToAnswerError(
-            "Send `text`, or `continue` to go on with the last reply, or `regenerate_of`, or "
-            "`speaker` to let a character speak."
+            "Send `text`, or `continue` to continue the last reply, or `regenerate_of`, or "
+            "`speaker` to choose a character to reply."
         )
     return Target(kind="reply", line_kind="next", leaf=leaf, parent=leaf)
 
@@ -125,12 +125,12 @@ async def _unanswered(
 async def _regeneration(session: AsyncSession, chat: Chat, message_id: UUID) -> Target:
     message = await chats.get_message(session, message_id, owner_id=chat.user_id)
     if message.chat_id != chat.id:
-        raise ValidationError("regenerate_of is a message of another chat.")
+        raise ValidationError("regenerate_of belongs to another chat.")
     if message.role != "assistant":
-        raise ValidationError("regenerate_of is not a character's message.")
+        raise ValidationError("regenerate_of is not a message of a character.")
     if not message.is_active:
         raise ValidationError(
-            "regenerate_of is on another branch. Activate it first: the prompt is made of the "
+            "regenerate_of is on another branch. Activate it first: the prompt is built from the "
             "active path."
         )
     return await _rewriting(session, message)
@@ -179,7 +179,7 @@ async def find_audience(
     if request.audience is None:
         return target.audience
     if request.continue_ or request.impersonate:
-        raise ValidationError("`audience` goes with a new line or a new reply.")
+        raise ValidationError("`audience` is allowed only with a new message or a new reply.")
     await check_chat_audience(session, chat, request.audience)
     return encode_audience(request.audience)
 
@@ -209,7 +209,7 @@ async def find_viewpoint(
     asked = read_viewpoint(wanted)
     if asked == GM and players != GM:
         raise ValidationError(
-            "The campaign has hidden information: the user's line can't be written with what "
+            "The campaign has hidden information: the user's message cannot be written with what "
             "only the game master knows."
         )
     await check_viewpoint(session, asked, [chat.campaign_id], owner_id=identity.user_id)
@@ -223,9 +223,9 @@ def answerable(target: Target, viewpoint: Viewpoint, said: str, *, is_preview: b
     """
     about = target.line or target.continued
     if not may_know(viewpoint, said):
-        raise ValidationError("`audience` keeps the line from `viewpoint`.")
+        raise ValidationError("`audience` must include `viewpoint`.")
     if about is None or may_know(viewpoint, about.audience):
         return target
     if is_preview and target.line is not None:
         return replace(target, line=None)
-    raise ValidationError("`viewpoint` may not know the message that the turn is about.")
+    raise ValidationError("`viewpoint` is not allowed to know the message of this turn.")

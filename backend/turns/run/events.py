@@ -203,7 +203,7 @@ def completed_event(turn_id: UUID, state: str, finish: str) -> dict[str, Any]:
 
 def cut_off() -> TurnInterruptedError:
     """What a turn ends with when the process that it runs in goes down."""
-    return TurnInterruptedError("Continue it, or regenerate it.")
+    return TurnInterruptedError("Continue or regenerate the reply.")
 
 
 def events_of(sealer: Sealer, turn: Turn) -> list[PlayEvent]:

@@ -95,7 +95,11 @@ class RunRegistry:
             await self._conclude_surely(run)
         except Exception as error:  # nobody awaits this task: say it here
             log.exception("turn.not_stored", turn_id=run.turn_id, exc_info=error)
-            problem = error if isinstance(error, AppError) else InternalError("The log says more.")
+            problem = (
+                error
+                if isinstance(error, AppError)
+                else InternalError("The server log has the details.")
+            )
             run.progress.failed = run.show_problem(problem)
         finally:
             _report(run)

@@ -158,7 +158,7 @@ class TurnStarter:
             message = await session.get_one(Message, target.continued.id)
             if await tree.has_children(session, message.id):
                 raise NotContinuableError(
-                    "It has been answered on another branch. Edit it to make a branch of its own."
+                    "The message has a reply on another branch. Edit it to create a new branch."
                 )
             if len(message.sealed_content) == OVERHEAD:
                 # It was hidden, being thoughts alone.

@@ -13,6 +13,7 @@ from sqlalchemy import Integer, bindparam, case, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from backend.accounts.models import User
+from backend.campaigns.scenes.scenes import count_beat, end_left_scenes, ended_scenes
 from backend.chats.drafts import opens_scene
 from backend.chats.models import Chat, Message, MessageStatus
 from backend.chats.repository import lock_trees
@@ -245,10 +246,10 @@ class TurnStore:
         chat.updated_at = now()
         await self._spoken(session, run, turn, message.id)
         if run.kind == "continue" and run.adds_to_reply:
-            await self._enrichment.continued(session, message.id)
+            await self._enrichment.study_again(session, message.id)
         await self._play_on(session, run, chat, message)
         await self._enrichment.read_terms(session, run, chat, message.id)
-        await self._enrichment.replied(
+        await self._enrichment.follow_reply(
             session,
             run,
             chat,
@@ -258,12 +259,10 @@ class TurnStore:
             count_unit=run.built.loaded.chat.count_unit,
             is_summary_due=run.built.loaded.is_summary_due,
         )
-        if run.built.loaded.by_questions:
-            await self._enrichment.write_questions(session, run, chat)
         if run.built.loaded.is_compaction_due:
             await self._enrichment.compact(session, run, chat)
         elif run.built.loaded.begins_unsettled or run.has_stored:
-            await self._enrichment.go_on(session, chat)
+            await self._enrichment.resume_compactions(session, chat)
         return True
 
     async def _play_on(
@@ -276,13 +275,17 @@ class TurnStore:
         if run.is_beat:
             campaign = run.built.loaded.campaign
             lead_id = campaign.now.lead_id if campaign else None
-            await self._enrichment.count_beat(
-                session, run, chat, message, turn_id=run.turn_id, lead_id=lead_id
+            due = await count_beat(
+                session, run.sealer, chat, message, turn_id=run.turn_id, lead_id=lead_id
             )
+            await self._enrichment.compress_scenes(session, run, chat, due)
         if run.play is not None:
             run.play.closing = await close_play(session, run.play, run, chat, message)
         if run.play is not None or run.is_beat:
-            await self._enrichment.end_scenes(session, run, chat, message, turn_id=run.turn_id)
+            await end_left_scenes(session, run.sealer, chat, message, turn_id=run.turn_id)
+            if ended := await ended_scenes(session, chat, turn_id=run.turn_id):
+                await self._enrichment.compact(session, run, chat)
+                await self._enrichment.compress_scenes(session, run, chat, ended)
 
     async def _spoken(
         self, session: AsyncSession, run: TurnRun, turn: Turn, reply_id: UUID | None

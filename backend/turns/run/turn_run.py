@@ -283,7 +283,7 @@ class TurnRun:
             self.problem = error
         except Exception as error:  # a fault of ours must end the turn, not hang it
             log.exception("turn.crashed", turn_id=self.turn_id, exc_info=error)
-            self.problem = InternalError("The log says more.")
+            self.problem = InternalError("The server log has the details.")
 
     def show_problem(self, error: AppError) -> dict[str, Any]:
         """Return the members of an error that the user may see, for `turn.failed`."""

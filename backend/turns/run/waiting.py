@@ -58,14 +58,14 @@ class WaitingTurns:
             if (event_id := made_before(progress.transcript, choice)) is not None:
                 return None, event_id
             if turn.state != "waiting" or reply is None:
-                raise TurnNotWaitingError("It runs, or is over.")
+                raise TurnNotWaitingError("The turn is running or has ended.")
             if not reply.is_active:
                 raise ChatChangedError("The turn is on another branch. Activate its reply first.")
             run, play = await self._resumed(identity, turn, reply, progress, choice)
             if await claim(self._database, run, play, before=turn.segments):
                 return run, READY + progress.transcript.length - 1
             log.info("turn.not_claimed", turn_id=turn_id, attempt=attempt)
-        raise ChatChangedError("Look at it again, and choose once more.")
+        raise ChatChangedError("Read the chat again, and choose again.")
 
     async def made(self, identity: Identity, turn_id: UUID, choice: ChoiceRequest) -> int | None:
         """Return the id of the event before that of a choice that was made; None if it was not.
@@ -144,5 +144,5 @@ def made_before(transcript: Transcript, choice: ChoiceRequest) -> int | None:
                 raise ChoiceMadeError(data["option"])
             return READY + place - 1
     if not asked:
-        raise ValidationError("The turn does not wait for this option.")
+        raise ValidationError("The turn does not offer this option.")
     return None
