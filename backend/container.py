@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from functools import partial
 
-from backend.accounts.auth.middleware import AuthMiddleware
+from backend.accounts.auth.middleware import SessionOpener
 from backend.accounts.auth.names import InstanceKeys, load_instance_keys
 from backend.accounts.auth.second_factor.gate import SecondFactorGate
 from backend.accounts.auth.second_factor.service import SecondFactorService
@@ -17,22 +17,20 @@ from backend.accounts.profile.administration import AdministrationService
 from backend.accounts.profile.service import ProfileService
 from backend.accounts.service import AccountService
 from backend.campaigns.api.service import CampaignService
-from backend.campaigns.chat_paths import CampaignSessions
+from backend.campaigns.chat_events import CampaignSessions, ItemAudiences, WorldCopies
 from backend.campaigns.files.transfer import CampaignTransfer
-from backend.campaigns.ledger.change_log import HistoryService
-from backend.campaigns.ledger.item_audiences import ItemAudiences
+from backend.campaigns.ledger.change_log import ChangeLogService
 from backend.campaigns.ledger.item_service import ItemService
 from backend.campaigns.proposals.service import ProposalService
 from backend.campaigns.state.index_source import CampaignSource
 from backend.campaigns.state.situations import SituationService
-from backend.campaigns.state.snapshot import NameCache
+from backend.campaigns.state.snapshot import SnapshotCache
 from backend.campaigns.state.story_clock import StoryClock
 from backend.campaigns.state.viewpoints import (
     CampaignAudiences,
     check_event_audience,
     find_player_name,
 )
-from backend.campaigns.world_copies import WorldCopies
 from backend.characters.personas import PersonaService
 from backend.characters.repository import get_persona
 from backend.characters.service import CharacterService
@@ -92,25 +90,24 @@ from backend.regex.process import RegexProcess
 from backend.regex.scripts import ScriptEngine
 from backend.regex.service import ScriptService
 from backend.settings import Settings
+from backend.turns.api.lore_tester import LoreTester
 from backend.turns.api.openings import OpeningService
 from backend.turns.api.search import SearchService
 from backend.turns.api.service import TurnService
 from backend.turns.api.suggestions import SuggestionService
-from backend.turns.lore_tester.service import LoreTester
 from backend.turns.models import TURN_LEASES
 from backend.turns.play.downtime import DowntimeService
+from backend.turns.prompt.assemble import CountCache
 from backend.turns.prompt.builder import PromptBuilder
 from backend.turns.prompt.history import HistoryCache
 from backend.turns.prompt.lore import LoreReader
 from backend.turns.prompt.macros import LineMacroService
 from backend.turns.prompt.preview import ContextService
-from backend.turns.prompt.query_rewriting import Rephraser
-from backend.turns.prompt.token_counts import CountCache
+from backend.turns.prompt.retrieve import Rephraser
 from backend.turns.run.recovery import TurnRecovery
 from backend.turns.run.store import TurnStore
-from backend.usage.campaign_usage import MeasureService
-from backend.usage.chat_usage import ChatUsageService
 from backend.usage.models_in_use import ModelsInUseService
+from backend.usage.spending import ChatUsageService, MeasureService
 from backend.vault.root import RootKeys
 from backend.vault.slots import DEFAULT_KDF, PasswordKdf
 
@@ -158,7 +155,7 @@ class Services:
         self.sessions = SessionService(database, root, settings, open_keys)
         self.watch = SessionWatch(self.sessions)
         self.activity = ActivityLog(database)
-        self.auth = AuthMiddleware(self.sessions, settings, instance, self.activity)
+        self.auth = SessionOpener(self.sessions, settings, instance, self.activity)
         self.accounts = AccountService(
             database,
             root,
@@ -216,9 +213,9 @@ class Services:
 
         self.campaigns = CampaignService(database)
         self.campaign_items = ItemService(database)
-        self.campaign_history = HistoryService(database)
+        self.campaign_history = ChangeLogService(database)
         self.campaign_proposals = ProposalService(database)
-        names, clock = NameCache(), StoryClock()
+        names, clock = SnapshotCache(), StoryClock()
         self.histories = HistoryCache()
         self.situations = SituationService(database, names)
         self.downtime = DowntimeService(database, names)

@@ -11,7 +11,7 @@ from sqlalchemy.orm import aliased
 
 from backend.accounts.auth.identity import Identity
 from backend.campaigns.ledger import paths as ledger_paths
-from backend.campaigns.ledger.read_marks import copy_marks, read_again
+from backend.campaigns.ledger.paths import clear_marks, copy_marks
 from backend.campaigns.ledger.records import LOCKED, get_campaign
 from backend.campaigns.models import CampaignProposal, ChangeSource, ProposalSource
 from backend.chats.events import (
@@ -34,7 +34,7 @@ class CampaignSessions(AudienceChanged, CampaignChosen, ChatDeleted, PathMoved, 
     ) -> None:
         """Take back what was read out of a message for others: it is read again."""
         if message.audience != before:
-            await read_again(session, identity.sealer, message.id)
+            await clear_marks(session, identity.sealer, message.id)
 
     async def path_moved(
         self, session: AsyncSession, sealer: Sealer | None, chat: Chat, *, above: int
@@ -45,7 +45,7 @@ class CampaignSessions(AudienceChanged, CampaignChosen, ChatDeleted, PathMoved, 
         asked = {"campaign": chat.campaign_id, "owner": chat.user_id}
         campaign = await session.scalar(LOCKED, asked)
         if campaign is not None:
-            await ledger_paths.path_moved(session, sealer, campaign, chat.id, above=above)
+            await ledger_paths.follow_path(session, sealer, campaign, chat.id, above=above)
 
     async def world_shared(
         self,
@@ -126,4 +126,4 @@ class CampaignSessions(AudienceChanged, CampaignChosen, ChatDeleted, PathMoved, 
         if chat.chronicle_id is None:
             chat.chronicle_id = campaign.chronicle_id
         await session.flush()
-        await ledger_paths.path_moved(session, identity.sealer, campaign, chat.id, above=0)
+        await ledger_paths.follow_path(session, identity.sealer, campaign, chat.id, above=0)

@@ -22,7 +22,7 @@ from backend.campaigns.files.rows import CampaignRows, campaign_rows, existing_i
 from backend.campaigns.files.transfer import insert_campaign
 from backend.campaigns.ledger import paths as ledger_paths
 from backend.campaigns.ledger.changes import Operations
-from backend.campaigns.ledger.read_marks import copy_marks
+from backend.campaigns.ledger.paths import copy_marks
 from backend.campaigns.ledger.records import get_campaign, open_campaign
 from backend.campaigns.models import Actor, CampaignChange, CampaignItem
 from backend.chats import tree
@@ -119,7 +119,7 @@ class WorldCopies(WorldCopied):
                 raise ValidationError("world: the chat is not in a campaign that can be copied.")
             campaign = await get_campaign(trial, identity, chat.campaign_id, lock=True)
             above = await tree.choose_leaf(trial, chat, message_id)
-            await ledger_paths.path_moved(trial, identity.sealer, campaign, chat_id, above=above)
+            await ledger_paths.follow_path(trial, identity.sealer, campaign, chat_id, above=above)
             items = CampaignItem.campaign_id == campaign.id, CampaignItem.exists
             counting = (
                 CampaignChange.campaign_id == campaign.id,

@@ -13,7 +13,7 @@ import msgspec
 from sqlalchemy import ColumnElement, Update, and_, bindparam, delete, or_, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from backend.campaigns.ledger.read_marks import read_again
+from backend.campaigns.ledger.paths import clear_marks
 from backend.chats.events import ConsentWithdrawn
 from backend.chats.models import Chat
 from backend.chats.schemas import ChatSettings
@@ -173,7 +173,7 @@ class EnrichmentOutbox(ConsentWithdrawn):
         """Mark a reply as unread, because it is being continued."""
         mark = delete(EnrichmentMark).where(EnrichmentMark.id == message_id)
         await session.execute(mark.execution_options(synchronize_session=False))
-        await read_again(session, None, message_id)
+        await clear_marks(session, None, message_id)
 
     async def read_terms(
         self, session: AsyncSession, holder: KeyHolder, chat: Chat, reply_id: UUID

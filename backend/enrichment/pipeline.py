@@ -30,7 +30,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from backend.accounts.models import User
 from backend.campaigns.ledger.records import find_campaign
-from backend.campaigns.state.snapshot import NameCache
+from backend.campaigns.state.snapshot import SnapshotCache
 from backend.campaigns.state.story_clock import StoryClock
 from backend.chats.errors import ChatNotFoundError
 from backend.chats.models import Chat
@@ -77,7 +77,7 @@ from backend.jobs.running import UNEXPECTED_SLUG, RunningJob
 from backend.llm.answers import RunBudget, ask
 from backend.llm.server_slots import ModelBusyError, ModelSlots, SlotTakenError
 from backend.llm.slot_rules import Rank, SlotUse
-from backend.llm.slot_rules import Work as SlotWork
+from backend.llm.slot_rules import SlotWork as SlotWork
 from backend.llm.user_models import UserModels
 from backend.memory.indexing.outbox import IndexOutbox
 from backend.prompts import PromptLibrary
@@ -166,7 +166,7 @@ class EnrichmentRuntime:
     outbox: EnrichmentOutbox
     slots: ModelSlots
     clock: StoryClock
-    names: NameCache
+    names: SnapshotCache
     draw: Callable[[], float] = random.random
 
 

@@ -12,9 +12,9 @@ import msgspec
 from sqlalchemy import func, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from backend.accounts.auth.identity import open_settings
+from backend.accounts.auth.identity import open_user_settings
 from backend.accounts.models import KeyMode, User
-from backend.accounts.profile.settings import UserSettings, first_set
+from backend.accounts.profile.settings import UserSettings, find_first_set
 from backend.campaigns.state.viewpoints import Player, find_player
 from backend.characters import repository as characters
 from backend.chats.models import Chat
@@ -32,7 +32,7 @@ from backend.generation.sampling import HarmCategory, SafetyThreshold, Sampling
 from backend.generation.servers.limits import ServerLimit
 from backend.jobs.errors import RetryLaterError
 from backend.llm.answers import RunBudget
-from backend.llm.user_models import UserModels, usual_task_model
+from backend.llm.user_models import UserModels, choose_task_model
 from backend.settings import Settings
 from backend.vault.sealing import Sealer
 
@@ -155,7 +155,7 @@ async def find_reader(
     """Return the reader of a chat for a task, by the current settings."""
     owner = await session.get_one(User, sealer.user_id)
     models = await user_models.of(session, owner, sealer)
-    account, own = open_settings(sealer, owner.sealed_settings), read_settings(sealer, chat)
+    account, own = open_user_settings(sealer, owner.sealed_settings), read_settings(sealer, chat)
     usual = own.model or account.model or models.default_id
     model_id = choose_model(models, settings, task, own, account, usual)
     triage_id = choose_model(models, settings, "triage", own, account, usual)
@@ -166,12 +166,12 @@ async def find_reader(
     return Reader(
         sealer=sealer,
         key_mode=owner.key_mode,
-        may_edit_lore=first_set((own.enrichment, account.enrichment), "may_edit_lore", False),  # noqa: FBT003  # a setting
+        may_edit_lore=find_first_set((own.enrichment, account.enrichment), "may_edit_lore", False),  # noqa: FBT003  # a setting
         models=models,
         model_id=model_id,
         triage_id=triage_id,
         asked_ids=frozenset(asked),
-        safety=first_set((own.sampling, account.sampling), "safety", None),
+        safety=find_first_set((own.sampling, account.sampling), "safety", None),
         stretch_tokens=most,
         player=await _find_player(session, sealer, chat, account),
     )
@@ -199,14 +199,14 @@ def choose_model(
     """Return the id of the model for a task of a chat.
 
     A task model of the chat or the account comes first, then `enrichment.model` of either, then
-    `usual_task_model`. Suggestions fall back to `default_id`, the model of the chat itself. The id
+    `choose_task_model`. Suggestions fall back to `default_id`, the model of the chat itself. The id
     may not exist: `ModelRegistry.get` then raises, so that no other model reads the story.
     """
-    named: str | None = first_set((chat.task_models, account.task_models), task, None)
+    named: str | None = find_first_set((chat.task_models, account.task_models), task, None)
     if named or task == "suggestions":
         return named or default_id
     chosen = chat.enrichment.model or account.enrichment.model
-    return chosen or usual_task_model(models, settings, default_id)
+    return chosen or choose_task_model(models, settings, default_id)
 
 
 def safe_sampling(

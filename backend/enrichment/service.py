@@ -11,19 +11,19 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from backend.accounts.auth.identity import Identity
 from backend.campaigns.ledger.records import (
     ItemKey,
+    build_item_view,
     edit_item,
     find_cause,
     get_campaign,
     get_item_row,
     open_campaign,
     open_item,
-    view_item,
 )
 from backend.campaigns.ledger.store import read_state
 from backend.campaigns.models import CampaignItem
-from backend.campaigns.play.state import is_unsettled
-from backend.campaigns.rules import rules_of
-from backend.campaigns.scenes.scenes import last_chat
+from backend.campaigns.rules.protocol import is_unsettled
+from backend.campaigns.rules.registry import find_rules
+from backend.campaigns.scenes.scenes import find_last_chat
 from backend.chats.models import Chat
 from backend.chats.repository import get_chat
 from backend.chronicles.repository import get_chronicle
@@ -300,14 +300,14 @@ class SceneService:
             cause = await find_cause(session, identity, campaign, message_id)
             closed = {"status": "closed"}
             await edit_item(session, identity.sealer, campaign, key, closed, cause=cause)
-            chat_id = cause.chat_id if cause else await last_chat(session, scene_id)
+            chat_id = cause.chat_id if cause else await find_last_chat(session, scene_id)
             if chat_id is not None:
                 chat = await get_chat(session, chat_id, owner_id=identity.user_id)
                 await self._outbox.compact(session, identity, chat)
                 if open_campaign(identity.sealer, campaign).settings.summaries:
                     await self._outbox.compress_scenes(session, identity, chat, [scene_id])
             row = await get_item_row(session, identity, key)
-            return view_item(row, open_item(identity.sealer, row))
+            return build_item_view(row, open_item(identity.sealer, row))
 
 
 class CompactionService:
@@ -338,7 +338,7 @@ class CompactionService:
             world = await session.get_one(CampaignItem, campaign.id)
             waits = is_unsettled(
                 read_state(sealer, world.id, world.sealed_state),
-                rules_of(campaign.rules),
+                find_rules(campaign.rules),
                 is_played=open_campaign(sealer, campaign).settings.tools,
             )
             messages = await count_uncompacted(session, chat)

@@ -21,7 +21,7 @@ from backend.jobs import running, worker
 from backend.memory.index import server
 from backend.memory.indexing import outbox
 from backend.settings import Settings
-from backend.turns.play import store as play_store
+from backend.turns.run import resume as play_store
 from backend.turns.run import start, store
 from scripts.torture.index_process import RemoteIndex
 
@@ -39,7 +39,7 @@ SHORTER_WAITS: tuple[tuple[Any, str, Any], ...] = (
     (play_store, "LEASE_DURATION", TURN_LEASE),
     (app, "SWEEP_EVERY", 1.0),
     # Longer than a client of torture waits for an answer.
-    (idempotency, "GIVEN_UP_AFTER", timedelta(seconds=25)),
+    (idempotency, "CLAIM_TIMEOUT", timedelta(seconds=25)),
     (outbox, "SECOND_DELETE_DELAY", timedelta(seconds=10)),
 )
 

@@ -8,14 +8,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
+from backend.campaigns.rules.attributes import check_number, get_number
+from backend.campaigns.rules.protocol import AttributeType, Mood, PlayTool, ToolOutcome
 
 from backend.campaigns.ledger.changes import Operations, State
 from backend.campaigns.ledger.items import Entity, Kind, World
-from backend.campaigns.play.attributes import check_number, number
 from backend.campaigns.play.story_tools import FINISH_TURN
 from backend.campaigns.play.table import Table
-from backend.campaigns.play.tools import Outcome, PlayTool
-from backend.campaigns.rules import AttributeType, Mood
 
 
 class Howl(msgspec.Struct, frozen=True):
@@ -24,11 +23,11 @@ class Howl(msgspec.Struct, frozen=True):
     times: int = 1
 
 
-def howl(table: Table, asked: Howl) -> Outcome:
+def howl(table: Table, asked: Howl) -> ToolOutcome:
     [player] = table.players
     table.change(player, Operations(add={"attributes.wolf": asked.times}))
     table.turn_to("night", variant="full")
-    return Outcome(kind="break", summary="Howls")
+    return ToolOutcome(kind="break", summary="Howls")
 
 
 HOWL = PlayTool("howl", Howl, howl)
@@ -55,7 +54,7 @@ class Moonlight:
         return (HOWL, FINISH_TURN) if mood == "day" else (FINISH_TURN,)
 
     def precarity(self, players: Sequence[Entity], world: World) -> dict[str, Any] | None:
-        wolf = max(number({"attributes": each.attributes}, "wolf") for each in players)
+        wolf = max(get_number({"attributes": each.attributes}, "wolf") for each in players)
         return {"score": wolf, "label": "hairy", "voice": "Low and hungry."}
 
     def spend_downtime(self, table: Table, activity: str, target: str) -> dict[str, Any]:

@@ -110,7 +110,7 @@ async def load_instance_keys(database: Database, root: RootKeys) -> InstanceKeys
         row = await session.get(InstanceKey, 1)
     if row is None:
         async with database.write() as session:
-            row = await _create(session, root)
+            row = await _create_instance_key(session, root)
     return InstanceKeys(open_instance_key(row, root))
 
 
@@ -119,7 +119,7 @@ def open_instance_key(row: InstanceKey, root: RootKeys) -> bytes:
     return root.unwrap(Wrapped(row.root_version, row.wrapped), context=INSTANCE_CONTEXT)
 
 
-async def _create(session: AsyncSession, root: RootKeys) -> InstanceKey:
+async def _create_instance_key(session: AsyncSession, root: RootKeys) -> InstanceKey:
     version, wrapped = root.wrap(os.urandom(KEY_BYTES), context=INSTANCE_CONTEXT)
     values = {"id": 1, "root_version": version, "wrapped": wrapped}
     await upsert(session, InstanceKey, values, key=("id",))

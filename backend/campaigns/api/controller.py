@@ -29,9 +29,9 @@ from backend.campaigns.errors import (
     CampaignNotFoundError,
     CampaignVersionNotFoundError,
 )
-from backend.campaigns.ledger.change_log import HistoryService
+from backend.campaigns.ledger.change_log import ChangeLogService
 from backend.campaigns.proposals.controller import ProposalController
-from backend.campaigns.rules import known_rules
+from backend.campaigns.rules.registry import load_rules
 from backend.campaigns.state.situations import SituationService
 from backend.chats.errors import ChatNotFoundError, MessageNotFoundError
 from backend.chronicles.errors import ChronicleFullError
@@ -77,7 +77,7 @@ class CampaignController(Controller):
                 name=name,
                 moods={mood.name: list(mood.variants) for mood in rules.moods().values()},
             )
-            for name, rules in sorted(known_rules().items())
+            for name, rules in sorted(load_rules().items())
         ]
         return Page(items=found, next=None)
 
@@ -92,7 +92,7 @@ class CampaignController(Controller):
 
         A chat joins by its `campaign_id`; one without a chronicle takes the campaign's.
         """
-        return _tagged(await campaigns.create(identity, data))
+        return _tag_view(await campaigns.create(identity, data))
 
     @get("/{campaign_id:uuid}", opt={RAISES: (CampaignNotFoundError,)}, summary="Read a campaign")
     async def get_campaign(
@@ -102,7 +102,7 @@ class CampaignController(Controller):
         campaigns: NamedDependency[CampaignService],
     ) -> Response[CampaignView]:
         """A campaign, without its items."""
-        return _tagged(await campaigns.get(identity, campaign_id))
+        return _tag_view(await campaigns.get(identity, campaign_id))
 
     @patch(
         "/{campaign_id:uuid}",
@@ -128,7 +128,7 @@ class CampaignController(Controller):
         message of `message_id` is told; without one, always.
         """
         if_match = request.headers.get("if-match")
-        return _tagged(
+        return _tag_view(
             await campaigns.patch(
                 identity, campaign_id, data, if_match=if_match, message_id=message_id
             )
@@ -210,7 +210,7 @@ class CampaignController(Controller):
         self,
         campaign_id: FromPath[UUID],
         identity: NamedDependency[Identity],
-        campaign_history: NamedDependency[HistoryService],
+        campaign_history: NamedDependency[ChangeLogService],
         limit: PageSize = 50,
         before: PlaceCursor = None,
         viewpoint: FromQuery[ViewpointText] = GM,
@@ -239,7 +239,7 @@ class CampaignController(Controller):
         campaign_id: FromPath[UUID],
         change_id: FromPath[UUID],
         identity: NamedDependency[Identity],
-        campaign_history: NamedDependency[HistoryService],
+        campaign_history: NamedDependency[ChangeLogService],
     ) -> ChangeView:
         """Let a change count no longer. What was changed after it stays."""
         return await campaign_history.undo(identity, campaign_id, change_id)
@@ -254,7 +254,7 @@ class CampaignController(Controller):
         self,
         campaign_id: FromPath[UUID],
         identity: NamedDependency[Identity],
-        campaign_history: NamedDependency[HistoryService],
+        campaign_history: NamedDependency[ChangeLogService],
         limit: PageSize = 50,
         before: PlaceCursor = None,
         viewpoint: FromQuery[ViewpointText] = GM,
@@ -281,7 +281,7 @@ class CampaignController(Controller):
         self,
         campaign_id: FromPath[UUID],
         identity: NamedDependency[Identity],
-        campaign_history: NamedDependency[HistoryService],
+        campaign_history: NamedDependency[ChangeLogService],
         version: Annotated[int, QueryParameter(ge=1, le=MAX_INTEGER)] = 1,
         viewpoint: FromQuery[ViewpointText] = GM,
     ) -> Comparison:
@@ -308,10 +308,10 @@ class CampaignController(Controller):
         campaign_id: FromPath[UUID],
         data: JSONBody[Restore],
         identity: NamedDependency[Identity],
-        campaign_history: NamedDependency[HistoryService],
+        campaign_history: NamedDependency[ChangeLogService],
     ) -> Response[CampaignView]:
         """Make the world what it was in a version. This is a change too, and can be undone."""
-        return _tagged(await campaign_history.restore(identity, campaign_id, data.version))
+        return _tag_view(await campaign_history.restore(identity, campaign_id, data.version))
 
 
 CONTROLLERS: tuple[type[Controller], ...] = (
@@ -321,5 +321,5 @@ CONTROLLERS: tuple[type[Controller], ...] = (
 )
 
 
-def _tagged(view: CampaignView) -> Response[CampaignView]:
+def _tag_view(view: CampaignView) -> Response[CampaignView]:
     return Response(view, headers={"ETag": make_etag(view.version)})

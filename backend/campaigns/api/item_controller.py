@@ -40,7 +40,7 @@ ITEM_PATHS: dict[Kind, str] = {
 }
 
 
-def items_controller(kind: Kind) -> type[Controller]:
+def build_item_controller(kind: Kind) -> type[Controller]:
     """The routes of one kind of item: all kinds have the same."""
     struct, view, plural = STRUCTS[kind], VIEWS[kind], ITEM_PATHS[kind]
     one = struct.__name__
@@ -96,7 +96,7 @@ def items_controller(kind: Kind) -> type[Controller]:
             made = await campaign_items.create_item(
                 identity, campaign_id, kind, data, message_id=message_id
             )
-            return _tagged_item(made)
+            return _tag_item(made)
 
         @get(
             "/{item_id:uuid}",
@@ -113,7 +113,7 @@ def items_controller(kind: Kind) -> type[Controller]:
         ) -> Response[view]:  # type: ignore[valid-type]
             """An item as the changes that count leave it."""
             key = ItemKey(campaign_id, kind, item_id)
-            return _tagged_item(await campaign_items.get_item(identity, key))
+            return _tag_item(await campaign_items.get_item(identity, key))
 
         @patch(
             "/{item_id:uuid}",
@@ -148,7 +148,7 @@ def items_controller(kind: Kind) -> type[Controller]:
             changed = await campaign_items.patch_item(
                 identity, key, data, if_match=if_match, message_id=message_id
             )
-            return _tagged_item(changed)
+            return _tag_item(changed)
 
         @delete(
             "/{item_id:uuid}",
@@ -185,8 +185,8 @@ def items_controller(kind: Kind) -> type[Controller]:
     return ItemController
 
 
-ITEM_CONTROLLERS = tuple(items_controller(kind) for kind in ITEM_PATHS)
+ITEM_CONTROLLERS = tuple(build_item_controller(kind) for kind in ITEM_PATHS)
 
 
-def _tagged_item(view: Any) -> Response[Any]:
+def _tag_item(view: Any) -> Response[Any]:
     return Response(view, headers={"ETag": make_etag(view.revision)})

@@ -19,7 +19,7 @@ from backend.campaigns.ledger.items import (
     Text,
 )
 from backend.campaigns.models import Actor, ProposalReason, ProposalState
-from backend.campaigns.play.dice import DiceMode
+from backend.campaigns.rules.dice import DiceMode
 from backend.http.schemas import MAX_INTEGER
 
 
@@ -115,7 +115,7 @@ class ItemPage(msgspec.Struct, kw_only=True):
     next: str | None
 
 
-class Target(msgspec.Struct, kw_only=True):
+class ItemReference(msgspec.Struct, kw_only=True):
     """What a change is about."""
 
     kind: Kind
@@ -135,7 +135,7 @@ class ChangeView(msgspec.Struct, kw_only=True):
     actor: Actor
     message_id: UUID | None
     turn_id: UUID | None
-    target: Target
+    target: ItemReference
     set: dict[str, Any]
     add: dict[str, Any]
     remove: dict[str, Any]
@@ -152,7 +152,7 @@ class ChangePage(msgspec.Struct, kw_only=True):
     next: int | None
 
 
-class Contradicted(msgspec.Struct, kw_only=True):
+class Contradiction(msgspec.Struct, kw_only=True):
     """A fact that a proposed one contradicts: its text when that was proposed, and now.
 
     `now` is null where it is no longer in force.
@@ -177,7 +177,7 @@ class ProposalView(msgspec.Struct, kw_only=True):
     id: UUID
     state: ProposalState
     reason: ProposalReason
-    target: Target
+    target: ItemReference
     is_new: bool
     because: str
     chat_id: UUID
@@ -186,9 +186,9 @@ class ProposalView(msgspec.Struct, kw_only=True):
     now: dict[str, Any]
     proposed: dict[str, Any]
     conflicts: dict[str, str]
-    contradicts: Contradicted | None
+    contradicts: Contradiction | None
     mention: str
-    candidates: list[Target]
+    candidates: list[ItemReference]
     revision: int
     created_at: datetime
     updated_at: datetime
@@ -210,10 +210,10 @@ class VersionPage(msgspec.Struct, kw_only=True):
     next: int | None
 
 
-class Difference(msgspec.Struct, kw_only=True):
+class ItemDifference(msgspec.Struct, kw_only=True):
     """How an item of a version differs from what it is now."""
 
-    target: Target
+    target: ItemReference
     then: dict[str, Any] | None
     now: dict[str, Any] | None
 
@@ -223,7 +223,7 @@ class Comparison(msgspec.Struct, kw_only=True):
 
     version: int
     current: int
-    differences: list[Difference]
+    differences: list[ItemDifference]
     more: int
 
 

@@ -14,23 +14,22 @@ from backend.campaigns.errors import (
     CampaignFullError,
 )
 from backend.campaigns.ledger import store as ledger_store
-from backend.campaigns.ledger.changes import creation
+from backend.campaigns.ledger.changes import Change, build_creation
 from backend.campaigns.ledger.items import World
 from backend.campaigns.ledger.records import (
     ItemKey,
-    campaign_views,
+    build_campaign_views,
     edit_item,
     find_cause,
     get_campaign,
     open_campaign,
-    reading,
+    open_reading,
     seal_campaign,
 )
-from backend.campaigns.ledger.store import Change
 from backend.campaigns.models import (
     Campaign,
 )
-from backend.campaigns.rules import check_rules
+from backend.campaigns.rules.registry import check_rules
 from backend.chats.models import Chat
 from backend.chronicles.events import ChronicleFields
 from backend.chronicles.repository import make_chronicle
@@ -60,7 +59,7 @@ class CampaignService:
         async with self._database.read() as session:
             rows = await session.scalars(query.order_by(Campaign.id.desc()).limit(limit + 1))
             page, following = make_page(rows.all(), limit)
-            views = await campaign_views(session, identity.sealer, page)
+            views = await build_campaign_views(session, identity.sealer, page)
         for place, row in enumerate(page):
             if row.is_stale:
                 views[place] = await self.get(identity, row.id)
@@ -75,13 +74,13 @@ class CampaignService:
         check_rules(new.rules)
         async with self._database.write() as session:
             campaign = await make_campaign(session, identity, new)
-            [view] = await campaign_views(session, identity.sealer, [campaign])
+            [view] = await build_campaign_views(session, identity.sealer, [campaign])
         return view
 
     async def get(self, identity: Identity, campaign_id: UUID) -> CampaignView:
         """Raises `CampaignNotFoundError`."""
-        async with reading(self._database, identity, campaign_id) as (session, campaign):
-            [view] = await campaign_views(session, identity.sealer, [campaign])
+        async with open_reading(self._database, identity, campaign_id) as (session, campaign):
+            [view] = await build_campaign_views(session, identity.sealer, [campaign])
         return view
 
     async def patch(
@@ -120,7 +119,7 @@ class CampaignService:
                 campaign.edits += 1
                 campaign.updated_at = now()
             await session.flush()
-            [view] = await campaign_views(session, sealer, [campaign])
+            [view] = await build_campaign_views(session, sealer, [campaign])
         return view
 
     async def delete(self, identity: Identity, campaign_id: UUID, *, if_match: str | None) -> None:
@@ -168,8 +167,8 @@ async def make_campaign(session: AsyncSession, identity: Identity, new: NewCampa
     seal_campaign(identity.sealer, campaign, fields)
     session.add(campaign)
     await session.flush()
-    world = creation(World(day=new.day, time_of_day=new.time_of_day))
-    await ledger_store.append(
+    world = build_creation(World(day=new.day, time_of_day=new.time_of_day))
+    await ledger_store.append_changes(
         session, identity.sealer, campaign, [Change("world", campaign.id, world)], actor="user"
     )
     await session.flush()

@@ -33,11 +33,10 @@ from backend.campaigns.files.rows import (
     open_items,
 )
 from backend.campaigns.files.vault_writer import write_vault
-from backend.campaigns.ledger.records import campaign_views, open_campaign, reading
+from backend.campaigns.ledger.records import build_campaign_views, open_campaign, open_reading
 from backend.campaigns.models import Campaign, CampaignChange, CampaignItem, ChangeSource
-from backend.campaigns.rules import rules_of
-from backend.campaigns.state.known_states import known_items
-from backend.campaigns.state.viewpoints import check_viewpoint
+from backend.campaigns.rules.registry import find_rules
+from backend.campaigns.state.viewpoints import check_viewpoint, filter_known_items
 from backend.characters.cards.charx import pack
 from backend.characters.exporting import ExportedFile
 from backend.characters.models import Character, Persona
@@ -46,7 +45,7 @@ from backend.chats.models import Chat, ChatCharacter, Message
 from backend.chats.repository import character_ids
 from backend.chats.token_counting import CountUnit
 from backend.chats.transfer import write_log
-from backend.chronicles.event_search import all_events
+from backend.chronicles.event_search import load_all_events
 from backend.chronicles.events import ChronicleFields
 from backend.chronicles.index_source import KIND as EVENTS
 from backend.chronicles.repository import StoryEvent, make_chronicle
@@ -109,7 +108,7 @@ class CampaignTransfer:
         Raises `CampaignNotFoundError`, `ValidationError`.
         """
         sealer = identity.sealer
-        async with reading(self._database, identity, campaign_id) as (session, campaign):
+        async with open_reading(self._database, identity, campaign_id) as (session, campaign):
             await check_viewpoint(session, viewpoint, [campaign_id], owner_id=identity.user_id)
             fields = open_campaign(sealer, campaign)
             rows = await _items(session, campaign, viewpoint)
@@ -118,7 +117,7 @@ class CampaignTransfer:
             sources: Mapping[UUID, list[SourceRecord]] = {}
             chats: Sequence[tuple[Chat, list[UUID], Sequence[Any]]] = ()
             if campaign.chronicle_id is not None:
-                events = await all_events(session, sealer, campaign.chronicle_id)
+                events = await load_all_events(session, sealer, campaign.chronicle_id)
                 if viewpoint != GM:
                     events = [_known_event(each) for each in events if _is_known(each, viewpoint)]
             if file_format == "json":
@@ -133,7 +132,7 @@ class CampaignTransfer:
                 counters.edits = campaign.edits
                 counters.compactions = campaign.compactions
             else:
-                items = existing_items(known_items(items, rules_of(fields.rules)))
+                items = existing_items(filter_known_items(items, find_rules(fields.rules)))
             found = OpenCampaign(
                 id=campaign_id,
                 fields=fields,
@@ -170,7 +169,7 @@ class CampaignTransfer:
             await self._store(session, identity, rows, chats)
             for check in self._checks_added:
                 await check(session, identity.user_id)
-            [view] = await campaign_views(session, sealer, [rows.campaign])
+            [view] = await build_campaign_views(session, sealer, [rows.campaign])
         return ImportedCampaign(**msgspec.structs.asdict(view), warnings=draft.warnings)
 
     async def _chat_rows(self, identity: Identity, draft: CampaignDraft) -> list[ChatRows]:

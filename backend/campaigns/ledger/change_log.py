@@ -15,8 +15,8 @@ from backend.campaigns.api.schemas import (
     ChangePage,
     ChangeView,
     Comparison,
-    Difference,
-    Target,
+    ItemDifference,
+    ItemReference,
     VersionPage,
     VersionView,
 )
@@ -26,10 +26,15 @@ from backend.campaigns.errors import (
 )
 from backend.campaigns.ledger import paths as ledger_paths
 from backend.campaigns.ledger import store as ledger_store
-from backend.campaigns.ledger.changes import DELETION, EXISTS, State, difference, exists
+from backend.campaigns.ledger.changes import DELETION, EXISTS, Change, State, compare_states, exists
 from backend.campaigns.ledger.items import Kind
-from backend.campaigns.ledger.records import campaign_views, get_campaign, item_name, reading
-from backend.campaigns.ledger.store import Change, read_state
+from backend.campaigns.ledger.records import (
+    build_campaign_views,
+    get_campaign,
+    get_item_name,
+    open_reading,
+)
+from backend.campaigns.ledger.store import read_state
 from backend.campaigns.models import (
     Campaign,
     CampaignChange,
@@ -46,7 +51,7 @@ MAX_COMPARED = 500
 """Items of a comparison that are shown; of others there is only a count."""
 
 
-class HistoryService:
+class ChangeLogService:
     """Shows the ledger, and takes changes back.
 
     No prompt of a player contains the ledger, so from a player's viewpoint it is empty.
@@ -77,7 +82,7 @@ class HistoryService:
         )
         if before is not None:
             query = query.where(CampaignChange.seq < before)
-        async with reading(self._database, identity, campaign_id) as (session, campaign):
+        async with open_reading(self._database, identity, campaign_id) as (session, campaign):
             await check_viewpoint(session, viewpoint, [campaign.id], owner_id=identity.user_id)
             if viewpoint != GM:
                 return ChangePage(items=[], next=None)
@@ -105,7 +110,7 @@ class HistoryService:
             )
             if change is None:
                 raise CampaignChangeNotFoundError
-            await ledger_paths.undo(session, identity.sealer, campaign, change_id)
+            await ledger_paths.undo_change(session, identity.sealer, campaign, change_id)
             await session.refresh(change)
             item = await session.get_one(CampaignItem, change.item_id, populate_existing=True)
             sources = await _first_sources(session, [change.id])
@@ -141,7 +146,7 @@ class HistoryService:
         )
         if before is not None:
             query = query.where(CampaignChange.version < before)
-        async with reading(self._database, identity, campaign_id) as (session, campaign):
+        async with open_reading(self._database, identity, campaign_id) as (session, campaign):
             await check_viewpoint(session, viewpoint, [campaign.id], owner_id=identity.user_id)
             if viewpoint != GM:
                 return VersionPage(items=[], next=None)
@@ -159,14 +164,16 @@ class HistoryService:
 
         Raises `CampaignNotFoundError`, `CampaignVersionNotFoundError`, `ValidationError`.
         """
-        async with reading(self._database, identity, campaign_id) as (session, campaign):
+        async with open_reading(self._database, identity, campaign_id) as (session, campaign):
             await check_viewpoint(session, viewpoint, [campaign.id], owner_id=identity.user_id)
             differing = (
                 await _since(session, identity.sealer, campaign, version) if viewpoint == GM else []
             )
         items = [
-            Difference(
-                target=Target(kind=kind, id=item_id, name=item_name(kind, then, current)),
+            ItemDifference(
+                target=ItemReference(
+                    kind=kind, id=item_id, name=get_item_name(kind, then, current)
+                ),
                 then=_public(then),
                 now=_public(current),
             )
@@ -189,17 +196,17 @@ class HistoryService:
             campaign = await get_campaign(session, identity, campaign_id, lock=True)
             differing = await _since(session, sealer, campaign, version)
             changes = [
-                Change(kind, item_id, difference(current, then) if exists(then) else DELETION)
+                Change(kind, item_id, compare_states(current, then) if exists(then) else DELETION)
                 async for kind, item_id, then, current in iterate_in_slices(differing)
             ]
             if changes:
-                await ledger_store.append(session, sealer, campaign, changes, actor="user")
+                await ledger_store.append_changes(session, sealer, campaign, changes, actor="user")
             await session.flush()
-            [view] = await campaign_views(session, sealer, [campaign])
+            [view] = await build_campaign_views(session, sealer, [campaign])
         return view
 
 
-async def change_views(
+async def build_change_views(
     session: AsyncSession, sealer: Sealer, change_ids: Sequence[UUID]
 ) -> list[ChangeView]:
     """Changes of the sealer's user by their ids, as the API shows them, in order."""
@@ -237,7 +244,9 @@ def _view_change(
         actor=change.actor,
         message_id=message_id,
         turn_id=change.turn_id,
-        target=Target(kind=item.kind, id=item.id, name=item_name(item.kind, state, operations.set)),
+        target=ItemReference(
+            kind=item.kind, id=item.id, name=get_item_name(item.kind, state, operations.set)
+        ),
         set=operations.set,
         add=operations.add,
         remove=operations.remove,

@@ -25,7 +25,7 @@ State = dict[str, Any]
 Bounds = Mapping[str, tuple[int, int]]
 """The lowest and highest value of numbers, by their key."""
 
-MOST = "_max"
+MAX_SUFFIX = "_max"
 """What the name of an attribute ends with that says how high another one may be."""
 
 EXISTS = "exists"
@@ -66,14 +66,14 @@ def fold(kind: Kind, changes: Iterable[Operations], before: State | None = None)
     state = before or {}
     for change in changes:
         try:
-            state = applied(kind, state, change)
+            state = apply_operations(kind, state, change)
         except ValidationError:
             # Its message may quote the user's text.
             log.warning("campaign.change_skipped", source=kind)
     return state
 
 
-def applied(kind: Kind, state: State, change: Operations) -> State:
+def apply_operations(kind: Kind, state: State, change: Operations) -> State:
     """`state` after a change; `state` itself stays as it is.
 
     Raises:
@@ -83,18 +83,18 @@ def applied(kind: Kind, state: State, change: Operations) -> State:
     for key, value in change.set.items():
         _put(after, key, value)
     for key, value in change.add.items():
-        _put(after, key, _added(value_at(after, key), value))
+        _put(after, key, _add(get_value(after, key), value))
     for key, value in change.remove.items():
-        _put(after, key, _removed(value_at(after, key), value))
-    for key, (least, most) in _bounds(kind, after).items():
-        if _is_number(number := value_at(after, key)):
+        _put(after, key, _remove(get_value(after, key), value))
+    for key, (least, most) in _find_bounds(kind, after).items():
+        if _is_number(number := get_value(after, key)):
             _put(after, key, min(max(number, least), most))
     if exists(after):
-        item_of(kind, after)
+        build_item(kind, after)
     return after
 
 
-def state_of(item: Item) -> State:
+def build_state(item: Item) -> State:
     """The state of an item that exists, with all its fields."""
     return {EXISTS: True, **msgspec.to_builtins(item)}
 
@@ -104,7 +104,7 @@ def exists(state: State) -> bool:
     return state.get(EXISTS) is True
 
 
-def value_at(state: State, key: str) -> Any:
+def get_value(state: State, key: str) -> Any:
     """What a key names of a state: a field, or a member of one; None where it has none."""
     field, _, member = key.partition(".")
     value = state.get(field)
@@ -113,7 +113,7 @@ def value_at(state: State, key: str) -> Any:
     return cast("State", value).get(member) if isinstance(value, dict) else None
 
 
-def item_of(kind: Kind, state: State) -> Item:
+def build_item(kind: Kind, state: State) -> Item:
     """The state as its struct.
 
     Raises:
@@ -126,7 +126,7 @@ def item_of(kind: Kind, state: State) -> Item:
         raise ValidationError(str(error)) from error
 
 
-def creation(item: Item) -> Operations:
+def build_creation(item: Item) -> Operations:
     """The change that makes an item."""
     return Operations(set={EXISTS: True, **msgspec.to_builtins(item)})
 
@@ -134,7 +134,7 @@ def creation(item: Item) -> Operations:
 DELETION = Operations(set={EXISTS: False})
 
 
-def difference(before: State, after: State) -> Operations:
+def compare_states(before: State, after: State) -> Operations:
     """The change that leads from one state to another.
 
     Lists are added to and removed from where that gives the same list, so that what others put in
@@ -163,8 +163,8 @@ def _compare_members(change: Operations, key: str, old: State, new: State) -> No
 
 def _compare(change: Operations, key: str, old: Any, new: Any) -> None:
     if isinstance(old, list) and isinstance(new, list):
-        gone, more = _removed(old, new), _removed(new, old)
-        if _removed(_added(old, more), gone) == new:
+        gone, more = _remove(old, new), _remove(new, old)
+        if _remove(_add(old, more), gone) == new:
             if more:
                 change.add[key] = more
             if gone:
@@ -184,7 +184,7 @@ def _put(state: State, key: str, value: Any) -> None:
     )
 
 
-def _values(value: Any) -> list[Any]:
+def _as_list(value: Any) -> list[Any]:
     """A list as it is, nothing as an empty one, anything else as a list of it."""
     if isinstance(value, list):
         return list(cast("Any", value))
@@ -195,27 +195,27 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-def _added(current: Any, value: Any) -> Any:
+def _add(current: Any, value: Any) -> Any:
     if _is_number(value):
         return (current if _is_number(current) else 0) + value
-    have = _values(current)
-    known = set(map(_comparable, have))
-    return [*have, *(one for one in _values(value) if _comparable(one) not in known)]
+    have = _as_list(current)
+    known = set(map(_as_hashable, have))
+    return [*have, *(one for one in _as_list(value) if _as_hashable(one) not in known)]
 
 
-def _removed(current: Any, value: Any) -> Any:
+def _remove(current: Any, value: Any) -> Any:
     if _is_number(value):
         return (current if _is_number(current) else 0) - value
-    gone = set(map(_comparable, _values(value)))
-    return [one for one in _values(current) if _comparable(one) not in gone]
+    gone = set(map(_as_hashable, _as_list(value)))
+    return [one for one in _as_list(current) if _as_hashable(one) not in gone]
 
 
-def _comparable(value: Any) -> str | bytes:
+def _as_hashable(value: Any) -> str | bytes:
     """A value of JSON as something that sets hold: lists may have thousands of members."""
     return value if isinstance(value, str) else msgspec.json.encode(value, order="deterministic")
 
 
-def _bounds(kind: Kind, state: State) -> Bounds:
+def _find_bounds(kind: Kind, state: State) -> Bounds:
     if kind == "clock":
         segments = state.get("segments", 6)
         return {"filled": (0, segments)} if isinstance(segments, int) else {}
@@ -225,13 +225,17 @@ def _bounds(kind: Kind, state: State) -> Bounds:
         return {"beats": (0, MAX_BEATS)}
     days: Bounds = {"day": (1, MAX_DAY)} if kind == "world" else {}
     attributes = state.get("attributes")
-    return {**days, **_highest(cast("State", attributes))} if isinstance(attributes, dict) else days
+    return (
+        {**days, **_find_maximums(cast("State", attributes))}
+        if isinstance(attributes, dict)
+        else days
+    )
 
 
-def _highest(attributes: State) -> Bounds:
+def _find_maximums(attributes: State) -> Bounds:
     """An attribute that has one named `<its name>_max` beside it, say `hp`, is 0 to that."""
     return {
         f"attributes.{name.removesuffix(MOST)}": (0, most)
         for name, most in attributes.items()
-        if name.endswith(MOST) and isinstance(most, int)
+        if name.endswith(MAX_SUFFIX) and isinstance(most, int)
     }

@@ -12,12 +12,11 @@ from sqlalchemy.orm import aliased
 from backend.accounts.auth.identity import Identity
 from backend.campaigns.ledger import paths as ledger_paths
 from backend.campaigns.ledger import store as ledger_store
-from backend.campaigns.ledger.changes import Operations
-from backend.campaigns.ledger.read_marks import IS_COMPACTED
+from backend.campaigns.ledger.changes import Change, Operations
+from backend.campaigns.ledger.paths import IS_COMPACTED
 from backend.campaigns.ledger.records import get_campaign, open_campaign
-from backend.campaigns.ledger.store import Change
 from backend.campaigns.models import CampaignChange, CampaignItem, ChangeSource
-from backend.campaigns.scenes.chapters import narrowed_chapters
+from backend.campaigns.scenes.chapters import narrow_chapters
 from backend.chats.events import AudienceChanged
 from backend.chats.models import Chat, Message
 from backend.core.audience import PUBLIC, decode_audience, intersect_audiences, may_all_know
@@ -109,15 +108,15 @@ class ItemAudiences(AudienceChanged):
                 if item.kind == "scene":
                     scenes[item.id] = column
         if scenes:
-            changes += await narrowed_chapters(session, identity.sealer, campaign.id, scenes)
+            changes += await narrow_chapters(session, identity.sealer, campaign.id, scenes)
         if changes:
-            await ledger_store.append(
+            await ledger_store.append_changes(
                 session, identity.sealer, campaign, changes, actor="user", message=message
             )
         if open_campaign(identity.sealer, campaign).settings.hidden_information:
             for change in (await session.execute(_CHANGED, values)).all():
                 if not may_all_know(change.audience, message.audience):
-                    await ledger_paths.undo(session, identity.sealer, campaign, change.id)
+                    await ledger_paths.undo_change(session, identity.sealer, campaign, change.id)
 
 
 async def _followed(session: AsyncSession, message: Message, campaign_id: UUID) -> set[UUID]:

@@ -15,20 +15,19 @@ from backend.campaigns.errors import (
     CampaignFullError,
 )
 from backend.campaigns.ledger import store as ledger_store
-from backend.campaigns.ledger.changes import DELETION, creation, item_of
+from backend.campaigns.ledger.changes import DELETION, Change, build_creation, build_item
 from backend.campaigns.ledger.items import Item, Kind, Scene
 from backend.campaigns.ledger.records import (
     ItemKey,
+    build_item_view,
     check_references,
     edit_item,
     find_cause,
     get_campaign,
     get_item_row,
     open_item,
-    reading,
-    view_item,
+    open_reading,
 )
-from backend.campaigns.ledger.store import Change
 from backend.campaigns.models import (
     CampaignItem,
 )
@@ -41,7 +40,7 @@ from backend.http.schemas import check_revision
 MAX_ITEMS = 50_000
 """Items in one campaign, deleted ones among them."""
 
-AT_ONCE = 500
+SCAN_ROWS = 500
 """Rows that are read and unsealed in one go."""
 
 _SEARCHED = ("name", "title", "term", "text", "summary", "role")
@@ -95,15 +94,15 @@ class ItemService:
             query = query.where(CampaignItem.place_id == asked.at)
         found: list[Any] = []
         following: UUID | None = after
-        at_once = AT_ONCE if asked.status is not None or asked.text else limit + 1
-        async with reading(self._database, identity, campaign_id) as (session, _):
+        at_once = SCAN_ROWS if asked.status is not None or asked.text else limit + 1
+        async with open_reading(self._database, identity, campaign_id) as (session, _):
             while len(found) <= limit:
                 part = query if following is None else query.where(CampaignItem.id > following)
                 rows = (await session.scalars(part.order_by(CampaignItem.id).limit(at_once))).all()
                 async for row in iterate_in_slices(rows, lambda row: len(row.sealed_state)):
                     item = open_item(identity.sealer, row)
                     if asked.lets_in(item):
-                        found.append(view_item(row, item))
+                        found.append(build_item_view(row, item))
                 if len(rows) < at_once:
                     break
                 following = rows[-1].id
@@ -126,25 +125,25 @@ class ItemService:
         Raises `CampaignNotFoundError`, `CampaignFullError`, `MessageNotFoundError`,
         `ValidationError`.
         """
-        item = item_of(kind, fields)
+        item = build_item(kind, fields)
         async with self._database.write() as session:
             campaign = await get_campaign(session, identity, campaign_id, lock=True)
             await check_item_room(session, campaign_id)
             await check_references(session, campaign_id, item)
             cause = await find_cause(session, identity, campaign, message_id)
-            change = Change(kind, new_id(), creation(item))
+            change = Change(kind, new_id(), build_creation(item))
             moved = (
                 await follow_scene(session, campaign_id, item) if isinstance(item, Scene) else ()
             )
-            await ledger_store.append(
+            await ledger_store.append_changes(
                 session, identity.sealer, campaign, [change, *moved], actor="user", message=cause
             )
-            return await _shown(session, identity, ItemKey(campaign_id, kind, change.item_id))
+            return await _load_view(session, identity, ItemKey(campaign_id, kind, change.item_id))
 
     async def get_item(self, identity: Identity, key: ItemKey) -> msgspec.Struct:
         """Raises `CampaignNotFoundError`, `CampaignItemNotFoundError`."""
-        async with reading(self._database, identity, key.campaign_id) as (session, _):
-            return await _shown(session, identity, key)
+        async with open_reading(self._database, identity, key.campaign_id) as (session, _):
+            return await _load_view(session, identity, key)
 
     async def patch_item(
         self,
@@ -166,7 +165,7 @@ class ItemService:
             check_revision(if_match, row.seq)
             cause = await find_cause(session, identity, campaign, message_id)
             await edit_item(session, identity.sealer, campaign, key, patch, cause=cause)
-            return await _shown(session, identity, key)
+            return await _load_view(session, identity, key)
 
     async def delete_item(
         self,
@@ -187,14 +186,14 @@ class ItemService:
             check_revision(if_match, row.seq)
             cause = await find_cause(session, identity, campaign, message_id)
             change = Change(key.kind, key.item_id, DELETION)
-            await ledger_store.append(
+            await ledger_store.append_changes(
                 session, identity.sealer, campaign, [change], actor="user", message=cause
             )
 
 
-async def _shown(session: AsyncSession, identity: Identity, key: ItemKey) -> msgspec.Struct:
+async def _load_view(session: AsyncSession, identity: Identity, key: ItemKey) -> msgspec.Struct:
     row = await get_item_row(session, identity, key)
-    return view_item(row, open_item(identity.sealer, row))
+    return build_item_view(row, open_item(identity.sealer, row))
 
 
 async def has_item_room(session: AsyncSession, campaign_id: UUID, *, more: int = 1) -> bool:

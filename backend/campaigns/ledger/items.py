@@ -233,6 +233,6 @@ def _check_size(attributes: dict[str, Attribute]) -> None:
         )
 
 
-def relation_label(score: int) -> str:
+def label_relation(score: int) -> str:
     """What a relation's score (-100 to 100) is called."""
     return next((label for least, label in _FEELINGS if score >= least), "sworn enemy")

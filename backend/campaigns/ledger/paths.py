@@ -24,12 +24,12 @@ from backend.database.base import get_table, now, split_chunks
 from backend.vault.sealing import Sealer
 
 
-async def changed_items(session: AsyncSession, chat_id: UUID, *, above: int) -> set[UUID]:
+async def find_changed_items(session: AsyncSession, chat_id: UUID, *, above: int) -> set[UUID]:
     """Items with changes that count and follow from a chat's messages from position `above` on."""
     return set(await session.scalars(_COUNTING, {"chat": chat_id, "above": above}))
 
 
-async def path_moved(
+async def follow_path(
     session: AsyncSession,
     sealer: Sealer | None,
     campaign: Campaign,
@@ -49,11 +49,11 @@ async def path_moved(
         await session.execute(_TOGGLE, {"ids": ids})
     campaign.version += 1
     kinds: dict[UUID, Kind] = {row.item_id: row.kind for row in rows}
-    known = await _gone_on(sealer, rows) if sealer is not None else {}
-    await _fold_again(session, sealer, campaign, kinds, known)
+    known = await _resume_folds(sealer, rows) if sealer is not None else {}
+    await _refold_now(session, sealer, campaign, kinds, known)
 
 
-async def _gone_on(sealer: Sealer, rows: Sequence[Any]) -> dict[UUID, tuple[State, int]]:
+async def _resume_folds(sealer: Sealer, rows: Sequence[Any]) -> dict[UUID, tuple[State, int]]:
     """States of items, some of whose changes begin to count, behind all that count already.
 
     Their folds go on from what their rows hold: see `fold_items`.
@@ -82,7 +82,9 @@ async def _gone_on(sealer: Sealer, rows: Sequence[Any]) -> dict[UUID, tuple[Stat
     return found
 
 
-async def undo(session: AsyncSession, sealer: Sealer, campaign: Campaign, change_id: UUID) -> None:
+async def undo_change(
+    session: AsyncSession, sealer: Sealer, campaign: Campaign, change_id: UUID
+) -> None:
     """Let a change of a campaign count no longer; where it was undone already, nothing changes."""
     asked = {"change": change_id, "campaign": campaign.id}
     row = (await session.execute(_NOT_UNDONE, asked)).one_or_none()
@@ -92,10 +94,10 @@ async def undo(session: AsyncSession, sealer: Sealer, campaign: Campaign, change
     campaign.version += 1
     campaign.edits += 1
     campaign.updated_at = now()
-    await _fold_again(session, sealer, campaign, {row.item_id: row.kind})
+    await _refold_now(session, sealer, campaign, {row.item_id: row.kind})
 
 
-async def detach(
+async def detach_message(
     session: AsyncSession,
     sealer: Sealer | None,
     campaign: Campaign,
@@ -106,7 +108,7 @@ async def detach(
     """Let the changes of a version no longer follow from a message.
 
     They count on where they follow from a copy of it that is told. Without a sealer see
-    `path_moved`.
+    `follow_path`.
     """
     asked = {"campaign": campaign.id, "version": version}
     await session.execute(_DETACH, {**asked, "message": message_id})
@@ -115,10 +117,10 @@ async def detach(
         return
     await session.execute(_TOGGLE, {"ids": [row.id for row in rows]})
     campaign.version += 1
-    await _fold_again(session, sealer, campaign, {row.item_id: row.kind for row in rows})
+    await _refold_now(session, sealer, campaign, {row.item_id: row.kind for row in rows})
 
 
-async def _fold_again(
+async def _refold_now(
     session: AsyncSession,
     sealer: Sealer | None,
     campaign: Campaign,
@@ -133,7 +135,7 @@ async def _fold_again(
         await session.execute(_MARK_STALE, {"ids": ids})
 
 
-def _toggled() -> Any:
+def _select_toggled() -> Any:
     """Changes from a place of a chat on, of which the path says otherwise than they do."""
     any_source = get_table(ChangeSource).alias("any_source")
     on_path = any_row().where(
@@ -179,7 +181,7 @@ _TOGGLE = (
     .where(_CHANGES.c.id.in_(bindparam("ids", expanding=True)))
     .values(is_on_path=~_CHANGES.c.is_on_path)
 )
-_TOGGLED = _toggled()
+_TOGGLED = _select_toggled()
 _CHANGED = (
     select(CampaignChange.id, CampaignChange.item_id, CampaignItem.kind)
     .join(CampaignItem, CampaignItem.id == CampaignChange.item_id)

@@ -115,7 +115,7 @@ async def read_again(session: AsyncSession, sealer: Sealer | None, message_id: U
         CampaignMark.position >= first.position,
     )
     for mark in (await session.scalars(together)).all():
-        await ledger_paths.detach(session, sealer, campaign, mark.id, version=mark.version)
+        await ledger_paths.detach_message(session, sealer, campaign, mark.id, version=mark.version)
         await session.delete(mark)
 
 

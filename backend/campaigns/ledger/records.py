@@ -20,11 +20,12 @@ from backend.campaigns.errors import (
 from backend.campaigns.ledger import store as ledger_store
 from backend.campaigns.ledger.changes import (
     EXISTS,
+    Change,
     Operations,
     State,
-    creation,
-    difference,
-    item_of,
+    build_creation,
+    build_item,
+    compare_states,
 )
 from backend.campaigns.ledger.items import (
     STRUCTS,
@@ -34,15 +35,15 @@ from backend.campaigns.ledger.items import (
     Scene,
     Term,
     World,
-    relation_label,
+    label_relation,
 )
-from backend.campaigns.ledger.store import Change, read_state
+from backend.campaigns.ledger.store import read_state
 from backend.campaigns.models import (
     CAMPAIGN,
     Campaign,
     CampaignItem,
 )
-from backend.campaigns.scenes.chapters import narrowed_chapters
+from backend.campaigns.scenes.chapters import narrow_chapters
 from backend.campaigns.state.party import follow_scene
 from backend.chats.models import Chat, Message
 from backend.chats.repository import get_message
@@ -107,7 +108,7 @@ async def get_campaign(
 
 
 @asynccontextmanager
-async def reading(
+async def open_reading(
     database: Database, identity: Identity, campaign_id: UUID
 ) -> AsyncGenerator[tuple[AsyncSession, Campaign]]:
     """A session to read a campaign in, all its items folded. Raises `CampaignNotFoundError`."""
@@ -133,7 +134,7 @@ def seal_campaign(sealer: Sealer, campaign: Campaign, fields: CampaignFields) ->
     campaign.sealed_campaign = sealer.seal_bytes(CAMPAIGN, campaign.id, msgspec.json.encode(fields))
 
 
-async def campaign_views(
+async def build_campaign_views(
     session: AsyncSession, sealer: Sealer, campaigns: Sequence[Campaign]
 ) -> list[CampaignView]:
     """Campaigns as the API shows them."""
@@ -152,7 +153,7 @@ async def campaign_views(
     views: list[CampaignView] = []
     for campaign in campaigns:
         fields = open_campaign(sealer, campaign)
-        world = item_of("world", read_state(sealer, campaign.id, worlds[campaign.id]))
+        world = build_item("world", read_state(sealer, campaign.id, worlds[campaign.id]))
         assert isinstance(world, World)  # noqa: S101
         views.append(
             CampaignView(
@@ -174,11 +175,11 @@ async def campaign_views(
     return views
 
 
-def view_item(row: CampaignItem, item: Item) -> msgspec.Struct:
+def build_item_view(row: CampaignItem, item: Item) -> msgspec.Struct:
     """An item as the API shows it."""
     more: dict[str, Any] = {}
     if isinstance(item, Relation):
-        more["label"] = relation_label(item.score)
+        more["label"] = label_relation(item.score)
     if isinstance(item, Term):
         more["uses"] = row.uses
     return VIEWS[row.kind](
@@ -193,10 +194,10 @@ def view_item(row: CampaignItem, item: Item) -> msgspec.Struct:
 
 def open_item(sealer: Sealer, row: CampaignItem) -> Item:
     """The item of a row."""
-    return item_of(row.kind, read_state(sealer, row.id, row.sealed_state))
+    return build_item(row.kind, read_state(sealer, row.id, row.sealed_state))
 
 
-def item_name(kind: Kind, *states: State) -> str:
+def get_item_name(kind: Kind, *states: State) -> str:
     """What an item is called, of the first state that says so."""
     if kind == "world":
         return "world"
@@ -207,7 +208,7 @@ def item_name(kind: Kind, *states: State) -> str:
     return ""
 
 
-async def item_states(
+async def load_states(
     session: AsyncSession, sealer: Sealer, campaign: Campaign, item_ids: Collection[UUID]
 ) -> dict[UUID, State]:
     """Items of the campaign by their ids: those that are of another are not there."""
@@ -279,20 +280,20 @@ async def edit_item(
     if blob is None:
         raise CampaignItemNotFoundError
     before = read_state(sealer, key.item_id, blob)
-    item = merge_patch(item_of(key.kind, before), patch)
+    item = merge_patch(build_item(key.kind, before), patch)
     await check_references(session, campaign.id, item)
-    change = difference(before, {EXISTS: True, **msgspec.to_builtins(item)})
+    change = compare_states(before, {EXISTS: True, **msgspec.to_builtins(item)})
     if change.fields():
         more: list[Change] = []
         if "audience" in change.set and isinstance(item, Scene):
             told_to = {key.item_id: encode_audience(item.audience)}
-            more = await narrowed_chapters(session, sealer, campaign.id, told_to)
+            more = await narrow_chapters(session, sealer, campaign.id, told_to)
         if isinstance(item, Scene) and change.fields() & {"location_id", "status"}:
             more += await follow_scene(session, campaign.id, item)
         if isinstance(item, Term) and item.status == "rejected":
             # For good: also when the reply that coined it is no longer told.
-            change = creation(item)
-        await ledger_store.append(
+            change = build_creation(item)
+        await ledger_store.append_changes(
             session,
             sealer,
             campaign,
@@ -302,7 +303,7 @@ async def edit_item(
         )
 
 
-def references(item: Item) -> dict[str, list[UUID]]:
+def find_references(item: Item) -> dict[str, list[UUID]]:
     """The ids of other items that an item names, by field."""
     named = {name: getattr(item, name, None) for name in REFERENCES}
     found: dict[str, list[UUID]] = {name: [each] for name, each in named.items() if each}
@@ -323,7 +324,7 @@ def keep_references(state: State, known: Collection[str]) -> State:
     return left
 
 
-def named_items(operations: Operations) -> list[UUID]:
+def list_references(operations: Operations) -> list[UUID]:
     """Items that a change points to."""
     found: list[UUID] = []
     for fields in (operations.set, operations.add):
@@ -336,7 +337,7 @@ def named_items(operations: Operations) -> list[UUID]:
 
 async def check_references(session: AsyncSession, campaign_id: UUID, item: Item) -> None:
     """Raise `ValidationError` where an item names one that its campaign has not."""
-    wanted = references(item)
+    wanted = find_references(item)
     ids = {each for group in wanted.values() for each in group}
     if not ids:
         return

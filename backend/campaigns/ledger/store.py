@@ -14,7 +14,14 @@ from sqlalchemy import bindparam, select, type_coerce
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.types import NullType
 
-from backend.campaigns.ledger.changes import Operations, State, applied, exists, fold, item_of
+from backend.campaigns.ledger.changes import (
+    Operations,
+    State,
+    apply_operations,
+    build_item,
+    exists,
+    fold,
+)
 from backend.campaigns.ledger.items import (
     INDEXED,
     Clock,
@@ -36,7 +43,7 @@ from backend.campaigns.models import (
     CampaignItem,
     ChangeSource,
 )
-from backend.campaigns.rules import rules_of
+from backend.campaigns.rules.registry import find_rules
 from backend.chats.models import Message
 from backend.core.audience import GM, PUBLIC, Audience, encode_audience
 from backend.core.cpu_pool import iterate_in_slices
@@ -51,7 +58,7 @@ def read_state(sealer: Sealer, item_id: UUID, blob: bytes) -> State:
     return state
 
 
-def audience_of(state: State) -> str:
+def get_audience(state: State) -> str:
     """Return who may know an item in this state, as its column has it.
 
     A clock that is not visible is for the game master alone.
@@ -62,7 +69,7 @@ def audience_of(state: State) -> str:
     return encode_audience(listeners)
 
 
-def item_row(
+def build_item_row(
     sealer: Sealer, campaign: Campaign, item_id: UUID, kind: Kind, state: State, seq: int
 ) -> dict[str, Any]:
     """The row of an item in a state, sealed; `seq` is its last change that counts."""
@@ -75,7 +82,7 @@ def item_row(
         "is_live": False,
     }
     if there:
-        columns |= _columns(item_of(kind, state)) | {"audience": audience_of(state)}
+        columns |= _build_columns(build_item(kind, state)) | {"audience": get_audience(state)}
     return {
         "id": item_id,
         "user_id": campaign.user_id,
@@ -91,7 +98,7 @@ def item_row(
     }
 
 
-def _columns(item: Item) -> dict[str, Any]:
+def _build_columns(item: Item) -> dict[str, Any]:
     """What queries ask about an item."""
     columns: dict[str, Any] = {"is_live": True}
     match item:
@@ -119,8 +126,8 @@ def _columns(item: Item) -> dict[str, Any]:
     return columns
 
 
-AT_ONCE = 500
-OPENED_AT_ONCE = 100
+BATCH_ROWS = 500
+FOLD_BATCH_ROWS = 100
 """Changes that are opened and folded before others have their turn."""
 MAX_VERSION = 2**31 - 1
 _FIXED = frozenset({"id", "user_id", "campaign_id", "kind"})
@@ -136,7 +143,7 @@ class Change:
     operations: Operations
 
 
-async def append(
+async def append_changes(
     session: AsyncSession,
     sealer: Sealer,
     campaign: Campaign,
@@ -159,14 +166,14 @@ async def append(
     campaign.updated_at = now()
     if actor == "user":
         campaign.edits += 1
-    rules = rules_of(campaign.rules)
+    rules = find_rules(campaign.rules)
     item_ids = list(dict.fromkeys(change.item_id for change in changes))
-    states = await _states(session, sealer, item_ids)
+    states = await _load_states(session, sealer, item_ids)
     new_ids = set(item_ids) - states.keys()
     ledger: list[dict[str, Any]] = []
     async for change in iterate_in_slices(changes):
         state = states.get(change.item_id, {})
-        after = states[change.item_id] = applied(change.kind, state, change.operations)
+        after = states[change.item_id] = apply_operations(change.kind, state, change.operations)
         if exists(after):
             rules.validate(change.kind, state, after)
         campaign.last_seq += 1
@@ -191,7 +198,7 @@ async def append(
         for change, line in zip(changes, ledger, strict=True)
     }
     rows = [
-        item_row(sealer, campaign, item_id, kind, states[item_id], seq)
+        build_item_row(sealer, campaign, item_id, kind, states[item_id], seq)
         async for item_id, (kind, seq) in iterate_in_slices(last.items())
     ]
     await _write(
@@ -199,7 +206,7 @@ async def append(
         [row for row in rows if row["id"] not in new_ids],
         [row for row in rows if row["id"] in new_ids],
     )
-    for part in split_chunks(ledger, AT_ONCE):
+    for part in split_chunks(ledger, BATCH_ROWS):
         await session.execute(_ADD_CHANGES, list(part))
     if message is not None:
         sources = [message] * len(ledger)
@@ -239,12 +246,12 @@ async def refold(
     Of those that are `known`, what `fold_items` would give.
     """
     # All writers take the rows in one order, so that no two wait for each other.
-    for part in split_chunks(sorted(kinds), AT_ONCE):
+    for part in split_chunks(sorted(kinds), BATCH_ROWS):
         unknown: dict[UUID, Kind] = {each: kinds[each] for each in part if each not in known}
         folded = {each: known[each] for each in part if each in known}
         folded |= await fold_items(session, sealer, unknown)
         rows = [
-            item_row(sealer, campaign, item_id, kinds[item_id], state, seq)
+            build_item_row(sealer, campaign, item_id, kinds[item_id], state, seq)
             async for item_id, (state, seq) in iterate_in_slices(folded.items())
         ]
         await _write(session, rows, [])
@@ -258,14 +265,14 @@ async def fold_items(
     An item without one has an empty state and 0. `through` leaves out changes of later versions.
     """
     found: dict[UUID, tuple[State, int]] = dict.fromkeys(kinds, ({}, 0))
-    for part in split_chunks(list(kinds), AT_ONCE):
+    for part in split_chunks(list(kinds), BATCH_ROWS):
         items = {each.bytes: each for each in part}
         counted = {"items": part, "through": MAX_VERSION if through is None else through}
         rows = (await session.execute(_COUNTED, counted)).all()
-        for some in split_chunks(rows, OPENED_AT_ONCE):
-            sealed = ((_raw(row.id), row.sealed_operations) for row in some)
+        for some in split_chunks(rows, FOLD_BATCH_ROWS):
+            sealed = ((_as_bytes(row.id), row.sealed_operations) for row in some)
             for row, text in zip(some, sealer.open_many(OPERATIONS, sealed), strict=True):
-                item_id = items[_raw(row.item_id)]
+                item_id = items[_as_bytes(row.item_id)]
                 before, _ = found[item_id]
                 found[item_id] = fold(kinds[item_id], [_OPERATIONS.decode(text)], before), row.seq
             await asyncio.sleep(0)
@@ -277,7 +284,7 @@ async def has_changes(session: AsyncSession, message_id: UUID) -> bool:
     return await session.scalar(_IS_SOURCE, {"message": message_id}) is not None
 
 
-def _raw(row_id: bytes | UUID) -> bytes:
+def _as_bytes(row_id: bytes | UUID) -> bytes:
     """An id that was read without its type: SQLite's driver gives bytes, PostgreSQL's a UUID."""
     return row_id if isinstance(row_id, bytes) else row_id.bytes
 
@@ -287,11 +294,11 @@ def read_operations(sealer: Sealer, change_id: UUID, blob: bytes) -> Operations:
     return _OPERATIONS.decode(sealer.open_bytes(OPERATIONS, change_id, blob))
 
 
-async def _states(
+async def _load_states(
     session: AsyncSession, sealer: Sealer, item_ids: Sequence[UUID]
 ) -> dict[UUID, State]:
     found: dict[UUID, State] = {}
-    for part in split_chunks(item_ids, AT_ONCE):
+    for part in split_chunks(item_ids, BATCH_ROWS):
         rows = (await session.execute(_STATES, {"items": part})).all()
         async for row in iterate_in_slices(rows, lambda row: len(row.sealed_state)):
             found[row.id] = read_state(sealer, row.id, row.sealed_state)
@@ -302,10 +309,10 @@ async def _write(
     session: AsyncSession, changed: Sequence[dict[str, Any]], made: Sequence[dict[str, Any]]
 ) -> None:
     """Store rows of one campaign's items, and tell the index."""
-    for part in split_chunks(made, AT_ONCE):
+    for part in split_chunks(made, BATCH_ROWS):
         await session.execute(_ADD_ITEMS, list(part))
-    for part in split_chunks(changed, AT_ONCE):
-        await session.execute(_CHANGE_ITEM, [_changing(row) for row in part])
+    for part in split_chunks(changed, BATCH_ROWS):
+        await session.execute(_CHANGE_ITEM, [_build_update(row) for row in part])
     if found := [row for row in (*made, *changed) if _is_indexed(row)]:
         await note_change(
             session,
@@ -321,7 +328,7 @@ def _is_indexed(row: dict[str, Any]) -> bool:
     return row["kind"] in INDEXED and not (row["kind"] == "scene" and row["is_live"])
 
 
-def _changing(row: dict[str, Any]) -> dict[str, Any]:
+def _build_update(row: dict[str, Any]) -> dict[str, Any]:
     """The values of `_CHANGE_ITEM`: what never changes of an item stays out of its indexes' way."""
     changing = {name: value for name, value in row.items() if name not in _FIXED}
     return {"item_id": row["id"], **changing}

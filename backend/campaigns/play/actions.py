@@ -16,15 +16,26 @@ from msgspec import Meta
 
 from backend.campaigns.ledger.changes import Operations
 from backend.campaigns.ledger.items import Clock, Entity
-from backend.campaigns.play.attributes import attributes_of, members, number
-from backend.campaigns.play.costs import STRESS, Cost, add_stress, cost_text, pay
-from backend.campaigns.play.deltas import Short
-from backend.campaigns.play.dice import TIERS, Tier, srd_tier, tier_of
 from backend.campaigns.play.echoes import add_echo
-from backend.campaigns.play.references import called
-from backend.campaigns.play.state import POOL, Committed, Play
+from backend.campaigns.play.references import get_name
+from backend.campaigns.play.story_tools import Short
 from backend.campaigns.play.table import Table
-from backend.campaigns.play.tools import Option, Outcome, PlayTool, ToolRefusedError
+from backend.campaigns.rules.attributes import get_attributes, get_number, read_mapping
+from backend.campaigns.rules.blades import (
+    MAX_STRESS,
+    POOL,
+    TIERS,
+    ActionCost,
+    CommittedOutcome,
+    Tier,
+    add_stress,
+    pay,
+    render_cost,
+    srd_tier,
+    tier_of,
+)
+from backend.campaigns.rules.protocol import PlayTool, ToolOutcome, ToolRefusedError
+from backend.campaigns.rules.state import Option, PlayState
 from backend.errors import ValidationError
 
 POOL_SIZE = 4
@@ -60,7 +71,8 @@ class OutcomeOf(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         str, Meta(min_length=1, max_length=300, description="In a few words, for the player.")
     ]
     costs: Annotated[
-        list[Cost], Meta(max_length=5, description="Of partial and bad at least one; else none.")
+        list[ActionCost],
+        Meta(max_length=5, description="Of partial and bad at least one; else none."),
     ] = []
     narrative: Annotated[Short, Meta(description="What you will tell then.")] = ""
 
@@ -85,13 +97,13 @@ class Accept(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     variant: Variant = "encounter"
 
 
-def engage(table: Table, asked: Engage) -> Outcome:
+def engage(table: Table, asked: Engage) -> ToolOutcome:
     """Fix position and effect, and go into the action."""
     if not table.players:
         # A campaign can be played before its user has added a character.
         table.create(Entity(kind="pc", name=asked.character.strip() or "You"))
     name = table.get(_player(table, asked.character))["name"]
-    clocks = {called(state).casefold() for state in table.of_kind("clock").values()}
+    clocks = {get_name(state).casefold() for state in table.of_kind("clock").values()}
     if (clock := asked.clock.strip()) and clock.casefold() not in clocks:
         table.create(Clock(name=clock))
     if table.state.dice == "pool" and not table.pool:
@@ -106,7 +118,7 @@ def engage(table: Table, asked: Engage) -> Outcome:
         stakes=asked.stakes,
     )
     summary = f"{name}: {asked.domain}, {asked.position}, {asked.effect} effect"
-    return Outcome(kind="break", result={"mood": "action"}, summary=summary)
+    return ToolOutcome(kind="break", result={"mood": "action"}, summary=summary)
 
 
 def fill_pool(table: Table) -> None:
@@ -115,7 +127,7 @@ def fill_pool(table: Table) -> None:
     table.change(table.state.campaign_id, Operations(set={f"attributes.{POOL}": dice}))
 
 
-def spend_die(table: Table, asked: SpendDie) -> Outcome:
+def spend_die(table: Table, asked: SpendDie) -> ToolOutcome:
     """Commit to outcomes, and wait for the player's die."""
     play = table.play
     if play.tier:
@@ -127,7 +139,7 @@ def spend_die(table: Table, asked: SpendDie) -> Outcome:
     rating = _rating(table, player_id)
     _check_outcomes(table, outcomes, _possible_tiers(table, rating), player_id)
     table.state.committed = [
-        Committed(
+        CommittedOutcome(
             tier=tier,
             hint=each.hint,
             narrative=each.narrative,
@@ -168,11 +180,11 @@ def die_chosen(table: Table, index: int) -> dict[str, Any]:
         dice = table.roll(rating or 2)
         die, tier = srd_tier(dice, none=rating == 0)
     fixed = next(each for each in table.state.committed if each.tier == tier)
-    costs = [msgspec.convert(cost, Cost) for cost in fixed.costs]
+    costs = [msgspec.convert(cost, ActionCost) for cost in fixed.costs]
     for cost in costs:
         pay(table, cost, player_id)
     if costs:
-        add_echo(table, "cost", f"{fixed.hint} ({', '.join(map(cost_text, costs))})")
+        add_echo(table, "cost", f"{fixed.hint} ({', '.join(map(render_cost, costs))})")
     table.state.die = die
     table.state.play = msgspec.structs.replace(play, tier=tier, outcome=fixed.hint, die=die)
     return {
@@ -181,27 +193,27 @@ def die_chosen(table: Table, index: int) -> dict[str, Any]:
         "tier": tier,
         "outcome": fixed.hint,
         "narrative": fixed.narrative,
-        "paid": [cost_text(cost) for cost in costs],
+        "paid": [render_cost(cost) for cost in costs],
         "aftermath": aftermath_of(tier, play.position),
         "next": f"Call resolve with tier {tier}.",
     }
 
 
-def resolve(table: Table, asked: Resolve) -> Outcome:
+def resolve(table: Table, asked: Resolve) -> ToolOutcome:
     """Go into the aftermath of what the die has fixed."""
     play = table.play
     if not play.tier:
         if asked.tier != "withdrawn":
             raise ToolRefusedError("No die is spent yet: call spend_die first.")
         table.turn_to("scene", variant="encounter")
-        return Outcome(kind="break", result={"mood": "scene"}, summary="Gives it up")
+        return ToolOutcome(kind="break", result={"mood": "scene"}, summary="Gives it up")
     if asked.tier != play.tier:
         raise ToolRefusedError(f"The die has fixed {play.tier} ({play.outcome}), not {asked.tier}.")
     if asked.outcome and asked.outcome.strip().casefold() != play.outcome.strip().casefold():
         raise ToolRefusedError(f"The outcome that was committed to is: {play.outcome}.")
     _go_to_aftermath(table)
     summary = f"{play.tier}: {table.play.variant}"
-    return Outcome(kind="break", result={"mood": "aftermath"}, summary=summary)
+    return ToolOutcome(kind="break", result={"mood": "aftermath"}, summary=summary)
 
 
 def _go_to_aftermath(table: Table) -> None:
@@ -223,10 +235,10 @@ def leave_aftermath(table: Table) -> None:
     table.turn_to("scene", variant="encounter")
 
 
-def accept(table: Table, asked: Accept) -> Outcome:
+def accept(table: Table, asked: Accept) -> ToolOutcome:
     """Go on with the scene."""
-    table.state.play = Play(mood="scene", variant=asked.variant)
-    return Outcome(kind="break", result={"mood": "scene"}, summary=f"Goes on: {asked.variant}")
+    table.state.play = PlayState(mood="scene", variant=asked.variant)
+    return ToolOutcome(kind="break", result={"mood": "scene"}, summary=f"Goes on: {asked.variant}")
 
 
 def aftermath_of(tier: Tier, position: str) -> str:
@@ -248,7 +260,7 @@ def _player(table: Table, name: str) -> UUID:
 
 def _rating(table: Table, player_id: UUID) -> int:
     """How many dice a character has for a roll in the action's domain; 1 where nothing says so."""
-    ratings = members(attributes_of(table.get(player_id)).get("ratings"))
+    ratings = read_mapping(get_attributes(table.get(player_id)).get("ratings"))
     value = ratings.get(table.play.domain, 1)
     return min(max(value, 0), MAX_RATING) if isinstance(value, int) else 1
 
@@ -293,7 +305,7 @@ def _tried(table: Table) -> Generator[None]:
 
 def _may_push(table: Table, player_id: UUID) -> bool:
     """Whether a character can take the stress of another die, and is not broken by it."""
-    if number(table.get(player_id), "stress") + PUSH >= STRESS:
+    if get_number(table.get(player_id), "stress") + PUSH >= MAX_STRESS:
         return False
     with _tried(table), suppress(ToolRefusedError, ValidationError):
         add_stress(table, player_id, PUSH)
@@ -309,7 +321,7 @@ def _spend(table: Table, die: int) -> None:
 
 
 def _detail(outcome: OutcomeOf) -> str:
-    costs = ", ".join(cost_text(cost) for cost in outcome.costs)
+    costs = ", ".join(render_cost(cost) for cost in outcome.costs)
     said = f"{outcome.tier}: {outcome.hint}"
     return f"{said} ({costs})" if costs else said
 

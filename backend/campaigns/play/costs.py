@@ -9,12 +9,12 @@ import msgspec
 from msgspec import Meta
 
 from backend.campaigns.ledger.changes import Operations, State
-from backend.campaigns.play.attributes import number, texts
-from backend.campaigns.play.deltas import paid_key
 from backend.campaigns.play.echoes import is_visible, tick
-from backend.campaigns.play.references import Reference, called
+from backend.campaigns.play.references import Reference, get_name
+from backend.campaigns.play.story_tools import format_paid_key
 from backend.campaigns.play.table import Table
-from backend.campaigns.play.tools import ToolRefusedError
+from backend.campaigns.rules.attributes import get_number, get_texts
+from backend.campaigns.rules.protocol import ToolRefusedError
 
 STRESS = 9
 """At so much stress a character takes a trauma, and has none again."""
@@ -69,8 +69,8 @@ def pay(table: Table, cost: Cost, player_id: UUID) -> None:
         case "heat":
             add_heat(table, cost.amount)
         case "coin":
-            if (has := number(player, "coin")) < cost.amount:
-                raise ToolRefusedError(f"{called(player)} has {has} coin: not {cost.amount}.")
+            if (has := get_number(player, "coin")) < cost.amount:
+                raise ToolRefusedError(f"{get_name(player)} has {has} coin: not {cost.amount}.")
             table.change(player_id, Operations(remove={"attributes.coin": cost.amount}))
             _paid(table, Reference(player_id, "", player), "attributes.coin")
         case "clock":
@@ -88,9 +88,9 @@ def add_stress(table: Table, player_id: UUID, amount: int) -> None:
     """Give a character stress; at the ninth it is a trauma, and the stress is gone."""
     player = table.get(player_id)
     operations = Operations(set={"attributes.stress_max": STRESS})
-    if number(player, "stress") + amount >= STRESS:
+    if get_number(player, "stress") + amount >= STRESS:
         operations.set["attributes.stress"] = 0
-        operations.add["attributes.trauma"] = [_next_trauma(texts(player, "trauma"))]
+        operations.add["attributes.trauma"] = [_next_trauma(get_texts(player, "trauma"))]
     else:
         operations.add["attributes.stress"] = amount
     table.change(player_id, operations)
@@ -98,7 +98,7 @@ def add_stress(table: Table, player_id: UUID, amount: int) -> None:
 
 def add_heat(table: Table, amount: int) -> None:
     """Give the players heat; what goes beyond it makes them wanted, up to `WANTED`."""
-    heat, wanted = number(table.world, "heat") + amount, number(table.world, "wanted")
+    heat, wanted = get_number(table.world, "heat") + amount, get_number(table.world, "wanted")
     operations = Operations(set={"attributes.heat_max": HEAT, "attributes.wanted_max": WANTED})
     if heat >= HEAT and wanted < WANTED:
         operations.set["attributes.heat"] = heat - HEAT
@@ -115,13 +115,13 @@ def _next_trauma(have: list[str]) -> str:
 
 def _without(player: State, what: str) -> Operations:
     wanted = what.strip().casefold()
-    held = texts(player, "inventory")
+    held = get_texts(player, "inventory")
     found = next((one for one in held if one.casefold() == wanted), None)
     if found is None:
         there = ", ".join(held[:20]) or "nothing"
-        raise ToolRefusedError(f"{called(player)} has no {what[:60]!r}, but {there}.")
+        raise ToolRefusedError(f"{get_name(player)} has no {what[:60]!r}, but {there}.")
     return Operations(remove={"attributes.inventory": [found]})
 
 
 def _paid(table: Table, reference: Reference, key: str) -> None:
-    table.state.paid.append(paid_key(reference, key))
+    table.state.paid.append(format_paid_key(reference, key))

@@ -11,13 +11,12 @@ from msgspec import Meta
 
 from backend.campaigns.ledger.changes import Operations, State
 from backend.campaigns.ledger.items import Fact
-from backend.campaigns.play.attributes import members
 from backend.campaigns.play.echoes import find_echo, tick
 from backend.campaigns.play.references import ENTITY_KINDS, Reference
-from backend.campaigns.play.state import PLAY
 from backend.campaigns.play.table import Table
-from backend.campaigns.play.tools import ToolRefusedError
-from backend.campaigns.rules import AttributeType
+from backend.campaigns.rules.attributes import read_mapping
+from backend.campaigns.rules.protocol import AttributeType, ToolRefusedError
+from backend.campaigns.rules.state import PLAY
 from backend.campaigns.state.state_block import render_name
 
 MAX_DELTAS = 20
@@ -121,10 +120,10 @@ def changeable_fields(table: Table, item_id: UUID) -> dict[str, AttributeType]:
     """The fields of an item in play that a model may change by itself, and what they hold."""
     held = table.state.items[item_id]
     kind = held.state["kind"] if held.kind == "entity" else held.kind
-    members = table.rules.changeable(held.kind, held.state)
+    read_mapping = table.rules.changeable(held.kind, held.state)
     return {
         **_FIELDS.get(kind, {}),
-        **{f"{ATTRIBUTES}.{name}": each for name, each in members.items() if name != PLAY},
+        **{f"{ATTRIBUTES}.{name}": each for name, each in read_mapping.items() if name != PLAY},
     }
 
 
@@ -139,7 +138,7 @@ def _refuse_paid(table: Table, reference: Reference, key: str) -> None:
 
 
 def _set_flag(table: Table, delta: FlagDelta) -> None:
-    name, flags = delta.flag.strip(), members(table.world.get("flags"))
+    name, flags = delta.flag.strip(), read_mapping(table.world.get("flags"))
     known = {render_name(each).casefold(): each for each in flags}
     name = known.get(render_name(name).casefold(), name)
     if name in table.rules.moods():

@@ -7,23 +7,24 @@ from uuid import UUID
 
 from backend.campaigns.ledger.changes import Operations, State
 from backend.campaigns.ledger.items import Echo
-from backend.campaigns.ledger.store import audience_of
-from backend.campaigns.play.references import called
-from backend.campaigns.play.tools import Happened, ToolRefusedError
+from backend.campaigns.ledger.store import get_audience
+from backend.campaigns.play.references import get_name
+from backend.campaigns.rules.protocol import ToolRefusedError
+from backend.campaigns.rules.state import Happened
 from backend.core.audience import PUBLIC, Audience, decode_audience
 
 if TYPE_CHECKING:
     from backend.campaigns.play.table import Table
 
-MOST_COSTS = 3
-MOST_THREATS = 5
+MAX_COSTS = 3
+MAX_THREATS = 5
 MAX_ECHO = 1_000
 MAX_LISTED = 100
 
 EchoKind = Literal["cost", "threat"]
 
 
-def echoes(table: Table, kind: EchoKind) -> list[tuple[UUID, str]]:
+def list_echoes(table: Table, kind: EchoKind) -> list[tuple[UUID, str]]:
     """Unresolved echoes of a kind, each with its id, the newest last."""
     return [
         (item_id, state["text"])
@@ -35,8 +36,8 @@ def echoes(table: Table, kind: EchoKind) -> list[tuple[UUID, str]]:
 def add_echo(table: Table, kind: EchoKind, text: str, audience: Audience = PUBLIC) -> None:
     """Let a cost or a threat echo; what goes beyond their number is resolved, the oldest first."""
     table.create(Echo(text=text[:MAX_ECHO], kind=kind, audience=audience))
-    most = MOST_COSTS if kind == "cost" else MOST_THREATS
-    for item_id, _ in echoes(table, kind)[:-most]:
+    most = MAX_COSTS if kind == "cost" else MAX_THREATS
+    for item_id, _ in list_echoes(table, kind)[:-most]:
         if "resolved" not in table.get(item_id).get("locked", ()):
             table.change(item_id, Operations(set={"resolved": True}))
 
@@ -47,7 +48,7 @@ def find_echo(table: Table, said: str) -> UUID:
     Raises:
         ToolRefusedError: There is none, or more than one. The text lists them.
     """
-    found = {one: text for kind in ("cost", "threat") for one, text in echoes(table, kind)}
+    found = {one: text for kind in ("cost", "threat") for one, text in list_echoes(table, kind)}
     wanted = said.strip().rstrip("…").casefold()
     exact = [one for one, text in found.items() if text.casefold() == wanted]
     near = exact or [one for one, text in found.items() if wanted and wanted in text.casefold()]
@@ -78,7 +79,7 @@ def tick(table: Table, clock_id: UUID, segments: int) -> State:
     """
     before = table.get(clock_id)
     if is_full(before):
-        raise ToolRefusedError(f"{called(before)} is done, and does not tick any more.")
+        raise ToolRefusedError(f"{get_name(before)} is done, and does not tick any more.")
     filled = before.get("filled", 0)
     moved = max(0, min(before.get("segments", 6), filled + segments)) - filled
     if moved == 0:
@@ -88,9 +89,9 @@ def tick(table: Table, clock_id: UUID, segments: int) -> State:
     )
     after = table.change(clock_id, operations)
     if is_full(after):
-        what = called(after)
+        what = get_name(after)
         text = f"{what}: {consequence}" if (consequence := after.get("consequence")) else what
-        audience = decode_audience(audience_of(after))
+        audience = decode_audience(get_audience(after))
         table.state.happened.append(Happened(text, audience))
         kind: EchoKind = "threat" if after.get("kind", "threat") == "threat" else "cost"
         add_echo(table, kind, text, audience)

@@ -10,10 +10,11 @@ import msgspec
 
 from backend.campaigns.ledger.changes import EXISTS, State
 from backend.campaigns.ledger.items import Entity, World
-from backend.campaigns.play.attributes import members
-from backend.campaigns.play.echoes import MOST_COSTS, MOST_THREATS, EchoKind, echoes, is_full
-from backend.campaigns.play.references import called
-from backend.campaigns.play.state import PLAY, POOL, ROLL
+from backend.campaigns.play.echoes import MAX_COSTS, MAX_THREATS, EchoKind, is_full, list_echoes
+from backend.campaigns.play.references import get_name
+from backend.campaigns.rules.attributes import read_mapping
+from backend.campaigns.rules.blades import POOL
+from backend.campaigns.rules.state import PLAY, ROLL
 from backend.campaigns.state.state_block import render_flags, render_name, render_value
 from backend.core.audience import GM
 from backend.prompts import PromptLibrary
@@ -21,8 +22,8 @@ from backend.prompts import PromptLibrary
 if TYPE_CHECKING:
     from backend.campaigns.play.table import Table
 
-MOST_PEOPLE = 8
-MOST_CLOCKS = 12
+MAX_PEOPLE = 8
+MAX_CLOCKS = 12
 MAX_WANTS = 200
 MAX_LINE = 300
 MAX_CHANGED = 12
@@ -41,15 +42,15 @@ def render(table: Table, prompts: PromptLibrary) -> str:
     play, scene = table.play, table.scene
     values: dict[str, Any] = {
         **msgspec.structs.asdict(play),
-        **_stand(table),
-        "costs": _echoes(table, "cost", MOST_COSTS),
-        "threats": _echoes(table, "threat", MOST_THREATS),
-        "clocks": _clocks(table),
+        **_render_standing(table),
+        "costs": _render_echoes(table, "cost", MAX_COSTS),
+        "threats": _render_echoes(table, "threat", MAX_THREATS),
+        "clocks": _render_clocks(table),
         "flags": render_flags(table.world.get("flags") or {}) if table.viewpoint == GM else [],
-        "place": _place(table),
-        "people": _people(table),
-        "changed": _list_changed(table),
-        "players": _players(table),
+        "place": _render_place(table),
+        "people": _render_people(table),
+        "changed": _render_changes(table),
+        "players": _render_players(table),
         "stakes": play.stakes or table.mark(scene.get("stakes", ""), scene),
         "dice": table.state.dice,
         "pool": table.pool,
@@ -64,14 +65,14 @@ def render(table: Table, prompts: PromptLibrary) -> str:
     return "\n\n".join(filter(None, [own or table.mood.prompt, shared.rendered(values)]))
 
 
-def _echoes(table: Table, kind: EchoKind, most: int) -> list[str]:
-    found = echoes(table, kind)[-most:]
-    return [_cut(table.mark(text, table.get(item_id))) for item_id, text in found]
+def _render_echoes(table: Table, kind: EchoKind, most: int) -> list[str]:
+    found = list_echoes(table, kind)[-most:]
+    return [_shorten(table.mark(text, table.get(item_id))) for item_id, text in found]
 
 
-def _stand(table: Table) -> Mapping[str, Any]:
-    found = [_entity(state) for state in table.players.values()]
-    world = msgspec.convert(_fields(table.world), World)
+def _render_standing(table: Table) -> Mapping[str, Any]:
+    found = [_build_entity(state) for state in table.players.values()]
+    world = msgspec.convert(_strip_existence(table.world), World)
     precarity = table.rules.precarity(found, world) or {}
     return {
         "label": str(precarity.get("label", "")),
@@ -80,40 +81,40 @@ def _stand(table: Table) -> Mapping[str, Any]:
     }
 
 
-def _place(table: Table) -> str:
+def _render_place(table: Table) -> str:
     """Return the name of the place that the players have come to since the state block."""
     if not table.place or table.place == table.state.shown_place:
         return ""
     held = table.state.items.get(UUID(table.place))
-    return called(held.state) if held else ""
+    return get_name(held.state) if held else ""
 
 
-def _entity(state: State) -> Entity:
-    return msgspec.convert(_fields(state), Entity)
+def _build_entity(state: State) -> Entity:
+    return msgspec.convert(_strip_existence(state), Entity)
 
 
-def _fields(state: State) -> State:
+def _strip_existence(state: State) -> State:
     return {key: value for key, value in state.items() if key != EXISTS}
 
 
-def _players(table: Table) -> list[str]:
+def _render_players(table: Table) -> list[str]:
     return [
-        table.mark(table.rules.light_line(_entity(state)), state)
+        table.mark(table.rules.light_line(_build_entity(state)), state)
         for state in table.players.values()
     ]
 
 
-def _clocks(table: Table) -> list[str]:
+def _render_clocks(table: Table) -> list[str]:
     lines: list[str] = []
     for state in table.of_kind("clock").values():
-        line = f"{called(state)} {state.get('filled', 0)}/{state.get('segments', 6)}"
+        line = f"{get_name(state)} {state.get('filled', 0)}/{state.get('segments', 6)}"
         line += " (done)" if is_full(state) else ""
         line += f": {text}" if (text := state.get("consequence")) else ""
-        lines.append(_cut(table.mark(line, state)))
-    return lines[:MOST_CLOCKS]
+        lines.append(_shorten(table.mark(line, state)))
+    return lines[:MAX_CLOCKS]
 
 
-def _people(table: Table) -> list[str]:
+def _render_people(table: Table) -> list[str]:
     """Render the people of the open scene and of the players' place, with their wishes.
 
     Empty if the state block describes them.
@@ -128,10 +129,10 @@ def _people(table: Table) -> list[str]:
             wants = state.get("wants", "")[:MAX_WANTS]
             line = f"{state['name']}: {wants}" if wants else state["name"]
             lines.append(table.mark(line, state))
-    return lines[:MOST_PEOPLE]
+    return lines[:MAX_PEOPLE]
 
 
-def _list_changed(table: Table) -> list[str]:
+def _render_changes(table: Table) -> list[str]:
     """Render the fields that this turn has changed: the state block is from before it."""
     touched: dict[UUID, dict[str, None]] = {}
     for change in table.state.changes:
@@ -143,24 +144,24 @@ def _list_changed(table: Table) -> list[str]:
     lines: list[str] = []
     for item_id, named in touched.items():
         state = table.get(item_id)
-        values = filter(None, (_value(state, key) for key in named))
+        values = filter(None, (_render_field(state, key) for key in named))
         if text := ", ".join(values):
-            line = f"{called(state)}: {text}" if called(state) else text
-            lines.append(_cut(table.mark(line, state)))
+            line = f"{get_name(state)}: {text}" if get_name(state) else text
+            lines.append(_shorten(table.mark(line, state)))
     return lines[-MAX_CHANGED:]
 
 
-def _value(state: State, key: str) -> str:
+def _render_field(state: State, key: str) -> str:
     """Render a field by its key; empty if it is no part of the story."""
     name = key.removeprefix("attributes.")
     if name in _OWN or name.endswith(("_max", "_id")):
         return ""
     value: Any = state
     for part in key.split("."):
-        value = members(value).get(part)
+        value = read_mapping(value).get(part)
     text = render_value(value) or ("none" if isinstance(value, list) else "")
     return f"{render_name(name)} {text}" if text else ""
 
 
-def _cut(text: str) -> str:
+def _shorten(text: str) -> str:
     return text if len(text) <= MAX_LINE else f"{text[: MAX_LINE - 1]}…"

@@ -7,13 +7,12 @@ from uuid import UUID
 
 import msgspec
 
-from backend.campaigns.ledger.changes import State
+from backend.campaigns.ledger.changes import Change, State
 from backend.campaigns.ledger.items import MAX_MEMBERS
-from backend.campaigns.ledger.store import Change
-from backend.campaigns.play.dice import DiceMode, Tier
-from backend.campaigns.play.references import Held
-from backend.campaigns.play.tools import Happened, Waiting
-from backend.campaigns.rules import Rules
+from backend.campaigns.rules.blades import Tier
+from backend.campaigns.rules.dice import DiceMode
+from backend.campaigns.rules.protocol import RuleSystem
+from backend.campaigns.rules.state import Happened, ItemState, Waiting
 
 PLAY = "play"
 """The attribute of a campaign's world that says how its play stands."""
@@ -96,7 +95,7 @@ class TableState(msgspec.Struct, kw_only=True):
     rules: str
     dice: DiceMode
     seed: str
-    items: dict[UUID, Held]
+    items: dict[UUID, ItemState]
     play: Play
     before: Play
     rolls: list[Roll] = []
@@ -142,7 +141,7 @@ class TableState(msgspec.Struct, kw_only=True):
         )
 
 
-def is_unsettled(world: State, rules: Rules, *, is_played: bool) -> bool:
+def is_unsettled(world: State, rules: RuleSystem, *, is_played: bool) -> bool:
     """Whether an action or a fight is on, by the mood of play or the flag `combat`."""
     flags: State = world.get("flags") or {}
     if flags.get("combat") is True:
@@ -151,7 +150,7 @@ def is_unsettled(world: State, rules: Rules, *, is_played: bool) -> bool:
     return mood is not None and mood.is_unsettled
 
 
-def play_of(world: State, rules: Rules) -> Play:
+def play_of(world: State, rules: RuleSystem) -> Play:
     """How play stands; where that can't be under these rules, as it begins."""
     attributes: State = world.get("attributes") or {}
     stored = attributes.get(PLAY)

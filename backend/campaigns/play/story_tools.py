@@ -9,18 +9,17 @@ from operator import attrgetter
 from typing import TYPE_CHECKING
 from uuid import UUID
 
-from backend.campaigns.ledger.changes import item_of, state_of
+from backend.campaigns.ledger.changes import build_item, build_state
 from backend.campaigns.ledger.items import Entity, Relation
-from backend.campaigns.play.references import Held
-from backend.campaigns.state.item_reader import MAX_HOT
-from backend.campaigns.state.situation_reader import MAX_FACTS, fact_line
-from backend.campaigns.state.snapshot import KeptItem
+from backend.campaigns.rules.state import ItemState
+from backend.campaigns.state.situation_reader import MAX_FACTS, render_fact
+from backend.campaigns.state.snapshot import MAX_BLOCK_ITEMS, SnapshotItem
 from backend.campaigns.state.state_block import (
     MAX_DETAILED,
-    Placed,
     Situation,
-    ranked,
-    surroundings_block,
+    VisibleEntity,
+    rank_people,
+    render_surroundings,
 )
 from backend.core.audience import NAMELESS_MARKS, AudienceMarks, may_know
 
@@ -33,10 +32,10 @@ from msgspec import Meta
 
 from backend.campaigns.ledger.changes import Operations
 from backend.campaigns.ledger.items import Scene
-from backend.campaigns.play.deltas import Deltas, Named, Short, apply_deltas
 from backend.campaigns.play.echoes import add_echo, is_visible, tick
 from backend.campaigns.play.table import FINISH, Table
-from backend.campaigns.play.tools import Option, Outcome, PlayTool, ToolRefusedError, answer
+from backend.campaigns.rules.protocol import PlayTool, ToolOutcome, ToolRefusedError, make_answer
+from backend.campaigns.rules.state import Option
 from backend.campaigns.state.party import is_scene_left
 
 
@@ -46,25 +45,25 @@ def arrive(table: Table, place_id: UUID) -> str:
     If the campaign is too large to be kept in memory, these are the people who are in play already.
     """
     _add_people(table, place_id)
-    players = [Placed(id=one, entity=_entity(table, one)) for one in table.players]
+    players = [VisibleEntity(id=one, entity=_get_entity(table, one)) for one in table.players]
     people = [
-        Placed(id=one, entity=_entity(table, one))
+        VisibleEntity(id=one, entity=_get_entity(table, one))
         for one, state in table.of_kind("entity").items()
         if state["kind"] == "npc" and state.get("location_id") == str(place_id)
     ]
-    relations = _relations(table, [each.id for each in (*players, *people)])
-    present = ranked(people, named=(), spoke=(), relations=relations)
+    relations = _find_relations(table, [each.id for each in (*players, *people)])
+    present = rank_people(people, named=(), spoke=(), relations=relations)
     name_of = partial(table.names.find_name, viewpoint=table.viewpoint) if table.names else None
     marks = AudienceMarks(name_of) if name_of else NAMELESS_MARKS
     about = [*(each.id for each in present[:MAX_DETAILED]), place_id]
-    return surroundings_block(
+    return render_surroundings(
         Situation(
             name="",
             players=players,
-            location=Placed(id=place_id, entity=_entity(table, place_id)),
+            location=VisibleEntity(id=place_id, entity=_get_entity(table, place_id)),
             present=present,
             relations=relations,
-            facts=_facts(table, about, marks),
+            facts=_find_facts(table, about, marks),
             marks=marks,
         )
     )
@@ -74,37 +73,37 @@ def _add_people(table: Table, place_id: UUID) -> None:
     names, items = table.names, table.state.items
     if names is None:
         return
-    here = nlargest(MAX_HOT, names.tied.get(("entity", place_id), {}).values(), key=_seq)
+    here = nlargest(MAX_BLOCK_ITEMS, names.tied.get(("entity", place_id), {}).values(), key=_seq)
     place = names.around.get(place_id) if names.around else None
-    for kept in _known(table, [*here, *([place] if place else [])]):
-        items.setdefault(kept.id, Held("entity", state_of(kept.item)))
+    for kept in _filter_known(table, [*here, *([place] if place else [])]):
+        items.setdefault(kept.id, ItemState("entity", build_state(kept.item)))
 
 
-def _entity(table: Table, entity_id: UUID) -> Entity:
-    item = item_of("entity", table.get(entity_id))
+def _get_entity(table: Table, entity_id: UUID) -> Entity:
+    item = build_item("entity", table.get(entity_id))
     assert isinstance(item, Entity)  # noqa: S101
     return item
 
 
-def _relations(table: Table, ids: Iterable[UUID]) -> list[Relation]:
+def _find_relations(table: Table, ids: Iterable[UUID]) -> list[Relation]:
     if table.names is None:
         return []
     tied = table.names.tied
     found = {each.id: each for one in ids for each in tied.get(("relation", one), {}).values()}
-    known = sorted(_known(table, found.values()), key=lambda each: each.id.int)
+    known = sorted(_filter_known(table, found.values()), key=lambda each: each.id.int)
     return [each.item for each in known if isinstance(each.item, Relation)]
 
 
-def _facts(table: Table, about: list[UUID], marks: AudienceMarks) -> list[str]:
+def _find_facts(table: Table, about: list[UUID], marks: AudienceMarks) -> list[str]:
     names = table.names
     if names is None or not names.around:
         return []
     kept = [one for one in about if one in names.around]
     found = names.facts(kept, table.viewpoint, limit=MAX_FACTS) or []
-    return [fact_line(names, marks, fact, table.viewpoint) for _, fact in found[::-1]]
+    return [render_fact(names, marks, fact, table.viewpoint) for _, fact in found[::-1]]
 
 
-def _known(table: Table, found: Iterable[KeptItem]) -> list[KeptItem]:
+def _filter_known(table: Table, found: Iterable[SnapshotItem]) -> list[SnapshotItem]:
     return [each for each in found if may_know(table.viewpoint, each.audience)]
 
 
@@ -183,24 +182,24 @@ class FinishTurn(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     deltas: Deltas = Deltas()
 
 
-def think(table: Table, asked: Think) -> Outcome:
+def think(table: Table, asked: Think) -> ToolOutcome:
     """Thoughts are the model's own: they are not shown."""
     del table, asked
-    return answer({"ok": True}, "Thinks")
+    return make_answer({"ok": True}, "Thinks")
 
 
-def speak(table: Table, asked: Speak) -> Outcome:
+def speak(table: Table, asked: Speak) -> ToolOutcome:
     """What is known of somebody who is about to speak."""
     found = table.references.find(asked.npc, {"npc"})
     state = found.state or {}
-    told = {name: state[name] for name in _TOLD if state.get(name)}
-    return answer({"name": found.name, **told}, f"{found.name} speaks")
+    told = {name: state[name] for name in _SPEAKER_FIELDS if state.get(name)}
+    return make_answer({"name": found.name, **told}, f"{found.name} speaks")
 
 
-_TOLD = ("role", "status", "disposition", "personality", "voice", "wants")
+_SPEAKER_FIELDS = ("role", "status", "disposition", "personality", "voice", "wants")
 
 
-def ask(table: Table, asked: Ask) -> Outcome:
+def ask(table: Table, asked: Ask) -> ToolOutcome:
     """Wait for the player's answer."""
     options = [Option(id="", label=label) for label in dict.fromkeys(asked.options)]
     if len(options) < 2:  # noqa: PLR2004  # a choice is of two
@@ -208,13 +207,13 @@ def ask(table: Table, asked: Ask) -> Outcome:
     return table.wait("ask_player", "question", asked.prompt, options)
 
 
-def answered(table: Table, index: int) -> dict[str, str]:
+def choose_answer(table: Table, index: int) -> dict[str, str]:
     """The player's answer."""
     assert table.waiting is not None  # noqa: S101  # the table has checked it
     return {"chosen": table.waiting.options[index].label}
 
 
-def set_scene(table: Table, asked: SetScene) -> Outcome:
+def set_scene(table: Table, asked: SetScene) -> ToolOutcome:
     """Go to a place: on with the scene that is open there, or into a new one.
 
     Scenes that no player's character is in any more are over.
@@ -248,11 +247,11 @@ def set_scene(table: Table, asked: SetScene) -> Outcome:
         table.change(there[-1], Operations(set=said))
     places = [state.get("location_id") for state in table.players.values()]
     if here == came_from and places == [*before.values()]:
-        return answer({"location": name}, f"At {name}")
-    return answer({"location": name, "here": arrive(table, place_id)}, f"Goes to {name}")
+        return make_answer({"location": name}, f"At {name}")
+    return make_answer({"location": name, "here": arrive(table, place_id)}, f"Goes to {name}")
 
 
-def advance_time(table: Table, asked: AdvanceTime) -> Outcome:
+def advance_time(table: Table, asked: AdvanceTime) -> ToolOutcome:
     """Days pass, or hours."""
     if not asked.days and not asked.time_of_day:
         raise ToolRefusedError("Say how many `days` pass, or which `time_of_day` it is.")
@@ -263,20 +262,20 @@ def advance_time(table: Table, asked: AdvanceTime) -> Outcome:
         operations.set["time_of_day"] = asked.time_of_day
     world = table.change(table.state.campaign_id, operations)
     when = f"Day {world['day']}" + (f", {time}" if (time := world.get("time_of_day")) else "")
-    return answer({"day": world["day"], "time_of_day": world.get("time_of_day", "")}, when)
+    return make_answer({"day": world["day"], "time_of_day": world.get("time_of_day", "")}, when)
 
 
-def tick_clock(table: Table, asked: TickClock) -> Outcome:
+def tick_clock(table: Table, asked: TickClock) -> ToolOutcome:
     """A clock ticks."""
     clock = table.references.in_play(asked.clock, {"clock"})
     after = tick(table, clock.id, asked.segments)
     shown = f"{after.get('filled', 0)}/{after.get('segments', 6)}"
     # The player reads the summary.
     summary = f"{clock.name} {shown}" if is_visible(after) else "A hidden clock ticks"
-    return answer({"clock": clock.name, "filled": shown}, summary)
+    return make_answer({"clock": clock.name, "filled": shown}, summary)
 
 
-def finish_turn(table: Table, asked: FinishTurn) -> Outcome:
+def finish_turn(table: Table, asked: FinishTurn) -> ToolOutcome:
     """Take down what the turn changed, and end it."""
     count = apply_deltas(table, asked.deltas)
     if asked.cost:
@@ -285,12 +284,12 @@ def finish_turn(table: Table, asked: FinishTurn) -> Outcome:
         add_echo(table, "threat", asked.threat)
     table.state.suggestions = list(dict.fromkeys(asked.suggested_actions))
     table.state.play = msgspec.structs.replace(table.play, connector=asked.connector)
-    return Outcome(kind="end", result={"changes": count}, summary="Ends the turn")
+    return ToolOutcome(kind="end", result={"changes": count}, summary="Ends the turn")
 
 
 THINK = PlayTool("think_as_dm", Think, think, is_private=True)
 SPEAK = PlayTool("speak_as_npc", Speak, speak, is_private=True)
-ASK = PlayTool("ask_player", Ask, ask, answered, is_private=True)
+ASK = PlayTool("ask_player", Ask, ask, choose_answer, is_private=True)
 SET_SCENE = PlayTool("set_scene", SetScene, set_scene)
 ADVANCE_TIME = PlayTool("advance_time", AdvanceTime, advance_time)
 TICK_CLOCK = PlayTool("tick_clock", TickClock, tick_clock)

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Annotated
 import msgspec
 from msgspec import Meta
 
-from backend.campaigns.play.dice import parse_notation
-from backend.campaigns.play.tools import Outcome, PlayTool, answer
+from backend.campaigns.rules.dice import parse_notation
+from backend.campaigns.rules.protocol import PlayTool, ToolOutcome, make_answer
 
 if TYPE_CHECKING:
     pass
@@ -22,34 +22,43 @@ from types import MappingProxyType
 from typing import Any, Literal, cast
 from uuid import UUID
 
-from backend.campaigns.ledger.changes import Operations, State, applied, exists, state_of
+from backend.campaigns.ledger.changes import (
+    Change,
+    Operations,
+    State,
+    apply_operations,
+    build_state,
+    exists,
+)
 from backend.campaigns.ledger.items import STRUCTS, Item, Kind
-from backend.campaigns.ledger.store import Change
 from backend.campaigns.play import guidance
-from backend.campaigns.play.dice import DiceMode, new_seed, roll
-from backend.campaigns.play.references import Held, References
-from backend.campaigns.play.state import (
+from backend.campaigns.play.references import ItemResolver
+from backend.campaigns.rules.blades import POOL
+from backend.campaigns.rules.dice import DiceMode, new_seed, roll
+from backend.campaigns.rules.protocol import (
+    Event,
+    Mood,
+    RuleSystem,
+    ToolRefusedError,
+    make_refusal,
+    read_play,
+)
+from backend.campaigns.rules.registry import DEFAULT_RULES, find_rules, load_rules
+from backend.campaigns.rules.state import (
     PLAY,
-    POOL,
     ROLL,
+    Happened,
+    ItemState,
+    Option,
     Pending,
-    Play,
+    PlayState,
     Roll,
     Stored,
     TableState,
-    play_of,
-)
-from backend.campaigns.play.tools import (
-    Event,
-    Happened,
-    Option,
-    ToolRefusedError,
     Waiting,
-    refusal,
 )
-from backend.campaigns.rules import DEFAULT, Mood, Rules, known_rules, rules_of
-from backend.campaigns.state.party import is_scene_here, story_place
-from backend.campaigns.state.snapshot import Names
+from backend.campaigns.state.party import find_story_place, is_scene_here
+from backend.campaigns.state.snapshot import CampaignSnapshot
 from backend.campaigns.state.state_block import Form
 from backend.core.audience import GM, Viewpoint
 from backend.database.base import new_id
@@ -66,13 +75,13 @@ class RollDice(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     because: Annotated[str, Meta(max_length=1_000)] = ""
 
 
-def roll_dice(table: Table, asked: RollDice) -> Outcome:
+def roll_dice(table: Table, asked: RollDice) -> ToolOutcome:
     """Roll, and return each die and the total."""
     count, sides, more = parse_notation(asked.dice)
     dice = table.roll(count, sides=sides)
     total = sum(dice) + more
     shown = f"{'+'.join(map(str, dice))}{f'{more:+}' if more else ''}"
-    return answer({"dice": dice, "total": total}, f"{asked.dice}: {shown} = {total}")
+    return make_answer({"dice": dice, "total": total}, f"{asked.dice}: {shown} = {total}")
 
 
 ROLL_DICE = PlayTool("roll_dice", RollDice, roll_dice, is_private=True)
@@ -81,7 +90,7 @@ ROLL_DICE = PlayTool("roll_dice", RollDice, roll_dice, is_private=True)
 MAX_CALLS = 12
 MAX_BREAKS = 3
 FINISH = "finish_turn"
-_KINDS: dict[type[Item], Kind] = {struct: kind for kind, struct in STRUCTS.items()}
+_KIND_BY_STRUCT: dict[type[Item], Kind] = {struct: kind for kind, struct in STRUCTS.items()}
 
 
 class NoSuchOptionError(ValidationError):
@@ -97,11 +106,11 @@ class Table:
         viewpoint: What it may not know does not come to the table.
     """
 
-    def __init__(self, state: TableState, names: Names | None = None) -> None:
+    def __init__(self, state: TableState, names: CampaignSnapshot | None = None) -> None:
         self.state = state
         self.names = names
         self.viewpoint: Viewpoint = GM
-        self.rules: Rules = rules_of(state.rules)
+        self.rules: RuleSystem = find_rules(state.rules)
         self._secrets: dict[str, str] = {}
 
     @classmethod
@@ -113,7 +122,7 @@ class Table:
         dice: DiceMode,
         items: Mapping[UUID, Item],
         states: Mapping[UUID, State] = MappingProxyType({}),
-        names: Names | None = None,
+        names: CampaignSnapshot | None = None,
         seed: str = "",
         is_private: bool = False,
     ) -> Table:
@@ -123,13 +132,13 @@ class Table:
         everyone: its dice are rolled, and it changes nothing.
         """
         held = {
-            item_id: Held(kind_of(item), states.get(item_id) or state_of(item))
+            item_id: ItemState(get_kind(item), states.get(item_id) or build_state(item))
             for item_id, item in items.items()
         }
-        play = play_of(held[campaign_id].state, rules_of(rules))
+        play = read_play(held[campaign_id].state, find_rules(rules))
         state = TableState(
             campaign_id=campaign_id,
-            rules=rules if rules in known_rules() else DEFAULT,
+            rules=rules if rules in load_rules() else DEFAULT_RULES,
             dice=dice,
             seed=seed or new_seed(),
             items=held,
@@ -144,12 +153,12 @@ class Table:
         return msgspec.json.encode(self.state)
 
     @classmethod
-    def load(cls, data: bytes, names: Names | None = None) -> Table:
+    def load(cls, data: bytes, names: CampaignSnapshot | None = None) -> Table:
         """A table that was saved."""
         return cls(msgspec.json.decode(data, type=TableState), names)
 
     @property
-    def play(self) -> Play:
+    def play(self) -> PlayState:
         """The mood, its variant, position, effect, and what a die has fixed."""
         return self.state.play
 
@@ -190,10 +199,10 @@ class Table:
         return self.state.is_over
 
     @property
-    def references(self) -> References:
+    def references(self) -> ItemResolver:
         """The items that a call may name."""
         names = self.names if self.viewpoint == GM else None
-        return References(self.state.items, names, self._secrets)
+        return ItemResolver(self.state.items, names, self._secrets)
 
     def mark(self, text: str, state: State) -> str:
         """Return a text about an item, with who knows the item if it is not for everyone."""
@@ -229,8 +238,8 @@ class Table:
         state = self.state
         for change in self._play_changes():
             held = state.items[change.item_id]
-            after = applied(held.kind, held.state, change.operations)
-            state.items[change.item_id] = Held(held.kind, after)
+            after = apply_operations(held.kind, held.state, change.operations)
+            state.items[change.item_id] = ItemState(held.kind, after)
             state.changes.append(change)
         state.before = state.play
         state.stored = Stored(
@@ -265,24 +274,24 @@ class Table:
         """Return the tools that the model has now; unless it `may_wait`, those that ask nothing."""
         return [tool.offer for tool in self._tools(may_wait=may_wait)]
 
-    async def use(self, call: ToolCall, *, may_wait: bool = True) -> Outcome:
+    async def use(self, call: ToolCall, *, may_wait: bool = True) -> ToolOutcome:
         """Return the outcome of a call. If the call is wrong, it is an answer with an `error`."""
         tools = {tool.name: tool for tool in self._tools(may_wait=may_wait)}
         if self.waiting is not None:
-            return refusal("The turn waits for its player.")
+            return make_refusal("The turn waits for its player.")
         self.state.calls += 1
         if not tools:
             if self.is_over:
-                return Outcome(kind="end", result={"error": "The turn is over."})
-            return refusal("There are no more calls in this turn: write the narration.")
+                return ToolOutcome(kind="end", result={"error": "The turn is over."})
+            return make_refusal("There are no more calls in this turn: write the narration.")
         if call.problem:  # of a call of which nothing can be read, not even the name is known
-            return refusal(f"The call can't be read: {call.problem}")
+            return make_refusal(f"The call can't be read: {call.problem}")
         tool = tools.get(call.name)
         if tool is None:
-            return refusal(f"There is no such tool now. There are {', '.join(tools)}.")
+            return make_refusal(f"There is no such tool now. There are {', '.join(tools)}.")
         return self._run(tool, call)
 
-    def _run(self, tool: PlayTool, call: ToolCall) -> Outcome:
+    def _run(self, tool: PlayTool, call: ToolCall) -> ToolOutcome:
         """What a tool does; one that refuses leaves everything as it was."""
         before = self.state.copied()
         self._secrets.clear()
@@ -291,7 +300,7 @@ class Table:
             outcome = tool.run(self, arguments)
         except (InvalidCallError, ToolRefusedError, ValidationError) as error:
             self.state = before
-            return refusal(error.detail if isinstance(error, ValidationError) else str(error))
+            return make_refusal(error.detail if isinstance(error, ValidationError) else str(error))
         if self._secrets and isinstance(outcome.result, dict):
             members = cast("dict[str, Any]", outcome.result)
             outcome = replace(outcome, result={**members, "who_knows": dict(self._secrets)})
@@ -305,12 +314,12 @@ class Table:
         ]
         return replace(outcome, events=events)
 
-    def move_on(self) -> Outcome:
+    def move_on(self) -> ToolOutcome:
         """Go on to the outcome that a die has fixed, for a model that does not."""
         before = self.play
         self._leave_mood()
         self.state.breaks += 1
-        return Outcome(kind="break", events=self._mood_changed(before))
+        return ToolOutcome(kind="break", events=self._mood_changed(before))
 
     def end_turn(self) -> list[Event]:
         """End a mood that would stay open, and return the events of that.
@@ -362,7 +371,7 @@ class Table:
     def wait(
         self, tool: str, kind: Literal["question", "die"], prompt: str, options: Sequence[Option],
         data: Any = None,
-    ) -> Outcome:  # fmt: skip
+    ) -> ToolOutcome:  # fmt: skip
         """Suspend the turn until the player chooses. The options get their ids here.
 
         A question can be answered in the player's own words, too.
@@ -375,7 +384,7 @@ class Table:
         own = f"{self.state.waits}.own" if kind == "question" else ""
         waiting = Waiting(kind=kind, prompt=prompt, options=numbered, own=own)
         self.state.pending = Pending(tool=tool, waiting=waiting, data=data)
-        return Outcome(kind="wait", summary=prompt)
+        return ToolOutcome(kind="wait", summary=prompt)
 
     def get(self, item_id: UUID) -> State:
         """An item in play, as the turn's changes leave it."""
@@ -398,7 +407,9 @@ class Table:
     @property
     def place(self) -> str | None:
         """The id of the place where the story is, as text."""
-        where: str | None = story_place(state.get("location_id") for state in self.players.values())
+        where: str | None = find_story_place(
+            state.get("location_id") for state in self.players.values()
+        )
         return where or self.scene.get("location_id")
 
     @property
@@ -410,7 +421,9 @@ class Table:
     @property
     def scene_id(self) -> UUID | None:
         """The scene that the story is in."""
-        place: str | None = story_place(state.get("location_id") for state in self.players.values())
+        place: str | None = find_story_place(
+            state.get("location_id") for state in self.players.values()
+        )
         scenes = self.open_scenes.items()
         found = [one for one, state in scenes if is_scene_here(state.get("location_id"), place)]
         return found[-1] if found else None
@@ -432,29 +445,29 @@ class Table:
         Raises `ToolRefusedError` for a locked field, `ValidationError` for what can't be.
         """
         held = self.state.items[item_id]
-        if locked := locked_fields(held.state, operations):
+        if locked := find_locked_fields(held.state, operations):
             raise ToolRefusedError(f"Locked by the user, not to be changed: {', '.join(locked)}.")
-        after = applied(held.kind, held.state, operations)
+        after = apply_operations(held.kind, held.state, operations)
         self.rules.validate(held.kind, held.state, after)
-        self.state.items[item_id] = Held(held.kind, after)
+        self.state.items[item_id] = ItemState(held.kind, after)
         self.state.changes.append(Change(held.kind, item_id, operations))
         return after
 
     def create(self, item: Item) -> UUID:
         """Add an item. Raises `ValidationError` for what can't be."""
-        kind, item_id = kind_of(item), new_id()
-        made = Operations(set=state_of(item))
-        after = applied(kind, {}, made)
+        kind, item_id = get_kind(item), new_id()
+        made = Operations(set=build_state(item))
+        after = apply_operations(kind, {}, made)
         self.rules.validate(kind, {}, after)
-        self.state.items[item_id] = Held(kind, after)
+        self.state.items[item_id] = ItemState(kind, after)
         self.state.changes.append(Change(kind, item_id, made))
         return item_id
 
     def turn_to(self, mood: str, **fields: str) -> None:
-        """Go into a mood. What is not named of `Play` is forgotten."""
+        """Go into a mood. What is not named of `PlayState` is forgotten."""
         if mood not in self.rules.moods():
             raise ToolRefusedError(f"There is no mood {mood}.")
-        self.state.play = msgspec.structs.replace(Play(mood=mood), **fields)
+        self.state.play = msgspec.structs.replace(PlayState(mood=mood), **fields)
 
     def roll(self, count: int, *, sides: int = 6) -> list[int]:
         """Dice of this turn, 1 to `sides` each."""
@@ -477,7 +490,7 @@ class Table:
     def _tool(self, name: str) -> PlayTool:
         return next(tool for tool in self.rules.tools(self.play.mood) if tool.name == name)
 
-    def _mood_changed(self, before: Play) -> list[Event]:
+    def _mood_changed(self, before: PlayState) -> list[Event]:
         now = self.play
         shown = {"mood": now.mood, "variant": now.variant}
         shown |= {
@@ -488,7 +501,7 @@ class Table:
         return [] if same else [("mood.changed", shown)]
 
 
-def locked_fields(state: State, operations: Operations) -> list[str]:
+def find_locked_fields(state: State, operations: Operations) -> list[str]:
     """The keys of a change that the item's user has locked."""
     locked: set[str] = set(state.get("locked", ()))
     return [
@@ -500,6 +513,6 @@ def locked_fields(state: State, operations: Operations) -> list[str]:
     ]
 
 
-def kind_of(item: Item) -> Kind:
+def get_kind(item: Item) -> Kind:
     """Which kind of item a struct is."""
-    return _KINDS[type(item)]
+    return _KIND_BY_STRUCT[type(item)]

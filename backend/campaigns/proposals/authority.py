@@ -18,30 +18,36 @@ from uuid import UUID
 import msgspec
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from backend.campaigns.ledger.changes import EXISTS, Operations, State, applied, exists, value_at
+from backend.campaigns.ledger.changes import (
+    EXISTS,
+    Change,
+    Operations,
+    State,
+    apply_operations,
+    exists,
+    get_value,
+)
 from backend.campaigns.ledger.items import Kind
-from backend.campaigns.ledger.recent_changes import Told, Who, changes_since
-from backend.campaigns.ledger.records import item_name, item_states, named_items
-from backend.campaigns.ledger.store import Change, audience_of
+from backend.campaigns.ledger.records import get_item_name, list_references, load_states
+from backend.campaigns.ledger.store import get_audience
 from backend.campaigns.models import (
     Actor,
     Campaign,
     ProposalReason,
 )
-from backend.campaigns.play.table import locked_fields
-from backend.campaigns.state.known_items import KnownItems, gist_of, read_known
+from backend.campaigns.play.table import find_locked_fields
 from backend.chats.models import Message
 from backend.core.audience import PUBLIC, intersect_audiences, may_all_know
 from backend.core.cpu_pool import iterate_in_slices
 from backend.errors import ValidationError
 from backend.vault.sealing import Sealer
 
-_RANK: Mapping[str, int] = {"user": 0, "import": 0, "tool": 1, "compactor": 2}
+_PRECEDENCE: Mapping[str, int] = {"user": 0, "import": 0, "tool": 1, "compactor": 2}
 _USERS_OWN = frozenset({"locked", "audience"})
 """Fields of an item that no draft changes."""
 
 
-class Unclear(msgspec.Struct, frozen=True, kw_only=True):
+class Ambiguity(msgspec.Struct, frozen=True, kw_only=True):
     """A mention that may mean several items.
 
     `field` is the draft's field that names the item; empty where the draft's own item is unclear.
@@ -70,7 +76,7 @@ class Draft:
     because: str = ""
     audience: str = PUBLIC
     replaces: UUID | None = None
-    unclear: Unclear | None = None
+    unclear: Ambiguity | None = None
 
     @property
     def change(self) -> Change:
@@ -90,20 +96,20 @@ class Proposed:
     reason: ProposalReason
     name: str
     before: Mapping[str, Any]
-    conflicts: Mapping[str, Who]
+    conflicts: Mapping[str, Authority]
     against: str
     audience: str
 
 
 @dataclass(frozen=True, slots=True)
-class Judged:
+class Verdict:
     """Drafts that may be written, in order, and those that are proposed to the user."""
 
     drafts: Sequence[Draft]
     proposals: Sequence[Proposed]
 
 
-async def judged(
+async def judge_drafts(
     session: AsyncSession,
     sealer: Sealer,
     campaign: Campaign,
@@ -111,7 +117,7 @@ async def judged(
     *,
     since: datetime,
     actor: Actor = "compactor",
-) -> Judged:
+) -> Verdict:
     """Which drafts `actor` may write, as things are now, and which become proposals.
 
     What is so already, what can't be, and what is about an item that is gone, is left out. Drafts
@@ -119,16 +125,16 @@ async def judged(
     `since`.
     """
     if not drafts:
-        return Judged([], [])
+        return Verdict([], [])
     ids = {draft.item_id for draft in drafts}
-    ids |= {each for draft in drafts for each in named_items(draft.operations)}
+    ids |= {each for draft in drafts for each in list_references(draft.operations)}
     ids |= {draft.replaces for draft in drafts if draft.replaces}
     ids |= {each for draft in drafts if draft.unclear for each in draft.unclear.candidates}
     created = [draft for draft in drafts if exists(draft.operations.set)]
-    judgement = _Judgement(
+    judgement = _Judge(
         actor=actor,
-        states=await item_states(session, sealer, campaign, ids),
-        told=await changes_since(
+        states=await load_states(session, sealer, campaign, ids),
+        told=await find_recent_changes(
             session, sealer, ids, since=since, chat_id=drafts[0].message.chat_id
         ),
         known=await read_known(
@@ -143,16 +149,16 @@ async def judged(
         # One may have been possible with others before it that are not written now.
         with suppress(ValidationError):
             judgement.consider(draft)
-    return Judged(judgement.drafts, judgement.proposals)
+    return Verdict(judgement.drafts, judgement.proposals)
 
 
 @dataclass(slots=True)
-class _Judgement:
+class _Judge:
     """Drafts are considered one by one; `states` are as those that are written leave them."""
 
     actor: Actor
     states: dict[UUID, State]
-    told: Mapping[UUID, Sequence[Told]]
+    told: Mapping[UUID, Sequence[RecentChange]]
     known: KnownItems
     drafts: list[Draft] = field(default_factory=list[Draft])
     proposals: list[Proposed] = field(default_factory=list[Proposed])
@@ -162,7 +168,7 @@ class _Judgement:
         state = self.states.get(draft.item_id, {})
         if draft.unclear is not None:
             self._propose(draft, "uncertain", {})
-        elif not all(exists(self.states.get(x, {})) for x in named_items(draft.operations)):
+        elif not all(exists(self.states.get(x, {})) for x in list_references(draft.operations)):
             return
         elif exists(state):
             self._change(draft, state)
@@ -170,12 +176,12 @@ class _Judgement:
             self._create(draft)
 
     def _change(self, draft: Draft, state: State) -> None:
-        careful = _careful(state, draft.operations)
-        after = applied(draft.kind, state, careful)
-        whose: dict[str, Who | None] = {
+        careful = _narrow_operations(state, draft.operations)
+        after = apply_operations(draft.kind, state, careful)
+        whose: dict[str, Authority | None] = {
             key: self._whose(draft, key, state, careful)
             for key in careful.touched()
-            if value_at(after, key) != value_at(state, key)
+            if get_value(after, key) != get_value(state, key)
         }
         locked = {key: who for key, who in whose.items() if who == "locked"}
         # A newer line of the story is no conflict: it is how things are.
@@ -188,9 +194,9 @@ class _Judgement:
             self._write(replace(draft, operations=careful.only(free)))
 
     def _create(self, draft: Draft) -> None:
-        gist = gist_of(draft.kind, draft.operations.set)
+        gist = build_gist(draft.kind, draft.operations.set)
         if any(
-            may_all_know(audience_of(draft.operations.set), audience)
+            may_all_know(get_audience(draft.operations.set), audience)
             for audience in self.known.facts.get(gist, ())
         ):
             return
@@ -204,7 +210,7 @@ class _Judgement:
                 self._propose(against, "contradicts", {"text": who})
                 return
         self._write(draft)
-        self.known.add_fact(gist, audience_of(draft.operations.set))
+        self.known.add_fact(gist, get_audience(draft.operations.set))
         if old_id is not None:
             heir = Operations(set={"superseded_by": str(draft.item_id)})
             self._write(replace(draft, item_id=old_id, operations=heir, replaces=None))
@@ -215,18 +221,18 @@ class _Judgement:
         None if none does; and if some know of it who may not know what replaces it.
         """
         seen: set[UUID] = set()
-        fact_id, audience = draft.replaces, audience_of(draft.operations.set)
+        fact_id, audience = draft.replaces, get_audience(draft.operations.set)
         while fact_id is not None and fact_id not in seen:
             seen.add(fact_id)
             state = self.states.get(fact_id, {})
-            if not exists(state) or not may_all_know(audience_of(state), audience):
+            if not exists(state) or not may_all_know(get_audience(state), audience):
                 return None
             if not state.get("superseded_by"):
                 return fact_id
             fact_id = UUID(state["superseded_by"])
         return None
 
-    def _keeps(self, draft: Draft, old_id: UUID) -> Who | None:
+    def _keeps(self, draft: Draft, old_id: UUID) -> Authority | None:
         """Who wants a fact to stay in force, whatever the draft says; None if it may go."""
         heir = replace(draft, item_id=old_id)
         for key in ("superseded_by", "text"):
@@ -234,20 +240,22 @@ class _Judgement:
                 return who
         return self.known.keeper(old_id, draft.message)
 
-    def _whose(self, draft: Draft, key: str, state: State, operations: Operations) -> Who | None:
+    def _whose(
+        self, draft: Draft, key: str, state: State, operations: Operations
+    ) -> Authority | None:
         """Who has the last word on a key of a draft's item; None for the draft itself."""
         only = operations.only([key])
-        if locked_fields(state, only):
+        if find_locked_fields(state, only):
             return "locked"
         for told in self.told.get(draft.item_id, ()):
             if told.is_old:
                 if told.operations.only([key]) == only:
                     return "undone"
-            elif not any(_overlap(key, each) for each in told.operations.touched()):
+            elif not any(_have_overlap(key, each) for each in told.operations.touched()):
                 continue
-            elif told.is_creation and _is_news(draft.message, told):
+            elif told.is_creation and _is_newer(draft.message, told):
                 continue  # What an item was to begin with is no word on what becomes of it.
-            elif told.by == "undone" or _RANK[told.by] < _RANK[self.actor]:
+            elif told.by == "undone" or _PRECEDENCE[told.by] < _PRECEDENCE[self.actor]:
                 return told.by
             elif told.position is not None and told.position > draft.message.position:
                 return "compactor"
@@ -255,10 +263,12 @@ class _Judgement:
 
     def _write(self, draft: Draft) -> None:
         state = self.states.get(draft.item_id, {})
-        self.states[draft.item_id] = applied(draft.kind, state, draft.operations)
+        self.states[draft.item_id] = apply_operations(draft.kind, state, draft.operations)
         self.drafts.append(draft)
 
-    def _propose(self, draft: Draft, reason: ProposalReason, conflicts: Mapping[str, Who]) -> None:
+    def _propose(
+        self, draft: Draft, reason: ProposalReason, conflicts: Mapping[str, Authority]
+    ) -> None:
         state, made = self.states.get(draft.item_id, {}), draft.operations.set
         against = self.states.get(draft.replaces, {}) if draft.replaces else {}
         candidates = draft.unclear.candidates if draft.unclear else []
@@ -267,31 +277,31 @@ class _Judgement:
             Proposed(
                 draft=draft,
                 reason=reason,
-                name=item_name(draft.kind, state, made),
-                before={key: value_at(state, key) for key in draft.operations.touched()},
+                name=get_item_name(draft.kind, state, made),
+                before={key: get_value(state, key) for key in draft.operations.touched()},
                 conflicts=conflicts,
                 against=against.get("text", ""),
                 audience=intersect_audiences(
-                    [draft.audience, draft.message.audience, *map(audience_of, concerned)]
+                    [draft.audience, draft.message.audience, *map(get_audience, concerned)]
                 ),
             )
         )
 
 
-def _careful(state: State, operations: Operations) -> Operations:
+def _narrow_operations(state: State, operations: Operations) -> Operations:
     """The same change without what it does not name: members stay, and a list is added to."""
     given: dict[str, Any] = {}
     for key, value in operations.set.items():
         if key == EXISTS or key in _USERS_OWN:
             continue
-        if isinstance(value, dict) and isinstance(value_at(state, key), dict):
+        if isinstance(value, dict) and isinstance(get_value(state, key), dict):
             given |= {f"{key}.{name}": each for name, each in cast("State", value).items()}
         else:
             given[key] = value
     kept: dict[str, Any] = {}
     added = dict(operations.add)
     for key, value in given.items():
-        current = value_at(state, key)
+        current = get_value(state, key)
         if isinstance(value, list):
             added[key] = [*added.get(key, ()), *value]
         elif isinstance(value, dict) and isinstance(current, dict):
@@ -301,13 +311,13 @@ def _careful(state: State, operations: Operations) -> Operations:
     return Operations(set=kept, add=added, remove=operations.remove)
 
 
-def _is_news(line: Message, told: Told) -> bool:
+def _is_newer(line: Message, told: RecentChange) -> bool:
     """Whether a line comes after a change: in the story, or by the clock if no line made that."""
     if told.position is not None:
         return line.position >= told.position
     return line.created_at > told.at
 
 
-def _overlap(one: str, other: str) -> bool:
+def _have_overlap(one: str, other: str) -> bool:
     """Whether two keys are of the same value, or one of a member of the other's."""
     return one == other or one.startswith(f"{other}.") or other.startswith(f"{one}.")

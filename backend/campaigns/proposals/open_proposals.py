@@ -10,12 +10,20 @@ from uuid import UUID
 from sqlalchemy import select
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from backend.campaigns.api.schemas import Contradicted, ProposalView, Target
-from backend.campaigns.ledger.changes import EXISTS, Operations, State, applied, exists, value_at
-from backend.campaigns.ledger.recent_changes import filled_in
-from backend.campaigns.ledger.records import item_name
-from backend.campaigns.ledger.store import Change, read_state
+from backend.campaigns.api.schemas import Contradiction, ItemReference, ProposalView
+from backend.campaigns.ledger.changes import (
+    EXISTS,
+    Change,
+    Operations,
+    State,
+    apply_operations,
+    exists,
+    get_value,
+)
+from backend.campaigns.ledger.records import get_item_name
+from backend.campaigns.ledger.store import read_state
 from backend.campaigns.models import Campaign, CampaignItem, CampaignProposal, ProposalSource
+from backend.campaigns.proposals.authority import keep_filled_fields
 from backend.campaigns.proposals.store import ProposalText, is_settled, read_text
 from backend.chats.models import Chat, Message
 from backend.core.audience import Viewpoint, may_know
@@ -64,7 +72,7 @@ class Proposal:
         state, unclear = self.state_of(self.row.item_id), self.text.unclear
         if unclear is not None:
             is_there = self.is_new or exists(state) or not unclear.field
-            is_said = unclear.field and value_at(state, unclear.field) in map(
+            is_said = unclear.field and get_value(state, unclear.field) in map(
                 str, unclear.candidates
             )
             return (
@@ -119,21 +127,23 @@ class Proposal:
             id=row.id,
             state=row.state,
             reason=row.reason,
-            target=Target(
-                kind=row.kind, id=row.item_id, name=item_name(row.kind, state) or text.name
+            target=ItemReference(
+                kind=row.kind, id=row.item_id, name=get_item_name(row.kind, state) or text.name
             ),
             is_new=self.is_new,
             because=text.because,
             chat_id=line.chat_id,
             message_id=line.message_id,
             then=dict(text.before) if exists(state) else {},
-            now={key: value_at(state, key) for key in keys} if exists(state) else {},
+            now={key: get_value(state, key) for key in keys} if exists(state) else {},
             proposed=self._proposed(state),
             conflicts={key: who for key, who in text.conflicts.items() if key != EXISTS},
             contradicts=self._contradicted(),
             mention=text.unclear.mention if text.unclear else "",
             candidates=[
-                Target(kind=row.kind, id=each, name=item_name("entity", self.state_of(each)))
+                ItemReference(
+                    kind=row.kind, id=each, name=get_item_name("entity", self.state_of(each))
+                )
                 for each in (text.unclear.candidates if text.unclear else ())
                 if each in self.items
             ],
@@ -145,19 +155,19 @@ class Proposal:
     def _proposed(self, state: State) -> dict[str, Any]:
         operations = self.text.operations
         if self.is_new:
-            return filled_in(self.row.kind, operations).set
+            return keep_filled_fields(self.row.kind, operations).set
         try:
-            after = applied(self.row.kind, state, operations)
+            after = apply_operations(self.row.kind, state, operations)
         except ValidationError:
             return {**operations.set, **operations.add}
-        return {key: value_at(after, key) for key in operations.touched()}
+        return {key: get_value(after, key) for key in operations.touched()}
 
-    def _contradicted(self) -> Contradicted | None:
+    def _contradicted(self) -> Contradiction | None:
         fact_id = self.text.replaces
         if fact_id is None:
             return None
         text = self.state_of(fact_id)["text"] if self.is_in_force(fact_id) else None
-        return Contradicted(id=fact_id, then=self.text.against, now=text)
+        return Contradiction(id=fact_id, then=self.text.against, now=text)
 
 
 async def open_proposals(

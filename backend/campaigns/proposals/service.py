@@ -17,13 +17,17 @@ from backend.campaigns.errors import (
     ProposalTargetGoneError,
 )
 from backend.campaigns.ledger import store as ledger_store
-from backend.campaigns.ledger.changes import Operations, applied, exists, item_of
+from backend.campaigns.ledger.changes import (
+    Change,
+    Operations,
+    apply_operations,
+    build_item,
+    exists,
+)
 from backend.campaigns.ledger.item_service import check_item_room
-from backend.campaigns.ledger.records import check_references, get_campaign, reading
-from backend.campaigns.ledger.store import Change
+from backend.campaigns.ledger.records import check_references, get_campaign, open_reading
 from backend.campaigns.models import Campaign, CampaignProposal, ChangeSource, ProposalState
-from backend.campaigns.proposals.open_proposals import Proposal, open_proposals
-from backend.campaigns.proposals.store import is_told
+from backend.campaigns.proposals.store import Proposal, is_on_path, load_proposals
 from backend.campaigns.state.viewpoints import check_viewpoint
 from backend.chats.models import Message
 from backend.core.audience import Viewpoint, filter_known_to
@@ -61,17 +65,17 @@ class ProposalService:
                 CampaignProposal.user_id == identity.user_id,
                 CampaignProposal.state == state,
                 filter_known_to(viewpoint, CampaignProposal.audience),
-                is_told(),
+                is_on_path(),
             )
             .order_by(CampaignProposal.id)
             .limit(limit + 1)
         )
         if after is not None:
             query = query.where(CampaignProposal.id > after)
-        async with reading(self._database, identity, campaign_id) as (session, campaign):
+        async with open_reading(self._database, identity, campaign_id) as (session, campaign):
             await check_viewpoint(session, viewpoint, [campaign_id], owner_id=identity.user_id)
             rows, following = make_page((await session.scalars(query)).all(), limit)
-            found = await open_proposals(session, identity.sealer, campaign, rows)
+            found = await load_proposals(session, identity.sealer, campaign, rows)
             items = [
                 each.view()
                 for each in found
@@ -105,7 +109,7 @@ class ProposalService:
                 change = proposal.change(item_id)
                 await _write(session, identity.sealer, campaign, proposal, change)
                 proposal.row.state, proposal.row.updated_at = "accepted", now()
-            return await _shown(session, identity, campaign, proposal.row)
+            return await _load_view(session, identity, campaign, proposal.row)
 
     async def refuse(
         self, identity: Identity, campaign_id: UUID, proposal_id: UUID
@@ -120,7 +124,7 @@ class ProposalService:
             proposal = await _find(session, identity, campaign, proposal_id, unless="accepted")
             if proposal.row.state == "open":
                 proposal.row.state, proposal.row.updated_at = "refused", now()
-            return await _shown(session, identity, campaign, proposal.row)
+            return await _load_view(session, identity, campaign, proposal.row)
 
 
 async def _find(
@@ -143,15 +147,15 @@ async def _find(
         raise ProposalNotFoundError
     if row.state == unless:
         raise ProposalDecidedError(f"It was {unless}.")
-    [proposal] = await open_proposals(session, identity.sealer, campaign, [row])
+    [proposal] = await load_proposals(session, identity.sealer, campaign, [row])
     return proposal
 
 
-async def _shown(
+async def _load_view(
     session: AsyncSession, identity: Identity, campaign: Campaign, row: CampaignProposal
 ) -> ProposalView:
     await session.flush()
-    [proposal] = await open_proposals(session, identity.sealer, campaign, [row])
+    [proposal] = await load_proposals(session, identity.sealer, campaign, [row])
     return proposal.view()
 
 
@@ -164,10 +168,10 @@ async def _write(
         await check_item_room(session, campaign.id)
     elif not exists(before):
         raise ProposalTargetGoneError
-    after = applied(change.kind, before, change.operations)
+    after = apply_operations(change.kind, before, change.operations)
     if after == before:
         return
-    await check_references(session, campaign.id, item_of(change.kind, after))
+    await check_references(session, campaign.id, build_item(change.kind, after))
     told = structs.replace(change.operations, because=proposal.text.because)
     changes = [Change(change.kind, change.item_id, told)]
     old_id = proposal.text.replaces
@@ -180,7 +184,7 @@ async def _write(
         for message in await session.scalars(select(Message).where(Message.id.in_(ids)))
     }
     line = messages.pop(ids[0])
-    change_ids = await ledger_store.append(
+    change_ids = await ledger_store.append_changes(
         session, sealer, campaign, changes, actor="user", message=line
     )
     copies = [

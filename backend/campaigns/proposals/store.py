@@ -14,17 +14,16 @@ from sqlalchemy import ColumnElement, Select, and_, delete, func, or_, select
 from sqlalchemy import exists as any_row
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from backend.campaigns.ledger.changes import Operations, State, applied, exists
+from backend.campaigns.ledger.changes import Operations, State, apply_operations, exists
 from backend.campaigns.ledger.items import Kind
-from backend.campaigns.ledger.recent_changes import Who
-from backend.campaigns.ledger.records import item_states
+from backend.campaigns.ledger.records import load_states
 from backend.campaigns.models import (
     PROPOSAL,
     Campaign,
     CampaignProposal,
     ProposalSource,
 )
-from backend.campaigns.proposals.authority import Draft, Proposed, Unclear
+from backend.campaigns.proposals.authority import Ambiguity, Authority, Draft, Proposed
 from backend.chats.models import Chat, Message
 from backend.core.cpu_pool import iterate_in_slices
 from backend.database.base import new_id
@@ -48,10 +47,10 @@ class ProposalText(msgspec.Struct, frozen=True, kw_only=True):
     name: str = ""
     because: str = ""
     before: Mapping[str, Any] = {}
-    conflicts: Mapping[str, Who] = {}
+    conflicts: Mapping[str, Authority] = {}
     replaces: UUID | None = None
     against: str = ""
-    unclear: Unclear | None = None
+    unclear: Ambiguity | None = None
 
     def values(self, kind: Kind, item_id: UUID) -> bytes:
         """What makes two proposals the same: what they change, and how."""
@@ -69,7 +68,7 @@ def read_text(sealer: Sealer, row: CampaignProposal) -> ProposalText:
     return _TEXT.decode(sealer.open_bytes(PROPOSAL, row.id, row.sealed_proposal))
 
 
-def is_told() -> ColumnElement[bool]:
+def is_on_path() -> ColumnElement[bool]:
     """The condition that a proposal's message is told in one of its campaign's chats."""
     return any_row().where(
         ProposalSource.proposal_id == CampaignProposal.id,
@@ -85,12 +84,12 @@ def is_settled(kind: Kind, text: ProposalText, state: State) -> bool:
     if text.unclear is not None:
         return False
     try:
-        return exists(state) and applied(kind, state, text.operations) == state
+        return exists(state) and apply_operations(kind, state, text.operations) == state
     except ValidationError:
         return False
 
 
-async def keep(
+async def store_proposals(
     session: AsyncSession,
     sealer: Sealer,
     campaign: Campaign,
@@ -104,7 +103,7 @@ async def keep(
     """
     if not proposals:
         return 0
-    known, room = await _known(session, sealer, campaign, proposals)
+    known, room = await _load_known(session, sealer, campaign, proposals)
     kept = 0
     for proposed in proposals:
         draft, text = proposed.draft, _text(proposed)
@@ -135,20 +134,20 @@ async def keep(
     return kept
 
 
-async def _known(
+async def _load_known(
     session: AsyncSession, sealer: Sealer, campaign: Campaign, proposals: Sequence[Proposed]
 ) -> tuple[set[bytes], int]:
     """The values of proposals that are not to be made again, and how many more there may be."""
     messages = {proposed.draft.message.id for proposed in proposals}
     same_line = select(ProposalSource.proposal_id).where(ProposalSource.message_id.in_(messages))
-    query = _mine(campaign).where(
+    query = _select_own(campaign).where(
         or_(
-            and_(CampaignProposal.state == "open", is_told()),
+            and_(CampaignProposal.state == "open", is_on_path()),
             CampaignProposal.id.in_(same_line),
         )
     )
     rows = (await session.scalars(query)).all()
-    states = await item_states(session, sealer, campaign, {row.item_id for row in rows})
+    states = await load_states(session, sealer, campaign, {row.item_id for row in rows})
     known: set[bytes] = set()
     room = MAX_OPEN
     async for row in iterate_in_slices(rows, lambda row: len(row.sealed_proposal)):
@@ -166,7 +165,7 @@ async def _forget(session: AsyncSession, campaign: Campaign) -> None:
     count = select(func.count()).where(CampaignProposal.campaign_id == campaign.id)
     more = (await session.scalar(count) or 0) - MAX_STORED
     if more > 0:
-        shown = and_(CampaignProposal.state == "open", is_told())
+        shown = and_(CampaignProposal.state == "open", is_on_path())
         oldest = select(CampaignProposal.id).where(
             CampaignProposal.campaign_id == campaign.id, ~shown
         )
@@ -174,7 +173,7 @@ async def _forget(session: AsyncSession, campaign: Campaign) -> None:
         await session.execute(delete(CampaignProposal).where(CampaignProposal.id.in_(old.all())))
 
 
-def _mine(campaign: Campaign) -> Select[CampaignProposal]:
+def _select_own(campaign: Campaign) -> Select[CampaignProposal]:
     return select(CampaignProposal).where(
         CampaignProposal.campaign_id == campaign.id, CampaignProposal.user_id == campaign.user_id
     )

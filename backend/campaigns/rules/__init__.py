@@ -22,7 +22,7 @@ from backend.errors import ValidationError
 
 if TYPE_CHECKING:
     from backend.campaigns.play.table import Table
-    from backend.campaigns.play.tools import PlayTool
+    from backend.campaigns.rules.protocol import PlayTool
 
 log = get_logger(__name__)
 

@@ -7,7 +7,6 @@ from typing import Any
 
 from backend.campaigns.ledger.changes import State
 from backend.campaigns.ledger.items import Entity, Kind, World
-from backend.campaigns.play.deltas import attribute_types
 from backend.campaigns.play.story_tools import (
     ADVANCE_TIME,
     ASK,
@@ -16,14 +15,14 @@ from backend.campaigns.play.story_tools import (
     SPEAK,
     THINK,
     TICK_CLOCK,
+    list_attribute_types,
 )
 from backend.campaigns.play.table import Table
-from backend.campaigns.play.tools import PlayTool
-from backend.campaigns.rules import AttributeType, Mood, Rules
-from backend.campaigns.state.state_block import player_line
+from backend.campaigns.rules.protocol import AttributeType, Mood, PlayTool, RuleSystem
+from backend.campaigns.state.state_block import render_player_line
 from backend.errors import ValidationError
 
-_USUAL: Mapping[str, AttributeType] = {
+_DEFAULT_ATTRIBUTES: Mapping[str, AttributeType] = {
     "hp": "number",
     "gold": "number",
     "conditions": "list",
@@ -31,7 +30,7 @@ _USUAL: Mapping[str, AttributeType] = {
 }
 
 
-class Freeform(Rules):
+class Freeform(RuleSystem):
     """A story without rules: numbers mean what its user says."""
 
     def schema(self, kind: Kind) -> dict[str, Any]:
@@ -55,7 +54,10 @@ class Freeform(Rules):
         """What there is, and of players what most have."""
         if kind != "entity":
             return {}
-        return {**(_USUAL if state["kind"] == "pc" else {}), **attribute_types(state)}
+        return {
+            **(_DEFAULT_ATTRIBUTES if state["kind"] == "pc" else {}),
+            **list_attribute_types(state),
+        }
 
     def moods(self) -> Mapping[str, Mood]:
         """One."""
@@ -78,7 +80,7 @@ class Freeform(Rules):
 
     def light_line(self, player: Entity) -> str:
         """Name and hit points."""
-        return player_line(player)
+        return render_player_line(player)
 
 
 RULES = Freeform()

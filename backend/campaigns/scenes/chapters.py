@@ -16,23 +16,23 @@ import msgspec
 from sqlalchemy import bindparam, func, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from backend.campaigns.ledger.changes import Operations, item_of
+from backend.campaigns.ledger.changes import Change, Operations, build_item
 from backend.campaigns.ledger.items import Chapter, Scene
-from backend.campaigns.ledger.read_marks import IS_COMPACTED
-from backend.campaigns.ledger.store import Change, read_operations, read_state
+from backend.campaigns.ledger.paths import IS_COMPACTED
+from backend.campaigns.ledger.store import read_operations, read_state
 from backend.campaigns.models import Campaign, CampaignChange, CampaignItem, ChangeSource
 from backend.chats.models import Chat, Message
 from backend.core.audience import decode_audience, intersect_audiences
 from backend.core.cpu_pool import iterate_in_slices
 from backend.vault.sealing import Sealer
 
-KEPT_SCENES = 2
+MAX_LOOSE_SCENES = 2
 """The last scenes that are over, which a prompt tells one by one: they are in no chapter."""
 
-MOST_TOLD = 40
+MAX_CHAPTERS = 40
 """Chapters at most that a prompt tells."""
 
-_LEAST_TOKENS = 40
+_MIN_TOKENS = 40
 """A chapter hardly takes fewer."""
 
 _COMPRESSED = (
@@ -90,13 +90,13 @@ class DueChapter:
     audience: str
 
 
-async def due_chapter(
+async def find_due_chapter(
     session: AsyncSession, sealer: Sealer, campaign: Campaign, chat: Chat, *, most: int
 ) -> DueChapter | None:
     """The oldest scenes of a chat that are in no chapter, where they are more than `most`.
 
     Scenes of a chapter that its user has deleted or undone do not become another one. The last
-    `KEPT_SCENES` stay by themselves.
+    `MAX_LOOSE_SCENES` stay by themselves.
     """
     place = {"campaign": campaign.id, "chat": chat.id}
     scenes = (await session.execute(_COMPRESSED, place)).all()
@@ -119,14 +119,14 @@ async def due_chapter(
         told = await _read(session, sealer, [scene_id for scene_id, _ in waiting])
         ready = [each for each in waiting if told[each[0]].summary]
         if len(ready) > most:
-            chosen = ready[: min(most, len(ready) - KEPT_SCENES)]
+            chosen = ready[: min(most, len(ready) - MAX_LOOSE_SCENES)]
             ids = [scene_id for scene_id, _ in chosen]
             texts = [told[each] for each in ids]
             return DueChapter(ids, texts, position=chosen[-1][1], audience=audience)
     return None
 
 
-async def narrowed_chapters(
+async def narrow_chapters(
     session: AsyncSession, sealer: Sealer, campaign_id: UUID, scenes: Mapping[UUID, str]
 ) -> list[Change]:
     """What makes chapters be for those alone who may know all of some scenes, given by audience."""
@@ -142,12 +142,12 @@ async def narrowed_chapters(
     return changes
 
 
-def most_chapters(budget: int) -> int:
+def count_fitting_chapters(budget: int) -> int:
     """How many chapters at most fit into so many tokens: no more have to be read."""
-    return min(MOST_TOLD, budget // _LEAST_TOKENS)
+    return min(MAX_CHAPTERS, budget // _MIN_TOKENS)
 
 
-def fitting_chapters(
+def select_fitting_chapters(
     newest_first: Mapping[UUID, Chapter], *, count: Callable[[str], int], budget: int
 ) -> dict[UUID, Chapter]:
     """The last chapters that fit `budget` tokens, by their ids, oldest first: an unbroken run."""
@@ -164,7 +164,7 @@ async def _read(session: AsyncSession, sealer: Sealer, ids: Sequence[UUID]) -> d
     rows: Sequence[Any] = (await session.execute(_SCENES, {"scenes": ids})).all()
     found: dict[UUID, Scene] = {}
     async for row in iterate_in_slices(rows, lambda row: len(row.sealed_state)):
-        item = item_of("scene", read_state(sealer, row.id, row.sealed_state))
+        item = build_item("scene", read_state(sealer, row.id, row.sealed_state))
         assert isinstance(item, Scene)  # noqa: S101
         found[row.id] = item
     return found

@@ -14,7 +14,7 @@ from backend.campaigns.ledger.items import PRESENT
 from backend.campaigns.ledger.store import read_state
 from backend.campaigns.models import CampaignChange, CampaignItem, ChangeSource
 from backend.campaigns.state.index_source import build_memory_items, read_items
-from backend.campaigns.state.snapshot import Names
+from backend.campaigns.state.snapshot import CampaignSnapshot
 from backend.chats.models import Message
 from backend.core.audience import NAMELESS_MARKS, AudienceMarks, Viewpoint
 from backend.database.base import get_table, skip_index
@@ -35,7 +35,7 @@ _LINES: BindParameter[Any] = bindparam("lines", expanding=True, type_=NullType()
 _OWNER = bindparam("owner", type_=Id())
 
 
-def _changed() -> Select[Any, Any, Any, bool]:
+def _select_changed() -> Select[Any, Any, Any, bool]:
     """What lines, or the replies to them, changed.
 
     As rows of the line, the message that changed it, the item, and whether that still counts. What
@@ -78,7 +78,7 @@ def _changed() -> Select[Any, Any, Any, bool]:
     )
 
 
-_CHANGED = _changed()
+_CHANGED = _select_changed()
 _SUPERSEDED = select(CampaignItem.id, CampaignItem.sealed_state).where(
     CampaignItem.id.in_(bindparam("facts", expanding=True)),
     CampaignItem.user_id == bindparam("owner"),
@@ -95,7 +95,7 @@ async def find_consequences(
     *,
     viewpoint: Viewpoint,
     besides: Collection[UUID] = (),
-    kept: Names | None = None,
+    kept: CampaignSnapshot | None = None,
     marks: AudienceMarks = NAMELESS_MARKS,
 ) -> dict[UUID, list[MemoryItem]]:
     """Return the items that each message, or the reply to it, changed, in their present state.
@@ -125,7 +125,7 @@ async def find_consequences(
         return {}
     current = {item_id: item_id for _, item_id, _ in rows}
     gone = [item_id for _, item_id, is_live in rows if not is_live]
-    current |= await _current(session, sealer, gone)
+    current |= await _find_current(session, sealer, gone)
     read = await read_items(session, sealer, current.values(), viewpoint, kept)
     items = await build_memory_items(session, sealer, read, viewpoint, kept=kept, marks=marks)
     found: dict[UUID, list[MemoryItem]] = {}
@@ -137,7 +137,7 @@ async def find_consequences(
     return found
 
 
-async def _current(
+async def _find_current(
     session: AsyncSession, sealer: Sealer, item_ids: Sequence[UUID]
 ) -> Mapping[UUID, UUID]:
     """What each item is now: itself, or the fact that supersedes it in the end."""

@@ -15,12 +15,12 @@ from sqlalchemy import bindparam, func, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from backend.campaigns.ledger import store as ledger_store
-from backend.campaigns.ledger.changes import Operations, creation
+from backend.campaigns.ledger.changes import Change, Operations, build_creation
 from backend.campaigns.ledger.item_service import has_item_room
 from backend.campaigns.ledger.items import Scene
-from backend.campaigns.ledger.read_marks import IS_COMPACTED
-from backend.campaigns.ledger.records import find_campaign, item_states, open_campaign
-from backend.campaigns.ledger.store import Change, read_state
+from backend.campaigns.ledger.paths import IS_COMPACTED
+from backend.campaigns.ledger.records import find_campaign, load_states, open_campaign
+from backend.campaigns.ledger.store import read_state
 from backend.campaigns.models import CampaignChange, CampaignItem, ChangeSource
 from backend.campaigns.state.party import read_party
 from backend.chats.models import Chat, Message
@@ -43,7 +43,7 @@ _ENDED = (
 )
 
 
-def _told(*columns: Any) -> Any:
+def _select_sources(*columns: Any) -> Any:
     """Of what a scene's changes that count follow from."""
     return (
         select(*columns)
@@ -60,20 +60,20 @@ def _told(*columns: Any) -> Any:
 
 
 _LAST = (
-    _told(ChangeSource.chat_id)
+    _select_sources(ChangeSource.chat_id)
     .order_by(CampaignChange.seq.desc(), ChangeSource.message_id.desc())
     .limit(1)
 )
-_SPAN = _told(
+_SPAN = _select_sources(
     func.min(ChangeSource.position).label("first"), func.max(ChangeSource.position).label("last")
 ).where(ChangeSource.chat_id == bindparam("chat"))
-_COVERED = _told(func.max(ChangeSource.position)).where(
+_COVERED = _select_sources(func.max(ChangeSource.position)).where(
     ChangeSource.chat_id == bindparam("chat"), CampaignChange.actor == "compactor", ~IS_COMPACTED
 )
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
+class SceneSpan:
     """Where the active path of a chat tells a scene: positions of messages.
 
     `after` is the last before those that its summary does not cover, `last` the scene's last one.
@@ -109,10 +109,10 @@ async def count_beat(
     elif party.place and reply.audience == PUBLIC and await has_item_room(session, campaign.id):
         scene_id = new_id()
         begun = Scene(location_id=party.place, beats=1)
-        beat = Change("scene", scene_id, creation(begun))
+        beat = Change("scene", scene_id, build_creation(begun))
     else:
         return []
-    await ledger_store.append(
+    await ledger_store.append_changes(
         session, sealer, campaign, [beat], actor="tool", message=reply, turn_id=turn_id
     )
     blob = await session.scalar(_STATE, {"scene": scene_id})
@@ -136,31 +136,31 @@ async def end_left_scenes(
     left = (await read_party(session, campaign.id)).left
     if not left:
         return
-    states = await item_states(session, sealer, campaign, left)
+    states = await load_states(session, sealer, campaign, left)
     ended = [
         Change("scene", scene_id, Operations(set={"status": "closed"}))
         for scene_id, state in states.items()
         if "status" not in state.get("locked", ())
     ]
     if ended:
-        await ledger_store.append(
+        await ledger_store.append_changes(
             session, sealer, campaign, ended, actor="tool", message=reply, turn_id=turn_id
         )
 
 
-async def ended_scenes(session: AsyncSession, chat: Chat, *, turn_id: UUID) -> list[UUID]:
+async def find_ended_scenes(session: AsyncSession, chat: Chat, *, turn_id: UUID) -> list[UUID]:
     """Scenes that a turn changed and that are over now."""
     place = {"campaign": chat.campaign_id, "turn": turn_id}
     return list(await session.scalars(_ENDED, place)) if chat.campaign_id else []
 
 
-async def last_chat(session: AsyncSession, scene_id: UUID) -> UUID | None:
+async def find_last_chat(session: AsyncSession, scene_id: UUID) -> UUID | None:
     """The chat that told of a scene last; None for a scene that no message is a part of."""
     chat_id: UUID | None = await session.scalar(_LAST, {"scene": scene_id})
     return chat_id
 
 
-async def find_span(session: AsyncSession, scene_id: UUID, chat_id: UUID) -> Span | None:
+async def find_span(session: AsyncSession, scene_id: UUID, chat_id: UUID) -> SceneSpan | None:
     """Where a chat tells a scene; None where it does not.
 
     It begins with the line that the first reply of the scene answers.
@@ -171,4 +171,4 @@ async def find_span(session: AsyncSession, scene_id: UUID, chat_id: UUID) -> Spa
     if first is None:
         return None
     covered: int | None = await session.scalar(_COVERED, place)
-    return Span(after=first - 2 if covered is None else covered, last=row.last)
+    return SceneSpan(after=first - 2 if covered is None else covered, last=row.last)

@@ -15,12 +15,12 @@ from uuid import UUID
 from sqlalchemy import ColumnElement, Select, and_, bindparam, or_, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from backend.campaigns.ledger.changes import item_of
+from backend.campaigns.ledger.changes import build_item
 from backend.campaigns.ledger.items import INDEXED, Chapter, Entity, Fact, Item, Scene
 from backend.campaigns.ledger.store import read_state
 from backend.campaigns.models import Campaign, CampaignChange, CampaignItem, ChangeSource
-from backend.campaigns.state.known_states import joined_lines, names_of, title_of, told
-from backend.campaigns.state.snapshot import Names
+from backend.campaigns.state.snapshot import CampaignSnapshot
+from backend.campaigns.state.viewpoints import join_lines, list_names, render_item, render_title
 from backend.core.audience import (
     GM,
     NAMELESS_MARKS,
@@ -137,7 +137,9 @@ class CampaignSource(TableSource):
         is_counted=_is_indexed(),
     )
 
-    def __init__(self, kept: Names | None = None, marks: AudienceMarks = NAMELESS_MARKS) -> None:
+    def __init__(
+        self, kept: CampaignSnapshot | None = None, marks: AudienceMarks = NAMELESS_MARKS
+    ) -> None:
         self._kept = kept
         self._marks = marks
 
@@ -156,7 +158,7 @@ class CampaignSource(TableSource):
             SourceRow(
                 source_id=row.id,
                 size=len(row.sealed_state),
-                documents=partial(_documents, sealer, row),
+                documents=partial(_build_documents, sealer, row),
             )
             for row in await session.execute(_ROWS, asked)
         ]
@@ -177,7 +179,7 @@ class CampaignSource(TableSource):
         kept, marks = self._kept, self._marks
         found = await read_items(session, sealer, source_ids, viewpoint, kept)
         entities = [each for each, (_, item) in found.items() if isinstance(item, Entity)]
-        facts = await _facts_about(session, sealer, entities, viewpoint, exclude=found, kept=kept)
+        facts = await _load_facts(session, sealer, entities, viewpoint, exclude=found, kept=kept)
         items = await build_memory_items(
             session, sealer, found, viewpoint, facts=facts, kept=kept, marks=marks
         )
@@ -197,7 +199,7 @@ async def build_memory_items(
     viewpoint: Viewpoint,
     *,
     facts: Mapping[UUID, Sequence[Fact]] = MappingProxyType({}),
-    kept: Names | None = None,
+    kept: CampaignSnapshot | None = None,
     marks: AudienceMarks = NAMELESS_MARKS,
 ) -> dict[UUID, MemoryItem]:
     """Return items, given with their campaigns, with their places and with `facts`."""
@@ -216,8 +218,8 @@ async def build_memory_items(
             kind=KIND,
             source_id=item_id,
             container_id=campaign_id,
-            title=title_of(item, names),
-            text=joined_lines([told(item, names), *own]),
+            title=render_title(item, names),
+            text=join_lines([render_item(item, names), *own]),
             is_past=isinstance(item, Scene | Chapter),
             audience=audience,
         )
@@ -244,7 +246,7 @@ async def read_items(
     sealer: Sealer,
     item_ids: Iterable[UUID],
     viewpoint: Viewpoint,
-    kept: Names | None = None,
+    kept: CampaignSnapshot | None = None,
 ) -> dict[UUID, tuple[UUID, Item]]:
     """Return active items that the viewpoint may know, with their campaigns, by id.
 
@@ -261,14 +263,14 @@ async def read_items(
     return found
 
 
-async def _facts_about(
+async def _load_facts(
     session: AsyncSession,
     sealer: Sealer,
     entity_ids: Sequence[UUID],
     viewpoint: Viewpoint,
     *,
     exclude: Collection[UUID],
-    kept: Names | None,
+    kept: CampaignSnapshot | None,
 ) -> dict[UUID, list[Fact]]:
     """Return the last active facts about each entity, the newest last."""
     facts: dict[UUID, list[Fact]] = {}
@@ -311,16 +313,16 @@ def _apply_viewpoint(
 
 
 def _open(sealer: Sealer, row: Any) -> Item:
-    return item_of(row.kind, read_state(sealer, row.id, row.sealed_state))
+    return build_item(row.kind, read_state(sealer, row.id, row.sealed_state))
 
 
-def _documents(sealer: Sealer, row: Any) -> list[IndexDocument]:
+def _build_documents(sealer: Sealer, row: Any) -> list[IndexDocument]:
     item = _open(sealer, row)
     return build_item_documents(
         row.id,
         row.campaign_id,
-        names=names_of(item),
-        content=told(item),
+        names=list_names(item),
+        content=render_item(item),
         version=compute_version(row.updated_at),
         audience=row.audience,
     )

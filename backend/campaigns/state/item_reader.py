@@ -9,7 +9,7 @@ from sqlalchemy import ColumnElement, Select, case, func, or_, select, union_all
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import InstrumentedAttribute
 
-from backend.campaigns.ledger.changes import item_of
+from backend.campaigns.ledger.changes import build_item
 from backend.campaigns.ledger.items import Item, Kind, Scene
 from backend.campaigns.ledger.store import read_state
 from backend.campaigns.models import Campaign, CampaignItem
@@ -167,4 +167,4 @@ class CampaignReader:
         return found
 
     def _open(self, row: CampaignItem) -> Item:
-        return item_of(row.kind, read_state(self.sealer, row.id, row.sealed_state))
+        return build_item(row.kind, read_state(self.sealer, row.id, row.sealed_state))

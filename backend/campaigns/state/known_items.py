@@ -12,7 +12,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from backend.campaigns.ledger.changes import State, exists
 from backend.campaigns.ledger.items import Kind
-from backend.campaigns.ledger.records import item_name
+from backend.campaigns.ledger.records import get_item_name
 from backend.campaigns.ledger.store import read_operations, read_state
 from backend.campaigns.models import Campaign, CampaignChange, CampaignItem, ChangeSource
 from backend.campaigns.names.mentions import slug
@@ -90,7 +90,11 @@ class KnownItems:
 def gist_of(kind: Kind, state: State) -> Gist:
     """What makes an item in this state the same as another."""
     about = state.get("about_id") if kind == "fact" else ""
-    return kind, str(about or ""), slug(item_name(kind, state) if kind != "fact" else state["text"])
+    return (
+        kind,
+        str(about or ""),
+        slug(get_item_name(kind, state) if kind != "fact" else state["text"]),
+    )
 
 
 async def read_known(

@@ -14,13 +14,14 @@ from uuid import UUID
 
 import msgspec
 
-from backend.campaigns.ledger.changes import EXISTS, State, exists, item_of, state_of
+from backend.campaigns.ledger.changes import EXISTS, State, build_item, build_state, exists
 from backend.campaigns.ledger.items import Chapter, Entity, Fact, Item, Kind, Scene, Thread
-from backend.campaigns.ledger.records import keep_references, references
+from backend.campaigns.ledger.records import find_references, keep_references
 from backend.campaigns.models import CampaignItem
-from backend.campaigns.play.state import PLAY, play_of
-from backend.campaigns.rules import Rules, rules_of
-from backend.campaigns.state.item_reader import CampaignReader
+from backend.campaigns.rules.protocol import RuleSystem, read_play
+from backend.campaigns.rules.registry import find_rules
+from backend.campaigns.rules.state import PLAY
+from backend.campaigns.state.situation_reader import CampaignReader
 from backend.core.audience import GM
 
 
@@ -121,7 +122,7 @@ _FIELDS: Mapping[Kind, frozenset[str]] = {
 Items = Iterable[tuple[UUID, Kind, State]]
 
 
-def known_items(items: Items, rules: Rules) -> list[tuple[UUID, Kind, State]]:
+def known_items(items: Items, rules: RuleSystem) -> list[tuple[UUID, Kind, State]]:
     """Return items of a viewpoint with the fields that a player knows.
 
     Prompts render how people feel about players' characters, and no other relation.
@@ -137,7 +138,7 @@ def known_items(items: Items, rules: Rules) -> list[tuple[UUID, Kind, State]]:
     return [each for each in known if each[1] != "relation" or each[2]["to_id"] in players]
 
 
-def known_state(kind: Kind, state: State, rules: Rules) -> State | None:
+def known_state(kind: Kind, state: State, rules: RuleSystem) -> State | None:
     """Return the fields of an item that prompts of a player render; None if they render none."""
     if not exists(state) or not _is_rendered(kind, state):
         return None
@@ -157,12 +158,15 @@ async def known_rows(
     """Return items as the reader's viewpoint knows them, which may leave some out."""
     if reader.viewpoint == GM:
         return list(rows)
-    rules = rules_of(reader.campaign.rules)
-    states = [(row, known_state(row.kind, state_of(item), rules)) for row, item in rows]
-    known = [(row, item_of(row.kind, state)) for row, state in states if state is not None]
-    named = {each for _, item in known for ids in references(item).values() for each in ids}
+    rules = find_rules(reader.campaign.rules)
+    states = [(row, known_state(row.kind, build_state(item), rules)) for row, item in rows]
+    known = [(row, build_item(row.kind, state)) for row, state in states if state is not None]
+    named = {each for _, item in known for ids in find_references(item).values() for each in ids}
     found = {str(each) for each in await reader.known_ids(named)}
-    return [(row, item_of(row.kind, keep_references(state_of(item), found))) for row, item in known]
+    return [
+        (row, build_item(row.kind, keep_references(build_state(item), found)))
+        for row, item in known
+    ]
 
 
 def _is_rendered(kind: Kind, state: State) -> bool:
@@ -179,17 +183,17 @@ def _is_rendered(kind: Kind, state: State) -> bool:
             return True
 
 
-def _world_attributes(state: State, rules: Rules) -> State:
+def _world_attributes(state: State, rules: RuleSystem) -> State:
     """Return the state of play, and the numbers that the rules show to players."""
     attributes: State = state.get("attributes") or {}
     counted: Mapping[str, Any] = rules.schema("world").get("properties", {})
     known = {name: value for name, value in attributes.items() if name in counted}
     if PLAY in attributes:
-        known[PLAY] = msgspec.to_builtins(play_of(state, rules))
+        known[PLAY] = msgspec.to_builtins(read_play(state, rules))
     return known
 
 
-def _known_attributes(state: State, rules: Rules) -> State:
+def _known_attributes(state: State, rules: RuleSystem) -> State:
     """Return the attributes of someone who is no player's character, or of a place or thing.
 
     A prompt has their words, and the values that a model may change without a tool. It renders

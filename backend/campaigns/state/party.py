@@ -13,21 +13,20 @@ from uuid import UUID
 from sqlalchemy import bindparam, select, union_all
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from backend.campaigns.ledger.changes import Operations
+from backend.campaigns.ledger.changes import Change, Operations
 from backend.campaigns.ledger.items import Entity, Scene
-from backend.campaigns.ledger.store import Change
 from backend.campaigns.models import CampaignItem
 from backend.database.base import get_table
 
 PlaceT = TypeVar("PlaceT", UUID, str)
 
 
-def is_called(entity: Entity, name: str) -> bool:
+def has_name(entity: Entity, name: str) -> bool:
     """True if an entity has this name or alias, in upper or lower case."""
     return name.casefold() in {each.casefold() for each in (entity.name, *entity.aliases)}
 
 
-def story_place(places: Iterable[PlaceT | None]) -> PlaceT | None:
+def find_story_place(places: Iterable[PlaceT | None]) -> PlaceT | None:
     """Return the place of the story: that of the first character who has one.
 
     The character whom the chat's persona plays comes first.
@@ -72,7 +71,7 @@ async def read_party(
         (row for row in rows if row.kind == "entity"), key=lambda row: (row.id != lead_id, row.id)
     )
     places = [row.place_id for row in players if row.place_id]
-    place = story_place(places)
+    place = find_story_place(places)
     scenes = sorted((row for row in rows if row.kind == "scene"), key=lambda row: row.seq)
     here = [row.id for row in scenes if is_scene_here(row.place_id, place)]
     return Party(

@@ -13,7 +13,7 @@ from uuid import UUID
 
 from sqlalchemy import BindParameter, Select, bindparam, select, union_all
 
-from backend.campaigns.ledger.changes import item_of
+from backend.campaigns.ledger.changes import build_item
 from backend.campaigns.ledger.items import (
     Chapter,
     Clock,
@@ -30,13 +30,19 @@ from backend.campaigns.ledger.items import (
 from backend.campaigns.ledger.records import open_campaign
 from backend.campaigns.ledger.store import read_state
 from backend.campaigns.models import CampaignItem
-from backend.campaigns.play.echoes import MOST_COSTS, MOST_THREATS, EchoKind
-from backend.campaigns.rules import rules_of
-from backend.campaigns.scenes.chapters import KEPT_SCENES
-from backend.campaigns.state.item_reader import MAX_HOT, CampaignReader, Condition
-from backend.campaigns.state.party import is_called, is_scene_here, story_place
-from backend.campaigns.state.snapshot import Names
-from backend.campaigns.state.state_block import MAX_DETAILED, Form, Known, Placed, Situation, ranked
+from backend.campaigns.play.echoes import MAX_COSTS, MAX_THREATS, EchoKind
+from backend.campaigns.rules.registry import find_rules
+from backend.campaigns.scenes.chapters import MAX_LOOSE_SCENES
+from backend.campaigns.state.party import find_story_place, has_name, is_scene_here
+from backend.campaigns.state.snapshot import CampaignSnapshot
+from backend.campaigns.state.state_block import (
+    MAX_DETAILED,
+    Form,
+    MentionedEntity,
+    Situation,
+    VisibleEntity,
+    rank_people,
+)
 from backend.core.audience import GM, AudienceMarks, Viewpoint, filter_known_to, may_know
 from backend.core.cpu_pool import iterate_in_slices
 from backend.database.base import get_table
@@ -50,7 +56,9 @@ _HOT_KINDS = ("world", "thread", "clock", "scene")
 class SituationReader(CampaignReader):
     """Reads the story's present moment, as a viewpoint may know it."""
 
-    async def situation(self, names: Names, *, line: str, recent: Sequence[str]) -> Situation:
+    async def situation(
+        self, names: CampaignSnapshot, *, line: str, recent: Sequence[str]
+    ) -> Situation:
         """Return the story's present moment without facts and events: see `with_facts`.
 
         Args:
@@ -62,12 +70,12 @@ class SituationReader(CampaignReader):
         in_view = await self._in_view(names)
         world = next((item for *_, item in in_view if isinstance(item, World)), World())
         players = [
-            Placed(id=item_id, entity=item)
+            VisibleEntity(id=item_id, entity=item)
             for item_id, _, item in in_view
             if isinstance(item, Entity)
         ]
-        players.sort(key=lambda each: not is_called(each.entity, self.player))
-        place = story_place(each.entity.location_id for each in players)
+        players.sort(key=lambda each: not has_name(each.entity, self.player))
+        place = find_story_place(each.entity.location_id for each in players)
         _, scene_id, scene = max(
             (
                 (seq, item_id, item)
@@ -89,7 +97,7 @@ class SituationReader(CampaignReader):
         people, others = await self._around(names, place, scene.present if scene else (), asked)
         known = {each.id: each for each in (*players, *people, *others)}
         relations = await self._relations(names, [each.id for each in (*players, *people)])
-        present = ranked(people, named=named, spoke=spoke, relations=relations)
+        present = rank_people(people, named=named, spoke=spoke, relations=relations)
         here = frozenset(each.id for each in (*players, *people))
         marks = AudienceMarks(
             partial(names.find_name, viewpoint=self.viewpoint),
@@ -103,12 +111,12 @@ class SituationReader(CampaignReader):
         )
         unresolved = {
             item_id: item
-            for item_id, _, item in echoes[:MAX_HOT]
+            for item_id, _, item in echoes[:MAX_BLOCK_ITEMS]
             if isinstance(item, Echo) and not item.resolved
         }
         in_play = {item_id: item for item_id, _, item in in_view if not isinstance(item, Echo)}
         in_play |= {one: placed.entity for one, placed in known.items()}
-        rules = rules_of(self.campaign.rules)
+        rules = find_rules(self.campaign.rules)
         return Situation(
             name=fields.name,
             city=fields.brief.city,
@@ -124,14 +132,14 @@ class SituationReader(CampaignReader):
             relations=relations,
             threads=[item for *_, item in in_view if isinstance(item, Thread)],
             clocks=[item for *_, item in in_view if isinstance(item, Clock)],
-            costs=_echo_lines(marks, unresolved.values(), "cost")[:MOST_COSTS],
-            threats=_echo_lines(marks, unresolved.values(), "threat")[:MOST_THREATS],
+            costs=_render_echoes(marks, unresolved.values(), "cost")[:MAX_COSTS],
+            threats=_render_echoes(marks, unresolved.values(), "threat")[:MAX_THREATS],
             standing=(rules.precarity([each.entity for each in players], world) or {}).get(
                 "lines", ()
             ),
             flags=world.flags if self.viewpoint == GM else {},
             named=[
-                Known(id=one, entity=known[one].entity, place=places.get(one, ""))
+                MentionedEntity(id=one, entity=known[one].entity, place=places.get(one, ""))
                 for one in asked
                 if one in known
             ],
@@ -143,7 +151,7 @@ class SituationReader(CampaignReader):
             places={player.id: places.get(player.id, "") for player in players},
         )
 
-    async def with_facts(self, names: Names, now: Situation, *, form: Form) -> Situation:
+    async def with_facts(self, names: CampaignSnapshot, now: Situation, *, form: Form) -> Situation:
         """A situation with the facts about whom the last lines name.
 
         For a full block also with those about the players, who is near them, and the place.
@@ -158,7 +166,7 @@ class SituationReader(CampaignReader):
         threads = (one for one, item in now.in_play.items() if isinstance(item, Thread))
         return replace(
             now,
-            facts=[fact_line(names, now.marks, fact, self.viewpoint) for _, fact in told],
+            facts=[render_fact(names, now.marks, fact, self.viewpoint) for _, fact in told],
             named=[
                 replace(
                     each,
@@ -172,7 +180,7 @@ class SituationReader(CampaignReader):
             told=frozenset([*here, *about, *threads, *(fact_id for fact_id, _ in told)]),
         )
 
-    async def _in_view(self, names: Names) -> list[tuple[UUID, int, Item]]:
+    async def _in_view(self, names: CampaignSnapshot) -> list[tuple[UUID, int, Item]]:
         """The items that every turn reads, the oldest first: (id, its last change, item)."""
         if names.in_view is not None:
             return sorted(
@@ -186,17 +194,21 @@ class SituationReader(CampaignReader):
         is_player = CampaignItem.kind == "entity", CampaignItem.subkind == "pc"
         is_hot = CampaignItem.kind.in_(_HOT_KINDS), CampaignItem.is_live
         is_hidden = CampaignItem.kind == "clock", ~CampaignItem.is_live
-        rows = await self.any_of(is_player, is_hot, is_hidden, limit=4 * MAX_HOT)
-        rows += await self.of_kind("echo", limit=MAX_HOT, newest=True)
+        rows = await self.any_of(is_player, is_hot, is_hidden, limit=4 * MAX_BLOCK_ITEMS)
+        rows += await self.of_kind("echo", limit=MAX_BLOCK_ITEMS, newest=True)
         return [(row.id, row.seq, item) for row, item in rows]
 
     async def _around(
-        self, names: Names, place: UUID | None, in_scene: Sequence[UUID], asked: Sequence[UUID]
-    ) -> tuple[list[Placed], list[Placed]]:
+        self,
+        names: CampaignSnapshot,
+        place: UUID | None,
+        in_scene: Sequence[UUID],
+        asked: Sequence[UUID],
+    ) -> tuple[list[VisibleEntity], list[VisibleEntity]]:
         """Who is in the scene, or else at its place; and the place, and entities asked for."""
         ids = [*in_scene, *asked, *([place] if place else [])]
-        people: list[Placed] = []
-        others: list[Placed] = []
+        people: list[VisibleEntity] = []
+        others: list[VisibleEntity] = []
         for each in await self._entities(names, ids, at=None if in_scene else place):
             is_at_place = place is not None and each.entity.location_id == place
             is_here = each.id in in_scene if in_scene else is_at_place
@@ -204,19 +216,21 @@ class SituationReader(CampaignReader):
         return people, others
 
     async def _entities(
-        self, names: Names, ids: Sequence[UUID], *, at: UUID | None = None
-    ) -> list[Placed]:
+        self, names: CampaignSnapshot, ids: Sequence[UUID], *, at: UUID | None = None
+    ) -> list[VisibleEntity]:
         """Entities by their ids, and the people at a place, those changed last first."""
         if names.around is None:
             rows = await self._found(_AROUND, {"place": at, "ids": ids})
             return [
-                Placed(id=row.id, entity=item) for row, item in rows if isinstance(item, Entity)
+                VisibleEntity(id=row.id, entity=item)
+                for row, item in rows
+                if isinstance(item, Entity)
             ]
         people = names.tied.get(("entity", at), {}).values() if at else ()
-        found = {each.id: each for each in nlargest(MAX_HOT, people, key=_seq)}
+        found = {each.id: each for each in nlargest(MAX_BLOCK_ITEMS, people, key=_seq)}
         found |= {one: names.around[one] for one in ids if one in names.around}
         return [
-            Placed(id=each.id, entity=each.item)
+            VisibleEntity(id=each.id, entity=each.item)
             for each in sorted(found.values(), key=_seq, reverse=True)
             if isinstance(each.item, Entity) and may_know(self.viewpoint, each.audience)
         ]
@@ -230,10 +244,10 @@ class SituationReader(CampaignReader):
         rows = (await self.session.execute(query, {"campaign": self.campaign.id, **values})).all()
         sized = iterate_in_slices(rows, lambda row: len(row.sealed_state))
         read = partial(read_state, self.sealer)
-        return [(row, item_of(row.kind, read(row.id, row.sealed_state))) async for row in sized]
+        return [(row, build_item(row.kind, read(row.id, row.sealed_state))) async for row in sized]
 
     def _place_names(
-        self, names: Names, marks: AudienceMarks, entities: Sequence[Placed]
+        self, names: CampaignSnapshot, marks: AudienceMarks, entities: Sequence[VisibleEntity]
     ) -> dict[UUID, str]:
         """What the places are called where entities are, by entity."""
         return {
@@ -244,13 +258,13 @@ class SituationReader(CampaignReader):
         }
 
     async def _facts(
-        self, names: Names, about: Sequence[UUID]
+        self, names: CampaignSnapshot, about: Sequence[UUID]
     ) -> dict[UUID, list[tuple[UUID, Fact]]]:
         """Facts by the entity that they are about, each with its id, the newest last."""
         facts: dict[UUID, list[tuple[UUID, Fact]]] = {}
         if not about:
             return facts
-        found = names.facts(about, self.viewpoint, limit=MAX_HOT)
+        found = names.facts(about, self.viewpoint, limit=MAX_BLOCK_ITEMS)
         if found is None:
             rows = await self._found(_FACTS, {"ids": about})
             found = [(row.id, item) for row, item in rows if isinstance(item, Fact)]
@@ -259,7 +273,7 @@ class SituationReader(CampaignReader):
                 facts.setdefault(fact.about_id, []).append((fact_id, fact))
         return facts
 
-    async def _relations(self, names: Names, ids: Sequence[UUID]) -> list[Relation]:
+    async def _relations(self, names: CampaignSnapshot, ids: Sequence[UUID]) -> list[Relation]:
         """Relations from and to entities, the oldest first."""
         if not ids:
             return []
@@ -273,7 +287,7 @@ class SituationReader(CampaignReader):
             for each in names.tied.get(("relation", one), {}).values()
             if isinstance(each.item, Relation) and may_know(self.viewpoint, each.audience)
         }
-        latest = nlargest(MAX_HOT, tied.values(), key=_seq)
+        latest = nlargest(MAX_BLOCK_ITEMS, tied.values(), key=_seq)
         latest.sort(key=lambda each: each.id.int)
         return [each.item for each in latest if isinstance(each.item, Relation)]
 
@@ -295,7 +309,7 @@ class SituationReader(CampaignReader):
             for row, item in rows
             if isinstance(item, Scene) and row.id not in told and (item.summary or item.key_moments)
         ]
-        return dict(scenes[:KEPT_SCENES][::-1])
+        return dict(scenes[:MAX_LOOSE_SCENES][::-1])
 
     async def terms(self, limit: int) -> list[Term]:
         """Terms that a prompt may explain, the most used first."""
@@ -305,7 +319,9 @@ class SituationReader(CampaignReader):
         return [item for _, item in rows if isinstance(item, Term)]
 
 
-def fact_line(names: Names, marks: AudienceMarks, fact: Fact, viewpoint: Viewpoint) -> str:
+def render_fact(
+    names: CampaignSnapshot, marks: AudienceMarks, fact: Fact, viewpoint: Viewpoint
+) -> str:
     """Return the text of a fact with its subject, unless it names it, and with its mark."""
     text, about = fact.text, fact.about_id
     subject = names.find_name(about, viewpoint) if about else None
@@ -315,7 +331,7 @@ def fact_line(names: Names, marks: AudienceMarks, fact: Fact, viewpoint: Viewpoi
     return marks.mark(text, fact.audience)
 
 
-def _echo_lines(marks: AudienceMarks, echoes: Iterable[Echo], kind: EchoKind) -> list[str]:
+def _render_echoes(marks: AudienceMarks, echoes: Iterable[Echo], kind: EchoKind) -> list[str]:
     return [marks.mark(each.text, each.audience) for each in echoes if each.kind == kind]
 
 
@@ -332,56 +348,60 @@ _IDS: BindParameter[Any] = bindparam("ids", expanding=True)
 _LATEST = _ITEMS.c.seq.desc()
 
 
-def _own(*conditions: Condition, columns: Sequence[Any] = _COLUMNS) -> Select[*tuple[Any, ...]]:
+def _select_own(
+    *conditions: Condition, columns: Sequence[Any] = _COLUMNS
+) -> Select[*tuple[Any, ...]]:
     is_own = _ITEMS.c.campaign_id == bindparam("campaign"), _ITEMS.c.exists
     return select(*columns).where(*is_own, *conditions)
 
 
-def _any(*queries: Select[*tuple[Any, ...]]) -> Select[*tuple[Any, ...]]:
+def _union_all(*queries: Select[*tuple[Any, ...]]) -> Select[*tuple[Any, ...]]:
     """Each query has an index of its own: for an OR SQLite reads all items of the campaign."""
-    return _own(_ITEMS.c.id.in_(union_all(*queries)))
+    return _select_own(_ITEMS.c.id.in_(union_all(*queries)))
 
 
 # What every turn reads is built once, and of the table: building a statement, and what the ORM adds
 # to it, cost more than running it.
 _ENTITY, _RELATION = _ITEMS.c.kind == "entity", _ITEMS.c.kind == "relation"
-_AROUND = _any(
-    _own(_ENTITY, _ITEMS.c.id.in_(_IDS), columns=[_ITEMS.c.id]),
+_AROUND = _union_all(
+    _select_own(_ENTITY, _ITEMS.c.id.in_(_IDS), columns=[_ITEMS.c.id]),
     select(
-        _own(
+        _select_own(
             _ENTITY,
             _ITEMS.c.subkind == "npc",
             _ITEMS.c.place_id == bindparam("place"),
             columns=[_ITEMS.c.id],
         )
         .order_by(_LATEST)
-        .limit(MAX_HOT)
+        .limit(MAX_BLOCK_ITEMS)
         .subquery()
         .c.id
     ),
 ).order_by(_LATEST)
 _RELATIONS = (
-    _any(
-        _own(_RELATION, _ITEMS.c.about_id.in_(_IDS), columns=[_ITEMS.c.id]),
-        _own(_RELATION, _ITEMS.c.place_id.in_(_IDS), columns=[_ITEMS.c.id]),
+    _union_all(
+        _select_own(_RELATION, _ITEMS.c.about_id.in_(_IDS), columns=[_ITEMS.c.id]),
+        _select_own(_RELATION, _ITEMS.c.place_id.in_(_IDS), columns=[_ITEMS.c.id]),
     )
     .order_by(_LATEST)
-    .limit(MAX_HOT)
+    .limit(MAX_BLOCK_ITEMS)
 )
 _FACTS = (
-    _own(_ITEMS.c.kind == "fact", _ITEMS.c.is_live, _ITEMS.c.about_id.in_(_IDS))
+    _select_own(_ITEMS.c.kind == "fact", _ITEMS.c.is_live, _ITEMS.c.about_id.in_(_IDS))
     .order_by(_LATEST)
-    .limit(MAX_HOT)
+    .limit(MAX_BLOCK_ITEMS)
 )
 _CLOSED_SCENES = (
-    _own(_ITEMS.c.kind == "scene", ~_ITEMS.c.is_live)
+    _select_own(_ITEMS.c.kind == "scene", ~_ITEMS.c.is_live)
     .order_by(_LATEST)
     # One of a chapter that was edited may be among them.
-    .limit(2 * KEPT_SCENES)
+    .limit(2 * MAX_LOOSE_SCENES)
 )
-_CHAPTERS = _own(_ITEMS.c.kind == "chapter").order_by(_ITEMS.c.id.desc()).limit(bindparam("limit"))
+_CHAPTERS = (
+    _select_own(_ITEMS.c.kind == "chapter").order_by(_ITEMS.c.id.desc()).limit(bindparam("limit"))
+)
 _TERMS = (
-    _own(_ITEMS.c.kind == "term", _ITEMS.c.is_live)
+    _select_own(_ITEMS.c.kind == "term", _ITEMS.c.is_live)
     .order_by(_ITEMS.c.uses.desc(), _ITEMS.c.id)
     .limit(bindparam("limit"))
 )

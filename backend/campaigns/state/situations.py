@@ -16,25 +16,28 @@ from backend.campaigns.api.schemas import CampaignContextView, CampaignFields, S
 from backend.campaigns.glossary.terms import most_terms
 from backend.campaigns.ledger import paths as ledger_paths
 from backend.campaigns.ledger.items import Chapter, Entity, Scene, Term, World
-from backend.campaigns.ledger.records import get_campaign, open_campaign, reading, view_item
+from backend.campaigns.ledger.records import (
+    build_item_view,
+    get_campaign,
+    open_campaign,
+    open_reading,
+)
 from backend.campaigns.models import Campaign, CampaignItem
-from backend.campaigns.rules import rules_of
-from backend.campaigns.scenes.chapters import most_chapters
-from backend.campaigns.state.item_reader import MAX_HOT, CampaignReader
-from backend.campaigns.state.known_states import known_rows
-from backend.campaigns.state.situation_reader import SituationReader
-from backend.campaigns.state.snapshot import NameCache, Names
+from backend.campaigns.rules.registry import find_rules
+from backend.campaigns.scenes.chapters import count_fitting_chapters
+from backend.campaigns.state.situation_reader import CampaignReader, SituationReader
+from backend.campaigns.state.snapshot import MAX_BLOCK_ITEMS, CampaignSnapshot, SnapshotCache
 from backend.campaigns.state.state_block import (
     MAX_EVENTS,
+    BlockSummary,
     InjectedContext,
-    Known,
-    Shown,
+    MentionedEntity,
     Situation,
     StateBlock,
+    build_state_block,
     choose_form,
-    state_block,
 )
-from backend.campaigns.state.viewpoints import check_viewpoint
+from backend.campaigns.state.viewpoints import check_viewpoint, load_known_rows
 from backend.chats import repository as chats
 from backend.chats import tree
 from backend.chats.models import MESSAGE_CONTENT, MESSAGE_CONTEXT, Chat, Message
@@ -48,7 +51,7 @@ RECENT_EVENTS = 40
 RECENT_LINES = 4
 """Last lines that say who spoke lately."""
 
-LOOK_BACK = 200
+LOOK_BACK_MESSAGES = 200
 """Messages above a turn among which the last block is looked for."""
 
 
@@ -67,16 +70,16 @@ class CampaignLayers(msgspec.Struct, frozen=True, kw_only=True):
     chapters: Mapping[UUID, Chapter]
     scenes: Mapping[UUID, Scene]
     block: StateBlock
-    named: Sequence[Known]
+    named: Sequence[MentionedEntity]
     told: frozenset[UUID]
     now: Situation
-    names: Names
+    names: CampaignSnapshot
 
 
 class SituationService:
     """Reads where a campaign's story is."""
 
-    def __init__(self, database: Database, names: NameCache) -> None:
+    def __init__(self, database: Database, names: SnapshotCache) -> None:
         self._database = database
         self._names = names
 
@@ -84,15 +87,15 @@ class SituationService:
         self, identity: Identity, campaign_id: UUID, *, viewpoint: Viewpoint = GM
     ) -> StateView:
         """Raises `CampaignNotFoundError`, `ValidationError`."""
-        async with reading(self._database, identity, campaign_id) as (session, campaign):
+        async with open_reading(self._database, identity, campaign_id) as (session, campaign):
             await check_viewpoint(session, viewpoint, [campaign_id], owner_id=identity.user_id)
             reader = CampaignReader(session, identity.sealer, campaign, viewpoint)
-            worlds = await known_rows(reader, await reader.of_kind("world"))
+            worlds = await load_known_rows(reader, await reader.of_kind("world"))
             scene = await reader.open_scene()
             entities = await reader.nearest(scene[1] if scene else None)
-            threads = await reader.of_kind("thread", CampaignItem.is_live, limit=MAX_HOT)
-            clocks = await reader.of_kind("clock", CampaignItem.is_live, limit=MAX_HOT)
-            echoes = await reader.of_kind("echo", limit=MAX_HOT, newest=True)
+            threads = await reader.of_kind("thread", CampaignItem.is_live, limit=MAX_BLOCK_ITEMS)
+            clocks = await reader.of_kind("clock", CampaignItem.is_live, limit=MAX_BLOCK_ITEMS)
+            echoes = await reader.of_kind("echo", limit=MAX_BLOCK_ITEMS, newest=True)
             counts = await reader.counts("entity", "thread", "clock", "echo")
             more = {
                 "entities": counts["entity"] - len(entities),
@@ -100,9 +103,9 @@ class SituationService:
                 "clocks": counts["clock"] - len(clocks),
                 "echoes": counts["echo"] - len(echoes),
             }
-            scenes = await known_rows(reader, [scene] if scene else [])
+            scenes = await load_known_rows(reader, [scene] if scene else [])
             entities, threads, clocks, echoes = [
-                await known_rows(reader, rows) for rows in (entities, threads, clocks, echoes)
+                await load_known_rows(reader, rows) for rows in (entities, threads, clocks, echoes)
             ]
         world = worlds[0][1]
         assert isinstance(world, World)  # noqa: S101
@@ -114,12 +117,12 @@ class SituationService:
             flags=world.flags,
             attributes=world.attributes,
             locked=world.locked,
-            scene=next((view_item(*each) for each in scenes), None),
-            entities=[view_item(*each) for each in entities],
-            threads=[view_item(*each) for each in threads],
-            clocks=[view_item(*each) for each in clocks],
-            echoes=[view_item(*each) for each in echoes],
-            precarity=rules_of(campaign.rules).precarity(players, world),
+            scene=next((build_item_view(*each) for each in scenes), None),
+            entities=[build_item_view(*each) for each in entities],
+            threads=[build_item_view(*each) for each in threads],
+            clocks=[build_item_view(*each) for each in clocks],
+            echoes=[build_item_view(*each) for each in echoes],
+            precarity=find_rules(campaign.rules).precarity(players, world),
             more=more,
         )
 
@@ -138,16 +141,16 @@ class SituationService:
         """
         owner_id, recent = identity.user_id, []
         chat, leaf = None, None
-        async with reading(self._database, identity, campaign_id) as (session, campaign):
+        async with open_reading(self._database, identity, campaign_id) as (session, campaign):
             await check_viewpoint(session, viewpoint, [campaign_id], owner_id=owner_id)
             if chat_id is not None:
                 chat = await chats.get_chat(session, chat_id, owner_id=owner_id)
                 leaf = await session.get(Message, chat.leaf_id) if chat.leaf_id else None
             if leaf is not None:
-                recent = await _recent(session, identity.sealer, leaf, viewpoint)
+                recent = await _load_recent(session, identity.sealer, leaf, viewpoint)
             reader = SituationReader(session, identity.sealer, campaign, viewpoint)
             names = await self._names.names(session, identity.sealer, campaign)
-            block, _ = await _moment(
+            block, _ = await _find_moment(
                 reader, names, chat, leaf, line=text, recent=recent, is_preview=True
             )
         count = get_tokenizer("o200k_base").count
@@ -191,14 +194,14 @@ class SituationService:
         names = await self._names.names(session, identity.sealer, campaign)
         rewritten: set[UUID] = set()
         if until is not None:
-            rewritten = await ledger_paths.changed_items(session, chat.id, above=until)
+            rewritten = await ledger_paths.find_changed_items(session, chat.id, above=until)
         if until is None or not rewritten:
             reader = SituationReader(session, identity.sealer, campaign, viewpoint, player=player)
             return await self._layers(reader, names, chat, leaf, line=line, recent=recent)
         async with self._database.trial() as trial:
             campaign = await get_campaign(trial, identity, campaign.id, lock=True)
             await tree.leave_path(trial, chat.id, above=until)
-            await ledger_paths.path_moved(trial, identity.sealer, campaign, chat.id, above=until)
+            await ledger_paths.follow_path(trial, identity.sealer, campaign, chat.id, above=until)
             names = await names.updated(trial, identity.sealer, campaign)
             reader = SituationReader(trial, identity.sealer, campaign, viewpoint, player=player)
             made = await self._layers(reader, names, chat, leaf, line=line, recent=recent)
@@ -208,20 +211,20 @@ class SituationService:
     async def _layers(
         self,
         reader: SituationReader,
-        names: Names,
+        names: CampaignSnapshot,
         chat: Chat,
         leaf: Message | None,
         *,
         line: str,
         recent: Sequence[str],
     ) -> CampaignLayers:
-        block, now = await _moment(reader, names, chat, leaf, line=line, recent=recent)
+        block, now = await _find_moment(reader, names, chat, leaf, line=line, recent=recent)
         told = now.told if block.form == "full" else frozenset[UUID]()
         named = [each for each in now.named if each.id not in told]
         fields = open_campaign(reader.sealer, reader.campaign)
         settings, past = fields.settings, names.past
         chapters = await reader.chapters(
-            most_chapters(settings.chapter_tokens) if "chapter" in past else 0
+            count_fitting_chapters(settings.chapter_tokens) if "chapter" in past else 0
         )
         told_in = {each for chapter in chapters.values() for each in chapter.scene_ids}
         scenes = await reader.closed_scenes(told_in) if "scene" in past else {}
@@ -255,9 +258,9 @@ def _mark_title(past: _PastT, marks: AudienceMarks) -> _PastT:
     return msgspec.structs.replace(past, title=title)
 
 
-async def _moment(
+async def _find_moment(
     reader: SituationReader,
-    names: Names,
+    names: CampaignSnapshot,
     chat: Chat | None,
     leaf: Message | None,
     *,
@@ -267,10 +270,10 @@ async def _moment(
 ) -> tuple[StateBlock, Situation]:
     """The block of a turn, and the situation; a preview has all of the full one."""
     session, sealer, campaign = reader.session, reader.sealer, reader.campaign
-    last = await _last_injected(session, sealer, leaf) if leaf else None
+    last = await _load_last_injected(session, sealer, leaf) if leaf else None
     is_first = last is None and not (leaf and await chats.has_said(session, leaf, "user"))
     now = await reader.situation(names, line=line, recent=recent[-RECENT_LINES:])
-    shown, last_shown = _shown(campaign, now), last.shown if last else None
+    shown, last_shown = _build_summary(campaign, now), last.shown if last else None
     form, why = choose_form(line, last_shown, shown, first=is_first)
     told = "full" if is_preview else form
     now = await reader.with_facts(names, now, form=told)
@@ -282,11 +285,11 @@ async def _moment(
         today = [each for each in events if (each.fields.day or 0) == now.day][-MAX_EVENTS:]
         lines = [now.marks.mark(each.fields.summary, each.audience) for each in today]
         now = replace(now, events=lines, told=now.told.union(each.id for each in today))
-    return state_block(now, shown, last_shown, form=form, why=why), now
+    return build_state_block(now, shown, last_shown, form=form, why=why), now
 
 
-def _shown(campaign: Campaign, now: Situation) -> Shown:
-    return Shown(
+def _build_summary(campaign: Campaign, now: Situation) -> BlockSummary:
+    return BlockSummary(
         scene_id=now.scene_id,
         location_id=now.location.id if now.location else None,
         day=now.day,
@@ -310,13 +313,17 @@ _LAST_INJECTED = (
 )
 
 
-async def _last_injected(
+async def _load_last_injected(
     session: AsyncSession, sealer: Sealer, leaf: Message
 ) -> InjectedContext | None:
     """What the last reply down to `leaf` had in its prompt: mostly that is the leaf itself."""
     if leaf.is_active and leaf.sealed_injected_context is not None:
         return _read_injected(sealer, leaf.id, leaf.sealed_injected_context)
-    asked = {"chat": leaf.chat_id, "leaf": leaf.position, "from": leaf.position - LOOK_BACK}
+    asked = {
+        "chat": leaf.chat_id,
+        "leaf": leaf.position,
+        "from": leaf.position - LOOK_BACK_MESSAGES,
+    }
     row = (await session.execute(_LAST_INJECTED, asked)).one_or_none()
     if row is None or row.sealed_injected_context is None:
         return None
@@ -328,7 +335,7 @@ def _read_injected(sealer: Sealer, message_id: UUID, sealed: bytes) -> InjectedC
     return msgspec.json.decode(data, type=InjectedContext)
 
 
-async def _recent(
+async def _load_recent(
     session: AsyncSession, sealer: Sealer, leaf: Message, viewpoint: Viewpoint
 ) -> list[str]:
     rows = await chats.active_page(

@@ -13,7 +13,7 @@ from sqlalchemy import bindparam, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from backend.accounts.events import UserSignedOut
-from backend.campaigns.ledger.changes import State, item_of, state_of
+from backend.campaigns.ledger.changes import State, build_item, build_state
 from backend.campaigns.ledger.items import Entity, Fact, Item, Kind, Relation
 from backend.campaigns.ledger.store import read_state
 from backend.campaigns.models import Campaign, CampaignItem
@@ -22,19 +22,19 @@ from backend.core.audience import PUBLIC, Viewpoint, may_know
 from backend.core.cpu_pool import iterate_in_slices
 from backend.vault.sealing import Sealer
 
-CAMPAIGNS_KEPT = 64
+MAX_CAMPAIGNS = 64
 
-MOST_IN_VIEW = 400
+MAX_ITEMS_IN_VIEW = 400
 """Items in view of one campaign that are kept; where there are more, none are."""
 
-VIEW_BYTES = 500_000
+MAX_VIEW_BYTES = 500_000
 """What they take at most, sealed."""
 
-AROUND_BYTES = 6_000_000
+MAX_SURROUNDINGS_BYTES = 6_000_000
 """What entities, relations and facts of one campaign take at most, sealed; where it is more, none
 are kept."""
 
-KEPT_BYTES = 24_000_000
+MAX_CACHE_BYTES = 24_000_000
 """What all that is kept takes at most, sealed: campaigns that were not read lately go first."""
 
 IN_VIEW: tuple[Kind, ...] = ("world", "thread", "clock", "scene", "echo")
@@ -66,7 +66,7 @@ Tie = tuple[Kind, UUID]
 """What items are found by: their kind, and an entity that they name."""
 
 
-class KeptItem(NamedTuple):
+class SnapshotItem(NamedTuple):
     """An item with what its row says of it; `size` is that of its blob."""
 
     id: UUID
@@ -77,7 +77,7 @@ class KeptItem(NamedTuple):
     item: Item
 
 
-class NameCache(UserSignedOut):
+class SnapshotCache(UserSignedOut):
     """The names of campaigns' entities, compiled; what is around them; the items in view.
 
     What changed since is read and put in: which version it is of says the campaign's row, in the
@@ -85,10 +85,12 @@ class NameCache(UserSignedOut):
     """
 
     def __init__(self) -> None:
-        self._kept: OrderedDict[UUID, Names] = OrderedDict()
+        self._kept: OrderedDict[UUID, CampaignSnapshot] = OrderedDict()
         self._sign_outs = 0
 
-    async def names(self, session: AsyncSession, sealer: Sealer, campaign: Campaign) -> Names:
+    async def names(
+        self, session: AsyncSession, sealer: Sealer, campaign: Campaign
+    ) -> CampaignSnapshot:
         """The names as of the version that `session` sees."""
         sign_outs = self._sign_outs
         names = await self.read(session, sealer, campaign)
@@ -102,27 +104,27 @@ class NameCache(UserSignedOut):
         sealer: Sealer,
         campaign: Campaign,
         *,
-        known: Names | None = None,
-    ) -> Names:
+        known: CampaignSnapshot | None = None,
+    ) -> CampaignSnapshot:
         """Return the same names without keeping them: the user of a job may not be signed in here.
 
         Only changes since `known`, or since what is kept, are read.
         """
         names = known or self._kept.get(campaign.id)
         if names is None or names.version > campaign.version:
-            names = Names(sealer.user_id)
+            names = CampaignSnapshot(sealer.user_id)
         if names.version < campaign.version:
             names = await names.updated(session, sealer, campaign)
         return names
 
-    def _keep(self, campaign_id: UUID, names: Names) -> None:
+    def _keep(self, campaign_id: UUID, names: CampaignSnapshot) -> None:
         """Keep names, unless those of a later version were kept while they were read."""
         kept = self._kept.get(campaign_id)
         if kept is None or kept.version <= names.version:
             self._kept[campaign_id] = names
         self._kept.move_to_end(campaign_id)
         size = sum(each.size for each in self._kept.values())
-        while len(self._kept) > CAMPAIGNS_KEPT or (size > KEPT_BYTES and len(self._kept) > 1):
+        while len(self._kept) > MAX_CAMPAIGNS or (size > MAX_CACHE_BYTES and len(self._kept) > 1):
             size -= self._kept.popitem(last=False)[1].size
 
     def user_signed_out(self, user_id: UUID) -> None:
@@ -132,7 +134,7 @@ class NameCache(UserSignedOut):
             del self._kept[key]
 
 
-class Names:
+class CampaignSnapshot:
     """Entities' names and aliases at one version of a campaign, and its items in view.
 
     `audiences` are the entities', as columns hold them.
@@ -150,9 +152,9 @@ class Names:
         self.by_id: dict[UUID, tuple[str, ...]] = {}
         self.audiences: Mapping[UUID, str] = {}
         self.index = NameIndex([])
-        self.in_view: Mapping[UUID, KeptItem] | None = {}
-        self.around: Mapping[UUID, KeptItem] | None = {}
-        self.tied: Mapping[Tie, Mapping[UUID, KeptItem]] = {}
+        self.in_view: Mapping[UUID, SnapshotItem] | None = {}
+        self.around: Mapping[UUID, SnapshotItem] | None = {}
+        self.tied: Mapping[Tie, Mapping[UUID, SnapshotItem]] = {}
         self.past: frozenset[Kind] = frozenset()
         self.around_size = 0
         self.size = 0
@@ -173,7 +175,7 @@ class Names:
         self._states = {
             item_id: kept
             if (kept := known.get(item_id)) is not None and kept[0] is item
-            else (item, state_of(item))
+            else (item, build_state(item))
             for item_id, item in items.items()
         }
         return {item_id: state for item_id, (_, state) in self._states.items()}
@@ -210,11 +212,13 @@ class Names:
         latest = nlargest(limit, known, key=itemgetter(0))
         return [(item_id, item) for _, item_id, item in latest]
 
-    async def updated(self, session: AsyncSession, sealer: Sealer, campaign: Campaign) -> Names:
+    async def updated(
+        self, session: AsyncSession, sealer: Sealer, campaign: Campaign
+    ) -> CampaignSnapshot:
         """The same, with what changed since."""
         since = {"campaign_id": campaign.id, "version": self.version}
         by_id, audiences, past = self.by_id, dict[UUID, str](), set(self.past)
-        in_view, around = dict(self.in_view or {}), _Around(self)
+        in_view, around = dict(self.in_view or {}), _Surroundings(self)
         is_renamed = False
         rows = (await session.execute(_CHANGED, since)).all()
         async for row in iterate_in_slices(rows, lambda row: len(row.sealed_state)):
@@ -224,7 +228,7 @@ class Names:
                 past.add(row.kind)
                 continue
             state = read_state(sealer, row.id, row.sealed_state)
-            item = item_of(row.kind, state) if row.exists else None
+            item = build_item(row.kind, state) if row.exists else None
             if row.kind == "entity":
                 by_id = dict(by_id) if by_id is self.by_id else by_id
                 before = by_id.pop(row.id, ())
@@ -234,23 +238,25 @@ class Names:
                 is_renamed = is_renamed or by_id.get(row.id, ()) != before
             if item is None:
                 continue
-            kept = KeptItem(row.id, campaign.id, row.seq, row.audience, len(row.sealed_state), item)
+            kept = SnapshotItem(
+                row.id, campaign.id, row.seq, row.audience, len(row.sealed_state), item
+            )
             if row.kind in AROUND and (row.kind != "fact" or row.is_live):
                 around.put(kept)
             if _is_in_view(row):
                 in_view[row.id] = kept
-        new = Names(self.user_id)
+        new = CampaignSnapshot(self.user_id)
         new.version, new.by_id, new.past = campaign.version, by_id, frozenset(past)
         new.audiences = {**self.audiences, **audiences} if audiences else self.audiences
         new._states = self._states
         named = ((entity_id, name) for entity_id, names in by_id.items() for name in names)
         new.index = NameIndex(named) if is_renamed else self.index
         new.size = sum(each.size for each in in_view.values())
-        if self.in_view is None or len(in_view) > MOST_IN_VIEW or new.size > VIEW_BYTES:
+        if self.in_view is None or len(in_view) > MAX_ITEMS_IN_VIEW or new.size > MAX_VIEW_BYTES:
             new.in_view, new.size = None, 0
         else:
             new.in_view = in_view
-        if self.around is None or around.size > AROUND_BYTES:
+        if self.around is None or around.size > MAX_SURROUNDINGS_BYTES:
             new.around = None
         else:
             new.around, new.tied, new.around_size = around.items, around.tied, around.size
@@ -265,48 +271,48 @@ def _is_in_view(row: Any) -> bool:
     return row.kind in IN_VIEW and (row.is_live or row.kind == "clock")
 
 
-class _Around:
-    """What is around a campaign's entities while it is brought up to date; see `Names`.
+class _Surroundings:
+    """What is around a campaign's entities while it is brought up to date; see `CampaignSnapshot`.
 
     Turns still read what was there: it is copied before the first change, which most turns have
     none of.
     """
 
-    def __init__(self, names: Names) -> None:
-        self.items: Mapping[UUID, KeptItem] = names.around or {}
+    def __init__(self, names: CampaignSnapshot) -> None:
+        self.items: Mapping[UUID, SnapshotItem] = names.around or {}
         self.tied = names.tied
         self.size = names.around_size
-        self._items: dict[UUID, KeptItem] | None = None
-        self._tied: dict[Tie, Mapping[UUID, KeptItem]] = {}
-        self._own: dict[Tie, dict[UUID, KeptItem]] = {}
+        self._items: dict[UUID, SnapshotItem] | None = None
+        self._tied: dict[Tie, Mapping[UUID, SnapshotItem]] = {}
+        self._own: dict[Tie, dict[UUID, SnapshotItem]] = {}
 
     def drop(self, item_id: UUID) -> None:
         if item_id not in self.items:
             return
         old = self._changing().pop(item_id)
         self.size -= old.size
-        for tie in _ties(old.item):
+        for tie in _list_ties(old.item):
             self._tied_by(tie).pop(item_id, None)
 
-    def put(self, kept: KeptItem) -> None:
+    def put(self, kept: SnapshotItem) -> None:
         self._changing()[kept.id] = kept
         self.size += kept.size
-        for tie in _ties(kept.item):
+        for tie in _list_ties(kept.item):
             self._tied_by(tie)[kept.id] = kept
 
-    def _changing(self) -> dict[UUID, KeptItem]:
+    def _changing(self) -> dict[UUID, SnapshotItem]:
         if self._items is None:
             self.items = self._items = dict(self.items)
             self.tied = self._tied = dict(self.tied)
         return self._items
 
-    def _tied_by(self, tie: Tie) -> dict[UUID, KeptItem]:
+    def _tied_by(self, tie: Tie) -> dict[UUID, SnapshotItem]:
         if tie not in self._own:
             self._tied[tie] = self._own[tie] = dict(self._tied.get(tie, {}))
         return self._own[tie]
 
 
-def _ties(item: Item) -> list[Tie]:
+def _list_ties(item: Item) -> list[Tie]:
     """What an item is found by: a person's place, both ends of a relation, a fact's subject."""
     match item:
         case Relation():

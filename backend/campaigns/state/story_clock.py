@@ -22,7 +22,7 @@ from backend.database.base import skip_index, split_chunks
 from backend.memory.indexing.sources import MemoryItem
 from backend.vault.sealing import Sealer
 
-CAMPAIGNS_KEPT = 64
+MAX_CAMPAIGNS = 64
 
 _FIELDS = ("day", "time_of_day")
 
@@ -174,7 +174,7 @@ class StoryClock(UserSignedOut):
         if rows and is_committed:
             self._kept[campaign_id] = _ClockChanges(sealer.user_id, rows[-1].seq, found)
             self._kept.move_to_end(campaign_id)
-            if len(self._kept) > CAMPAIGNS_KEPT:
+            if len(self._kept) > MAX_CAMPAIGNS:
                 self._kept.popitem(last=False)
         return found
 

@@ -14,7 +14,7 @@ from backend.campaigns.ledger.changes import State
 from backend.campaigns.ledger.records import get_campaign, open_campaign
 from backend.campaigns.ledger.store import read_state
 from backend.campaigns.models import Campaign, CampaignItem
-from backend.campaigns.state.item_reader import Condition
+from backend.campaigns.state.situation_reader import Condition
 from backend.chats.events import AudienceChecked
 from backend.chats.models import Chat
 from backend.core.audience import (
@@ -88,7 +88,7 @@ async def check_viewpoint(
     owner_id: UUID,
 ) -> None:
     """Raise `ValidationError` for an entity that none of the campaigns has."""
-    if isinstance(viewpoint, UUID) and await _missing(
+    if isinstance(viewpoint, UUID) and await _find_missing(
         session, [viewpoint], campaigns, owner_id=owner_id
     ):
         raise ValidationError(
@@ -164,7 +164,7 @@ async def check_event_audience(
         await _check(session, audience, found, owner_id=owner_id)
 
 
-async def players_viewpoint(
+async def find_players_viewpoint(
     session: AsyncSession, identity: Identity, campaign_id: UUID, name: str
 ) -> Viewpoint:
     """Whose knowledge counts where the user's next line is written.
@@ -194,7 +194,7 @@ async def hides_information(session: AsyncSession, sealer: Sealer, chat: Chat) -
     return campaign is not None and open_campaign(sealer, campaign).settings.hidden_information
 
 
-async def players_among(
+async def filter_players(
     session: AsyncSession, entity_ids: Collection[UUID], campaign_id: UUID | None
 ) -> Sequence[UUID]:
     """Those entities of a campaign that are players' characters."""
@@ -211,13 +211,13 @@ async def _check(
     *,
     owner_id: UUID,
 ) -> None:
-    if missing := await _missing(session, entity_ids, campaigns, owner_id=owner_id):
+    if missing := await _find_missing(session, entity_ids, campaigns, owner_id=owner_id):
         raise ValidationError(
             f"`audience` names {missing}, which is not an entity of the campaign."
         )
 
 
-async def _missing(
+async def _find_missing(
     session: AsyncSession,
     entity_ids: Sequence[UUID],
     campaigns: Campaigns,

@@ -14,13 +14,20 @@ from uuid import UUID
 
 import msgspec
 
-from backend.campaigns.ledger.changes import Operations, State, applied, creation, difference
+from backend.campaigns.ledger.changes import (
+    Operations,
+    State,
+    apply_operations,
+    build_creation,
+    compare_states,
+)
 from backend.campaigns.ledger.items import STRUCTS, Item, Kind
 from backend.campaigns.names.mentions import slug
 from backend.campaigns.names.roster import Roster
-from backend.campaigns.play.references import Held, called
-from backend.campaigns.play.tools import ToolRefusedError
-from backend.campaigns.proposals.authority import Unclear
+from backend.campaigns.play.references import get_name
+from backend.campaigns.proposals.authority import Ambiguity
+from backend.campaigns.rules.protocol import ToolRefusedError
+from backend.campaigns.rules.state import ItemState
 from backend.core.audience import Audience, decode_audience, encode_audience, may_all_know
 from backend.database.base import new_id
 from backend.enrichment.cleaning import clip, to_one_line
@@ -70,7 +77,7 @@ class ItemNames:
     def __init__(
         self,
         known: KnownWorld,
-        items: Mapping[UUID, Held],
+        items: Mapping[UUID, ItemState],
         references: Mapping[str, UUID],
         *,
         text: str,
@@ -154,7 +161,7 @@ class ItemNames:
         """
         if self.find_reference(said) is not None or self.resolve(said) != (self._player_id,):
             return self.spell(said)
-        return called(self._items[self._player_id].state) if self._player_id else said
+        return get_name(self._items[self._player_id].state) if self._player_id else said
 
     def spell(self, text: str) -> str:
         """Return a text; instead of a reference, the name of its item.
@@ -162,7 +169,7 @@ class ItemNames:
         Raises `ToolRefusedError` for the reference of an item that was deleted.
         """
         found = self._find_shown(text)
-        return text if found is None else called(self._items[found].state)
+        return text if found is None else get_name(self._items[found].state)
 
     def _find_shown(self, said: str) -> UUID | None:
         """Return the item of a reference that was shown; None if there was none.
@@ -310,7 +317,7 @@ class Drafter:
             return [
                 one
                 for one, held in self._items.items()
-                if held.kind == updater.kind and slug(called(held.state)) == wanted
+                if held.kind == updater.kind and slug(get_name(held.state)) == wanted
             ][:1]
         found = self._names.resolve(name, updater.subkinds[0])
         if not found and updater.subkinds[0] in _PEOPLE:
@@ -328,7 +335,7 @@ class Drafter:
             # The call says clearly whom it means; the campaign lists the candidates.
             and not {kind, updater.subkinds[0]} <= _PEOPLE
         ):
-            raise ToolRefusedError(f"{called(held.state)} is known already: it is a {kind}.")
+            raise ToolRefusedError(f"{get_name(held.state)} is known already: it is a {kind}.")
 
     def _change(
         self, updater: Updater, asked: CompactionCall, item_id: UUID, position: int
@@ -343,8 +350,8 @@ class Drafter:
             raise ToolRefusedError("The call changes nothing.")
         after = self._apply_checked(held.kind, held.state, operations)
         position = max(position, self._made_at.get(item_id, position))
-        if difference(held.state, after).fields():  # no draft if nothing would change
-            self._items[item_id] = Held(held.kind, after)
+        if compare_states(held.state, after).fields():  # no draft if nothing would change
+            self._items[item_id] = ItemState(held.kind, after)
             self._add(held.kind, item_id, operations, asked, position)
         if unclear is not None:
             rest = Operations(set={unclear.field: None})
@@ -358,12 +365,12 @@ class Drafter:
             first["kind"] = updater.subkinds[0]
         operations, unclear = self._build_operations(updater, asked, first)
         before = {**first, "audience": msgspec.to_builtins(decode_audience(self._audience))}
-        fields = applied(kind, before, operations)
+        fields = apply_operations(kind, before, operations)
         item = _convert(kind, fields)
-        made = creation(item)
+        made = build_creation(item)
         item_id = new_id()
         after = self._apply_checked(kind, {}, made)
-        self._items[item_id] = Held(kind, after)
+        self._items[item_id] = ItemState(kind, after)
         self._made_at[item_id] = position
         self._add(kind, item_id, made, asked, position)
         if kind == "entity":
@@ -393,10 +400,10 @@ class Drafter:
             return
         position = max(position, self._made_at.get(about, position) if about else position)
         fact = STRUCTS["fact"](text=text, about_id=about, audience=decode_audience(self._audience))  # type: ignore[call-arg]
-        made, fact_id = creation(fact), new_id()
+        made, fact_id = build_creation(fact), new_id()
         after = self._apply_checked("fact", {}, made)
         if unclear is None:
-            self._items[fact_id] = Held("fact", after)
+            self._items[fact_id] = ItemState("fact", after)
         self._add("fact", fact_id, made, asked, position, unclear, replaces=old)
 
     def _add_event(self, asked: CompactionCall, positions: Sequence[int]) -> None:
@@ -410,7 +417,7 @@ class Drafter:
 
     def _build_operations(
         self, updater: Updater, asked: CompactionCall, state: State
-    ) -> tuple[Operations, Unclear | None]:
+    ) -> tuple[Operations, Ambiguity | None]:
         """Return the operations of a call's fields, and an ambiguous reference in them."""
         attributes = list_changeable(self._known.rules, state) if state.get("kind") else {}
         fields: dict[str, FieldType] = dict(updater.fields)
@@ -454,7 +461,7 @@ class Drafter:
 
     def _resolve_mentions(
         self, mentions: Sequence[str], key: str
-    ) -> tuple[list[str], Unclear | None]:
+    ) -> tuple[list[str], Ambiguity | None]:
         """Return the ids of mentioned entities, without ambiguous ones."""
         ids: list[str] = []
         for mention in mentions:
@@ -470,7 +477,7 @@ class Drafter:
         return [one for one in self._made_at if self._items[one].kind == kind][:1]
 
     def _apply_checked(self, kind: Kind, before: State, operations: Operations) -> State:
-        after = applied(kind, before, operations)
+        after = apply_operations(kind, before, operations)
         self._known.rules.validate(kind, before, after)
         return after
 
@@ -481,7 +488,7 @@ class Drafter:
         operations: Operations,
         asked: CompactionCall,
         position: int,
-        unclear: Unclear | None = None,
+        unclear: Ambiguity | None = None,
         *,
         replaces: UUID | None = None,
     ) -> None:
@@ -507,8 +514,8 @@ class Drafter:
         )
 
 
-def _unclear(mention: str, found: Sequence[UUID], field: str = "") -> Unclear:
-    return Unclear(mention=clip(mention, MAX_NAME), candidates=list(found), field=field)
+def _unclear(mention: str, found: Sequence[UUID], field: str = "") -> Ambiguity:
+    return Ambiguity(mention=clip(mention, MAX_NAME), candidates=list(found), field=field)
 
 
 def _convert(kind: Kind, fields: State) -> Item:

@@ -15,15 +15,17 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from backend.campaigns.ledger.changes import State
 from backend.campaigns.ledger.items import Kind
-from backend.campaigns.ledger.store import audience_of, read_state
+from backend.campaigns.ledger.store import get_audience, read_state
 from backend.campaigns.models import Campaign, CampaignItem, CampaignMark
 from backend.campaigns.names.mentions import NameIndex
 from backend.campaigns.names.roster import Member
-from backend.campaigns.play.references import Held, called
-from backend.campaigns.play.state import PLAY, POOL, ROLL
-from backend.campaigns.rules import AttributeType, Rules, rules_of
-from backend.campaigns.state.party import is_scene_here, story_place
-from backend.campaigns.state.snapshot import NameCache
+from backend.campaigns.play.references import get_name
+from backend.campaigns.rules.blades import POOL
+from backend.campaigns.rules.protocol import AttributeType, RuleSystem
+from backend.campaigns.rules.registry import find_rules
+from backend.campaigns.rules.state import PLAY, ROLL, ItemState
+from backend.campaigns.state.party import find_story_place, is_scene_here
+from backend.campaigns.state.snapshot import SnapshotCache
 from backend.campaigns.state.viewpoints import read_marks
 from backend.chats.models import MESSAGE_AUTHOR, Chat, Message
 from backend.core.audience import (
@@ -199,14 +201,14 @@ class KnownWorld:
 
     campaign_id: UUID
     version: int
-    rules: Rules
-    items: Mapping[UUID, Held]
+    rules: RuleSystem
+    items: Mapping[UUID, ItemState]
 
     @property
     def scene_id(self) -> UUID | None:
         """The open scene at the players' place; the latest one if there are several."""
         players = (state for state in self.entities.values() if state["kind"] == "pc")
-        place: str | None = story_place(state.get("location_id") for state in players)
+        place: str | None = find_story_place(state.get("location_id") for state in players)
         found = (
             item_id
             for item_id, held in self.items.items()
@@ -242,7 +244,7 @@ class KnownWorld:
 
     def _find_name(self, entity_id: UUID) -> str | None:
         held = self.items.get(entity_id)
-        return called(held.state) if held else None
+        return get_name(held.state) if held else None
 
     def members(self) -> list[Member]:
         """The entities as members of a roster."""
@@ -261,7 +263,7 @@ async def read_world(
     session: AsyncSession,
     sealer: Sealer,
     campaign: Campaign,
-    names: NameCache,
+    names: SnapshotCache,
     lines: Sequence[str],
     *,
     audience: str,
@@ -283,10 +285,10 @@ async def read_world(
         rows += await session.execute(_NAMED.where(knows), wanted)
     rows.sort(key=attrgetter("id"))
     facts = (await session.execute(_FACTS.where(knows), place)).all()
-    items: dict[UUID, Held] = {}
+    items: dict[UUID, ItemState] = {}
     async for row in iterate_in_slices([*rows, *facts], lambda row: len(row.sealed_state)):
-        items[row.id] = Held(row.kind, read_state(sealer, row.id, row.sealed_state))
-    return KnownWorld(campaign.id, campaign.version, rules_of(campaign.rules), items)
+        items[row.id] = ItemState(row.kind, read_state(sealer, row.id, row.sealed_state))
+    return KnownWorld(campaign.id, campaign.version, find_rules(campaign.rules), items)
 
 
 async def refresh_world(
@@ -299,8 +301,8 @@ async def refresh_world(
     async for row in iterate_in_slices(rows, lambda row: len(row.sealed_state)):
         items.pop(row.id, None)
         if row.counts and may_all_know(audience, row.audience):
-            items[row.id] = Held(row.kind, read_state(sealer, row.id, row.sealed_state))
-    return KnownWorld(campaign.id, campaign.version, rules_of(campaign.rules), items)
+            items[row.id] = ItemState(row.kind, read_state(sealer, row.id, row.sealed_state))
+    return KnownWorld(campaign.id, campaign.version, find_rules(campaign.rules), items)
 
 
 def build_member(entity_id: UUID, state: State) -> Member:
@@ -353,7 +355,7 @@ def list_attributes(known: KnownWorld) -> dict[str, dict[str, AttributeType]]:
     return found
 
 
-def list_changeable(rules: Rules, state: State) -> dict[str, AttributeType]:
+def list_changeable(rules: RuleSystem, state: State) -> dict[str, AttributeType]:
     """Return the attributes of an entity that the model may change."""
     members = rules.changeable("entity", state)
     return {name: kind for name, kind in members.items() if name not in _HIDDEN}
@@ -364,7 +366,7 @@ def find_key(updater: Updater, field: str) -> str:
     return _REFERENCES.get(field, field) if field in updater.fields else f"attributes.{field}"
 
 
-def _render_item(known: KnownWorld, held: Held) -> str:
+def _render_item(known: KnownWorld, held: ItemState) -> str:
     """Render an item in one line, with everything that a tool may change."""
     state = held.state
     kind = state.get("kind", held.kind)
@@ -387,8 +389,8 @@ def _render_item(known: KnownWorld, held: Held) -> str:
             if (value := _render_value(known, attributes.get(name)))
         ]
     about = _render_value(known, state.get("about_id"))
-    head = f"{about}: {called(state)}" if about else f"{called(state) or 'The scene'} ({kind})"
-    said = known.marks.mark("; ".join([head, *values]), audience_of(state))
+    head = f"{about}: {get_name(state)}" if about else f"{get_name(state) or 'The scene'} ({kind})"
+    said = known.marks.mark("; ".join([head, *values]), get_audience(state))
     return clip(to_one_line(said), MAX_LINE)
 
 
@@ -409,7 +411,7 @@ def _read_name(known: KnownWorld, value: str) -> str:
         held = known.items.get(UUID(value))
     except ValueError:
         return ""
-    return called(held.state) if held else ""
+    return get_name(held.state) if held else ""
 
 
 def _is_open(state: State) -> bool:

@@ -15,13 +15,12 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from backend.campaigns.errors import CampaignFullError
 from backend.campaigns.ledger import store as ledger_store
-from backend.campaigns.ledger.changes import exists
+from backend.campaigns.ledger.changes import Change, exists
 from backend.campaigns.ledger.item_service import check_item_room
-from backend.campaigns.ledger.records import item_name, item_states, named_items
-from backend.campaigns.ledger.store import Change
+from backend.campaigns.ledger.records import get_item_name, list_references, load_states
 from backend.campaigns.models import Campaign
-from backend.campaigns.proposals.authority import Draft, judged
-from backend.campaigns.proposals.store import keep
+from backend.campaigns.proposals.authority import Draft, judge_drafts
+from backend.campaigns.proposals.store import store_proposals
 from backend.campaigns.state.story_clock import StoryClock, StoryTime
 from backend.chats.models import Chat, Message
 from backend.chronicles import event_writer as writing
@@ -33,8 +32,8 @@ from backend.chronicles.repository import (
     StoryEvent,
     current_events,
     open_event,
-    read_events_from,
-    sealed_event,
+    read_message_events,
+    seal_event,
 )
 from backend.core.audience import GM, PUBLIC, AudienceMarks
 from backend.database.engine import Database
@@ -130,7 +129,7 @@ class KnownEvents:
                 limit=MAX_LATEST_EVENTS,
                 viewpoint=GM if self._audience == GM else PUBLIC,
             )
-            own = await read_events_from(
+            own = await read_message_events(
                 session,
                 self._sealer,
                 self._chronicle_id,
@@ -176,10 +175,10 @@ class CompactionWriter:
         The version is raised even without changes, because the read marks refer to it.
         """
         session, sealer, campaign = self.session, self.sealer, self.campaign
-        verdict = await judged(
+        verdict = await judge_drafts(
             session, sealer, campaign, [self._build_draft(each) for each in drafts], since=since
         )
-        kept = await keep(session, sealer, campaign, chat, verdict.proposals)
+        kept = await store_proposals(session, sealer, campaign, chat, verdict.proposals)
         if left := len(verdict.proposals) - kept:
             reason = f"{left} were proposed before, or too many wait already."
             self.refused.append(RefusedCall(tool="proposal", reason=reason))
@@ -191,7 +190,7 @@ class CompactionWriter:
             Change(each.kind, each.item_id, structs.replace(each.operations, because=each.because))
             for each in wanted
         ]
-        change_ids = await ledger_store.append(
+        change_ids = await ledger_store.append_changes(
             session,
             sealer,
             campaign,
@@ -199,13 +198,13 @@ class CompactionWriter:
             actor="compactor",
             sources=[draft.message for draft in wanted],
         )
-        states = await item_states(session, sealer, campaign, {each.item_id for each in wanted})
+        states = await load_states(session, sealer, campaign, {each.item_id for each in wanted})
         self.effects.extend(
             RunEffect(
                 what="item_changed",
                 id=change_id,
                 container_id=campaign.id,
-                title=item_name(draft.kind, states[draft.item_id]),
+                title=get_item_name(draft.kind, states[draft.item_id]),
                 because=draft.because,
             )
             for change_id, draft in zip(change_ids, wanted, strict=True)
@@ -221,7 +220,7 @@ class CompactionWriter:
             return [
                 each
                 for each in drafts
-                if not made.intersection((each.item_id, *named_items(each.operations)))
+                if not made.intersection((each.item_id, *list_references(each.operations)))
             ]
         return drafts
 
@@ -308,7 +307,7 @@ class ChronicleWriter:
                 continue
             before = await writing.snapshot(self.session, self.sealer, row)
             fields = structs.replace(open_event(self.sealer, row), day=at.day, time=at.time)
-            row.sealed_event = sealed_event(self.sealer, row.id, fields)
+            row.sealed_event = seal_event(self.sealer, row.id, fields)
             writing.touch(row)
             effect = build_effect(
                 row, "event_changed", title=fields.summary, because=at.label, before=before
@@ -324,7 +323,7 @@ class ChronicleWriter:
         if not events:
             return
         message_ids = [message.id for message in self.messages.values()]
-        written = await read_events_from(
+        written = await read_message_events(
             self.session, self.sealer, self.chronicle_id, message_ids, audience=self.audience
         )
         if is_any_known([each.fields for each in events], written, seen=seen):

@@ -22,7 +22,7 @@ from backend.chronicles.repository import (
     get_chronicle,
     open_chronicle,
     open_event,
-    read_events_from,
+    read_message_events,
 )
 from backend.core.audience import PUBLIC
 from backend.enrichment.agent.duplicates import is_any_known
@@ -129,7 +129,7 @@ class ProposalWriter:
         events = [each for each in proposals if isinstance(each, ProposedEvent)]
         if events:
             lines = [line.id for line in self.stretch.lines]
-            written = await read_events_from(
+            written = await read_message_events(
                 self.session, self.sealer, chronicle_id, lines, audience=self.stretch.audience
             )
             if is_any_known([each.fields for each in events], written, seen=seen):
@@ -273,9 +273,9 @@ class ProposalWriter:
             build_effect(row, "entry_changed", title=title, because=because, before=before)
         )
 
-    def _origin(self) -> authoring.Origin:
+    def _origin(self) -> authoring.EntryOrigin:
         stretch = self.stretch
-        return authoring.Origin(self.run_id, stretch.chat_id, stretch.lines[-1].id)
+        return authoring.EntryOrigin(self.run_id, stretch.chat_id, stretch.lines[-1].id)
 
     def _refuse(self, tool: str, reason: str) -> None:
         self.refused.append(RefusedCall(tool=tool, reason=reason))

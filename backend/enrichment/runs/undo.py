@@ -21,7 +21,7 @@ from backend.campaigns.ledger import paths as ledger_paths
 from backend.campaigns.ledger.records import find_campaign
 from backend.chats.repository import get_chat
 from backend.chronicles import event_writer as writing
-from backend.chronicles.event_writer import is_there, supersede_again
+from backend.chronicles.event_writer import has_event, supersede_again
 from backend.chronicles.models import ChronicleEvent
 from backend.chronicles.repository import get_chronicle
 from backend.database.base import now, split_chunks
@@ -280,7 +280,7 @@ class _Undoer:
                 continue
             while heir is not None and heir in self.removed:
                 heir = superseded[heir].superseded_by
-            if heir is not None and await is_there(self.session, row.chronicle_id, heir):
+            if heir is not None and await has_event(self.session, row.chronicle_id, heir):
                 await supersede_again(self.session, row.chronicle_id, [event_id], heir)
 
     async def _undo_change(self, effect: RunEffect) -> KeptBecause | None:
@@ -288,7 +288,7 @@ class _Undoer:
         campaign = await find_campaign(self.session, self.sealer, effect.container_id, lock=True)
         if campaign is None:
             return "gone"
-        await ledger_paths.undo(self.session, self.sealer, campaign, effect.id)
+        await ledger_paths.undo_change(self.session, self.sealer, campaign, effect.id)
         return None
 
     async def _undo_entry(self, effect: RunEffect) -> KeptBecause | None:

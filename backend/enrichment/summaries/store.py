@@ -19,7 +19,7 @@ from sqlalchemy.orm import aliased
 from backend.accounts.auth.identity import Identity
 from backend.campaigns.ledger.records import open_campaign
 from backend.campaigns.models import Campaign
-from backend.campaigns.state.viewpoints import hides_information, players_among
+from backend.campaigns.state.viewpoints import filter_players, hides_information
 from backend.chats.events import (
     AudienceChanged,
     AudienceMap,
@@ -33,7 +33,7 @@ from backend.chats.repository import FOREVER, first_behind
 from backend.chats.schemas import SummarySettings
 from backend.chats.service import read_settings
 from backend.chats.tree import make_ancestors, make_subtree
-from backend.context.budget import eviction_point, step_of
+from backend.context.budget import compute_step, find_eviction_point
 from backend.core.audience import (
     GM,
     PUBLIC,
@@ -391,7 +391,7 @@ async def find_goal(
         return None
     leaf = last.path_tokens
     reached, covered = (current.position, current.path_tokens) if current else (-1, 0)
-    next_begin = eviction_point(leaf + step_of(history_budget), history_budget)
+    next_begin = find_eviction_point(leaf + compute_step(history_budget), history_budget)
     needed = await _find_last_before(session, chat, next_begin)
     if needed is None or needed <= reached:
         return None
@@ -400,7 +400,7 @@ async def find_goal(
     goal = max(needed, needed if older is None else older)
     if is_begun or goal - reached >= interval:
         return goal
-    if covered >= eviction_point(leaf, history_budget):
+    if covered >= find_eviction_point(leaf, history_budget):
         return None
     least = min(_MIN_MESSAGES, interval)
     goal = max(goal, min(reached + least, last.position - _LAST_EXCHANGE))
@@ -455,7 +455,7 @@ async def find_next_audience(
     )
     last = {row[0]: row[1] for row in await session.execute(query)}
     named = {each for column in last for each in list_entities(column)}
-    players = await players_among(session, named, chat.campaign_id)
+    players = await filter_players(session, named, chat.campaign_id)
     viewpoints: list[Viewpoint] = [*players, GM, PUBLIC]
     for viewpoint in viewpoints:
         current = await find_current_summary(session, sealer, chat, viewpoint=viewpoint)

@@ -18,16 +18,15 @@ from sqlalchemy import select
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from backend.campaigns.ledger import store as ledger_store
-from backend.campaigns.ledger.changes import Operations
+from backend.campaigns.ledger.changes import Change, Operations
 from backend.campaigns.ledger.items import Scene, Thread
 from backend.campaigns.ledger.records import find_campaign, open_campaign, open_item
-from backend.campaigns.ledger.store import Change
 from backend.campaigns.models import Campaign, CampaignItem
-from backend.campaigns.play.deltas import FieldDelta
+from backend.campaigns.play.story_tools import FieldDelta
 from backend.campaigns.play.table import Table
 from backend.campaigns.scenes.scenes import find_span
-from backend.campaigns.state.item_reader import MAX_HOT, CampaignReader
-from backend.campaigns.state.snapshot import Names
+from backend.campaigns.state.situation_reader import CampaignReader
+from backend.campaigns.state.snapshot import MAX_BLOCK_ITEMS, CampaignSnapshot
 from backend.campaigns.state.viewpoints import read_marks
 from backend.chats.models import Chat, Message
 from backend.core.audience import (
@@ -115,7 +114,7 @@ class SceneWork(RunWork):
     audience: str
     threads: Sequence[str]
     items: Sequence[str]
-    names: Names
+    names: CampaignSnapshot
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,7 +170,7 @@ class SceneTask(Task[SceneWork, SceneProposal]):
         )
         viewpoint = GM if audience == GM else PUBLIC
         known = CampaignReader(session, self.sealer, campaign, viewpoint)
-        threads = await known.of_kind("thread", limit=MAX_HOT, newest=True)
+        threads = await known.of_kind("thread", limit=MAX_BLOCK_ITEMS, newest=True)
         return SceneWork(
             reader=reader,
             budget=await open_budget(session, self.runtime.settings, self.sealer.user_id),
@@ -276,7 +275,7 @@ class SceneTask(Task[SceneWork, SceneProposal]):
         )
         deltas, others = await self._find_changes(session, chat, table, work, proposal)
         changes = [Change("scene", work.scene_id, Operations(set=written)), *threads, *deltas]
-        await ledger_store.append(
+        await ledger_store.append_changes(
             session,
             self.sealer,
             campaign,

@@ -15,23 +15,31 @@ from msgspec import Meta, structs
 from sqlalchemy import bindparam, func, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from backend.campaigns.ledger.changes import State, creation, difference
+from backend.campaigns.ledger.changes import Change, State, build_creation, compare_states
 from backend.campaigns.ledger.item_service import MAX_ITEMS
 from backend.campaigns.ledger.items import Fact, Thread
-from backend.campaigns.ledger.recent_changes import changes_since
 from backend.campaigns.ledger.records import open_campaign
-from backend.campaigns.ledger.store import Change, read_state
+from backend.campaigns.ledger.store import read_state
 from backend.campaigns.models import Campaign, CampaignChange, CampaignItem
 from backend.campaigns.names.mentions import slug
 from backend.campaigns.names.roster import Roster
-from backend.campaigns.play.deltas import Deltas, FieldDelta, apply_deltas, changeable_fields
-from backend.campaigns.play.references import called
+from backend.campaigns.play.references import get_name
+from backend.campaigns.play.story_tools import (
+    Deltas,
+    FieldDelta,
+    apply_deltas,
+    list_changeable_fields,
+)
 from backend.campaigns.play.table import Table
-from backend.campaigns.play.tools import ToolRefusedError
-from backend.campaigns.proposals.authority import Draft, judged
-from backend.campaigns.state.known_items import taken_back
+from backend.campaigns.proposals.authority import (
+    Draft,
+    find_recent_changes,
+    find_undone_items,
+    judge_drafts,
+)
+from backend.campaigns.rules.protocol import ToolRefusedError
 from backend.campaigns.state.situation_reader import SituationReader
-from backend.campaigns.state.snapshot import Names
+from backend.campaigns.state.snapshot import CampaignSnapshot
 from backend.chats.models import Message
 from backend.core.audience import (
     GM,
@@ -97,7 +105,7 @@ async def build_threads(
             tension=seed.tension,
             audience=decode_audience(audience),
         )
-        changes.append(Change("thread", new_id(), creation(thread)))
+        changes.append(Change("thread", new_id(), build_creation(thread)))
     return changes, refused
 
 
@@ -105,7 +113,9 @@ async def _find_taken_titles(session: AsyncSession, sealer: Sealer, campaign: Ca
     """Return the titles of all threads, deleted and undone ones included."""
     query = _THREADS.where(CampaignItem.campaign_id == campaign.id, CampaignItem.kind == "thread")
     rows = (await session.execute(query)).all()
-    taken = {words for _, _, words in await taken_back(session, sealer, campaign, {"thread"})}
+    taken = {
+        words for _, _, words in await find_undone_items(session, sealer, campaign, {"thread"})
+    }
     async for row in iterate_in_slices(rows, lambda row: len(row.sealed_state)):
         taken.add(slug(read_state(sealer, row.id, row.sealed_state)["title"]))
     return taken
@@ -126,7 +136,7 @@ async def build_scene_table(
     session: AsyncSession,
     sealer: Sealer,
     campaign: Campaign,
-    names: Names,
+    names: CampaignSnapshot,
     text: str,
     *,
     audience: str,
@@ -151,12 +161,12 @@ def render_items(table: Table) -> list[str]:
             continue
         values = [
             f"{key.rpartition('.')[2]}: {value}"
-            for key in changeable_fields(table, item_id)
+            for key in list_changeable_fields(table, item_id)
             if (value := _render_value(held.state, key))
         ]
         kind = held.state["kind"] if held.kind == "entity" else held.kind
         values += filter(None, [table.references.words(held.state)])
-        line = f"{called(held.state)} ({kind}) {'; '.join(values)}"
+        line = f"{get_name(held.state)} ({kind}) {'; '.join(values)}"
         lines.append(clip(to_one_line(line), MAX_LINE))
     return lines[:MAX_SHOWN]
 
@@ -176,7 +186,9 @@ async def find_later_changes(
     """
     begun = await session.scalar(_BEGUN, {"scene": scene_id})
     items = list(table.state.items)
-    changes = await changes_since(session, sealer, items, since=begun or now(), chat_id=chat_id)
+    changes = await find_recent_changes(
+        session, sealer, items, since=begun or now(), chat_id=chat_id
+    )
     return {
         item_id: {
             key
@@ -219,7 +231,7 @@ def compare_deltas(
 def _check(before: State, after: State, change: Change, known: set[str]) -> None:
     """Raise `ToolRefusedError` if the ledger has the change already, or cannot compare it."""
     operations = change.operations
-    if not difference(before, after).fields():
+    if not compare_states(before, after).fields():
         raise ToolRefusedError("It would change nothing.")
     counted = (*operations.add.values(), *operations.remove.values())
     if any(isinstance(each, int | float) for each in counted):
@@ -314,12 +326,12 @@ async def build_quoted_facts(
             about_id=about[0] if len(about) == 1 else None,
             audience=decode_audience(message.audience),
         )
-        made = structs.replace(creation(fact), because=each.kind)
+        made = structs.replace(build_creation(fact), because=each.kind)
         drafts.append(Draft("fact", new_id(), made, message, audience=message.audience))
     if not drafts:
         return [], refused
     since = min(draft.message.created_at for draft in drafts)
-    found = await judged(session, sealer, campaign, drafts, since=since)
+    found = await judge_drafts(session, sealer, campaign, drafts, since=since)
     return list(found.drafts), refused
 
 

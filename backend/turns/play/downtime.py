@@ -15,17 +15,16 @@ from backend.accounts.auth.identity import Identity
 from backend.campaigns.api.schemas import ChangeView
 from backend.campaigns.errors import CampaignNotFoundError
 from backend.campaigns.ledger.records import get_campaign, open_campaign
-from backend.campaigns.play.downtime import DowntimeError, enter_downtime, leave_downtime
-from backend.campaigns.play.store import commit, table_now
-from backend.campaigns.play.table import Table
-from backend.campaigns.state.snapshot import NameCache
+from backend.campaigns.play.store import commit_table, load_table
+from backend.campaigns.play.table import DowntimeError, Table, enter_downtime, leave_downtime
+from backend.campaigns.state.snapshot import SnapshotCache
 from backend.chats.models import Chat
 from backend.database.engine import Database
 from backend.errors import PreconditionFailedError, ValidationError
 from backend.http.schemas import RAISES, check_revision, make_etag
 from backend.turns.errors import TurnInProgressError, TurnWaitingError
-from backend.turns.models import OPEN, Turn
-from backend.turns.run.events import awaited
+from backend.turns.models import OPEN_STATES, Turn
+from backend.turns.run.events import find_awaited_choice
 
 AnyRequest = Request[Any, Any, Any]
 
@@ -48,7 +47,7 @@ class DowntimeView(msgspec.Struct, kw_only=True):
 class DowntimeService:
     """Begins and ends downtime. What it changes are changes of the user's, which always count."""
 
-    def __init__(self, database: Database, names: NameCache) -> None:
+    def __init__(self, database: Database, names: SnapshotCache) -> None:
         self._database = database
         self._names = names
 
@@ -88,9 +87,9 @@ class DowntimeService:
                 )
             await _check_no_turn(session, identity, campaign_id)
             names = await self._names.names(session, sealer, campaign)
-            table = await table_now(session, sealer, campaign, names)
+            table = await load_table(session, sealer, campaign, names)
             result = act(table)
-            changes = await commit(session, sealer, campaign, table)
+            changes = await commit_table(session, sealer, campaign, table)
             version = campaign.version
         return DowntimeView(
             result=result or {},
@@ -107,7 +106,7 @@ async def _check_no_turn(session: AsyncSession, identity: Identity, campaign_id:
         .where(
             Chat.campaign_id == campaign_id,
             Turn.user_id == identity.user_id,
-            Turn.state.in_(OPEN),
+            Turn.state.in_(OPEN_STATES),
         )
         .order_by(Turn.state.desc())
         .limit(1)
@@ -115,7 +114,7 @@ async def _check_no_turn(session: AsyncSession, identity: Identity, campaign_id:
     if turn is None:
         return
     if turn.state == "waiting":
-        raise TurnWaitingError(turn.id, awaited(identity.sealer, turn))
+        raise TurnWaitingError(turn.id, find_awaited_choice(identity.sealer, turn))
     raise TurnInProgressError(turn.id)
 
 

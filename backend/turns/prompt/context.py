@@ -14,10 +14,10 @@ import msgspec
 
 from backend.campaigns.api.schemas import CampaignFields
 from backend.campaigns.ledger.changes import State
-from backend.campaigns.ledger.read_marks import Unread
-from backend.campaigns.play.state import is_unsettled
+from backend.campaigns.ledger.paths import UnreadStart
 from backend.campaigns.play.table import Table
-from backend.campaigns.rules import rules_of
+from backend.campaigns.rules.protocol import is_unsettled
+from backend.campaigns.rules.registry import find_rules
 from backend.campaigns.state.situations import CampaignLayers
 from backend.characters.cards.model import Card
 from backend.chats.models import Chat
@@ -39,9 +39,9 @@ from backend.memory.indexing.sources import MemoryItem
 from backend.memory.search.request import Memory
 from backend.memory.search.search import NearMiss
 from backend.regex.scripts import Scripts
+from backend.turns.prompt.load import TurnTarget
 from backend.turns.prompt.lore import LoadedLore
-from backend.turns.prompt.order import LoadedPreset
-from backend.turns.prompt.target import Target
+from backend.turns.prompt.sections import LoadedPreset
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +146,7 @@ class LoadedChat:
     user_name: str
     persona: str
     persona_id: UUID | None
-    target: Target
+    target: TurnTarget
     variables: Variables
     stored_variables: Variables
     lore: LoadedLore
@@ -168,7 +168,7 @@ class LoadedChat:
     known_path: KnownPath = field(default_factory=KnownPath)
     rounds: Sequence[int] = ()
     untold_rounds: int = 0
-    unread: Unread | None = None
+    unread: UnreadStart | None = None
     unread_rounds: int = 0
     viewpoint: Viewpoint = GM
     audience: str = PUBLIC
@@ -224,7 +224,7 @@ class LoadedChat:
         world = self.campaign.now.in_play.get(self.campaign.campaign_id)
         fields = self.campaign.fields
         state: State = msgspec.to_builtins(world) if world else {}
-        return is_unsettled(state, rules_of(fields.rules), is_played=fields.settings.tools)
+        return is_unsettled(state, find_rules(fields.rules), is_played=fields.settings.tools)
 
     @property
     def fields(self) -> list[str]:
@@ -362,27 +362,27 @@ class PromptContext:
     notes: Sequence[str] = ()
 
 
-def version_of(chat: Chat) -> tuple[UUID | None, int, str]:
+def get_version(chat: Chat) -> tuple[UUID | None, int, str]:
     """What of a chat a prompt is built on: its path, what is set, how its messages are counted."""
     return chat.leaf_id, chat.revision, chat.count_unit
 
 
-class _Ours(msgspec.Struct):
+class _CardExtension(msgspec.Struct):
     authors_note: AuthorsNote
 
 
-class _Extensions(msgspec.Struct):
-    talekeeper: _Ours
+class _CardExtensions(msgspec.Struct):
+    talekeeper: _CardExtension
 
 
-def authors_note(own: AuthorsNote, card: Card) -> tuple[AuthorsNote, ReasonKind]:
+def choose_authors_note(own: AuthorsNote, card: Card) -> tuple[AuthorsNote, ReasonKind]:
     """The note that holds, and where it is from.
 
     A card keeps its character's in `extensions.talekeeper.authors_note`.
     """
     if not own.text.strip():
         try:
-            return msgspec.convert(card.extensions, _Extensions).talekeeper.authors_note, "card"
+            return msgspec.convert(card.extensions, _CardExtensions).talekeeper.authors_note, "card"
         except msgspec.ValidationError:  # there is none, or what is there is no note
             pass
     return own, "chat_settings"

@@ -23,8 +23,8 @@ from backend.chats.token_counting import CountUnit
 from backend.database.base import now
 from backend.turns.models import TURN_EVENTS, Turn
 from backend.turns.play.played_turn import added
-from backend.turns.prompt.recording import SealedRecord, seal_record
-from backend.turns.run.transcript import PlayEvent
+from backend.turns.prompt.record import SealedRecord, seal_record
+from backend.turns.run.events import PlayEvent
 from backend.turns.run.turn_run import TurnRun
 
 

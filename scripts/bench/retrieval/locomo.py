@@ -27,6 +27,7 @@ from typing import Any
 from uuid import UUID, uuid5
 
 import numpy as np
+from backend.turns.prompt.retrieve import MAX_ITEMS, MAX_SHORT_ITEMS, ROOM_TOKENS
 from numpy.typing import NDArray
 
 from backend.core.logs import configure_logging
@@ -56,7 +57,6 @@ from backend.memory.search.selection import (
     merge_nearest,
     split_hits,
 )
-from backend.turns.prompt.retrieval import MAX_ITEMS, MAX_SHORT_ITEMS, ROOM
 from scripts.bench.data import LOCOMO
 from scripts.bench.retrieval.search import (
     IDS,
@@ -246,11 +246,11 @@ def fill_prompt(
     searched: SearchedQuestion, order: Sequence[Candidate], kept: Sequence[Candidate], broad: float
 ) -> list[UUID]:
     """Return the turns of a prompt: relevant ones, the nearest by meaning, and a few others."""
-    kept = add_few(kept, order, RankingThresholds(), room=ROOM)
+    kept = add_few(kept, order, RankingThresholds(), room=ROOM_TOKENS)
     chosen = mmr.select_diverse(lower_neighbours(kept, broad), searched.vectors, count=MAX_ITEMS)
     spans = searched.reading.spans
     near = find_nearest(searched.deep, RankingThresholds(), speakers=searched.speakers, spans=spans)
-    taken = merge_nearest(chosen, near, room=ROOM, most=MAX_SHORT_ITEMS)
+    taken = merge_nearest(chosen, near, room=ROOM_TOKENS, most=MAX_SHORT_ITEMS)
     return [each.payload.source_id for each in taken]
 
 

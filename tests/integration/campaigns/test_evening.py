@@ -14,7 +14,7 @@ import msgspec
 import pytest
 from sqlalchemy import select
 
-from backend.campaigns.play.dice import tier_of
+from backend.campaigns.rules.blades import tier_of
 from backend.jobs.models import Job
 from backend.memory.indexing.outbox import FORGET
 from backend.turns.models import Turn

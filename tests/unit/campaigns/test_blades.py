@@ -9,17 +9,15 @@ from itertools import product
 from typing import Any
 
 import pytest
+from backend.campaigns.rules.dice import new_seed, parse_notation, roll
 from hypothesis import given
 from hypothesis import strategies as st
 
 from backend.campaigns.ledger.changes import EXISTS, fold
 from backend.campaigns.ledger.items import Entity, World
-from backend.campaigns.play.costs import TRAUMAS, add_heat, add_stress
-from backend.campaigns.play.dice import new_seed, parse_notation, roll, srd_tier, tier_of
-from backend.campaigns.play.downtime import DowntimeError, enter_downtime, leave_downtime
 from backend.campaigns.play.echoes import tick
-from backend.campaigns.play.table import Table
-from backend.campaigns.rules.blades import RULES
+from backend.campaigns.play.table import DowntimeError, Table, enter_downtime, leave_downtime
+from backend.campaigns.rules.blades import RULES, TRAUMAS, add_heat, add_stress, srd_tier, tier_of
 from backend.errors import ValidationError
 from backend.prompts import load_prompts
 from tests.support.play import (

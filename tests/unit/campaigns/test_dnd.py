@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from backend.campaigns.rules.dice import roll
 from hypothesis import given
 from hypothesis import strategies as st
 
-from backend.campaigns.ledger.changes import applied
+from backend.campaigns.ledger.changes import apply_operations
 from backend.campaigns.ledger.items import Entity
-from backend.campaigns.play.dice import roll
 from backend.campaigns.play.table import Table
 from backend.campaigns.rules.dnd import RULES
 from backend.errors import ValidationError
@@ -66,7 +66,7 @@ async def test_however_many_dice_fall_the_last_are_kept() -> None:
     rolled = world.operations.set["attributes.roll"]
     assert (rolled["first"], len(rolled["dice"])) == (40, 200)
     assert roll(rolled["seed"], 40, 200) == rolled["dice"]
-    applied("world", table.world, world.operations)
+    apply_operations("world", table.world, world.operations)
 
 
 @pytest.mark.parametrize(("die", "is_hit"), [(1, False), (5, False), (6, True), (20, True)])
