@@ -17,10 +17,9 @@ from backend.accounts.profile.administration import AdministrationService
 from backend.accounts.profile.service import ProfileService
 from backend.accounts.service import AccountService
 from backend.campaigns.api.service import CampaignService
-from backend.campaigns.chat_paths import CampaignSessions
+from backend.campaigns.chat_events import CampaignSessions, ItemAudiences, WorldCopies
 from backend.campaigns.files.transfer import CampaignTransfer
 from backend.campaigns.ledger.change_log import HistoryService
-from backend.campaigns.ledger.item_audiences import ItemAudiences
 from backend.campaigns.ledger.item_service import ItemService
 from backend.campaigns.proposals.service import ProposalService
 from backend.campaigns.state.index_source import CampaignSource
@@ -32,7 +31,6 @@ from backend.campaigns.state.viewpoints import (
     check_event_audience,
     find_player_name,
 )
-from backend.campaigns.world_copies import WorldCopies
 from backend.characters.personas import PersonaService
 from backend.characters.repository import get_persona
 from backend.characters.service import CharacterService

@@ -18,10 +18,9 @@ from uuid import UUID
 import httpx
 
 from backend.campaigns.ledger import store as ledger_store
-from backend.campaigns.ledger.changes import Operations, creation, item_of
+from backend.campaigns.ledger.changes import Change, Operations, creation, item_of
 from backend.campaigns.ledger.items import STRUCTS, Kind
 from backend.campaigns.ledger.records import get_campaign
-from backend.campaigns.ledger.store import Change
 from backend.chats.models import Chat, Message
 from backend.database.base import new_id
 from backend.database.engine import Database

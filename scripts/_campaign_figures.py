@@ -15,8 +15,8 @@ from sqlalchemy import select
 from sqlalchemy import text as statement
 
 from backend.accounts.auth.identity import Identity
-from backend.campaigns.ledger.changes import Operations
-from backend.campaigns.ledger.store import Change, read_state
+from backend.campaigns.ledger.changes import Change, Operations
+from backend.campaigns.ledger.store import read_state
 from backend.campaigns.models import CampaignItem
 from backend.campaigns.names.mentions import NameIndex
 from backend.campaigns.state.situations import SituationService

@@ -14,10 +14,9 @@ from backend.accounts.auth.identity import Identity
 from backend.campaigns.api.schemas import CampaignSettings, NewCampaign
 from backend.campaigns.api.service import make_campaign
 from backend.campaigns.ledger import store as ledger_store
-from backend.campaigns.ledger.changes import Operations, creation
+from backend.campaigns.ledger.changes import Change, Operations, creation
 from backend.campaigns.ledger.items import Clock, Entity, Fact, Relation, Scene, Thread
 from backend.campaigns.ledger.records import get_campaign
-from backend.campaigns.ledger.store import Change
 from backend.chats.models import Chat, Message
 from backend.database.base import chunks, new_id
 from backend.database.engine import Database

@@ -10,7 +10,7 @@ from uuid import UUID, uuid5
 from sqlalchemy import ColumnElement, Update, and_, bindparam, delete, or_, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from backend.campaigns.ledger.read_marks import read_again
+from backend.campaigns.ledger.paths import read_again
 from backend.campaigns.scenes.scenes import count_beat, end_left_scenes, ended_scenes
 from backend.chats.events import ConsentWithdrawn
 from backend.chats.models import Chat, Message

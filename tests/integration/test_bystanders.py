@@ -21,10 +21,9 @@ import pytest
 from sqlalchemy import select
 
 from backend.campaigns.ledger import store as ledger_store
-from backend.campaigns.ledger.changes import Operations, creation
+from backend.campaigns.ledger.changes import Change, Operations, creation
 from backend.campaigns.ledger.items import Entity
 from backend.campaigns.ledger.records import get_campaign
-from backend.campaigns.ledger.store import Change
 from backend.chats.models import Chat
 from backend.database.base import new_id
 from backend.generation.registry import ModelRegistry

@@ -1,4 +1,4 @@
-"""A rules module of somebody else's: one file, which nothing of Talekeeper names."""
+"""A rules module of somebody else's: one file that nothing of Talekeeper names."""
 
 # ruff: noqa: ARG002  # a protocol is answered
 
@@ -11,11 +11,10 @@ import msgspec
 
 from backend.campaigns.ledger.changes import Operations, State
 from backend.campaigns.ledger.items import Entity, Kind, World
-from backend.campaigns.play.attributes import check_number, number
 from backend.campaigns.play.story_tools import FINISH_TURN
 from backend.campaigns.play.table import Table
-from backend.campaigns.play.tools import Outcome, PlayTool
-from backend.campaigns.rules import AttributeType, Mood
+from backend.campaigns.rules.attributes import check_number, number
+from backend.campaigns.rules.protocol import AttributeType, Mood, PlayTool, Rules, ToolOutcome
 
 
 class Howl(msgspec.Struct, frozen=True):
@@ -24,21 +23,18 @@ class Howl(msgspec.Struct, frozen=True):
     times: int = 1
 
 
-def howl(table: Table, asked: Howl) -> Outcome:
+def howl(table: Table, asked: Howl) -> ToolOutcome:
     [player] = table.players
     table.change(player, Operations(add={"attributes.wolf": asked.times}))
     table.turn_to("night", variant="full")
-    return Outcome(kind="break", summary="Howls")
+    return ToolOutcome(kind="break", summary="Howls")
 
 
 HOWL = PlayTool("howl", Howl, howl)
 
 
-class Moonlight:
+class Moonlight(Rules[Table]):
     """Wolves by night."""
-
-    def schema(self, kind: Kind) -> dict[str, Any]:
-        return {"type": "object", "title": kind}
 
     def validate(self, kind: Kind, before: State, after: State) -> None:
         if kind == "entity":
@@ -47,19 +43,16 @@ class Moonlight:
     def changeable(self, kind: Kind, state: State) -> Mapping[str, AttributeType]:
         return {"scent": "text"} if kind == "entity" else {}
 
-    def moods(self) -> Mapping[str, Mood]:
-        night = Mood("night", ("new", "full"), prompt="It is night: be brief.")
+    def moods(self) -> Mapping[str, Mood[Table]]:
+        night: Mood[Table] = Mood("night", ("new", "full"), prompt="It is night: be brief.")
         return {"day": Mood("day", prompt="The sun is up."), "night": night}
 
-    def tools(self, mood: str) -> Sequence[PlayTool]:
+    def tools(self, mood: str) -> Sequence[PlayTool[Table]]:
         return (HOWL, FINISH_TURN) if mood == "day" else (FINISH_TURN,)
 
     def precarity(self, players: Sequence[Entity], world: World) -> dict[str, Any] | None:
         wolf = max(number({"attributes": each.attributes}, "wolf") for each in players)
         return {"score": wolf, "label": "hairy", "voice": "Low and hungry."}
-
-    def spend_downtime(self, table: Table, activity: str, target: str) -> dict[str, Any]:
-        return {}
 
     def light_line(self, player: Entity) -> str:
         return f"{player.name} the wolf"

@@ -7,7 +7,7 @@ from uuid import UUID
 
 from backend.campaigns.ledger.items import Clock, Entity, Item, Thread, World
 from backend.campaigns.play.table import Table
-from backend.campaigns.play.tools import Outcome
+from backend.campaigns.rules.protocol import ToolOutcome
 from backend.database.base import new_id
 from backend.generation.model import ToolCall
 
@@ -43,16 +43,16 @@ def table_of(items: dict[UUID, Item], rules: str = "freeform", **more: Any) -> T
     return Table.new(CAMPAIGN, rules=rules, dice=more.pop("dice", "pool"), items=items, **more)
 
 
-async def use(table: Table, name: str, /, **arguments: Any) -> Outcome:
+async def use(table: Table, name: str, /, **arguments: Any) -> ToolOutcome:
     return await table.use(ToolCall("1", name, arguments))
 
 
-async def engage(table: Table, **more: str) -> Outcome:
+async def engage(table: Table, **more: str) -> ToolOutcome:
     asked = {"domain": "infiltration", "position": "risky", "effect": "standard", "stakes": "noise"}
     return await use(table, "engage", **{**asked, **more})
 
 
-async def commit_to(table: Table, outcomes: list[dict[str, Any]] | None = None) -> Outcome:
+async def commit_to(table: Table, outcomes: list[dict[str, Any]] | None = None) -> ToolOutcome:
     given = OUTCOMES if outcomes is None else outcomes
     return await use(table, "spend_die", situation="The lock.", outcomes=given)
 

@@ -31,7 +31,7 @@ from backend.campaigns.errors import (
 )
 from backend.campaigns.ledger.change_log import HistoryService
 from backend.campaigns.proposals.controller import ProposalController
-from backend.campaigns.rules import known_rules
+from backend.campaigns.rules.registry import known_rules
 from backend.campaigns.state.situations import SituationService
 from backend.chats.errors import ChatNotFoundError, MessageNotFoundError
 from backend.chronicles.errors import ChronicleFullError
@@ -75,6 +75,7 @@ class CampaignController(Controller):
         found = [
             RulesView(
                 name=name,
+                title=rules.title or name,
                 moods={mood.name: list(mood.variants) for mood in rules.moods().values()},
             )
             for name, rules in sorted(known_rules().items())

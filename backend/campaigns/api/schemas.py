@@ -19,7 +19,8 @@ from backend.campaigns.ledger.items import (
     Text,
 )
 from backend.campaigns.models import Actor, ProposalReason, ProposalState
-from backend.campaigns.play.dice import DiceMode
+from backend.campaigns.rules.dice import DiceMode
+from backend.campaigns.rules.registry import DEFAULT_RULES
 from backend.http.schemas import MAX_INTEGER
 
 
@@ -61,7 +62,7 @@ class CampaignFields(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """What can be changed about a campaign itself."""
 
     name: Name
-    rules: Annotated[str, msgspec.Meta(max_length=50)] = "freeform"
+    rules: Annotated[str, msgspec.Meta(max_length=50)] = DEFAULT_RULES
     brief: Brief = msgspec.field(default_factory=Brief)
     settings: CampaignSettings = msgspec.field(default_factory=CampaignSettings)
 
@@ -91,7 +92,7 @@ class WorldPatch(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """What a campaign's patch may name."""
 
     name: Name = ""
-    rules: str = "freeform"
+    rules: str = DEFAULT_RULES
     brief: Brief = msgspec.field(default_factory=Brief)
     settings: CampaignSettings = msgspec.field(default_factory=CampaignSettings)
     day: Annotated[int, msgspec.Meta(ge=1, le=MAX_DAY)] = 1
@@ -102,9 +103,10 @@ class WorldPatch(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 class RulesView(msgspec.Struct, kw_only=True):
-    """A rules module: its name, and its moods with their variants. Play begins in the first."""
+    """A rule system, with the variants of each mood. Play begins in the first mood."""
 
     name: str
+    title: str
     moods: dict[str, list[str]]
 
 

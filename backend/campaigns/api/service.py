@@ -14,7 +14,7 @@ from backend.campaigns.errors import (
     CampaignFullError,
 )
 from backend.campaigns.ledger import store as ledger_store
-from backend.campaigns.ledger.changes import creation
+from backend.campaigns.ledger.changes import Change, creation
 from backend.campaigns.ledger.items import World
 from backend.campaigns.ledger.records import (
     ItemKey,
@@ -26,11 +26,10 @@ from backend.campaigns.ledger.records import (
     reading,
     seal_campaign,
 )
-from backend.campaigns.ledger.store import Change
 from backend.campaigns.models import (
     Campaign,
 )
-from backend.campaigns.rules import check_rules
+from backend.campaigns.rules.registry import check_rules
 from backend.chats.models import Chat
 from backend.chronicles.events import ChronicleFields
 from backend.chronicles.repository import make_chronicle

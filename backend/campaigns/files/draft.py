@@ -27,7 +27,7 @@ from backend.campaigns.ledger.item_service import MAX_ITEMS
 from backend.campaigns.ledger.items import Kind
 from backend.campaigns.ledger.records import references
 from backend.campaigns.models import Actor
-from backend.campaigns.rules import rules_of
+from backend.campaigns.rules.registry import find_rules
 from backend.characters.cards.model import Limit
 from backend.chats.transfer import ChatLog
 from backend.chronicles.transfer import EventRecord
@@ -151,7 +151,7 @@ def _leading_to(kind: Kind, folded: State, state: State) -> Operations:
 
 def check_items(draft: CampaignDraft) -> None:
     """Raise `CampaignFileError` where an item is not what its kind and the rules let it be."""
-    rules = rules_of(draft.fields.rules)
+    rules = find_rules(draft.fields.rules)
     for item_id, state in draft.states.items():
         check_stopped()
         kind = draft.kinds[item_id]

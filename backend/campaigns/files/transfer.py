@@ -35,9 +35,8 @@ from backend.campaigns.files.rows import (
 from backend.campaigns.files.vault_writer import write_vault
 from backend.campaigns.ledger.records import campaign_views, open_campaign, reading
 from backend.campaigns.models import Campaign, CampaignChange, CampaignItem, ChangeSource
-from backend.campaigns.rules import rules_of
-from backend.campaigns.state.known_states import known_items
-from backend.campaigns.state.viewpoints import check_viewpoint
+from backend.campaigns.rules.registry import find_rules
+from backend.campaigns.state.viewpoints import check_viewpoint, known_items
 from backend.characters.cards.charx import pack
 from backend.characters.exporting import ExportedFile
 from backend.characters.models import Character, Persona
@@ -133,7 +132,7 @@ class CampaignTransfer:
                 counters.edits = campaign.edits
                 counters.compactions = campaign.compactions
             else:
-                items = existing_items(known_items(items, rules_of(fields.rules)))
+                items = existing_items(known_items(items, find_rules(fields.rules)))
             found = OpenCampaign(
                 id=campaign_id,
                 fields=fields,

@@ -28,7 +28,7 @@ from backend.campaigns.files.vault_lists import ListReader
 from backend.campaigns.ledger.changes import State, creation, item_of
 from backend.campaigns.ledger.items import MAX_DAY, MAX_MEMBERS, Fact, Item, Kind, Relation, World
 from backend.campaigns.names.mentions import slug
-from backend.campaigns.rules import DEFAULT, known_rules, rules_of
+from backend.campaigns.rules.registry import DEFAULT_RULES, find_rules, known_rules
 from backend.characters.cards.text import parse_json
 from backend.characters.errors import CardError, CardLimitError
 from backend.core.audience import Audience
@@ -220,10 +220,10 @@ class VaultReader:
             self.draft.warn(f"{path}: the front matter can't be read: {document.broken}")
         if name := str(meta.get("name") or "").strip():
             fields.name = name[:200]
-        rules = str(meta.get("rules") or DEFAULT)
+        rules = str(meta.get("rules") or DEFAULT_RULES)
         if rules not in known_rules():
-            self.draft.warn(f"{path}: there are no rules named {rules[:50]}; it is {DEFAULT}")
-            rules = DEFAULT
+            self.draft.warn(f"{path}: there are no rules named {rules[:50]}; it is {DEFAULT_RULES}")
+            rules = DEFAULT_RULES
         fields.rules = rules
         brief = {key: str(meta[key]) for key in _BRIEF if meta.get(key) is not None}
         brief.setdefault("setting", unlinked(document.body))
@@ -295,7 +295,7 @@ class VaultReader:
             return f"there are more than {MAX_MEMBERS}"
         try:
             item_of("entity", msgspec.to_builtins(fields))
-            rules_of(self.draft.fields.rules).validate("entity", {}, fields)
+            find_rules(self.draft.fields.rules).validate("entity", {}, fields)
         except ValidationError as error:
             return error.detail
         return ""

@@ -15,11 +15,11 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from backend.campaigns.glossary.coinages import key_of
 from backend.campaigns.ledger import store as ledger_store
-from backend.campaigns.ledger.changes import creation
+from backend.campaigns.ledger.changes import Change, creation
 from backend.campaigns.ledger.item_service import MAX_ITEMS
 from backend.campaigns.ledger.items import Term
 from backend.campaigns.ledger.records import open_campaign
-from backend.campaigns.ledger.store import Change, read_state
+from backend.campaigns.ledger.store import read_state
 from backend.campaigns.models import Campaign, CampaignItem
 from backend.chats.models import Message
 from backend.core.audience import GM, NAMELESS_MARKS, AudienceMarks, opened

@@ -26,10 +26,10 @@ from backend.campaigns.errors import (
 )
 from backend.campaigns.ledger import paths as ledger_paths
 from backend.campaigns.ledger import store as ledger_store
-from backend.campaigns.ledger.changes import DELETION, EXISTS, State, difference, exists
+from backend.campaigns.ledger.changes import DELETION, EXISTS, Change, State, difference, exists
 from backend.campaigns.ledger.items import Kind
 from backend.campaigns.ledger.records import campaign_views, get_campaign, item_name, reading
-from backend.campaigns.ledger.store import Change, read_state
+from backend.campaigns.ledger.store import read_state
 from backend.campaigns.models import (
     Campaign,
     CampaignChange,

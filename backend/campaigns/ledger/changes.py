@@ -11,7 +11,9 @@ counting (its message is no longer on the active path, or a user has undone it) 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any, cast
+from uuid import UUID
 
 import msgspec
 
@@ -55,6 +57,15 @@ class Operations(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, omit_
             for each in (self.set, self.add, self.remove)
         )
         return Operations(set=put, add=added, remove=removed)
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """Operations on one item of a kind, before they are written to the ledger."""
+
+    kind: Kind
+    item_id: UUID
+    operations: Operations
 
 
 def fold(kind: Kind, changes: Iterable[Operations], before: State | None = None) -> State:

@@ -15,7 +15,7 @@ from backend.campaigns.errors import (
     CampaignFullError,
 )
 from backend.campaigns.ledger import store as ledger_store
-from backend.campaigns.ledger.changes import DELETION, creation, item_of
+from backend.campaigns.ledger.changes import DELETION, Change, creation, item_of
 from backend.campaigns.ledger.items import Item, Kind, Scene
 from backend.campaigns.ledger.records import (
     ItemKey,
@@ -28,7 +28,6 @@ from backend.campaigns.ledger.records import (
     reading,
     view_item,
 )
-from backend.campaigns.ledger.store import Change
 from backend.campaigns.models import (
     CampaignItem,
 )

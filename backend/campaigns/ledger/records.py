@@ -20,6 +20,7 @@ from backend.campaigns.errors import (
 from backend.campaigns.ledger import store as ledger_store
 from backend.campaigns.ledger.changes import (
     EXISTS,
+    Change,
     Operations,
     State,
     creation,
@@ -36,7 +37,7 @@ from backend.campaigns.ledger.items import (
     World,
     relation_label,
 )
-from backend.campaigns.ledger.store import Change, read_state
+from backend.campaigns.ledger.store import read_state
 from backend.campaigns.models import (
     CAMPAIGN,
     Campaign,

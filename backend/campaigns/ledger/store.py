@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 from uuid import UUID
@@ -14,7 +13,15 @@ from sqlalchemy import bindparam, select, type_coerce
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.types import NullType
 
-from backend.campaigns.ledger.changes import Operations, State, applied, exists, fold, item_of
+from backend.campaigns.ledger.changes import (
+    Change,
+    Operations,
+    State,
+    applied,
+    exists,
+    fold,
+    item_of,
+)
 from backend.campaigns.ledger.items import (
     INDEXED,
     Clock,
@@ -36,7 +43,7 @@ from backend.campaigns.models import (
     CampaignItem,
     ChangeSource,
 )
-from backend.campaigns.rules import rules_of
+from backend.campaigns.rules.registry import find_rules
 from backend.chats.models import Message
 from backend.core.audience import GM, PUBLIC, Audience, stored
 from backend.core.cpu_pool import unhurried
@@ -127,15 +134,6 @@ _FIXED = frozenset({"id", "user_id", "campaign_id", "kind"})
 _OPERATIONS = msgspec.json.Decoder(Operations)
 
 
-@dataclass(frozen=True, slots=True)
-class Change:
-    """Operations on one item, to be written down."""
-
-    kind: Kind
-    item_id: UUID
-    operations: Operations
-
-
 async def append(
     session: AsyncSession,
     sealer: Sealer,
@@ -159,7 +157,7 @@ async def append(
     campaign.updated_at = now()
     if actor == "user":
         campaign.edits += 1
-    rules = rules_of(campaign.rules)
+    rules = find_rules(campaign.rules)
     item_ids = list(dict.fromkeys(change.item_id for change in changes))
     states = await _states(session, sealer, item_ids)
     new_ids = set(item_ids) - states.keys()

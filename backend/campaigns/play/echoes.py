@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal, cast
+from typing import Literal, cast
 from uuid import UUID
 
 from backend.campaigns.ledger.changes import Operations, State
 from backend.campaigns.ledger.items import Echo
 from backend.campaigns.ledger.store import audience_of
 from backend.campaigns.play.references import called
-from backend.campaigns.play.tools import Happened, ToolRefusedError
+from backend.campaigns.play.table import Table
+from backend.campaigns.rules.protocol import ToolRefusedError
+from backend.campaigns.rules.state import Happened
 from backend.core.audience import PUBLIC, Audience, opened
-
-if TYPE_CHECKING:
-    from backend.campaigns.play.table import Table
 
 MOST_COSTS = 3
 MOST_THREATS = 5

@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Collection, Mapping
+from typing import Any
 from uuid import UUID
 
 import msgspec
 
 from backend.campaigns.ledger.changes import EXISTS, State
 from backend.campaigns.ledger.items import Entity, World
-from backend.campaigns.play.attributes import members
 from backend.campaigns.play.echoes import MOST_COSTS, MOST_THREATS, EchoKind, echoes, is_full
 from backend.campaigns.play.references import called
-from backend.campaigns.play.state import PLAY, POOL, ROLL
+from backend.campaigns.play.table import Table
+from backend.campaigns.rules.attributes import members
+from backend.campaigns.rules.state import PLAY, ROLL
 from backend.campaigns.state.state_block import render_flags, render_name, render_value
 from backend.core.audience import GM
 from backend.prompts import PromptLibrary
-
-if TYPE_CHECKING:
-    from backend.campaigns.play.table import Table
 
 MOST_PEOPLE = 8
 MOST_CLOCKS = 12
@@ -27,11 +25,8 @@ MAX_WANTS = 200
 MAX_LINE = 300
 MAX_CHANGED = 12
 
-_OWN = frozenset({PLAY, POOL, ROLL})
-"""Attributes of the world that the guidance renders elsewhere, or that only the server reads."""
 
-
-def render(table: Table, prompts: PromptLibrary) -> str:
+def render_guidance(table: Table, prompts: PromptLibrary) -> str:
     """The guidance of the mood that a table is in.
 
     A mood's file is given those of the values below that its header names.
@@ -50,11 +45,10 @@ def render(table: Table, prompts: PromptLibrary) -> str:
         "people": _people(table),
         "changed": _list_changed(table),
         "players": _players(table),
-        "stakes": play.stakes or table.mark(scene.get("stakes", ""), scene),
+        "stakes": table.mark(scene.get("stakes", ""), scene),
         "dice": table.state.dice,
-        "pool": table.pool,
-        "committed": table.state.committed,
         "is_last": table.is_last_phase,
+        **table.rules.prompt_values(table),
     }
     name, shared, own = f"moods/{table.state.rules}/{play.mood}", prompts["moods/table"], ""
     if name in prompts:
@@ -141,19 +135,20 @@ def _list_changed(table: Table) -> list[str]:
                 keys = {key: None for key in keys if key in {"day", "time_of_day"}}
             touched.setdefault(change.item_id, {}).update(keys)
     lines: list[str] = []
+    hidden = {PLAY, ROLL} | table.rules.hidden_attributes
     for item_id, named in touched.items():
         state = table.get(item_id)
-        values = filter(None, (_value(state, key) for key in named))
+        values = filter(None, (_value(state, key, hidden) for key in named))
         if text := ", ".join(values):
             line = f"{called(state)}: {text}" if called(state) else text
             lines.append(_cut(table.mark(line, state)))
     return lines[-MAX_CHANGED:]
 
 
-def _value(state: State, key: str) -> str:
-    """Render a field by its key; empty if it is no part of the story."""
+def _value(state: State, key: str, hidden: Collection[str]) -> str:
+    """Render a field by its key; empty if it is not a part of the story."""
     name = key.removeprefix("attributes.")
-    if name in _OWN or name.endswith(("_max", "_id")):
+    if name in hidden or name.endswith(("_max", "_id")):
         return ""
     value: Any = state
     for part in key.split("."):

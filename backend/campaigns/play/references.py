@@ -7,14 +7,13 @@ from difflib import get_close_matches
 from typing import NamedTuple
 from uuid import UUID
 
-import msgspec
-
 from backend.campaigns.ledger.changes import State, exists
 from backend.campaigns.ledger.items import Kind
 from backend.campaigns.ledger.store import audience_of
 from backend.campaigns.names.mentions import slug
 from backend.campaigns.names.roster import Member, Roster
-from backend.campaigns.play.tools import ToolRefusedError
+from backend.campaigns.rules.protocol import ToolRefusedError
+from backend.campaigns.rules.state import ItemState
 from backend.campaigns.state.snapshot import Names
 from backend.core.audience import GM, PUBLIC, AudienceMarks, put_mark
 
@@ -29,13 +28,6 @@ MAX_NEAR = 5
 
 ENTITY_KINDS = frozenset({"pc", "npc", "location", "item", "faction", "ability"})
 _NAMED: frozenset[Kind] = frozenset({"entity", "thread", "clock"})
-
-
-class Held(msgspec.Struct, frozen=True):
-    """An item in play, as the turn's changes leave it."""
-
-    kind: Kind
-    state: State
 
 
 class Reference(NamedTuple):
@@ -54,7 +46,7 @@ class References:
 
     def __init__(
         self,
-        items: Mapping[UUID, Held],
+        items: Mapping[UUID, ItemState],
         names: Names | None,
         secrets: MutableMapping[str, str] | None = None,
     ) -> None:
@@ -150,7 +142,7 @@ def called(state: State) -> str:
     return str(state.get("name") or state.get("title") or state.get("text") or "")
 
 
-def _is_of(held: Held, kinds: Collection[str]) -> bool:
+def _is_of(held: ItemState, kinds: Collection[str]) -> bool:
     if held.kind not in _NAMED or not exists(held.state):
         return False
     kind = held.state["kind"] if held.kind == "entity" else held.kind
@@ -162,7 +154,7 @@ def _said_of(state: State) -> set[str]:
     return {form for name in names for form in (name.casefold(), slug(name))}
 
 
-def _roster(candidates: Mapping[UUID, State], items: Mapping[UUID, Held]) -> Roster:
+def _roster(candidates: Mapping[UUID, State], items: Mapping[UUID, ItemState]) -> Roster:
     """Items by all that they may be called. Where each is does not count: they are in play."""
     return Roster(
         Member(

@@ -12,13 +12,12 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from backend.campaigns.errors import CampaignFullError
 from backend.campaigns.ledger import store as ledger_store
 from backend.campaigns.ledger.change_log import change_views
-from backend.campaigns.ledger.changes import applied, exists
+from backend.campaigns.ledger.changes import Change, applied, exists
 from backend.campaigns.ledger.item_service import check_item_room
 from backend.campaigns.ledger.records import item_states, named_items, open_campaign
-from backend.campaigns.ledger.store import Change
 from backend.campaigns.models import Campaign
 from backend.campaigns.play.table import Table, locked_fields
-from backend.campaigns.rules import rules_of
+from backend.campaigns.rules.registry import find_rules
 from backend.campaigns.state.situation_reader import SituationReader
 from backend.campaigns.state.situations import CampaignLayers
 from backend.campaigns.state.snapshot import Names
@@ -44,7 +43,7 @@ def read_table(
     turn.
     """
     fields = layers.fields
-    if not fields.settings.tools or not rules_of(fields.rules).moods():
+    if not fields.settings.tools or not find_rules(fields.rules).moods():
         return None
     table = Table.new(
         layers.campaign_id,
@@ -146,7 +145,7 @@ async def _possible(
     named = {each for change in changes for each in named_items(change.operations)}
     needed = ({change.item_id for change in changes} | named) - made
     states = await item_states(session, sealer, campaign, needed)
-    rules = rules_of(campaign.rules)
+    rules = find_rules(campaign.rules)
     possible: list[Change] = []
     for change in changes:
         before = states.get(change.item_id, {})

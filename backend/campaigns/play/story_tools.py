@@ -2,42 +2,215 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from functools import partial
 from heapq import nlargest
 from operator import attrgetter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 from uuid import UUID
 
-from backend.campaigns.ledger.changes import item_of, state_of
-from backend.campaigns.ledger.items import Entity, Relation
-from backend.campaigns.play.references import Held
-from backend.campaigns.state.item_reader import MAX_HOT
-from backend.campaigns.state.situation_reader import MAX_FACTS, fact_line
+import msgspec
+from msgspec import Meta
+
+from backend.campaigns.ledger.changes import Operations, State, item_of, state_of
+from backend.campaigns.ledger.items import Entity, Fact, Relation
+from backend.campaigns.play.echoes import find_echo, tick
+from backend.campaigns.play.references import ENTITY_KINDS, Reference
+from backend.campaigns.play.table import Table
+from backend.campaigns.rules.attributes import members
+from backend.campaigns.rules.protocol import AttributeType, ToolRefusedError
+from backend.campaigns.rules.state import PLAY, ItemState
+from backend.campaigns.state.situation_reader import MAX_FACTS, MAX_HOT, fact_line
 from backend.campaigns.state.snapshot import KeptItem
 from backend.campaigns.state.state_block import (
     MAX_DETAILED,
     Placed,
     Situation,
     ranked,
+    render_name,
     surroundings_block,
 )
 from backend.core.audience import NAMELESS_MARKS, AudienceMarks, is_known_to
 
 if TYPE_CHECKING:
     from backend.campaigns.play.table import Table
-from typing import Annotated
-
-import msgspec
-from msgspec import Meta
-
-from backend.campaigns.ledger.changes import Operations
 from backend.campaigns.ledger.items import Scene
-from backend.campaigns.play.deltas import Deltas, Named, Short, apply_deltas
-from backend.campaigns.play.echoes import add_echo, is_visible, tick
+from backend.campaigns.play.echoes import add_echo, is_visible
 from backend.campaigns.play.table import FINISH, Table
-from backend.campaigns.play.tools import Option, Outcome, PlayTool, ToolRefusedError, answer
+from backend.campaigns.rules.protocol import PlayTool, ToolOutcome, answer
+from backend.campaigns.rules.state import Option
 from backend.campaigns.state.party import is_scene_left
+
+MAX_DELTAS = 20
+ATTRIBUTES = "attributes"
+
+Named = Annotated[
+    str, Meta(min_length=1, max_length=200, description="By its name, or its #reference.")
+]
+Short = Annotated[str, Meta(max_length=1_000)]
+
+_FIELDS: Mapping[str, Mapping[str, AttributeType]] = {
+    "pc": {"status": "text", "disposition": "text"},
+    "npc": {"status": "text", "disposition": "text", "wants": "text"},
+    "location": {"status": "text", "description": "text"},
+    "item": {"status": "text", "description": "text"},
+    "faction": {"status": "text", "disposition": "text"},
+    "ability": {"status": "text"},
+    "thread": {"tension": "text", "status": "text", "next_step": "text", "summary": "text"},
+    "clock": {},
+}
+"""Fields that a model may change by itself, by kind."""
+
+
+class FieldDelta(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One field of somebody or something in play."""
+
+    item: Named
+    field: Annotated[
+        str,
+        Meta(
+            min_length=1,
+            max_length=200,
+            description="Its name: status, disposition, tension, next_step, location, inventory.",
+        ),
+    ]
+    how: Annotated[
+        Literal["set", "add", "remove"],
+        Meta(description="`add` and `remove` are for lists, and count numbers up and down."),
+    ] = "set"
+    value: Annotated[Short, Meta(description="The text, or what is put in or taken out.")] = ""
+    amount: Annotated[int, Meta(ge=-1_000_000, le=1_000_000, description="For numbers.")] = 0
+
+
+class ClockDelta(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A clock that ticked."""
+
+    clock: Named
+    segments: Annotated[int, Meta(ge=-8, le=8)] = 1
+
+
+class FactDelta(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Something that is true from now on."""
+
+    text: Annotated[str, Meta(min_length=1, max_length=2_000)]
+    about: Annotated[str, Meta(max_length=200, description="Whom or what it is about.")] = ""
+
+
+class FlagDelta(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A yes or no about the world, by a name, that you alone see: for something to remember."""
+
+    flag: Annotated[str, Meta(min_length=1, max_length=200, description="Such as gate_open.")]
+    value: bool = True
+
+
+class Deltas(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What has changed in the world with this turn, costs that were paid apart."""
+
+    changes: Annotated[list[FieldDelta], Meta(max_length=MAX_DELTAS)] = []
+    clocks: Annotated[list[ClockDelta], Meta(max_length=MAX_DELTAS)] = []
+    facts: Annotated[list[FactDelta], Meta(max_length=MAX_DELTAS)] = []
+    flags: Annotated[list[FlagDelta], Meta(max_length=MAX_DELTAS)] = []
+    resolved: Annotated[
+        list[Annotated[str, Meta(min_length=1, max_length=1_000)]],
+        Meta(max_length=MAX_DELTAS, description="Threats and costs that echo no more, as listed."),
+    ] = []
+
+
+def apply_deltas(table: Table, deltas: Deltas) -> int:
+    """Change what they say: how many changes that was.
+
+    Raises `ToolRefusedError` or `ValidationError` for the first that can't be.
+    """
+    before = len(table.state.changes)
+    for delta in deltas.changes:
+        _change(table, delta)
+    for ticked in deltas.clocks:
+        clock = table.references.in_play(ticked.clock, {"clock"})
+        _refuse_paid(table, clock, "filled")
+        tick(table, clock.id, ticked.segments)
+    for fact in deltas.facts:
+        about = table.references.find(fact.about, ENTITY_KINDS).id if fact.about else None
+        table.create(Fact(text=fact.text, about_id=about))
+    for flag in deltas.flags:
+        _set_flag(table, flag)
+    for text in deltas.resolved:
+        table.change(find_echo(table, text), Operations(set={"resolved": True}))
+    return len(table.state.changes) - before
+
+
+def changeable_fields(table: Table, item_id: UUID) -> dict[str, AttributeType]:
+    """The fields of an item in play that a model may change by itself, and what they hold."""
+    held = table.state.items[item_id]
+    kind = held.state["kind"] if held.kind == "entity" else held.kind
+    members = table.rules.changeable(held.kind, held.state)
+    return {
+        **_FIELDS.get(kind, {}),
+        **{f"{ATTRIBUTES}.{name}": each for name, each in members.items() if name != PLAY},
+    }
+
+
+def paid_key(reference: Reference, key: str) -> str:
+    """The entry of a table's `paid` for a field that a cost of this turn has changed."""
+    return f"{reference.id} {key}"
+
+
+def _refuse_paid(table: Table, reference: Reference, key: str) -> None:
+    if paid_key(reference, key) in table.state.paid:
+        raise ToolRefusedError(f"{key} of {reference.name} was a cost of this turn: it is paid.")
+
+
+def _set_flag(table: Table, delta: FlagDelta) -> None:
+    name, flags = delta.flag.strip(), members(table.world.get("flags"))
+    known = {render_name(each).casefold(): each for each in flags}
+    name = known.get(render_name(name).casefold(), name)
+    if name in table.rules.moods():
+        raise ToolRefusedError(f"The flag {name} goes with its mood: tools of their own change it.")
+    table.change(table.state.campaign_id, Operations(set={f"flags.{name}": delta.value}))
+
+
+def _change(table: Table, delta: FieldDelta) -> None:
+    reference = table.references.in_play(delta.item)
+    held = table.state.items[reference.id]
+    if delta.field == "location" and held.kind == "entity":
+        place = table.references.find(delta.value, {"location"})
+        table.change(reference.id, Operations(set={"location_id": str(place.id)}))
+        return
+    fields = changeable_fields(table, reference.id)
+    name = delta.field.removeprefix(f"{ATTRIBUTES}.")
+    key = name if name in fields else f"{ATTRIBUTES}.{name}"
+    if key not in fields:
+        there = ", ".join(["location", *(each.removeprefix(f"{ATTRIBUTES}.") for each in fields)])
+        raise ToolRefusedError(f"{name} of {reference.name} can't be changed; there is: {there}.")
+    _refuse_paid(table, reference, key)
+    table.change(reference.id, _operations(key, fields[key], delta))
+
+
+def _operations(key: str, kind: AttributeType, delta: FieldDelta) -> Operations:
+    value: Any = delta.amount if kind == "number" else delta.value
+    if kind == "list" and delta.how != "set":
+        value = [delta.value]
+    elif kind == "list":
+        raise ToolRefusedError(f"{key} is a list: use add or remove.")
+    if kind == "text" and delta.how != "set":
+        raise ToolRefusedError(f"{key} is a text: use set.")
+    if delta.how == "add":
+        return Operations(add={key: value})
+    if delta.how == "remove":
+        return Operations(remove={key: value})
+    return Operations(set={key: value})
+
+
+def attribute_types(state: State) -> dict[str, AttributeType]:
+    """The attributes that an item has, by what kind of value they hold."""
+    types: dict[str, AttributeType] = {}
+    attributes: State = state.get(ATTRIBUTES) or {}
+    for name, value in attributes.items():
+        if isinstance(value, bool) or value is None or isinstance(value, dict):
+            continue
+        types[name] = (
+            "text" if isinstance(value, str) else "list" if isinstance(value, list) else "number"
+        )
+    return types
 
 
 def arrive(table: Table, place_id: UUID) -> str:
@@ -77,7 +250,7 @@ def _add_people(table: Table, place_id: UUID) -> None:
     here = nlargest(MAX_HOT, names.tied.get(("entity", place_id), {}).values(), key=_seq)
     place = names.around.get(place_id) if names.around else None
     for kept in _known(table, [*here, *([place] if place else [])]):
-        items.setdefault(kept.id, Held("entity", state_of(kept.item)))
+        items.setdefault(kept.id, ItemState("entity", state_of(kept.item)))
 
 
 def _entity(table: Table, entity_id: UUID) -> Entity:
@@ -183,13 +356,13 @@ class FinishTurn(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     deltas: Deltas = Deltas()
 
 
-def think(table: Table, asked: Think) -> Outcome:
+def think(table: Table, asked: Think) -> ToolOutcome:
     """Thoughts are the model's own: they are not shown."""
     del table, asked
     return answer({"ok": True}, "Thinks")
 
 
-def speak(table: Table, asked: Speak) -> Outcome:
+def speak(table: Table, asked: Speak) -> ToolOutcome:
     """What is known of somebody who is about to speak."""
     found = table.references.find(asked.npc, {"npc"})
     state = found.state or {}
@@ -200,7 +373,7 @@ def speak(table: Table, asked: Speak) -> Outcome:
 _TOLD = ("role", "status", "disposition", "personality", "voice", "wants")
 
 
-def ask(table: Table, asked: Ask) -> Outcome:
+def ask(table: Table, asked: Ask) -> ToolOutcome:
     """Wait for the player's answer."""
     options = [Option(id="", label=label) for label in dict.fromkeys(asked.options)]
     if len(options) < 2:  # noqa: PLR2004  # a choice is of two
@@ -214,7 +387,7 @@ def answered(table: Table, index: int) -> dict[str, str]:
     return {"chosen": table.waiting.options[index].label}
 
 
-def set_scene(table: Table, asked: SetScene) -> Outcome:
+def set_scene(table: Table, asked: SetScene) -> ToolOutcome:
     """Go to a place: on with the scene that is open there, or into a new one.
 
     Scenes that no player's character is in any more are over.
@@ -252,7 +425,7 @@ def set_scene(table: Table, asked: SetScene) -> Outcome:
     return answer({"location": name, "here": arrive(table, place_id)}, f"Goes to {name}")
 
 
-def advance_time(table: Table, asked: AdvanceTime) -> Outcome:
+def advance_time(table: Table, asked: AdvanceTime) -> ToolOutcome:
     """Days pass, or hours."""
     if not asked.days and not asked.time_of_day:
         raise ToolRefusedError("Say how many `days` pass, or which `time_of_day` it is.")
@@ -266,7 +439,7 @@ def advance_time(table: Table, asked: AdvanceTime) -> Outcome:
     return answer({"day": world["day"], "time_of_day": world.get("time_of_day", "")}, when)
 
 
-def tick_clock(table: Table, asked: TickClock) -> Outcome:
+def tick_clock(table: Table, asked: TickClock) -> ToolOutcome:
     """A clock ticks."""
     clock = table.references.in_play(asked.clock, {"clock"})
     after = tick(table, clock.id, asked.segments)
@@ -276,7 +449,7 @@ def tick_clock(table: Table, asked: TickClock) -> Outcome:
     return answer({"clock": clock.name, "filled": shown}, summary)
 
 
-def finish_turn(table: Table, asked: FinishTurn) -> Outcome:
+def finish_turn(table: Table, asked: FinishTurn) -> ToolOutcome:
     """Take down what the turn changed, and end it."""
     count = apply_deltas(table, asked.deltas)
     if asked.cost:
@@ -285,7 +458,7 @@ def finish_turn(table: Table, asked: FinishTurn) -> Outcome:
         add_echo(table, "threat", asked.threat)
     table.state.suggestions = list(dict.fromkeys(asked.suggested_actions))
     table.state.play = msgspec.structs.replace(table.play, connector=asked.connector)
-    return Outcome(kind="end", result={"changes": count}, summary="Ends the turn")
+    return ToolOutcome(kind="end", result={"changes": count}, summary="Ends the turn")
 
 
 THINK = PlayTool("think_as_dm", Think, think, is_private=True)

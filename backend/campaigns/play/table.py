@@ -6,57 +6,52 @@ writes down with the reply. It can be saved while the turn waits for its player.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from types import MappingProxyType
+from typing import Annotated, Any, Literal, cast
+from uuid import UUID
 
 import msgspec
 from msgspec import Meta
 
-from backend.campaigns.play.dice import parse_notation
-from backend.campaigns.play.tools import Outcome, PlayTool, answer
-
-if TYPE_CHECKING:
-    pass
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
-from types import MappingProxyType
-from typing import Any, Literal, cast
-from uuid import UUID
-
-from backend.campaigns.ledger.changes import Operations, State, applied, exists, state_of
+from backend.campaigns.ledger.changes import Change, Operations, State, applied, exists, state_of
 from backend.campaigns.ledger.items import STRUCTS, Item, Kind
-from backend.campaigns.ledger.store import Change
-from backend.campaigns.play import guidance
-from backend.campaigns.play.dice import DiceMode, new_seed, roll
-from backend.campaigns.play.references import Held, References
-from backend.campaigns.play.state import (
+from backend.campaigns.play.references import References
+from backend.campaigns.rules.dice import DiceMode, new_seed, parse_notation, roll
+from backend.campaigns.rules.protocol import (
+    Event,
+    Mood,
+    PlayTool,
+    Rules,
+    ToolOutcome,
+    ToolRefusedError,
+    answer,
+    read_play,
+    refusal,
+)
+from backend.campaigns.rules.registry import DEFAULT_RULES, find_rules, known_rules
+from backend.campaigns.rules.state import (
     PLAY,
-    POOL,
     ROLL,
+    Happened,
+    ItemState,
+    Option,
     Pending,
     Play,
     Roll,
     Stored,
     TableState,
-    play_of,
-)
-from backend.campaigns.play.tools import (
-    Event,
-    Happened,
-    Option,
-    ToolRefusedError,
     Waiting,
-    refusal,
 )
-from backend.campaigns.rules import DEFAULT, Mood, Rules, known_rules, rules_of
 from backend.campaigns.state.party import is_scene_here, story_place
 from backend.campaigns.state.snapshot import Names
 from backend.campaigns.state.state_block import Form
 from backend.core.audience import GM, Viewpoint
 from backend.database.base import new_id
-from backend.errors import ValidationError
+from backend.errors import ConflictError, ValidationError
 from backend.generation.model import Tool, ToolCall
 from backend.generation.tools.arguments import InvalidCallError, read_arguments
-from backend.prompts import PromptLibrary
 
 
 class RollDice(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -66,7 +61,7 @@ class RollDice(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     because: Annotated[str, Meta(max_length=1_000)] = ""
 
 
-def roll_dice(table: Table, asked: RollDice) -> Outcome:
+def roll_dice(table: Table, asked: RollDice) -> ToolOutcome:
     """Roll, and return each die and the total."""
     count, sides, more = parse_notation(asked.dice)
     dice = table.roll(count, sides=sides)
@@ -84,6 +79,10 @@ FINISH = "finish_turn"
 _KINDS: dict[type[Item], Kind] = {struct: kind for kind, struct in STRUCTS.items()}
 
 
+class _SavedRules(msgspec.Struct):
+    rules: str
+
+
 class NoSuchOptionError(ValidationError):
     """The turn does not wait for this option."""
 
@@ -97,11 +96,11 @@ class Table:
         viewpoint: What it may not know does not come to the table.
     """
 
-    def __init__(self, state: TableState, names: Names | None = None) -> None:
+    def __init__(self, state: TableState[Any], names: Names | None = None) -> None:
         self.state = state
         self.names = names
         self.viewpoint: Viewpoint = GM
-        self.rules: Rules = rules_of(state.rules)
+        self.rules: Rules[Table] = find_rules(state.rules)
         self._secrets: dict[str, str] = {}
 
     @classmethod
@@ -123,13 +122,14 @@ class Table:
         everyone: its dice are rolled, and it changes nothing.
         """
         held = {
-            item_id: Held(kind_of(item), states.get(item_id) or state_of(item))
+            item_id: ItemState(kind_of(item), states.get(item_id) or state_of(item))
             for item_id, item in items.items()
         }
-        play = play_of(held[campaign_id].state, rules_of(rules))
-        state = TableState(
+        system = find_rules(rules)
+        play = read_play(held[campaign_id].state, system)
+        state = system.state_type(
             campaign_id=campaign_id,
-            rules=rules if rules in known_rules() else DEFAULT,
+            rules=rules if rules in known_rules() else DEFAULT_RULES,
             dice=dice,
             seed=seed or new_seed(),
             items=held,
@@ -146,15 +146,17 @@ class Table:
     @classmethod
     def load(cls, data: bytes, names: Names | None = None) -> Table:
         """A table that was saved."""
-        return cls(msgspec.json.decode(data, type=TableState), names)
+        rules = find_rules(msgspec.json.decode(data, type=_SavedRules).rules)
+        return cls(msgspec.json.decode(data, type=rules.state_type), names)
 
     @property
     def play(self) -> Play:
         """The mood, its variant, position, effect, and what a die has fixed."""
-        return self.state.play
+        play: Play = self.state.play
+        return play
 
     @property
-    def mood(self) -> Mood:
+    def mood(self) -> Mood[Table]:
         """The mood that the turn is in."""
         return self.rules.moods()[self.play.mood]
 
@@ -177,7 +179,7 @@ class Table:
     def is_decided(self) -> bool:
         """True if a die has fixed an outcome, and the turn has not gone on to it."""
         is_open = self.mood.is_unsettled and self.mood.leave is not None
-        return bool(self.play.tier) and is_open and not self.state.is_private
+        return is_open and self.rules.is_decided(self.play) and not self.state.is_private
 
     @property
     def needs_calls(self) -> bool:
@@ -230,7 +232,7 @@ class Table:
         for change in self._play_changes():
             held = state.items[change.item_id]
             after = applied(held.kind, held.state, change.operations)
-            state.items[change.item_id] = Held(held.kind, after)
+            state.items[change.item_id] = ItemState(held.kind, after)
             state.changes.append(change)
         state.before = state.play
         state.stored = Stored(
@@ -242,12 +244,6 @@ class Table:
         )
 
     @property
-    def pool(self) -> list[int]:
-        """The dice that the player sees and may spend."""
-        attributes: State = self.world.get("attributes") or {}
-        return attributes.get(POOL) or []
-
-    @property
     def is_last_phase(self) -> bool:
         """Whether the mood has changed as often as it may in one turn."""
         return self.state.breaks >= MAX_BREAKS
@@ -257,15 +253,11 @@ class Table:
         self.state.shown_place = str(place_id) if place_id else None
         self.state.shows_people = form == "full"
 
-    def guidance(self, prompts: PromptLibrary) -> str:
-        """What the model is told of the mood."""
-        return guidance.render(self, prompts)
-
     def offered(self, *, may_wait: bool = True) -> list[Tool]:
         """Return the tools that the model has now; unless it `may_wait`, those that ask nothing."""
         return [tool.offer for tool in self._tools(may_wait=may_wait)]
 
-    async def use(self, call: ToolCall, *, may_wait: bool = True) -> Outcome:
+    async def use(self, call: ToolCall, *, may_wait: bool = True) -> ToolOutcome:
         """Return the outcome of a call. If the call is wrong, it is an answer with an `error`."""
         tools = {tool.name: tool for tool in self._tools(may_wait=may_wait)}
         if self.waiting is not None:
@@ -273,7 +265,7 @@ class Table:
         self.state.calls += 1
         if not tools:
             if self.is_over:
-                return Outcome(kind="end", result={"error": "The turn is over."})
+                return ToolOutcome(kind="end", result={"error": "The turn is over."})
             return refusal("There are no more calls in this turn: write the narration.")
         if call.problem:  # of a call of which nothing can be read, not even the name is known
             return refusal(f"The call can't be read: {call.problem}")
@@ -282,9 +274,9 @@ class Table:
             return refusal(f"There is no such tool now. There are {', '.join(tools)}.")
         return self._run(tool, call)
 
-    def _run(self, tool: PlayTool, call: ToolCall) -> Outcome:
+    def _run(self, tool: PlayTool[Table], call: ToolCall) -> ToolOutcome:
         """What a tool does; one that refuses leaves everything as it was."""
-        before = self.state.copied()
+        before = self.state.copy()
         self._secrets.clear()
         try:
             arguments = read_arguments(call.arguments, tool.arguments, tool.schema)
@@ -305,12 +297,12 @@ class Table:
         ]
         return replace(outcome, events=events)
 
-    def move_on(self) -> Outcome:
+    def move_on(self) -> ToolOutcome:
         """Go on to the outcome that a die has fixed, for a model that does not."""
         before = self.play
         self._leave_mood()
         self.state.breaks += 1
-        return Outcome(kind="break", events=self._mood_changed(before))
+        return ToolOutcome(kind="break", events=self._mood_changed(before))
 
     def end_turn(self) -> list[Event]:
         """End a mood that would stay open, and return the events of that.
@@ -360,7 +352,7 @@ class Table:
     def wait(
         self, tool: str, kind: Literal["question", "die"], prompt: str, options: Sequence[Option],
         data: Any = None,
-    ) -> Outcome:  # fmt: skip
+    ) -> ToolOutcome:  # fmt: skip
         """Suspend the turn until the player chooses. The options get their ids here.
 
         A question can be answered in the player's own words, too.
@@ -373,7 +365,7 @@ class Table:
         own = f"{self.state.waits}.own" if kind == "question" else ""
         waiting = Waiting(kind=kind, prompt=prompt, options=numbered, own=own)
         self.state.pending = Pending(tool=tool, waiting=waiting, data=data)
-        return Outcome(kind="wait", summary=prompt)
+        return ToolOutcome(kind="wait", summary=prompt)
 
     def get(self, item_id: UUID) -> State:
         """An item in play, as the turn's changes leave it."""
@@ -434,7 +426,7 @@ class Table:
             raise ToolRefusedError(f"Locked by the user, not to be changed: {', '.join(locked)}.")
         after = applied(held.kind, held.state, operations)
         self.rules.validate(held.kind, held.state, after)
-        self.state.items[item_id] = Held(held.kind, after)
+        self.state.items[item_id] = ItemState(held.kind, after)
         self.state.changes.append(Change(held.kind, item_id, operations))
         return after
 
@@ -444,15 +436,15 @@ class Table:
         made = Operations(set=state_of(item))
         after = applied(kind, {}, made)
         self.rules.validate(kind, {}, after)
-        self.state.items[item_id] = Held(kind, after)
+        self.state.items[item_id] = ItemState(kind, after)
         self.state.changes.append(Change(kind, item_id, made))
         return item_id
 
-    def turn_to(self, mood: str, **fields: str) -> None:
+    def turn_to(self, mood: str, **fields: Any) -> None:
         """Go into a mood. What is not named of `Play` is forgotten."""
         if mood not in self.rules.moods():
             raise ToolRefusedError(f"There is no mood {mood}.")
-        self.state.play = msgspec.structs.replace(Play(mood=mood), **fields)
+        self.state.play = self.rules.play_type(mood=mood, **fields)
 
     def roll(self, count: int, *, sides: int = 6) -> list[int]:
         """Dice of this turn, 1 to `sides` each."""
@@ -461,7 +453,7 @@ class Table:
         self.state.rolls.append(Roll(sides, dice))
         return dice
 
-    def _tools(self, *, may_wait: bool) -> list[PlayTool]:
+    def _tools(self, *, may_wait: bool) -> list[PlayTool[Table]]:
         if self.is_over or self.waiting is not None or self.state.calls >= MAX_CALLS:
             return []
         tools = self.rules.tools(self.play.mood)
@@ -472,18 +464,12 @@ class Table:
             return [tool for tool in tools if tool.name == FINISH]
         return [tool for tool in tools if may_wait or tool.choose is None]
 
-    def _tool(self, name: str) -> PlayTool:
+    def _tool(self, name: str) -> PlayTool[Table]:
         return next(tool for tool in self.rules.tools(self.play.mood) if tool.name == name)
 
     def _mood_changed(self, before: Play) -> list[Event]:
-        now = self.play
-        shown = {"mood": now.mood, "variant": now.variant}
-        shown |= {
-            name: value for name in ("position", "effect") if (value := getattr(now, name, ""))
-        }
-        told = (before.mood, before.variant, before.position, before.effect)
-        same = told == (now.mood, now.variant, now.position, now.effect)
-        return [] if same else [("mood.changed", shown)]
+        shown = self.rules.describe_play(self.play)
+        return [] if shown == self.rules.describe_play(before) else [("mood.changed", shown)]
 
 
 def locked_fields(state: State, operations: Operations) -> list[str]:
@@ -501,3 +487,43 @@ def locked_fields(state: State, operations: Operations) -> list[str]:
 def kind_of(item: Item) -> Kind:
     """Which kind of item a struct is."""
     return _KINDS[type(item)]
+
+
+DOWNTIME = "downtime"
+
+
+class DowntimeError(ConflictError):
+    """Downtime has begun, or has not."""
+
+    slug, title = "downtime", "Not now"
+
+
+def enter_downtime(table: Table, activity: str, target: str = "") -> dict[str, Any]:
+    """Begin downtime with one of its activities, and give what that came to.
+
+    The changes are in the table's ledger, its dice included. `target` names whom or what the
+    activity is about, where the rules ask for it: a character, or a project's clock.
+
+    Raises:
+        DowntimeError: It has begun, or the turn before it is not over.
+        ValidationError: The rules have no downtime, or no such activity or target.
+    """
+    mood = table.rules.moods().get(DOWNTIME)
+    if mood is None:
+        raise ValidationError("These rules have no downtime.")
+    if activity not in mood.variants:
+        raise ValidationError(f"`activity` is one of {', '.join(mood.variants)}.")
+    if table.play.mood == DOWNTIME:
+        raise DowntimeError("It is downtime already.")
+    if table.play.mood != next(iter(table.rules.moods())):
+        raise DowntimeError("Something is under way: downtime begins when it is over.")
+    result = table.rules.spend_downtime(table, activity, target)
+    table.turn_to(DOWNTIME, variant=activity)
+    return result
+
+
+def leave_downtime(table: Table) -> None:
+    """Go back to the mood that play begins in. Raises `DowntimeError` where it is not downtime."""
+    if table.play.mood != DOWNTIME:
+        raise DowntimeError("It is not downtime.")
+    table.turn_to(next(iter(table.rules.moods())))

@@ -17,13 +17,11 @@ from backend.campaigns.errors import (
     ProposalTargetGoneError,
 )
 from backend.campaigns.ledger import store as ledger_store
-from backend.campaigns.ledger.changes import Operations, applied, exists, item_of
+from backend.campaigns.ledger.changes import Change, Operations, applied, exists, item_of
 from backend.campaigns.ledger.item_service import check_item_room
 from backend.campaigns.ledger.records import check_references, get_campaign, reading
-from backend.campaigns.ledger.store import Change
 from backend.campaigns.models import Campaign, CampaignProposal, ChangeSource, ProposalState
-from backend.campaigns.proposals.open_proposals import Proposal, open_proposals
-from backend.campaigns.proposals.store import is_told
+from backend.campaigns.proposals.store import Proposal, is_told, open_proposals
 from backend.campaigns.state.viewpoints import check_viewpoint
 from backend.chats.models import Message
 from backend.core.audience import Viewpoint, known_to

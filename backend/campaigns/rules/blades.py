@@ -5,47 +5,523 @@ The numbers are those of the Blades in the Dark SRD; NOTICE names its licence.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from typing import Annotated, Any, Literal, cast
 from uuid import UUID
 
+import msgspec
+from msgspec import Meta
+
 from backend.campaigns.ledger.changes import Operations, State
-from backend.campaigns.ledger.items import Entity, Kind, World
-from backend.campaigns.play.actions import (
-    ACCEPT,
-    ENGAGE,
-    MAX_RATING,
-    POOL_SIZE,
-    RESOLVE,
-    SPEND_DIE,
-    fill_pool,
-    leave_action,
-    leave_aftermath,
-)
-from backend.campaigns.play.attributes import (
+from backend.campaigns.ledger.items import Clock, Entity, Kind, World
+from backend.campaigns.play.echoes import add_echo, is_visible, tick
+from backend.campaigns.play.references import Reference, called
+from backend.campaigns.play.story_tools import ASK, FINISH_TURN, SPEAK, THINK, Short, paid_key
+from backend.campaigns.play.table import Table
+from backend.campaigns.rules.attributes import (
     attributes_of,
     check_number,
     check_numbers,
     check_texts,
+    members,
     number,
     sequence,
     texts,
 )
-from backend.campaigns.play.costs import HEAT, STRESS, WANTED
-from backend.campaigns.play.dice import srd_tier
-from backend.campaigns.play.echoes import add_echo, tick
-from backend.campaigns.play.state import POOL
-from backend.campaigns.play.story_tools import ASK, FINISH_TURN, SPEAK, THINK
-from backend.campaigns.play.table import Table
-from backend.campaigns.play.tools import PlayTool, ToolRefusedError
-from backend.campaigns.rules import AttributeType, Mood, Rules
+from backend.campaigns.rules.protocol import (
+    AttributeType,
+    Mood,
+    PlayTool,
+    Rules,
+    ToolOutcome,
+    ToolRefusedError,
+)
+from backend.campaigns.rules.state import Option, Play, TableState
 from backend.errors import ValidationError
+
+POOL = "dice"
+"""The attribute of a campaign's world that contains the player's dice."""
+
+STRESS = 9
+"""At so much stress a character takes a trauma, and has none again."""
+
+HEAT = 9
+"""At so much heat the players are wanted more, and the rest of it is left."""
+
+WANTED = 4
+MAX_COST = 6
+
+TRAUMAS = (
+    "cold", "haunted", "obsessed", "paranoid", "reckless", "soft", "unstable", "vicious",
+)  # fmt: skip
+
+
+Tier = Literal["critical", "success", "partial", "bad"]
+TIERS: tuple[Tier, ...] = ("critical", "success", "partial", "bad")
+
+
+class BladesPlay(Play, frozen=True, kw_only=True, omit_defaults=True):
+    """The play state with the risky action. `tier` and `outcome` are fixed by the `die`."""
+
+    character: str = ""
+    domain: str = ""
+    position: str = ""
+    effect: str = ""
+    stakes: str = ""
+    tier: str = ""
+    outcome: str = ""
+    die: int = 0
+
+
+class CommittedOutcome(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """An outcome that the model described before the die was chosen. `costs` are `Cost`s."""
+
+    tier: Tier
+    hint: str
+    narrative: str = ""
+    costs: list[dict[str, Any]] = []
+
+
+class BladesState(TableState[BladesPlay], kw_only=True):
+    """The state of a table with the outcomes that were committed to."""
+
+    committed: list[CommittedOutcome] = msgspec.field(default_factory=list[CommittedOutcome])
+
+
+def get_state(table: Table) -> BladesState:
+    """Return the state of a table that is played by these rules."""
+    return cast("BladesState", table.state)
+
+
+def get_pool(table: Table) -> list[int]:
+    """Return the dice that the player sees and may spend."""
+    return attributes_of(table.world).get(POOL) or []
+
+
+def pool_tier(die: int) -> Tier:
+    """Return the tier of a die from the pool."""
+    if die == 6:  # noqa: PLR2004  # the faces of a die
+        return "critical"
+    if die >= 4:  # noqa: PLR2004
+        return "success"
+    return "partial" if die >= 2 else "bad"  # noqa: PLR2004
+
+
+def roll_tier(dice: Sequence[int], *, none: bool = False) -> tuple[int, Tier]:
+    """The die of a roll that counts, and what it comes to: two sixes are critical.
+
+    The highest counts; with `none`, a roll of no dice, the lowest of the two that stand for it,
+    and that is never critical.
+    """
+    if none:
+        die = min(dice)
+        return die, "success" if die == 6 else roll_tier([die])[1]  # noqa: PLR2004
+    die = max(dice)
+    if die == 6:  # noqa: PLR2004
+        return die, "critical" if list(dice).count(6) > 1 else "success"
+    return die, "partial" if die >= 4 else "bad"  # noqa: PLR2004
+
+
+class Cost(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One thing that is paid."""
+
+    kind: Literal["stress", "harm", "heat", "coin", "clock", "item"]
+    amount: Annotated[
+        int, Meta(ge=1, le=MAX_COST, description="Of stress, heat, coin, or a clock's segments.")
+    ] = 1
+    what: Annotated[
+        str,
+        Meta(max_length=200, description="The harm in a few words; the clock's or item's name."),
+    ] = ""
+
+
+def cost_text(cost: Cost) -> str:
+    """A cost in a few words."""
+    match cost.kind:
+        case "harm":
+            return f"harm: {cost.what}"
+        case "item":
+            return f"loses {cost.what}"
+        case "clock":
+            return f"{cost.what} +{cost.amount}"
+        case _:
+            return f"{cost.amount} {cost.kind}"
+
+
+def pay(table: Table, cost: Cost, player_id: UUID) -> None:
+    """Pay a cost of a player's character. Raises `ToolRefusedError` where it can't be."""
+    player = table.get(player_id)
+    match cost.kind:
+        case "stress":
+            add_stress(table, player_id, cost.amount)
+        case "harm":
+            if not cost.what.strip():
+                raise ToolRefusedError("A harm says in `what` which it is.")
+            table.change(player_id, Operations(add={"attributes.harm": [cost.what]}))
+        case "heat":
+            add_heat(table, cost.amount)
+        case "coin":
+            if (has := number(player, "coin")) < cost.amount:
+                raise ToolRefusedError(f"{called(player)} has {has} coin: not {cost.amount}.")
+            table.change(player_id, Operations(remove={"attributes.coin": cost.amount}))
+            _paid(table, Reference(player_id, "", player), "attributes.coin")
+        case "clock":
+            clock = table.references.in_play(cost.what, {"clock"})
+            if not is_visible(table.get(clock.id)):
+                raise ToolRefusedError(f"The player reads costs, and {clock.name} is hidden.")
+            tick(table, clock.id, cost.amount)
+            _paid(table, clock, "filled")
+        case "item":
+            table.change(player_id, _without(player, cost.what))
+            _paid(table, Reference(player_id, "", player), "attributes.inventory")
+
+
+def add_stress(table: Table, player_id: UUID, amount: int) -> None:
+    """Give a character stress; at the ninth it is a trauma, and the stress is gone."""
+    player = table.get(player_id)
+    operations = Operations(set={"attributes.stress_max": STRESS})
+    if number(player, "stress") + amount >= STRESS:
+        operations.set["attributes.stress"] = 0
+        operations.add["attributes.trauma"] = [_next_trauma(texts(player, "trauma"))]
+    else:
+        operations.add["attributes.stress"] = amount
+    table.change(player_id, operations)
+
+
+def add_heat(table: Table, amount: int) -> None:
+    """Give the players heat; what goes beyond it makes them wanted, up to `WANTED`."""
+    heat, wanted = number(table.world, "heat") + amount, number(table.world, "wanted")
+    operations = Operations(set={"attributes.heat_max": HEAT, "attributes.wanted_max": WANTED})
+    if heat >= HEAT and wanted < WANTED:
+        operations.set["attributes.heat"] = heat - HEAT
+        operations.add["attributes.wanted"] = 1
+    else:
+        operations.add["attributes.heat"] = amount
+    table.change(table.state.campaign_id, operations)
+
+
+def _next_trauma(have: list[str]) -> str:
+    fresh = next((one for one in TRAUMAS if one not in have), None)
+    return fresh or f"trauma {len(have) + 1}"
+
+
+def _without(player: State, what: str) -> Operations:
+    wanted = what.strip().casefold()
+    held = texts(player, "inventory")
+    found = next((one for one in held if one.casefold() == wanted), None)
+    if found is None:
+        there = ", ".join(held[:20]) or "nothing"
+        raise ToolRefusedError(f"{called(player)} has no {what[:60]!r}, but {there}.")
+    return Operations(remove={"attributes.inventory": [found]})
+
+
+def _paid(table: Table, reference: Reference, key: str) -> None:
+    table.state.paid.append(paid_key(reference, key))
+
+
+POOL_SIZE = 4
+PUSH = 2
+"""The stress of pushing oneself for one more die."""
+
+MAX_RATING = 4
+
+Domain = Literal["infiltration", "social", "violence", "pursuit", "arcane"]
+Position = Literal["controlled", "risky", "desperate"]
+Effect = Literal["limited", "standard", "great"]
+Variant = Literal["encounter", "opportunity", "discovery"]
+
+
+class Engage(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The player attempts something risky: fix how dangerous it is, and what it can achieve."""
+
+    domain: Domain
+    position: Annotated[Position, Meta(description="How bad it is if it goes wrong.")]
+    effect: Annotated[Effect, Meta(description="How much it achieves if it goes well.")]
+    stakes: Annotated[str, Meta(min_length=1, max_length=1_000, description="What may be lost.")]
+    character: Annotated[str, Meta(max_length=200, description="Who attempts it.")] = ""
+    clock: Annotated[
+        str, Meta(max_length=200, description="What draws nearer: begins where there is none yet.")
+    ] = ""
+
+
+class OutcomeOf(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What happens at one tier."""
+
+    tier: Tier
+    hint: Annotated[
+        str, Meta(min_length=1, max_length=300, description="In a few words, for the player.")
+    ]
+    costs: Annotated[
+        list[Cost], Meta(max_length=5, description="Of partial and bad at least one; else none.")
+    ] = []
+    narrative: Annotated[Short, Meta(description="What you will tell then.")] = ""
+
+
+class SpendDie(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Commit to an outcome for every tier, and let the player choose a die. It can't be changed."""
+
+    situation: Annotated[str, Meta(min_length=1, max_length=1_000)]
+    outcomes: Annotated[list[OutcomeOf], Meta(min_length=1, max_length=len(TIERS))]
+
+
+class Resolve(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Go on to the aftermath that the die has fixed; or `withdrawn`, if no die was spent."""
+
+    tier: Literal["critical", "success", "partial", "bad", "withdrawn"]
+    outcome: Annotated[Short, Meta(description="The hint that was committed to.")] = ""
+
+
+class Accept(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Nothing is risky now, or what came of it is told: go on with the scene."""
+
+    variant: Variant = "encounter"
+
+
+def engage(table: Table, asked: Engage) -> ToolOutcome:
+    """Fix position and effect, and go into the action."""
+    if not table.players:
+        # A campaign can be played before its user has added a character.
+        table.create(Entity(kind="pc", name=asked.character.strip() or "You"))
+    name = table.get(_player(table, asked.character))["name"]
+    clocks = {called(state).casefold() for state in table.of_kind("clock").values()}
+    if (clock := asked.clock.strip()) and clock.casefold() not in clocks:
+        table.create(Clock(name=clock))
+    if table.state.dice == "pool" and not get_pool(table):
+        fill_pool(table)
+    table.turn_to(
+        "action",
+        variant=asked.position,
+        character=name,
+        domain=asked.domain,
+        position=asked.position,
+        effect=asked.effect,
+        stakes=asked.stakes,
+    )
+    summary = f"{name}: {asked.domain}, {asked.position}, {asked.effect} effect"
+    return ToolOutcome(kind="break", result={"mood": "action"}, summary=summary)
+
+
+def fill_pool(table: Table) -> None:
+    """Roll a new pool of dice."""
+    dice = sorted(table.roll(POOL_SIZE), reverse=True)
+    table.change(table.state.campaign_id, Operations(set={f"attributes.{POOL}": dice}))
+
+
+def spend_die(table: Table, asked: SpendDie) -> ToolOutcome:
+    """Commit to outcomes, and wait for the player's die."""
+    play = get_state(table).play
+    if play.tier:
+        raise ToolRefusedError(f"A die is spent: it is {play.tier}. Call resolve.")
+    outcomes: dict[Tier, OutcomeOf] = {each.tier: each for each in asked.outcomes}
+    if len(outcomes) < len(asked.outcomes):
+        raise ToolRefusedError("Each tier has one outcome.")
+    player_id = _player(table, play.character)
+    rating = _rating(table, player_id)
+    _check_outcomes(table, outcomes, _possible_tiers(table, rating), player_id)
+    get_state(table).committed = [
+        CommittedOutcome(
+            tier=tier,
+            hint=each.hint,
+            narrative=each.narrative,
+            costs=[msgspec.to_builtins(cost) for cost in each.costs],
+        )
+        for tier in TIERS
+        if (each := outcomes.get(tier))
+    ]
+    if table.state.dice == "pool":
+        with _tried(table):
+            _spend(table, get_pool(table)[0])
+        options = [
+            Option(id="", label=str(die), die=die, detail=_detail(outcomes[pool_tier(die)]))
+            for die in sorted(set(get_pool(table)), reverse=True)
+        ]
+    else:
+        every = " / ".join(_detail(outcomes[tier]) for tier in TIERS if tier in outcomes)
+        options = [Option(id="", label=_dice(rating), detail=every)]
+        if _may_push(table, player_id):
+            label = f"{_dice(rating + 1)}, for {PUSH} stress"
+            options.append(Option(id="", label=label, detail=every))
+    return table.wait("spend_die", "die", asked.situation, options)
+
+
+def die_chosen(table: Table, index: int) -> dict[str, Any]:
+    """The die fixes the outcome, and the outcome's costs are paid."""
+    waiting, play = table.waiting, get_state(table).play
+    assert waiting is not None  # noqa: S101  # the table has checked it
+    player_id = _player(table, play.character)
+    if table.state.dice == "pool":
+        dice = [waiting.options[index].die]
+        die, tier = dice[0], pool_tier(dice[0])
+        _spend(table, die)
+    else:
+        rating = _rating(table, player_id) + index
+        if index:
+            add_stress(table, player_id, PUSH)
+        dice = table.roll(rating or 2)
+        die, tier = roll_tier(dice, none=rating == 0)
+    fixed = next(each for each in get_state(table).committed if each.tier == tier)
+    costs = [msgspec.convert(cost, Cost) for cost in fixed.costs]
+    for cost in costs:
+        pay(table, cost, player_id)
+    if costs:
+        add_echo(table, "cost", f"{fixed.hint} ({', '.join(map(cost_text, costs))})")
+    table.state.play = msgspec.structs.replace(play, tier=tier, outcome=fixed.hint, die=die)
+    return {
+        "dice": dice,
+        "die": die,
+        "tier": tier,
+        "outcome": fixed.hint,
+        "narrative": fixed.narrative,
+        "paid": [cost_text(cost) for cost in costs],
+        "aftermath": aftermath_of(tier, play.position),
+        "next": f"Call resolve with tier {tier}.",
+    }
+
+
+def resolve(table: Table, asked: Resolve) -> ToolOutcome:
+    """Go into the aftermath of what the die has fixed."""
+    play = get_state(table).play
+    if not play.tier:
+        if asked.tier != "withdrawn":
+            raise ToolRefusedError("No die is spent yet: call spend_die first.")
+        table.turn_to("scene", variant="encounter")
+        return ToolOutcome(kind="break", result={"mood": "scene"}, summary="Gives it up")
+    if asked.tier != play.tier:
+        raise ToolRefusedError(f"The die has fixed {play.tier} ({play.outcome}), not {asked.tier}.")
+    if asked.outcome and asked.outcome.strip().casefold() != play.outcome.strip().casefold():
+        raise ToolRefusedError(f"The outcome that was committed to is: {play.outcome}.")
+    _go_to_aftermath(table)
+    summary = f"{play.tier}: {table.play.variant}"
+    return ToolOutcome(kind="break", result={"mood": "aftermath"}, summary=summary)
+
+
+def _go_to_aftermath(table: Table) -> None:
+    play = get_state(table).play
+    variant = aftermath_of(cast("Tier", play.tier), play.position)
+    table.state.play = msgspec.structs.replace(play, mood="aftermath", variant=variant, turns=0)
+
+
+def leave_action(table: Table) -> None:
+    """Go on to the aftermath that the die has fixed; without a die, give the action up."""
+    if get_state(table).play.tier:
+        _go_to_aftermath(table)
+    else:
+        table.turn_to("scene", variant="encounter")
+
+
+def leave_aftermath(table: Table) -> None:
+    """Go back to the scene."""
+    table.turn_to("scene", variant="encounter")
+
+
+def accept(table: Table, asked: Accept) -> ToolOutcome:
+    """Go on with the scene."""
+    table.turn_to("scene", variant=asked.variant)
+    return ToolOutcome(kind="break", result={"mood": "scene"}, summary=f"Goes on: {asked.variant}")
+
+
+def aftermath_of(tier: Tier, position: str) -> str:
+    """The variant of the aftermath that a tier leads to."""
+    if tier == "bad":
+        return "disaster" if position == "desperate" else "setback"
+    return "costly" if tier == "partial" else "clean"
+
+
+def _player(table: Table, name: str, missing: str = "Say which `character` acts.") -> UUID:
+    """Return the player's character of a name; without a name, the only one."""
+    if name:
+        return table.references.in_play(name, {"pc"}).id
+    if len(table.players) == 1:
+        return next(iter(table.players))
+    raise ToolRefusedError(missing)
+
+
+def _rating(table: Table, player_id: UUID) -> int:
+    """How many dice a character has for a roll in the action's domain; 1 where nothing says so."""
+    ratings = members(attributes_of(table.get(player_id)).get("ratings"))
+    value = ratings.get(get_state(table).play.domain, 1)
+    return min(max(value, 0), MAX_RATING) if isinstance(value, int) else 1
+
+
+def _possible_tiers(table: Table, rating: int) -> set[Tier]:
+    """The tiers that a die can give which the player can choose."""
+    if table.state.dice == "pool":
+        if not get_pool(table):
+            raise ToolRefusedError("There are no dice left.")
+        return {pool_tier(die) for die in get_pool(table)}
+    # Critical takes two dice, but the player may push for another one.
+    return set(TIERS) if rating else set(TIERS) - {"critical"}
+
+
+def _check_outcomes(
+    table: Table, outcomes: dict[Tier, OutcomeOf], needed: set[Tier], player_id: UUID
+) -> None:
+    """Raise `ToolRefusedError` where a tier is missing, or a cost is none or can't be paid."""
+    if missing := [tier for tier in TIERS if tier in needed and tier not in outcomes]:
+        shown = f" The player's dice: {get_pool(table)}." if table.state.dice == "pool" else ""
+        raise ToolRefusedError(f"These tiers need an outcome too: {', '.join(missing)}.{shown}")
+    for tier, each in outcomes.items():
+        is_clean = tier in {"critical", "success"}
+        if is_clean and each.costs:
+            raise ToolRefusedError(f"{tier} costs nothing.")
+        if not is_clean and not each.costs:
+            raise ToolRefusedError(f"{tier} needs at least one cost.")
+        with _tried(table):
+            for cost in each.costs:
+                pay(table, cost, player_id)
+
+
+@contextmanager
+def _tried(table: Table) -> Generator[None]:
+    """Whatever is done within leaves the table as it was."""
+    before = table.state.copy()
+    try:
+        yield
+    finally:
+        table.state = before
+
+
+def _may_push(table: Table, player_id: UUID) -> bool:
+    """Whether a character can take the stress of another die, and is not broken by it."""
+    if number(table.get(player_id), "stress") + PUSH >= STRESS:
+        return False
+    with _tried(table), suppress(ToolRefusedError, ValidationError):
+        add_stress(table, player_id, PUSH)
+        return True
+    return False
+
+
+def _spend(table: Table, die: int) -> None:
+    """Take a die out of the pool."""
+    left = list(get_pool(table))
+    left.remove(die)
+    table.change(table.state.campaign_id, Operations(set={f"attributes.{POOL}": left}))
+
+
+def _detail(outcome: OutcomeOf) -> str:
+    costs = ", ".join(cost_text(cost) for cost in outcome.costs)
+    said = f"{outcome.tier}: {outcome.hint}"
+    return f"{said} ({costs})" if costs else said
+
+
+def _dice(rating: int) -> str:
+    if rating == 0:
+        return "Roll two dice, the lower counts"
+    return f"Roll {rating} dice" if rating > 1 else "Roll one die"
+
+
+ENGAGE = PlayTool("engage", Engage, engage)
+SPEND_DIE = PlayTool("spend_die", SpendDie, spend_die, die_chosen)
+RESOLVE = PlayTool("resolve", Resolve, resolve)
+ACCEPT = PlayTool("accept", Accept, accept)
+
 
 MAX_COIN = 1_000
 OPEN_TURNS = 2
 """Turns that an action without a die, or an aftermath, lasts if the model does not end it."""
 
-_MOODS = {
+_MOODS: Mapping[str, Mood[Table]] = {
     "scene": Mood("scene", ("encounter", "opportunity", "discovery"), needs_calls=True),
     "action": Mood(
         "action",
@@ -64,7 +540,7 @@ _MOODS = {
     ),
     "downtime": Mood("downtime", ("recovery", "project", "entanglement")),
 }
-_TOOLS: Mapping[str, Sequence[PlayTool]] = {
+_TOOLS: Mapping[str, Sequence[PlayTool[Table]]] = {
     "scene": (THINK, SPEAK, ASK, ENGAGE, ACCEPT, FINISH_TURN),
     "action": (THINK, SPEAK, SPEND_DIE, RESOLVE, FINISH_TURN),
     "aftermath": (THINK, SPEAK, ACCEPT, FINISH_TURN),
@@ -97,8 +573,13 @@ _ENTANGLEMENTS = (
 """What comes due, by heat (0 to 3, 4 to 5, 6 and more), and then by the roll, the worst last."""
 
 
-class Blades(Rules):
+class Blades(Rules[Table]):
     """A crew's rules: position and effect, dice to spend, stress and heat, downtime."""
+
+    title = "Blades: heists, stress and clocks"
+    play_type = BladesPlay
+    state_type = BladesState
+    hidden_attributes = frozenset({POOL})
 
     def schema(self, kind: Kind) -> dict[str, Any]:
         """Stress, trauma, harm, coin and ratings of players; heat, wanted and dice of the world."""
@@ -139,11 +620,11 @@ class Blades(Rules):
         is_player = kind == "entity" and state["kind"] == "pc"
         return {"inventory": "list", "coin": "number"} if is_player else {}
 
-    def moods(self) -> Mapping[str, Mood]:
+    def moods(self) -> Mapping[str, Mood[Table]]:
         """Scene, action, aftermath, downtime."""
         return _MOODS
 
-    def tools(self, mood: str) -> Sequence[PlayTool]:
+    def tools(self, mood: str) -> Sequence[PlayTool[Table]]:
         """The mood's own."""
         return _TOOLS[mood]
 
@@ -174,6 +655,24 @@ class Blades(Rules):
     def light_line(self, player: Entity) -> str:
         """Name and stress."""
         return f"{player.name} stress {_count(player.attributes.get('stress'))}/{STRESS}"
+
+    def is_decided(self, play: Play) -> bool:
+        """True if a die is spent."""
+        return isinstance(play, BladesPlay) and bool(play.tier)
+
+    def describe_play(self, play: Play) -> dict[str, str]:
+        """Add position and effect."""
+        shown = super().describe_play(play)
+        for name in ("position", "effect"):
+            if value := getattr(play, name, ""):
+                shown[name] = value
+        return shown
+
+    def prompt_values(self, table: Table) -> dict[str, Any]:
+        """Add the dice, the outcomes that were committed to, and the stakes of the action."""
+        state = get_state(table)
+        values: dict[str, Any] = {"pool": get_pool(table), "committed": state.committed}
+        return values | ({"stakes": state.play.stakes} if state.play.stakes else {})
 
     def spend_downtime(self, table: Table, activity: str, target: str) -> dict[str, Any]:
         """Recover, work on a project, or lie low; what was stirred up before comes due."""
@@ -210,7 +709,7 @@ def _entangle(table: Table) -> str:
     heat, wanted = number(table.world, "heat"), number(table.world, "wanted")
     if heat == 0 and wanted == 0:
         return ""
-    die, _ = srd_tier(table.roll(wanted or 2), none=wanted == 0)
+    die, _ = roll_tier(table.roll(wanted or 2), none=wanted == 0)
     band = 0 if heat <= 3 else 1 if heat <= 5 else 2  # noqa: PLR2004  # the table's own bands
     text = _ENTANGLEMENTS[band][(die - 1) // 2]
     add_echo(table, "threat", text)
@@ -219,7 +718,7 @@ def _entangle(table: Table) -> str:
 
 def _recover(table: Table, target: str) -> dict[str, Any]:
     """Lose as much stress as a die says, and one harm."""
-    player_id = _player(table, target)
+    player_id = _player(table, target, "Say which character in `target`.")
     player = table.get(player_id)
     [die] = table.roll(1)
     lost = min(die, number(player, "stress"))
@@ -237,7 +736,7 @@ def _work(table: Table, target: str) -> dict[str, Any]:
     """Fill one to three segments of a project's clock."""
     clock = table.references.in_play(target, {"clock"})
     [die] = table.roll(1)
-    segments = _PROJECT[srd_tier([die])[1]]
+    segments = _PROJECT[roll_tier([die])[1]]
     after = tick(table, clock.id, segments)
     return {"clock": clock.name, "die": die, "filled": f"{after['filled']}/{after['segments']}"}
 
@@ -249,14 +748,6 @@ def _lie_low(table: Table) -> dict[str, Any]:
     if lost:
         table.change(table.state.campaign_id, Operations(remove={"attributes.heat": lost}))
     return {"die": die, "heat": -lost}
-
-
-def _player(table: Table, name: str) -> UUID:
-    if name:
-        return table.references.in_play(name, {"pc"}).id
-    if len(table.players) == 1:
-        return next(iter(table.players))
-    raise ToolRefusedError("Say which character in `target`.")
 
 
 def _count(value: Any) -> int:

@@ -13,18 +13,7 @@ import msgspec
 from msgspec import Meta
 
 from backend.campaigns.ledger.changes import Operations, State
-from backend.campaigns.ledger.items import Entity, Kind, World
-from backend.campaigns.play.attributes import (
-    attributes_of,
-    check_number,
-    check_numbers,
-    check_texts,
-    members,
-    number,
-    texts,
-)
-from backend.campaigns.play.deltas import Named, Short
-from backend.campaigns.play.dice import parse_notation
+from backend.campaigns.ledger.items import Kind
 from backend.campaigns.play.references import called
 from backend.campaigns.play.story_tools import (
     ADVANCE_TIME,
@@ -34,11 +23,29 @@ from backend.campaigns.play.story_tools import (
     SPEAK,
     THINK,
     TICK_CLOCK,
+    Named,
+    Short,
 )
 from backend.campaigns.play.table import Table
-from backend.campaigns.play.tools import Outcome, PlayTool, ToolRefusedError, answer
-from backend.campaigns.rules import AttributeType, Mood, Rules
-from backend.campaigns.state.state_block import player_line
+from backend.campaigns.rules.attributes import (
+    attributes_of,
+    check_number,
+    check_numbers,
+    check_texts,
+    members,
+    number,
+    texts,
+)
+from backend.campaigns.rules.dice import parse_notation
+from backend.campaigns.rules.protocol import (
+    AttributeType,
+    Mood,
+    PlayTool,
+    Rules,
+    ToolOutcome,
+    ToolRefusedError,
+    answer,
+)
 from backend.errors import ValidationError
 
 MAX_HP = 10_000
@@ -127,7 +134,7 @@ class EndCombat(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     because: Short = ""
 
 
-def check(table: Table, asked: AbilityCheck) -> Outcome:
+def check(table: Table, asked: AbilityCheck) -> ToolOutcome:
     """A check of an ability."""
     who = table.references.in_play(asked.character, _PEOPLE)
     state = table.get(who.id)
@@ -140,7 +147,7 @@ def check(table: Table, asked: AbilityCheck) -> Outcome:
     return answer(result, f"{said}, {'success' if is_success else 'failure'}")
 
 
-def attack(table: Table, asked: Attack) -> Outcome:
+def attack(table: Table, asked: Attack) -> ToolOutcome:
     """An attack, and its damage: a 20 always hits, with twice the dice; a 1 never does."""
     attacker = table.references.in_play(asked.attacker, _PEOPLE)
     target = table.references.in_play(asked.target, _PEOPLE)
@@ -160,7 +167,7 @@ def attack(table: Table, asked: Attack) -> Outcome:
     return answer(result, f"{said}, a hit for {damage}")
 
 
-def harm(table: Table, asked: Harm) -> Outcome:
+def harm(table: Table, asked: Harm) -> ToolOutcome:
     """Damage without an attack."""
     target = table.references.in_play(asked.target, _PEOPLE)
     damage = max(0, _rolled(table, asked.damage))
@@ -168,7 +175,7 @@ def harm(table: Table, asked: Harm) -> Outcome:
     return answer(result, f"{target.name} takes {damage}")
 
 
-def heal(table: Table, asked: Heal) -> Outcome:
+def heal(table: Table, asked: Heal) -> ToolOutcome:
     """Hit points come back, up to the most that there are."""
     target = table.references.in_play(asked.target, _PEOPLE)
     state = table.get(target.id)
@@ -186,7 +193,7 @@ def heal(table: Table, asked: Heal) -> Outcome:
     return answer(result, f"{target.name} regains {healing}")
 
 
-def set_condition(table: Table, asked: SetCondition) -> Outcome:
+def set_condition(table: Table, asked: SetCondition) -> ToolOutcome:
     """A condition begins or ends."""
     target = table.references.in_play(asked.target, _PEOPLE)
     named = {"attributes.conditions": [asked.condition]}
@@ -197,12 +204,12 @@ def set_condition(table: Table, asked: SetCondition) -> Outcome:
     return answer({"conditions": texts(after, "conditions")}, summary)
 
 
-def start_combat(table: Table, asked: StartCombat) -> Outcome:
+def start_combat(table: Table, asked: StartCombat) -> ToolOutcome:
     """Into a fight."""
     return _fight(table, "combat", asked.because or "A fight")
 
 
-def end_combat(table: Table, asked: EndCombat) -> Outcome:
+def end_combat(table: Table, asked: EndCombat) -> ToolOutcome:
     """Out of it."""
     return _fight(table, "explore", asked.because or "The fight is over")
 
@@ -212,10 +219,10 @@ def leave_fight(table: Table) -> None:
     _fight(table, "explore", "The fight is over")
 
 
-def _fight(table: Table, mood: str, summary: str) -> Outcome:
+def _fight(table: Table, mood: str, summary: str) -> ToolOutcome:
     table.change(table.state.campaign_id, Operations(set={"flags.combat": mood == "combat"}))
     table.turn_to(mood)
-    return Outcome(kind="break", result={"mood": mood}, summary=summary)
+    return ToolOutcome(kind="break", result={"mood": mood}, summary=summary)
 
 
 def _d20(table: Table, edge: str) -> int:
@@ -266,14 +273,14 @@ SET_CONDITION = PlayTool("set_condition", SetCondition, set_condition)
 START_COMBAT = PlayTool("start_combat", StartCombat, start_combat)
 END_COMBAT = PlayTool("end_combat", EndCombat, end_combat)
 
-_MOODS = {
+_MOODS: Mapping[str, Mood[Table]] = {
     "explore": Mood("explore", needs_calls=True),
     "combat": Mood(
         "combat", is_unsettled=True, needs_calls=True, leave=leave_fight, max_turns=QUIET_TURNS
     ),
 }
 _DICE = (CHECK, HARM, HEAL, SET_CONDITION)
-_TOOLS: Mapping[str, Sequence[PlayTool]] = {
+_TOOLS: Mapping[str, Sequence[PlayTool[Table]]] = {
     "explore": (
         THINK, SPEAK, ASK, SET_SCENE, ADVANCE_TIME, TICK_CLOCK, *_DICE, START_COMBAT, FINISH_TURN,
     ),
@@ -281,13 +288,15 @@ _TOOLS: Mapping[str, Sequence[PlayTool]] = {
 }  # fmt: skip
 
 
-class Dnd(Rules):
+class Dnd(Rules[Table]):
     """Abilities, armour class, hit points, and fights."""
+
+    title = "Fantasy: hit points and d20"
 
     def schema(self, kind: Kind) -> dict[str, Any]:
         """Hit points, armour class, level, abilities, conditions and gold of people."""
         if kind != "entity":
-            return {"type": "object", "title": f"Attributes of a {kind}"}
+            return super().schema(kind)
         ability = {"type": "integer", "minimum": 1, "maximum": MAX_ABILITY}
         return {
             "type": "object",
@@ -327,27 +336,13 @@ class Dnd(Rules):
         is_player = kind == "entity" and state["kind"] == "pc"
         return {"inventory": "list", "gold": "number"} if is_player else {}
 
-    def moods(self) -> Mapping[str, Mood]:
+    def moods(self) -> Mapping[str, Mood[Table]]:
         """Exploring, and fighting."""
         return _MOODS
 
-    def tools(self, mood: str) -> Sequence[PlayTool]:
+    def tools(self, mood: str) -> Sequence[PlayTool[Table]]:
         """The mood's own."""
         return _TOOLS[mood]
-
-    def precarity(self, players: Sequence[Entity], world: World) -> dict[str, Any] | None:
-        """Nothing but hit points, which are shown."""
-        del players, world
-        return None
-
-    def light_line(self, player: Entity) -> str:
-        """Name and hit points."""
-        return player_line(player)
-
-    def spend_downtime(self, table: Table, activity: str, target: str) -> dict[str, Any]:
-        """There is no downtime."""
-        del table, target
-        raise ValidationError(f"There is no {activity}.")
 
 
 RULES = Dnd()

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from backend.campaigns.ledger.changes import State
-from backend.campaigns.ledger.items import Entity, Kind, World
-from backend.campaigns.play.deltas import attribute_types
+from backend.campaigns.ledger.items import Kind
 from backend.campaigns.play.story_tools import (
     ADVANCE_TIME,
     ASK,
@@ -16,11 +14,10 @@ from backend.campaigns.play.story_tools import (
     SPEAK,
     THINK,
     TICK_CLOCK,
+    attribute_types,
 )
 from backend.campaigns.play.table import Table
-from backend.campaigns.play.tools import PlayTool
-from backend.campaigns.rules import AttributeType, Mood, Rules
-from backend.campaigns.state.state_block import player_line
+from backend.campaigns.rules.protocol import AttributeType, Mood, PlayTool, Rules
 from backend.errors import ValidationError
 
 _USUAL: Mapping[str, AttributeType] = {
@@ -31,12 +28,10 @@ _USUAL: Mapping[str, AttributeType] = {
 }
 
 
-class Freeform(Rules):
+class Freeform(Rules[Table]):
     """A story without rules: numbers mean what its user says."""
 
-    def schema(self, kind: Kind) -> dict[str, Any]:
-        """Any attributes."""
-        return {"type": "object", "title": f"Attributes of a {kind}"}
+    title = "Freeform"
 
     def validate(self, kind: Kind, before: State, after: State) -> None:
         """Let hit points be numbers, where there are any."""
@@ -57,28 +52,14 @@ class Freeform(Rules):
             return {}
         return {**(_USUAL if state["kind"] == "pc" else {}), **attribute_types(state)}
 
-    def moods(self) -> Mapping[str, Mood]:
+    def moods(self) -> Mapping[str, Mood[Table]]:
         """One."""
         return {"story": Mood("story")}
 
-    def tools(self, mood: str) -> Sequence[PlayTool]:
+    def tools(self, mood: str) -> Sequence[PlayTool[Table]]:
         """The generic tools."""
         del mood
         return (THINK, SPEAK, ASK, SET_SCENE, ADVANCE_TIME, TICK_CLOCK, FINISH_TURN)
-
-    def precarity(self, players: Sequence[Entity], world: World) -> dict[str, Any] | None:
-        """Nothing is counted."""
-        del players, world
-        return None
-
-    def spend_downtime(self, table: Table, activity: str, target: str) -> dict[str, Any]:
-        """There is no downtime."""
-        del table, target
-        raise ValidationError(f"There is no {activity}.")
-
-    def light_line(self, player: Entity) -> str:
-        """Name and hit points."""
-        return player_line(player)
 
 
 RULES = Freeform()

@@ -16,10 +16,10 @@ import msgspec
 from sqlalchemy import bindparam, func, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from backend.campaigns.ledger.changes import Operations, item_of
+from backend.campaigns.ledger.changes import Change, Operations, item_of
 from backend.campaigns.ledger.items import Chapter, Scene
-from backend.campaigns.ledger.read_marks import IS_COMPACTED
-from backend.campaigns.ledger.store import Change, read_operations, read_state
+from backend.campaigns.ledger.paths import IS_COMPACTED
+from backend.campaigns.ledger.store import read_operations, read_state
 from backend.campaigns.models import Campaign, CampaignChange, CampaignItem, ChangeSource
 from backend.chats.models import Chat, Message
 from backend.core.audience import narrowest, opened

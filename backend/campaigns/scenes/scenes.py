@@ -15,12 +15,12 @@ from sqlalchemy import bindparam, func, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from backend.campaigns.ledger import store as ledger_store
-from backend.campaigns.ledger.changes import Operations, creation
+from backend.campaigns.ledger.changes import Change, Operations, creation
 from backend.campaigns.ledger.item_service import has_item_room
 from backend.campaigns.ledger.items import Scene
-from backend.campaigns.ledger.read_marks import IS_COMPACTED
+from backend.campaigns.ledger.paths import IS_COMPACTED
 from backend.campaigns.ledger.records import find_campaign, item_states, open_campaign
-from backend.campaigns.ledger.store import Change, read_state
+from backend.campaigns.ledger.store import read_state
 from backend.campaigns.models import CampaignChange, CampaignItem, ChangeSource
 from backend.campaigns.state.party import read_party
 from backend.chats.models import Chat, Message

@@ -16,8 +16,8 @@ from backend.campaigns.ledger.changes import item_of
 from backend.campaigns.ledger.items import INDEXED, Chapter, Entity, Fact, Item, Scene
 from backend.campaigns.ledger.store import read_state
 from backend.campaigns.models import Campaign, CampaignChange, CampaignItem, ChangeSource
-from backend.campaigns.state.known_states import joined_lines, names_of, title_of, told
 from backend.campaigns.state.snapshot import Names
+from backend.campaigns.state.viewpoints import joined_lines, names_of, title_of, told
 from backend.core.audience import (
     GM,
     NAMELESS_MARKS,

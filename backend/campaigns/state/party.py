@@ -13,9 +13,8 @@ from uuid import UUID
 from sqlalchemy import bindparam, select, union_all
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from backend.campaigns.ledger.changes import Operations
+from backend.campaigns.ledger.changes import Change, Operations
 from backend.campaigns.ledger.items import Entity, Scene
-from backend.campaigns.ledger.store import Change
 from backend.campaigns.models import CampaignItem
 from backend.database.base import table_of
 

@@ -18,11 +18,9 @@ from backend.campaigns.ledger import paths as ledger_paths
 from backend.campaigns.ledger.items import Chapter, Entity, Scene, Term, World
 from backend.campaigns.ledger.records import get_campaign, open_campaign, reading, view_item
 from backend.campaigns.models import Campaign, CampaignItem
-from backend.campaigns.rules import rules_of
+from backend.campaigns.rules.registry import find_rules
 from backend.campaigns.scenes.chapters import most_chapters
-from backend.campaigns.state.item_reader import MAX_HOT, CampaignReader
-from backend.campaigns.state.known_states import known_rows
-from backend.campaigns.state.situation_reader import SituationReader
+from backend.campaigns.state.situation_reader import MAX_HOT, CampaignReader, SituationReader
 from backend.campaigns.state.snapshot import NameCache, Names
 from backend.campaigns.state.state_block import (
     MAX_EVENTS,
@@ -34,7 +32,7 @@ from backend.campaigns.state.state_block import (
     choose_form,
     state_block,
 )
-from backend.campaigns.state.viewpoints import check_viewpoint
+from backend.campaigns.state.viewpoints import check_viewpoint, known_rows
 from backend.chats import repository as chats
 from backend.chats import tree
 from backend.chats.models import MESSAGE_CONTENT, MESSAGE_CONTEXT, Chat, Message
@@ -119,7 +117,7 @@ class SituationService:
             threads=[view_item(*each) for each in threads],
             clocks=[view_item(*each) for each in clocks],
             echoes=[view_item(*each) for each in echoes],
-            precarity=rules_of(campaign.rules).precarity(players, world),
+            precarity=find_rules(campaign.rules).precarity(players, world),
             more=more,
         )
 

@@ -13,8 +13,8 @@ from backend.campaigns.errors import CampaignNotFoundError
 from backend.campaigns.ledger.records import get_campaign, open_campaign
 from backend.campaigns.ledger.store import read_state
 from backend.campaigns.models import CampaignItem
-from backend.campaigns.play.state import is_unsettled
-from backend.campaigns.rules import rules_of
+from backend.campaigns.rules.protocol import is_unsettled
+from backend.campaigns.rules.registry import find_rules
 from backend.chats.errors import ChatNotFoundError
 from backend.chats.repository import get_chat
 from backend.database.engine import Database
@@ -74,7 +74,7 @@ class CompactionService:
             world = await session.get_one(CampaignItem, campaign.id)
             waits = is_unsettled(
                 read_state(sealer, world.id, world.sealed_state),
-                rules_of(campaign.rules),
+                find_rules(campaign.rules),
                 is_played=open_campaign(sealer, campaign).settings.tools,
             )
             messages = await count_unread(session, chat)

@@ -18,9 +18,10 @@ from backend.campaigns.ledger.changes import Operations, State, applied, creatio
 from backend.campaigns.ledger.items import STRUCTS, Item, Kind
 from backend.campaigns.names.mentions import slug
 from backend.campaigns.names.roster import Roster
-from backend.campaigns.play.references import Held, called
-from backend.campaigns.play.tools import ToolRefusedError
+from backend.campaigns.play.references import called
 from backend.campaigns.proposals.authority import Unclear
+from backend.campaigns.rules.protocol import ToolRefusedError
+from backend.campaigns.rules.state import ItemState
 from backend.core.audience import Audience, is_known_to_all, opened, stored
 from backend.database.base import new_id
 from backend.enrichment.cleaning import clipped, one_line
@@ -75,7 +76,7 @@ class ItemNames:
     def __init__(
         self,
         known: KnownWorld,
-        items: Mapping[UUID, Held],
+        items: Mapping[UUID, ItemState],
         references: Mapping[str, UUID],
         *,
         text: str,
@@ -347,7 +348,7 @@ class Drafter:
         after = self._checked(held.kind, held.state, operations)
         position = max(position, self._made_at.get(item_id, position))
         if difference(held.state, after).fields():  # else it is so already
-            self._items[item_id] = Held(held.kind, after)
+            self._items[item_id] = ItemState(held.kind, after)
             self._add(held.kind, item_id, operations, asked, position)
         if unclear is not None:
             rest = Operations(set={unclear.field: None})
@@ -367,7 +368,7 @@ class Drafter:
         made = creation(item)
         item_id = new_id()
         after = self._checked(kind, {}, made)
-        self._items[item_id] = Held(kind, after)
+        self._items[item_id] = ItemState(kind, after)
         self._made_at[item_id] = position
         self._add(kind, item_id, made, asked, position)
         if kind == "entity":
@@ -400,7 +401,7 @@ class Drafter:
         made, fact_id = creation(fact), new_id()
         after = self._checked("fact", {}, made)
         if unclear is None:
-            self._items[fact_id] = Held("fact", after)
+            self._items[fact_id] = ItemState("fact", after)
         self._add("fact", fact_id, made, asked, position, unclear, replaces=old)
 
     def _tell(self, asked: Call, positions: Sequence[int]) -> None:

@@ -17,9 +17,10 @@ from backend.campaigns.ledger.store import audience_of, read_state
 from backend.campaigns.models import Campaign, CampaignItem
 from backend.campaigns.names.mentions import NameIndex
 from backend.campaigns.names.roster import Member
-from backend.campaigns.play.references import Held, called
-from backend.campaigns.play.state import PLAY, POOL, ROLL
-from backend.campaigns.rules import AttributeType, Rules, rules_of
+from backend.campaigns.play.references import called
+from backend.campaigns.rules.protocol import AttributeType, Rules
+from backend.campaigns.rules.registry import find_rules
+from backend.campaigns.rules.state import PLAY, ROLL, ItemState
 from backend.campaigns.state.party import is_scene_here, story_place
 from backend.campaigns.state.snapshot import NameCache
 from backend.core.audience import Audience, AudienceMarks, is_known_to_all, known_to_all, stored
@@ -48,7 +49,7 @@ _LETTERS: Mapping[Kind, str] = {
 }
 _MOST: Mapping[Kind, int] = {"thread": MAX_THREADS, "clock": MAX_CLOCKS}
 _REFERENCES = {"location": "location_id", "giver": "giver_id", "present": "present"}
-_HIDDEN = frozenset({PLAY, POOL, ROLL})
+_HIDDEN = frozenset({PLAY, ROLL})
 
 _COLUMNS = (CampaignItem.id, CampaignItem.kind, CampaignItem.sealed_state)
 _OF_CAMPAIGN = CampaignItem.campaign_id == bindparam("campaign"), CampaignItem.exists
@@ -87,8 +88,8 @@ class KnownWorld:
 
     campaign_id: UUID
     version: int
-    rules: Rules
-    items: Mapping[UUID, Held]
+    rules: Rules[Any]
+    items: Mapping[UUID, ItemState]
 
     @property
     def scene_id(self) -> UUID | None:
@@ -171,10 +172,10 @@ async def read_world(
         rows += await session.execute(_NAMED.where(knows), wanted)
     rows.sort(key=attrgetter("id"))
     facts = (await session.execute(_FACTS.where(knows), place)).all()
-    items: dict[UUID, Held] = {}
+    items: dict[UUID, ItemState] = {}
     async for row in unhurried([*rows, *facts], lambda row: len(row.sealed_state)):
-        items[row.id] = Held(row.kind, read_state(sealer, row.id, row.sealed_state))
-    return KnownWorld(campaign.id, campaign.version, rules_of(campaign.rules), items)
+        items[row.id] = ItemState(row.kind, read_state(sealer, row.id, row.sealed_state))
+    return KnownWorld(campaign.id, campaign.version, find_rules(campaign.rules), items)
 
 
 async def refresh_world(
@@ -187,8 +188,8 @@ async def refresh_world(
     async for row in unhurried(rows, lambda row: len(row.sealed_state)):
         items.pop(row.id, None)
         if row.counts and is_known_to_all(audience, row.audience):
-            items[row.id] = Held(row.kind, read_state(sealer, row.id, row.sealed_state))
-    return KnownWorld(campaign.id, campaign.version, rules_of(campaign.rules), items)
+            items[row.id] = ItemState(row.kind, read_state(sealer, row.id, row.sealed_state))
+    return KnownWorld(campaign.id, campaign.version, find_rules(campaign.rules), items)
 
 
 def member_of(entity_id: UUID, state: State) -> Member:
@@ -241,7 +242,7 @@ def attributes_of(known: KnownWorld) -> dict[str, dict[str, AttributeType]]:
     return found
 
 
-def changeable(rules: Rules, state: State) -> dict[str, AttributeType]:
+def changeable(rules: Rules[Any], state: State) -> dict[str, AttributeType]:
     """The attributes of an entity that a model may change by itself."""
     members = rules.changeable("entity", state)
     return {name: kind for name, kind in members.items() if name not in _HIDDEN}
@@ -252,7 +253,7 @@ def key_of(updater: Updater, field: str) -> str:
     return _REFERENCES.get(field, field) if field in updater.fields else f"attributes.{field}"
 
 
-def _told(known: KnownWorld, held: Held) -> str:
+def _told(known: KnownWorld, held: ItemState) -> str:
     """An item in one line, with all of it that a tool may change."""
     state = held.state
     kind = state.get("kind", held.kind)

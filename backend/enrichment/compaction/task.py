@@ -14,7 +14,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from backend.campaigns.ledger.records import find_campaign, open_campaign
 from backend.campaigns.models import Campaign, CampaignMark
-from backend.campaigns.play.state import is_unsettled
+from backend.campaigns.rules.protocol import is_unsettled
 from backend.chats.models import Chat, Message
 from backend.core.cpu_pool import unhurried
 from backend.enrichment.agent.agent import DEMO_NOTE

@@ -12,9 +12,8 @@ from msgspec import Meta
 
 from backend.campaigns.ledger.changes import Operations
 from backend.campaigns.ledger.items import Kind
-from backend.campaigns.play.tools import ToolRefusedError
 from backend.campaigns.proposals.authority import Unclear
-from backend.campaigns.rules import AttributeType
+from backend.campaigns.rules.protocol import AttributeType, ToolRefusedError
 from backend.chronicles.events import EventFields, EventKind
 from backend.database.base import new_id
 from backend.enrichment.cleaning import clipped, one_line

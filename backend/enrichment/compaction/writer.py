@@ -15,10 +15,9 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from backend.campaigns.errors import CampaignFullError
 from backend.campaigns.ledger import store as ledger_store
-from backend.campaigns.ledger.changes import exists
+from backend.campaigns.ledger.changes import Change, exists
 from backend.campaigns.ledger.item_service import check_item_room
 from backend.campaigns.ledger.records import item_name, item_states, named_items
-from backend.campaigns.ledger.store import Change
 from backend.campaigns.models import Campaign
 from backend.campaigns.proposals.authority import Draft, judged
 from backend.campaigns.proposals.store import keep

@@ -13,10 +13,9 @@ from sqlalchemy import select
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from backend.campaigns.ledger import store as ledger_store
-from backend.campaigns.ledger.changes import creation
+from backend.campaigns.ledger.changes import Change, creation
 from backend.campaigns.ledger.items import Chapter
 from backend.campaigns.ledger.records import find_campaign, open_campaign
-from backend.campaigns.ledger.store import Change
 from backend.campaigns.models import Campaign
 from backend.campaigns.scenes.chapters import DueChapter, due_chapter
 from backend.chats.models import Chat, Message

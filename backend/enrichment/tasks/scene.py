@@ -17,15 +17,14 @@ from sqlalchemy import select
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from backend.campaigns.ledger import store as ledger_store
-from backend.campaigns.ledger.changes import Operations
+from backend.campaigns.ledger.changes import Change, Operations
 from backend.campaigns.ledger.items import Scene, Thread
 from backend.campaigns.ledger.records import find_campaign, open_campaign, open_item
-from backend.campaigns.ledger.store import Change
 from backend.campaigns.models import Campaign, CampaignItem
-from backend.campaigns.play.deltas import FieldDelta
+from backend.campaigns.play.story_tools import FieldDelta
 from backend.campaigns.play.table import Table
 from backend.campaigns.scenes.scenes import find_span
-from backend.campaigns.state.item_reader import MAX_HOT, CampaignReader
+from backend.campaigns.state.situation_reader import MAX_HOT, CampaignReader
 from backend.campaigns.state.snapshot import Names
 from backend.campaigns.state.viewpoints import read_marks
 from backend.chats.models import Chat, Message

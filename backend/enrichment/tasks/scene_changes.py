@@ -16,21 +16,19 @@ from msgspec import Meta, structs
 from sqlalchemy import bindparam, func, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from backend.campaigns.ledger.changes import State, creation, difference
+from backend.campaigns.ledger.changes import Change, State, creation, difference
 from backend.campaigns.ledger.item_service import MAX_ITEMS
 from backend.campaigns.ledger.items import Fact, Thread
-from backend.campaigns.ledger.recent_changes import changes_since
 from backend.campaigns.ledger.records import open_campaign
-from backend.campaigns.ledger.store import Change, read_state
+from backend.campaigns.ledger.store import read_state
 from backend.campaigns.models import Campaign, CampaignChange, CampaignItem
 from backend.campaigns.names.mentions import slug
 from backend.campaigns.names.roster import Roster
-from backend.campaigns.play.deltas import Deltas, FieldDelta, apply_deltas, changeable_fields
 from backend.campaigns.play.references import called
+from backend.campaigns.play.story_tools import Deltas, FieldDelta, apply_deltas, changeable_fields
 from backend.campaigns.play.table import Table
-from backend.campaigns.play.tools import ToolRefusedError
-from backend.campaigns.proposals.authority import Draft, judged
-from backend.campaigns.state.known_items import taken_back
+from backend.campaigns.proposals.authority import Draft, changes_since, judged, taken_back
+from backend.campaigns.rules.protocol import ToolRefusedError
 from backend.campaigns.state.situation_reader import SituationReader
 from backend.campaigns.state.snapshot import Names
 from backend.chats.models import Message
@@ -193,7 +191,7 @@ def compared(
     changes: list[Change] = []
     refused: list[Refused] = []
     for delta in deltas:
-        before = table.state.copied()
+        before = table.state.copy()
         try:
             clean = msgspec.structs.replace(delta, value=one_line(delta.value))
             apply_deltas(table, Deltas(changes=[clean]))

@@ -15,9 +15,8 @@ from backend.accounts.auth.identity import Identity
 from backend.campaigns.api.schemas import ChangeView
 from backend.campaigns.errors import CampaignNotFoundError
 from backend.campaigns.ledger.records import get_campaign, open_campaign
-from backend.campaigns.play.downtime import DowntimeError, enter_downtime, leave_downtime
 from backend.campaigns.play.store import commit, table_now
-from backend.campaigns.play.table import Table
+from backend.campaigns.play.table import DowntimeError, Table, enter_downtime, leave_downtime
 from backend.campaigns.state.snapshot import NameCache
 from backend.chats.models import Chat
 from backend.database.engine import Database

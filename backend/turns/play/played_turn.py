@@ -21,8 +21,9 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from backend.campaigns.play.guidance import render_guidance
 from backend.campaigns.play.table import FINISH, Table
-from backend.campaigns.play.tools import Outcome, OutcomeKind, refusal
+from backend.campaigns.rules.protocol import OutcomeKind, ToolOutcome, refusal
 from backend.core.logs import get_logger
 from backend.generation.catalogue import ToolSupport
 from backend.generation.model import (
@@ -216,7 +217,7 @@ class Play:
             self._break(run)
         self._emit(run, outcome)
 
-    def _refuse_early_end(self, run: TurnRun, call: ToolCall) -> Outcome | None:
+    def _refuse_early_end(self, run: TurnRun, call: ToolCall) -> ToolOutcome | None:
         """Return the outcome of an end that comes too early; None if the turn may end."""
         if self.table.is_decided:
             return self.table.move_on()
@@ -257,14 +258,14 @@ class Play:
         run.take_back("text", since=0)
         run.built = self.guide(run.built)
 
-    def _emit(self, run: TurnRun, outcome: Outcome) -> None:
+    def _emit(self, run: TurnRun, outcome: ToolOutcome) -> None:
         for name, data in outcome.events:
             run.progress.transcript.append_event(name, data)
         run.notify()
 
     def guide(self, built: Built) -> Built:
         """Return a prompt with the guidance of the mood that the turn is in."""
-        return built.with_guidance(self.table.guidance(self.prompts))
+        return built.with_guidance(render_guidance(self.table, self.prompts))
 
     def _lacks_calls(self, run: TurnRun) -> bool:
         """True if the rules need a call, none was made, and it is open whether the model can.

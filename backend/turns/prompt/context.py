@@ -14,10 +14,10 @@ import msgspec
 
 from backend.campaigns.api.schemas import CampaignFields
 from backend.campaigns.ledger.changes import State
-from backend.campaigns.ledger.read_marks import Unread
-from backend.campaigns.play.state import is_unsettled
+from backend.campaigns.ledger.paths import Unread
 from backend.campaigns.play.table import Table
-from backend.campaigns.rules import rules_of
+from backend.campaigns.rules.protocol import is_unsettled
+from backend.campaigns.rules.registry import find_rules
 from backend.campaigns.state.situations import CampaignLayers
 from backend.characters.cards.model import Card
 from backend.chats.models import Chat
@@ -227,7 +227,7 @@ class LoadedChat:
         world = self.campaign.now.in_play.get(self.campaign.campaign_id)
         fields = self.campaign.fields
         state: State = msgspec.to_builtins(world) if world else {}
-        return is_unsettled(state, rules_of(fields.rules), is_played=fields.settings.tools)
+        return is_unsettled(state, find_rules(fields.rules), is_played=fields.settings.tools)
 
     @property
     def fields(self) -> list[str]:

@@ -14,7 +14,7 @@ from backend.accounts.auth.identity import Identity
 from backend.accounts.models import User
 from backend.accounts.profile.settings import first_set
 from backend.campaigns.errors import StaleCampaignError
-from backend.campaigns.ledger.read_marks import count_unread_rounds, first_unread
+from backend.campaigns.ledger.paths import count_unread_rounds, first_unread
 from backend.campaigns.ledger.records import open_campaign
 from backend.campaigns.models import Campaign
 from backend.campaigns.play.store import read_table

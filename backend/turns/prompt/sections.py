@@ -10,6 +10,7 @@ from msgspec import structs
 
 from backend.accounts.auth.identity import Identity
 from backend.campaigns.glossary.terms import glossary_lines
+from backend.campaigns.play.guidance import render_guidance
 from backend.campaigns.scenes.chapters import fitting_chapters
 from backend.chats.token_counting import line_text
 from backend.context.assembly import Counter
@@ -126,7 +127,7 @@ class CampaignSections:
             Item(
                 kind="mood",
                 title=table.play.mood.capitalize(),
-                text=table.guidance(self._prompts),
+                text=render_guidance(table, self._prompts),
                 place="depth",
                 depth=self._above_line,
                 reasons=[Reason("campaign")],

@@ -17,7 +17,7 @@ from backend.campaigns.api.schemas import NewCampaign
 from backend.campaigns.api.service import CampaignService
 from backend.campaigns.ledger import store as ledger_store
 from backend.campaigns.ledger.change_log import HistoryService
-from backend.campaigns.ledger.changes import EXISTS, Operations, State, creation
+from backend.campaigns.ledger.changes import EXISTS, Change, Operations, State, creation
 from backend.campaigns.ledger.item_service import ItemService
 from backend.campaigns.ledger.items import Entity, Fact, Item, Kind
 from backend.campaigns.ledger.records import ItemKey, get_campaign, item_states
@@ -87,7 +87,7 @@ class Story:
         async with self.database.write() as session:
             campaign = await get_campaign(session, self.identity, self.campaign_id, lock=True)
             message = await session.get_one(Message, line) if line else None
-            change = ledger_store.Change(kind, item_id, operations)
+            change = Change(kind, item_id, operations)
             (change_id,) = await ledger_store.append(
                 session, self.identity.sealer, campaign, [change], actor=actor, message=message
             )

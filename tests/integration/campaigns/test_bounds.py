@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from backend.campaigns.state import item_reader as reader
+from backend.campaigns.state import situation_reader as reader
 from tests.support.server import Account, ok, problem
 
 pytestmark = [pytest.mark.anyio]

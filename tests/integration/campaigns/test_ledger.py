@@ -17,10 +17,10 @@ from backend.campaigns.api.service import CampaignService
 from backend.campaigns.ledger import paths as ledger_paths
 from backend.campaigns.ledger import store as ledger_store
 from backend.campaigns.ledger.change_log import HistoryService
-from backend.campaigns.ledger.changes import DELETION, EXISTS, Operations, creation, fold
+from backend.campaigns.ledger.changes import DELETION, EXISTS, Change, Operations, creation, fold
 from backend.campaigns.ledger.items import Clock, Entity
 from backend.campaigns.ledger.records import get_campaign, reading
-from backend.campaigns.ledger.store import Change, read_state
+from backend.campaigns.ledger.store import read_state
 from backend.campaigns.models import CampaignChange, CampaignItem
 from backend.chats.models import Chat, Message
 from backend.database.base import new_id

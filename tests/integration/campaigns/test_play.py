@@ -9,9 +9,9 @@ from uuid import UUID
 import pytest
 
 from backend.campaigns.ledger.records import get_campaign
-from backend.campaigns.play.downtime import enter_downtime
 from backend.campaigns.play.store import commit, read_table, table_now
 from backend.campaigns.play.table import Table as PlayTable
+from backend.campaigns.play.table import enter_downtime
 from backend.campaigns.state.situations import SituationService
 from backend.campaigns.state.snapshot import NameCache
 from backend.chats.models import Chat, Message

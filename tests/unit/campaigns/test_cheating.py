@@ -10,8 +10,7 @@ import msgspec
 import pytest
 
 from backend.campaigns.ledger.items import Clock, Entity, Item, World
-from backend.campaigns.play.downtime import enter_downtime
-from backend.campaigns.play.table import Table
+from backend.campaigns.play.table import Table, enter_downtime
 from backend.database.base import new_id
 from backend.generation.model import ToolCall
 from tests.support.play import (

@@ -9,6 +9,7 @@ import pytest
 
 from backend.campaigns.ledger.changes import Operations
 from backend.campaigns.ledger.items import Clock, Echo, Entity, Scene, World
+from backend.campaigns.play.guidance import render_guidance
 from backend.campaigns.play.table import MAX_CALLS, NoSuchOptionError, Table
 from backend.database.base import new_id
 from backend.prompts import load_prompts
@@ -76,7 +77,7 @@ async def test_a_model_is_told_who_knows_what_it_names() -> None:
     assert "who_knows" not in plain.result
     missing = await use(table, "speak_as_npc", npc="Nobody")
     assert missing.result["error"].endswith("Marlena, (secret: game master only) The Heron.")
-    assert "(known to Jake only) The plot 1/6: Fire." in table.guidance(load_prompts())
+    assert "(known to Jake only) The plot 1/6: Fire." in render_guidance(table, load_prompts())
 
 
 async def test_a_question_waits_for_its_own_answer(table: Table) -> None:
@@ -141,7 +142,7 @@ async def test_a_hidden_clock_ticks_and_stays_hidden(table: Table) -> None:
     hidden = new_id()
     clock = Clock(name="The Traitor", segments=4, filled=2, visible=False, consequence="She runs.")
     table = table_of({**town(), hidden: clock})
-    assert "(secret: game master only) The Traitor 2/4" in table.guidance(load_prompts())
+    assert "(secret: game master only) The Traitor 2/4" in render_guidance(table, load_prompts())
     ticked = await use(table, "tick_clock", clock="The Traitor", segments=2)
     assert ticked.result["filled"] == "4/4"
     assert "Traitor" not in str(ticked.events)
@@ -220,7 +221,7 @@ async def test_two_of_one_name_are_told_apart_by_reference() -> None:
 async def test_the_guidance_tells_what_lies_on_the_table() -> None:
     scene = Scene(location_id=SHOP, stakes="The token")
     table = table_of({**town(), new_id(): scene})
-    text = table.guidance(load_prompts())
+    text = render_guidance(table, load_prompts())
     assert "HOW THIS TURN IS PLAYED" in text
     assert "At stake: The token" in text
     assert "- Marlena: her sister back" in text

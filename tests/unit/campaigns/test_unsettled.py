@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from backend.campaigns.play.state import is_unsettled
-from backend.campaigns.rules import known_rules
+from backend.campaigns.rules.protocol import is_unsettled
+from backend.campaigns.rules.registry import known_rules
 
 
 @pytest.mark.parametrize(

@@ -5,14 +5,11 @@ from __future__ import annotations
 import hmac
 import re
 import secrets
-from collections.abc import Sequence
 from typing import Literal
 
 from backend.errors import ValidationError
 
 DiceMode = Literal["pool", "srd"]
-Tier = Literal["critical", "success", "partial", "bad"]
-TIERS: tuple[Tier, ...] = ("critical", "success", "partial", "bad")
 
 SEED_BYTES = 16
 MAX_DICE = 20
@@ -33,30 +30,6 @@ def roll(seed: str, first: int, count: int, *, sides: int = 6) -> list[int]:
     is drawn again.
     """
     return [_die(bytes.fromhex(seed), number, sides) for number in range(first, first + count)]
-
-
-def tier_of(die: int) -> Tier:
-    """What a die of six sides comes to."""
-    if die == 6:  # noqa: PLR2004  # the faces of a die
-        return "critical"
-    if die >= 4:  # noqa: PLR2004
-        return "success"
-    return "partial" if die >= 2 else "bad"  # noqa: PLR2004
-
-
-def srd_tier(dice: Sequence[int], *, none: bool = False) -> tuple[int, Tier]:
-    """The die of a roll that counts, and what it comes to: two sixes are critical.
-
-    The highest counts; with `none`, a roll of no dice, the lowest of the two that stand for it,
-    and that is never critical.
-    """
-    if none:
-        die = min(dice)
-        return die, "success" if die == 6 else srd_tier([die])[1]  # noqa: PLR2004
-    die = max(dice)
-    if die == 6:  # noqa: PLR2004
-        return die, "critical" if list(dice).count(6) > 1 else "success"
-    return die, "partial" if die >= 4 else "bad"  # noqa: PLR2004
 
 
 def parse_notation(text: str) -> tuple[int, int, int]:
