@@ -19,12 +19,12 @@ from backend.accounts.service import AccountService
 from backend.campaigns.api.service import CampaignService
 from backend.campaigns.chat_events import CampaignSessions, ItemAudiences, WorldCopies
 from backend.campaigns.files.transfer import CampaignTransfer
-from backend.campaigns.ledger.change_log import HistoryService
+from backend.campaigns.ledger.change_log import ChangeLogService
 from backend.campaigns.ledger.item_service import ItemService
 from backend.campaigns.proposals.service import ProposalService
 from backend.campaigns.state.index_source import CampaignSource
 from backend.campaigns.state.situations import SituationService
-from backend.campaigns.state.snapshot import NameCache
+from backend.campaigns.state.snapshot import SnapshotCache
 from backend.campaigns.state.story_clock import StoryClock
 from backend.campaigns.state.viewpoints import (
     CampaignAudiences,
@@ -216,9 +216,9 @@ class Services:
 
         self.campaigns = CampaignService(database)
         self.campaign_items = ItemService(database)
-        self.campaign_history = HistoryService(database)
+        self.campaign_history = ChangeLogService(database)
         self.campaign_proposals = ProposalService(database)
-        names, clock = NameCache(), StoryClock()
+        names, clock = SnapshotCache(), StoryClock()
         self.histories = HistoryCache()
         self.situations = SituationService(database, names)
         self.downtime = DowntimeService(database, names)

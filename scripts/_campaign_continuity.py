@@ -18,7 +18,7 @@ from uuid import UUID
 import httpx
 
 from backend.campaigns.ledger import store as ledger_store
-from backend.campaigns.ledger.changes import Change, Operations, creation, item_of
+from backend.campaigns.ledger.changes import Change, Operations, build_creation, build_item
 from backend.campaigns.ledger.items import STRUCTS, Kind
 from backend.campaigns.ledger.records import get_campaign
 from backend.chats.models import Chat, Message
@@ -105,7 +105,7 @@ class Writer:
             campaign = await get_campaign(session, identity, self._campaign_id, lock=True)
             chat = await session.get_one(Chat, self._chat_id)
             message = None if by_hand else await session.get_one(Message, chat.leaf_id)
-            await ledger_store.append(
+            await ledger_store.append_changes(
                 session,
                 identity.sealer,
                 campaign,
@@ -135,7 +135,7 @@ class Writer:
         called = {"entity": "name", "term": "term"}.get(kind)
         if called in STRUCTS[kind].__struct_fields__:
             values.setdefault(called, key)
-        return Change(kind, self.ids[key], creation(item_of(kind, values)))
+        return Change(kind, self.ids[key], build_creation(build_item(kind, values)))
 
     def _value(self, name: str, value: Any) -> Any:
         if name.endswith("_id") or name == "superseded_by":

@@ -14,7 +14,7 @@ from backend.accounts.auth.identity import Identity
 from backend.campaigns.api.schemas import CampaignSettings, NewCampaign
 from backend.campaigns.api.service import make_campaign
 from backend.campaigns.ledger import store as ledger_store
-from backend.campaigns.ledger.changes import Change, Operations, creation
+from backend.campaigns.ledger.changes import Change, Operations, build_creation
 from backend.campaigns.ledger.items import Clock, Entity, Fact, Relation, Scene, Thread
 from backend.campaigns.ledger.records import get_campaign
 from backend.chats.models import Chat, Message
@@ -76,7 +76,9 @@ async def make_world(
     places, people = ids[:_PLACES], ids[_PLACES:]
     made = [
         Change(
-            "entity", each, creation(Entity(kind="location", name=name, description=_text(draw)))
+            "entity",
+            each,
+            build_creation(Entity(kind="location", name=name, description=_text(draw))),
         )
         for each, name in zip(places, names, strict=False)
     ]
@@ -91,20 +93,22 @@ async def make_world(
             location_id=places[0] if number < _PLAYERS else draw.choice(places),
             attributes={"hp": 13, "hp_max": 13, "gold": 15} if number < _PLAYERS else {},
         )
-        made.append(Change("entity", each, creation(entity)))
+        made.append(Change("entity", each, build_creation(entity)))
     facts = [Fact(text=_text(draw), about_id=draw.choice(ids)) for _ in range(sizes.facts)]
-    made += [Change("fact", new_id(), creation(fact)) for fact in facts]
+    made += [Change("fact", new_id(), build_creation(fact)) for fact in facts]
     for number in range(_RELATIONS):
         one, other = draw.sample(people, 2)
         if number < _PLAYERS:
             one = people[number]
         relation = Relation(from_id=one, to_id=other, score=draw.randint(-100, 100))
-        made.append(Change("relation", new_id(), creation(relation)))
+        made.append(Change("relation", new_id(), build_creation(relation)))
     threads = [Thread(title=f"Thread {n}", summary=_text(draw)) for n in range(_THREADS)]
-    made += [Change("thread", new_id(), creation(thread)) for thread in threads]
+    made += [Change("thread", new_id(), build_creation(thread)) for thread in threads]
     clocks = [Clock(name=f"Clock {n}", filled=n % 6) for n in range(_CLOCKS)]
-    made += [Change("clock", new_id(), creation(clock)) for clock in clocks]
-    made.append(Change("scene", new_id(), creation(Scene(title="Here", location_id=places[0]))))
+    made += [Change("clock", new_id(), build_creation(clock)) for clock in clocks]
+    made.append(
+        Change("scene", new_id(), build_creation(Scene(title="Here", location_id=places[0])))
+    )
 
     async with database.write() as session:
         campaign = await make_campaign(
@@ -134,7 +138,7 @@ async def write_changes(
     """Write changes as one version, its number; of a message where one is given."""
     async with database.write() as session:
         campaign = await get_campaign(session, identity, campaign_id, lock=True)
-        await ledger_store.append(
+        await ledger_store.append_changes(
             session,
             identity.sealer,
             campaign,
@@ -162,7 +166,7 @@ async def _tell(
         async with database.write() as session:
             campaign = await get_campaign(session, identity, campaign_id, lock=True)
             for message, some in part:
-                await ledger_store.append(
+                await ledger_store.append_changes(
                     session, identity.sealer, campaign, some, actor="compactor", message=message
                 )
 

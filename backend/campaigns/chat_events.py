@@ -1,4 +1,4 @@
-"""How a campaign follows its chats: their active paths, copies of them, joining and leaving."""
+"""Campaigns follow events of their chats: moved paths, forks, audiences, joining and leaving."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from backend.campaigns.files.transfer import insert_campaign
 from backend.campaigns.ledger import paths as ledger_paths
 from backend.campaigns.ledger import store as ledger_store
 from backend.campaigns.ledger.changes import Change, Operations
-from backend.campaigns.ledger.paths import IS_COMPACTED, copy_marks, read_again
+from backend.campaigns.ledger.paths import IS_COMPACTED, clear_marks, copy_marks
 from backend.campaigns.ledger.records import LOCKED, get_campaign, open_campaign
 from backend.campaigns.models import (
     Actor,
@@ -34,7 +34,7 @@ from backend.campaigns.models import (
     ChangeSource,
     ProposalSource,
 )
-from backend.campaigns.scenes.chapters import narrowed_chapters
+from backend.campaigns.scenes.chapters import narrow_chapters
 from backend.chats import tree
 from backend.chats.events import (
     AudienceChanged,
@@ -64,25 +64,25 @@ from backend.vault.sealing import Sealer
 
 
 class CampaignSessions(AudienceChanged, CampaignChosen, ChatDeleted, PathMoved, WorldShared):
-    """Keeps the state of campaigns in line with their chats."""
+    """Keeps the state of campaigns consistent with their chats."""
 
     async def audience_changed(
         self, session: AsyncSession, identity: Identity, message: Message, *, before: str
     ) -> None:
-        """Take back what was read out of a message for others: it is read again."""
+        """Undo the results of a message that other people may know, so that it is read again."""
         if message.audience != before:
-            await read_again(session, identity.sealer, message.id)
+            await clear_marks(session, identity.sealer, message.id)
 
     async def path_moved(
         self, session: AsyncSession, sealer: Sealer | None, chat: Chat, *, above: int
     ) -> None:
-        """Let the changes of messages count that are on the path, and no others."""
+        """Update which changes are active to those of messages on the active path."""
         if chat.campaign_id is None:
             return
         asked = {"campaign": chat.campaign_id, "owner": chat.user_id}
         campaign = await session.scalar(LOCKED, asked)
         if campaign is not None:
-            await ledger_paths.path_moved(session, sealer, campaign, chat.id, above=above)
+            await ledger_paths.follow_path(session, sealer, campaign, chat.id, above=above)
 
     async def world_shared(
         self,
@@ -92,9 +92,10 @@ class CampaignSessions(AudienceChanged, CampaignChosen, ChatDeleted, PathMoved, 
         fork_id: UUID,
         copied: Mapping[UUID, UUID],
     ) -> None:
-        """Let a fork be a session too.
+        """Add a fork of a session to the campaign.
 
-        A change counts, and a proposal is shown, while any copy of its message is told.
+        A change is active, and a proposal is shown, while any copy of its message is on an active
+        path.
         """
         source = await session.get_one(Chat, source_id)
         if source.campaign_id is None:
@@ -151,7 +152,7 @@ class CampaignSessions(AudienceChanged, CampaignChosen, ChatDeleted, PathMoved, 
     async def campaign_chosen(
         self, session: AsyncSession, identity: Identity, chat: Chat, campaign_id: UUID | None
     ) -> None:
-        """Make a chat a session of a campaign, or of none. Raises `CampaignNotFoundError`."""
+        """Add a chat to a campaign, or remove it with None. Raises `CampaignNotFoundError`."""
         if chat.campaign_id == campaign_id:
             return
         campaign = (
@@ -163,7 +164,7 @@ class CampaignSessions(AudienceChanged, CampaignChosen, ChatDeleted, PathMoved, 
         if chat.chronicle_id is None:
             chat.chronicle_id = campaign.chronicle_id
         await session.flush()
-        await ledger_paths.path_moved(session, identity.sealer, campaign, chat.id, above=0)
+        await ledger_paths.follow_path(session, identity.sealer, campaign, chat.id, above=0)
 
 
 _COMPRESSED = (
@@ -181,7 +182,7 @@ _COMPRESSED = (
         CampaignItem.kind == "scene",
     )
 )
-"""Scenes that are compressed through a message, with the versions of the campaign that did so."""
+"""Scenes that were compressed after a message, with the campaign's versions of the compression."""
 
 _BEGUN = select(func.min(ChangeSource.position)).where(
     ChangeSource.chat_id == bindparam("chat"),
@@ -205,17 +206,17 @@ _CHANGED = (
         ~CampaignChange.is_undone,
     )
 )
-"""What a turn, or the work after it, has changed because of a message."""
+"""Active changes that a turn or its background work made because of a message."""
 
 _EARLIER = aliased(CampaignChange)
 _MADE = _CHANGED.where(
     ~exists().where(_EARLIER.item_id == CampaignChange.item_id, _EARLIER.seq < CampaignChange.seq)
 )
-"""The items that it has made."""
+"""Items that were created because of a message."""
 
 
 class ItemAudiences(AudienceChanged):
-    """Narrows what was made of messages, scenes and chapters to the audience of the messages."""
+    """Restricts items that come from messages, scenes and chapters to the messages' audience."""
 
     async def audience_changed(
         self,
@@ -223,19 +224,19 @@ class ItemAudiences(AudienceChanged):
         identity: Identity,
         message: Message,
         *,
-        before: str,  # noqa: ARG002  # what was made of it is for fewer in any case
+        before: str,  # noqa: ARG002  # the results are restricted in any case
     ) -> None:
-        """Let what was made of the message be for those who may know it.
+        """Restrict the items that come from the message to its audience.
 
-        So are scenes that tell of it, with their threads. With hidden information, what it changed
-        of items that others know is undone.
-        A message for more than before opens nothing: what it came to is its user's to show.
+        The summaries of its scenes, and their threads, are restricted, too. With hidden
+        information, undo its changes of items that others know. A larger audience reveals nothing:
+        only the user can reveal results.
         """
         chat = await session.get_one(Chat, message.chat_id)
         if message.audience == PUBLIC or not message.is_active or chat.campaign_id is None:
             return
         campaign = await get_campaign(session, identity, chat.campaign_id, lock=True)
-        wanted = await _followed(session, message, campaign.id)
+        wanted = await _find_affected(session, message, campaign.id)
         values = {"message": message.id, "campaign": campaign.id}
         made = {row.item_id for row in await session.execute(_MADE, values)}
         query = select(CampaignItem.id, CampaignItem.kind, CampaignItem.audience).where(
@@ -253,24 +254,24 @@ class ItemAudiences(AudienceChanged):
                 if item.kind == "scene":
                     scenes[item.id] = column
         if scenes:
-            changes += await narrowed_chapters(session, identity.sealer, campaign.id, scenes)
+            changes += await narrow_chapters(session, identity.sealer, campaign.id, scenes)
         if changes:
-            await ledger_store.append(
+            await ledger_store.append_changes(
                 session, identity.sealer, campaign, changes, actor="user", message=message
             )
         if open_campaign(identity.sealer, campaign).settings.hidden_information:
             for change in (await session.execute(_CHANGED, values)).all():
                 if not is_known_to_all(change.audience, message.audience):
-                    await ledger_paths.undo(session, identity.sealer, campaign, change.id)
+                    await ledger_paths.undo_change(session, identity.sealer, campaign, change.id)
 
 
-async def _followed(session: AsyncSession, message: Message, campaign_id: UUID) -> set[UUID]:
-    """Scenes that tell of a message, and what was changed together with their summaries."""
+async def _find_affected(session: AsyncSession, message: Message, campaign_id: UUID) -> set[UUID]:
+    """Return scenes that summarise a message, and the items that changed with their summaries."""
     place = {"chat": message.chat_id, "campaign": campaign_id, "place": message.position}
     found: set[UUID] = set()
     for row in (await session.execute(_COMPRESSED, place)).all():
         begun = await session.scalar(_BEGUN, {"chat": message.chat_id, "scene": row.item_id})
-        # It begins with the line that its first reply answers.
+        # It begins with the message that its first reply answers.
         if begun is not None and begun - 1 <= message.position:
             together = select(CampaignChange.item_id).where(
                 CampaignChange.campaign_id == campaign_id, CampaignChange.version == row.version
@@ -280,18 +281,18 @@ async def _followed(session: AsyncSession, message: Message, campaign_id: UUID) 
 
 
 MAX_NAME = 200
-COPY = " (copy)"
+COPY_SUFFIX = " (copy)"
 
 _RANK: Mapping[Actor, int] = {"user": 0, "import": 0, "tool": 1, "compactor": 2}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorldAtMessage:
-    """A campaign as it is at a message, sealed.
+    """The sealed campaign at the time of a message.
 
     Attributes:
         items: Rows of all items.
-        writers: For each item who has changed it, and when last: rows of (item, actor, time).
+        writers: Rows of (item, actor, time): who has changed each item, and when last.
     """
 
     campaign_id: UUID
@@ -310,10 +311,10 @@ class WorldCopy:
 
 
 class WorldCopies(WorldCopied):
-    """Makes a new campaign for the copy of a campaign's chat.
+    """Creates a new campaign for the copy of a campaign's chat.
 
     Args:
-        checks_added: Refuse a copy after which its account holds more than it may.
+        checks_added: Refuse a copy if its account would exceed its limits.
     """
 
     def __init__(
@@ -332,11 +333,11 @@ class WorldCopies(WorldCopied):
         self._checks_added = checks_added
 
     async def world_copied(self, identity: Identity, chat_id: UUID, message_id: UUID) -> StoreWorld:
-        """Copy the campaign of a chat as it is at a message.
+        """Copy the campaign of a chat in its state at a message.
 
         Storing it raises `CampaignFullError`, `ChronicleFullError`, `StorageQuotaExceededError`.
 
-        Raises `ValidationError` for a chat of no campaign.
+        Raises `ValidationError` if the chat has no campaign.
         """
         world = await self._read(identity, chat_id, message_id)
         work = partial(copy_world, identity.sealer, world)
@@ -350,14 +351,14 @@ class WorldCopies(WorldCopied):
         return store
 
     async def _read(self, identity: Identity, chat_id: UUID, message_id: UUID) -> WorldAtMessage:
-        """Read the world with the chat's path at a message; the path moves for the read alone."""
+        """Read the world with the chat's path at a message. The path moves for this read only."""
         async with self._database.trial() as trial:
             chat = await get_chat(trial, chat_id, owner_id=identity.user_id, lock=True)
             if chat.campaign_id is None:
                 raise ValidationError("world: the chat belongs to no campaign that can be copied.")
             campaign = await get_campaign(trial, identity, chat.campaign_id, lock=True)
             above = await tree.choose_leaf(trial, chat, message_id)
-            await ledger_paths.path_moved(trial, identity.sealer, campaign, chat_id, above=above)
+            await ledger_paths.follow_path(trial, identity.sealer, campaign, chat_id, above=above)
             items = CampaignItem.campaign_id == campaign.id, CampaignItem.exists
             counting = (
                 CampaignChange.campaign_id == campaign.id,
@@ -395,7 +396,7 @@ class WorldCopies(WorldCopied):
     async def _store(
         self, session: AsyncSession, identity: Identity, copy: WorldCopy, fork: Chat
     ) -> None:
-        """Store the campaign, and make the fork a session of it."""
+        """Store the campaign, and add the fork to it."""
         campaign, translate = copy.rows.campaign, copy.draft.audience
         await check_room(session, identity)
         if fork.chronicle_id is None:
@@ -405,7 +406,7 @@ class WorldCopies(WorldCopied):
         campaign.chronicle_id = fork.chronicle_id
         await insert_campaign(session, identity, self._outbox, copy.rows)
         fork.campaign_id = campaign.id
-        _lead_viewpoint(identity.sealer, fork, copy.draft.ids)
+        _renumber_viewpoint(identity.sealer, fork, copy.draft.ids)
         mine = Message.chat_id == fork.id, Message.user_id == identity.user_id
         await lead_over(session, Message.audience, translate, *mine)
         await session.flush()
@@ -416,19 +417,19 @@ class WorldCopies(WorldCopied):
 
 
 def copy_world(sealer: Sealer, world: WorldAtMessage) -> WorldCopy:
-    """Make the rows of a campaign that begins with the state of another one. CPU-bound.
+    """Return the rows of a campaign that begins with the state of another one. CPU-bound.
 
-    One change makes each item. Its actor is the one with the last word in the old ledger, and its
-    time is when they changed the item, so that later work meets the same precedence.
+    Each item is created by one change. Its actor and time are those of the last change with the
+    highest precedence in the old ledger, so that later work meets the same precedence.
     """
     items = existing_items(open_items(sealer, world.items))
     renumbered = Renumbered({item_id: kind for item_id, kind, _ in items})
     ids = renumbered.ids
-    writers = _writers(world.writers)
+    writers = _read_writers(world.writers)
     draft = CampaignDraft(
         id=ids[world.campaign_id],
         fields=msgspec.structs.replace(
-            world.fields, name=world.fields.name[: MAX_NAME - len(COPY)] + COPY
+            world.fields, name=world.fields.name[: MAX_NAME - len(COPY_SUFFIX)] + COPY_SUFFIX
         ),
         kinds={ids[item_id]: kind for item_id, kind, _ in items},
         uses={ids[row.id]: row.uses for row in world.items if row.kind == "term"},
@@ -439,7 +440,7 @@ def copy_world(sealer: Sealer, world: WorldAtMessage) -> WorldCopy:
     for seq, (item_id, _, state) in enumerate(items, start=1):
         actor, at = writers[item_id]
         own = renumbered.value(state)
-        if own.get("audience") == []:  # everyone who knew it is deleted
+        if own.get("audience") == []:  # all characters who knew it are deleted
             own["audience"] = GM
         draft.lines.append(
             LedgerLine(
@@ -454,20 +455,23 @@ def copy_world(sealer: Sealer, world: WorldAtMessage) -> WorldCopy:
     return WorldCopy(campaign_rows(sealer, draft, settle(draft), ()), draft)
 
 
-def _writers(rows: Iterable[Any]) -> dict[UUID, tuple[Actor, datetime]]:
-    """Return the actor with the last word on each item, and when they changed it."""
+def _read_writers(rows: Iterable[Any]) -> dict[UUID, tuple[Actor, datetime]]:
+    """Return the actor with the highest precedence for each item, and when they changed it."""
     found: dict[UUID, tuple[Actor, datetime]] = {}
     for row in sorted(rows, key=lambda row: (-_RANK[row.actor], row.at)):
         found[row.item_id] = row.actor, row.at
     return found
 
 
-def _lead_viewpoint(sealer: Sealer, fork: Chat, ids: Mapping[UUID, UUID]) -> None:
-    """Set the viewpoint in a chat's settings to the copied entity; to none if there is none."""
+def _renumber_viewpoint(sealer: Sealer, fork: Chat, ids: Mapping[UUID, UUID]) -> None:
+    """Set the viewpoint in a chat's settings to the copied entity; remove it without a copy."""
     settings = read_settings(sealer, fork)
     try:
         viewpoint = UUID(settings.viewpoint)
-    except (TypeError, ValueError):  # none, everyone's or the game master's
+    except (
+        TypeError,
+        ValueError,
+    ):  # a fork without a viewpoint, or with the viewpoint of everyone or the game master
         return
     led = ids.get(viewpoint)
     settings = msgspec.structs.replace(

@@ -1,4 +1,4 @@
-"""What can go wrong with campaigns."""
+"""Errors of campaigns."""
 
 from __future__ import annotations
 
@@ -8,67 +8,67 @@ from backend.errors import ConflictError, NotFoundError, ValidationError
 
 
 class CampaignNotFoundError(NotFoundError):
-    """No such campaign, or someone else's."""
+    """The campaign does not exist, or belongs to someone else."""
 
-    slug, title = "campaign-not-found", "No such campaign"
+    slug, title = "campaign-not-found", "Campaign not found"
 
 
 class CampaignItemNotFoundError(NotFoundError):
-    """No such item of that kind in this campaign, or a deleted one."""
+    """The campaign has no such item of that kind, or it was deleted."""
 
-    slug, title = "campaign-item-not-found", "No such item in this campaign"
+    slug, title = "campaign-item-not-found", "Item not found in this campaign"
 
 
 class CampaignChangeNotFoundError(NotFoundError):
-    """No such change in this campaign."""
+    """The campaign has no such change."""
 
-    slug, title = "campaign-change-not-found", "No such change in this campaign"
+    slug, title = "campaign-change-not-found", "Change not found in this campaign"
 
 
 class ProposalNotFoundError(NotFoundError):
-    """No such proposal in this campaign."""
+    """The campaign has no such proposal."""
 
-    slug, title = "proposal-not-found", "No such proposal in this campaign"
+    slug, title = "proposal-not-found", "Proposal not found in this campaign"
 
 
 class ProposalDecidedError(ConflictError):
-    """It was decided the other way before."""
+    """The proposal was decided differently before."""
 
-    slug, title = "proposal-decided", "The proposal was decided already"
+    slug, title = "proposal-decided", "Proposal already decided"
 
 
 class ProposalNotToldError(ConflictError):
-    """No chat of the campaign tells the message any more that the proposal comes from."""
+    """The message of the proposal is not on an active path."""
 
     slug, title = "proposal-not-told", "The proposal's message is on another branch"
 
 
 class ProposalTargetGoneError(ConflictError):
-    """What the proposal would change was deleted, or is of another branch."""
+    """The item of the proposal was deleted, or exists only on another branch."""
 
-    slug, title = "proposal-target-gone", "What the proposal is about is gone"
+    slug, title = "proposal-target-gone", "The proposal's item no longer exists"
 
 
 class CampaignVersionNotFoundError(NotFoundError):
-    """The campaign has not had that version."""
+    """The campaign has no such version."""
 
-    slug, title = "campaign-version-not-found", "No such version of this campaign"
+    slug, title = "campaign-version-not-found", "Version not found in this campaign"
 
 
 class CampaignFullError(ConflictError):
-    """A campaign, or an account, holds as much as it may."""
+    """A campaign or an account has reached its limit."""
 
-    slug, title = "campaign-full", "There is no more room"
+    slug, title = "campaign-full", "Limit reached"
 
 
 class CampaignFileError(ValidationError):
-    """The file is broken, or no campaign: the text says where."""
+    """The file is broken, or is not a campaign. The detail says where."""
 
-    slug, title = "unreadable-campaign", "The campaign's file could not be read"
+    slug, title = "unreadable-campaign", "The campaign file could not be read"
 
 
 class StaleCampaignError(Exception):
-    """Some items have to be folded again before they are read: call `SituationService.fold`."""
+    """Some items must be folded before they are read: call `SituationService.fold`."""
 
     def __init__(self, campaign_id: UUID) -> None:
         super().__init__()

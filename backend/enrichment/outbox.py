@@ -10,8 +10,8 @@ from uuid import UUID, uuid5
 from sqlalchemy import ColumnElement, Update, and_, bindparam, delete, or_, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from backend.campaigns.ledger.paths import read_again
-from backend.campaigns.scenes.scenes import count_beat, end_left_scenes, ended_scenes
+from backend.campaigns.ledger.paths import clear_marks
+from backend.campaigns.scenes.scenes import count_beat, end_left_scenes, find_ended_scenes
 from backend.chats.events import ConsentWithdrawn
 from backend.chats.models import Chat, Message
 from backend.chats.questions import read_questions_again
@@ -154,7 +154,7 @@ class EnrichmentOutbox(ConsentWithdrawn):
     ) -> None:
         """End the scenes that the players have left, and have all compressed that a turn ended."""
         await end_left_scenes(session, holder.sealer, chat, reply, turn_id=turn_id)
-        for scene_id in await ended_scenes(session, chat, turn_id=turn_id):
+        for scene_id in await find_ended_scenes(session, chat, turn_id=turn_id):
             await self.compact(session, holder, chat)
             await self.compress(session, holder, chat, scene_id)
 
@@ -340,7 +340,7 @@ class EnrichmentOutbox(ConsentWithdrawn):
         mark = delete(EnrichmentMark).where(EnrichmentMark.id == message_id)
         await session.execute(mark.execution_options(synchronize_session=False))
         await read_questions_again(session, message_id)
-        await read_again(session, None, message_id)
+        await clear_marks(session, None, message_id)
 
     async def left(self, session: AsyncSession, chat: Chat) -> None:
         """The same where a crash cut a reply off and nobody has the key at hand: it waits."""

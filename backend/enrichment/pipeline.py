@@ -32,7 +32,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from backend.accounts.models import User
 from backend.campaigns.ledger.records import find_campaign
-from backend.campaigns.state.snapshot import NameCache
+from backend.campaigns.state.snapshot import SnapshotCache
 from backend.campaigns.state.story_clock import StoryClock
 from backend.chats.errors import ChatNotFoundError
 from backend.chats.models import Chat
@@ -161,7 +161,7 @@ class EnrichmentRuntime:
     outbox: EnrichmentOutbox
     slots: ModelSlots
     clock: StoryClock
-    names: NameCache
+    names: SnapshotCache
     draw: Callable[[], float] = random.random
 
 

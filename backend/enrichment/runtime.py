@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
-from backend.campaigns.state.snapshot import NameCache
+from backend.campaigns.state.snapshot import SnapshotCache
 from backend.campaigns.state.story_clock import StoryClock
 from backend.core.cpu_pool import CpuPool
 from backend.database.engine import Database
@@ -49,7 +49,7 @@ def open_enrichment(  # noqa: PLR0913  # everything that it puts together
     slots: ModelSlots,
     *,
     clock: StoryClock,
-    names: NameCache,
+    names: SnapshotCache,
 ) -> EnrichmentRuntime:
     """What tasks work with. They ask `user_models` for models and look into `memory`."""
     agent = Agent(prompts, memory.search, database, memory.embedder_of, settings, pool)

@@ -9,15 +9,15 @@ import msgspec
 from backend.accounts.auth.identity import Identity
 from backend.campaigns.ledger.records import (
     ItemKey,
+    build_item_view,
     edit_item,
     find_cause,
     get_campaign,
     get_item_row,
     open_campaign,
     open_item,
-    view_item,
 )
-from backend.campaigns.scenes.scenes import last_chat
+from backend.campaigns.scenes.scenes import find_last_chat
 from backend.chats.repository import get_chat
 from backend.database.engine import Database
 from backend.enrichment.outbox import EnrichmentOutbox
@@ -54,11 +54,11 @@ class SceneService:
             cause = await find_cause(session, identity, campaign, message_id)
             closed = {"status": "closed"}
             await edit_item(session, identity.sealer, campaign, key, closed, cause=cause)
-            chat_id = cause.chat_id if cause else await last_chat(session, scene_id)
+            chat_id = cause.chat_id if cause else await find_last_chat(session, scene_id)
             if chat_id is not None:
                 chat = await get_chat(session, chat_id, owner_id=identity.user_id)
                 await self._outbox.compact(session, identity, chat)
                 if open_campaign(identity.sealer, campaign).settings.summaries:
                     await self._outbox.compress(session, identity, chat, scene_id)
             row = await get_item_row(session, identity, key)
-            return view_item(row, open_item(identity.sealer, row))
+            return build_item_view(row, open_item(identity.sealer, row))

@@ -14,9 +14,9 @@ import pytest
 from playwright.sync_api import Page, expect
 
 from backend.accounts.auth.sessions import SessionService
-from backend.campaigns.ledger.changes import Operations, creation
+from backend.campaigns.ledger.changes import Operations, build_creation
 from backend.campaigns.ledger.items import Fact
-from backend.campaigns.proposals.authority import Unclear
+from backend.campaigns.proposals.authority import Ambiguity
 from backend.database.base import new_id, now
 from backend.database.engine import Database
 from backend.settings import Settings
@@ -91,7 +91,7 @@ def test_both_sides_are_shown_and_one_is_accepted_with_the_keyboard(
     lies = {
         "kind": "fact",
         "item_id": new_id(),
-        "operations": creation(Fact(text="Holt lies.", about_id=holt)),
+        "operations": build_creation(Fact(text="Holt lies.", about_id=holt)),
         "replaces": UUID(seagate.ids["honest"]),
     }
     seagate.read(seagate.change("Marlena", status="dead"), lies)
@@ -129,7 +129,7 @@ def test_beside_the_chat_it_is_asked_who_is_meant_while_the_line_is_told(
     page: Page, seagate: Seagate, assert_accessible: Callable[[Page], None]
 ) -> None:
     people = [UUID(seagate.ids[name]) for name in ("Holt", "Vance")]
-    unclear = Unclear(mention="the Inspector", candidates=people)
+    unclear = Ambiguity(mention="the Inspector", candidates=people)
     role = Operations(set={"role": "Spy"})
     spy = {"kind": "entity", "item_id": new_id(), "operations": role, "unclear": unclear}
     seagate.read(spy, seagate.change("Marlena", status="gone"))

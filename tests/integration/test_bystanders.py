@@ -21,7 +21,7 @@ import pytest
 from sqlalchemy import select
 
 from backend.campaigns.ledger import store as ledger_store
-from backend.campaigns.ledger.changes import Change, Operations, creation
+from backend.campaigns.ledger.changes import Change, Operations, build_creation
 from backend.campaigns.ledger.items import Entity
 from backend.campaigns.ledger.records import get_campaign
 from backend.chats.models import Chat
@@ -313,7 +313,7 @@ async def test_a_campaign_of_many_people_and_one_with_a_long_story(
     campaign = ok(await ada.client.post(f"{API}/campaigns", json={"name": "Seagate"}), 201)
     identity, hero = await identity_of(server, ada), new_id()
     made = [
-        Change("entity", each, creation(Entity(kind="npc", name=f"Person {place}")))
+        Change("entity", each, build_creation(Entity(kind="npc", name=f"Person {place}")))
         for place, each in enumerate([hero, *(new_id() for _ in range(8_000))])
     ]
     told = [
@@ -325,7 +325,9 @@ async def test_a_campaign_of_many_people_and_one_with_a_long_story(
         for changes in (made, told):
             async with server.parts.database.write() as session:
                 row = await get_campaign(session, identity, UUID(campaign["id"]), lock=True)
-                await ledger_store.append(session, identity.sealer, row, changes, actor="user")
+                await ledger_store.append_changes(
+                    session, identity.sealer, row, changes, actor="user"
+                )
         query = {"q": "person 8000"}
         found = ok(await ada.client.get(f"{path}/entities", params=query))
         state = ok(await ada.client.get(f"{path}/state"))

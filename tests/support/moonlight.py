@@ -13,7 +13,7 @@ from backend.campaigns.ledger.changes import Operations, State
 from backend.campaigns.ledger.items import Entity, Kind, World
 from backend.campaigns.play.story_tools import FINISH_TURN
 from backend.campaigns.play.table import Table
-from backend.campaigns.rules.attributes import check_number, number
+from backend.campaigns.rules.attributes import check_number, get_number
 from backend.campaigns.rules.protocol import AttributeType, Mood, PlayTool, Rules, ToolOutcome
 
 
@@ -26,7 +26,7 @@ class Howl(msgspec.Struct, frozen=True):
 def howl(table: Table, asked: Howl) -> ToolOutcome:
     [player] = table.players
     table.change(player, Operations(add={"attributes.wolf": asked.times}))
-    table.turn_to("night", variant="full")
+    table.enter_mood("night", variant="full")
     return ToolOutcome(kind="break", summary="Howls")
 
 
@@ -51,7 +51,7 @@ class Moonlight(Rules[Table]):
         return (HOWL, FINISH_TURN) if mood == "day" else (FINISH_TURN,)
 
     def precarity(self, players: Sequence[Entity], world: World) -> dict[str, Any] | None:
-        wolf = max(number({"attributes": each.attributes}, "wolf") for each in players)
+        wolf = max(get_number({"attributes": each.attributes}, "wolf") for each in players)
         return {"score": wolf, "label": "hairy", "voice": "Low and hungry."}
 
     def light_line(self, player: Entity) -> str:

@@ -14,7 +14,7 @@ from uuid import UUID
 
 from sqlalchemy import delete, select
 
-from backend.campaigns.state.snapshot import NameCache
+from backend.campaigns.state.snapshot import SnapshotCache
 from backend.campaigns.state.story_clock import StoryClock
 from backend.chats.models import Chat, Message
 from backend.chronicles.repository import StoryEvent, current_events
@@ -360,7 +360,7 @@ def enrichment(server: Running) -> EnrichmentRuntime:
         EnrichmentOutbox(parts.queue),
         parts.slots,
         clock=StoryClock(),
-        names=NameCache(),
+        names=SnapshotCache(),
     )
 
 

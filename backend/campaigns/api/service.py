@@ -1,4 +1,4 @@
-"""Campaigns as wholes: listing, making, changing, deleting."""
+"""List, create, edit and delete campaigns."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from backend.campaigns.errors import (
     CampaignFullError,
 )
 from backend.campaigns.ledger import store as ledger_store
-from backend.campaigns.ledger.changes import Change, creation
+from backend.campaigns.ledger.changes import Change, build_creation
 from backend.campaigns.ledger.items import World
 from backend.campaigns.ledger.records import (
     ItemKey,
-    campaign_views,
+    build_campaign_views,
     edit_item,
     find_cause,
     get_campaign,
     open_campaign,
-    reading,
+    open_reading,
     seal_campaign,
 )
 from backend.campaigns.models import (
@@ -40,11 +40,11 @@ from backend.http.schemas import Page, check_revision, merge_patch, page_of, rej
 from backend.memory.indexing.outbox import note_change
 
 MAX_CAMPAIGNS = 200
-"""Campaigns of one user."""
+"""Maximum number of campaigns of one user."""
 
 
 class CampaignService:
-    """What a user does with campaigns, by hand."""
+    """Creates and edits campaigns for their user."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -52,21 +52,21 @@ class CampaignService:
     async def list_page(
         self, identity: Identity, *, limit: int, after: UUID | None
     ) -> Page[CampaignView]:
-        """Campaigns, newest first."""
+        """Return campaigns, newest first."""
         query = select(Campaign).where(Campaign.user_id == identity.user_id)
         if after is not None:
             query = query.where(Campaign.id < after)
         async with self._database.read() as session:
             rows = await session.scalars(query.order_by(Campaign.id.desc()).limit(limit + 1))
             page, following = page_of(rows.all(), limit)
-            views = await campaign_views(session, identity.sealer, page)
+            views = await build_campaign_views(session, identity.sealer, page)
         for place, row in enumerate(page):
             if row.is_stale:
                 views[place] = await self.get(identity, row.id)
         return Page(items=views, next=following)
 
     async def create(self, identity: Identity, new: NewCampaign) -> CampaignView:
-        """Make a campaign without items, and its chronicle.
+        """Create a campaign without items, and its chronicle.
 
         Raises `CampaignFullError`, `ChronicleFullError`, `ValidationError`.
         """
@@ -74,13 +74,13 @@ class CampaignService:
         check_rules(new.rules)
         async with self._database.write() as session:
             campaign = await make_campaign(session, identity, new)
-            [view] = await campaign_views(session, identity.sealer, [campaign])
+            [view] = await build_campaign_views(session, identity.sealer, [campaign])
         return view
 
     async def get(self, identity: Identity, campaign_id: UUID) -> CampaignView:
-        """Raises `CampaignNotFoundError`."""
-        async with reading(self._database, identity, campaign_id) as (session, campaign):
-            [view] = await campaign_views(session, identity.sealer, [campaign])
+        """Raise `CampaignNotFoundError` if it does not exist."""
+        async with open_reading(self._database, identity, campaign_id) as (session, campaign):
+            [view] = await build_campaign_views(session, identity.sealer, [campaign])
         return view
 
     async def patch(
@@ -92,9 +92,9 @@ class CampaignService:
         if_match: str | None,
         message_id: UUID | None = None,
     ) -> CampaignView:
-        """Merge into a campaign. What is of its world goes through the ledger.
+        """Merge a patch into a campaign. Changes of its world are written to the ledger.
 
-        With `message_id` that counts while that message is told. Raises `CampaignNotFoundError`,
+        With `message_id` they are active while that message is. Raises `CampaignNotFoundError`,
         `PreconditionFailedError`, `MessageNotFoundError`, `ValidationError`.
         """
         reject_unknown(patch, WorldPatch)
@@ -119,13 +119,13 @@ class CampaignService:
                 campaign.edits += 1
                 campaign.updated_at = now()
             await session.flush()
-            [view] = await campaign_views(session, sealer, [campaign])
+            [view] = await build_campaign_views(session, sealer, [campaign])
         return view
 
     async def delete(self, identity: Identity, campaign_id: UUID, *, if_match: str | None) -> None:
         """Delete a campaign with its items and its ledger.
 
-        Its chats stay, as plain chats, and so does its chronicle, which they may use.
+        Its chats and its chronicle are kept.
 
         Raises `CampaignNotFoundError`, `PreconditionFailedError`.
         """
@@ -148,7 +148,7 @@ class CampaignService:
 
 
 async def make_campaign(session: AsyncSession, identity: Identity, new: NewCampaign) -> Campaign:
-    """Make a campaign without items, with a chronicle of its own that is named after it.
+    """Create a campaign without items, and a chronicle with the same name.
 
     Raises `CampaignFullError`, `ChronicleFullError`.
     """
@@ -167,8 +167,8 @@ async def make_campaign(session: AsyncSession, identity: Identity, new: NewCampa
     seal_campaign(identity.sealer, campaign, fields)
     session.add(campaign)
     await session.flush()
-    world = creation(World(day=new.day, time_of_day=new.time_of_day))
-    await ledger_store.append(
+    world = build_creation(World(day=new.day, time_of_day=new.time_of_day))
+    await ledger_store.append_changes(
         session, identity.sealer, campaign, [Change("world", campaign.id, world)], actor="user"
     )
     await session.flush()
@@ -176,7 +176,7 @@ async def make_campaign(session: AsyncSession, identity: Identity, new: NewCampa
 
 
 async def check_room(session: AsyncSession, identity: Identity) -> None:
-    """Raise `CampaignFullError` where an account has as many campaigns as it may."""
+    """Raise `CampaignFullError` if an account has the maximum number of campaigns."""
     count = select(func.count()).where(Campaign.user_id == identity.user_id)
     if (await session.scalar(count) or 0) >= MAX_CAMPAIGNS:
         raise CampaignFullError(

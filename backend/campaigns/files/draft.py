@@ -16,16 +16,16 @@ from backend.campaigns.ledger.changes import (
     DELETION,
     Operations,
     State,
-    applied,
-    creation,
-    difference,
+    apply_operations,
+    build_creation,
+    build_item,
+    compare_states,
     exists,
     fold,
-    item_of,
 )
 from backend.campaigns.ledger.item_service import MAX_ITEMS
 from backend.campaigns.ledger.items import Kind
-from backend.campaigns.ledger.records import references
+from backend.campaigns.ledger.records import find_references
 from backend.campaigns.models import Actor
 from backend.campaigns.rules.registry import find_rules
 from backend.characters.cards.model import Limit
@@ -137,7 +137,10 @@ def settle(draft: CampaignDraft, *, told: Iterable[UUID] = ()) -> dict[UUID, tup
             item_id=item_id, operations=operations, seq=seq, version=draft.version, actor="import"
         )
         draft.lines.append(line)
-        settled[item_id] = applied(draft.kinds[item_id], settled[item_id][0], operations), seq
+        settled[item_id] = (
+            apply_operations(draft.kinds[item_id], settled[item_id][0], operations),
+            seq,
+        )
     return settled
 
 
@@ -145,8 +148,8 @@ def _leading_to(kind: Kind, folded: State, state: State) -> Operations:
     """The change that leads from what the ledger says to what a file says; an empty one if none."""
     if folded == state:
         return Operations()
-    item = item_of(kind, state)
-    return difference(folded, creation(item).set) if folded else creation(item)
+    item = build_item(kind, state)
+    return compare_states(folded, build_creation(item).set) if folded else build_creation(item)
 
 
 def check_items(draft: CampaignDraft) -> None:
@@ -157,11 +160,11 @@ def check_items(draft: CampaignDraft) -> None:
         kind = draft.kinds[item_id]
         name = state.get("name") or state.get("title") or kind
         try:
-            item = item_of(kind, state)
+            item = build_item(kind, state)
             rules.validate(kind, {}, state)
         except ValidationError as error:
             raise CampaignFileError(f"{name}: {error.detail}") from error
-        for member, ids in references(item).items():
+        for member, ids in find_references(item).items():
             if lost := [each for each in ids if each not in draft.kinds]:
                 raise CampaignFileError(f"{name}: `{member}` names {lost[0]}, no item of the file.")
 

@@ -19,7 +19,7 @@ from backend.campaigns.ledger import store as ledger_store
 from backend.campaigns.ledger.changes import State, exists
 from backend.campaigns.ledger.items import Kind
 from backend.campaigns.ledger.records import keep_references, seal_campaign
-from backend.campaigns.ledger.store import item_row, read_state
+from backend.campaigns.ledger.store import build_item_row, read_state
 from backend.campaigns.models import OPERATIONS, Campaign
 from backend.chats.models import CHAT_TITLE
 from backend.chats.token_counting import CountUnit
@@ -107,7 +107,7 @@ def campaign_rows(
     }
     items = [
         {
-            **item_row(sealer, campaign, item_id, draft.kinds[item_id], state, seq),
+            **build_item_row(sealer, campaign, item_id, draft.kinds[item_id], state, seq),
             "uses": draft.uses.get(item_id, 0),
         }
         for item_id, (state, seq) in settled.items()

@@ -33,10 +33,10 @@ from backend.campaigns.files.rows import (
     open_items,
 )
 from backend.campaigns.files.vault_writer import write_vault
-from backend.campaigns.ledger.records import campaign_views, open_campaign, reading
+from backend.campaigns.ledger.records import build_campaign_views, open_campaign, open_reading
 from backend.campaigns.models import Campaign, CampaignChange, CampaignItem, ChangeSource
 from backend.campaigns.rules.registry import find_rules
-from backend.campaigns.state.viewpoints import check_viewpoint, known_items
+from backend.campaigns.state.viewpoints import check_viewpoint, filter_known_items
 from backend.characters.cards.charx import pack
 from backend.characters.exporting import ExportedFile
 from backend.characters.models import Character, Persona
@@ -108,7 +108,7 @@ class CampaignTransfer:
         Raises `CampaignNotFoundError`, `ValidationError`.
         """
         sealer = identity.sealer
-        async with reading(self._database, identity, campaign_id) as (session, campaign):
+        async with open_reading(self._database, identity, campaign_id) as (session, campaign):
             await check_viewpoint(session, viewpoint, [campaign_id], owner_id=identity.user_id)
             fields = open_campaign(sealer, campaign)
             rows = await _items(session, campaign, viewpoint)
@@ -132,7 +132,7 @@ class CampaignTransfer:
                 counters.edits = campaign.edits
                 counters.compactions = campaign.compactions
             else:
-                items = existing_items(known_items(items, find_rules(fields.rules)))
+                items = existing_items(filter_known_items(items, find_rules(fields.rules)))
             found = OpenCampaign(
                 id=campaign_id,
                 fields=fields,
@@ -169,7 +169,7 @@ class CampaignTransfer:
             await self._store(session, identity, rows, chats)
             for check in self._checks_added:
                 await check(session, identity.user_id)
-            [view] = await campaign_views(session, sealer, [rows.campaign])
+            [view] = await build_campaign_views(session, sealer, [rows.campaign])
         return ImportedCampaign(**msgspec.structs.asdict(view), warnings=draft.warnings)
 
     async def _chat_rows(self, identity: Identity, draft: CampaignDraft) -> list[ChatRows]:

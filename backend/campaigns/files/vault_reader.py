@@ -25,7 +25,7 @@ from backend.campaigns.files.markdown import (
 )
 from backend.campaigns.files.vault_entities import EntityFile
 from backend.campaigns.files.vault_lists import ListReader
-from backend.campaigns.ledger.changes import State, creation, item_of
+from backend.campaigns.ledger.changes import State, build_creation, build_item
 from backend.campaigns.ledger.items import MAX_DAY, MAX_MEMBERS, Fact, Item, Kind, Relation, World
 from backend.campaigns.names.mentions import slug
 from backend.campaigns.rules.registry import DEFAULT_RULES, find_rules, known_rules
@@ -157,7 +157,7 @@ class VaultReader:
     def finish(self) -> None:
         """Take in the world, and check everything."""
         self.draft.kinds = {self.draft.id: "world", **self.draft.kinds}
-        self.draft.states[self.draft.id] = creation(self._world).set
+        self.draft.states[self.draft.id] = build_creation(self._world).set
         check_items(self.draft)
 
     def find(self, name: str, kind: str = "") -> UUID | None:
@@ -194,7 +194,7 @@ class VaultReader:
         item_id = item_id or new_id()
         self.draft.kinds[item_id] = kind
         self.draft.check_count()
-        self.draft.states[item_id] = creation(item).set
+        self.draft.states[item_id] = build_creation(item).set
         return item_id
 
     def note(self, text: str, about: UUID | None) -> None:
@@ -263,7 +263,7 @@ class VaultReader:
         fields["audience"] = "public" if file.secrets else audience
         fields["attributes"] = self._allowed(file, {**fields, "attributes": {}}, attributes)
         try:
-            item = item_of("entity", msgspec.to_builtins(fields))
+            item = build_item("entity", msgspec.to_builtins(fields))
         except ValidationError as error:
             raise CampaignFileError(f"{file.name}: {error.detail}") from error
         self.add("entity", item, entity_id)
@@ -294,7 +294,7 @@ class VaultReader:
         if len(fields["attributes"]) > MAX_MEMBERS:
             return f"there are more than {MAX_MEMBERS}"
         try:
-            item_of("entity", msgspec.to_builtins(fields))
+            build_item("entity", msgspec.to_builtins(fields))
             find_rules(self.draft.fields.rules).validate("entity", {}, fields)
         except ValidationError as error:
             return error.detail

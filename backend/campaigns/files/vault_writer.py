@@ -25,7 +25,7 @@ from backend.campaigns.files.markdown import (
     plain_entry,
 )
 from backend.campaigns.files.vault_entities import write_entity
-from backend.campaigns.ledger.changes import exists, item_of
+from backend.campaigns.ledger.changes import build_item, exists
 from backend.campaigns.ledger.items import (
     Chapter,
     Clock,
@@ -68,7 +68,7 @@ class _Writer:
     def __init__(self, campaign: OpenCampaign) -> None:
         self._campaign = campaign
         self._items = {
-            item_id: item_of(kind, state)
+            item_id: build_item(kind, state)
             for item_id, kind, state in campaign.items
             if exists(state)
         }

@@ -15,7 +15,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from backend.campaigns.glossary.coinages import key_of
 from backend.campaigns.ledger import store as ledger_store
-from backend.campaigns.ledger.changes import Change, creation
+from backend.campaigns.ledger.changes import Change, build_creation
 from backend.campaigns.ledger.item_service import MAX_ITEMS
 from backend.campaigns.ledger.items import Term
 from backend.campaigns.ledger.records import open_campaign
@@ -118,7 +118,7 @@ async def propose_terms(
         Change(
             "term",
             new_id(),
-            creation(
+            build_creation(
                 Term(
                     term=each.term,
                     definition=each.text,
@@ -131,7 +131,7 @@ async def propose_terms(
         for each in new
     ]
     if changes:
-        await ledger_store.append(
+        await ledger_store.append_changes(
             session, sealer, campaign, changes, actor="compactor", message=message
         )
     return [each.term for each in new]

@@ -1,4 +1,4 @@
-"""Items of campaigns: listing, making, changing, deleting."""
+"""List, create, edit and delete the items of campaigns."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from backend.campaigns.errors import (
     CampaignFullError,
 )
 from backend.campaigns.ledger import store as ledger_store
-from backend.campaigns.ledger.changes import DELETION, Change, creation, item_of
+from backend.campaigns.ledger.changes import DELETION, Change, build_creation, build_item
 from backend.campaigns.ledger.items import Item, Kind, Scene
 from backend.campaigns.ledger.records import (
     ItemKey,
+    build_item_view,
     check_references,
     edit_item,
     find_cause,
     get_campaign,
     get_item_row,
     open_item,
-    reading,
-    view_item,
+    open_reading,
 )
 from backend.campaigns.models import (
     CampaignItem,
@@ -38,24 +38,24 @@ from backend.database.engine import Database
 from backend.http.schemas import check_revision
 
 MAX_ITEMS = 50_000
-"""Items in one campaign, deleted ones among them."""
+"""Maximum number of items in one campaign, including deleted ones."""
 
 AT_ONCE = 500
-"""Rows that are read and unsealed in one go."""
+"""Rows that are read and unsealed in one batch."""
 
 _SEARCHED = ("name", "title", "term", "text", "summary", "role")
 
 
 class ItemFilter(NamedTuple):
-    """Which items of a kind a list is to hold: all where nothing is said."""
+    """The filters of an item list. The default accepts all items of a kind."""
 
     kind: str | None = None
     at: UUID | None = None
     status: str | None = None
     text: str | None = None
 
-    def lets_in(self, item: Item) -> bool:
-        """Whether an item has the status, and the text in one of its names or texts."""
+    def accepts(self, item: Item) -> bool:
+        """Return True if an item has the status, and the text in one of its names or texts."""
         if self.status is not None and getattr(item, "status", None) != self.status:
             return False
         if not self.text:
@@ -66,7 +66,7 @@ class ItemFilter(NamedTuple):
 
 
 class ItemService:
-    """What a user does with the items of campaigns, by hand."""
+    """Creates and edits the items of campaigns for their user."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -81,7 +81,7 @@ class ItemService:
         limit: int,
         after: UUID | None,
     ) -> ItemPage:
-        """Items of a kind, oldest first. Raises `CampaignNotFoundError`."""
+        """Return items of a kind, oldest first. Raises `CampaignNotFoundError`."""
         query = select(CampaignItem).where(
             CampaignItem.campaign_id == campaign_id,
             CampaignItem.user_id == identity.user_id,
@@ -95,14 +95,14 @@ class ItemService:
         found: list[Any] = []
         following: UUID | None = after
         at_once = AT_ONCE if asked.status is not None or asked.text else limit + 1
-        async with reading(self._database, identity, campaign_id) as (session, _):
+        async with open_reading(self._database, identity, campaign_id) as (session, _):
             while len(found) <= limit:
                 part = query if following is None else query.where(CampaignItem.id > following)
                 rows = (await session.scalars(part.order_by(CampaignItem.id).limit(at_once))).all()
                 async for row in unhurried(rows, lambda row: len(row.sealed_state)):
                     item = open_item(identity.sealer, row)
-                    if asked.lets_in(item):
-                        found.append(view_item(row, item))
+                    if asked.accepts(item):
+                        found.append(build_item_view(row, item))
                 if len(rows) < at_once:
                     break
                 following = rows[-1].id
@@ -118,32 +118,32 @@ class ItemService:
         *,
         message_id: UUID | None = None,
     ) -> msgspec.Struct:
-        """Add an item. With `message_id` it exists while that message is on the active path.
+        """Create an item. With `message_id` it exists while that message is on the active path.
 
-        An open scene takes the players' characters along to its place.
+        If it is an open scene, the players' characters move to its place.
 
         Raises `CampaignNotFoundError`, `CampaignFullError`, `MessageNotFoundError`,
         `ValidationError`.
         """
-        item = item_of(kind, fields)
+        item = build_item(kind, fields)
         async with self._database.write() as session:
             campaign = await get_campaign(session, identity, campaign_id, lock=True)
             await check_item_room(session, campaign_id)
             await check_references(session, campaign_id, item)
             cause = await find_cause(session, identity, campaign, message_id)
-            change = Change(kind, new_id(), creation(item))
+            change = Change(kind, new_id(), build_creation(item))
             moved = (
                 await follow_scene(session, campaign_id, item) if isinstance(item, Scene) else ()
             )
-            await ledger_store.append(
+            await ledger_store.append_changes(
                 session, identity.sealer, campaign, [change, *moved], actor="user", message=cause
             )
-            return await _shown(session, identity, ItemKey(campaign_id, kind, change.item_id))
+            return await _load_view(session, identity, ItemKey(campaign_id, kind, change.item_id))
 
     async def get_item(self, identity: Identity, key: ItemKey) -> msgspec.Struct:
-        """Raises `CampaignNotFoundError`, `CampaignItemNotFoundError`."""
-        async with reading(self._database, identity, key.campaign_id) as (session, _):
-            return await _shown(session, identity, key)
+        """Raise `CampaignNotFoundError` or `CampaignItemNotFoundError` if it does not exist."""
+        async with open_reading(self._database, identity, key.campaign_id) as (session, _):
+            return await _load_view(session, identity, key)
 
     async def patch_item(
         self,
@@ -154,7 +154,7 @@ class ItemService:
         if_match: str | None,
         message_id: UUID | None = None,
     ) -> msgspec.Struct:
-        """Merge into an item; what differs is one change of the ledger.
+        """Merge a patch into an item as one change of the ledger.
 
         Raises `CampaignItemNotFoundError`, `PreconditionFailedError`, `MessageNotFoundError`,
         `ValidationError`.
@@ -165,7 +165,7 @@ class ItemService:
             check_revision(if_match, row.seq)
             cause = await find_cause(session, identity, campaign, message_id)
             await edit_item(session, identity.sealer, campaign, key, patch, cause=cause)
-            return await _shown(session, identity, key)
+            return await _load_view(session, identity, key)
 
     async def delete_item(
         self,
@@ -175,7 +175,7 @@ class ItemService:
         if_match: str | None,
         message_id: UUID | None = None,
     ) -> None:
-        """Delete an item, as a change that can be undone.
+        """Delete an item with a change that can be undone.
 
         Raises `CampaignItemNotFoundError`, `PreconditionFailedError`, `MessageNotFoundError`,
         `ValidationError`.
@@ -186,14 +186,14 @@ class ItemService:
             check_revision(if_match, row.seq)
             cause = await find_cause(session, identity, campaign, message_id)
             change = Change(key.kind, key.item_id, DELETION)
-            await ledger_store.append(
+            await ledger_store.append_changes(
                 session, identity.sealer, campaign, [change], actor="user", message=cause
             )
 
 
-async def _shown(session: AsyncSession, identity: Identity, key: ItemKey) -> msgspec.Struct:
+async def _load_view(session: AsyncSession, identity: Identity, key: ItemKey) -> msgspec.Struct:
     row = await get_item_row(session, identity, key)
-    return view_item(row, open_item(identity.sealer, row))
+    return build_item_view(row, open_item(identity.sealer, row))
 
 
 async def has_item_room(session: AsyncSession, campaign_id: UUID, *, more: int = 1) -> bool:

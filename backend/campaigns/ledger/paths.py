@@ -1,6 +1,6 @@
-"""Which changes of a ledger count: as the path goes, as the user undoes. Nothing here commits.
+"""Active changes of a ledger, as paths move and users undo, and messages already compacted.
 
-The caller has locked the campaign's row.
+The functions do not commit. The caller has locked the campaign's row.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ from backend.database.base import chunks, now, table_of
 from backend.vault.sealing import Sealer
 
 
-async def changed_items(session: AsyncSession, chat_id: UUID, *, above: int) -> set[UUID]:
-    """Items with changes that count and follow from a chat's messages from position `above` on."""
+async def find_changed_items(session: AsyncSession, chat_id: UUID, *, above: int) -> set[UUID]:
+    """Return the items with active changes that come from a chat's messages from `above` on."""
     return set(await session.scalars(_COUNTING, {"chat": chat_id, "above": above}))
 
 
-async def path_moved(
+async def follow_path(
     session: AsyncSession,
     sealer: Sealer | None,
     campaign: Campaign,
@@ -43,9 +43,9 @@ async def path_moved(
     *,
     above: int,
 ) -> None:
-    """Let changes count as the chat's active path now says, from position `above` on.
+    """Update which changes are active after a chat's path has moved from position `above` on.
 
-    Without a sealer the items are only marked: the next request that reads the campaign folds them.
+    Without a sealer, only mark the items: the next request that reads the campaign folds them.
     """
     place = {"chat": chat_id, "above": above, "campaign": campaign.id}
     rows = (await session.execute(_TOGGLED, place)).all()
@@ -55,18 +55,18 @@ async def path_moved(
         await session.execute(_TOGGLE, {"ids": ids})
     campaign.version += 1
     kinds: dict[UUID, Kind] = {row.item_id: row.kind for row in rows}
-    known = await _gone_on(sealer, rows) if sealer is not None else {}
-    await _fold_again(session, sealer, campaign, kinds, known)
+    known = await _resume_folds(sealer, rows) if sealer is not None else {}
+    await _refold_now(session, sealer, campaign, kinds, known)
 
 
-async def _gone_on(sealer: Sealer, rows: Sequence[Any]) -> dict[UUID, tuple[State, int]]:
-    """States of items, some of whose changes begin to count, behind all that count already.
+async def _resume_folds(sealer: Sealer, rows: Sequence[Any]) -> dict[UUID, tuple[State, int]]:
+    """Return states that are folded from their rows instead of from the first change.
 
-    Their folds go on from what their rows hold: see `fold_items`.
+    This is possible if only changes become active that come after all active ones.
 
     Args:
-        sealer: The owner's.
-        rows: Those of `_TOGGLED`, in the order of the ledger.
+        sealer: The owner's sealer.
+        rows: The rows of `_TOGGLED`, in the order of the ledger.
     """
     toggled: dict[UUID, list[Any]] = {}
     for row in rows:
@@ -86,8 +86,10 @@ async def _gone_on(sealer: Sealer, rows: Sequence[Any]) -> dict[UUID, tuple[Stat
     return found
 
 
-async def undo(session: AsyncSession, sealer: Sealer, campaign: Campaign, change_id: UUID) -> None:
-    """Let a change of a campaign count no longer; where it was undone already, nothing changes."""
+async def undo_change(
+    session: AsyncSession, sealer: Sealer, campaign: Campaign, change_id: UUID
+) -> None:
+    """Undo one change of a campaign. Later changes are kept. Idempotent."""
     asked = {"change": change_id, "campaign": campaign.id}
     row = (await session.execute(_NOT_UNDONE, asked)).one_or_none()
     if row is None:
@@ -96,10 +98,10 @@ async def undo(session: AsyncSession, sealer: Sealer, campaign: Campaign, change
     campaign.version += 1
     campaign.edits += 1
     campaign.updated_at = now()
-    await _fold_again(session, sealer, campaign, {row.item_id: row.kind})
+    await _refold_now(session, sealer, campaign, {row.item_id: row.kind})
 
 
-async def detach(
+async def detach_message(
     session: AsyncSession,
     sealer: Sealer | None,
     campaign: Campaign,
@@ -107,10 +109,10 @@ async def detach(
     *,
     version: int,
 ) -> None:
-    """Let the changes of a version no longer follow from a message.
+    """Detach the changes of a version from a message.
 
-    They count on where they follow from a copy of it that is told. Without a sealer see
-    `path_moved`.
+    They stay active if they also come from a copy of it on an active path. For a missing sealer,
+    see `follow_path`.
     """
     asked = {"campaign": campaign.id, "version": version}
     await session.execute(_DETACH, {**asked, "message": message_id})
@@ -119,10 +121,10 @@ async def detach(
         return
     await session.execute(_TOGGLE, {"ids": [row.id for row in rows]})
     campaign.version += 1
-    await _fold_again(session, sealer, campaign, {row.item_id: row.kind for row in rows})
+    await _refold_now(session, sealer, campaign, {row.item_id: row.kind for row in rows})
 
 
-async def _fold_again(
+async def _refold_now(
     session: AsyncSession,
     sealer: Sealer | None,
     campaign: Campaign,
@@ -137,8 +139,8 @@ async def _fold_again(
         await session.execute(_MARK_STALE, {"ids": ids})
 
 
-def _toggled() -> Any:
-    """Changes from a place of a chat on, of which the path says otherwise than they do."""
+def _select_toggled() -> Any:
+    """Select the changes from a position of a chat on whose activity differs from the path."""
     any_source = table_of(ChangeSource).alias("any_source")
     on_path = any_row().where(
         and_(
@@ -173,7 +175,7 @@ def _toggled() -> Any:
     )
 
 
-# Built once: building a statement costs more than running it.
+# Built once: building a statement takes longer than running it.
 _ITEMS, _CHANGES = table_of(CampaignItem), table_of(CampaignChange)
 _MARK_STALE = (
     _ITEMS.update().where(_ITEMS.c.id.in_(bindparam("ids", expanding=True))).values(is_stale=True)
@@ -183,7 +185,7 @@ _TOGGLE = (
     .where(_CHANGES.c.id.in_(bindparam("ids", expanding=True)))
     .values(is_on_path=~_CHANGES.c.is_on_path)
 )
-_TOGGLED = _toggled()
+_TOGGLED = _select_toggled()
 _CHANGED = (
     select(CampaignChange.id, CampaignChange.item_id, CampaignItem.kind)
     .join(CampaignItem, CampaignItem.id == CampaignChange.item_id)
@@ -222,7 +224,7 @@ _COUNTING = (
 
 
 LOOK_BACK = 400
-"""Messages before the last one among which unread ones are looked for."""
+"""Number of last messages among which unread ones are searched."""
 
 IS_COMPACTED = (
     select(CampaignMark.id)
@@ -232,7 +234,7 @@ IS_COMPACTED = (
     )
     .exists()
 )
-"""Whether a change was written by a compaction: a scene's summary is not."""
+"""True for changes of a compaction; False for those of a scene's summary."""
 
 _IS_READ = select(CampaignMark.id).where(CampaignMark.id == Message.id).exists()
 _ON_PATH = (
@@ -265,17 +267,17 @@ _UNREAD_ROUNDS = select(func.count()).where(
 )
 
 
-class Unread(NamedTuple):
-    """The first message of a path that was not read, and stored tokens from the root to it."""
+class UnreadStart(NamedTuple):
+    """The first unread message of a path, and the stored tokens before it."""
 
     position: int
     path_tokens: int
 
 
-async def first_unread(session: AsyncSession, leaf: Message, *, after: int) -> Unread:
-    """The first message after position `after`, down to `leaf`, that was not read.
+async def find_first_unread(session: AsyncSession, leaf: Message, *, after: int) -> UnreadStart:
+    """Return the first unread message after position `after`, up to `leaf`.
 
-    The place after `leaf` where all of them were read.
+    If all are read, return the position after `leaf`.
     """
     place = {"chat": leaf.chat_id, "leaf": leaf.position}
     row = (
@@ -284,14 +286,14 @@ async def first_unread(session: AsyncSession, leaf: Message, *, after: int) -> U
         )
     ).one_or_none()
     if row is None:
-        return Unread(leaf.position + 1, leaf.path_tokens)
-    return Unread(row.position, row.path_tokens)
+        return UnreadStart(leaf.position + 1, leaf.path_tokens)
+    return UnreadStart(row.position, row.path_tokens)
 
 
 async def count_unread_rounds(session: AsyncSession, chat: Chat, leaf: Message) -> int:
-    """Lines of the user down to `leaf` since the last message that was read.
+    """Return the number of the user's messages up to `leaf` since the last read one.
 
-    Those alone that may be read: said since the chat's owner has agreed to it.
+    Messages from before the owner's opt-in are not counted.
     """
     query = _UNREAD_ROUNDS
     if chat.chronicle_since is not None:
@@ -300,11 +302,12 @@ async def count_unread_rounds(session: AsyncSession, chat: Chat, leaf: Message) 
     return await session.scalar(query, place) or 0
 
 
-async def read_again(session: AsyncSession, sealer: Sealer | None, message_id: UUID) -> None:
-    """Let a message be read again that says, or is for, something else: what followed is gone.
+async def clear_marks(session: AsyncSession, sealer: Sealer | None, message_id: UUID) -> None:
+    """Mark a message as unread after its text or audience has changed, and detach its changes.
 
-    So are those after it that were read with it: what followed from several is of the last one.
-    Without a sealer the next request that reads the campaign folds it.
+    The messages that were read together with it and come later are unread, too, because their
+    changes belong to the last one. Without a sealer, the next request that reads the campaign folds
+    it.
     """
     first = await session.get(CampaignMark, message_id)
     if first is None:
@@ -317,7 +320,7 @@ async def read_again(session: AsyncSession, sealer: Sealer | None, message_id: U
         CampaignMark.position >= first.position,
     )
     for mark in (await session.scalars(together)).all():
-        await detach(session, sealer, campaign, mark.id, version=mark.version)
+        await detach_message(session, sealer, campaign, mark.id, version=mark.version)
         await session.delete(mark)
 
 
@@ -329,9 +332,9 @@ async def copy_marks(
     *,
     campaign_id: UUID | None = None,
 ) -> None:
-    """Let the copies of messages count as read. `copied` leads from messages to their copies.
+    """Mark the copies of read messages as read. `copied` maps messages to their copies.
 
-    In another campaign, given by `campaign_id`, no change follows from them.
+    In another campaign, given by `campaign_id`, no change comes from them.
     """
     for part in chunks(list(copied)):
         query = select(CampaignMark).where(

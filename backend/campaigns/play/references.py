@@ -1,4 +1,4 @@
-"""Items in play, and which of them a model means by a name."""
+"""Resolves the names in tool calls to items in play."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from uuid import UUID
 
 from backend.campaigns.ledger.changes import State, exists
 from backend.campaigns.ledger.items import Kind
-from backend.campaigns.ledger.store import audience_of
+from backend.campaigns.ledger.store import get_audience
 from backend.campaigns.names.mentions import slug
 from backend.campaigns.names.roster import Member, Roster
 from backend.campaigns.rules.protocol import ToolRefusedError
 from backend.campaigns.rules.state import ItemState
-from backend.campaigns.state.snapshot import Names
+from backend.campaigns.state.snapshot import CampaignSnapshot
 from backend.core.audience import GM, PUBLIC, AudienceMarks, put_mark
 
 REF_LENGTH = 6
-"""Of an item's id, the last digits: its short reference."""
+"""Length of an item's short reference: the last digits of its id."""
 
 MAX_SAID = 60
-"""Characters of a name that are compared with others."""
+"""Maximum length of a name that is compared with others."""
 
 MAX_NEAR = 5
 
@@ -31,15 +31,15 @@ _NAMED: frozenset[Kind] = frozenset({"entity", "thread", "clock"})
 
 
 class Reference(NamedTuple):
-    """An item that a call names. `state` is None for an entity that is not in play."""
+    """An item in a call. `state` is None for an entity that is not in play."""
 
     id: UUID
     name: str
     state: State | None
 
 
-class References:
-    """The items that a turn may name: those in play, and entities of the campaign by name.
+class ItemResolver:
+    """Finds the items in tool calls: items in play, and entities of the campaign by name.
 
     `secrets` collects who knows each found item with a limited audience, by the item's name.
     """
@@ -47,7 +47,7 @@ class References:
     def __init__(
         self,
         items: Mapping[UUID, ItemState],
-        names: Names | None,
+        names: CampaignSnapshot | None,
         secrets: MutableMapping[str, str] | None = None,
     ) -> None:
         self._items = items
@@ -57,26 +57,26 @@ class References:
 
     def words(self, state: State) -> str:
         """Return who knows an item; empty if it is for everyone."""
-        return self._marks.words(audience_of(state))
+        return self._marks.words(get_audience(state))
 
     def mark(self, text: str, state: State) -> str:
         """Return a text about an item, with who knows the item if it is not for everyone."""
         return put_mark(text, self.words(state)) if text else text
 
     def find(self, said: str, kinds: Collection[str] = ()) -> Reference:
-        """The item of a name, an alias, a short reference, or whatever else may mean it alone.
+        """Return the item with a name, alias, short reference or similar unambiguous name.
 
         Args:
-            said: What the model calls it.
-            kinds: Kinds of entities, `thread` or `clock`; any where empty.
+            said: The name in the model's call.
+            kinds: Kinds of entities, `thread` or `clock`; empty for all.
 
         Raises:
-            ToolRefusedError: There is none, or more than one; the text lists what there is.
+            ToolRefusedError: There is none, or more than one; the text lists the candidates.
         """
         found = self._find(said, kinds)
         audience: str = PUBLIC
         if found.state is not None:
-            audience = audience_of(found.state)
+            audience = get_audience(found.state)
         elif self._names is not None:
             audience = self._names.find_audience(found.id)
         if words := self._marks.words(audience):
@@ -86,31 +86,33 @@ class References:
     def _find(self, said: str, kinds: Collection[str]) -> Reference:
         wanted = said.strip().casefold()
         candidates = {
-            item_id: held.state for item_id, held in self._items.items() if _is_of(held, kinds)
+            item_id: held.state for item_id, held in self._items.items() if _is_of_kind(held, kinds)
         }
-        found = [item_id for item_id, state in candidates.items() if wanted in _said_of(state)]
+        found = [item_id for item_id, state in candidates.items() if wanted in _list_names(state)]
         found = found or [
             item_id
             for item_id in candidates
             if wanted.removeprefix("#") in {item_id.hex[-REF_LENGTH:], str(item_id)}
         ]
-        found = found or list(_roster(candidates, self._items).resolve(said))
+        found = found or list(_build_roster(candidates, self._items).resolve(said))
         if len(found) == 1:
             state = candidates[found[0]]
-            return Reference(found[0], called(state), state)
+            return Reference(found[0], get_name(state), state)
         if found:
             each = ", ".join(
-                f"{self.mark(called(candidates[i]), candidates[i])} #{i.hex[-REF_LENGTH:]}"
+                f"{self.mark(get_name(candidates[i]), candidates[i])} #{i.hex[-REF_LENGTH:]}"
                 for i in found
             )
             raise ToolRefusedError(f"More than one is called {said[:MAX_SAID]}: {each}.")
         if elsewhere := self._elsewhere(wanted, kinds):
             return elsewhere
-        shown = {called(state): self.mark(called(state), state) for state in candidates.values()}
+        shown = {
+            get_name(state): self.mark(get_name(state), state) for state in candidates.values()
+        }
         raise ToolRefusedError(_render_unknown(said, shown))
 
-    def in_play(self, said: str, kinds: Collection[str] = ()) -> Reference:
-        """`find`, of items whose state is known. Raises `ToolRefusedError`."""
+    def find_in_play(self, said: str, kinds: Collection[str] = ()) -> Reference:
+        """Find an item whose state is known. Raises `ToolRefusedError`."""
         found = self.find(said, kinds)
         if found.state is None:
             raise ToolRefusedError(f"{found.name} is not here now, and does not change.")
@@ -119,11 +121,11 @@ class References:
     def _find_name(self, entity_id: UUID) -> str | None:
         held = self._items.get(entity_id)
         if held is not None:
-            return called(held.state)
+            return get_name(held.state)
         return self._names.find_name(entity_id, GM) if self._names is not None else None
 
     def _elsewhere(self, wanted: str, kinds: Collection[str]) -> Reference | None:
-        """An entity by its whole name. What kind it is of is not known, so none may be asked."""
+        """Return an entity by its full name. Its kind is unknown, so no kind may be required."""
         if self._names is None or (kinds and not ENTITY_KINDS.issuperset(kinds)):
             return None
         found = [
@@ -137,30 +139,30 @@ class References:
         return Reference(found[0], self._names.by_id[found[0]][0], None)
 
 
-def called(state: State) -> str:
-    """What an item is called."""
+def get_name(state: State) -> str:
+    """Return the name, title or text of an item."""
     return str(state.get("name") or state.get("title") or state.get("text") or "")
 
 
-def _is_of(held: ItemState, kinds: Collection[str]) -> bool:
+def _is_of_kind(held: ItemState, kinds: Collection[str]) -> bool:
     if held.kind not in _NAMED or not exists(held.state):
         return False
     kind = held.state["kind"] if held.kind == "entity" else held.kind
     return not kinds or kind in kinds
 
 
-def _said_of(state: State) -> set[str]:
-    names = [called(state), *state.get("aliases", ())]
+def _list_names(state: State) -> set[str]:
+    names = [get_name(state), *state.get("aliases", ())]
     return {form for name in names for form in (name.casefold(), slug(name))}
 
 
-def _roster(candidates: Mapping[UUID, State], items: Mapping[UUID, ItemState]) -> Roster:
-    """Items by all that they may be called. Where each is does not count: they are in play."""
+def _build_roster(candidates: Mapping[UUID, State], items: Mapping[UUID, ItemState]) -> Roster:
+    """Return a roster of items by their names. Places are omitted, because all are in play."""
     return Roster(
         Member(
             id=item_id,
             kind=state.get("kind", "") if items[item_id].kind == "entity" else items[item_id].kind,
-            names=(called(state), *state.get("aliases", ())),
+            names=(get_name(state), *state.get("aliases", ())),
             role=state.get("role", ""),
             place_id=None,
             audience="",

@@ -1,4 +1,4 @@
-"""A table and the database: from what a prompt has read of the campaign, into its ledger."""
+"""Builds a table from a campaign, and writes its changes to the ledger."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from backend.campaigns.errors import CampaignFullError
 from backend.campaigns.ledger import store as ledger_store
-from backend.campaigns.ledger.change_log import change_views
-from backend.campaigns.ledger.changes import Change, applied, exists
+from backend.campaigns.ledger.change_log import build_change_views
+from backend.campaigns.ledger.changes import Change, apply_operations, exists
 from backend.campaigns.ledger.item_service import check_item_room
-from backend.campaigns.ledger.records import item_states, named_items, open_campaign
+from backend.campaigns.ledger.records import list_references, load_states, open_campaign
 from backend.campaigns.models import Campaign
-from backend.campaigns.play.table import Table, locked_fields
+from backend.campaigns.play.table import Table, find_locked_fields
 from backend.campaigns.rules.registry import find_rules
 from backend.campaigns.state.situation_reader import SituationReader
 from backend.campaigns.state.situations import CampaignLayers
-from backend.campaigns.state.snapshot import Names
+from backend.campaigns.state.snapshot import CampaignSnapshot
 from backend.chats.models import Chat, Message
 from backend.chronicles.errors import ChronicleFullError
 from backend.chronicles.event_writer import NewEvent, first_place, insert_events
@@ -33,7 +33,7 @@ from backend.memory.indexing.outbox import note_change
 from backend.vault.sealing import Sealer
 
 
-def read_table(
+def build_table(
     layers: CampaignLayers, viewpoint: Viewpoint = GM, *, is_private: bool = False
 ) -> Table | None:
     """Return the table of a turn, made of the items that its prompt has read.
@@ -50,7 +50,7 @@ def read_table(
         rules=fields.rules,
         dice=fields.settings.dice,
         items=layers.now.in_play,
-        states=layers.names.states(layers.now.in_play),
+        states=layers.names.get_states(layers.now.in_play),
         names=layers.names,
         is_private=is_private,
     )
@@ -59,12 +59,12 @@ def read_table(
     return table
 
 
-async def table_now(
-    session: AsyncSession, sealer: Sealer, campaign: Campaign, names: Names
+async def load_table(
+    session: AsyncSession, sealer: Sealer, campaign: Campaign, names: CampaignSnapshot
 ) -> Table:
-    """A table outside of a turn, of what is in play now, for what the player does by themselves."""
+    """Return a table outside of a turn, with the items that are in play now."""
     reader = SituationReader(session, sealer, campaign)
-    situation = await reader.situation(names, line="", recent=())
+    situation = await reader.load_situation(names, line="", recent=())
     fields = open_campaign(sealer, campaign)
     return Table.new(
         campaign.id,
@@ -75,7 +75,7 @@ async def table_now(
     )
 
 
-async def commit(
+async def commit_table(
     session: AsyncSession,
     sealer: Sealer,
     campaign: Campaign,
@@ -83,7 +83,7 @@ async def commit(
     message: Message | None = None,
     turn_id: UUID | None = None,
 ) -> list[dict[str, Any]]:
-    """Write a table's changes, and return them as `GET .../changes` shows them."""
+    """Write a table's changes, and return them in the API's format."""
     change_ids = await record_table(session, sealer, campaign, table, message, turn_id)
     return await view_changes(session, sealer, change_ids)
 
@@ -98,17 +98,16 @@ async def record_table(
 ) -> list[UUID]:
     """Write a table's changes that are not stored, and return their ids.
 
-    With a message they belong to a turn, and count while the message is on the active path. Without
-    one they are the user's. The caller has locked the campaign's row. A change that is not possible
-    any more is left out: the user has locked or deleted its item, or a number would be out of its
-    bounds.
+    With a message they belong to a turn, and are active while the message is. Without one they are
+    the user's. The caller has locked the campaign. Skip changes that are no longer possible because
+    the user has locked or deleted an item, or a number would exceed its bounds.
     """
     audience = message.audience if message else PUBLIC
-    wanted = [_told_to(change, audience) for change in table.ledger]
-    changes = await _possible(session, sealer, campaign, wanted)
+    wanted = [_restrict_audience(change, audience) for change in table.ledger]
+    changes = await _filter_possible(session, sealer, campaign, wanted)
     if not changes:
         return []
-    change_ids = await ledger_store.append(
+    change_ids = await ledger_store.append_changes(
         session,
         sealer,
         campaign,
@@ -117,7 +116,7 @@ async def record_table(
         message=message,
         turn_id=turn_id,
     )
-    await _tell(session, sealer, campaign, table, message)
+    await _record_events(session, sealer, campaign, table, message)
     await session.flush()
     return change_ids
 
@@ -128,35 +127,35 @@ async def view_changes(
     """Return changes of the ledger as plain data, in order."""
     if not change_ids:
         return []
-    views = await change_views(session, sealer, change_ids)
+    views = await build_change_views(session, sealer, change_ids)
     return [msgspec.to_builtins(view) for view in views]
 
 
-async def _possible(
+async def _filter_possible(
     session: AsyncSession, sealer: Sealer, campaign: Campaign, changes: Sequence[Change]
 ) -> list[Change]:
-    """Those changes that can be, with the state as it is now."""
+    """Return the changes that are possible in the present state."""
     made = {change.item_id for change in changes if exists(change.operations.set)}
     try:
         if made:
             await check_item_room(session, campaign.id, more=len(made))
     except CampaignFullError:
         changes, made = [change for change in changes if change.item_id not in made], set[UUID]()
-    named = {each for change in changes for each in named_items(change.operations)}
+    named = {each for change in changes for each in list_references(change.operations)}
     needed = ({change.item_id for change in changes} | named) - made
-    states = await item_states(session, sealer, campaign, needed)
+    states = await load_states(session, sealer, campaign, needed)
     rules = find_rules(campaign.rules)
     possible: list[Change] = []
     for change in changes:
         before = states.get(change.item_id, {})
         if change.item_id not in made and not exists(before):
             continue
-        if locked_fields(before, change.operations):
+        if find_locked_fields(before, change.operations):
             continue
-        if any(not exists(states.get(each, {})) for each in named_items(change.operations)):
+        if any(not exists(states.get(each, {})) for each in list_references(change.operations)):
             continue
         try:
-            after = applied(change.kind, before, change.operations)
+            after = apply_operations(change.kind, before, change.operations)
             rules.validate(change.kind, before, after)
         except ValidationError:
             continue
@@ -165,8 +164,8 @@ async def _possible(
     return possible
 
 
-def _told_to(change: Change, column: str) -> Change:
-    """A change which makes an item: of a reply that is not public, neither is what it makes."""
+def _restrict_audience(change: Change, column: str) -> Change:
+    """Restrict an item's creation to the audience of its reply."""
     operations = change.operations
     if column == PUBLIC or operations.set.get("audience") != PUBLIC:
         return change
@@ -175,14 +174,14 @@ def _told_to(change: Change, column: str) -> Change:
     return Change(change.kind, change.item_id, made)
 
 
-async def _tell(
+async def _record_events(
     session: AsyncSession,
     sealer: Sealer,
     campaign: Campaign,
     table: Table,
     message: Message | None,
 ) -> None:
-    """Write what happened into the chronicle of the chat, or else of the campaign."""
+    """Write the turn's events into the chronicle of the chat, or else of the campaign."""
     if not table.happened:
         return
     chat = await session.get_one(Chat, message.chat_id) if message else None

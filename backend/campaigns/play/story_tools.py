@@ -1,4 +1,4 @@
-"""Tools that every game has: thinking, speaking, asking, place and time, clocks, the turn's end."""
+"""Tools of all rule systems: thinking, speaking, asking, place, time, clocks, ending the turn."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ from uuid import UUID
 import msgspec
 from msgspec import Meta
 
-from backend.campaigns.ledger.changes import Operations, State, item_of, state_of
+from backend.campaigns.ledger.changes import Operations, State, build_item, build_state
 from backend.campaigns.ledger.items import Entity, Fact, Relation
 from backend.campaigns.play.echoes import find_echo, tick
 from backend.campaigns.play.references import ENTITY_KINDS, Reference
 from backend.campaigns.play.table import Table
-from backend.campaigns.rules.attributes import members
+from backend.campaigns.rules.attributes import as_mapping
 from backend.campaigns.rules.protocol import AttributeType, ToolRefusedError
 from backend.campaigns.rules.state import PLAY, ItemState
-from backend.campaigns.state.situation_reader import MAX_FACTS, MAX_HOT, fact_line
-from backend.campaigns.state.snapshot import KeptItem
+from backend.campaigns.state.situation_reader import MAX_CACHED_ITEMS, MAX_FACTS, render_fact
+from backend.campaigns.state.snapshot import SnapshotItem
 from backend.campaigns.state.state_block import (
     MAX_DETAILED,
-    Placed,
     Situation,
-    ranked,
+    VisibleEntity,
+    rank_people,
     render_name,
-    surroundings_block,
+    render_surroundings,
 )
 from backend.core.audience import NAMELESS_MARKS, AudienceMarks, is_known_to
 
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 from backend.campaigns.ledger.items import Scene
 from backend.campaigns.play.echoes import add_echo, is_visible
 from backend.campaigns.play.table import FINISH, Table
-from backend.campaigns.rules.protocol import PlayTool, ToolOutcome, answer
+from backend.campaigns.rules.protocol import PlayTool, ToolOutcome, make_answer
 from backend.campaigns.rules.state import Option
 from backend.campaigns.state.party import is_scene_left
 
@@ -59,7 +59,7 @@ _FIELDS: Mapping[str, Mapping[str, AttributeType]] = {
     "thread": {"tension": "text", "status": "text", "next_step": "text", "summary": "text"},
     "clock": {},
 }
-"""Fields that a model may change by itself, by kind."""
+"""Fields that a model may change without a tool of their own, by kind."""
 
 
 class FieldDelta(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -117,15 +117,15 @@ class Deltas(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 
 def apply_deltas(table: Table, deltas: Deltas) -> int:
-    """Change what they say: how many changes that was.
+    """Apply the changes, and return their number.
 
-    Raises `ToolRefusedError` or `ValidationError` for the first that can't be.
+    Raises `ToolRefusedError` or `ValidationError` for the first that is not possible.
     """
     before = len(table.state.changes)
     for delta in deltas.changes:
         _change(table, delta)
     for ticked in deltas.clocks:
-        clock = table.references.in_play(ticked.clock, {"clock"})
+        clock = table.references.find_in_play(ticked.clock, {"clock"})
         _refuse_paid(table, clock, "filled")
         tick(table, clock.id, ticked.segments)
     for fact in deltas.facts:
@@ -138,29 +138,29 @@ def apply_deltas(table: Table, deltas: Deltas) -> int:
     return len(table.state.changes) - before
 
 
-def changeable_fields(table: Table, item_id: UUID) -> dict[str, AttributeType]:
-    """The fields of an item in play that a model may change by itself, and what they hold."""
+def list_changeable_fields(table: Table, item_id: UUID) -> dict[str, AttributeType]:
+    """Return the fields of an item that a model may change without a tool, with their types."""
     held = table.state.items[item_id]
     kind = held.state["kind"] if held.kind == "entity" else held.kind
-    members = table.rules.changeable(held.kind, held.state)
+    attributes = table.rules.changeable(held.kind, held.state)
     return {
         **_FIELDS.get(kind, {}),
-        **{f"{ATTRIBUTES}.{name}": each for name, each in members.items() if name != PLAY},
+        **{f"{ATTRIBUTES}.{name}": each for name, each in attributes.items() if name != PLAY},
     }
 
 
-def paid_key(reference: Reference, key: str) -> str:
-    """The entry of a table's `paid` for a field that a cost of this turn has changed."""
+def format_paid_key(reference: Reference, key: str) -> str:
+    """Return the entry of a table's `paid` for a field that a cost has changed."""
     return f"{reference.id} {key}"
 
 
 def _refuse_paid(table: Table, reference: Reference, key: str) -> None:
-    if paid_key(reference, key) in table.state.paid:
+    if format_paid_key(reference, key) in table.state.paid:
         raise ToolRefusedError(f"{key} of {reference.name} was a cost of this turn: it is paid.")
 
 
 def _set_flag(table: Table, delta: FlagDelta) -> None:
-    name, flags = delta.flag.strip(), members(table.world.get("flags"))
+    name, flags = delta.flag.strip(), as_mapping(table.world.get("flags"))
     known = {render_name(each).casefold(): each for each in flags}
     name = known.get(render_name(name).casefold(), name)
     if name in table.rules.moods():
@@ -169,13 +169,13 @@ def _set_flag(table: Table, delta: FlagDelta) -> None:
 
 
 def _change(table: Table, delta: FieldDelta) -> None:
-    reference = table.references.in_play(delta.item)
+    reference = table.references.find_in_play(delta.item)
     held = table.state.items[reference.id]
     if delta.field == "location" and held.kind == "entity":
         place = table.references.find(delta.value, {"location"})
         table.change(reference.id, Operations(set={"location_id": str(place.id)}))
         return
-    fields = changeable_fields(table, reference.id)
+    fields = list_changeable_fields(table, reference.id)
     name = delta.field.removeprefix(f"{ATTRIBUTES}.")
     key = name if name in fields else f"{ATTRIBUTES}.{name}"
     if key not in fields:
@@ -200,8 +200,8 @@ def _operations(key: str, kind: AttributeType, delta: FieldDelta) -> Operations:
     return Operations(set={key: value})
 
 
-def attribute_types(state: State) -> dict[str, AttributeType]:
-    """The attributes that an item has, by what kind of value they hold."""
+def list_attribute_types(state: State) -> dict[str, AttributeType]:
+    """Return the types of an item's attributes."""
     types: dict[str, AttributeType] = {}
     attributes: State = state.get(ATTRIBUTES) or {}
     for name, value in attributes.items():
@@ -214,30 +214,30 @@ def attribute_types(state: State) -> dict[str, AttributeType]:
 
 
 def arrive(table: Table, place_id: UUID) -> str:
-    """Put a place and its people on the table, and render them as the full state block does.
+    """Add a place and its people to the table, and render them like the full state block.
 
-    If the campaign is too large to be kept in memory, these are the people who are in play already.
+    If the campaign is too large for the cache, only people in play are rendered.
     """
     _add_people(table, place_id)
-    players = [Placed(id=one, entity=_entity(table, one)) for one in table.players]
+    players = [VisibleEntity(id=one, entity=_get_entity(table, one)) for one in table.players]
     people = [
-        Placed(id=one, entity=_entity(table, one))
-        for one, state in table.of_kind("entity").items()
+        VisibleEntity(id=one, entity=_get_entity(table, one))
+        for one, state in table.list_items("entity").items()
         if state["kind"] == "npc" and state.get("location_id") == str(place_id)
     ]
-    relations = _relations(table, [each.id for each in (*players, *people)])
-    present = ranked(people, named=(), spoke=(), relations=relations)
+    relations = _find_relations(table, [each.id for each in (*players, *people)])
+    present = rank_people(people, named=(), spoke=(), relations=relations)
     name_of = partial(table.names.find_name, viewpoint=table.viewpoint) if table.names else None
     marks = AudienceMarks(name_of) if name_of else NAMELESS_MARKS
     about = [*(each.id for each in present[:MAX_DETAILED]), place_id]
-    return surroundings_block(
+    return render_surroundings(
         Situation(
             name="",
             players=players,
-            location=Placed(id=place_id, entity=_entity(table, place_id)),
+            location=VisibleEntity(id=place_id, entity=_get_entity(table, place_id)),
             present=present,
             relations=relations,
-            facts=_facts(table, about, marks),
+            facts=_find_facts(table, about, marks),
             marks=marks,
         )
     )
@@ -247,37 +247,37 @@ def _add_people(table: Table, place_id: UUID) -> None:
     names, items = table.names, table.state.items
     if names is None:
         return
-    here = nlargest(MAX_HOT, names.tied.get(("entity", place_id), {}).values(), key=_seq)
+    here = nlargest(MAX_CACHED_ITEMS, names.tied.get(("entity", place_id), {}).values(), key=_seq)
     place = names.around.get(place_id) if names.around else None
-    for kept in _known(table, [*here, *([place] if place else [])]):
-        items.setdefault(kept.id, ItemState("entity", state_of(kept.item)))
+    for kept in _filter_known(table, [*here, *([place] if place else [])]):
+        items.setdefault(kept.id, ItemState("entity", build_state(kept.item)))
 
 
-def _entity(table: Table, entity_id: UUID) -> Entity:
-    item = item_of("entity", table.get(entity_id))
+def _get_entity(table: Table, entity_id: UUID) -> Entity:
+    item = build_item("entity", table.get(entity_id))
     assert isinstance(item, Entity)  # noqa: S101
     return item
 
 
-def _relations(table: Table, ids: Iterable[UUID]) -> list[Relation]:
+def _find_relations(table: Table, ids: Iterable[UUID]) -> list[Relation]:
     if table.names is None:
         return []
     tied = table.names.tied
     found = {each.id: each for one in ids for each in tied.get(("relation", one), {}).values()}
-    known = sorted(_known(table, found.values()), key=lambda each: each.id.int)
+    known = sorted(_filter_known(table, found.values()), key=lambda each: each.id.int)
     return [each.item for each in known if isinstance(each.item, Relation)]
 
 
-def _facts(table: Table, about: list[UUID], marks: AudienceMarks) -> list[str]:
+def _find_facts(table: Table, about: list[UUID], marks: AudienceMarks) -> list[str]:
     names = table.names
     if names is None or not names.around:
         return []
     kept = [one for one in about if one in names.around]
-    found = names.facts(kept, table.viewpoint, limit=MAX_FACTS) or []
-    return [fact_line(names, marks, fact, table.viewpoint) for _, fact in found[::-1]]
+    found = names.find_facts(kept, table.viewpoint, limit=MAX_FACTS) or []
+    return [render_fact(names, marks, fact, table.viewpoint) for _, fact in found[::-1]]
 
 
-def _known(table: Table, found: Iterable[KeptItem]) -> list[KeptItem]:
+def _filter_known(table: Table, found: Iterable[SnapshotItem]) -> list[SnapshotItem]:
     return [each for each in found if is_known_to(table.viewpoint, each.audience)]
 
 
@@ -357,40 +357,40 @@ class FinishTurn(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
 
 def think(table: Table, asked: Think) -> ToolOutcome:
-    """Thoughts are the model's own: they are not shown."""
+    """Accept the model's thoughts, which are not shown."""
     del table, asked
-    return answer({"ok": True}, "Thinks")
+    return make_answer({"ok": True}, "Thinks")
 
 
 def speak(table: Table, asked: Speak) -> ToolOutcome:
-    """What is known of somebody who is about to speak."""
+    """Return the traits of a person that the model needs to speak for them."""
     found = table.references.find(asked.npc, {"npc"})
     state = found.state or {}
-    told = {name: state[name] for name in _TOLD if state.get(name)}
-    return answer({"name": found.name, **told}, f"{found.name} speaks")
+    told = {name: state[name] for name in _SPEAKER_FIELDS if state.get(name)}
+    return make_answer({"name": found.name, **told}, f"{found.name} speaks")
 
 
-_TOLD = ("role", "status", "disposition", "personality", "voice", "wants")
+_SPEAKER_FIELDS = ("role", "status", "disposition", "personality", "voice", "wants")
 
 
 def ask(table: Table, asked: Ask) -> ToolOutcome:
-    """Wait for the player's answer."""
+    """Suspend the turn until the player answers."""
     options = [Option(id="", label=label) for label in dict.fromkeys(asked.options)]
     if len(options) < 2:  # noqa: PLR2004  # a choice is of two
         raise ToolRefusedError("The options are all the same.")
     return table.wait("ask_player", "question", asked.prompt, options)
 
 
-def answered(table: Table, index: int) -> dict[str, str]:
-    """The player's answer."""
+def choose_answer(table: Table, index: int) -> dict[str, str]:
+    """Return the player's answer."""
     assert table.waiting is not None  # noqa: S101  # the table has checked it
     return {"chosen": table.waiting.options[index].label}
 
 
 def set_scene(table: Table, asked: SetScene) -> ToolOutcome:
-    """Go to a place: on with the scene that is open there, or into a new one.
+    """Move players to a place, and continue its open scene or begin a new one.
 
-    Scenes that no player's character is in any more are over.
+    Scenes that all players' characters have left are closed.
     """
     try:
         place = table.references.find(asked.location, {"location"})
@@ -404,7 +404,7 @@ def set_scene(table: Table, asked: SetScene) -> ToolOutcome:
         name = asked.location
     here, came_from = str(place_id), table.place
     before = {one: state.get("location_id") for one, state in table.players.items()}
-    named = {table.references.in_play(each, {"pc"}).id for each in asked.who}
+    named = {table.references.find_in_play(each, {"pc"}).id for each in asked.who}
     for player_id, where in before.items():
         if where != here and (not named or player_id in named):
             table.change(player_id, Operations(set={"location_id": here}))
@@ -421,12 +421,12 @@ def set_scene(table: Table, asked: SetScene) -> ToolOutcome:
         table.change(there[-1], Operations(set=said))
     places = [state.get("location_id") for state in table.players.values()]
     if here == came_from and places == [*before.values()]:
-        return answer({"location": name}, f"At {name}")
-    return answer({"location": name, "here": arrive(table, place_id)}, f"Goes to {name}")
+        return make_answer({"location": name}, f"At {name}")
+    return make_answer({"location": name, "here": arrive(table, place_id)}, f"Goes to {name}")
 
 
 def advance_time(table: Table, asked: AdvanceTime) -> ToolOutcome:
-    """Days pass, or hours."""
+    """Advance the day or set the time of day."""
     if not asked.days and not asked.time_of_day:
         raise ToolRefusedError("Say how many `days` pass, or which `time_of_day` it is.")
     operations = Operations()
@@ -436,21 +436,21 @@ def advance_time(table: Table, asked: AdvanceTime) -> ToolOutcome:
         operations.set["time_of_day"] = asked.time_of_day
     world = table.change(table.state.campaign_id, operations)
     when = f"Day {world['day']}" + (f", {time}" if (time := world.get("time_of_day")) else "")
-    return answer({"day": world["day"], "time_of_day": world.get("time_of_day", "")}, when)
+    return make_answer({"day": world["day"], "time_of_day": world.get("time_of_day", "")}, when)
 
 
 def tick_clock(table: Table, asked: TickClock) -> ToolOutcome:
-    """A clock ticks."""
-    clock = table.references.in_play(asked.clock, {"clock"})
+    """Fill or empty segments of a clock."""
+    clock = table.references.find_in_play(asked.clock, {"clock"})
     after = tick(table, clock.id, asked.segments)
     shown = f"{after.get('filled', 0)}/{after.get('segments', 6)}"
     # The player reads the summary.
     summary = f"{clock.name} {shown}" if is_visible(after) else "A hidden clock ticks"
-    return answer({"clock": clock.name, "filled": shown}, summary)
+    return make_answer({"clock": clock.name, "filled": shown}, summary)
 
 
 def finish_turn(table: Table, asked: FinishTurn) -> ToolOutcome:
-    """Take down what the turn changed, and end it."""
+    """Apply the turn's changes, and end the turn."""
     count = apply_deltas(table, asked.deltas)
     if asked.cost:
         add_echo(table, "cost", asked.cost)
@@ -463,7 +463,7 @@ def finish_turn(table: Table, asked: FinishTurn) -> ToolOutcome:
 
 THINK = PlayTool("think_as_dm", Think, think, is_private=True)
 SPEAK = PlayTool("speak_as_npc", Speak, speak, is_private=True)
-ASK = PlayTool("ask_player", Ask, ask, answered, is_private=True)
+ASK = PlayTool("ask_player", Ask, ask, choose_answer, is_private=True)
 SET_SCENE = PlayTool("set_scene", SetScene, set_scene)
 ADVANCE_TIME = PlayTool("advance_time", AdvanceTime, advance_time)
 TICK_CLOCK = PlayTool("tick_clock", TickClock, tick_clock)

@@ -1,7 +1,7 @@
-"""The table that a turn is played at: what its tools see and change. Nothing here reads or writes.
+"""The table of a turn: the items that its tools read and change. No function does I/O.
 
-A table begins with what was read of the campaign, and gathers changes of it, which `play.store`
-writes down with the reply. It can be saved while the turn waits for its player.
+A table begins with the campaign's items, and collects changes, which `play.store` writes with the
+reply. It can be saved while the turn waits for its player.
 """
 
 from __future__ import annotations
@@ -15,9 +15,16 @@ from uuid import UUID
 import msgspec
 from msgspec import Meta
 
-from backend.campaigns.ledger.changes import Change, Operations, State, applied, exists, state_of
+from backend.campaigns.ledger.changes import (
+    Change,
+    Operations,
+    State,
+    apply_operations,
+    build_state,
+    exists,
+)
 from backend.campaigns.ledger.items import STRUCTS, Item, Kind
-from backend.campaigns.play.references import References
+from backend.campaigns.play.references import ItemResolver
 from backend.campaigns.rules.dice import DiceMode, new_seed, parse_notation, roll
 from backend.campaigns.rules.protocol import (
     Event,
@@ -26,9 +33,9 @@ from backend.campaigns.rules.protocol import (
     Rules,
     ToolOutcome,
     ToolRefusedError,
-    answer,
+    make_answer,
+    make_refusal,
     read_play,
-    refusal,
 )
 from backend.campaigns.rules.registry import DEFAULT_RULES, find_rules, known_rules
 from backend.campaigns.rules.state import (
@@ -38,14 +45,14 @@ from backend.campaigns.rules.state import (
     ItemState,
     Option,
     Pending,
-    Play,
+    PlayState,
     Roll,
     Stored,
     TableState,
     Waiting,
 )
-from backend.campaigns.state.party import is_scene_here, story_place
-from backend.campaigns.state.snapshot import Names
+from backend.campaigns.state.party import find_story_place, is_scene_here
+from backend.campaigns.state.snapshot import CampaignSnapshot
 from backend.campaigns.state.state_block import Form
 from backend.core.audience import GM, Viewpoint
 from backend.database.base import new_id
@@ -67,7 +74,7 @@ def roll_dice(table: Table, asked: RollDice) -> ToolOutcome:
     dice = table.roll(count, sides=sides)
     total = sum(dice) + more
     shown = f"{'+'.join(map(str, dice))}{f'{more:+}' if more else ''}"
-    return answer({"dice": dice, "total": total}, f"{asked.dice}: {shown} = {total}")
+    return make_answer({"dice": dice, "total": total}, f"{asked.dice}: {shown} = {total}")
 
 
 ROLL_DICE = PlayTool("roll_dice", RollDice, roll_dice, is_private=True)
@@ -76,7 +83,7 @@ ROLL_DICE = PlayTool("roll_dice", RollDice, roll_dice, is_private=True)
 MAX_CALLS = 12
 MAX_BREAKS = 3
 FINISH = "finish_turn"
-_KINDS: dict[type[Item], Kind] = {struct: kind for kind, struct in STRUCTS.items()}
+_KIND_BY_STRUCT: dict[type[Item], Kind] = {struct: kind for kind, struct in STRUCTS.items()}
 
 
 class _SavedRules(msgspec.Struct):
@@ -88,15 +95,15 @@ class NoSuchOptionError(ValidationError):
 
 
 class Table:
-    """A turn that is played. Each tool call of the model is checked here.
+    """A turn in play. It validates and executes each tool call of the model.
 
     Attributes:
-        state: All of it that is saved.
-        names: The campaign's items that are kept in memory.
-        viewpoint: What it may not know does not come to the table.
+        state: The saved part.
+        names: The campaign's snapshot.
+        viewpoint: The table contains only items that it may know.
     """
 
-    def __init__(self, state: TableState[Any], names: Names | None = None) -> None:
+    def __init__(self, state: TableState[Any], names: CampaignSnapshot | None = None) -> None:
         self.state = state
         self.names = names
         self.viewpoint: Viewpoint = GM
@@ -112,17 +119,17 @@ class Table:
         dice: DiceMode,
         items: Mapping[UUID, Item],
         states: Mapping[UUID, State] = MappingProxyType({}),
-        names: Names | None = None,
+        names: CampaignSnapshot | None = None,
         seed: str = "",
         is_private: bool = False,
     ) -> Table:
-        """A table for one turn. `items` are those in play, the campaign's world among them.
+        """Create the table of a turn. `items` are those in play, including the campaign's world.
 
-        `states` are theirs, as far as they are known already. A turn that `is_private` is not for
-        everyone: its dice are rolled, and it changes nothing.
+        `states` are their states, if they are known. If it `is_private`, not everyone may know the
+        turn: it rolls dice but changes nothing.
         """
         held = {
-            item_id: ItemState(kind_of(item), states.get(item_id) or state_of(item))
+            item_id: ItemState(get_kind(item), states.get(item_id) or build_state(item))
             for item_id, item in items.items()
         }
         system = find_rules(rules)
@@ -140,34 +147,34 @@ class Table:
         return cls(state, names)
 
     def save(self) -> bytes:
-        """The table as JSON, for `load`."""
+        """Return the table as JSON, for `load`."""
         return msgspec.json.encode(self.state)
 
     @classmethod
-    def load(cls, data: bytes, names: Names | None = None) -> Table:
-        """A table that was saved."""
+    def load(cls, data: bytes, names: CampaignSnapshot | None = None) -> Table:
+        """Load a saved table."""
         rules = find_rules(msgspec.json.decode(data, type=_SavedRules).rules)
         return cls(msgspec.json.decode(data, type=rules.state_type), names)
 
     @property
-    def play(self) -> Play:
-        """The mood, its variant, position, effect, and what a die has fixed."""
-        play: Play = self.state.play
+    def play(self) -> PlayState:
+        """The play state: the mood, its variant, and fields of the rules."""
+        play: PlayState = self.state.play
         return play
 
     @property
     def mood(self) -> Mood[Table]:
-        """The mood that the turn is in."""
+        """The mood of the turn."""
         return self.rules.moods()[self.play.mood]
 
     @property
     def waiting(self) -> Waiting | None:
-        """What the turn waits for."""
+        """The question that the turn waits for."""
         return self.state.pending.waiting if self.state.pending else None
 
     @property
     def suggestions(self) -> Sequence[str]:
-        """What the player might do next."""
+        """Suggestions for the player's next action."""
         return self.state.suggestions
 
     @property
@@ -177,7 +184,7 @@ class Table:
 
     @property
     def is_decided(self) -> bool:
-        """True if a die has fixed an outcome, and the turn has not gone on to it."""
+        """True if a die has fixed an outcome, and the turn has not continued to it."""
         is_open = self.mood.is_unsettled and self.mood.leave is not None
         return is_open and self.rules.is_decided(self.play) and not self.state.is_private
 
@@ -188,22 +195,22 @@ class Table:
 
     @property
     def is_over(self) -> bool:
-        """Whether the model has finished the turn."""
+        """True if the model has finished the turn."""
         return self.state.is_over
 
     @property
-    def references(self) -> References:
-        """The items that a call may name."""
+    def references(self) -> ItemResolver:
+        """The resolver of items in calls."""
         names = self.names if self.viewpoint == GM else None
-        return References(self.state.items, names, self._secrets)
+        return ItemResolver(self.state.items, names, self._secrets)
 
     def mark(self, text: str, state: State) -> str:
-        """Return a text about an item, with who knows the item if it is not for everyone."""
+        """Return a text about an item, with its audience mark if it is not for everyone."""
         return self.references.mark(text, state)
 
     @property
     def ledger(self) -> list[Change]:
-        """The changes of the turn that are not stored, in order. A private turn has none."""
+        """The changes of the turn that are not stored, in order; empty for a private turn."""
         if self.state.is_private:
             return []
         return [*self.state.changes[self.state.stored.changes :], *self._play_changes()]
@@ -224,14 +231,14 @@ class Table:
         return changes
 
     def note_stored(self, change_ids: Sequence[UUID], *, left_out: int) -> None:
-        """Note that the changes of `ledger` are stored while the turn goes on.
+        """Record that the changes of `ledger` were stored during the turn.
 
-        `change_ids` are those of the written changes, `left_out` counts the others.
+        `change_ids` are those of the written changes, `left_out` is the number of the others.
         """
         state = self.state
         for change in self._play_changes():
             held = state.items[change.item_id]
-            after = applied(held.kind, held.state, change.operations)
+            after = apply_operations(held.kind, held.state, change.operations)
             state.items[change.item_id] = ItemState(held.kind, after)
             state.changes.append(change)
         state.before = state.play
@@ -245,37 +252,37 @@ class Table:
 
     @property
     def is_last_phase(self) -> bool:
-        """Whether the mood has changed as often as it may in one turn."""
+        """True if the mood has changed as often as one turn allows."""
         return self.state.breaks >= MAX_BREAKS
 
     def show(self, place_id: UUID | None, form: Form) -> None:
-        """Note the place and the form of the prompt's state block."""
+        """Set the place and the form of the prompt's state block."""
         self.state.shown_place = str(place_id) if place_id else None
         self.state.shows_people = form == "full"
 
-    def offered(self, *, may_wait: bool = True) -> list[Tool]:
-        """Return the tools that the model has now; unless it `may_wait`, those that ask nothing."""
+    def list_tools(self, *, may_wait: bool = True) -> list[Tool]:
+        """Return the tools that the model has now; without `may_wait`, those that ask nothing."""
         return [tool.offer for tool in self._tools(may_wait=may_wait)]
 
     async def use(self, call: ToolCall, *, may_wait: bool = True) -> ToolOutcome:
-        """Return the outcome of a call. If the call is wrong, it is an answer with an `error`."""
+        """Return the outcome of a call. A wrong call is an answer with an `error`."""
         tools = {tool.name: tool for tool in self._tools(may_wait=may_wait)}
         if self.waiting is not None:
-            return refusal("The turn waits for its player.")
+            return make_refusal("The turn waits for its player.")
         self.state.calls += 1
         if not tools:
             if self.is_over:
                 return ToolOutcome(kind="end", result={"error": "The turn is over."})
-            return refusal("There are no more calls in this turn: write the narration.")
-        if call.problem:  # of a call of which nothing can be read, not even the name is known
-            return refusal(f"The call can't be read: {call.problem}")
+            return make_refusal("There are no more calls in this turn: write the narration.")
+        if call.problem:  # An unreadable call has no name either.
+            return make_refusal(f"The call can't be read: {call.problem}")
         tool = tools.get(call.name)
         if tool is None:
-            return refusal(f"There is no such tool now. There are {', '.join(tools)}.")
+            return make_refusal(f"There is no such tool now. There are {', '.join(tools)}.")
         return self._run(tool, call)
 
     def _run(self, tool: PlayTool[Table], call: ToolCall) -> ToolOutcome:
-        """What a tool does; one that refuses leaves everything as it was."""
+        """Execute a tool call. A refused call changes nothing."""
         before = self.state.copy()
         self._secrets.clear()
         try:
@@ -283,7 +290,7 @@ class Table:
             outcome = tool.run(self, arguments)
         except (InvalidCallError, ToolRefusedError, ValidationError) as error:
             self.state = before
-            return refusal(error.detail if isinstance(error, ValidationError) else str(error))
+            return make_refusal(error.detail if isinstance(error, ValidationError) else str(error))
         if self._secrets and isinstance(outcome.result, dict):
             members = cast("dict[str, Any]", outcome.result)
             outcome = replace(outcome, result={**members, "who_knows": dict(self._secrets)})
@@ -298,16 +305,16 @@ class Table:
         return replace(outcome, events=events)
 
     def move_on(self) -> ToolOutcome:
-        """Go on to the outcome that a die has fixed, for a model that does not."""
+        """Continue to the outcome that a die has fixed, if the model does not."""
         before = self.play
         self._leave_mood()
         self.state.breaks += 1
         return ToolOutcome(kind="break", events=self._mood_changed(before))
 
     def end_turn(self) -> list[Event]:
-        """End a mood that would stay open, and return the events of that.
+        """Leave a mood that must not stay open, and return the events.
 
-        A mood ends if a die has decided it, or if it has lasted for `Mood.max_turns` turns.
+        A mood is left if a die has decided it, or if it has lasted for `Mood.max_turns` turns.
         """
         before = self.play
         if self.mood.leave is None or self.state.is_private:
@@ -324,9 +331,9 @@ class Table:
             self.mood.leave(self)
 
     def choose(self, option_id: str, text: str = "") -> Any:
-        """Return the result of the call that waits for the player: the one that was chosen.
+        """Return the result of the waiting call for the player's choice.
 
-        `text` is an answer in the player's own words; it goes with the option `Waiting.own`.
+        `text` is an answer in the player's own words; it requires the option `Waiting.own`.
 
         Raises:
             NoSuchOptionError: The turn does not wait for this option.
@@ -353,9 +360,9 @@ class Table:
         self, tool: str, kind: Literal["question", "die"], prompt: str, options: Sequence[Option],
         data: Any = None,
     ) -> ToolOutcome:  # fmt: skip
-        """Suspend the turn until the player chooses. The options get their ids here.
+        """Suspend the turn until the player chooses, and assign ids to the options.
 
-        A question can be answered in the player's own words, too.
+        A question can also be answered in the player's own words.
         """
         self.state.waits += 1
         numbered = [
@@ -368,11 +375,11 @@ class Table:
         return ToolOutcome(kind="wait", summary=prompt)
 
     def get(self, item_id: UUID) -> State:
-        """An item in play, as the turn's changes leave it."""
+        """Return the state of an item in play, with the turn's changes."""
         return self.state.items[item_id].state
 
-    def of_kind(self, kind: Kind) -> dict[UUID, State]:
-        """Items in play of a kind that exist, the oldest first."""
+    def list_items(self, kind: Kind) -> dict[UUID, State]:
+        """Return the existing items in play of a kind, the oldest first."""
         found = [
             (item_id, each.state)
             for item_id, each in self.state.items.items()
@@ -387,67 +394,71 @@ class Table:
 
     @property
     def place(self) -> str | None:
-        """The id of the place where the story is, as text."""
-        where: str | None = story_place(state.get("location_id") for state in self.players.values())
+        """The id of the story's place, as text."""
+        where: str | None = find_story_place(
+            state.get("location_id") for state in self.players.values()
+        )
         return where or self.scene.get("location_id")
 
     @property
     def open_scenes(self) -> dict[UUID, State]:
-        """The scenes that are not over, the oldest first."""
-        scenes = self.of_kind("scene").items()
+        """The open scenes, the oldest first."""
+        scenes = self.list_items("scene").items()
         return {one: state for one, state in scenes if state.get("status", "open") == "open"}
 
     @property
     def scene_id(self) -> UUID | None:
-        """The scene that the story is in."""
-        place: str | None = story_place(state.get("location_id") for state in self.players.values())
+        """The id of the scene at the story's place."""
+        place: str | None = find_story_place(
+            state.get("location_id") for state in self.players.values()
+        )
         scenes = self.open_scenes.items()
         found = [one for one, state in scenes if is_scene_here(state.get("location_id"), place)]
         return found[-1] if found else None
 
     @property
     def scene(self) -> State:
-        """The scene that the story is in; an empty state where there is none."""
+        """The scene at the story's place; an empty state if there is none."""
         return self.get(self.scene_id) if self.scene_id else {}
 
     @property
     def players(self) -> dict[UUID, State]:
-        """The players' characters, the one whom the story follows first."""
-        found = [each for each in self.of_kind("entity").items() if each[1]["kind"] == "pc"]
+        """The players' characters; the one whom the story follows is the first."""
+        found = [each for each in self.list_items("entity").items() if each[1]["kind"] == "pc"]
         return dict(sorted(found, key=lambda each: each[0] != self.state.lead_id))
 
     def change(self, item_id: UUID, operations: Operations) -> State:
-        """Change an item in play, and give what it is then.
+        """Change an item in play, and return its new state.
 
-        Raises `ToolRefusedError` for a locked field, `ValidationError` for what can't be.
+        Raises `ToolRefusedError` for a locked field, `ValidationError` for an invalid state.
         """
         held = self.state.items[item_id]
-        if locked := locked_fields(held.state, operations):
+        if locked := find_locked_fields(held.state, operations):
             raise ToolRefusedError(f"Locked by the user, not to be changed: {', '.join(locked)}.")
-        after = applied(held.kind, held.state, operations)
+        after = apply_operations(held.kind, held.state, operations)
         self.rules.validate(held.kind, held.state, after)
         self.state.items[item_id] = ItemState(held.kind, after)
         self.state.changes.append(Change(held.kind, item_id, operations))
         return after
 
     def create(self, item: Item) -> UUID:
-        """Add an item. Raises `ValidationError` for what can't be."""
-        kind, item_id = kind_of(item), new_id()
-        made = Operations(set=state_of(item))
-        after = applied(kind, {}, made)
+        """Create an item, and return its id. Raises `ValidationError` for an invalid state."""
+        kind, item_id = get_kind(item), new_id()
+        made = Operations(set=build_state(item))
+        after = apply_operations(kind, {}, made)
         self.rules.validate(kind, {}, after)
         self.state.items[item_id] = ItemState(kind, after)
         self.state.changes.append(Change(kind, item_id, made))
         return item_id
 
-    def turn_to(self, mood: str, **fields: Any) -> None:
-        """Go into a mood. What is not named of `Play` is forgotten."""
+    def enter_mood(self, mood: str, **fields: Any) -> None:
+        """Enter a mood with a new play state."""
         if mood not in self.rules.moods():
             raise ToolRefusedError(f"There is no mood {mood}.")
         self.state.play = self.rules.play_type(mood=mood, **fields)
 
     def roll(self, count: int, *, sides: int = 6) -> list[int]:
-        """Dice of this turn, 1 to `sides` each."""
+        """Roll dice of this turn, 1 to `sides` each."""
         first = sum(len(each.dice) for each in self.state.rolls)
         dice = roll(self.state.seed, first, count, sides=sides)
         self.state.rolls.append(Roll(sides, dice))
@@ -467,42 +478,42 @@ class Table:
     def _tool(self, name: str) -> PlayTool[Table]:
         return next(tool for tool in self.rules.tools(self.play.mood) if tool.name == name)
 
-    def _mood_changed(self, before: Play) -> list[Event]:
+    def _mood_changed(self, before: PlayState) -> list[Event]:
         shown = self.rules.describe_play(self.play)
         return [] if shown == self.rules.describe_play(before) else [("mood.changed", shown)]
 
 
-def locked_fields(state: State, operations: Operations) -> list[str]:
-    """The keys of a change that the item's user has locked."""
+def find_locked_fields(state: State, operations: Operations) -> list[str]:
+    """Return the keys of a change that the user has locked."""
     locked: set[str] = set(state.get("locked", ()))
     return [
         key
-        for key in operations.touched()
+        for key in operations.list_keys()
         if key in locked
         or key.partition(".")[0] in locked
         or any(each.startswith(f"{key}.") for each in locked)
     ]
 
 
-def kind_of(item: Item) -> Kind:
-    """Which kind of item a struct is."""
-    return _KINDS[type(item)]
+def get_kind(item: Item) -> Kind:
+    """Return the kind of a struct."""
+    return _KIND_BY_STRUCT[type(item)]
 
 
 DOWNTIME = "downtime"
 
 
 class DowntimeError(ConflictError):
-    """Downtime has begun, or has not."""
+    """Downtime has begun already, or has not begun."""
 
     slug, title = "downtime", "Not now"
 
 
 def enter_downtime(table: Table, activity: str, target: str = "") -> dict[str, Any]:
-    """Begin downtime with one of its activities, and give what that came to.
+    """Begin downtime with an activity, and return a description of its effects.
 
-    The changes are in the table's ledger, its dice included. `target` names whom or what the
-    activity is about, where the rules ask for it: a character, or a project's clock.
+    The table's ledger contains the changes, including the dice. `target` is the name of a character
+    or clock, for activities that need one.
 
     Raises:
         DowntimeError: It has begun, or the turn before it is not over.
@@ -518,12 +529,12 @@ def enter_downtime(table: Table, activity: str, target: str = "") -> dict[str, A
     if table.play.mood != next(iter(table.rules.moods())):
         raise DowntimeError("Something is under way: downtime begins when it is over.")
     result = table.rules.spend_downtime(table, activity, target)
-    table.turn_to(DOWNTIME, variant=activity)
+    table.enter_mood(DOWNTIME, variant=activity)
     return result
 
 
 def leave_downtime(table: Table) -> None:
-    """Go back to the mood that play begins in. Raises `DowntimeError` where it is not downtime."""
+    """Return to the mood in which play begins. Raises `DowntimeError` outside of downtime."""
     if table.play.mood != DOWNTIME:
         raise DowntimeError("It is not downtime.")
-    table.turn_to(next(iter(table.rules.moods())))
+    table.enter_mood(next(iter(table.rules.moods())))

@@ -1,9 +1,9 @@
-"""What may be written of what was read in a story, and what its user decides.
+"""Decides which drafts are written and which are proposed to the user.
 
-A user's word is over a tool's, and a tool's over the compactor's. A draft becomes a proposal where
-it touches what the user has locked, what somebody above has changed since the messages that it is
-read from began, or what the user took back; of several fields the others are written. Nothing that
-a draft does not name goes. Nothing here commits; the caller has locked the campaign's row.
+Precedence: user edits, then tool calls, then compaction. A draft becomes a proposal if it changes a
+locked field, a field that a higher precedence has changed since the draft's messages, or something
+that the user undid. Its other fields are written. A draft never removes values that it does not
+name. The functions do not commit; the caller has locked the campaign.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from backend.campaigns.ledger.changes import (
     Change,
     Operations,
     State,
-    applied,
+    apply_operations,
     exists,
-    value_at,
+    get_value,
 )
 from backend.campaigns.ledger.items import STRUCTS, Kind
-from backend.campaigns.ledger.records import item_name, item_states, named_items
-from backend.campaigns.ledger.store import audience_of, read_operations, read_state
+from backend.campaigns.ledger.records import get_item_name, list_references, load_states
+from backend.campaigns.ledger.store import get_audience, read_operations, read_state
 from backend.campaigns.models import (
     Actor,
     Campaign,
@@ -42,7 +42,7 @@ from backend.campaigns.models import (
     ProposalReason,
 )
 from backend.campaigns.names.mentions import slug
-from backend.campaigns.play.table import locked_fields
+from backend.campaigns.play.table import find_locked_fields
 from backend.chats.models import Message
 from backend.core.audience import PUBLIC, is_known_to_all, narrowest
 from backend.core.cpu_pool import unhurried
@@ -53,8 +53,8 @@ from backend.vault.sealing import Sealer
 AT_ONCE = 500
 
 
-Who = Literal["locked", "user", "tool", "compactor", "undone"]
-"""Who has the last word on a field: its lock, who changed it, or the user who took it back."""
+Authority = Literal["locked", "user", "tool", "compactor", "undone"]
+"""The authority over a field: its lock, the actor who changed it, or the user who undid it."""
 
 _SINCE = (
     select(
@@ -82,31 +82,31 @@ _SINCE = (
 )
 
 
-class Told(NamedTuple):
-    """A change that somebody made of an item. `position` is its last line in the chat asked about.
+class RecentChange(NamedTuple):
+    """A recent change of an item. `position` is its last message in the given chat.
 
-    `is_creation` says that it makes the item, with what its user filled in; `is_old` that it is
-    from before the time asked about.
+    `is_creation` is True if it creates the item. `is_old` is True if it is older than the given
+    time.
     """
 
     operations: Operations
-    by: Who
+    by: Authority
     at: datetime
     position: int | None
     is_creation: bool
     is_old: bool
 
 
-async def changes_since(
+async def find_recent_changes(
     session: AsyncSession,
     sealer: Sealer,
     item_ids: Collection[UUID],
     *,
     since: datetime,
     chat_id: UUID,
-) -> dict[UUID, list[Told]]:
-    """What was changed of each item since a time, and all that the user took back; newest first."""
-    found: dict[UUID, list[Told]] = {}
+) -> dict[UUID, list[RecentChange]]:
+    """Return the changes of each item since a time, and all that users undid, newest first."""
+    found: dict[UUID, list[RecentChange]] = {}
     for part in chunks(list(item_ids), AT_ONCE):
         rows = (
             await session.execute(_SINCE, {"items": part, "since": since, "chat": chat_id})
@@ -115,8 +115,8 @@ async def changes_since(
             operations = read_operations(sealer, row.id, row.sealed_operations)
             by: Any = "user" if row.actor == "import" else row.actor
             is_creation = EXISTS in operations.set
-            told = Told(
-                operations=filled_in(row.kind, operations) if is_creation else operations,
+            told = RecentChange(
+                operations=keep_filled_fields(row.kind, operations) if is_creation else operations,
                 by="undone" if row.is_undone else by,
                 at=row.created_at,
                 position=row.position,
@@ -127,8 +127,8 @@ async def changes_since(
     return found
 
 
-def filled_in(kind: Kind, creation: Operations) -> Operations:
-    """Of a change that makes an item, the fields that are not as every new one has them."""
+def keep_filled_fields(kind: Kind, creation: Operations) -> Operations:
+    """Return the fields of a creation that differ from the defaults."""
     usual = {
         each.name: each.default if each.default_factory is NODEFAULT else each.default_factory()
         for each in fields(STRUCTS[kind])
@@ -145,13 +145,13 @@ def filled_in(kind: Kind, creation: Operations) -> Operations:
 
 
 MAX_FACTS = 1_000
-"""Facts in force that a new one is compared with, those that changed last."""
+"""Number of facts in force that a new one is compared with, the last changed ones."""
 
 MAX_TAKEN_BACK = 500
-"""Deleted items, and undone ones, that are not made again: the latest of each."""
+"""Number of deleted items, and of undone ones, that are not created again: the latest of each."""
 
 Gist = tuple[Kind, str, str]
-"""What makes two items the same: kind, whom it is about, and the words of its name or text."""
+"""Equal for equal items: the kind, the subject, and the words of the name or text."""
 
 _STATES = select(
     CampaignItem.id, CampaignItem.kind, CampaignItem.audience, CampaignItem.sealed_state
@@ -185,10 +185,10 @@ Recorder = Literal["user", "tool", "compactor"]
 
 @dataclass(slots=True)
 class KnownItems:
-    """What new items are compared with.
+    """Existing items that new ones are compared with.
 
-    `facts` are those in force, by their gist: who may know each, as columns hold it. `recorded` has
-    the rows of changes that facts which may be superseded are made of.
+    `facts` maps the gist of facts in force to their audiences, in the format of the column.
+    `recorded` contains the change rows of facts that may be superseded.
     """
 
     facts: dict[Gist, list[str]] = field(default_factory=dict[Gist, list[str]])
@@ -196,14 +196,14 @@ class KnownItems:
     recorded: Mapping[UUID, Sequence[Any]] = field(default_factory=dict[UUID, Sequence[Any]])
 
     def add_fact(self, gist: Gist, audience: str) -> None:
-        """Know one more fact; of other kinds of items nothing is kept."""
+        """Add a fact. Other kinds of items are ignored."""
         if gist[0] == "fact":
             self.facts.setdefault(gist, []).append(audience)
 
-    def keeper(self, fact_id: UUID, line: Message) -> Recorder | None:
-        """Who recorded a fact that a line may not supersede; None where it may.
+    def find_keeper(self, fact_id: UUID, line: Message) -> Recorder | None:
+        """Return who recorded a fact that a message must not supersede; None if it may.
 
-        It may not where its user has written or edited it, or a later line has.
+        It must not if a user has written or edited the fact, or a later message has.
         """
         rows = self.recorded.get(fact_id, ())
         if any(row.actor in {"user", "import"} for row in rows):
@@ -211,10 +211,14 @@ class KnownItems:
         return next((row.actor for row in rows if _is_later(row, line)), None)
 
 
-def gist_of(kind: Kind, state: State) -> Gist:
-    """What makes an item in this state the same as another."""
+def build_gist(kind: Kind, state: State) -> Gist:
+    """Return the gist of an item in this state."""
     about = state.get("about_id") if kind == "fact" else ""
-    return kind, str(about or ""), slug(item_name(kind, state) if kind != "fact" else state["text"])
+    return (
+        kind,
+        str(about or ""),
+        slug(get_item_name(kind, state) if kind != "fact" else state["text"]),
+    )
 
 
 async def read_known(
@@ -225,11 +229,13 @@ async def read_known(
     *,
     replaced: Sequence[UUID],
 ) -> KnownItems:
-    """What items that are `made` are compared with, and the facts that may be superseded."""
+    """Load the items that the new items in `made` are compared with, and the superseded facts."""
     known = KnownItems()
     if not made:
         return known
-    known.taken_back = await taken_back(session, sealer, campaign, {kind for kind, _ in made})
+    known.taken_back = await find_undone_items(
+        session, sealer, campaign, {kind for kind, _ in made}
+    )
     subjects = {state.get("about_id") for kind, state in made if kind == "fact"}
     about = {UUID(str(each)) for each in subjects if each}
     same_subject: list[ColumnElement[bool]] = []
@@ -247,7 +253,7 @@ async def read_known(
         rows = (await session.execute(query)).all()
         async for row in unhurried(rows, lambda row: len(row.sealed_state)):
             state = read_state(sealer, row.id, row.sealed_state)
-            known.add_fact(gist_of("fact", state), row.audience)
+            known.add_fact(build_gist("fact", state), row.audience)
     recorded: dict[UUID, list[Any]] = {}
     for change in await session.execute(_RECORDED, {"facts": list(replaced)}):
         recorded.setdefault(change.item_id, []).append(change)
@@ -255,26 +261,26 @@ async def read_known(
     return known
 
 
-async def taken_back(
+async def find_undone_items(
     session: AsyncSession, sealer: Sealer, campaign: Campaign, kinds: Collection[Kind]
 ) -> set[Gist]:
-    """Items of some kinds that were deleted, or whose making was undone."""
+    """Return items of some kinds that were deleted, or whose creation was undone."""
     these = CampaignItem.campaign_id == campaign.id, CampaignItem.kind.in_(kinds)
     deleted = _STATES.where(*these, ~CampaignItem.exists).limit(MAX_TAKEN_BACK)
     found: set[Gist] = set()
     for row in (await session.execute(deleted)).all():
-        # One whose messages are not told has no state.
+        # An item whose messages are off the active path has no state.
         if state := read_state(sealer, row.id, row.sealed_state):
-            found.add(gist_of(row.kind, state))
+            found.add(build_gist(row.kind, state))
     for change in (await session.execute(_UNDONE.where(*these))).all():
         made = read_operations(sealer, change.id, change.sealed_operations).set
         if exists(made):
-            found.add(gist_of(change.kind, made))
+            found.add(build_gist(change.kind, made))
     return found
 
 
 def _is_later(row: Any, line: Message) -> bool:
-    """Whether what recorded a fact is told after a line; in another chat, written after it."""
+    """True if a fact was recorded after a message; in another chat, if it was written later."""
     if row.chat_id is None:
         return False
     if row.chat_id == line.chat_id:
@@ -287,10 +293,10 @@ _USERS_OWN = frozenset({"locked", "audience"})
 """Fields of an item that no draft changes."""
 
 
-class Unclear(msgspec.Struct, frozen=True, kw_only=True):
-    """A mention that may mean several items.
+class Ambiguity(msgspec.Struct, frozen=True, kw_only=True):
+    """A mention that may refer to several items.
 
-    `field` is the draft's field that names the item; empty where the draft's own item is unclear.
+    `field` is the draft's field that refers to the item; empty if it is the draft's own item.
     """
 
     mention: str
@@ -300,13 +306,13 @@ class Unclear(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """A change that was read out of `message`.
+    """A change that was read from `message`.
 
     Attributes:
-        audience: Who may know it, as a column holds it.
+        audience: The audience in the format of its column.
         replaces: The fact that a new fact supersedes or contradicts.
-        unclear: Whom a mention in it means, if that is not clear. Where that is what the draft is
-            about, `item_id` is any new id.
+        unclear: A mention in it that is ambiguous. If the draft's own item is ambiguous, `item_id`
+            is a new id.
     """
 
     kind: Kind
@@ -316,40 +322,60 @@ class Draft:
     because: str = ""
     audience: str = PUBLIC
     replaces: UUID | None = None
-    unclear: Unclear | None = None
+    unclear: Ambiguity | None = None
 
     @property
     def change(self) -> Change:
-        """As the ledger takes it."""
+        """The change for the ledger."""
         return Change(self.kind, self.item_id, self.operations)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Proposed:
-    """A draft that its user decides on.
+class ProposalContent(msgspec.Struct, frozen=True, kw_only=True):
+    """The sealed part of a proposal: its change, and the values at the time of the proposal.
 
-    `before` are the values of its keys now, `conflicts` says by key who has the last word,
-    `against` is the text of the fact that it contradicts. `audience` may know both sides.
+    Attributes:
+        name: The item's name.
+        before: The item's values of the keys that would change.
+        conflicts: Who has the authority over a key, by key.
+        against: The text of the fact that it replaces or contradicts.
     """
 
-    draft: Draft
-    reason: ProposalReason
-    name: str
-    before: Mapping[str, Any]
-    conflicts: Mapping[str, Who]
-    against: str
-    audience: str
+    operations: Operations
+    name: str = ""
+    because: str = ""
+    before: Mapping[str, Any] = {}
+    conflicts: Mapping[str, Authority] = {}
+    replaces: UUID | None = None
+    against: str = ""
+    unclear: Ambiguity | None = None
+
+    def values(self, kind: Kind, item_id: UUID) -> bytes:
+        """Return the bytes that are equal for two proposals of the same change."""
+        is_of_none = self.unclear is not None and not self.unclear.field
+        is_new = exists(self.operations.set) or is_of_none
+        same = kind, None if is_new else item_id, self.operations, self.replaces, self.unclear
+        return msgspec.json.encode(same, order="deterministic")
 
 
 @dataclass(frozen=True, slots=True)
-class Judged:
-    """Drafts that may be written, in order, and those that are proposed to the user."""
+class Proposal:
+    """A draft that its user decides on. `audience` may know both sides."""
+
+    draft: Draft
+    reason: ProposalReason
+    audience: str
+    content: ProposalContent
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """Drafts that are written, in order, and drafts that are proposed to the user."""
 
     drafts: Sequence[Draft]
-    proposals: Sequence[Proposed]
+    proposals: Sequence[Proposal]
 
 
-async def judged(
+async def judge_drafts(
     session: AsyncSession,
     sealer: Sealer,
     campaign: Campaign,
@@ -357,24 +383,23 @@ async def judged(
     *,
     since: datetime,
     actor: Actor = "compactor",
-) -> Judged:
-    """Which drafts `actor` may write, as things are now, and which become proposals.
+) -> Verdict:
+    """Decide which drafts `actor` may write now, and which become proposals.
 
-    What is so already, what can't be, and what is about an item that is gone, is left out. Drafts
-    may build on others before them. All come from messages of one chat, the first of which is from
-    `since`.
+    Drop drafts that change nothing, are invalid, or refer to a deleted item. A draft may depend on
+    earlier ones. All drafts come from messages of one chat; the first message is from `since`.
     """
     if not drafts:
-        return Judged([], [])
+        return Verdict([], [])
     ids = {draft.item_id for draft in drafts}
-    ids |= {each for draft in drafts for each in named_items(draft.operations)}
+    ids |= {each for draft in drafts for each in list_references(draft.operations)}
     ids |= {draft.replaces for draft in drafts if draft.replaces}
     ids |= {each for draft in drafts if draft.unclear for each in draft.unclear.candidates}
     created = [draft for draft in drafts if exists(draft.operations.set)]
-    judgement = _Judgement(
+    judgement = _Judge(
         actor=actor,
-        states=await item_states(session, sealer, campaign, ids),
-        told=await changes_since(
+        states=await load_states(session, sealer, campaign, ids),
+        told=await find_recent_changes(
             session, sealer, ids, since=since, chat_id=drafts[0].message.chat_id
         ),
         known=await read_known(
@@ -386,29 +411,29 @@ async def judged(
         ),
     )
     async for draft in unhurried(drafts):
-        # One may have been possible with others before it that are not written now.
+        # It may have depended on a draft that is not written.
         with suppress(ValidationError):
             judgement.consider(draft)
-    return Judged(judgement.drafts, judgement.proposals)
+    return Verdict(judgement.drafts, judgement.proposals)
 
 
 @dataclass(slots=True)
-class _Judgement:
-    """Drafts are considered one by one; `states` are as those that are written leave them."""
+class _Judge:
+    """Considers drafts one by one. `states` contains the written drafts."""
 
     actor: Actor
     states: dict[UUID, State]
-    told: Mapping[UUID, Sequence[Told]]
+    told: Mapping[UUID, Sequence[RecentChange]]
     known: KnownItems
     drafts: list[Draft] = field(default_factory=list[Draft])
-    proposals: list[Proposed] = field(default_factory=list[Proposed])
+    proposals: list[Proposal] = field(default_factory=list[Proposal])
 
     def consider(self, draft: Draft) -> None:
-        """Write a draft, propose it, or leave it out."""
+        """Write a draft, propose it, or drop it."""
         state = self.states.get(draft.item_id, {})
         if draft.unclear is not None:
             self._propose(draft, "uncertain", {})
-        elif not all(exists(self.states.get(x, {})) for x in named_items(draft.operations)):
+        elif not all(exists(self.states.get(x, {})) for x in list_references(draft.operations)):
             return
         elif exists(state):
             self._change(draft, state)
@@ -416,15 +441,15 @@ class _Judgement:
             self._create(draft)
 
     def _change(self, draft: Draft, state: State) -> None:
-        careful = _careful(state, draft.operations)
-        after = applied(draft.kind, state, careful)
-        whose: dict[str, Who | None] = {
-            key: self._whose(draft, key, state, careful)
-            for key in careful.touched()
-            if value_at(after, key) != value_at(state, key)
+        careful = _narrow_operations(state, draft.operations)
+        after = apply_operations(draft.kind, state, careful)
+        whose: dict[str, Authority | None] = {
+            key: self._find_authority(draft, key, state, careful)
+            for key in careful.list_keys()
+            if get_value(after, key) != get_value(state, key)
         }
         locked = {key: who for key, who in whose.items() if who == "locked"}
-        # A newer line of the story is no conflict: it is how things are.
+        # A later message is no conflict: it describes the present.
         changed = {key: who for key, who in whose.items() if who in {"user", "tool", "undone"}}
         for reason, conflicts in (("locked", locked), ("changed", changed)):
             if conflicts:
@@ -434,65 +459,69 @@ class _Judgement:
             self._write(replace(draft, operations=careful.only(free)))
 
     def _create(self, draft: Draft) -> None:
-        gist = gist_of(draft.kind, draft.operations.set)
+        gist = build_gist(draft.kind, draft.operations.set)
         if any(
-            is_known_to_all(audience_of(draft.operations.set), audience)
+            is_known_to_all(get_audience(draft.operations.set), audience)
             for audience in self.known.facts.get(gist, ())
         ):
             return
         if gist in self.known.taken_back:
             self._propose(draft, "changed", {EXISTS: "undone"})
             return
-        old_id = self._in_force(draft)
+        old_id = self._find_current(draft)
         if old_id is not None:
             against = replace(draft, replaces=old_id)
-            if who := self._keeps(against, old_id):
+            if who := self._find_keeper(against, old_id):
                 self._propose(against, "contradicts", {"text": who})
                 return
         self._write(draft)
-        self.known.add_fact(gist, audience_of(draft.operations.set))
+        self.known.add_fact(gist, get_audience(draft.operations.set))
         if old_id is not None:
             heir = Operations(set={"superseded_by": str(draft.item_id)})
             self._write(replace(draft, item_id=old_id, operations=heir, replaces=None))
 
-    def _in_force(self, draft: Draft) -> UUID | None:
-        """The fact that says now what the one said which a draft replaces.
+    def _find_current(self, draft: Draft) -> UUID | None:
+        """Return the fact in force that superseded the one that a draft replaces.
 
-        None if none does; and if some know of it who may not know what replaces it.
+        None if there is none, or if someone knows it who may not know the draft.
         """
         seen: set[UUID] = set()
-        fact_id, audience = draft.replaces, audience_of(draft.operations.set)
+        fact_id, audience = draft.replaces, get_audience(draft.operations.set)
         while fact_id is not None and fact_id not in seen:
             seen.add(fact_id)
             state = self.states.get(fact_id, {})
-            if not exists(state) or not is_known_to_all(audience_of(state), audience):
+            if not exists(state) or not is_known_to_all(get_audience(state), audience):
                 return None
             if not state.get("superseded_by"):
                 return fact_id
             fact_id = UUID(state["superseded_by"])
         return None
 
-    def _keeps(self, draft: Draft, old_id: UUID) -> Who | None:
-        """Who wants a fact to stay in force, whatever the draft says; None if it may go."""
+    def _find_keeper(self, draft: Draft, old_id: UUID) -> Authority | None:
+        """Return the authority that keeps a fact against the draft; None if it may change."""
         heir = replace(draft, item_id=old_id)
         for key in ("superseded_by", "text"):
-            if who := self._whose(heir, key, self.states[old_id], Operations(set={key: None})):
+            if who := self._find_authority(
+                heir, key, self.states[old_id], Operations(set={key: None})
+            ):
                 return who
-        return self.known.keeper(old_id, draft.message)
+        return self.known.find_keeper(old_id, draft.message)
 
-    def _whose(self, draft: Draft, key: str, state: State, operations: Operations) -> Who | None:
-        """Who has the last word on a key of a draft's item; None for the draft itself."""
+    def _find_authority(
+        self, draft: Draft, key: str, state: State, operations: Operations
+    ) -> Authority | None:
+        """Return the authority over a key of a draft's item; None if the draft may change it."""
         only = operations.only([key])
-        if locked_fields(state, only):
+        if find_locked_fields(state, only):
             return "locked"
         for told in self.told.get(draft.item_id, ()):
             if told.is_old:
                 if told.operations.only([key]) == only:
                     return "undone"
-            elif not any(_overlap(key, each) for each in told.operations.touched()):
+            elif not any(_have_overlap(key, each) for each in told.operations.list_keys()):
                 continue
-            elif told.is_creation and _is_news(draft.message, told):
-                continue  # What an item was to begin with is no word on what becomes of it.
+            elif told.is_creation and _is_newer(draft.message, told):
+                continue  # The values of a creation have no authority over later changes.
             elif told.by == "undone" or _RANK[told.by] < _RANK[self.actor]:
                 return told.by
             elif told.position is not None and told.position > draft.message.position:
@@ -501,43 +530,51 @@ class _Judgement:
 
     def _write(self, draft: Draft) -> None:
         state = self.states.get(draft.item_id, {})
-        self.states[draft.item_id] = applied(draft.kind, state, draft.operations)
+        self.states[draft.item_id] = apply_operations(draft.kind, state, draft.operations)
         self.drafts.append(draft)
 
-    def _propose(self, draft: Draft, reason: ProposalReason, conflicts: Mapping[str, Who]) -> None:
+    def _propose(
+        self, draft: Draft, reason: ProposalReason, conflicts: Mapping[str, Authority]
+    ) -> None:
         state, made = self.states.get(draft.item_id, {}), draft.operations.set
         against = self.states.get(draft.replaces, {}) if draft.replaces else {}
         candidates = draft.unclear.candidates if draft.unclear else []
         concerned = [state, made, against, *(self.states.get(each, {}) for each in candidates)]
         self.proposals.append(
-            Proposed(
+            Proposal(
                 draft=draft,
                 reason=reason,
-                name=item_name(draft.kind, state, made),
-                before={key: value_at(state, key) for key in draft.operations.touched()},
-                conflicts=conflicts,
-                against=against.get("text", ""),
+                content=ProposalContent(
+                    operations=draft.operations,
+                    name=get_item_name(draft.kind, state, made),
+                    because=draft.because,
+                    before={key: get_value(state, key) for key in draft.operations.list_keys()},
+                    conflicts=conflicts,
+                    replaces=draft.replaces,
+                    against=against.get("text", ""),
+                    unclear=draft.unclear,
+                ),
                 audience=narrowest(
-                    [draft.audience, draft.message.audience, *map(audience_of, concerned)]
+                    [draft.audience, draft.message.audience, *map(get_audience, concerned)]
                 ),
             )
         )
 
 
-def _careful(state: State, operations: Operations) -> Operations:
-    """The same change without what it does not name: members stay, and a list is added to."""
+def _narrow_operations(state: State, operations: Operations) -> Operations:
+    """Return the change without side effects: other members are kept, and lists are extended."""
     given: dict[str, Any] = {}
     for key, value in operations.set.items():
         if key == EXISTS or key in _USERS_OWN:
             continue
-        if isinstance(value, dict) and isinstance(value_at(state, key), dict):
+        if isinstance(value, dict) and isinstance(get_value(state, key), dict):
             given |= {f"{key}.{name}": each for name, each in cast("State", value).items()}
         else:
             given[key] = value
     kept: dict[str, Any] = {}
     added = dict(operations.add)
     for key, value in given.items():
-        current = value_at(state, key)
+        current = get_value(state, key)
         if isinstance(value, list):
             added[key] = [*added.get(key, ()), *value]
         elif isinstance(value, dict) and isinstance(current, dict):
@@ -547,13 +584,13 @@ def _careful(state: State, operations: Operations) -> Operations:
     return Operations(set=kept, add=added, remove=operations.remove)
 
 
-def _is_news(line: Message, told: Told) -> bool:
-    """Whether a line comes after a change: in the story, or by the clock if no line made that."""
+def _is_newer(line: Message, told: RecentChange) -> bool:
+    """True if a message is later than a change: in the chat, or by time if no message caused it."""
     if told.position is not None:
         return line.position >= told.position
     return line.created_at > told.at
 
 
-def _overlap(one: str, other: str) -> bool:
-    """Whether two keys are of the same value, or one of a member of the other's."""
+def _have_overlap(one: str, other: str) -> bool:
+    """True if two keys name the same value, or one names a member of the other."""
     return one == other or one.startswith(f"{other}.") or other.startswith(f"{one}.")

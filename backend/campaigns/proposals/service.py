@@ -1,4 +1,4 @@
-"""Proposals as their user sees and decides them."""
+"""List and decide proposals."""
 
 from __future__ import annotations
 
@@ -17,11 +17,17 @@ from backend.campaigns.errors import (
     ProposalTargetGoneError,
 )
 from backend.campaigns.ledger import store as ledger_store
-from backend.campaigns.ledger.changes import Change, Operations, applied, exists, item_of
+from backend.campaigns.ledger.changes import (
+    Change,
+    Operations,
+    apply_operations,
+    build_item,
+    exists,
+)
 from backend.campaigns.ledger.item_service import check_item_room
-from backend.campaigns.ledger.records import check_references, get_campaign, reading
+from backend.campaigns.ledger.records import check_references, get_campaign, open_reading
 from backend.campaigns.models import Campaign, CampaignProposal, ChangeSource, ProposalState
-from backend.campaigns.proposals.store import Proposal, is_told, open_proposals
+from backend.campaigns.proposals.store import StoredProposal, is_on_path, load_proposals
 from backend.campaigns.state.viewpoints import check_viewpoint
 from backend.chats.models import Message
 from backend.core.audience import Viewpoint, known_to
@@ -32,7 +38,7 @@ from backend.vault.sealing import Sealer
 
 
 class ProposalService:
-    """Lists proposals, and does what their user decides."""
+    """Lists proposals, and executes the user's decisions."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -47,10 +53,10 @@ class ProposalService:
         limit: int,
         after: UUID | None,
     ) -> Page[ProposalView]:
-        """Proposals whose messages are told, oldest first, as a viewpoint may know them.
+        """Return proposals whose messages are on an active path, oldest first, for a viewpoint.
 
-        An open one is left out where there is nothing to decide any more, so a page may hold fewer
-        than `limit`. Raises `CampaignNotFoundError`, `ValidationError`.
+        Open proposals without effect are omitted, so a page may have fewer than `limit`. Raises
+        `CampaignNotFoundError`, `ValidationError`.
         """
         query = (
             select(CampaignProposal)
@@ -59,17 +65,17 @@ class ProposalService:
                 CampaignProposal.user_id == identity.user_id,
                 CampaignProposal.state == state,
                 known_to(viewpoint, CampaignProposal.audience),
-                is_told(),
+                is_on_path(),
             )
             .order_by(CampaignProposal.id)
             .limit(limit + 1)
         )
         if after is not None:
             query = query.where(CampaignProposal.id > after)
-        async with reading(self._database, identity, campaign_id) as (session, campaign):
+        async with open_reading(self._database, identity, campaign_id) as (session, campaign):
             await check_viewpoint(session, viewpoint, [campaign_id], owner_id=identity.user_id)
             rows, following = page_of((await session.scalars(query)).all(), limit)
-            found = await open_proposals(session, identity.sealer, campaign, rows)
+            found = await load_proposals(session, identity.sealer, campaign, rows)
             items = [
                 each.view()
                 for each in found
@@ -86,12 +92,12 @@ class ProposalService:
         item_id: UUID | None,
         if_match: str | None,
     ) -> ProposalView:
-        """Write what is proposed as the user's change; it counts while its message is told.
+        """Write a proposal as the user's change, which is active while its message is.
 
-        `item_id` says which of the candidates is meant. Accepting again changes nothing. Raises
-        `CampaignNotFoundError`, `ProposalNotFoundError`, `ProposalDecidedError`,
-        `ProposalNotToldError`, `ProposalTargetGoneError`, `PreconditionFailedError`,
-        `CampaignFullError`, `ValidationError`.
+        `item_id` is the chosen candidate. Idempotent. Raises `CampaignNotFoundError`,
+        `ProposalNotFoundError`, `ProposalDecidedError`, `ProposalNotToldError`,
+        `ProposalTargetGoneError`, `PreconditionFailedError`, `CampaignFullError`,
+        `ValidationError`.
         """
         async with self._database.write() as session:
             campaign = await get_campaign(session, identity, campaign_id, lock=True)
@@ -103,22 +109,21 @@ class ProposalService:
                 change = proposal.change(item_id)
                 await _write(session, identity.sealer, campaign, proposal, change)
                 proposal.row.state, proposal.row.updated_at = "accepted", now()
-            return await _shown(session, identity, campaign, proposal.row)
+            return await _load_view(session, identity, campaign, proposal.row)
 
     async def refuse(
         self, identity: Identity, campaign_id: UUID, proposal_id: UUID
     ) -> ProposalView:
-        """Turn a proposal down: the same is not proposed again from the same line.
+        """Refuse a proposal, so that it is not proposed again from the same message. Idempotent.
 
-        Refusing again changes nothing. Raises `CampaignNotFoundError`, `ProposalNotFoundError`,
-        `ProposalDecidedError`.
+        Raises `CampaignNotFoundError`, `ProposalNotFoundError`, `ProposalDecidedError`.
         """
         async with self._database.write() as session:
             campaign = await get_campaign(session, identity, campaign_id, lock=True)
             proposal = await _find(session, identity, campaign, proposal_id, unless="accepted")
             if proposal.row.state == "open":
                 proposal.row.state, proposal.row.updated_at = "refused", now()
-            return await _shown(session, identity, campaign, proposal.row)
+            return await _load_view(session, identity, campaign, proposal.row)
 
 
 async def _find(
@@ -128,8 +133,8 @@ async def _find(
     proposal_id: UUID,
     *,
     unless: ProposalState,
-) -> Proposal:
-    """Raises `ProposalNotFoundError`, and `ProposalDecidedError` if it is in the state `unless`."""
+) -> StoredProposal:
+    """Raise `ProposalNotFoundError`, or `ProposalDecidedError` if its state is `unless`."""
     row = await session.scalar(
         select(CampaignProposal).where(
             CampaignProposal.id == proposal_id,
@@ -141,31 +146,35 @@ async def _find(
         raise ProposalNotFoundError
     if row.state == unless:
         raise ProposalDecidedError(f"It was {unless}.")
-    [proposal] = await open_proposals(session, identity.sealer, campaign, [row])
+    [proposal] = await load_proposals(session, identity.sealer, campaign, [row])
     return proposal
 
 
-async def _shown(
+async def _load_view(
     session: AsyncSession, identity: Identity, campaign: Campaign, row: CampaignProposal
 ) -> ProposalView:
     await session.flush()
-    [proposal] = await open_proposals(session, identity.sealer, campaign, [row])
+    [proposal] = await load_proposals(session, identity.sealer, campaign, [row])
     return proposal.view()
 
 
 async def _write(
-    session: AsyncSession, sealer: Sealer, campaign: Campaign, proposal: Proposal, change: Change
+    session: AsyncSession,
+    sealer: Sealer,
+    campaign: Campaign,
+    proposal: StoredProposal,
+    change: Change,
 ) -> None:
-    """Write an accepted change, with all lines of its proposal as its sources."""
-    before = proposal.state_of(change.item_id)
+    """Write an accepted change, with all messages of its proposal as its sources."""
+    before = proposal.get_state(change.item_id)
     if exists(change.operations.set):
         await check_item_room(session, campaign.id)
     elif not exists(before):
         raise ProposalTargetGoneError
-    after = applied(change.kind, before, change.operations)
+    after = apply_operations(change.kind, before, change.operations)
     if after == before:
         return
-    await check_references(session, campaign.id, item_of(change.kind, after))
+    await check_references(session, campaign.id, build_item(change.kind, after))
     told = structs.replace(change.operations, because=proposal.text.because)
     changes = [Change(change.kind, change.item_id, told)]
     old_id = proposal.text.replaces
@@ -178,7 +187,7 @@ async def _write(
         for message in await session.scalars(select(Message).where(Message.id.in_(ids)))
     }
     line = messages.pop(ids[0])
-    change_ids = await ledger_store.append(
+    change_ids = await ledger_store.append_changes(
         session, sealer, campaign, changes, actor="user", message=line
     )
     copies = [

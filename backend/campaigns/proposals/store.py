@@ -1,6 +1,6 @@
-"""Proposals as they are stored: both sides, sealed, and the messages that they follow.
+"""Stored proposals: both sides, sealed, and the messages that they come from.
 
-Nothing here commits; the caller has locked the campaign's row.
+The functions do not commit; the caller has locked the campaign.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ from sqlalchemy import ColumnElement, Select, and_, delete, func, or_, select
 from sqlalchemy import exists as any_row
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from backend.campaigns.api.schemas import Contradicted, ProposalView, Target
+from backend.campaigns.api.schemas import Contradiction, ItemReference, ProposalView
 from backend.campaigns.ledger.changes import (
     EXISTS,
     Change,
     Operations,
     State,
-    applied,
+    apply_operations,
     exists,
-    value_at,
+    get_value,
 )
 from backend.campaigns.ledger.items import Kind
-from backend.campaigns.ledger.records import item_name, item_states
+from backend.campaigns.ledger.records import get_item_name, load_states
 from backend.campaigns.ledger.store import read_state
 from backend.campaigns.models import (
     PROPOSAL,
@@ -35,7 +35,11 @@ from backend.campaigns.models import (
     CampaignProposal,
     ProposalSource,
 )
-from backend.campaigns.proposals.authority import Draft, Proposed, Unclear, Who, filled_in
+from backend.campaigns.proposals.authority import (
+    Proposal,
+    ProposalContent,
+    keep_filled_fields,
+)
 from backend.chats.models import Chat, Message
 from backend.core.audience import Viewpoint, is_known_to
 from backend.core.cpu_pool import unhurried
@@ -44,45 +48,22 @@ from backend.errors import ValidationError
 from backend.vault.sealing import Sealer
 
 MAX_OPEN = 200
-"""Proposals of one campaign that are shown and wait for its user."""
+"""Maximum number of open proposals of one campaign that are shown."""
 
 MAX_STORED = 2_000
-"""Proposals of one campaign, those that were decided and those of other branches among them."""
+"""Maximum number of proposals of one campaign, including decided ones and other branches."""
 
 
-class ProposalText(msgspec.Struct, frozen=True, kw_only=True):
-    """What a proposal says: what it would change, and what was there when it was made.
-
-    See `authority.Draft` and `authority.Proposed` for its members.
-    """
-
-    operations: Operations
-    name: str = ""
-    because: str = ""
-    before: Mapping[str, Any] = {}
-    conflicts: Mapping[str, Who] = {}
-    replaces: UUID | None = None
-    against: str = ""
-    unclear: Unclear | None = None
-
-    def values(self, kind: Kind, item_id: UUID) -> bytes:
-        """What makes two proposals the same: what they change, and how."""
-        is_of_none = self.unclear is not None and not self.unclear.field
-        is_new = exists(self.operations.set) or is_of_none
-        same = kind, None if is_new else item_id, self.operations, self.replaces, self.unclear
-        return msgspec.json.encode(same, order="deterministic")
+_TEXT = msgspec.json.Decoder(ProposalContent)
 
 
-_TEXT = msgspec.json.Decoder(ProposalText)
-
-
-def read_text(sealer: Sealer, row: CampaignProposal) -> ProposalText:
-    """What the proposal of a row says."""
+def read_text(sealer: Sealer, row: CampaignProposal) -> ProposalContent:
+    """Unseal the content of a proposal."""
     return _TEXT.decode(sealer.open_bytes(PROPOSAL, row.id, row.sealed_proposal))
 
 
-def is_told() -> ColumnElement[bool]:
-    """The condition that a proposal's message is told in one of its campaign's chats."""
+def is_on_path() -> ColumnElement[bool]:
+    """Return the condition that a proposal's message is on an active path of its campaign."""
     return any_row().where(
         ProposalSource.proposal_id == CampaignProposal.id,
         Message.id == ProposalSource.message_id,
@@ -92,35 +73,35 @@ def is_told() -> ColumnElement[bool]:
     )
 
 
-def is_settled(kind: Kind, text: ProposalText, state: State) -> bool:
-    """Whether an item in this state is what a proposal wants it to be."""
+def is_settled(kind: Kind, text: ProposalContent, state: State) -> bool:
+    """True if an item has the values of a proposal already."""
     if text.unclear is not None:
         return False
     try:
-        return exists(state) and applied(kind, state, text.operations) == state
+        return exists(state) and apply_operations(kind, state, text.operations) == state
     except ValidationError:
         return False
 
 
-async def keep(
+async def store_proposals(
     session: AsyncSession,
     sealer: Sealer,
     campaign: Campaign,
     chat: Chat,
-    proposals: Sequence[Proposed],
+    proposals: Sequence[Proposal],
 ) -> int:
-    """Store proposals from messages of a chat: how many were.
+    """Store proposals from messages of a chat, and return their number.
 
-    Those that are open already are not, nor what was decided of the same line, nor what there is no
-    room for.
+    Skip proposals that are open already, that were decided for the same message, or that exceed the
+    limit.
     """
     if not proposals:
         return 0
-    known, room = await _known(session, sealer, campaign, proposals)
+    known, room = await _load_known(session, sealer, campaign, proposals)
     kept = 0
     for proposed in proposals:
-        draft, text = proposed.draft, _text(proposed)
-        values = text.values(draft.kind, draft.item_id)
+        draft, content = proposed.draft, proposed.content
+        values = content.values(draft.kind, draft.item_id)
         if values in known or kept == room:
             continue
         known.add(values)
@@ -135,7 +116,7 @@ async def keep(
             audience=proposed.audience,
         )
         proposal.sealed_proposal = sealer.seal_bytes(
-            PROPOSAL, proposal.id, msgspec.json.encode(text)
+            PROPOSAL, proposal.id, msgspec.json.encode(content)
         )
         session.add(proposal)
         await session.flush()
@@ -147,20 +128,20 @@ async def keep(
     return kept
 
 
-async def _known(
-    session: AsyncSession, sealer: Sealer, campaign: Campaign, proposals: Sequence[Proposed]
+async def _load_known(
+    session: AsyncSession, sealer: Sealer, campaign: Campaign, proposals: Sequence[Proposal]
 ) -> tuple[set[bytes], int]:
-    """The values of proposals that are not to be made again, and how many more there may be."""
+    """Return the values of proposals that must not be repeated, and the number of free places."""
     messages = {proposed.draft.message.id for proposed in proposals}
     same_line = select(ProposalSource.proposal_id).where(ProposalSource.message_id.in_(messages))
-    query = _mine(campaign).where(
+    query = _select_own(campaign).where(
         or_(
-            and_(CampaignProposal.state == "open", is_told()),
+            and_(CampaignProposal.state == "open", is_on_path()),
             CampaignProposal.id.in_(same_line),
         )
     )
     rows = (await session.scalars(query)).all()
-    states = await item_states(session, sealer, campaign, {row.item_id for row in rows})
+    states = await load_states(session, sealer, campaign, {row.item_id for row in rows})
     known: set[bytes] = set()
     room = MAX_OPEN
     async for row in unhurried(rows, lambda row: len(row.sealed_proposal)):
@@ -174,11 +155,11 @@ async def _known(
 
 
 async def _forget(session: AsyncSession, campaign: Campaign) -> None:
-    """Delete the oldest where there are more than are stored, those that are shown at last."""
+    """Delete the oldest proposals above the limit, those that are shown last."""
     count = select(func.count()).where(CampaignProposal.campaign_id == campaign.id)
     more = (await session.scalar(count) or 0) - MAX_STORED
     if more > 0:
-        shown = and_(CampaignProposal.state == "open", is_told())
+        shown = and_(CampaignProposal.state == "open", is_on_path())
         oldest = select(CampaignProposal.id).where(
             CampaignProposal.campaign_id == campaign.id, ~shown
         )
@@ -186,31 +167,17 @@ async def _forget(session: AsyncSession, campaign: Campaign) -> None:
         await session.execute(delete(CampaignProposal).where(CampaignProposal.id.in_(old.all())))
 
 
-def _mine(campaign: Campaign) -> Select[CampaignProposal]:
+def _select_own(campaign: Campaign) -> Select[CampaignProposal]:
     return select(CampaignProposal).where(
         CampaignProposal.campaign_id == campaign.id, CampaignProposal.user_id == campaign.user_id
-    )
-
-
-def _text(proposed: Proposed) -> ProposalText:
-    draft: Draft = proposed.draft
-    return ProposalText(
-        operations=draft.operations,
-        name=proposed.name,
-        because=draft.because,
-        before=proposed.before,
-        conflicts=proposed.conflicts,
-        replaces=draft.replaces,
-        against=proposed.against,
-        unclear=draft.unclear,
     )
 
 
 AT_ONCE = 500
 
 
-class Line(NamedTuple):
-    """A message that a proposal comes from; one that is gone is told nowhere."""
+class ProposalLine(NamedTuple):
+    """A message that a proposal comes from. A deleted one is not on an active path."""
 
     message_id: UUID
     chat_id: UUID
@@ -218,8 +185,8 @@ class Line(NamedTuple):
     audience: str
 
 
-class Concerned(NamedTuple):
-    """An item that a proposal would change or shows, as it is now."""
+class ItemVersion(NamedTuple):
+    """An item of a proposal in its present state."""
 
     state: State
     seq: int
@@ -227,26 +194,26 @@ class Concerned(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Proposal:
-    """A proposal, opened. Of its lines, told ones come first; items are those that exist."""
+class StoredProposal:
+    """An unsealed proposal. Messages on active paths come first; `items` are those that exist."""
 
     row: CampaignProposal
-    text: ProposalText
-    lines: Sequence[Line]
-    items: Mapping[UUID, Concerned]
+    text: ProposalContent
+    lines: Sequence[ProposalLine]
+    items: Mapping[UUID, ItemVersion]
 
     @property
     def is_new(self) -> bool:
-        """Whether it would make an item."""
+        """True if it creates an item."""
         return exists(self.text.operations.set)
 
     @property
     def is_to_decide(self) -> bool:
-        """Whether there is anything that it would change, and a change to make of it."""
-        state, unclear = self.state_of(self.row.item_id), self.text.unclear
+        """True if accepting it would change something and is possible."""
+        state, unclear = self.get_state(self.row.item_id), self.text.unclear
         if unclear is not None:
             is_there = self.is_new or exists(state) or not unclear.field
-            is_said = unclear.field and value_at(state, unclear.field) in map(
+            is_said = unclear.field and get_value(state, unclear.field) in map(
                 str, unclear.candidates
             )
             return (
@@ -256,29 +223,29 @@ class Proposal:
 
     @property
     def revision(self) -> int:
-        """The newest change of what it concerns; 0 if that is nothing yet."""
+        """The number of the newest change of its items; 0 if there is none."""
         return max((each.seq for each in self.items.values()), default=0)
 
-    def state_of(self, item_id: UUID) -> State:
-        """The state of an item that it concerns; an empty one where that does not exist."""
+    def get_state(self, item_id: UUID) -> State:
+        """Return the state of one of its items; empty if the item does not exist."""
         return self.items[item_id].state if item_id in self.items else {}
 
     def is_in_force(self, fact_id: UUID) -> bool:
-        """Whether a fact that it concerns exists, and nothing supersedes it."""
-        state = self.state_of(fact_id)
+        """True if one of its facts exists and is not superseded."""
+        state = self.get_state(fact_id)
         return exists(state) and not state.get("superseded_by")
 
     def is_known_to(self, viewpoint: Viewpoint) -> bool:
-        """Whether a viewpoint may know its line, and all that it shows besides."""
+        """True if a viewpoint may know its message and all of its items."""
         audiences = [self.row.audience, self.lines[0].audience]
         audiences += [each.audience for each in self.items.values()]
         return all(is_known_to(viewpoint, each) for each in audiences)
 
     def change(self, chosen: UUID | None) -> Change:
-        """What accepting it changes. `chosen` is the candidate that is meant, if that is not clear.
+        """Return the change of accepting it. `chosen` is one of the candidates if it is ambiguous.
 
         Raises:
-            ValidationError: It does not name one of the candidates; or there are none.
+            ValidationError: `chosen` is not a candidate, or there are none.
         """
         operations, unclear = self.text.operations, self.text.unclear
         if chosen not in (unclear.candidates if unclear else [None]):
@@ -293,29 +260,31 @@ class Proposal:
         return Change(self.row.kind, self.row.item_id, named)
 
     def view(self) -> ProposalView:
-        """As the API shows it."""
+        """Return it in the API's format."""
         row, text, line = self.row, self.text, self.lines[0]
-        state = self.state_of(row.item_id)
-        keys = text.operations.touched()
+        state = self.get_state(row.item_id)
+        keys = text.operations.list_keys()
         return ProposalView(
             id=row.id,
             state=row.state,
             reason=row.reason,
-            target=Target(
-                kind=row.kind, id=row.item_id, name=item_name(row.kind, state) or text.name
+            target=ItemReference(
+                kind=row.kind, id=row.item_id, name=get_item_name(row.kind, state) or text.name
             ),
             is_new=self.is_new,
             because=text.because,
             chat_id=line.chat_id,
             message_id=line.message_id,
             then=dict(text.before) if exists(state) else {},
-            now={key: value_at(state, key) for key in keys} if exists(state) else {},
-            proposed=self._proposed(state),
+            now={key: get_value(state, key) for key in keys} if exists(state) else {},
+            proposed=self._build_proposed(state),
             conflicts={key: who for key, who in text.conflicts.items() if key != EXISTS},
-            contradicts=self._contradicted(),
+            contradicts=self._build_contradiction(),
             mention=text.unclear.mention if text.unclear else "",
             candidates=[
-                Target(kind=row.kind, id=each, name=item_name("entity", self.state_of(each)))
+                ItemReference(
+                    kind=row.kind, id=each, name=get_item_name("entity", self.get_state(each))
+                )
                 for each in (text.unclear.candidates if text.unclear else ())
                 if each in self.items
             ],
@@ -324,37 +293,37 @@ class Proposal:
             updated_at=row.updated_at,
         )
 
-    def _proposed(self, state: State) -> dict[str, Any]:
+    def _build_proposed(self, state: State) -> dict[str, Any]:
         operations = self.text.operations
         if self.is_new:
-            return filled_in(self.row.kind, operations).set
+            return keep_filled_fields(self.row.kind, operations).set
         try:
-            after = applied(self.row.kind, state, operations)
+            after = apply_operations(self.row.kind, state, operations)
         except ValidationError:
             return {**operations.set, **operations.add}
-        return {key: value_at(after, key) for key in operations.touched()}
+        return {key: get_value(after, key) for key in operations.list_keys()}
 
-    def _contradicted(self) -> Contradicted | None:
+    def _build_contradiction(self) -> Contradiction | None:
         fact_id = self.text.replaces
         if fact_id is None:
             return None
-        text = self.state_of(fact_id)["text"] if self.is_in_force(fact_id) else None
-        return Contradicted(id=fact_id, then=self.text.against, now=text)
+        text = self.get_state(fact_id)["text"] if self.is_in_force(fact_id) else None
+        return Contradiction(id=fact_id, then=self.text.against, now=text)
 
 
-async def open_proposals(
+async def load_proposals(
     session: AsyncSession, sealer: Sealer, campaign: Campaign, rows: Sequence[CampaignProposal]
-) -> list[Proposal]:
-    """Proposals of a campaign with their lines, and what they concern as it is now."""
+) -> list[StoredProposal]:
+    """Load proposals of a campaign with their messages and the present state of their items."""
     texts = {row.id: read_text(sealer, row) async for row in unhurried(rows)}
-    lines: dict[UUID, list[Line]] = {}
+    lines: dict[UUID, list[ProposalLine]] = {}
     for part in chunks(list(texts), AT_ONCE):
         for found in await session.execute(_LINES.where(ProposalSource.proposal_id.in_(part))):
             is_told = bool(found.is_active) and found.campaign_id == campaign.id
-            line = Line(found.message_id, found.chat_id, is_told, found.audience or "gm")
+            line = ProposalLine(found.message_id, found.chat_id, is_told, found.audience or "gm")
             lines.setdefault(found.proposal_id, []).append(line)
-    concerned = {row.id: _concerned(row, texts[row.id]) for row in rows}
-    items: dict[UUID, Concerned] = {}
+    concerned = {row.id: _list_items(row, texts[row.id]) for row in rows}
+    items: dict[UUID, ItemVersion] = {}
     for part in chunks(list({each for ids in concerned.values() for each in ids}), AT_ONCE):
         query = select(CampaignItem).where(
             CampaignItem.id.in_(part),
@@ -365,9 +334,9 @@ async def open_proposals(
         found_items = await session.scalars(query.execution_options(populate_existing=True))
         async for item in unhurried(found_items.all(), lambda item: len(item.sealed_state)):
             state = read_state(sealer, item.id, item.sealed_state)
-            items[item.id] = Concerned(state, item.seq, item.audience)
+            items[item.id] = ItemVersion(state, item.seq, item.audience)
     return [
-        Proposal(
+        StoredProposal(
             row=row,
             text=texts[row.id],
             lines=sorted(lines[row.id], key=lambda line: (not line.is_told, line.message_id)),
@@ -377,7 +346,7 @@ async def open_proposals(
     ]
 
 
-def _concerned(row: CampaignProposal, text: ProposalText) -> list[UUID]:
+def _list_items(row: CampaignProposal, text: ProposalContent) -> list[UUID]:
     found = [row.item_id, *(text.unclear.candidates if text.unclear else ())]
     return [*found, text.replaces] if text.replaces else found
 

@@ -1,4 +1,4 @@
-"""Attributes that rules count with: read, checked and named by their keys."""
+"""Helpers for rule systems: read and check attributes by key."""
 
 from __future__ import annotations
 
@@ -9,61 +9,61 @@ from backend.campaigns.ledger.changes import State
 from backend.errors import ValidationError
 
 
-def attributes_of(state: State) -> State:
-    """The attributes of an item."""
+def get_attributes(state: State) -> State:
+    """Return the attributes of an item."""
     return state.get("attributes") or {}
 
 
-def number(state: State, name: str, otherwise: int = 0) -> int:
-    """An attribute that is a whole number; `otherwise` where it is none."""
-    value = attributes_of(state).get(name)
+def get_number(state: State, name: str, otherwise: int = 0) -> int:
+    """Return an attribute that is a whole number, else `otherwise`."""
+    value = get_attributes(state).get(name)
     return value if isinstance(value, int) and not isinstance(value, bool) else otherwise
 
 
-def sequence(value: object) -> Sequence[Any]:
-    """A list as it is; anything else as an empty one."""
+def as_sequence(value: object) -> Sequence[Any]:
+    """Return a list unchanged, and an empty one for other values."""
     return cast("Sequence[Any]", value) if isinstance(value, list) else ()
 
 
-def members(value: object) -> Mapping[str, Any]:
-    """An object as it is; anything else as an empty one."""
+def as_mapping(value: object) -> Mapping[str, Any]:
+    """Return a dictionary unchanged, and an empty one for other values."""
     return cast("Mapping[str, Any]", value) if isinstance(value, dict) else {}
 
 
-def texts(state: State, name: str) -> list[str]:
-    """An attribute that is a list, its texts; empty where it is none."""
-    return [one for one in sequence(attributes_of(state).get(name)) if isinstance(one, str)]
+def get_texts(state: State, name: str) -> list[str]:
+    """Return the texts of an attribute that is a list, else an empty list."""
+    return [one for one in as_sequence(get_attributes(state).get(name)) if isinstance(one, str)]
 
 
 def check_number(before: State, after: State, name: str, least: int, most: int) -> None:
-    """Raise `ValidationError` where an attribute becomes what is no whole number of a range.
+    """Raise `ValidationError` if an attribute changes to something else than a number of a range.
 
-    What it was before may stay: other rules may have allowed it.
+    An invalid old value may stay, because other rules may have allowed it.
     """
-    value = attributes_of(after).get(name)
-    if value is None or value == attributes_of(before).get(name):
+    value = get_attributes(after).get(name)
+    if value is None or value == get_attributes(before).get(name):
         return
     if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
         raise ValidationError(f"`attributes.{name}` is a whole number from {least} to {most}.")
 
 
 def check_numbers(before: State, after: State, name: str, least: int, most: int) -> None:
-    """Raise `ValidationError` where an attribute becomes no object of whole numbers of a range."""
-    value: Any = attributes_of(after).get(name)
-    if value is None or value == attributes_of(before).get(name):
+    """Raise `ValidationError` if an attribute changes to an invalid object of whole numbers."""
+    value: Any = get_attributes(after).get(name)
+    if value is None or value == get_attributes(before).get(name):
         return
     is_object = isinstance(value, dict)
-    held = members(value).values()
+    held = as_mapping(value).values()
     if not is_object or any(not isinstance(one, int) or not least <= one <= most for one in held):
         raise ValidationError(f"`attributes.{name}` are whole numbers from {least} to {most}.")
 
 
 def check_texts(before: State, after: State, name: str) -> None:
-    """Raise `ValidationError` where an attribute becomes what is no list of texts."""
-    value: Any = attributes_of(after).get(name)
-    if value is None or value == attributes_of(before).get(name):
+    """Raise `ValidationError` if an attribute changes to something else than a list of texts."""
+    value: Any = get_attributes(after).get(name)
+    if value is None or value == get_attributes(before).get(name):
         return
     if not isinstance(value, list) or any(
-        not isinstance(one, str) for one in sequence(cast("object", value))
+        not isinstance(one, str) for one in as_sequence(cast("object", value))
     ):
         raise ValidationError(f"`attributes.{name}` is a list of texts.")

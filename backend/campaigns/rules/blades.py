@@ -16,18 +16,25 @@ from msgspec import Meta
 from backend.campaigns.ledger.changes import Operations, State
 from backend.campaigns.ledger.items import Clock, Entity, Kind, World
 from backend.campaigns.play.echoes import add_echo, is_visible, tick
-from backend.campaigns.play.references import Reference, called
-from backend.campaigns.play.story_tools import ASK, FINISH_TURN, SPEAK, THINK, Short, paid_key
+from backend.campaigns.play.references import Reference, get_name
+from backend.campaigns.play.story_tools import (
+    ASK,
+    FINISH_TURN,
+    SPEAK,
+    THINK,
+    Short,
+    format_paid_key,
+)
 from backend.campaigns.play.table import Table
 from backend.campaigns.rules.attributes import (
-    attributes_of,
+    as_mapping,
+    as_sequence,
     check_number,
     check_numbers,
     check_texts,
-    members,
-    number,
-    sequence,
-    texts,
+    get_attributes,
+    get_number,
+    get_texts,
 )
 from backend.campaigns.rules.protocol import (
     AttributeType,
@@ -37,19 +44,19 @@ from backend.campaigns.rules.protocol import (
     ToolOutcome,
     ToolRefusedError,
 )
-from backend.campaigns.rules.state import Option, Play, TableState
+from backend.campaigns.rules.state import Option, PlayState, TableState
 from backend.errors import ValidationError
 
 POOL = "dice"
 """The attribute of a campaign's world that contains the player's dice."""
 
-STRESS = 9
-"""At so much stress a character takes a trauma, and has none again."""
+MAX_STRESS = 9
+"""Stress at which a character takes a trauma, and the stress is cleared."""
 
-HEAT = 9
-"""At so much heat the players are wanted more, and the rest of it is left."""
+MAX_HEAT = 9
+"""Heat at which the wanted level rises; the rest of the heat is kept."""
 
-WANTED = 4
+MAX_WANTED = 4
 MAX_COST = 6
 
 TRAUMAS = (
@@ -61,7 +68,7 @@ Tier = Literal["critical", "success", "partial", "bad"]
 TIERS: tuple[Tier, ...] = ("critical", "success", "partial", "bad")
 
 
-class BladesPlay(Play, frozen=True, kw_only=True, omit_defaults=True):
+class BladesPlay(PlayState, frozen=True, kw_only=True, omit_defaults=True):
     """The play state with the risky action. `tier` and `outcome` are fixed by the `die`."""
 
     character: str = ""
@@ -96,7 +103,7 @@ def get_state(table: Table) -> BladesState:
 
 def get_pool(table: Table) -> list[int]:
     """Return the dice that the player sees and may spend."""
-    return attributes_of(table.world).get(POOL) or []
+    return get_attributes(table.world).get(POOL) or []
 
 
 def pool_tier(die: int) -> Tier:
@@ -109,10 +116,10 @@ def pool_tier(die: int) -> Tier:
 
 
 def roll_tier(dice: Sequence[int], *, none: bool = False) -> tuple[int, Tier]:
-    """The die of a roll that counts, and what it comes to: two sixes are critical.
+    """Return the die that counts in a roll, and its tier. Two sixes are critical.
 
-    The highest counts; with `none`, a roll of no dice, the lowest of the two that stand for it,
-    and that is never critical.
+    The highest die counts. With `none`, for a rating of 0, the lower of two dice counts, and is
+    never critical.
     """
     if none:
         die = min(dice)
@@ -136,8 +143,8 @@ class Cost(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     ] = ""
 
 
-def cost_text(cost: Cost) -> str:
-    """A cost in a few words."""
+def render_cost(cost: Cost) -> str:
+    """Return a cost in a few words."""
     match cost.kind:
         case "harm":
             return f"harm: {cost.what}"
@@ -150,7 +157,7 @@ def cost_text(cost: Cost) -> str:
 
 
 def pay(table: Table, cost: Cost, player_id: UUID) -> None:
-    """Pay a cost of a player's character. Raises `ToolRefusedError` where it can't be."""
+    """Pay a cost of a player's character. Raises `ToolRefusedError` if it is not possible."""
     player = table.get(player_id)
     match cost.kind:
         case "stress":
@@ -162,67 +169,69 @@ def pay(table: Table, cost: Cost, player_id: UUID) -> None:
         case "heat":
             add_heat(table, cost.amount)
         case "coin":
-            if (has := number(player, "coin")) < cost.amount:
-                raise ToolRefusedError(f"{called(player)} has {has} coin: not {cost.amount}.")
+            if (has := get_number(player, "coin")) < cost.amount:
+                raise ToolRefusedError(f"{get_name(player)} has {has} coin: not {cost.amount}.")
             table.change(player_id, Operations(remove={"attributes.coin": cost.amount}))
-            _paid(table, Reference(player_id, "", player), "attributes.coin")
+            _note_paid(table, Reference(player_id, "", player), "attributes.coin")
         case "clock":
-            clock = table.references.in_play(cost.what, {"clock"})
+            clock = table.references.find_in_play(cost.what, {"clock"})
             if not is_visible(table.get(clock.id)):
                 raise ToolRefusedError(f"The player reads costs, and {clock.name} is hidden.")
             tick(table, clock.id, cost.amount)
-            _paid(table, clock, "filled")
+            _note_paid(table, clock, "filled")
         case "item":
-            table.change(player_id, _without(player, cost.what))
-            _paid(table, Reference(player_id, "", player), "attributes.inventory")
+            table.change(player_id, _remove_item(player, cost.what))
+            _note_paid(table, Reference(player_id, "", player), "attributes.inventory")
 
 
 def add_stress(table: Table, player_id: UUID, amount: int) -> None:
-    """Give a character stress; at the ninth it is a trauma, and the stress is gone."""
+    """Add stress to a character. At `MAX_STRESS` it becomes a trauma."""
     player = table.get(player_id)
-    operations = Operations(set={"attributes.stress_max": STRESS})
-    if number(player, "stress") + amount >= STRESS:
+    operations = Operations(set={"attributes.stress_max": MAX_STRESS})
+    if get_number(player, "stress") + amount >= MAX_STRESS:
         operations.set["attributes.stress"] = 0
-        operations.add["attributes.trauma"] = [_next_trauma(texts(player, "trauma"))]
+        operations.add["attributes.trauma"] = [_choose_trauma(get_texts(player, "trauma"))]
     else:
         operations.add["attributes.stress"] = amount
     table.change(player_id, operations)
 
 
 def add_heat(table: Table, amount: int) -> None:
-    """Give the players heat; what goes beyond it makes them wanted, up to `WANTED`."""
-    heat, wanted = number(table.world, "heat") + amount, number(table.world, "wanted")
-    operations = Operations(set={"attributes.heat_max": HEAT, "attributes.wanted_max": WANTED})
-    if heat >= HEAT and wanted < WANTED:
-        operations.set["attributes.heat"] = heat - HEAT
+    """Add heat to the players. Above `MAX_HEAT` their wanted level rises, up to `MAX_WANTED`."""
+    heat, wanted = get_number(table.world, "heat") + amount, get_number(table.world, "wanted")
+    operations = Operations(
+        set={"attributes.heat_max": MAX_HEAT, "attributes.wanted_max": MAX_WANTED}
+    )
+    if heat >= MAX_HEAT and wanted < MAX_WANTED:
+        operations.set["attributes.heat"] = heat - MAX_HEAT
         operations.add["attributes.wanted"] = 1
     else:
         operations.add["attributes.heat"] = amount
     table.change(table.state.campaign_id, operations)
 
 
-def _next_trauma(have: list[str]) -> str:
+def _choose_trauma(have: list[str]) -> str:
     fresh = next((one for one in TRAUMAS if one not in have), None)
     return fresh or f"trauma {len(have) + 1}"
 
 
-def _without(player: State, what: str) -> Operations:
+def _remove_item(player: State, what: str) -> Operations:
     wanted = what.strip().casefold()
-    held = texts(player, "inventory")
+    held = get_texts(player, "inventory")
     found = next((one for one in held if one.casefold() == wanted), None)
     if found is None:
         there = ", ".join(held[:20]) or "nothing"
-        raise ToolRefusedError(f"{called(player)} has no {what[:60]!r}, but {there}.")
+        raise ToolRefusedError(f"{get_name(player)} has no {what[:60]!r}, but {there}.")
     return Operations(remove={"attributes.inventory": [found]})
 
 
-def _paid(table: Table, reference: Reference, key: str) -> None:
-    table.state.paid.append(paid_key(reference, key))
+def _note_paid(table: Table, reference: Reference, key: str) -> None:
+    table.state.paid.append(format_paid_key(reference, key))
 
 
 POOL_SIZE = 4
-PUSH = 2
-"""The stress of pushing oneself for one more die."""
+PUSH_STRESS = 2
+"""The cost of one more die, in stress."""
 
 MAX_RATING = 4
 
@@ -279,17 +288,17 @@ class Accept(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 
 def engage(table: Table, asked: Engage) -> ToolOutcome:
-    """Fix position and effect, and go into the action."""
+    """Fix position and effect, and enter the action."""
     if not table.players:
         # A campaign can be played before its user has added a character.
         table.create(Entity(kind="pc", name=asked.character.strip() or "You"))
-    name = table.get(_player(table, asked.character))["name"]
-    clocks = {called(state).casefold() for state in table.of_kind("clock").values()}
+    name = table.get(_find_player(table, asked.character))["name"]
+    clocks = {get_name(state).casefold() for state in table.list_items("clock").values()}
     if (clock := asked.clock.strip()) and clock.casefold() not in clocks:
         table.create(Clock(name=clock))
     if table.state.dice == "pool" and not get_pool(table):
         fill_pool(table)
-    table.turn_to(
+    table.enter_mood(
         "action",
         variant=asked.position,
         character=name,
@@ -309,16 +318,16 @@ def fill_pool(table: Table) -> None:
 
 
 def spend_die(table: Table, asked: SpendDie) -> ToolOutcome:
-    """Commit to outcomes, and wait for the player's die."""
+    """Store the outcomes that the model commits to, and wait for the player's die."""
     play = get_state(table).play
     if play.tier:
         raise ToolRefusedError(f"A die is spent: it is {play.tier}. Call resolve.")
     outcomes: dict[Tier, OutcomeOf] = {each.tier: each for each in asked.outcomes}
     if len(outcomes) < len(asked.outcomes):
         raise ToolRefusedError("Each tier has one outcome.")
-    player_id = _player(table, play.character)
-    rating = _rating(table, player_id)
-    _check_outcomes(table, outcomes, _possible_tiers(table, rating), player_id)
+    player_id = _find_player(table, play.character)
+    rating = _get_rating(table, player_id)
+    _check_outcomes(table, outcomes, _find_possible_tiers(table, rating), player_id)
     get_state(table).committed = [
         CommittedOutcome(
             tier=tier,
@@ -330,34 +339,34 @@ def spend_die(table: Table, asked: SpendDie) -> ToolOutcome:
         if (each := outcomes.get(tier))
     ]
     if table.state.dice == "pool":
-        with _tried(table):
+        with _dry_run(table):
             _spend(table, get_pool(table)[0])
         options = [
-            Option(id="", label=str(die), die=die, detail=_detail(outcomes[pool_tier(die)]))
+            Option(id="", label=str(die), die=die, detail=_render_outcome(outcomes[pool_tier(die)]))
             for die in sorted(set(get_pool(table)), reverse=True)
         ]
     else:
-        every = " / ".join(_detail(outcomes[tier]) for tier in TIERS if tier in outcomes)
-        options = [Option(id="", label=_dice(rating), detail=every)]
+        every = " / ".join(_render_outcome(outcomes[tier]) for tier in TIERS if tier in outcomes)
+        options = [Option(id="", label=_render_dice(rating), detail=every)]
         if _may_push(table, player_id):
-            label = f"{_dice(rating + 1)}, for {PUSH} stress"
+            label = f"{_render_dice(rating + 1)}, for {PUSH_STRESS} stress"
             options.append(Option(id="", label=label, detail=every))
     return table.wait("spend_die", "die", asked.situation, options)
 
 
-def die_chosen(table: Table, index: int) -> dict[str, Any]:
-    """The die fixes the outcome, and the outcome's costs are paid."""
+def choose_die(table: Table, index: int) -> dict[str, Any]:
+    """Fix the outcome by the die, and pay its costs."""
     waiting, play = table.waiting, get_state(table).play
     assert waiting is not None  # noqa: S101  # the table has checked it
-    player_id = _player(table, play.character)
+    player_id = _find_player(table, play.character)
     if table.state.dice == "pool":
         dice = [waiting.options[index].die]
         die, tier = dice[0], pool_tier(dice[0])
         _spend(table, die)
     else:
-        rating = _rating(table, player_id) + index
+        rating = _get_rating(table, player_id) + index
         if index:
-            add_stress(table, player_id, PUSH)
+            add_stress(table, player_id, PUSH_STRESS)
         dice = table.roll(rating or 2)
         die, tier = roll_tier(dice, none=rating == 0)
     fixed = next(each for each in get_state(table).committed if each.tier == tier)
@@ -365,7 +374,7 @@ def die_chosen(table: Table, index: int) -> dict[str, Any]:
     for cost in costs:
         pay(table, cost, player_id)
     if costs:
-        add_echo(table, "cost", f"{fixed.hint} ({', '.join(map(cost_text, costs))})")
+        add_echo(table, "cost", f"{fixed.hint} ({', '.join(map(render_cost, costs))})")
     table.state.play = msgspec.structs.replace(play, tier=tier, outcome=fixed.hint, die=die)
     return {
         "dice": dice,
@@ -373,19 +382,19 @@ def die_chosen(table: Table, index: int) -> dict[str, Any]:
         "tier": tier,
         "outcome": fixed.hint,
         "narrative": fixed.narrative,
-        "paid": [cost_text(cost) for cost in costs],
-        "aftermath": aftermath_of(tier, play.position),
+        "paid": [render_cost(cost) for cost in costs],
+        "aftermath": choose_aftermath(tier, play.position),
         "next": f"Call resolve with tier {tier}.",
     }
 
 
 def resolve(table: Table, asked: Resolve) -> ToolOutcome:
-    """Go into the aftermath of what the die has fixed."""
+    """Enter the aftermath that the die has fixed."""
     play = get_state(table).play
     if not play.tier:
         if asked.tier != "withdrawn":
             raise ToolRefusedError("No die is spent yet: call spend_die first.")
-        table.turn_to("scene", variant="encounter")
+        table.enter_mood("scene", variant="encounter")
         return ToolOutcome(kind="break", result={"mood": "scene"}, summary="Gives it up")
     if asked.tier != play.tier:
         raise ToolRefusedError(f"The die has fixed {play.tier} ({play.outcome}), not {asked.tier}.")
@@ -398,54 +407,54 @@ def resolve(table: Table, asked: Resolve) -> ToolOutcome:
 
 def _go_to_aftermath(table: Table) -> None:
     play = get_state(table).play
-    variant = aftermath_of(cast("Tier", play.tier), play.position)
+    variant = choose_aftermath(cast("Tier", play.tier), play.position)
     table.state.play = msgspec.structs.replace(play, mood="aftermath", variant=variant, turns=0)
 
 
 def leave_action(table: Table) -> None:
-    """Go on to the aftermath that the die has fixed; without a die, give the action up."""
+    """Enter the aftermath that the die has fixed; without a die, return to the scene."""
     if get_state(table).play.tier:
         _go_to_aftermath(table)
     else:
-        table.turn_to("scene", variant="encounter")
+        table.enter_mood("scene", variant="encounter")
 
 
 def leave_aftermath(table: Table) -> None:
-    """Go back to the scene."""
-    table.turn_to("scene", variant="encounter")
+    """Return to the scene."""
+    table.enter_mood("scene", variant="encounter")
 
 
 def accept(table: Table, asked: Accept) -> ToolOutcome:
-    """Go on with the scene."""
-    table.turn_to("scene", variant=asked.variant)
+    """Return to the scene in a variant."""
+    table.enter_mood("scene", variant=asked.variant)
     return ToolOutcome(kind="break", result={"mood": "scene"}, summary=f"Goes on: {asked.variant}")
 
 
-def aftermath_of(tier: Tier, position: str) -> str:
-    """The variant of the aftermath that a tier leads to."""
+def choose_aftermath(tier: Tier, position: str) -> str:
+    """Return the variant of a tier's aftermath."""
     if tier == "bad":
         return "disaster" if position == "desperate" else "setback"
     return "costly" if tier == "partial" else "clean"
 
 
-def _player(table: Table, name: str, missing: str = "Say which `character` acts.") -> UUID:
+def _find_player(table: Table, name: str, missing: str = "Say which `character` acts.") -> UUID:
     """Return the player's character of a name; without a name, the only one."""
     if name:
-        return table.references.in_play(name, {"pc"}).id
+        return table.references.find_in_play(name, {"pc"}).id
     if len(table.players) == 1:
         return next(iter(table.players))
     raise ToolRefusedError(missing)
 
 
-def _rating(table: Table, player_id: UUID) -> int:
-    """How many dice a character has for a roll in the action's domain; 1 where nothing says so."""
-    ratings = members(attributes_of(table.get(player_id)).get("ratings"))
+def _get_rating(table: Table, player_id: UUID) -> int:
+    """Return a character's number of dice in the action's domain; 1 by default."""
+    ratings = as_mapping(get_attributes(table.get(player_id)).get("ratings"))
     value = ratings.get(get_state(table).play.domain, 1)
     return min(max(value, 0), MAX_RATING) if isinstance(value, int) else 1
 
 
-def _possible_tiers(table: Table, rating: int) -> set[Tier]:
-    """The tiers that a die can give which the player can choose."""
+def _find_possible_tiers(table: Table, rating: int) -> set[Tier]:
+    """Return the tiers of the dice that the player can choose."""
     if table.state.dice == "pool":
         if not get_pool(table):
             raise ToolRefusedError("There are no dice left.")
@@ -457,7 +466,7 @@ def _possible_tiers(table: Table, rating: int) -> set[Tier]:
 def _check_outcomes(
     table: Table, outcomes: dict[Tier, OutcomeOf], needed: set[Tier], player_id: UUID
 ) -> None:
-    """Raise `ToolRefusedError` where a tier is missing, or a cost is none or can't be paid."""
+    """Raise `ToolRefusedError` if a tier is missing, or its costs are wrong or not payable."""
     if missing := [tier for tier in TIERS if tier in needed and tier not in outcomes]:
         shown = f" The player's dice: {get_pool(table)}." if table.state.dice == "pool" else ""
         raise ToolRefusedError(f"These tiers need an outcome too: {', '.join(missing)}.{shown}")
@@ -467,14 +476,14 @@ def _check_outcomes(
             raise ToolRefusedError(f"{tier} costs nothing.")
         if not is_clean and not each.costs:
             raise ToolRefusedError(f"{tier} needs at least one cost.")
-        with _tried(table):
+        with _dry_run(table):
             for cost in each.costs:
                 pay(table, cost, player_id)
 
 
 @contextmanager
-def _tried(table: Table) -> Generator[None]:
-    """Whatever is done within leaves the table as it was."""
+def _dry_run(table: Table) -> Generator[None]:
+    """Undo all changes of the table on exit."""
     before = table.state.copy()
     try:
         yield
@@ -483,11 +492,11 @@ def _tried(table: Table) -> Generator[None]:
 
 
 def _may_push(table: Table, player_id: UUID) -> bool:
-    """Whether a character can take the stress of another die, and is not broken by it."""
-    if number(table.get(player_id), "stress") + PUSH >= STRESS:
+    """True if a character can take the stress of another die without a trauma."""
+    if get_number(table.get(player_id), "stress") + PUSH_STRESS >= MAX_STRESS:
         return False
-    with _tried(table), suppress(ToolRefusedError, ValidationError):
-        add_stress(table, player_id, PUSH)
+    with _dry_run(table), suppress(ToolRefusedError, ValidationError):
+        add_stress(table, player_id, PUSH_STRESS)
         return True
     return False
 
@@ -499,27 +508,27 @@ def _spend(table: Table, die: int) -> None:
     table.change(table.state.campaign_id, Operations(set={f"attributes.{POOL}": left}))
 
 
-def _detail(outcome: OutcomeOf) -> str:
-    costs = ", ".join(cost_text(cost) for cost in outcome.costs)
+def _render_outcome(outcome: OutcomeOf) -> str:
+    costs = ", ".join(render_cost(cost) for cost in outcome.costs)
     said = f"{outcome.tier}: {outcome.hint}"
     return f"{said} ({costs})" if costs else said
 
 
-def _dice(rating: int) -> str:
+def _render_dice(rating: int) -> str:
     if rating == 0:
         return "Roll two dice, the lower counts"
     return f"Roll {rating} dice" if rating > 1 else "Roll one die"
 
 
 ENGAGE = PlayTool("engage", Engage, engage)
-SPEND_DIE = PlayTool("spend_die", SpendDie, spend_die, die_chosen)
+SPEND_DIE = PlayTool("spend_die", SpendDie, spend_die, choose_die)
 RESOLVE = PlayTool("resolve", Resolve, resolve)
 ACCEPT = PlayTool("accept", Accept, accept)
 
 
 MAX_COIN = 1_000
 OPEN_TURNS = 2
-"""Turns that an action without a die, or an aftermath, lasts if the model does not end it."""
+"""Number of turns in an action without a die, or an aftermath, until the rules end it."""
 
 _MOODS: Mapping[str, Mood[Table]] = {
     "scene": Mood("scene", ("encounter", "opportunity", "discovery"), needs_calls=True),
@@ -570,7 +579,7 @@ _ENTANGLEMENTS = (
         "A warrant has your names on it.",
     ),
 )
-"""What comes due, by heat (0 to 3, 4 to 5, 6 and more), and then by the roll, the worst last."""
+"""Entanglements by heat (0 to 3, 4 to 5, 6 and more) and by the roll, the worst last."""
 
 
 class Blades(Rules[Table]):
@@ -582,58 +591,62 @@ class Blades(Rules[Table]):
     hidden_attributes = frozenset({POOL})
 
     def schema(self, kind: Kind) -> dict[str, Any]:
-        """Stress, trauma, harm, coin and ratings of players; heat, wanted and dice of the world."""
+        """Return the schema of players' stress, harm and ratings, and of the world's heat."""
         members: dict[str, Any] = {}
         if kind == "entity":
-            rating = _whole(MAX_RATING)
+            rating = _whole_schema(MAX_RATING)
             members = {
-                "stress": _whole(STRESS),
+                "stress": _whole_schema(MAX_STRESS),
                 "trauma": _TEXTS,
                 "harm": _TEXTS,
-                "coin": _whole(MAX_COIN),
+                "coin": _whole_schema(MAX_COIN),
                 "inventory": _TEXTS,
                 "ratings": {"type": "object", "additionalProperties": rating},
             }
         if kind == "world":
             dice = {"type": "array", "items": {"type": "integer", "minimum": 1, "maximum": 6}}
-            members = {"heat": _whole(HEAT), "wanted": _whole(WANTED), POOL: dice}
+            members = {
+                "heat": _whole_schema(MAX_HEAT),
+                "wanted": _whole_schema(MAX_WANTED),
+                POOL: dice,
+            }
         return {"type": "object", "title": f"Attributes of a {kind}", "properties": members}
 
     def validate(self, kind: Kind, before: State, after: State) -> None:
         """Keep the numbers within their bounds."""
         if kind == "entity":
-            check_number(before, after, "stress", 0, STRESS)
-            check_number(before, after, "stress_max", STRESS, STRESS)
+            check_number(before, after, "stress", 0, MAX_STRESS)
+            check_number(before, after, "stress_max", MAX_STRESS, MAX_STRESS)
             check_number(before, after, "coin", 0, MAX_COIN)
             check_numbers(before, after, "ratings", 0, MAX_RATING)
             check_texts(before, after, "trauma")
             check_texts(before, after, "harm")
         if kind == "world":
-            check_number(before, after, "heat", 0, HEAT)
-            check_number(before, after, "heat_max", HEAT, HEAT)
-            check_number(before, after, "wanted", 0, WANTED)
-            check_number(before, after, "wanted_max", WANTED, WANTED)
+            check_number(before, after, "heat", 0, MAX_HEAT)
+            check_number(before, after, "heat_max", MAX_HEAT, MAX_HEAT)
+            check_number(before, after, "wanted", 0, MAX_WANTED)
+            check_number(before, after, "wanted_max", MAX_WANTED, MAX_WANTED)
             check_pool(before, after)
 
     def changeable(self, kind: Kind, state: State) -> Mapping[str, AttributeType]:
-        """What players carry. Stress, harm, heat and dice change by play alone."""
+        """Return the players' possessions. Only play changes stress, harm, heat and dice."""
         is_player = kind == "entity" and state["kind"] == "pc"
         return {"inventory": "list", "coin": "number"} if is_player else {}
 
     def moods(self) -> Mapping[str, Mood[Table]]:
-        """Scene, action, aftermath, downtime."""
+        """Return scene, action, aftermath and downtime."""
         return _MOODS
 
     def tools(self, mood: str) -> Sequence[PlayTool[Table]]:
-        """The mood's own."""
+        """Return the tools of the mood."""
         return _TOOLS[mood]
 
     def precarity(self, players: Sequence[Entity], world: World) -> dict[str, Any]:
-        """Stress of the most stressed, heat, and twice how wanted they are."""
-        taken = {player.name: _count(player.attributes.get("stress")) for player in players}
-        room = [f"{name} {max(0, STRESS - 1 - stress)}" for name, stress in taken.items()]
+        """Return the sum of the highest stress, the heat, and twice the wanted level."""
+        taken = {player.name: _as_count(player.attributes.get("stress")) for player in players}
+        room = [f"{name} {max(0, MAX_STRESS - 1 - stress)}" for name, stress in taken.items()]
         stress = max(taken.values(), default=0)
-        heat, wanted = (_count(world.attributes.get(name)) for name in ("heat", "wanted"))
+        heat, wanted = (_as_count(world.attributes.get(name)) for name in ("heat", "wanted"))
         score = stress + heat + 2 * wanted
         label, voice = next(
             (label, voice) for below, label, voice in _PRECARITY if below is None or score < below
@@ -647,20 +660,20 @@ class Blades(Rules[Table]):
             "voice": voice,
             "lines": [
                 *([f"Room for stress before a trauma: {', '.join(room)}"] if room else []),
-                f"Heat: {heat}/{HEAT}",
-                f"Wanted level: {wanted}/{WANTED}",
+                f"Heat: {heat}/{MAX_HEAT}",
+                f"Wanted level: {wanted}/{MAX_WANTED}",
             ],
         }
 
     def light_line(self, player: Entity) -> str:
-        """Name and stress."""
-        return f"{player.name} stress {_count(player.attributes.get('stress'))}/{STRESS}"
+        """Return name and stress."""
+        return f"{player.name} stress {_as_count(player.attributes.get('stress'))}/{MAX_STRESS}"
 
-    def is_decided(self, play: Play) -> bool:
+    def is_decided(self, play: PlayState) -> bool:
         """True if a die is spent."""
         return isinstance(play, BladesPlay) and bool(play.tier)
 
-    def describe_play(self, play: Play) -> dict[str, str]:
+    def describe_play(self, play: PlayState) -> dict[str, str]:
         """Add position and effect."""
         shown = super().describe_play(play)
         for name in ("position", "effect"):
@@ -675,10 +688,10 @@ class Blades(Rules[Table]):
         return values | ({"stakes": state.play.stakes} if state.play.stakes else {})
 
     def spend_downtime(self, table: Table, activity: str, target: str) -> dict[str, Any]:
-        """Recover, work on a project, or lie low; what was stirred up before comes due."""
+        """Recover, work on a project, or lie low, after an entanglement."""
         result: dict[str, Any] = {"activity": activity}
         try:
-            if text := _entangle(table):
+            if text := _roll_entanglement(table):
                 result["entanglement"] = text
             if activity == "recovery":
                 result |= _recover(table, target)
@@ -694,19 +707,19 @@ class Blades(Rules[Table]):
 
 
 def check_pool(before: State, after: State) -> None:
-    """Raise `ValidationError` where the pool becomes what is no handful of dice."""
-    pool = attributes_of(after).get(POOL)
-    if pool is None or pool == attributes_of(before).get(POOL):
+    """Raise `ValidationError` if the pool changes to something else than a few dice."""
+    pool = get_attributes(after).get(POOL)
+    if pool is None or pool == get_attributes(before).get(POOL):
         return
-    dice = sequence(pool)
+    dice = as_sequence(pool)
     is_pool = isinstance(pool, list) and len(dice) <= POOL_SIZE
     if not is_pool or any(not isinstance(die, int) or not 1 <= die <= 6 for die in dice):  # noqa: PLR2004
         raise ValidationError(f"`attributes.{POOL}` are at most {POOL_SIZE} dice from 1 to 6.")
 
 
-def _entangle(table: Table) -> str:
-    """What comes due, if anything: rolled with as many dice as the players are wanted."""
-    heat, wanted = number(table.world, "heat"), number(table.world, "wanted")
+def _roll_entanglement(table: Table) -> str:
+    """Roll for an entanglement, with as many dice as the wanted level; empty if there is none."""
+    heat, wanted = get_number(table.world, "heat"), get_number(table.world, "wanted")
     if heat == 0 and wanted == 0:
         return ""
     die, _ = roll_tier(table.roll(wanted or 2), none=wanted == 0)
@@ -717,15 +730,15 @@ def _entangle(table: Table) -> str:
 
 
 def _recover(table: Table, target: str) -> dict[str, Any]:
-    """Lose as much stress as a die says, and one harm."""
-    player_id = _player(table, target, "Say which character in `target`.")
+    """Remove stress by the roll of a die, and one harm."""
+    player_id = _find_player(table, target, "Say which character in `target`.")
     player = table.get(player_id)
     [die] = table.roll(1)
-    lost = min(die, number(player, "stress"))
+    lost = min(die, get_number(player, "stress"))
     operations = Operations()
     if lost:
         operations.remove["attributes.stress"] = lost
-    if harm := texts(player, "harm"):
+    if harm := get_texts(player, "harm"):
         operations.remove["attributes.harm"] = harm[:1]
     if operations.remove:
         table.change(player_id, operations)
@@ -734,7 +747,7 @@ def _recover(table: Table, target: str) -> dict[str, Any]:
 
 def _work(table: Table, target: str) -> dict[str, Any]:
     """Fill one to three segments of a project's clock."""
-    clock = table.references.in_play(target, {"clock"})
+    clock = table.references.find_in_play(target, {"clock"})
     [die] = table.roll(1)
     segments = _PROJECT[roll_tier([die])[1]]
     after = tick(table, clock.id, segments)
@@ -742,19 +755,19 @@ def _work(table: Table, target: str) -> dict[str, Any]:
 
 
 def _lie_low(table: Table) -> dict[str, Any]:
-    """Lose as much heat as a die says."""
+    """Remove heat by the roll of a die."""
     [die] = table.roll(1)
-    lost = min(die, number(table.world, "heat"))
+    lost = min(die, get_number(table.world, "heat"))
     if lost:
         table.change(table.state.campaign_id, Operations(remove={"attributes.heat": lost}))
     return {"die": die, "heat": -lost}
 
 
-def _count(value: Any) -> int:
+def _as_count(value: Any) -> int:
     return value if isinstance(value, int) and not isinstance(value, bool) else 0
 
 
-def _whole(most: int) -> dict[str, Any]:
+def _whole_schema(most: int) -> dict[str, Any]:
     return {"type": "integer", "minimum": 0, "maximum": most}
 
 

@@ -1,4 +1,4 @@
-"""Dice that the server rolls from a stored seed: with the seed, a roll can be repeated."""
+"""Dice that the server rolls from a stored seed, so that a roll can be repeated."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ _NOTATION = re.compile(r"(\d{0,2})d(\d{1,3})([+-]\d{1,3})?", re.ASCII)
 
 
 def new_seed() -> str:
-    """A seed of 128 bits, as hexadecimal digits."""
+    """Return a seed of 128 bits, as hexadecimal digits."""
     return secrets.token_hex(SEED_BYTES)
 
 
 def roll(seed: str, first: int, count: int, *, sides: int = 6) -> list[int]:
-    """The dice number `first` to `first + count - 1` that a seed comes to, each 1 to `sides`.
+    """Return the dice number `first` to `first + count - 1` of a seed, each 1 to `sides`.
 
-    Every die is an HMAC-SHA256 of its number under the seed. A value that would favour low sides
-    is drawn again.
+    Every die is an HMAC-SHA256 of its number under the seed. Values that would favour low sides are
+    drawn again.
     """
     return [_die(bytes.fromhex(seed), number, sides) for number in range(first, first + count)]
 
 
 def parse_notation(text: str) -> tuple[int, int, int]:
-    """Dice such as `2d6+3`: their count, their sides, and what is added.
+    """Return the count, the sides and the added number of dice such as `2d6+3`.
 
     Raises `ValidationError`.
     """

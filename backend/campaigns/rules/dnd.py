@@ -1,4 +1,4 @@
-"""Rules in the manner of the game with a twenty-sided die: checks, attacks, hit points, combat.
+"""Rules with a twenty-sided die: checks, attacks, hit points, combat.
 
 The server rolls every die. The rules' text is our own.
 """
@@ -14,7 +14,7 @@ from msgspec import Meta
 
 from backend.campaigns.ledger.changes import Operations, State
 from backend.campaigns.ledger.items import Kind
-from backend.campaigns.play.references import called
+from backend.campaigns.play.references import get_name
 from backend.campaigns.play.story_tools import (
     ADVANCE_TIME,
     ASK,
@@ -28,13 +28,13 @@ from backend.campaigns.play.story_tools import (
 )
 from backend.campaigns.play.table import Table
 from backend.campaigns.rules.attributes import (
-    attributes_of,
+    as_mapping,
     check_number,
     check_numbers,
     check_texts,
-    members,
-    number,
-    texts,
+    get_attributes,
+    get_number,
+    get_texts,
 )
 from backend.campaigns.rules.dice import parse_notation
 from backend.campaigns.rules.protocol import (
@@ -44,7 +44,7 @@ from backend.campaigns.rules.protocol import (
     Rules,
     ToolOutcome,
     ToolRefusedError,
-    answer,
+    make_answer,
 )
 from backend.errors import ValidationError
 
@@ -56,8 +56,8 @@ MAX_GOLD = 10**9
 QUIET_TURNS = 3
 """Turns in a row without a roll after which a fight is over."""
 
-USUAL = 10
-"""An ability, or an armour class, that nothing is said of."""
+DEFAULT_SCORE = 10
+"""Default of abilities and armour class."""
 
 D20 = 20
 
@@ -135,133 +135,135 @@ class EndCombat(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
 
 def check(table: Table, asked: AbilityCheck) -> ToolOutcome:
-    """A check of an ability."""
-    who = table.references.in_play(asked.character, _PEOPLE)
+    """Roll a check of an ability."""
+    who = table.references.find_in_play(asked.character, _PEOPLE)
     state = table.get(who.id)
-    bonus = _modifier(state, asked.ability) + (_proficiency(state) if asked.proficient else 0)
-    die = _d20(table, asked.edge)
+    bonus = _get_modifier(state, asked.ability) + (
+        _get_proficiency(state) if asked.proficient else 0
+    )
+    die = _roll_d20(table, asked.edge)
     total = die + bonus
     is_success = total >= asked.dc
     said = f"{who.name}, {asked.ability}: {die}{bonus:+} = {total} against {asked.dc}"
     result = {"die": die, "bonus": bonus, "total": total, "success": is_success}
-    return answer(result, f"{said}, {'success' if is_success else 'failure'}")
+    return make_answer(result, f"{said}, {'success' if is_success else 'failure'}")
 
 
 def attack(table: Table, asked: Attack) -> ToolOutcome:
-    """An attack, and its damage: a 20 always hits, with twice the dice; a 1 never does."""
-    attacker = table.references.in_play(asked.attacker, _PEOPLE)
-    target = table.references.in_play(asked.target, _PEOPLE)
+    """Roll an attack and its damage. A 20 always hits with double dice; a 1 always misses."""
+    attacker = table.references.find_in_play(asked.attacker, _PEOPLE)
+    target = table.references.find_in_play(asked.target, _PEOPLE)
     count, sides, more = parse_notation(asked.damage)
     state = table.get(attacker.id)
-    bonus = _modifier(state, asked.ability) + _proficiency(state)
-    die = _d20(table, asked.edge)
-    armour = number(table.get(target.id), "ac", USUAL)
+    bonus = _get_modifier(state, asked.ability) + _get_proficiency(state)
+    die = _roll_d20(table, asked.edge)
+    armour = get_number(table.get(target.id), "ac", DEFAULT_SCORE)
     is_hit = die == D20 or (die > 1 and die + bonus >= armour)
     said = f"{attacker.name} attacks {target.name}: {die}{bonus:+} against {armour}"
     result: dict[str, Any] = {"die": die, "bonus": bonus, "ac": armour, "hit": is_hit}
     if not is_hit:
-        return answer(result, f"{said}, a miss")
+        return make_answer(result, f"{said}, a miss")
     dice = table.roll(2 * count if die == D20 else count, sides=sides)
     damage = max(0, sum(dice) + more)
-    result |= {"damage": damage, **_lose(table, target.id, damage)}
-    return answer(result, f"{said}, a hit for {damage}")
+    result |= {"damage": damage, **_take_damage(table, target.id, damage)}
+    return make_answer(result, f"{said}, a hit for {damage}")
 
 
 def harm(table: Table, asked: Harm) -> ToolOutcome:
-    """Damage without an attack."""
-    target = table.references.in_play(asked.target, _PEOPLE)
-    damage = max(0, _rolled(table, asked.damage))
-    result = {"damage": damage, **_lose(table, target.id, damage)}
-    return answer(result, f"{target.name} takes {damage}")
+    """Roll damage without an attack."""
+    target = table.references.find_in_play(asked.target, _PEOPLE)
+    damage = max(0, _roll(table, asked.damage))
+    result = {"damage": damage, **_take_damage(table, target.id, damage)}
+    return make_answer(result, f"{target.name} takes {damage}")
 
 
 def heal(table: Table, asked: Heal) -> ToolOutcome:
-    """Hit points come back, up to the most that there are."""
-    target = table.references.in_play(asked.target, _PEOPLE)
+    """Restore hit points, up to the maximum."""
+    target = table.references.find_in_play(asked.target, _PEOPLE)
     state = table.get(target.id)
-    _has_points(state)
-    healing = max(0, _rolled(table, asked.healing))
-    if "hp_max" in attributes_of(state):
-        healing = min(healing, max(0, number(state, "hp_max") - number(state, "hp")))
+    _require_points(state)
+    healing = max(0, _roll(table, asked.healing))
+    if "hp_max" in get_attributes(state):
+        healing = min(healing, max(0, get_number(state, "hp_max") - get_number(state, "hp")))
     operations = Operations()
     if healing:
         operations.add["attributes.hp"] = healing
-        if number(state, "hp") == 0 and "unconscious" in texts(state, "conditions"):
+        if get_number(state, "hp") == 0 and "unconscious" in get_texts(state, "conditions"):
             operations.remove["attributes.conditions"] = ["unconscious"]
         state = table.change(target.id, operations)
-    result = {"healed": healing, "hp": number(state, "hp")}
-    return answer(result, f"{target.name} regains {healing}")
+    result = {"healed": healing, "hp": get_number(state, "hp")}
+    return make_answer(result, f"{target.name} regains {healing}")
 
 
 def set_condition(table: Table, asked: SetCondition) -> ToolOutcome:
-    """A condition begins or ends."""
-    target = table.references.in_play(asked.target, _PEOPLE)
+    """Add or remove a condition."""
+    target = table.references.find_in_play(asked.target, _PEOPLE)
     named = {"attributes.conditions": [asked.condition]}
     after = table.change(
         target.id, Operations(remove=named) if asked.ends else Operations(add=named)
     )
     summary = f"{target.name} is {'no longer ' if asked.ends else ''}{asked.condition}"
-    return answer({"conditions": texts(after, "conditions")}, summary)
+    return make_answer({"conditions": get_texts(after, "conditions")}, summary)
 
 
 def start_combat(table: Table, asked: StartCombat) -> ToolOutcome:
-    """Into a fight."""
-    return _fight(table, "combat", asked.because or "A fight")
+    """Enter a fight."""
+    return _change_mood(table, "combat", asked.because or "A fight")
 
 
 def end_combat(table: Table, asked: EndCombat) -> ToolOutcome:
-    """Out of it."""
-    return _fight(table, "explore", asked.because or "The fight is over")
+    """Leave a fight."""
+    return _change_mood(table, "explore", asked.because or "The fight is over")
 
 
 def leave_fight(table: Table) -> None:
     """End a fight without a roll."""
-    _fight(table, "explore", "The fight is over")
+    _change_mood(table, "explore", "The fight is over")
 
 
-def _fight(table: Table, mood: str, summary: str) -> ToolOutcome:
+def _change_mood(table: Table, mood: str, summary: str) -> ToolOutcome:
     table.change(table.state.campaign_id, Operations(set={"flags.combat": mood == "combat"}))
-    table.turn_to(mood)
+    table.enter_mood(mood)
     return ToolOutcome(kind="break", result={"mood": mood}, summary=summary)
 
 
-def _d20(table: Table, edge: str) -> int:
+def _roll_d20(table: Table, edge: str) -> int:
     dice = table.roll(1 if edge == "none" else 2, sides=D20)
     return min(dice) if edge == "disadvantage" else max(dice)
 
 
-def _rolled(table: Table, notation: str) -> int:
+def _roll(table: Table, notation: str) -> int:
     count, sides, more = parse_notation(notation)
     return sum(table.roll(count, sides=sides)) + more
 
 
-def _modifier(state: State, ability: str) -> int:
-    score = members(attributes_of(state).get("abilities")).get(ability, USUAL)
-    return (score - USUAL) // 2 if isinstance(score, int) else 0
+def _get_modifier(state: State, ability: str) -> int:
+    score = as_mapping(get_attributes(state).get("abilities")).get(ability, DEFAULT_SCORE)
+    return (score - DEFAULT_SCORE) // 2 if isinstance(score, int) else 0
 
 
-def _proficiency(state: State) -> int:
-    return 2 + (max(1, number(state, "level", 1)) - 1) // 4
+def _get_proficiency(state: State) -> int:
+    return 2 + (max(1, get_number(state, "level", 1)) - 1) // 4
 
 
-def _has_points(state: State) -> None:
-    value = attributes_of(state).get("hp")
+def _require_points(state: State) -> None:
+    value = get_attributes(state).get("hp")
     if not isinstance(value, int) or isinstance(value, bool):
-        raise ToolRefusedError(f"{called(state)} has no hit points that are counted.")
+        raise ToolRefusedError(f"{get_name(state)} has no hit points that are counted.")
 
 
-def _lose(table: Table, target_id: UUID, damage: int) -> dict[str, Any]:
-    """Take hit points off; at none, somebody is unconscious."""
+def _take_damage(table: Table, target_id: UUID, damage: int) -> dict[str, Any]:
+    """Remove hit points. At 0, the target is unconscious."""
     state = table.get(target_id)
-    _has_points(state)
-    lost = min(damage, number(state, "hp"))
+    _require_points(state)
+    lost = min(damage, get_number(state, "hp"))
     operations = Operations()
     if lost:
         operations.remove["attributes.hp"] = lost
-        if lost == number(state, "hp"):
+        if lost == get_number(state, "hp"):
             operations.add["attributes.conditions"] = ["unconscious"]
         state = table.change(target_id, operations)
-    return {"hp": number(state, "hp"), "conditions": texts(state, "conditions")}
+    return {"hp": get_number(state, "hp"), "conditions": get_texts(state, "conditions")}
 
 
 _PEOPLE = ("pc", "npc")
@@ -294,7 +296,7 @@ class Dnd(Rules[Table]):
     title = "Fantasy: hit points and d20"
 
     def schema(self, kind: Kind) -> dict[str, Any]:
-        """Hit points, armour class, level, abilities, conditions and gold of people."""
+        """Return the schema of people's hit points, armour class, level and abilities."""
         if kind != "entity":
             return super().schema(kind)
         ability = {"type": "integer", "minimum": 1, "maximum": MAX_ABILITY}
@@ -322,26 +324,28 @@ class Dnd(Rules[Table]):
         if kind != "entity":
             return
         check_number(before, after, "hp_max", 1, MAX_HP)
-        check_number(before, after, "hp", 0, number(after, "hp_max", MAX_HP))
+        check_number(before, after, "hp", 0, get_number(after, "hp_max", MAX_HP))
         check_number(before, after, "ac", 1, MAX_AC)
         check_number(before, after, "level", 1, MAX_LEVEL)
         check_number(before, after, "gold", 0, MAX_GOLD)
         check_numbers(before, after, "abilities", 1, MAX_ABILITY)
         check_texts(before, after, "conditions")
-        if unknown := members(attributes_of(after).get("abilities")).keys() - {*get_args(Ability)}:
+        if unknown := as_mapping(get_attributes(after).get("abilities")).keys() - {
+            *get_args(Ability)
+        }:
             raise ValidationError(f"`attributes.abilities` has no {min(unknown)[:50]}.")
 
     def changeable(self, kind: Kind, state: State) -> Mapping[str, AttributeType]:
-        """What players carry. Hit points and conditions change by tools of their own."""
+        """Return the players' possessions. Tools change hit points and conditions."""
         is_player = kind == "entity" and state["kind"] == "pc"
         return {"inventory": "list", "gold": "number"} if is_player else {}
 
     def moods(self) -> Mapping[str, Mood[Table]]:
-        """Exploring, and fighting."""
+        """Return exploring and fighting."""
         return _MOODS
 
     def tools(self, mood: str) -> Sequence[PlayTool[Table]]:
-        """The mood's own."""
+        """Return the tools of the mood."""
         return _TOOLS[mood]
 
 

@@ -1,4 +1,4 @@
-"""No rules: attributes are what the user makes them, and a story is told with generic tools."""
+"""Play without rules: users define the attributes, and all tools are generic."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from backend.campaigns.play.story_tools import (
     SPEAK,
     THINK,
     TICK_CLOCK,
-    attribute_types,
+    list_attribute_types,
 )
 from backend.campaigns.play.table import Table
 from backend.campaigns.rules.protocol import AttributeType, Mood, PlayTool, Rules
@@ -29,12 +29,12 @@ _USUAL: Mapping[str, AttributeType] = {
 
 
 class Freeform(Rules[Table]):
-    """A story without rules: numbers mean what its user says."""
+    """A story without rules. Users decide on the meaning of numbers."""
 
     title = "Freeform"
 
     def validate(self, kind: Kind, before: State, after: State) -> None:
-        """Let hit points be numbers, where there are any."""
+        """Raise `ValidationError` if hit points or gold are not numbers."""
         del before
         if kind != "entity":
             return
@@ -47,17 +47,17 @@ class Freeform(Rules[Table]):
                 raise ValidationError(f"`attributes.{name}` must be a number.")
 
     def changeable(self, kind: Kind, state: State) -> Mapping[str, AttributeType]:
-        """What there is, and of players what most have."""
+        """Return the existing attributes, and for players the usual ones."""
         if kind != "entity":
             return {}
-        return {**(_USUAL if state["kind"] == "pc" else {}), **attribute_types(state)}
+        return {**(_USUAL if state["kind"] == "pc" else {}), **list_attribute_types(state)}
 
     def moods(self) -> Mapping[str, Mood[Table]]:
-        """One."""
+        """Return the only mood."""
         return {"story": Mood("story")}
 
     def tools(self, mood: str) -> Sequence[PlayTool[Table]]:
-        """The generic tools."""
+        """Return the generic tools."""
         del mood
         return (THINK, SPEAK, ASK, SET_SCENE, ADVANCE_TIME, TICK_CLOCK, FINISH_TURN)
 

@@ -15,8 +15,8 @@ import msgspec
 
 from backend.campaigns.ledger.changes import State
 from backend.campaigns.ledger.items import Entity, Kind, World
-from backend.campaigns.rules.state import PLAY, Play, TableState
-from backend.campaigns.state.state_block import player_line
+from backend.campaigns.rules.state import PLAY, PlayState, TableState
+from backend.campaigns.state.state_block import render_player_line
 from backend.errors import ValidationError
 from backend.generation.model import Tool
 from backend.generation.tools.arguments import tool_of
@@ -35,7 +35,7 @@ class ToolRefusedError(Exception):
 class ToolOutcome:
     """The outcome of a tool call.
 
-    `answer`: the model continues with `result`. `break`: its text is dropped, and the turn
+    `make_answer`: the model continues with `result`. `break`: its text is dropped, and the turn
     continues in another mood. `wait`: the turn is suspended for `Table.waiting`. `end`: the turn
     is over. `summary` describes the call in a few words. `events` are sent on the turn's stream.
     """
@@ -46,12 +46,12 @@ class ToolOutcome:
     events: list[Event] = field(default_factory=list[Event])
 
 
-def answer(result: Any, summary: str = "") -> ToolOutcome:
+def make_answer(result: Any, summary: str = "") -> ToolOutcome:
     """Return an outcome after which the model continues."""
     return ToolOutcome(kind="answer", result=result, summary=summary)
 
 
-def refusal(why: str) -> ToolOutcome:
+def make_refusal(why: str) -> ToolOutcome:
     """Return the answer to a call that is wrong, so that the model can correct it."""
     return ToolOutcome(kind="answer", result={"error": why})
 
@@ -121,8 +121,8 @@ class Rules(Generic[TableT]):
     """
 
     title: ClassVar[str] = ""
-    play_type: ClassVar[type[Play]] = Play
-    state_type: ClassVar[type[TableState[Any]]] = TableState[Play]
+    play_type: ClassVar[type[PlayState]] = PlayState
+    state_type: ClassVar[type[TableState[Any]]] = TableState[PlayState]
     hidden_attributes: ClassVar[frozenset[str]] = frozenset()
 
     def schema(self, kind: Kind) -> dict[str, Any]:
@@ -154,13 +154,13 @@ class Rules(Generic[TableT]):
 
     def light_line(self, player: Entity) -> str:
         """Return a player's character in a few words, for the light form of the state block."""
-        return player_line(player)
+        return render_player_line(player)
 
-    def is_decided(self, play: Play) -> bool:  # noqa: ARG002
+    def is_decided(self, play: PlayState) -> bool:  # noqa: ARG002
         """Return True if a roll has fixed the outcome of the mood."""
         return False
 
-    def describe_play(self, play: Play) -> dict[str, str]:
+    def describe_play(self, play: PlayState) -> dict[str, str]:
         """Return the values of the event `mood.changed`, which is sent when one of them changes."""
         return {"mood": play.mood, "variant": play.variant}
 
@@ -177,7 +177,7 @@ class Rules(Generic[TableT]):
         raise ValidationError(f"There is no {activity}.")
 
 
-def read_play(world: State, rules: Rules[Any]) -> Play:
+def read_play(world: State, rules: Rules[Any]) -> PlayState:
     """Return the play state of a world; its beginning if the state is invalid in these rules."""
     attributes: State = world.get("attributes") or {}
     stored = attributes.get(PLAY)

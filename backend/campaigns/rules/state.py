@@ -14,7 +14,7 @@ from backend.campaigns.rules.dice import DiceMode
 from backend.core.audience import PUBLIC, Audience
 
 PLAY = "play"
-"""The attribute of a campaign's world that contains `Play`."""
+"""The attribute of a campaign's world that contains `PlayState`."""
 
 ROLL = "roll"
 """The attribute of a campaign's world that contains the last turn's dice and their seed."""
@@ -59,7 +59,7 @@ class Waiting(msgspec.Struct, frozen=True, kw_only=True):
     own: str = ""
 
 
-class Play(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class PlayState(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Play state between two turns, stored in the attributes of the world.
 
     A rule system that needs more fields extends it. `connector` is the link from the last turn to
@@ -72,7 +72,7 @@ class Play(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     turns: int = 0
 
 
-PlayT = TypeVar("PlayT", bound=Play)
+PlayT = TypeVar("PlayT", bound=PlayState)
 
 
 class Pending(msgspec.Struct, frozen=True, kw_only=True):

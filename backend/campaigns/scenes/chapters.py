@@ -1,8 +1,7 @@
-"""Chapters: old scenes told together. Which scenes are due, and what a prompt tells of chapters.
+"""Chapters: summaries of several old scenes, their creation and their part of a prompt.
 
-A chapter is made of scenes that one chat has told and that are for the same audience, so it is
-taken back with their messages, and only those who may know all its scenes may know it. Nothing here
-commits.
+A chapter covers scenes of one chat with the same audience. It is undone with their messages, and
+only someone who may know all of its scenes may know it. The functions do not commit.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ import msgspec
 from sqlalchemy import bindparam, func, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from backend.campaigns.ledger.changes import Change, Operations, item_of
+from backend.campaigns.ledger.changes import Change, Operations, build_item
 from backend.campaigns.ledger.items import Chapter, Scene
 from backend.campaigns.ledger.paths import IS_COMPACTED
 from backend.campaigns.ledger.store import read_operations, read_state
@@ -26,14 +25,14 @@ from backend.core.audience import narrowest, opened
 from backend.core.cpu_pool import unhurried
 from backend.vault.sealing import Sealer
 
-KEPT_SCENES = 2
-"""The last scenes that are over, which a prompt tells one by one: they are in no chapter."""
+MAX_LOOSE_SCENES = 2
+"""Number of last closed scenes that are in no chapter, because a prompt renders them one by one."""
 
-MOST_TOLD = 40
-"""Chapters at most that a prompt tells."""
+MAX_CHAPTERS = 40
+"""Maximum number of chapters in a prompt."""
 
-_LEAST_TOKENS = 40
-"""A chapter hardly takes fewer."""
+_MIN_TOKENS = 40
+"""Minimum tokens of a typical chapter."""
 
 _COMPRESSED = (
     select(
@@ -78,10 +77,10 @@ _UNDONE = (
 
 @dataclass(frozen=True, slots=True)
 class DueChapter:
-    """Scenes that are to become a chapter, in the order in which the chat told them.
+    """Scenes for a new chapter, in the order of the chat.
 
-    `position` is that of the last message that one of them was compressed from; `audience` is of
-    all of them, as a column holds it.
+    `position` is that of the last message from which one of them was compressed. `audience` is the
+    audience of all, in the format of its column.
     """
 
     scene_ids: Sequence[UUID]
@@ -90,13 +89,13 @@ class DueChapter:
     audience: str
 
 
-async def due_chapter(
+async def find_due_chapter(
     session: AsyncSession, sealer: Sealer, campaign: Campaign, chat: Chat, *, most: int
 ) -> DueChapter | None:
-    """The oldest scenes of a chat that are in no chapter, where they are more than `most`.
+    """Return the oldest scenes of a chat that are in no chapter, if there are more than `most`.
 
-    Scenes of a chapter that its user has deleted or undone do not become another one. The last
-    `KEPT_SCENES` stay by themselves.
+    Scenes of a chapter that the user deleted or undid do not become another chapter. The last
+    `MAX_LOOSE_SCENES` are in no chapter.
     """
     place = {"campaign": campaign.id, "chat": chat.id}
     scenes = (await session.execute(_COMPRESSED, place)).all()
@@ -119,17 +118,17 @@ async def due_chapter(
         told = await _read(session, sealer, [scene_id for scene_id, _ in waiting])
         ready = [each for each in waiting if told[each[0]].summary]
         if len(ready) > most:
-            chosen = ready[: min(most, len(ready) - KEPT_SCENES)]
+            chosen = ready[: min(most, len(ready) - MAX_LOOSE_SCENES)]
             ids = [scene_id for scene_id, _ in chosen]
             texts = [told[each] for each in ids]
             return DueChapter(ids, texts, position=chosen[-1][1], audience=audience)
     return None
 
 
-async def narrowed_chapters(
+async def narrow_chapters(
     session: AsyncSession, sealer: Sealer, campaign_id: UUID, scenes: Mapping[UUID, str]
 ) -> list[Change]:
-    """What makes chapters be for those alone who may know all of some scenes, given by audience."""
+    """Return the changes that restrict chapters to the audiences of some of their scenes."""
     changes: list[Change] = []
     query = _CHAPTERS.where(CampaignItem.exists)
     rows = (await session.execute(query, {"campaign": campaign_id})).all()
@@ -142,15 +141,15 @@ async def narrowed_chapters(
     return changes
 
 
-def most_chapters(budget: int) -> int:
-    """How many chapters at most fit into so many tokens: no more have to be read."""
-    return min(MOST_TOLD, budget // _LEAST_TOKENS)
+def count_fitting_chapters(budget: int) -> int:
+    """Return the maximum number of chapters that fit into a budget, so that no more are loaded."""
+    return min(MAX_CHAPTERS, budget // _MIN_TOKENS)
 
 
-def fitting_chapters(
+def select_fitting_chapters(
     newest_first: Mapping[UUID, Chapter], *, count: Callable[[str], int], budget: int
 ) -> dict[UUID, Chapter]:
-    """The last chapters that fit `budget` tokens, by their ids, oldest first: an unbroken run."""
+    """Return the last chapters that fit `budget` tokens by id, oldest first, without gaps."""
     kept: list[tuple[UUID, Chapter]] = []
     for chapter_id, chapter in newest_first.items():
         budget -= count(f"- {chapter.title}: {chapter.summary}\n")
@@ -164,7 +163,7 @@ async def _read(session: AsyncSession, sealer: Sealer, ids: Sequence[UUID]) -> d
     rows: Sequence[Any] = (await session.execute(_SCENES, {"scenes": ids})).all()
     found: dict[UUID, Scene] = {}
     async for row in unhurried(rows, lambda row: len(row.sealed_state)):
-        item = item_of("scene", read_state(sealer, row.id, row.sealed_state))
+        item = build_item("scene", read_state(sealer, row.id, row.sealed_state))
         assert isinstance(item, Scene)  # noqa: S101
         found[row.id] = item
     return found

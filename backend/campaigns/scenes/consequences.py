@@ -1,4 +1,4 @@
-"""What followed from messages of a campaign, as it is now."""
+"""The consequences of a campaign's messages in their present state."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from sqlalchemy.types import NullType
 from backend.campaigns.ledger.items import PRESENT
 from backend.campaigns.ledger.store import read_state
 from backend.campaigns.models import CampaignChange, CampaignItem, ChangeSource
-from backend.campaigns.state.index_source import read_items, recalled
-from backend.campaigns.state.snapshot import Names
+from backend.campaigns.state.index_source import load_recalled, read_items
+from backend.campaigns.state.snapshot import CampaignSnapshot
 from backend.chats.models import Message
 from backend.core.audience import NAMELESS_MARKS, AudienceMarks, Viewpoint
 from backend.database.base import table_of, unindexed
@@ -23,24 +23,24 @@ from backend.memory.indexing.sources import Recalled
 from backend.vault.sealing import Sealer
 
 MAX_CHANGED = 100
-"""Changes that are looked at, the latest."""
+"""Maximum number of changes that are read, the latest first."""
 
 MAX_READ = 20
-"""Items that are read: a prompt takes half as many."""
+"""Maximum number of items that are read; a prompt uses about half."""
 
 MAX_STEPS = 8
-"""How often a fact may have been superseded."""
+"""Maximum number of times that a fact was superseded."""
 
 _LINES: BindParameter[Any] = bindparam("lines", expanding=True, type_=NullType())
 _OWNER = bindparam("owner", type_=Id())
 
 
-def _changed() -> Select[Any, Any, Any, bool]:
-    """What lines, or the replies to them, changed.
+def _select_changed() -> Select[Any, Any, Any, bool]:
+    """Select the changes of messages and of their replies.
 
-    As rows of the line, the message that changed it, the item, and whether that still counts. What
-    a reply changed which is among the lines itself stands there twice. Ids come and go as the
-    driver has them: making a UUID of each took as long as the rest.
+    The columns are the message, the message that caused the change, the item, and whether the item
+    still exists. A change of a reply that is itself among the messages is returned twice. Ids are
+    raw, because converting them to UUIDs took as long as the rest.
     """
     sources, messages = table_of(ChangeSource), table_of(Message)
     changes, items = table_of(CampaignChange), table_of(CampaignItem)
@@ -70,7 +70,7 @@ def _changed() -> Select[Any, Any, Any, bool]:
             change.is_on_path,
             ~change.is_undone,
             item.kind.in_(PRESENT),
-            # Where nothing came later, the line itself says how it is.
+            # Without a later change, the message itself contains the present state.
             item.seq > change.seq,
         )
         .order_by(change.seq.desc())
@@ -78,7 +78,7 @@ def _changed() -> Select[Any, Any, Any, bool]:
     )
 
 
-_CHANGED = _changed()
+_CHANGED = _select_changed()
 _SUPERSEDED = select(CampaignItem.id, CampaignItem.sealed_state).where(
     CampaignItem.id.in_(bindparam("facts", expanding=True)),
     CampaignItem.user_id == bindparam("owner"),
@@ -95,17 +95,17 @@ async def find_consequences(
     *,
     viewpoint: Viewpoint,
     besides: Collection[UUID] = (),
-    kept: Names | None = None,
+    kept: CampaignSnapshot | None = None,
     marks: AudienceMarks = NAMELESS_MARKS,
 ) -> dict[UUID, list[Recalled]]:
-    """Return the items that each message, or the reply to it, changed, in their present state.
+    """Return the items that each message, or its reply, changed, in their present state.
 
-    An old line in a prompt says something that was true then. These items show the state now. A
-    fact is replaced by the newest fact that supersedes it.
+    An old message in a prompt was true at its time; these items show the present. A fact is
+    replaced by the newest fact that supersedes it.
 
-    Messages come in the order of their weight, and items of the first ones are read first. Items of
-    `besides` are left out. Entities are taken from those `kept` of their campaign, so that a prompt
-    has one version of it. `marks` add who knows an item.
+    Messages are ordered by relevance, and items of the first ones are read first. Items in
+    `besides` are omitted. Entities come from the snapshot `kept` of their campaign, so that a
+    prompt uses one version. `marks` adds audience marks.
     """
     if not message_ids:
         return {}
@@ -125,9 +125,9 @@ async def find_consequences(
         return {}
     current = {item_id: item_id for _, item_id, _ in rows}
     gone = [item_id for _, item_id, is_live in rows if not is_live]
-    current |= await _current(session, sealer, gone)
+    current |= await _find_current(session, sealer, gone)
     read = await read_items(session, sealer, current.values(), viewpoint, kept)
-    items = await recalled(session, sealer, read, viewpoint, kept=kept, marks=marks)
+    items = await load_recalled(session, sealer, read, viewpoint, kept=kept, marks=marks)
     found: dict[UUID, list[Recalled]] = {}
     for line, item_id, _ in rows:
         item = items.get(current[item_id])
@@ -137,10 +137,10 @@ async def find_consequences(
     return found
 
 
-async def _current(
+async def _find_current(
     session: AsyncSession, sealer: Sealer, item_ids: Sequence[UUID]
 ) -> Mapping[UUID, UUID]:
-    """What each item is now: itself, or the fact that supersedes it in the end."""
+    """Return the present form of each item: itself, or the fact that finally supersedes it."""
     current = {item_id: item_id for item_id in item_ids}
     if not current:
         return current

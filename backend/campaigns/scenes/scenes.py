@@ -1,8 +1,8 @@
-"""Scenes in play: their beginning and end, their beats, and their messages in a chat.
+"""Open scenes: their beginning and end, their beats, and their messages in a chat.
 
-A beat is a finished turn of the open scene. It is a change of the reply's, so that it counts while
-the reply is told: a regenerated one has a beat of its own. So are the beginning of a scene where
-none is open, and the end of one that the players have left. Nothing here commits.
+A beat is a finished turn of the open scene. It is a change caused by the reply, so it is active
+while the reply is on the active path; a regenerated reply has a beat of its own. The beginning and
+end of scenes are changes of replies, too. The functions do not commit.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from sqlalchemy import bindparam, func, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from backend.campaigns.ledger import store as ledger_store
-from backend.campaigns.ledger.changes import Change, Operations, creation
+from backend.campaigns.ledger.changes import Change, Operations, build_creation
 from backend.campaigns.ledger.item_service import has_item_room
 from backend.campaigns.ledger.items import Scene
 from backend.campaigns.ledger.paths import IS_COMPACTED
-from backend.campaigns.ledger.records import find_campaign, item_states, open_campaign
+from backend.campaigns.ledger.records import find_campaign, load_states, open_campaign
 from backend.campaigns.ledger.store import read_state
 from backend.campaigns.models import CampaignChange, CampaignItem, ChangeSource
 from backend.campaigns.state.party import read_party
@@ -43,8 +43,8 @@ _ENDED = (
 )
 
 
-def _told(*columns: Any) -> Any:
-    """Of what a scene's changes that count follow from."""
+def _select_sources(*columns: Any) -> Any:
+    """Select the messages that cause the active changes of a scene."""
     return (
         select(*columns)
         .select_from(ChangeSource)
@@ -60,23 +60,23 @@ def _told(*columns: Any) -> Any:
 
 
 _LAST = (
-    _told(ChangeSource.chat_id)
+    _select_sources(ChangeSource.chat_id)
     .order_by(CampaignChange.seq.desc(), ChangeSource.message_id.desc())
     .limit(1)
 )
-_SPAN = _told(
+_SPAN = _select_sources(
     func.min(ChangeSource.position).label("first"), func.max(ChangeSource.position).label("last")
 ).where(ChangeSource.chat_id == bindparam("chat"))
-_COVERED = _told(func.max(ChangeSource.position)).where(
+_COVERED = _select_sources(func.max(ChangeSource.position)).where(
     ChangeSource.chat_id == bindparam("chat"), CampaignChange.actor == "compactor", ~IS_COMPACTED
 )
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
-    """Where the active path of a chat tells a scene: positions of messages.
+class SceneSpan:
+    """The positions of a scene's messages on the active path of a chat.
 
-    `after` is the last before those that its summary does not cover, `last` the scene's last one.
+    `after` is the last position that its summary covers, `last` the scene's last one.
     """
 
     after: int
@@ -92,10 +92,10 @@ async def count_beat(
     turn_id: UUID,
     lead_id: UUID | None = None,
 ) -> list[UUID]:
-    """Count a reply as a beat of the open scene, and return the scene if it is to be compressed.
+    """Count a reply as a beat of the open scene. Return the scene if it is due for compression.
 
-    Where none is open, one begins at the place of the story. A reply that is not for everyone
-    begins none, because the others would learn of it.
+    Without an open scene, one begins at the place of the story. A reply that is not public begins
+    none, because the others would learn of it.
     """
     if chat.campaign_id is None:
         return []
@@ -109,10 +109,10 @@ async def count_beat(
     elif party.place and reply.audience == PUBLIC and await has_item_room(session, campaign.id):
         scene_id = new_id()
         begun = Scene(location_id=party.place, beats=1)
-        beat = Change("scene", scene_id, creation(begun))
+        beat = Change("scene", scene_id, build_creation(begun))
     else:
         return []
-    await ledger_store.append(
+    await ledger_store.append_changes(
         session, sealer, campaign, [beat], actor="tool", message=reply, turn_id=turn_id
     )
     blob = await session.scalar(_STATE, {"scene": scene_id})
@@ -124,9 +124,9 @@ async def count_beat(
 async def end_left_scenes(
     session: AsyncSession, sealer: Sealer, chat: Chat, reply: Message, *, turn_id: UUID
 ) -> None:
-    """End open scenes that all player characters have left, as changes of the reply.
+    """Close scenes that all player characters have left, as changes caused by the reply.
 
-    A scene with a locked status stays open. So do all after a reply that is not for everyone.
+    A scene with a locked status stays open. A reply that is not public closes none.
     """
     if chat.campaign_id is None or reply.audience != PUBLIC:
         return
@@ -136,34 +136,34 @@ async def end_left_scenes(
     left = (await read_party(session, campaign.id)).left
     if not left:
         return
-    states = await item_states(session, sealer, campaign, left)
+    states = await load_states(session, sealer, campaign, left)
     ended = [
         Change("scene", scene_id, Operations(set={"status": "closed"}))
         for scene_id, state in states.items()
         if "status" not in state.get("locked", ())
     ]
     if ended:
-        await ledger_store.append(
+        await ledger_store.append_changes(
             session, sealer, campaign, ended, actor="tool", message=reply, turn_id=turn_id
         )
 
 
-async def ended_scenes(session: AsyncSession, chat: Chat, *, turn_id: UUID) -> list[UUID]:
-    """Scenes that a turn changed and that are over now."""
+async def find_ended_scenes(session: AsyncSession, chat: Chat, *, turn_id: UUID) -> list[UUID]:
+    """Return the scenes that a turn changed and that are closed now."""
     place = {"campaign": chat.campaign_id, "turn": turn_id}
     return list(await session.scalars(_ENDED, place)) if chat.campaign_id else []
 
 
-async def last_chat(session: AsyncSession, scene_id: UUID) -> UUID | None:
-    """The chat that told of a scene last; None for a scene that no message is a part of."""
+async def find_last_chat(session: AsyncSession, scene_id: UUID) -> UUID | None:
+    """Return the chat with the scene's last message; None if the scene has no messages."""
     chat_id: UUID | None = await session.scalar(_LAST, {"scene": scene_id})
     return chat_id
 
 
-async def find_span(session: AsyncSession, scene_id: UUID, chat_id: UUID) -> Span | None:
-    """Where a chat tells a scene; None where it does not.
+async def find_span(session: AsyncSession, scene_id: UUID, chat_id: UUID) -> SceneSpan | None:
+    """Return the positions of a scene's messages in a chat; None if there are none.
 
-    It begins with the line that the first reply of the scene answers.
+    The first is the message that the scene's first reply answers.
     """
     place = {"scene": scene_id, "chat": chat_id}
     row: Any = (await session.execute(_SPAN, place)).one()
@@ -171,4 +171,4 @@ async def find_span(session: AsyncSession, scene_id: UUID, chat_id: UUID) -> Spa
     if first is None:
         return None
     covered: int | None = await session.scalar(_COVERED, place)
-    return Span(after=first - 2 if covered is None else covered, last=row.last)
+    return SceneSpan(after=first - 2 if covered is None else covered, last=row.last)

@@ -1,4 +1,4 @@
-"""Campaigns as a source of memories: entities, facts, threads, scenes that are over, chapters."""
+"""Campaigns as a source of memories: entities, facts, threads, closed scenes, chapters."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from uuid import UUID
 from sqlalchemy import ColumnElement, Select, and_, bindparam, func, or_, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from backend.campaigns.ledger.changes import item_of
+from backend.campaigns.ledger.changes import build_item
 from backend.campaigns.ledger.items import INDEXED, Chapter, Entity, Fact, Item, Scene
 from backend.campaigns.ledger.store import read_state
 from backend.campaigns.models import Campaign, CampaignChange, CampaignItem, ChangeSource
-from backend.campaigns.state.snapshot import Names
-from backend.campaigns.state.viewpoints import joined_lines, names_of, title_of, told
+from backend.campaigns.state.snapshot import CampaignSnapshot
+from backend.campaigns.state.viewpoints import join_lines, list_names, render_item, render_title
 from backend.core.audience import (
     GM,
     NAMELESS_MARKS,
@@ -42,18 +42,18 @@ from backend.vault.sealing import Sealer
 
 KIND: Kind = "campaign"
 
-FACTS_TOLD = 5
-"""Facts that an entity which is found brings along."""
+MAX_RECALLED_FACTS = 5
+"""Maximum number of facts that are recalled with an entity."""
 
 MAX_FACTS = 100
-"""Facts that are read for all entities which are found."""
+"""Maximum number of facts that are read for all found entities."""
 
 MAX_ORIGINS = 400
-"""Lines that are read of all facts which are found, those of the latest changes."""
+"""Maximum number of messages that are read for all found facts, the latest changes first."""
 
 
 def _counts() -> ColumnElement[bool]:
-    """The condition that an item may be found. One that is to be folded again may not."""
+    """Return the condition that an item can be found: it is active and not stale."""
     return and_(
         _ITEMS.c.exists,
         ~_ITEMS.c.is_stale,
@@ -63,7 +63,7 @@ def _counts() -> ColumnElement[bool]:
     )
 
 
-# Built once, and of the table: what the ORM adds to a statement of rows takes longer than the rows.
+# Built once, and from the table: the ORM takes longer than the rows for statements of this size.
 _ITEMS = table_of(CampaignItem)
 _IS_OWN = unindexed(_ITEMS.c.user_id) == bindparam("owner")
 _READ = select(_ITEMS.c.id, _ITEMS.c.campaign_id, _ITEMS.c.kind, _ITEMS.c.sealed_state).where(
@@ -116,21 +116,23 @@ _ORIGINS = (
 
 
 class CampaignSource:
-    """A user's campaigns, as search finds them. A fact counts until another one supersedes it.
+    """A user's campaigns as a source of memories. A fact is found until another one supersedes it.
 
-    Entities and facts are taken from what is `kept` of a campaign, as they were at that version, so
-    that a prompt tells of one version of it; from the database where they are not. `marks` say who
-    knows what an item brings along, its place and facts about it.
+    Entities and facts come from the snapshot `kept` of a campaign, so that a prompt uses one
+    version; the database is read only without a snapshot. `marks` render the audience of an item's
+    place and facts.
     """
 
     kind: Kind = KIND
 
-    def __init__(self, kept: Names | None = None, marks: AudienceMarks = NAMELESS_MARKS) -> None:
+    def __init__(
+        self, kept: CampaignSnapshot | None = None, marks: AudienceMarks = NAMELESS_MARKS
+    ) -> None:
         self._kept = kept
         self._marks = marks
 
     async def containers(self, session: AsyncSession, *, owner_id: UUID) -> list[UUID]:
-        """A user's campaigns."""
+        """Return the user's campaigns."""
         return list(await session.scalars(select(Campaign.id).where(Campaign.user_id == owner_id)))
 
     async def count(
@@ -147,7 +149,7 @@ class CampaignSource:
     async def inventory(
         self, session: AsyncSession, container_id: UUID, *, owner_id: UUID
     ) -> dict[UUID, int] | None:
-        """A campaign's items that count; None when there is no such campaign."""
+        """Return a campaign's items that can be found, or None if there is no such campaign."""
         owned = Campaign.id == container_id, Campaign.user_id == owner_id
         if await session.scalar(select(Campaign.id).where(*owned)) is None:
             return None
@@ -165,15 +167,15 @@ class CampaignSource:
         container_id: UUID,
         source_ids: Sequence[UUID],
         *,
-        neighbours: bool,  # noqa: ARG002  # items stand by themselves
+        neighbours: bool,  # noqa: ARG002  # items have no neighbours
     ) -> list[SourceRow]:
-        """Items that count."""
+        """Return the items that can be found."""
         asked = {"ids": source_ids, "campaign": container_id, "owner": sealer.user_id}
         return [
             SourceRow(
                 source_id=row.id,
                 size=len(row.sealed_state),
-                documents=partial(_documents, sealer, row),
+                documents=partial(_build_documents, sealer, row),
             )
             for row in await session.execute(_ROWS, asked)
         ]
@@ -186,16 +188,16 @@ class CampaignSource:
         *,
         viewpoint: Viewpoint = GM,
     ) -> dict[UUID, Recalled]:
-        """Items that count now, folded, and that the viewpoint may know.
+        """Return items that can be found and that the viewpoint may know.
 
-        An entity comes with where it is, and the last facts about it that are not found themselves;
-        a fact with the lines that it was made from.
+        An entity is returned with its place and its last facts that are not found themselves, a
+        fact with the messages that it comes from.
         """
         kept, marks = self._kept, self._marks
         found = await read_items(session, sealer, source_ids, viewpoint, kept)
         entities = [each for each, (_, item) in found.items() if isinstance(item, Entity)]
         facts = await _facts_about(session, sealer, entities, viewpoint, besides=found, kept=kept)
-        items = await recalled(
+        items = await load_recalled(
             session, sealer, found, viewpoint, facts=facts, kept=kept, marks=marks
         )
         origins = await find_origins(
@@ -207,17 +209,17 @@ class CampaignSource:
         }
 
 
-async def recalled(
+async def load_recalled(
     session: AsyncSession,
     sealer: Sealer,
     found: Mapping[UUID, tuple[UUID, Item]],
     viewpoint: Viewpoint,
     *,
     facts: Mapping[UUID, Sequence[Fact]] = MappingProxyType({}),
-    kept: Names | None = None,
+    kept: CampaignSnapshot | None = None,
     marks: AudienceMarks = NAMELESS_MARKS,
 ) -> dict[UUID, Recalled]:
-    """Items, given with their campaigns, as memories: with where they are, and with `facts`."""
+    """Return items, given with their campaigns, as memories, with their places and `facts`."""
 
     def recall(item_id: UUID, campaign_id: UUID, item: Item) -> Recalled:
         audience = stored(getattr(item, "audience", PUBLIC))
@@ -233,8 +235,8 @@ async def recalled(
             kind=KIND,
             source_id=item_id,
             container_id=campaign_id,
-            title=title_of(item, names),
-            text=joined_lines([told(item, names), *own]),
+            title=render_title(item, names),
+            text=join_lines([render_item(item, names), *own]),
             is_past=isinstance(item, Scene | Chapter),
             audience=audience,
         )
@@ -246,7 +248,7 @@ async def recalled(
 
 
 def _list_named(item: Item) -> list[UUID]:
-    """The entity that an item names: a fact's subject, an entity's place."""
+    """Return the entity that an item refers to: a fact's subject, an entity's place."""
     match item:
         case Fact(about_id=UUID() as about):
             return [about]
@@ -261,19 +263,19 @@ async def read_items(
     sealer: Sealer,
     item_ids: Iterable[UUID],
     viewpoint: Viewpoint,
-    kept: Names | None = None,
+    kept: CampaignSnapshot | None = None,
 ) -> dict[UUID, tuple[UUID, Item]]:
-    """Items that count and that the viewpoint may know, with their campaigns, by id.
+    """Return items that can be found and that the viewpoint may know, with their campaigns, by id.
 
-    Entities and facts are taken from what is `kept` of a campaign, where they are.
+    Entities and facts come from the snapshot `kept` of a campaign if there is one.
     """
     found: dict[UUID, tuple[UUID, Item]] = {}
     wanted = list(dict.fromkeys(item_ids))
     if kept is not None:
-        found, wanted = kept.items(wanted, viewpoint)
+        found, wanted = kept.find_items(wanted, viewpoint)
     for ids in chunks(wanted):
         asked = {"ids": ids, "owner": sealer.user_id}
-        for row in await session.execute(_known(_READ, viewpoint), asked):
+        for row in await session.execute(_filter_known(_READ, viewpoint), asked):
             found[row.id] = row.campaign_id, _open(sealer, row)
     return found
 
@@ -285,24 +287,24 @@ async def _facts_about(
     viewpoint: Viewpoint,
     *,
     besides: Collection[UUID],
-    kept: Names | None,
+    kept: CampaignSnapshot | None,
 ) -> dict[UUID, list[Fact]]:
-    """The last facts that count about each of some entities, the newest last."""
+    """Return the last facts about each of some entities, the newest last."""
     facts: dict[UUID, list[Fact]] = {}
     if not entity_ids:
         return facts
 
-    found = kept.facts(entity_ids, viewpoint, limit=MAX_FACTS) if kept else None
+    found = kept.find_facts(entity_ids, viewpoint, limit=MAX_FACTS) if kept else None
     if found is None:
         asked = {"ids": entity_ids, "owner": sealer.user_id}
-        rows = await session.execute(_known(_FACTS, viewpoint), asked)
+        rows = await session.execute(_filter_known(_FACTS, viewpoint), asked)
         items = ((row.id, _open(sealer, row)) for row in rows)
         found = [(each, item) for each, item in items if isinstance(item, Fact)]
     for fact_id, fact in found:
         if fact.about_id is None or fact_id in besides:
             continue
         own = facts.setdefault(fact.about_id, [])
-        if len(own) < FACTS_TOLD:
+        if len(own) < MAX_RECALLED_FACTS:
             own.insert(0, fact)
     return facts
 
@@ -319,23 +321,25 @@ async def find_origins(
     return found
 
 
-def _known(query: Select[*tuple[Any, ...]], viewpoint: Viewpoint) -> Select[*tuple[Any, ...]]:
+def _filter_known(
+    query: Select[*tuple[Any, ...]], viewpoint: Viewpoint
+) -> Select[*tuple[Any, ...]]:
     if viewpoint == GM:
         return query
     return query.where(known_to(viewpoint, _ITEMS.c.audience))
 
 
 def _open(sealer: Sealer, row: Any) -> Item:
-    return item_of(row.kind, read_state(sealer, row.id, row.sealed_state))
+    return build_item(row.kind, read_state(sealer, row.id, row.sealed_state))
 
 
-def _documents(sealer: Sealer, row: Any) -> list[Document]:
+def _build_documents(sealer: Sealer, row: Any) -> list[Document]:
     item = _open(sealer, row)
     return item_documents(
         row.id,
         row.campaign_id,
-        names=names_of(item),
-        content=told(item),
+        names=list_names(item),
+        content=render_item(item),
         version=version_of(row.updated_at),
         audience=row.audience,
     )

@@ -1,6 +1,6 @@
-"""The place of the story: the players' characters, and the scene that goes on around them.
+"""The place of the story: the players' characters, and the open scene at their place.
 
-Nothing here commits.
+The functions do not commit.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from backend.database.base import table_of
 PlaceT = TypeVar("PlaceT", UUID, str)
 
 
-def is_called(entity: Entity, name: str) -> bool:
+def has_name(entity: Entity, name: str) -> bool:
     """True if an entity has this name or alias, in upper or lower case."""
     return name.casefold() in {each.casefold() for each in (entity.name, *entity.aliases)}
 
 
-def story_place(places: Iterable[PlaceT | None]) -> PlaceT | None:
+def find_story_place(places: Iterable[PlaceT | None]) -> PlaceT | None:
     """Return the place of the story: that of the first character who has one.
 
     The character whom the chat's persona plays comes first.
@@ -35,17 +35,17 @@ def story_place(places: Iterable[PlaceT | None]) -> PlaceT | None:
 
 
 def is_scene_here(scene: PlaceT | None, place: PlaceT | None) -> bool:
-    """True if a scene at a place goes on where the story is.
+    """True if the story is in the scene.
 
-    A scene without a place goes along with the players. A story without a place follows the scene.
+    A scene without a place moves with the players. A story without a place follows the scene.
     """
     return not scene or not place or scene == place
 
 
 def is_scene_left(scene: PlaceT | None, places: Collection[PlaceT]) -> bool:
-    """True if a scene at a place is over, because all players' characters are elsewhere.
+    """True if a scene is over, because all players' characters are elsewhere.
 
-    `places` are theirs. A character without a place is in the scene.
+    `places` are their places. A character without a place is in the scene.
     """
     return bool(scene) and bool(places) and scene not in places
 
@@ -62,16 +62,16 @@ class Party:
 async def read_party(
     session: AsyncSession, campaign_id: UUID, lead_id: UUID | None = None
 ) -> Party:
-    """Read where the story is now: its place, its scene, and the open scenes that are left.
+    """Load the place of the story, its scene, and the open scenes that are left.
 
-    `lead_id` is the character whom the story follows; otherwise the oldest one is.
+    `lead_id` is the character whom the story follows; the default is the oldest one.
     """
     rows = (await session.execute(_PARTY, {"campaign": campaign_id})).all()
     players = sorted(
         (row for row in rows if row.kind == "entity"), key=lambda row: (row.id != lead_id, row.id)
     )
     places = [row.place_id for row in players if row.place_id]
-    place = story_place(places)
+    place = find_story_place(places)
     scenes = sorted((row for row in rows if row.kind == "scene"), key=lambda row: row.seq)
     here = [row.id for row in scenes if is_scene_here(row.place_id, place)]
     return Party(
@@ -82,9 +82,9 @@ async def read_party(
 
 
 async def follow_scene(session: AsyncSession, campaign_id: UUID, scene: Scene) -> list[Change]:
-    """Return the changes that bring players' characters to an open scene's place.
+    """Return the changes that move players' characters to an open scene's place.
 
-    They are those whom the scene names as present, or all if it names none of them.
+    They are the characters present in the scene, or all if it names none of them.
     """
     if scene.status != "open" or scene.location_id is None:
         return []

@@ -1,4 +1,4 @@
-"""Reads where a campaign's story is, for its prompts: what every turn asks, built once."""
+"""Reads the current situation of a campaign's story for its prompts."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from sqlalchemy import (
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import InstrumentedAttribute
 
-from backend.campaigns.ledger.changes import item_of
+from backend.campaigns.ledger.changes import build_item
 from backend.campaigns.ledger.items import (
     Chapter,
     Clock,
@@ -43,12 +43,19 @@ from backend.campaigns.ledger.items import (
 from backend.campaigns.ledger.records import open_campaign
 from backend.campaigns.ledger.store import read_state
 from backend.campaigns.models import Campaign, CampaignItem
-from backend.campaigns.play.echoes import MOST_COSTS, MOST_THREATS, EchoKind
+from backend.campaigns.play.echoes import MAX_COSTS, MAX_THREATS, EchoKind
 from backend.campaigns.rules.registry import find_rules
-from backend.campaigns.scenes.chapters import KEPT_SCENES
-from backend.campaigns.state.party import is_called, is_scene_here, story_place
-from backend.campaigns.state.snapshot import Names
-from backend.campaigns.state.state_block import MAX_DETAILED, Form, Known, Placed, Situation, ranked
+from backend.campaigns.scenes.chapters import MAX_LOOSE_SCENES
+from backend.campaigns.state.party import find_story_place, has_name, is_scene_here
+from backend.campaigns.state.snapshot import CampaignSnapshot
+from backend.campaigns.state.state_block import (
+    MAX_DETAILED,
+    Form,
+    MentionedEntity,
+    Situation,
+    VisibleEntity,
+    rank_people,
+)
 from backend.core.audience import GM, AudienceMarks, Viewpoint, is_known_to, known_to
 from backend.core.cpu_pool import unhurried
 from backend.database.base import table_of
@@ -56,17 +63,17 @@ from backend.vault.sealing import Sealer
 
 Condition = ColumnElement[bool] | InstrumentedAttribute[bool]
 
-MAX_HOT = 100
-"""Items of one kind that are read for one block."""
+MAX_CACHED_ITEMS = 100
+"""Maximum number of items of one kind that are read for one block."""
 
 MAX_ENTITIES = 500
-"""Entities of the state as its user reads it."""
+"""Maximum number of entities in the state that users read."""
 
 
 class CampaignReader:
-    """Reads the items of a campaign that a viewpoint may know of.
+    """Reads the items of a campaign that a viewpoint may know.
 
-    `player` is the persona's name. The player's character of that name leads the party.
+    `player` is the persona's name. The player's character with that name leads the party.
     """
 
     def __init__(
@@ -92,28 +99,28 @@ class CampaignReader:
             known_to(self.viewpoint, CampaignItem.audience),
         )
 
-    async def rows(
+    async def load_rows(
         self,
         *conditions: Condition,
         limit: int | None = None,
         newest: bool = False,
         rank: ColumnElement[int] | None = None,
     ) -> list[tuple[CampaignItem, Item]]:
-        """Items with their rows: of the lowest rank, and then the oldest, or those changed last."""
+        """Return items with their rows, ordered by rank, and then by age or last change."""
         order = CampaignItem.seq.desc() if newest else CampaignItem.id
         query = select(CampaignItem).where(*self._own, *conditions)
-        return await self._opened(
+        return await self._load_opened(
             query.order_by(*([] if rank is None else [rank]), order).limit(limit)
         )
 
-    async def any_of(
+    async def load_any(
         self, *alternatives: Sequence[Condition], limit: int
     ) -> list[tuple[CampaignItem, Item]]:
-        """Items that meet all conditions of one alternative, the oldest first.
+        """Return the items that meet all conditions of one alternative, the oldest first.
 
-        Of more than `limit` those that changed last stay, the world, scenes and players' characters
-        before others. Each alternative has an index of its own: for an OR SQLite reads all items of
-        the campaign.
+        If there are more than `limit`, the last changed ones are kept, the world, scenes and
+        players' characters before others. Each alternative has an index; for an OR, SQLite would
+        read all items of the campaign.
         """
         found = union_all(*(select(CampaignItem.id).where(*self._own, *x) for x in alternatives))
         query = select(CampaignItem).where(CampaignItem.id.in_(found))
@@ -122,25 +129,27 @@ class CampaignReader:
             (CampaignItem.subkind == "pc", 1),
             else_=2,
         )
-        rows = await self._opened(query.order_by(rank, CampaignItem.seq.desc()).limit(limit))
+        rows = await self._load_opened(query.order_by(rank, CampaignItem.seq.desc()).limit(limit))
         return sorted(rows, key=lambda each: each[0].id)
 
-    async def _opened(self, query: Select[CampaignItem]) -> list[tuple[CampaignItem, Item]]:
+    async def _load_opened(self, query: Select[CampaignItem]) -> list[tuple[CampaignItem, Item]]:
         rows = (await self.session.scalars(query)).all()
         sized = unhurried(rows, lambda row: len(row.sealed_state))
         return [(row, self._open(row)) async for row in sized]
 
-    async def of_kind(
+    async def load_items(
         self, kind: Kind, *conditions: Condition, limit: int | None = None, newest: bool = False
     ) -> list[tuple[CampaignItem, Item]]:
-        """Items of one kind with their rows."""
+        """Return items of one kind with their rows."""
         is_kind = CampaignItem.kind == kind
-        return await self.rows(is_kind, *conditions, limit=limit, newest=newest)
+        return await self.load_rows(is_kind, *conditions, limit=limit, newest=newest)
 
-    async def open_scene(self) -> tuple[CampaignItem, Scene] | None:
-        """Return the scene that goes on where the story is; of several, the one changed last."""
-        place = await self._story_place()
-        scenes = await self.of_kind("scene", CampaignItem.is_live, limit=MAX_HOT, newest=True)
+    async def find_open_scene(self) -> tuple[CampaignItem, Scene] | None:
+        """Return the open scene at the place of the story; of several, the last changed one."""
+        place = await self._find_story_place()
+        scenes = await self.load_items(
+            "scene", CampaignItem.is_live, limit=MAX_CACHED_ITEMS, newest=True
+        )
         return next(
             (
                 (row, item)
@@ -150,7 +159,7 @@ class CampaignReader:
             None,
         )
 
-    async def _story_place(self) -> UUID | None:
+    async def _find_story_place(self) -> UUID | None:
         first = (
             select(CampaignItem.place_id)
             .where(
@@ -165,29 +174,29 @@ class CampaignReader:
         place: UUID | None = await self.session.scalar(first)
         return place
 
-    async def nearest(self, scene: Scene | None) -> list[tuple[CampaignItem, Item]]:
-        """Return players' characters, who is with them or in the scene, then what changed last.
+    async def load_nearest(self, scene: Scene | None) -> list[tuple[CampaignItem, Item]]:
+        """Return players' characters, people near them or in the scene, then the last changed ones.
 
-        `MAX_ENTITIES` at most, the oldest first.
+        At most `MAX_ENTITIES`, the oldest first.
         """
         is_player = CampaignItem.subkind == "pc"
-        place = await self._story_place() or (scene and scene.location_id)
+        place = await self._find_story_place() or (scene and scene.location_id)
         places = [place] if place else []
         present = [*places, *(scene.present if scene else [])]
         is_near = or_(CampaignItem.place_id.in_(places), CampaignItem.id.in_(present))
         rank = case((is_player, 0), (is_near, 1), else_=2)
-        rows = await self.rows(
+        rows = await self.load_rows(
             CampaignItem.kind == "entity", limit=MAX_ENTITIES, newest=True, rank=rank
         )
         return sorted(rows, key=lambda each: each[0].id)
 
-    async def known_ids(self, item_ids: Collection[UUID]) -> set[UUID]:
+    async def load_known_ids(self, item_ids: Collection[UUID]) -> set[UUID]:
         """Return the ids of items that exist and that the viewpoint may know."""
         query = select(CampaignItem.id).where(*self._own, CampaignItem.id.in_(item_ids))
         return set(await self.session.scalars(query))
 
-    async def counts(self, *kinds: Kind) -> dict[Kind, int]:
-        """How many items of some kinds matter now."""
+    async def count_live(self, *kinds: Kind) -> dict[Kind, int]:
+        """Return the number of live items by kind."""
         query = (
             select(CampaignItem.kind, func.count())
             .where(
@@ -203,7 +212,7 @@ class CampaignReader:
         return found
 
     def _open(self, row: CampaignItem) -> Item:
-        return item_of(row.kind, read_state(self.sealer, row.id, row.sealed_state))
+        return build_item(row.kind, read_state(self.sealer, row.id, row.sealed_state))
 
 
 MAX_MENTIONED = 8
@@ -213,26 +222,28 @@ _HOT_KINDS = ("world", "thread", "clock", "scene")
 
 
 class SituationReader(CampaignReader):
-    """Reads the story's present moment, as a viewpoint may know it."""
+    """Reads the current situation of the story for a viewpoint."""
 
-    async def situation(self, names: Names, *, line: str, recent: Sequence[str]) -> Situation:
-        """Return the story's present moment without facts and events: see `with_facts`.
+    async def load_situation(
+        self, names: CampaignSnapshot, *, line: str, recent: Sequence[str]
+    ) -> Situation:
+        """Return the current situation without facts and events: see `add_facts`.
 
         Args:
-            names: The campaign's, of the version that is read.
-            line: What the user says.
-            recent: The last lines of the chat, the newest last.
+            names: The campaign's snapshot of the version that is read.
+            line: The user's message.
+            recent: The last messages of the chat, the newest last.
         """
         fields = open_campaign(self.sealer, self.campaign)
-        in_view = await self._in_view(names)
+        in_view = await self._load_view(names)
         world = next((item for *_, item in in_view if isinstance(item, World)), World())
         players = [
-            Placed(id=item_id, entity=item)
+            VisibleEntity(id=item_id, entity=item)
             for item_id, _, item in in_view
             if isinstance(item, Entity)
         ]
-        players.sort(key=lambda each: not is_called(each.entity, self.player))
-        place = story_place(each.entity.location_id for each in players)
+        players.sort(key=lambda each: not has_name(each.entity, self.player))
+        place = find_story_place(each.entity.location_id for each in players)
         _, scene_id, scene = max(
             (
                 (seq, item_id, item)
@@ -248,19 +259,21 @@ class SituationReader(CampaignReader):
         in_lines = [names.index.find(text) for text in recent[::-1]]
         named = list(dict.fromkeys([*in_line, *(in_lines[0] if in_lines else ())]))
         spoke = [one for each in in_lines for one in each]
-        # Players are named in nearly every reply: only the user's line asks for them.
+        # Nearly every reply names players: only the user's message asks for facts about them.
         silent = {player.id for player in players}.difference(in_line)
         asked = [one for one in named if one not in silent][:MAX_MENTIONED]
-        people, others = await self._around(names, place, scene.present if scene else (), asked)
+        people, others = await self._load_around(
+            names, place, scene.present if scene else (), asked
+        )
         known = {each.id: each for each in (*players, *people, *others)}
-        relations = await self._relations(names, [each.id for each in (*players, *people)])
-        present = ranked(people, named=named, spoke=spoke, relations=relations)
+        relations = await self._load_relations(names, [each.id for each in (*players, *people)])
+        present = rank_people(people, named=named, spoke=spoke, relations=relations)
         here = frozenset(each.id for each in (*players, *people))
         marks = AudienceMarks(
             partial(names.find_name, viewpoint=self.viewpoint),
             here if isinstance(self.viewpoint, UUID) else frozenset(),
         )
-        places = self._place_names(
+        places = self._find_place_names(
             names, marks, [*players, *(known[one] for one in asked if one in known)]
         )
         echoes = sorted(
@@ -268,7 +281,7 @@ class SituationReader(CampaignReader):
         )
         unresolved = {
             item_id: item
-            for item_id, _, item in echoes[:MAX_HOT]
+            for item_id, _, item in echoes[:MAX_CACHED_ITEMS]
             if isinstance(item, Echo) and not item.resolved
         }
         in_play = {item_id: item for item_id, _, item in in_view if not isinstance(item, Echo)}
@@ -289,14 +302,14 @@ class SituationReader(CampaignReader):
             relations=relations,
             threads=[item for *_, item in in_view if isinstance(item, Thread)],
             clocks=[item for *_, item in in_view if isinstance(item, Clock)],
-            costs=_echo_lines(marks, unresolved.values(), "cost")[:MOST_COSTS],
-            threats=_echo_lines(marks, unresolved.values(), "threat")[:MOST_THREATS],
+            costs=_render_echoes(marks, unresolved.values(), "cost")[:MAX_COSTS],
+            threats=_render_echoes(marks, unresolved.values(), "threat")[:MAX_THREATS],
             standing=(rules.precarity([each.entity for each in players], world) or {}).get(
                 "lines", ()
             ),
             flags=world.flags if self.viewpoint == GM else {},
             named=[
-                Known(id=one, entity=known[one].entity, place=places.get(one, ""))
+                MentionedEntity(id=one, entity=known[one].entity, place=places.get(one, ""))
                 for one in asked
                 if one in known
             ],
@@ -308,22 +321,22 @@ class SituationReader(CampaignReader):
             places={player.id: places.get(player.id, "") for player in players},
         )
 
-    async def with_facts(self, names: Names, now: Situation, *, form: Form) -> Situation:
-        """A situation with the facts about whom the last lines name.
+    async def add_facts(self, names: CampaignSnapshot, now: Situation, *, form: Form) -> Situation:
+        """Add the facts about the entities that the last messages name.
 
-        For a full block also with those about the players, who is near them, and the place.
+        For a full block, add those about the players, the people near them, and the place.
         """
         about: list[UUID] = []
         if form == "full":
             about = [each.id for each in (*now.players, *now.present[:MAX_DETAILED])]
             about += [now.location.id] if now.location else []
-        facts = await self._facts(names, [*about, *(each.id for each in now.named)])
+        facts = await self._load_facts(names, [*about, *(each.id for each in now.named)])
         told = [fact for one in about for fact in facts.get(one, [])][:MAX_FACTS]
         here = (each.id for each in (*now.players, *now.present))
         threads = (one for one, item in now.in_play.items() if isinstance(item, Thread))
         return replace(
             now,
-            facts=[fact_line(names, now.marks, fact, self.viewpoint) for _, fact in told],
+            facts=[render_fact(names, now.marks, fact, self.viewpoint) for _, fact in told],
             named=[
                 replace(
                     each,
@@ -337,8 +350,8 @@ class SituationReader(CampaignReader):
             told=frozenset([*here, *about, *threads, *(fact_id for fact_id, _ in told)]),
         )
 
-    async def _in_view(self, names: Names) -> list[tuple[UUID, int, Item]]:
-        """The items that every turn reads, the oldest first: (id, its last change, item)."""
+    async def _load_view(self, names: CampaignSnapshot) -> list[tuple[UUID, int, Item]]:
+        """Return the items that every turn reads, the oldest first: (id, last change, item)."""
         if names.in_view is not None:
             return sorted(
                 (
@@ -351,56 +364,62 @@ class SituationReader(CampaignReader):
         is_player = CampaignItem.kind == "entity", CampaignItem.subkind == "pc"
         is_hot = CampaignItem.kind.in_(_HOT_KINDS), CampaignItem.is_live
         is_hidden = CampaignItem.kind == "clock", ~CampaignItem.is_live
-        rows = await self.any_of(is_player, is_hot, is_hidden, limit=4 * MAX_HOT)
-        rows += await self.of_kind("echo", limit=MAX_HOT, newest=True)
+        rows = await self.load_any(is_player, is_hot, is_hidden, limit=4 * MAX_CACHED_ITEMS)
+        rows += await self.load_items("echo", limit=MAX_CACHED_ITEMS, newest=True)
         return [(row.id, row.seq, item) for row, item in rows]
 
-    async def _around(
-        self, names: Names, place: UUID | None, in_scene: Sequence[UUID], asked: Sequence[UUID]
-    ) -> tuple[list[Placed], list[Placed]]:
-        """Who is in the scene, or else at its place; and the place, and entities asked for."""
+    async def _load_around(
+        self,
+        names: CampaignSnapshot,
+        place: UUID | None,
+        in_scene: Sequence[UUID],
+        asked: Sequence[UUID],
+    ) -> tuple[list[VisibleEntity], list[VisibleEntity]]:
+        """Return the people in the scene, or else at its place; the place; and requests."""
         ids = [*in_scene, *asked, *([place] if place else [])]
-        people: list[Placed] = []
-        others: list[Placed] = []
-        for each in await self._entities(names, ids, at=None if in_scene else place):
+        people: list[VisibleEntity] = []
+        others: list[VisibleEntity] = []
+        for each in await self._load_entities(names, ids, at=None if in_scene else place):
             is_at_place = place is not None and each.entity.location_id == place
             is_here = each.id in in_scene if in_scene else is_at_place
             (people if is_here and each.entity.kind == "npc" else others).append(each)
         return people, others
 
-    async def _entities(
-        self, names: Names, ids: Sequence[UUID], *, at: UUID | None = None
-    ) -> list[Placed]:
-        """Entities by their ids, and the people at a place, those changed last first."""
+    async def _load_entities(
+        self, names: CampaignSnapshot, ids: Sequence[UUID], *, at: UUID | None = None
+    ) -> list[VisibleEntity]:
+        """Return entities by id, and the people at a place, the last changed first."""
         if names.around is None:
-            rows = await self._found(_AROUND, {"place": at, "ids": ids})
+            rows = await self._load_prebuilt(_AROUND, {"place": at, "ids": ids})
             return [
-                Placed(id=row.id, entity=item) for row, item in rows if isinstance(item, Entity)
+                VisibleEntity(id=row.id, entity=item)
+                for row, item in rows
+                if isinstance(item, Entity)
             ]
         people = names.tied.get(("entity", at), {}).values() if at else ()
-        found = {each.id: each for each in nlargest(MAX_HOT, people, key=_seq)}
+        found = {each.id: each for each in nlargest(MAX_CACHED_ITEMS, people, key=_seq)}
         found |= {one: names.around[one] for one in ids if one in names.around}
         return [
-            Placed(id=each.id, entity=each.item)
+            VisibleEntity(id=each.id, entity=each.item)
             for each in sorted(found.values(), key=_seq, reverse=True)
             if isinstance(each.item, Entity) and is_known_to(self.viewpoint, each.audience)
         ]
 
-    async def _found(
+    async def _load_prebuilt(
         self, query: Select[*tuple[Any, ...]], values: Mapping[str, Any] = MappingProxyType({})
     ) -> list[tuple[Any, Item]]:
-        """Rows of a query that is built already, and their items."""
+        """Return the rows of a prebuilt query with their items."""
         if self.viewpoint != GM:
             query = query.where(known_to(self.viewpoint, _ITEMS.c.audience))
         rows = (await self.session.execute(query, {"campaign": self.campaign.id, **values})).all()
         sized = unhurried(rows, lambda row: len(row.sealed_state))
         read = partial(read_state, self.sealer)
-        return [(row, item_of(row.kind, read(row.id, row.sealed_state))) async for row in sized]
+        return [(row, build_item(row.kind, read(row.id, row.sealed_state))) async for row in sized]
 
-    def _place_names(
-        self, names: Names, marks: AudienceMarks, entities: Sequence[Placed]
+    def _find_place_names(
+        self, names: CampaignSnapshot, marks: AudienceMarks, entities: Sequence[VisibleEntity]
     ) -> dict[UUID, str]:
-        """What the places are called where entities are, by entity."""
+        """Return the names of the places of entities, by entity."""
         return {
             each.id: marks.mark(name, names.find_audience(where), within=each.entity.audience)
             for each in entities
@@ -408,28 +427,28 @@ class SituationReader(CampaignReader):
             and (name := names.find_name(where, self.viewpoint)) is not None
         }
 
-    async def _facts(
-        self, names: Names, about: Sequence[UUID]
+    async def _load_facts(
+        self, names: CampaignSnapshot, about: Sequence[UUID]
     ) -> dict[UUID, list[tuple[UUID, Fact]]]:
-        """Facts by the entity that they are about, each with its id, the newest last."""
+        """Return facts by their entity, each with its id, the newest last."""
         facts: dict[UUID, list[tuple[UUID, Fact]]] = {}
         if not about:
             return facts
-        found = names.facts(about, self.viewpoint, limit=MAX_HOT)
+        found = names.find_facts(about, self.viewpoint, limit=MAX_CACHED_ITEMS)
         if found is None:
-            rows = await self._found(_FACTS, {"ids": about})
+            rows = await self._load_prebuilt(_FACTS, {"ids": about})
             found = [(row.id, item) for row, item in rows if isinstance(item, Fact)]
         for fact_id, fact in found[::-1]:
             if fact.about_id is not None:
                 facts.setdefault(fact.about_id, []).append((fact_id, fact))
         return facts
 
-    async def _relations(self, names: Names, ids: Sequence[UUID]) -> list[Relation]:
-        """Relations from and to entities, the oldest first."""
+    async def _load_relations(self, names: CampaignSnapshot, ids: Sequence[UUID]) -> list[Relation]:
+        """Return relations from and to entities, the oldest first."""
         if not ids:
             return []
         if names.around is None:
-            rows = await self._found(_RELATIONS, {"ids": ids})
+            rows = await self._load_prebuilt(_RELATIONS, {"ids": ids})
             rows.sort(key=lambda each: each[0].id)
             return [item for _, item in rows if isinstance(item, Relation)]
         tied = {
@@ -438,40 +457,42 @@ class SituationReader(CampaignReader):
             for each in names.tied.get(("relation", one), {}).values()
             if isinstance(each.item, Relation) and is_known_to(self.viewpoint, each.audience)
         }
-        latest = nlargest(MAX_HOT, tied.values(), key=_seq)
+        latest = nlargest(MAX_CACHED_ITEMS, tied.values(), key=_seq)
         latest.sort(key=lambda each: each.id.int)
         return [each.item for each in latest if isinstance(each.item, Relation)]
 
-    async def chapters(self, limit: int) -> dict[UUID, Chapter]:
-        """The last chapters by their ids, the newest first."""
+    async def load_chapters(self, limit: int) -> dict[UUID, Chapter]:
+        """Return the last chapters by id, the newest first."""
         if not limit:
             return {}
-        rows = await self._found(_CHAPTERS, {"limit": limit})
+        rows = await self._load_prebuilt(_CHAPTERS, {"limit": limit})
         return {row.id: item for row, item in rows if isinstance(item, Chapter)}
 
-    async def closed_scenes(self, told: Collection[UUID] = ()) -> dict[UUID, Scene]:
-        """The last scenes that are over and summed up by their ids, the older one first.
+    async def load_closed_scenes(self, told: Collection[UUID] = ()) -> dict[UUID, Scene]:
+        """Return the last closed scenes with a summary by id, the oldest first.
 
-        `told` are those that chapters tell of.
+        `told` are the scenes that chapters summarise.
         """
-        rows = await self._found(_CLOSED_SCENES)
+        rows = await self._load_prebuilt(_CLOSED_SCENES)
         scenes = [
             (row.id, item)
             for row, item in rows
             if isinstance(item, Scene) and row.id not in told and (item.summary or item.key_moments)
         ]
-        return dict(scenes[:KEPT_SCENES][::-1])
+        return dict(scenes[:MAX_LOOSE_SCENES][::-1])
 
-    async def terms(self, limit: int) -> list[Term]:
-        """Terms that a prompt may explain, the most used first."""
+    async def load_terms(self, limit: int) -> list[Term]:
+        """Return the terms that a prompt may explain, the most used first."""
         if not limit:
             return []
-        rows = await self._found(_TERMS, {"limit": limit})
+        rows = await self._load_prebuilt(_TERMS, {"limit": limit})
         return [item for _, item in rows if isinstance(item, Term)]
 
 
-def fact_line(names: Names, marks: AudienceMarks, fact: Fact, viewpoint: Viewpoint) -> str:
-    """Return the text of a fact with its subject, unless it names it, and with its mark."""
+def render_fact(
+    names: CampaignSnapshot, marks: AudienceMarks, fact: Fact, viewpoint: Viewpoint
+) -> str:
+    """Return the text of a fact with its audience mark, and its subject if the text omits it."""
     text, about = fact.text, fact.about_id
     subject = names.find_name(about, viewpoint) if about else None
     if about and subject and about not in names.index.find(text):
@@ -480,7 +501,7 @@ def fact_line(names: Names, marks: AudienceMarks, fact: Fact, viewpoint: Viewpoi
     return marks.mark(text, fact.audience)
 
 
-def _echo_lines(marks: AudienceMarks, echoes: Iterable[Echo], kind: EchoKind) -> list[str]:
+def _render_echoes(marks: AudienceMarks, echoes: Iterable[Echo], kind: EchoKind) -> list[str]:
     return [marks.mark(each.text, each.audience) for each in echoes if each.kind == kind]
 
 
@@ -497,56 +518,63 @@ _IDS: BindParameter[Any] = bindparam("ids", expanding=True)
 _LATEST = _ITEMS.c.seq.desc()
 
 
-def _own(*conditions: Condition, columns: Sequence[Any] = _COLUMNS) -> Select[*tuple[Any, ...]]:
+def _select_own(
+    *conditions: Condition, columns: Sequence[Any] = _COLUMNS
+) -> Select[*tuple[Any, ...]]:
     is_own = _ITEMS.c.campaign_id == bindparam("campaign"), _ITEMS.c.exists
     return select(*columns).where(*is_own, *conditions)
 
 
-def _any(*queries: Select[*tuple[Any, ...]]) -> Select[*tuple[Any, ...]]:
-    """Each query has an index of its own: for an OR SQLite reads all items of the campaign."""
-    return _own(_ITEMS.c.id.in_(union_all(*queries)))
+def _union_all(*queries: Select[*tuple[Any, ...]]) -> Select[*tuple[Any, ...]]:
+    """Combine queries.
+
+    Each has an index; for an OR, SQLite would read all items of the campaign.
+    """
+    return _select_own(_ITEMS.c.id.in_(union_all(*queries)))
 
 
-# What every turn reads is built once, and of the table: building a statement, and what the ORM adds
-# to it, cost more than running it.
+# Every turn reads these: they are built once, and from the table, because building a statement
+# and the ORM's work take longer than running it.
 _ENTITY, _RELATION = _ITEMS.c.kind == "entity", _ITEMS.c.kind == "relation"
-_AROUND = _any(
-    _own(_ENTITY, _ITEMS.c.id.in_(_IDS), columns=[_ITEMS.c.id]),
+_AROUND = _union_all(
+    _select_own(_ENTITY, _ITEMS.c.id.in_(_IDS), columns=[_ITEMS.c.id]),
     select(
-        _own(
+        _select_own(
             _ENTITY,
             _ITEMS.c.subkind == "npc",
             _ITEMS.c.place_id == bindparam("place"),
             columns=[_ITEMS.c.id],
         )
         .order_by(_LATEST)
-        .limit(MAX_HOT)
+        .limit(MAX_CACHED_ITEMS)
         .subquery()
         .c.id
     ),
 ).order_by(_LATEST)
 _RELATIONS = (
-    _any(
-        _own(_RELATION, _ITEMS.c.about_id.in_(_IDS), columns=[_ITEMS.c.id]),
-        _own(_RELATION, _ITEMS.c.place_id.in_(_IDS), columns=[_ITEMS.c.id]),
+    _union_all(
+        _select_own(_RELATION, _ITEMS.c.about_id.in_(_IDS), columns=[_ITEMS.c.id]),
+        _select_own(_RELATION, _ITEMS.c.place_id.in_(_IDS), columns=[_ITEMS.c.id]),
     )
     .order_by(_LATEST)
-    .limit(MAX_HOT)
+    .limit(MAX_CACHED_ITEMS)
 )
 _FACTS = (
-    _own(_ITEMS.c.kind == "fact", _ITEMS.c.is_live, _ITEMS.c.about_id.in_(_IDS))
+    _select_own(_ITEMS.c.kind == "fact", _ITEMS.c.is_live, _ITEMS.c.about_id.in_(_IDS))
     .order_by(_LATEST)
-    .limit(MAX_HOT)
+    .limit(MAX_CACHED_ITEMS)
 )
 _CLOSED_SCENES = (
-    _own(_ITEMS.c.kind == "scene", ~_ITEMS.c.is_live)
+    _select_own(_ITEMS.c.kind == "scene", ~_ITEMS.c.is_live)
     .order_by(_LATEST)
-    # One of a chapter that was edited may be among them.
-    .limit(2 * KEPT_SCENES)
+    # It may contain a scene of a chapter that was edited.
+    .limit(2 * MAX_LOOSE_SCENES)
 )
-_CHAPTERS = _own(_ITEMS.c.kind == "chapter").order_by(_ITEMS.c.id.desc()).limit(bindparam("limit"))
+_CHAPTERS = (
+    _select_own(_ITEMS.c.kind == "chapter").order_by(_ITEMS.c.id.desc()).limit(bindparam("limit"))
+)
 _TERMS = (
-    _own(_ITEMS.c.kind == "term", _ITEMS.c.is_live)
+    _select_own(_ITEMS.c.kind == "term", _ITEMS.c.is_live)
     .order_by(_ITEMS.c.uses.desc(), _ITEMS.c.id)
     .limit(bindparam("limit"))
 )

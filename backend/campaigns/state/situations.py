@@ -1,4 +1,4 @@
-"""Where a campaign's story is now: for the prompts of its chats, and for its user."""
+"""The current situation of a campaign's story, for prompts and for the user."""
 
 from __future__ import annotations
 
@@ -16,23 +16,32 @@ from backend.campaigns.api.schemas import CampaignContextView, CampaignFields, S
 from backend.campaigns.glossary.terms import most_terms
 from backend.campaigns.ledger import paths as ledger_paths
 from backend.campaigns.ledger.items import Chapter, Entity, Scene, Term, World
-from backend.campaigns.ledger.records import get_campaign, open_campaign, reading, view_item
+from backend.campaigns.ledger.records import (
+    build_item_view,
+    get_campaign,
+    open_campaign,
+    open_reading,
+)
 from backend.campaigns.models import Campaign, CampaignItem
 from backend.campaigns.rules.registry import find_rules
-from backend.campaigns.scenes.chapters import most_chapters
-from backend.campaigns.state.situation_reader import MAX_HOT, CampaignReader, SituationReader
-from backend.campaigns.state.snapshot import NameCache, Names
+from backend.campaigns.scenes.chapters import count_fitting_chapters
+from backend.campaigns.state.situation_reader import (
+    MAX_CACHED_ITEMS,
+    CampaignReader,
+    SituationReader,
+)
+from backend.campaigns.state.snapshot import CampaignSnapshot, SnapshotCache
 from backend.campaigns.state.state_block import (
     MAX_EVENTS,
+    BlockSummary,
     InjectedContext,
-    Known,
-    Shown,
+    MentionedEntity,
     Situation,
     StateBlock,
+    build_state_block,
     choose_form,
-    state_block,
 )
-from backend.campaigns.state.viewpoints import check_viewpoint, known_rows
+from backend.campaigns.state.viewpoints import check_viewpoint, load_known_rows
 from backend.chats import repository as chats
 from backend.chats import tree
 from backend.chats.models import MESSAGE_CONTENT, MESSAGE_CONTEXT, Chat, Message
@@ -44,19 +53,19 @@ from backend.vault.sealing import Sealer
 
 RECENT_EVENTS = 40
 RECENT_LINES = 4
-"""Last lines that say who spoke lately."""
+"""Number of last messages that determine who spoke recently."""
 
 LOOK_BACK = 200
-"""Messages above a turn among which the last block is looked for."""
+"""Number of messages before a turn among which the last block is searched."""
 
 
 class CampaignLayers(msgspec.Struct, frozen=True, kw_only=True):
-    """What a campaign puts into a prompt: who it is, what is over, what is, who is named.
+    """The parts of a prompt that come from a campaign.
 
     `terms` are those of its glossary that the viewpoint may know, the most used first; `chapters`
-    by their ids, the newest first; `scenes` the last that are over, the older first.
-    `told` are ids of items that the block or `named` say something of. Of `now` and `names` the
-    turn's table is made.
+    are ordered by id, the newest first; `scenes` are the last closed ones, the oldest first. `told`
+    are the ids of items in the block or in `named`. The turn's table is built from `now` and
+    `names`.
     """
 
     campaign_id: UUID
@@ -65,42 +74,44 @@ class CampaignLayers(msgspec.Struct, frozen=True, kw_only=True):
     chapters: Mapping[UUID, Chapter]
     scenes: Mapping[UUID, Scene]
     block: StateBlock
-    named: Sequence[Known]
+    named: Sequence[MentionedEntity]
     told: frozenset[UUID]
     now: Situation
-    names: Names
+    names: CampaignSnapshot
 
 
 class SituationService:
-    """Reads where a campaign's story is."""
+    """Loads the situation of a campaign's story."""
 
-    def __init__(self, database: Database, names: NameCache) -> None:
+    def __init__(self, database: Database, names: SnapshotCache) -> None:
         self._database = database
         self._names = names
 
-    async def state(
+    async def load_state(
         self, identity: Identity, campaign_id: UUID, *, viewpoint: Viewpoint = GM
     ) -> StateView:
-        """Raises `CampaignNotFoundError`, `ValidationError`."""
-        async with reading(self._database, identity, campaign_id) as (session, campaign):
+        """Raise `CampaignNotFoundError` or `ValidationError`."""
+        async with open_reading(self._database, identity, campaign_id) as (session, campaign):
             await check_viewpoint(session, viewpoint, [campaign_id], owner_id=identity.user_id)
             reader = CampaignReader(session, identity.sealer, campaign, viewpoint)
-            worlds = await known_rows(reader, await reader.of_kind("world"))
-            scene = await reader.open_scene()
-            entities = await reader.nearest(scene[1] if scene else None)
-            threads = await reader.of_kind("thread", CampaignItem.is_live, limit=MAX_HOT)
-            clocks = await reader.of_kind("clock", CampaignItem.is_live, limit=MAX_HOT)
-            echoes = await reader.of_kind("echo", limit=MAX_HOT, newest=True)
-            counts = await reader.counts("entity", "thread", "clock", "echo")
+            worlds = await load_known_rows(reader, await reader.load_items("world"))
+            scene = await reader.find_open_scene()
+            entities = await reader.load_nearest(scene[1] if scene else None)
+            threads = await reader.load_items(
+                "thread", CampaignItem.is_live, limit=MAX_CACHED_ITEMS
+            )
+            clocks = await reader.load_items("clock", CampaignItem.is_live, limit=MAX_CACHED_ITEMS)
+            echoes = await reader.load_items("echo", limit=MAX_CACHED_ITEMS, newest=True)
+            counts = await reader.count_live("entity", "thread", "clock", "echo")
             more = {
                 "entities": counts["entity"] - len(entities),
                 "threads": counts["thread"] - len(threads),
                 "clocks": counts["clock"] - len(clocks),
                 "echoes": counts["echo"] - len(echoes),
             }
-            scenes = await known_rows(reader, [scene] if scene else [])
+            scenes = await load_known_rows(reader, [scene] if scene else [])
             entities, threads, clocks, echoes = [
-                await known_rows(reader, rows) for rows in (entities, threads, clocks, echoes)
+                await load_known_rows(reader, rows) for rows in (entities, threads, clocks, echoes)
             ]
         world = worlds[0][1]
         assert isinstance(world, World)  # noqa: S101
@@ -112,16 +123,16 @@ class SituationService:
             flags=world.flags,
             attributes=world.attributes,
             locked=world.locked,
-            scene=next((view_item(*each) for each in scenes), None),
-            entities=[view_item(*each) for each in entities],
-            threads=[view_item(*each) for each in threads],
-            clocks=[view_item(*each) for each in clocks],
-            echoes=[view_item(*each) for each in echoes],
+            scene=next((build_item_view(*each) for each in scenes), None),
+            entities=[build_item_view(*each) for each in entities],
+            threads=[build_item_view(*each) for each in threads],
+            clocks=[build_item_view(*each) for each in clocks],
+            echoes=[build_item_view(*each) for each in echoes],
             precarity=find_rules(campaign.rules).precarity(players, world),
             more=more,
         )
 
-    async def context(
+    async def load_context(
         self,
         identity: Identity,
         campaign_id: UUID,
@@ -130,22 +141,22 @@ class SituationService:
         text: str,
         viewpoint: Viewpoint = GM,
     ) -> CampaignContextView:
-        """Both forms, and which of them a turn would get. Without a chat: one that begins.
+        """Return both forms of the block, and the form for the next turn or for a new chat.
 
         Raises `CampaignNotFoundError`, `ChatNotFoundError`, `ValidationError`.
         """
         owner_id, recent = identity.user_id, []
         chat, leaf = None, None
-        async with reading(self._database, identity, campaign_id) as (session, campaign):
+        async with open_reading(self._database, identity, campaign_id) as (session, campaign):
             await check_viewpoint(session, viewpoint, [campaign_id], owner_id=owner_id)
             if chat_id is not None:
                 chat = await chats.get_chat(session, chat_id, owner_id=owner_id)
                 leaf = await session.get(Message, chat.leaf_id) if chat.leaf_id else None
             if leaf is not None:
-                recent = await _recent(session, identity.sealer, leaf, viewpoint)
+                recent = await _load_recent(session, identity.sealer, leaf, viewpoint)
             reader = SituationReader(session, identity.sealer, campaign, viewpoint)
-            names = await self._names.names(session, identity.sealer, campaign)
-            block, _ = await _moment(
+            names = await self._names.load(session, identity.sealer, campaign)
+            block, _ = await _find_moment(
                 reader, names, chat, leaf, line=text, recent=recent, is_preview=True
             )
         count = get_tokenizer("o200k_base").count
@@ -157,7 +168,7 @@ class SituationService:
             tokens={"full": count(block.full), "light": count(block.light)},
         )
 
-    async def layers(  # noqa: PLR0913  # all that they depend on
+    async def load_layers(  # noqa: PLR0913  # the layers depend on all of them
         self,
         session: AsyncSession,
         identity: Identity,
@@ -174,60 +185,62 @@ class SituationService:
         """Return the parts of a prompt that come from the chat's campaign.
 
         Args:
-            session: Where to read.
+            session: The session to read with.
             identity: The chat's owner.
-            campaign: The chat's, none of its items stale.
+            campaign: The chat's campaign, without stale items.
             chat: The chat.
-            leaf: The last message before the user's line.
-            line: What the user says.
-            recent: The last lines before it, the newest last.
-            until: The position of a message that is written anew: what followed from it, and from
-                those below it, does not count.
-            viewpoint: Whose knowledge the prompt may hold.
+            leaf: The last message before the user's message.
+            line: The user's message.
+            recent: The last messages before it, the newest last.
+            until: The position of a message that is regenerated: changes that come from it, or from
+                later messages, are ignored.
+            viewpoint: The prompt contains only knowledge of the viewpoint.
             player: The persona's name: see `CampaignReader`.
         """
-        names = await self._names.names(session, identity.sealer, campaign)
+        names = await self._names.load(session, identity.sealer, campaign)
         rewritten: set[UUID] = set()
         if until is not None:
-            rewritten = await ledger_paths.changed_items(session, chat.id, above=until)
+            rewritten = await ledger_paths.find_changed_items(session, chat.id, above=until)
         if until is None or not rewritten:
             reader = SituationReader(session, identity.sealer, campaign, viewpoint, player=player)
-            return await self._layers(reader, names, chat, leaf, line=line, recent=recent)
+            return await self._load_layers(reader, names, chat, leaf, line=line, recent=recent)
         async with self._database.trial() as trial:
             campaign = await get_campaign(trial, identity, campaign.id, lock=True)
             await tree.leave_path(trial, chat.id, above=until)
-            await ledger_paths.path_moved(trial, identity.sealer, campaign, chat.id, above=until)
-            names = await names.updated(trial, identity.sealer, campaign)
+            await ledger_paths.follow_path(trial, identity.sealer, campaign, chat.id, above=until)
+            names = await names.update(trial, identity.sealer, campaign)
             reader = SituationReader(trial, identity.sealer, campaign, viewpoint, player=player)
-            made = await self._layers(reader, names, chat, leaf, line=line, recent=recent)
-        # A search would find them as they are now.
+            made = await self._load_layers(reader, names, chat, leaf, line=line, recent=recent)
+        # A search would find their present state.
         return msgspec.structs.replace(made, told=made.told | rewritten)
 
-    async def _layers(
+    async def _load_layers(
         self,
         reader: SituationReader,
-        names: Names,
+        names: CampaignSnapshot,
         chat: Chat,
         leaf: Message | None,
         *,
         line: str,
         recent: Sequence[str],
     ) -> CampaignLayers:
-        block, now = await _moment(reader, names, chat, leaf, line=line, recent=recent)
+        block, now = await _find_moment(reader, names, chat, leaf, line=line, recent=recent)
         told = now.told if block.form == "full" else frozenset[UUID]()
         named = [each for each in now.named if each.id not in told]
         fields = open_campaign(reader.sealer, reader.campaign)
         settings, past = fields.settings, names.past
-        chapters = await reader.chapters(
-            most_chapters(settings.chapter_tokens) if "chapter" in past else 0
+        chapters = await reader.load_chapters(
+            count_fitting_chapters(settings.chapter_tokens) if "chapter" in past else 0
         )
         told_in = {each for chapter in chapters.values() for each in chapter.scene_ids}
-        scenes = await reader.closed_scenes(told_in) if "scene" in past else {}
+        scenes = await reader.load_closed_scenes(told_in) if "scene" in past else {}
         facts = (fact_id for each in named for fact_id, _ in each.facts)
         return CampaignLayers(
             campaign_id=reader.campaign.id,
             fields=fields,
-            terms=await reader.terms(most_terms(settings.glossary_tokens) if "term" in past else 0),
+            terms=await reader.load_terms(
+                most_terms(settings.glossary_tokens) if "term" in past else 0
+            ),
             chapters={one: _mark_title(each, now.marks) for one, each in chapters.items()},
             scenes={one: _mark_title(each, now.marks) for one, each in scenes.items()},
             block=block,
@@ -238,7 +251,7 @@ class SituationService:
         )
 
     async def fold(self, identity: Identity, campaign_id: UUID) -> None:
-        """Fold what is stale, in a transaction of its own."""
+        """Fold the stale items in a transaction of its own."""
         async with self._database.write() as session:
             await get_campaign(session, identity, campaign_id, lock=True)
 
@@ -247,15 +260,15 @@ _PastT = TypeVar("_PastT", Scene, Chapter)
 
 
 def _mark_title(past: _PastT, marks: AudienceMarks) -> _PastT:
-    """Put who knows a closed scene or a chapter into its title."""
+    """Add the audience mark of a closed scene or a chapter to its title."""
     words = marks.words(past.audience)
     title = f"({words}) {past.title}".strip() if words else past.title
     return msgspec.structs.replace(past, title=title)
 
 
-async def _moment(
+async def _find_moment(
     reader: SituationReader,
-    names: Names,
+    names: CampaignSnapshot,
     chat: Chat | None,
     leaf: Message | None,
     *,
@@ -263,15 +276,15 @@ async def _moment(
     recent: Sequence[str],
     is_preview: bool = False,
 ) -> tuple[StateBlock, Situation]:
-    """The block of a turn, and the situation; a preview has all of the full one."""
+    """Return the block of a turn, and the situation; for a preview, the full situation."""
     session, sealer, campaign = reader.session, reader.sealer, reader.campaign
-    last = await _last_injected(session, sealer, leaf) if leaf else None
+    last = await _load_last_injected(session, sealer, leaf) if leaf else None
     is_first = last is None and not (leaf and await chats.has_said(session, leaf, "user"))
-    now = await reader.situation(names, line=line, recent=recent[-RECENT_LINES:])
-    shown, last_shown = _shown(campaign, now), last.shown if last else None
+    now = await reader.load_situation(names, line=line, recent=recent[-RECENT_LINES:])
+    shown, last_shown = _build_summary(campaign, now), last.shown if last else None
     form, why = choose_form(line, last_shown, shown, first=is_first)
     told = "full" if is_preview else form
-    now = await reader.with_facts(names, now, form=told)
+    now = await reader.add_facts(names, now, form=told)
     chronicle = (chat.chronicle_id if chat else None) or campaign.chronicle_id
     if chronicle and told == "full":
         events = await current_events(
@@ -280,11 +293,11 @@ async def _moment(
         today = [each for each in events if (each.fields.day or 0) == now.day][-MAX_EVENTS:]
         lines = [now.marks.mark(each.fields.summary, each.audience) for each in today]
         now = replace(now, events=lines, told=now.told.union(each.id for each in today))
-    return state_block(now, shown, last_shown, form=form, why=why), now
+    return build_state_block(now, shown, last_shown, form=form, why=why), now
 
 
-def _shown(campaign: Campaign, now: Situation) -> Shown:
-    return Shown(
+def _build_summary(campaign: Campaign, now: Situation) -> BlockSummary:
+    return BlockSummary(
         scene_id=now.scene_id,
         location_id=now.location.id if now.location else None,
         day=now.day,
@@ -308,10 +321,10 @@ _LAST_INJECTED = (
 )
 
 
-async def _last_injected(
+async def _load_last_injected(
     session: AsyncSession, sealer: Sealer, leaf: Message
 ) -> InjectedContext | None:
-    """What the last reply down to `leaf` had in its prompt: mostly that is the leaf itself."""
+    """Return the block in the prompt of the last reply up to `leaf`; usually that is `leaf`."""
     if leaf.is_active and leaf.sealed_injected_context is not None:
         return _read_injected(sealer, leaf.id, leaf.sealed_injected_context)
     asked = {"chat": leaf.chat_id, "leaf": leaf.position, "from": leaf.position - LOOK_BACK}
@@ -326,7 +339,7 @@ def _read_injected(sealer: Sealer, message_id: UUID, sealed: bytes) -> InjectedC
     return msgspec.json.decode(data, type=InjectedContext)
 
 
-async def _recent(
+async def _load_recent(
     session: AsyncSession, sealer: Sealer, leaf: Message, viewpoint: Viewpoint
 ) -> list[str]:
     rows = await chats.active_page(

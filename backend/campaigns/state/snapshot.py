@@ -1,4 +1,4 @@
-"""What turns of a campaign need, kept unsealed between turns: entities, facts, what is in view."""
+"""Unsealed items of campaigns that turns need, cached between turns."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from sqlalchemy import bindparam, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from backend.accounts.events import UserSignedOut
-from backend.campaigns.ledger.changes import State, item_of, state_of
+from backend.campaigns.ledger.changes import State, build_item, build_state
 from backend.campaigns.ledger.items import Entity, Fact, Item, Kind, Relation
 from backend.campaigns.ledger.store import read_state
 from backend.campaigns.models import Campaign, CampaignItem
@@ -22,25 +22,27 @@ from backend.core.audience import PUBLIC, Viewpoint, is_known_to
 from backend.core.cpu_pool import unhurried
 from backend.vault.sealing import Sealer
 
-CAMPAIGNS_KEPT = 64
+MAX_CAMPAIGNS = 64
 
-MOST_IN_VIEW = 400
-"""Items in view of one campaign that are kept; where there are more, none are."""
+MAX_ITEMS_IN_VIEW = 400
+"""Maximum number of cached items in view; with more, none are cached."""
 
-VIEW_BYTES = 500_000
-"""What they take at most, sealed."""
+MAX_VIEW_BYTES = 500_000
+"""Maximum size of the items in view, sealed."""
 
-AROUND_BYTES = 6_000_000
-"""What entities, relations and facts of one campaign take at most, sealed; where it is more, none
-are kept."""
+MAX_SURROUNDINGS_BYTES = 6_000_000
+"""Maximum size of a campaign's entities, relations and facts, sealed.
 
-KEPT_BYTES = 24_000_000
-"""What all that is kept takes at most, sealed: campaigns that were not read lately go first."""
+Larger ones are not cached.
+"""
+
+MAX_CACHE_BYTES = 24_000_000
+"""Maximum size of the cache, sealed. The least recently used campaigns are evicted first."""
 
 IN_VIEW: tuple[Kind, ...] = ("world", "thread", "clock", "scene", "echo")
 AROUND: frozenset[Kind] = frozenset(("entity", "relation", "fact"))
 NOT_KEPT: tuple[Kind, ...] = ("chapter", "term")
-"""Kinds of which only whether there is one is kept."""
+"""Kinds that are not cached, only their existence."""
 
 _CHANGED = (
     select(
@@ -63,11 +65,11 @@ _CHANGED = (
 
 
 Tie = tuple[Kind, UUID]
-"""What items are found by: their kind, and an entity that they name."""
+"""The key of an index of items: their kind, and an entity that they refer to."""
 
 
-class KeptItem(NamedTuple):
-    """An item with what its row says of it; `size` is that of its blob."""
+class SnapshotItem(NamedTuple):
+    """An item with columns of its row; `size` is the length of its sealed state."""
 
     id: UUID
     campaign_id: UUID
@@ -77,22 +79,25 @@ class KeptItem(NamedTuple):
     item: Item
 
 
-class NameCache(UserSignedOut):
-    """The names of campaigns' entities, compiled; what is around them; the items in view.
+class SnapshotCache(UserSignedOut):
+    """A cache of campaign snapshots.
 
-    What changed since is read and put in: which version it is of says the campaign's row, in the
-    view of the database that a turn reads in, so no process sees what another has changed too late.
+    A snapshot is brought up to date with the items that changed since its version. The version
+    comes from the campaign's row in the turn's own database view, so changes by other processes are
+    seen.
     """
 
     def __init__(self) -> None:
-        self._kept: OrderedDict[UUID, Names] = OrderedDict()
+        self._kept: OrderedDict[UUID, CampaignSnapshot] = OrderedDict()
         self._sign_outs = 0
 
-    async def names(self, session: AsyncSession, sealer: Sealer, campaign: Campaign) -> Names:
-        """The names as of the version that `session` sees."""
+    async def load(
+        self, session: AsyncSession, sealer: Sealer, campaign: Campaign
+    ) -> CampaignSnapshot:
+        """Return the snapshot of the version that `session` sees."""
         sign_outs = self._sign_outs
         names = await self.read(session, sealer, campaign)
-        if sign_outs == self._sign_outs:  # else it may be this user who has signed out
+        if sign_outs == self._sign_outs:  # otherwise the user may have signed out
             self._keep(campaign.id, names)
         return names
 
@@ -102,46 +107,44 @@ class NameCache(UserSignedOut):
         sealer: Sealer,
         campaign: Campaign,
         *,
-        known: Names | None = None,
-    ) -> Names:
-        """Return the same names without keeping them: the user of a job may not be signed in here.
+        known: CampaignSnapshot | None = None,
+    ) -> CampaignSnapshot:
+        """Return the snapshot without caching it, because a job's user may not be signed in here.
 
-        Only changes since `known`, or since what is kept, are read.
+        Only changes since `known`, or since the cached version, are read.
         """
         names = known or self._kept.get(campaign.id)
         if names is None or names.version > campaign.version:
-            names = Names(sealer.user_id)
+            names = CampaignSnapshot(sealer.user_id)
         if names.version < campaign.version:
-            names = await names.updated(session, sealer, campaign)
+            names = await names.update(session, sealer, campaign)
         return names
 
-    def _keep(self, campaign_id: UUID, names: Names) -> None:
-        """Keep names, unless those of a later version were kept while they were read."""
+    def _keep(self, campaign_id: UUID, names: CampaignSnapshot) -> None:
+        """Cache a snapshot, unless a later version was cached while this one was read."""
         kept = self._kept.get(campaign_id)
         if kept is None or kept.version <= names.version:
             self._kept[campaign_id] = names
         self._kept.move_to_end(campaign_id)
         size = sum(each.size for each in self._kept.values())
-        while len(self._kept) > CAMPAIGNS_KEPT or (size > KEPT_BYTES and len(self._kept) > 1):
+        while len(self._kept) > MAX_CAMPAIGNS or (size > MAX_CACHE_BYTES and len(self._kept) > 1):
             size -= self._kept.popitem(last=False)[1].size
 
     def user_signed_out(self, user_id: UUID) -> None:
-        """Drop what is kept of a user."""
+        """Remove a user's snapshots."""
         self._sign_outs += 1
         for key in [key for key, kept in self._kept.items() if kept.user_id == user_id]:
             del self._kept[key]
 
 
-class Names:
-    """Entities' names and aliases at one version of a campaign, and its items in view.
+class CampaignSnapshot:
+    """Names of entities at one version of a campaign, and its items in view.
 
-    `audiences` are the entities', as columns hold them.
-    In view are its world, open threads, clocks, the open scene, echoes and players'
-    characters; `around` are all its entities, relations and facts in force; None where they are
-    too many to be kept. `tied` are those in `around` by an entity that they name: the people at a
-    place, relations from and to somebody, facts about it. `past` are the kinds of which there
-    may be one that no turn has in view: chapters, terms, scenes that are over. `size` is what is
-    kept, sealed.
+    `audiences` are the entities' audiences in the format of their column. In view are the world,
+    open threads, clocks, the open scene, echoes and players' characters. `around` are all entities,
+    relations and facts in force; None if they are too large to cache. `tied` maps entities to items
+    that refer to them: people at a place, relations, facts. `past` are the kinds with items that
+    are never in view: chapters, terms, closed scenes. `size` is the sealed size of all items.
     """
 
     def __init__(self, user_id: UUID) -> None:
@@ -150,16 +153,16 @@ class Names:
         self.by_id: dict[UUID, tuple[str, ...]] = {}
         self.audiences: Mapping[UUID, str] = {}
         self.index = NameIndex([])
-        self.in_view: Mapping[UUID, KeptItem] | None = {}
-        self.around: Mapping[UUID, KeptItem] | None = {}
-        self.tied: Mapping[Tie, Mapping[UUID, KeptItem]] = {}
+        self.in_view: Mapping[UUID, SnapshotItem] | None = {}
+        self.around: Mapping[UUID, SnapshotItem] | None = {}
+        self.tied: Mapping[Tie, Mapping[UUID, SnapshotItem]] = {}
         self.past: frozenset[Kind] = frozenset()
         self.around_size = 0
         self.size = 0
         self._states: dict[UUID, tuple[Item, State]] = {}
 
     def find_audience(self, entity_id: UUID) -> str:
-        """Return who may know an entity, as its column holds it."""
+        """Return the audience of an entity in the format of its column."""
         return self.audiences.get(entity_id, PUBLIC)
 
     def find_name(self, entity_id: UUID, viewpoint: Viewpoint) -> str | None:
@@ -167,21 +170,24 @@ class Names:
         names = self.by_id.get(entity_id)
         return names[0] if names and is_known_to(viewpoint, self.find_audience(entity_id)) else None
 
-    def states(self, items: Mapping[UUID, Item]) -> dict[UUID, State]:
-        """The states of items. Those of the last call are kept: most come back turn after turn."""
+    def get_states(self, items: Mapping[UUID, Item]) -> dict[UUID, State]:
+        """Return the states of items.
+
+        Those of the last call are reused, because most items recur.
+        """
         known = self._states
         self._states = {
             item_id: kept
             if (kept := known.get(item_id)) is not None and kept[0] is item
-            else (item, state_of(item))
+            else (item, build_state(item))
             for item_id, item in items.items()
         }
         return {item_id: state for item_id, (_, state) in self._states.items()}
 
-    def items(
+    def find_items(
         self, ids: Iterable[UUID], viewpoint: Viewpoint
     ) -> tuple[dict[UUID, tuple[UUID, Item]], list[UUID]]:
-        """What of some ids is around and a viewpoint may know, and the ids that are not kept."""
+        """Return the items of `around` that a viewpoint may know, and the ids that are missing."""
         found: dict[UUID, tuple[UUID, Item]] = {}
         unread: list[UUID] = []
         for item_id in ids:
@@ -192,12 +198,12 @@ class Names:
                 found[item_id] = kept.campaign_id, kept.item
         return found, unread
 
-    def facts(
+    def find_facts(
         self, about: Sequence[UUID], viewpoint: Viewpoint, *, limit: int
     ) -> list[tuple[UUID, Fact]] | None:
-        """Facts in force about some entities, as a viewpoint may know them, the latest first.
+        """Return the facts in force about some entities that a viewpoint may know, latest first.
 
-        None where not all of those entities are around, and so may have others.
+        None if not all of the entities are cached, because the others may have facts, too.
         """
         if self.around is None or not all(one in self.around for one in about):
             return None
@@ -210,11 +216,13 @@ class Names:
         latest = nlargest(limit, known, key=itemgetter(0))
         return [(item_id, item) for _, item_id, item in latest]
 
-    async def updated(self, session: AsyncSession, sealer: Sealer, campaign: Campaign) -> Names:
-        """The same, with what changed since."""
+    async def update(
+        self, session: AsyncSession, sealer: Sealer, campaign: Campaign
+    ) -> CampaignSnapshot:
+        """Return a snapshot with the changes since its version."""
         since = {"campaign_id": campaign.id, "version": self.version}
         by_id, audiences, past = self.by_id, dict[UUID, str](), set(self.past)
-        in_view, around = dict(self.in_view or {}), _Around(self)
+        in_view, around = dict(self.in_view or {}), _Surroundings(self)
         is_renamed = False
         rows = (await session.execute(_CHANGED, since)).all()
         async for row in unhurried(rows, lambda row: len(row.sealed_state)):
@@ -224,7 +232,7 @@ class Names:
                 past.add(row.kind)
                 continue
             state = read_state(sealer, row.id, row.sealed_state)
-            item = item_of(row.kind, state) if row.exists else None
+            item = build_item(row.kind, state) if row.exists else None
             if row.kind == "entity":
                 by_id = dict(by_id) if by_id is self.by_id else by_id
                 before = by_id.pop(row.id, ())
@@ -234,23 +242,25 @@ class Names:
                 is_renamed = is_renamed or by_id.get(row.id, ()) != before
             if item is None:
                 continue
-            kept = KeptItem(row.id, campaign.id, row.seq, row.audience, len(row.sealed_state), item)
+            kept = SnapshotItem(
+                row.id, campaign.id, row.seq, row.audience, len(row.sealed_state), item
+            )
             if row.kind in AROUND and (row.kind != "fact" or row.is_live):
                 around.put(kept)
             if _is_in_view(row):
                 in_view[row.id] = kept
-        new = Names(self.user_id)
+        new = CampaignSnapshot(self.user_id)
         new.version, new.by_id, new.past = campaign.version, by_id, frozenset(past)
         new.audiences = {**self.audiences, **audiences} if audiences else self.audiences
         new._states = self._states
         named = ((entity_id, name) for entity_id, names in by_id.items() for name in names)
         new.index = NameIndex(named) if is_renamed else self.index
         new.size = sum(each.size for each in in_view.values())
-        if self.in_view is None or len(in_view) > MOST_IN_VIEW or new.size > VIEW_BYTES:
+        if self.in_view is None or len(in_view) > MAX_ITEMS_IN_VIEW or new.size > MAX_VIEW_BYTES:
             new.in_view, new.size = None, 0
         else:
             new.in_view = in_view
-        if self.around is None or around.size > AROUND_BYTES:
+        if self.around is None or around.size > MAX_SURROUNDINGS_BYTES:
             new.around = None
         else:
             new.around, new.tied, new.around_size = around.items, around.tied, around.size
@@ -265,49 +275,49 @@ def _is_in_view(row: Any) -> bool:
     return row.kind in IN_VIEW and (row.is_live or row.kind == "clock")
 
 
-class _Around:
-    """What is around a campaign's entities while it is brought up to date; see `Names`.
+class _Surroundings:
+    """The items of `around` while a snapshot is updated; see `CampaignSnapshot`.
 
-    Turns still read what was there: it is copied before the first change, which most turns have
-    none of.
+    Other turns still read the old items: they are copied before the first change. Most turns have
+    no changes.
     """
 
-    def __init__(self, names: Names) -> None:
-        self.items: Mapping[UUID, KeptItem] = names.around or {}
+    def __init__(self, names: CampaignSnapshot) -> None:
+        self.items: Mapping[UUID, SnapshotItem] = names.around or {}
         self.tied = names.tied
         self.size = names.around_size
-        self._items: dict[UUID, KeptItem] | None = None
-        self._tied: dict[Tie, Mapping[UUID, KeptItem]] = {}
-        self._own: dict[Tie, dict[UUID, KeptItem]] = {}
+        self._items: dict[UUID, SnapshotItem] | None = None
+        self._tied: dict[Tie, Mapping[UUID, SnapshotItem]] = {}
+        self._own: dict[Tie, dict[UUID, SnapshotItem]] = {}
 
     def drop(self, item_id: UUID) -> None:
         if item_id not in self.items:
             return
-        old = self._changing().pop(item_id)
+        old = self._copy().pop(item_id)
         self.size -= old.size
-        for tie in _ties(old.item):
-            self._tied_by(tie).pop(item_id, None)
+        for tie in _list_ties(old.item):
+            self._find_ties(tie).pop(item_id, None)
 
-    def put(self, kept: KeptItem) -> None:
-        self._changing()[kept.id] = kept
+    def put(self, kept: SnapshotItem) -> None:
+        self._copy()[kept.id] = kept
         self.size += kept.size
-        for tie in _ties(kept.item):
-            self._tied_by(tie)[kept.id] = kept
+        for tie in _list_ties(kept.item):
+            self._find_ties(tie)[kept.id] = kept
 
-    def _changing(self) -> dict[UUID, KeptItem]:
+    def _copy(self) -> dict[UUID, SnapshotItem]:
         if self._items is None:
             self.items = self._items = dict(self.items)
             self.tied = self._tied = dict(self.tied)
         return self._items
 
-    def _tied_by(self, tie: Tie) -> dict[UUID, KeptItem]:
+    def _find_ties(self, tie: Tie) -> dict[UUID, SnapshotItem]:
         if tie not in self._own:
             self._tied[tie] = self._own[tie] = dict(self._tied.get(tie, {}))
         return self._own[tie]
 
 
-def _ties(item: Item) -> list[Tie]:
-    """What an item is found by: a person's place, both ends of a relation, a fact's subject."""
+def _list_ties(item: Item) -> list[Tie]:
+    """Return the keys of an item: a person's place, both ends of a relation, a fact's subject."""
     match item:
         case Relation():
             return [("relation", item.from_id), ("relation", item.to_id)]

@@ -1,6 +1,6 @@
-"""What a campaign puts into a prompt: the full block, the light line, and which of the two.
+"""The state block of a campaign in a prompt: the full block, the light line, and their choice.
 
-Everything here is text from values that were read before: `reader` reads them.
+All functions are pure; `situation_reader` loads the values.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from uuid import UUID
 
 import msgspec
 
-from backend.campaigns.ledger.changes import MOST
-from backend.campaigns.ledger.items import Clock, Entity, Item, Relation, Thread, relation_label
+from backend.campaigns.ledger.changes import MAX_SUFFIX
+from backend.campaigns.ledger.items import Clock, Entity, Item, Relation, Thread, label_relation
 from backend.campaigns.names.mentions import slug
 from backend.core.audience import GM, NAMELESS_MARKS, AudienceMarks
 
@@ -47,7 +47,7 @@ def render_name(name: str) -> str:
 
 def render_attribute(attributes: Mapping[str, Any], name: str) -> str:
     """Return the value of an attribute in words, with the highest that it may have: 7/9."""
-    text, most = render_value(attributes.get(name)), render_value(attributes.get(name + MOST))
+    text, most = render_value(attributes.get(name)), render_value(attributes.get(name + MAX_SUFFIX))
     return f"{text}/{most}" if text and most else text
 
 
@@ -67,8 +67,10 @@ def render_flags(flags: Mapping[str, bool]) -> list[str]:
 
 
 def _is_bound(attributes: Mapping[str, Any], name: str) -> bool:
-    """True if an attribute says how high another one may be, which is shown with it."""
-    return name.endswith(MOST) and bool(render_value(attributes.get(name.removesuffix(MOST))))
+    """True if an attribute is the maximum of another one, and is rendered with it."""
+    return name.endswith(MAX_SUFFIX) and bool(
+        render_value(attributes.get(name.removesuffix(MAX_SUFFIX)))
+    )
 
 
 def _render_members(value: Mapping[str, Any]) -> str:
@@ -88,7 +90,7 @@ def _render_members(value: Mapping[str, Any]) -> str:
 Form = Literal["full", "light"]
 
 MAX_DETAILED = 5
-"""How many of those present are described; the others are named."""
+"""Number of people present who are described; the others are only named."""
 MAX_IN_LIGHT = 2
 MAX_EVENTS = 5
 
@@ -104,7 +106,7 @@ _DISPOSITIONS = {"ally": 40, "friend": 30, "hostile": 40, "enemy": 50, "intimate
 
 
 @dataclass(frozen=True, kw_only=True)
-class Placed:
+class VisibleEntity:
     """An entity with its id."""
 
     id: UUID
@@ -112,7 +114,7 @@ class Placed:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Known:
+class MentionedEntity:
     """An entity that the last lines name, where it is, and the facts about it with their ids."""
 
     id: UUID
@@ -122,11 +124,11 @@ class Known:
 
     @property
     def text(self) -> str:
-        """What is known, in a few lines."""
+        """The entity in a few lines."""
         entity = self.entity
         about = [entity.description, entity.personality, *(text for _, text in self.facts)]
         if entity.kind == "pc":
-            return " ".join(filter(None, [*_player(entity, self.place), *about]))
+            return " ".join(filter(None, [*_render_player(entity, self.place), *about]))
         place = f"at {self.place}" if self.place else ""
         head = ", ".join(filter(None, [entity.role, entity.status, entity.disposition, place]))
         return f"{entity.name} ({head}): {' '.join(filter(None, about))}".removesuffix(": ")
@@ -134,17 +136,16 @@ class Known:
 
 @dataclass(frozen=True, kw_only=True)
 class Situation:
-    """The story's present moment, as far as a viewpoint may know it.
+    """The current situation of the story, as a viewpoint may know it.
 
-    `players` begin with the one whom the story follows.
-    `present` are the people at the place, the nearest to the story first. `facts` are about them,
-    the players and the place. `named` are those whom the last lines name, wherever they are. `told`
-    are the ids of whatever a full block says something of. `places` are the names of the places
-    where the players are. `player_lines` are what the rules say of the first two players in
-    the light form, `standing` what they say of all. `costs` and `threats` are unresolved echoes.
-    `flags` are for the game master alone. `in_play` are all items that this was read of. `marks`
-    says who knows what is not for everyone; `stakes`, `events`, `costs`, `threats`, `facts`,
-    `places` and `player_lines` are marked.
+    `players` begin with the one whom the story follows. `present` are the people at the place, the
+    most relevant first. `facts` are about them, the players and the place. `named` are the entities
+    that the last messages name. `told` are the ids of all entities that a full block describes.
+    `places` are the names of the players' places. `player_lines` are the rules' lines about the
+    first two players for the light form, `standing` those about all. `costs` and `threats` are
+    unresolved echoes. `flags` are for the game master. `in_play` are all items that were loaded.
+    `marks` renders audiences; `stakes`, `events`, `costs`, `threats`, `facts`, `places` and
+    `player_lines` have their marks.
     """
 
     name: str
@@ -154,9 +155,9 @@ class Situation:
     time_of_day: str = ""
     scene_id: UUID | None = None
     stakes: str = ""
-    players: Sequence[Placed] = ()
-    location: Placed | None = None
-    present: Sequence[Placed] = ()
+    players: Sequence[VisibleEntity] = ()
+    location: VisibleEntity | None = None
+    present: Sequence[VisibleEntity] = ()
     relations: Sequence[Relation] = ()
     threads: Sequence[Thread] = ()
     clocks: Sequence[Clock] = ()
@@ -166,7 +167,7 @@ class Situation:
     standing: Sequence[str] = ()
     flags: Mapping[str, bool] = field(default_factory=dict[str, bool])
     facts: Sequence[str] = ()
-    named: Sequence[Known] = ()
+    named: Sequence[MentionedEntity] = ()
     told: frozenset[UUID] = frozenset()
     places: Mapping[UUID, str] = field(default_factory=dict[UUID, str])
     player_lines: Sequence[str] = ()
@@ -179,8 +180,8 @@ class Situation:
         return next((player.id for player in self.players), None)
 
 
-class Shown(msgspec.Struct, frozen=True, kw_only=True):
-    """What a full block said of the moment."""
+class BlockSummary(msgspec.Struct, frozen=True, kw_only=True):
+    """The parts of the situation that decide if a full block is out of date."""
 
     scene_id: UUID | None
     location_id: UUID | None
@@ -191,18 +192,18 @@ class Shown(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class InjectedContext(msgspec.Struct, frozen=True, kw_only=True):
-    """The block that a reply's prompt had, kept sealed with the reply.
+    """The block in a reply's prompt, stored sealed with the reply.
 
-    `shown` is what the last full block up to here said.
+    `shown` describes the last full block up to the reply.
     """
 
     form: Form
     text: str
-    shown: Shown
+    shown: BlockSummary
 
 
 class StateBlock(msgspec.Struct, frozen=True, kw_only=True):
-    """A state block in both forms, which of them a turn gets, and why."""
+    """A state block in both forms, and the form of a turn with its reason."""
 
     form: Form
     why: str
@@ -211,19 +212,19 @@ class StateBlock(msgspec.Struct, frozen=True, kw_only=True):
     injected: InjectedContext
 
 
-def state_block(
-    now: Situation, shown: Shown, last: Shown | None, *, form: Form, why: str
+def build_state_block(
+    now: Situation, shown: BlockSummary, last: BlockSummary | None, *, form: Form, why: str
 ) -> StateBlock:
-    """The block of a turn.
+    """Return the block of a turn.
 
     Args:
         now: The situation.
-        shown: What a full block would say of it.
-        last: What the last full block of the chat said; None where there was none.
-        form: The form that `choose_form` chose, and why.
-        why: See `form`.
+        shown: The summary of the situation.
+        last: The summary in the chat's last full block; None if there is none.
+        form: The form that `choose_form` chose.
+        why: The reason for the form.
     """
-    full, light = full_block(now), light_line(now)
+    full, light = render_full_block(now), render_light_block(now)
     return StateBlock(
         form=form,
         why=why,
@@ -237,8 +238,10 @@ def state_block(
     )
 
 
-def choose_form(text: str, last: Shown | None, now: Shown, *, first: bool) -> tuple[Form, str]:
-    """Which form a turn gets, and why, in a few words."""
+def choose_form(
+    text: str, last: BlockSummary | None, now: BlockSummary, *, first: bool
+) -> tuple[Form, str]:
+    """Return the form of a turn's block, and the reason in a few words."""
     if first:
         return "full", "first message of the chat"
     if last is None:
@@ -247,7 +250,7 @@ def choose_form(text: str, last: Shown | None, now: Shown, *, first: bool) -> tu
         return "full", "resume command"
     changed = [
         (last.location_id != now.location_id, "the place changed"),
-        # Opening the first scene at a place changes nothing else of the block.
+        # The first scene at a place does not change the rest of the block.
         (last.scene_id not in {None, now.scene_id}, "the scene changed"),
         (last.day != now.day, "the day changed"),
         (sorted(last.present) != sorted(now.present), "who is present changed"),
@@ -259,86 +262,87 @@ def choose_form(text: str, last: Shown | None, now: Shown, *, first: bool) -> tu
 
 
 def is_resume_command(text: str) -> bool:
-    """Whether the whole of `text` asks to go on."""
+    """True if the whole text is a request to continue."""
     said = text.replace("\N{RIGHT SINGLE QUOTATION MARK}", "'").strip()
     return " ".join(said.rstrip("?!. ").casefold().split()) in RESUME_COMMANDS
 
 
 def render_played_block(block: StateBlock, now: Situation) -> StateBlock:
     """Return the block of a played turn, without the parts that its guidance renders."""
-    full, injected = full_block(now, is_played=True), block.injected
+    full, injected = render_full_block(now, is_played=True), block.injected
     if injected.form == "full":
         injected = msgspec.structs.replace(injected, text=full)
     return msgspec.structs.replace(block, full=full, injected=injected)
 
 
-def full_block(now: Situation, *, is_played: bool = False) -> str:
+def render_full_block(now: Situation, *, is_played: bool = False) -> str:
     """Return the whole situation as Markdown, some two kilobytes.
 
     In a turn that `is_played`, the guidance renders what its tools change, so the block does not.
     """
     sections = [
-        _session(now, with_stakes=not is_played),
-        _section(
-            "Player characters" if len(now.players) > 1 else "Player character", _players(now)
+        _render_session(now, with_stakes=not is_played),
+        _render_section(
+            "Player characters" if len(now.players) > 1 else "Player character",
+            _render_players(now),
         ),
-        *_surroundings(now),
-        _section(
+        *_render_surroundings(now),
+        _render_section(
             "Active threads",
-            _bullets(_thread(now, each) for each in _by_tension(now.threads)),
+            _render_bullets(_render_thread(now, each) for each in _sort_by_tension(now.threads)),
         ),
-        *([] if is_played else _table(now)),
-        _section("Today", _bullets(now.events[-MAX_EVENTS:])),
+        *([] if is_played else _render_table(now)),
+        _render_section("Today", _render_bullets(now.events[-MAX_EVENTS:])),
     ]
     return "\n\n".join(section for section in sections if section)
 
 
-def surroundings_block(now: Situation) -> str:
+def render_surroundings(now: Situation) -> str:
     """Return the sections of the full block that are about the place and who is there."""
-    return "\n\n".join(section for section in _surroundings(now) if section)
+    return "\n\n".join(section for section in _render_surroundings(now) if section)
 
 
-def _surroundings(now: Situation) -> list[str]:
+def _render_surroundings(now: Situation) -> list[str]:
     return [
-        _section("Current location", _location(now)),
-        _section("NPCs present", _people(now)),
-        _section("Known facts", [f"- {fact}" for fact in now.facts]),
+        _render_section("Current location", _render_location(now)),
+        _render_section("NPCs present", _render_people(now)),
+        _render_section("Known facts", [f"- {fact}" for fact in now.facts]),
     ]
 
 
-def light_line(now: Situation) -> str:
-    """The situation in one line of some 70 characters."""
+def render_light_block(now: Situation) -> str:
+    """Return the situation in one line of about 70 characters."""
     parts = [f"Day {now.day}"]
-    parts += now.player_lines or [player_line(player.entity) for player in now.players[:2]]
+    parts += now.player_lines or [render_player_line(player.entity) for player in now.players[:2]]
     if now.location:
         parts.append(f"at {slug(now.location.entity.name)}")
     if now.present:
-        names = [_name(now, person) for person in now.present]
+        names = [_render_name(now, person) for person in now.present]
         more = f" +{len(names) - MAX_IN_LIGHT}" if len(names) > MAX_IN_LIGHT else ""
         parts.append(f"with {', '.join(names[:MAX_IN_LIGHT])}{more}")
     return f"[{' | '.join(parts)}]"
 
 
-def player_line(player: Entity) -> str:
-    """A player's character in a few words: name and hit points."""
+def render_player_line(player: Entity) -> str:
+    """Return the name and hit points of a player's character."""
     points = render_attribute(player.attributes, "hp")
     return f"{player.name} HP {points}" if points else player.name
 
 
-def ranked(
-    people: Iterable[Placed],
+def rank_people(
+    people: Iterable[VisibleEntity],
     *,
     named: Sequence[UUID],
     spoke: Sequence[UUID],
     relations: Iterable[Relation],
-) -> list[Placed]:
-    """People in the order of their weight: named now, spoke lately, strength of relation, name."""
+) -> list[VisibleEntity]:
+    """Return people by relevance: named now, spoke recently, strength of relation, name."""
     strength: dict[UUID, int] = {}
     for relation in relations:
         for one in (relation.from_id, relation.to_id):
             strength[one] = max(strength.get(one, 0), abs(relation.score))
 
-    def weight(person: Placed) -> tuple[int, int, int, str]:
+    def weight(person: VisibleEntity) -> tuple[int, int, int, str]:
         feeling = max(
             (points for word, points in _DISPOSITIONS.items() if word in person.entity.disposition),
             default=0,
@@ -353,25 +357,29 @@ def ranked(
     return sorted(people, key=weight)
 
 
-def _section(title: str, lines: Sequence[str]) -> str:
+def _render_section(title: str, lines: Sequence[str]) -> str:
     return "\n".join([f"### {title}", *lines]) if lines else ""
 
 
-def _bullets(lines: Iterable[str]) -> list[str]:
+def _render_bullets(lines: Iterable[str]) -> list[str]:
     return [f"- {line}" for line in lines]
 
 
-def _table(now: Situation) -> list[str]:
+def _render_table(now: Situation) -> list[str]:
     return [
-        _section("Where the players stand", _bullets(now.standing)),
-        _section("Clocks", _bullets(_clock(now, clock) for clock in now.clocks)),
-        _section("Costs that echo", _bullets(now.costs)),
-        _section("Threats not dealt with", _bullets(now.threats)),
-        _section("Flags (secret: game master only)", _bullets(render_flags(now.flags))),
+        _render_section("Where the players stand", _render_bullets(now.standing)),
+        _render_section(
+            "Clocks", _render_bullets(_render_clock(now, clock) for clock in now.clocks)
+        ),
+        _render_section("Costs that echo", _render_bullets(now.costs)),
+        _render_section("Threats not dealt with", _render_bullets(now.threats)),
+        _render_section(
+            "Flags (secret: game master only)", _render_bullets(render_flags(now.flags))
+        ),
     ]
 
 
-def _session(now: Situation, *, with_stakes: bool) -> str:
+def _render_session(now: Situation, *, with_stakes: bool) -> str:
     lines = [f"## SESSION CONTEXT: {now.name}"]
     if now.city:
         city = now.city.upper()
@@ -384,21 +392,21 @@ def _session(now: Situation, *, with_stakes: bool) -> str:
     return "\n".join(lines)
 
 
-def _players(now: Situation) -> list[str]:
+def _render_players(now: Situation) -> list[str]:
     lines: list[str] = []
     for player in now.players:
-        head, *more = _player(player.entity, now.places.get(player.id, ""))
+        head, *more = _render_player(player.entity, now.places.get(player.id, ""))
         lines += [now.marks.mark(head, player.entity.audience), *more]
     return lines
 
 
-def _player(player: Entity, place: str) -> list[str]:
+def _render_player(player: Entity, place: str) -> list[str]:
     attributes = player.attributes
     said = [f"**{player.name}**"]
     if kind := render_value(attributes.get("class")) or player.role:
         said.append(kind)
     if render_attribute(attributes, "hp"):
-        said.append(player_line(player).removeprefix(player.name).strip())
+        said.append(render_player_line(player).removeprefix(player.name).strip())
     if place:
         said.append(f"at {place}")
     if gold := render_value(attributes.get("gold")):
@@ -414,7 +422,7 @@ def _player(player: Entity, place: str) -> list[str]:
 _KNOWN = frozenset({"class", "hp", "hp_max", "gold", "conditions", "inventory"})
 
 
-def _location(now: Situation) -> list[str]:
+def _render_location(now: Situation) -> list[str]:
     if now.location is None:
         return []
     place = now.location.entity
@@ -422,39 +430,39 @@ def _location(now: Situation) -> list[str]:
     return [now.marks.mark(text, place.audience)]
 
 
-def _people(now: Situation) -> list[str]:
+def _render_people(now: Situation) -> list[str]:
     lines: list[str] = []
     players = {player.id for player in now.players}
     feelings = {each.from_id: each for each in now.relations if each.to_id in players}
     for person in now.present[:MAX_DETAILED]:
-        lines.append(_person(now, person, feelings.get(person.id)))
+        lines.append(_render_person(now, person, feelings.get(person.id)))
         if person.entity.voice:
             lines.append(f"*Voice: {'; '.join(person.entity.voice)}*")
         if person.entity.wants:
             lines.append(f"Wants: {person.entity.wants}")
-    if others := [_name(now, person) for person in now.present[MAX_DETAILED:]]:
+    if others := [_render_name(now, person) for person in now.present[MAX_DETAILED:]]:
         lines.append(f"Also here: {', '.join(others)}")
     return lines
 
 
-def _name(now: Situation, person: Placed) -> str:
+def _render_name(now: Situation, person: VisibleEntity) -> str:
     return now.marks.mark(person.entity.name, person.entity.audience)
 
 
-def _person(now: Situation, person: Placed, relation: Relation | None) -> str:
+def _render_person(now: Situation, person: VisibleEntity, relation: Relation | None) -> str:
     entity, feeling = person.entity, person.entity.disposition
     if relation and not feeling:
-        label = relation_label(relation.score)
+        label = label_relation(relation.score)
         feeling = now.marks.mark(label, relation.audience, within=entity.audience)
     said = f"**{entity.name}**" + (f" [{entity.status}]" if entity.status else "")
     return now.marks.mark(said + (f" - {feeling}" if feeling else ""), entity.audience)
 
 
-def _by_tension(threads: Iterable[Thread]) -> list[Thread]:
+def _sort_by_tension(threads: Iterable[Thread]) -> list[Thread]:
     return sorted(threads, key=lambda thread: -_TENSIONS.index(thread.tension))
 
 
-def _thread(now: Situation, thread: Thread) -> str:
+def _render_thread(now: Situation, thread: Thread) -> str:
     said = f"[{thread.tension.upper()}] **{thread.title}**"
     said += f": {thread.summary}" if thread.summary else ""
     said += f" → Next: {thread.next_step}" if thread.next_step else ""
@@ -462,8 +470,8 @@ def _thread(now: Situation, thread: Thread) -> str:
     return now.marks.mark(said + (f" (to do: {steps})" if steps else ""), thread.audience)
 
 
-def _clock(now: Situation, clock: Clock) -> str:
+def _render_clock(now: Situation, clock: Clock) -> str:
     said = f"{clock.name} {clock.filled}/{clock.segments}"
     said += f": {clock.consequence}" if clock.consequence else ""
-    # The players may know nothing of a hidden one.
+    # The players must not learn of a hidden one.
     return now.marks.mark(said, clock.audience if clock.visible else GM)

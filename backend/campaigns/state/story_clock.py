@@ -1,4 +1,4 @@
-"""The story's day and time of day at messages of campaigns: the ledger folded down to each."""
+"""The story's day and time of day at messages of campaigns, folded from the ledger."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from backend.database.base import chunks, unindexed
 from backend.memory.indexing.sources import Recalled
 from backend.vault.sealing import Sealer
 
-CAMPAIGNS_KEPT = 64
+MAX_CAMPAIGNS = 64
 
 _FIELDS = ("day", "time_of_day")
 
@@ -72,7 +72,7 @@ class StoryTime(NamedTuple):
 
     @property
     def label(self) -> str:
-        """The day as prompts and people read it."""
+        """The day in the form that prompts and users read."""
         return f"Day {self.day}"
 
 
@@ -155,7 +155,7 @@ class StoryClock(UserSignedOut):
         }
 
     def user_signed_out(self, user_id: UUID) -> None:
-        """Drop everything that is kept of a user."""
+        """Remove a user's cached changes."""
         for key in [key for key, kept in self._kept.items() if kept.user_id == user_id]:
             del self._kept[key]
 
@@ -168,13 +168,13 @@ class StoryClock(UserSignedOut):
         new: list[tuple[UUID, Operations]] = []
         async for row in unhurried(rows, lambda row: len(row.sealed_operations)):
             operations = read_operations(sealer, row.id, row.sealed_operations).only(_FIELDS)
-            if operations.touched():
+            if operations.list_keys():
                 new.append((row.id, operations))
         found = [*kept.found, *new]
         if rows and is_committed:
             self._kept[campaign_id] = _ClockChanges(sealer.user_id, rows[-1].seq, found)
             self._kept.move_to_end(campaign_id)
-            if len(self._kept) > CAMPAIGNS_KEPT:
+            if len(self._kept) > MAX_CAMPAIGNS:
                 self._kept.popitem(last=False)
         return found
 

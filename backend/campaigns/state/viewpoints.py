@@ -1,4 +1,4 @@
-"""Whether a viewpoint, or an audience, names entities that are there; and a player's viewpoint."""
+"""Viewpoints on a campaign: the fields that players know, and the entities in audiences."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from sqlalchemy import ColumnElement, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from backend.accounts.auth.identity import Identity
-from backend.campaigns.ledger.changes import EXISTS, State, exists, item_of, state_of
+from backend.campaigns.ledger.changes import EXISTS, State, build_item, build_state, exists
 from backend.campaigns.ledger.items import Chapter, Entity, Fact, Item, Kind, Scene, Thread
 from backend.campaigns.ledger.records import (
+    find_references,
     get_campaign,
     keep_references,
     open_campaign,
-    references,
 )
 from backend.campaigns.ledger.store import read_state
 from backend.campaigns.models import Campaign, CampaignItem
@@ -42,10 +42,10 @@ from backend.errors import ValidationError
 from backend.vault.sealing import Sealer
 
 
-def told(item: Item, names: Mapping[UUID, str] = MappingProxyType({})) -> str:
-    """What an item says, but for its name: a line for each field of an entity that has a text.
+def render_item(item: Item, names: Mapping[UUID, str] = MappingProxyType({})) -> str:
+    """Return the text of an item without its name: a line for each field that has a text.
 
-    `names` are those of places; where an entity is goes unsaid without.
+    `names` are the names of places; without a name, the place is omitted.
     """
     match item:
         case Fact():
@@ -53,13 +53,13 @@ def told(item: Item, names: Mapping[UUID, str] = MappingProxyType({})) -> str:
         case Thread():
             steps = [step.text for step in item.objectives]
             next_step = f"Next: {item.next_step}" if item.next_step else ""
-            return joined_lines(
+            return join_lines(
                 [f"{item.kind.capitalize()}, {item.status}", item.summary, next_step, *steps]
             )
         case Scene():
-            return joined_lines(["Scene, over", item.summary, *item.key_moments])
+            return join_lines(["Scene, over", item.summary, *item.key_moments])
         case Chapter():
-            return joined_lines(["Chapter", item.summary])
+            return join_lines(["Chapter", item.summary])
         case Entity():
             name = names.get(item.location_id) if item.location_id else None
             place = f"at {name}" if name else ""
@@ -68,15 +68,15 @@ def told(item: Item, names: Mapping[UUID, str] = MappingProxyType({})) -> str:
             )
             wants = f"Wants: {item.wants}" if item.wants else ""
             voice = f"Voice: {'; '.join(item.voice)}" if item.voice else ""
-            return joined_lines(
-                [head, item.description, item.personality, voice, wants, *_attributes(item)]
+            return join_lines(
+                [head, item.description, item.personality, voice, wants, *_render_attributes(item)]
             )
         case _:
             return ""
 
 
-def names_of(item: Item) -> list[str]:
-    """What an item is called; a fact is called nothing."""
+def list_names(item: Item) -> list[str]:
+    """Return the names of an item. A fact has none."""
     match item:
         case Entity():
             return [item.name, *item.aliases]
@@ -86,11 +86,11 @@ def names_of(item: Item) -> list[str]:
             return []
 
 
-def title_of(item: Item, names: Mapping[UUID, str]) -> str:
-    """What an item is shown under: of a fact the entity that it is about."""
+def render_title(item: Item, names: Mapping[UUID, str]) -> str:
+    """Return the title of an item; for a fact, the name of its subject."""
     if isinstance(item, Fact):
         return names.get(item.about_id, "") if item.about_id else ""
-    return next(iter(names_of(item)), "")
+    return next(iter(list_names(item)), "")
 
 
 def find_words(attributes: Mapping[str, Any]) -> dict[str, list[str]]:
@@ -103,13 +103,13 @@ def find_words(attributes: Mapping[str, Any]) -> dict[str, list[str]]:
     return found
 
 
-def _attributes(entity: Entity) -> list[str]:
+def _render_attributes(entity: Entity) -> list[str]:
     found = find_words(entity.attributes)
     return [f"{name}: {', '.join(words)}" for name, words in found.items()]
 
 
-def joined_lines(texts: Iterable[str]) -> str:
-    """Texts that say something, a line each."""
+def join_lines(texts: Iterable[str]) -> str:
+    """Join texts that are not empty, one on each line."""
     return "\n".join(text for text in texts if text.strip())
 
 
@@ -134,12 +134,12 @@ _FIELDS: Mapping[Kind, frozenset[str]] = {
     "echo": frozenset({"text", "kind", "audience"}),
     "term": frozenset({"term", "definition", "status", "audience"}),
 }
-"""Fields that a prompt renders, of a reply or of the work after it, by kind."""
+"""The fields that prompts of replies or of background work render, by kind."""
 
 Items = Iterable[tuple[UUID, Kind, State]]
 
 
-def known_items(items: Items, rules: Rules[Any]) -> list[tuple[UUID, Kind, State]]:
+def filter_known_items(items: Items, rules: Rules[Any]) -> list[tuple[UUID, Kind, State]]:
     """Return items of a viewpoint with the fields that a player knows.
 
     Prompts render how people feel about players' characters, and no other relation.
@@ -147,7 +147,7 @@ def known_items(items: Items, rules: Rules[Any]) -> list[tuple[UUID, Kind, State
     known: list[tuple[UUID, Kind, State]] = [
         (item_id, kind, found)
         for item_id, kind, state in items
-        if (found := known_state(kind, state, rules)) is not None
+        if (found := filter_known_state(kind, state, rules)) is not None
     ]
     players = {
         str(item_id) for item_id, kind, state in known if kind == "entity" and state["kind"] == "pc"
@@ -155,7 +155,7 @@ def known_items(items: Items, rules: Rules[Any]) -> list[tuple[UUID, Kind, State
     return [each for each in known if each[1] != "relation" or each[2]["to_id"] in players]
 
 
-def known_state(kind: Kind, state: State, rules: Rules[Any]) -> State | None:
+def filter_known_state(kind: Kind, state: State, rules: Rules[Any]) -> State | None:
     """Return the fields of an item that prompts of a player render; None if they render none."""
     if not exists(state) or not _is_rendered(kind, state):
         return None
@@ -169,18 +169,21 @@ def known_state(kind: Kind, state: State, rules: Rules[Any]) -> State | None:
     return {EXISTS: True, **known}
 
 
-async def known_rows(
+async def load_known_rows(
     reader: CampaignReader, rows: Sequence[tuple[CampaignItem, Item]]
 ) -> list[tuple[CampaignItem, Item]]:
     """Return items as the reader's viewpoint knows them, which may leave some out."""
     if reader.viewpoint == GM:
         return list(rows)
     rules = find_rules(reader.campaign.rules)
-    states = [(row, known_state(row.kind, state_of(item), rules)) for row, item in rows]
-    known = [(row, item_of(row.kind, state)) for row, state in states if state is not None]
-    named = {each for _, item in known for ids in references(item).values() for each in ids}
-    found = {str(each) for each in await reader.known_ids(named)}
-    return [(row, item_of(row.kind, keep_references(state_of(item), found))) for row, item in known]
+    states = [(row, filter_known_state(row.kind, build_state(item), rules)) for row, item in rows]
+    known = [(row, build_item(row.kind, state)) for row, state in states if state is not None]
+    named = {each for _, item in known for ids in find_references(item).values() for each in ids}
+    found = {str(each) for each in await reader.load_known_ids(named)}
+    return [
+        (row, build_item(row.kind, keep_references(build_state(item), found)))
+        for row, item in known
+    ]
 
 
 def _is_rendered(kind: Kind, state: State) -> bool:
@@ -229,7 +232,7 @@ def _known_attributes(state: State, rules: Rules[Any]) -> State:
 
 
 class Player(NamedTuple):
-    """The character that the user is. `audience` is as its column holds it."""
+    """The character that the user plays. `audience` is in the format of its column."""
 
     id: UUID
     name: str
@@ -274,7 +277,7 @@ def match_players(campaign_id: UUID | None) -> Sequence[Condition]:
 
 
 Campaigns = Sequence[UUID | None] | None
-"""Ids of campaigns; None stands for all of a user's."""
+"""Ids of campaigns; None for all campaigns of a user."""
 
 
 async def check_viewpoint(
@@ -285,7 +288,7 @@ async def check_viewpoint(
     owner_id: UUID,
 ) -> None:
     """Raise `ValidationError` for an entity that none of the campaigns has."""
-    if isinstance(viewpoint, UUID) and await _missing(
+    if isinstance(viewpoint, UUID) and await _find_missing(
         session, [viewpoint], campaigns, owner_id=owner_id
     ):
         raise ValidationError(f"`viewpoint` names {viewpoint}, which is no entity of the campaign.")
@@ -318,12 +321,12 @@ class CampaignAudiences(AudienceChecked):
     """Checks the audiences of messages."""
 
     async def audience_checked(self, session: AsyncSession, chat: Chat, audience: Audience) -> None:
-        """Raise `ValidationError` where a message of the chat can't have this audience."""
+        """Raise `ValidationError` if a message of the chat cannot have this audience."""
         await check_chat_audience(session, chat, audience)
 
 
 async def check_chat_audience(session: AsyncSession, chat: Chat, audience: Audience) -> None:
-    """Raise `ValidationError` for what is no entity of the chat's campaign.
+    """Raise `ValidationError` if an entity is not in the chat's campaign.
 
     A message of a chat without a campaign is public.
     """
@@ -338,7 +341,7 @@ async def check_chat_audience(session: AsyncSession, chat: Chat, audience: Audie
 async def check_event_audience(
     session: AsyncSession, chronicle_id: UUID, audience: Audience, *, owner_id: UUID
 ) -> None:
-    """Raise `ValidationError` for what is no entity of a campaign that uses the chronicle.
+    """Raise `ValidationError` if an entity is not in a campaign that uses the chronicle.
 
     An event of a chronicle that no campaign uses is public.
     """
@@ -359,13 +362,13 @@ async def check_event_audience(
         await _check(session, audience, found, owner_id=owner_id)
 
 
-async def players_viewpoint(
+async def find_players_viewpoint(
     session: AsyncSession, identity: Identity, campaign_id: UUID, name: str
 ) -> Viewpoint:
-    """Whose knowledge counts where the user's next line is written.
+    """Return the viewpoint of the user's next message.
 
-    The game master's, unless the campaign has hidden information. Then it is that of the player's
-    character with this name, of the only one there is, or what is public.
+    It is the game master's, unless the campaign has hidden information. Then it is that of the
+    player's character with this name, else of the only one, else the public viewpoint.
     """
     campaign = await get_campaign(session, identity, campaign_id)
     if not open_campaign(identity.sealer, campaign).settings.hidden_information:
@@ -384,15 +387,15 @@ async def players_viewpoint(
 
 
 async def hides_information(session: AsyncSession, sealer: Sealer, chat: Chat) -> bool:
-    """Whether the chat is of a campaign with hidden information."""
+    """True if the chat's campaign has hidden information."""
     campaign = await session.get(Campaign, chat.campaign_id) if chat.campaign_id else None
     return campaign is not None and open_campaign(sealer, campaign).settings.hidden_information
 
 
-async def players_among(
+async def filter_players(
     session: AsyncSession, entity_ids: Collection[UUID], campaign_id: UUID | None
 ) -> Sequence[UUID]:
-    """Those entities of a campaign that are players' characters."""
+    """Return the entities of a campaign that are players' characters."""
     query = select(CampaignItem.id).where(
         CampaignItem.id.in_(entity_ids), *match_players(campaign_id)
     )
@@ -406,18 +409,18 @@ async def _check(
     *,
     owner_id: UUID,
 ) -> None:
-    if missing := await _missing(session, entity_ids, campaigns, owner_id=owner_id):
+    if missing := await _find_missing(session, entity_ids, campaigns, owner_id=owner_id):
         raise ValidationError(f"`audience` names {missing}, which is no entity of the campaign.")
 
 
-async def _missing(
+async def _find_missing(
     session: AsyncSession,
     entity_ids: Sequence[UUID],
     campaigns: Campaigns,
     *,
     owner_id: UUID,
 ) -> UUID | None:
-    """The first of these that is no entity of the owner's in one of the campaigns."""
+    """Return the first id that is not an entity of the owner in one of the campaigns."""
     where: list[ColumnElement[bool]] = []
     if campaigns is not None:
         where.append(CampaignItem.campaign_id.in_([each for each in campaigns if each]))

@@ -14,12 +14,18 @@ from uuid import UUID
 
 import msgspec
 
-from backend.campaigns.ledger.changes import Operations, State, applied, creation, difference
+from backend.campaigns.ledger.changes import (
+    Operations,
+    State,
+    apply_operations,
+    build_creation,
+    compare_states,
+)
 from backend.campaigns.ledger.items import STRUCTS, Item, Kind
 from backend.campaigns.names.mentions import slug
 from backend.campaigns.names.roster import Roster
-from backend.campaigns.play.references import called
-from backend.campaigns.proposals.authority import Unclear
+from backend.campaigns.play.references import get_name
+from backend.campaigns.proposals.authority import Ambiguity
 from backend.campaigns.rules.protocol import ToolRefusedError
 from backend.campaigns.rules.state import ItemState
 from backend.core.audience import Audience, is_known_to_all, opened, stored
@@ -162,7 +168,7 @@ class ItemNames:
         """
         if self.find_reference(said) is not None or self.resolve(said) != (self._player_id,):
             return self.spell(said)
-        return called(self._items[self._player_id].state) if self._player_id else said
+        return get_name(self._items[self._player_id].state) if self._player_id else said
 
     def spell(self, text: str) -> str:
         """Return a text; instead of a reference, the name of its item.
@@ -170,7 +176,7 @@ class ItemNames:
         Raises `ToolRefusedError` for the reference of an item that was deleted.
         """
         found = self._find_shown(text)
-        return text if found is None else called(self._items[found].state)
+        return text if found is None else get_name(self._items[found].state)
 
     def _find_shown(self, said: str) -> UUID | None:
         """Return the item that a reference was shown for; None if there was none.
@@ -316,7 +322,7 @@ class Drafter:
             return [
                 one
                 for one, held in self._items.items()
-                if held.kind == updater.kind and slug(called(held.state)) == wanted
+                if held.kind == updater.kind and slug(get_name(held.state)) == wanted
             ][:1]
         found = self._names.resolve(name, updater.subkinds[0])
         if not found and updater.subkinds[0] in _PEOPLE:
@@ -334,7 +340,7 @@ class Drafter:
             # Whom a call means is clear: which of these they are, the campaign says.
             and not {kind, updater.subkinds[0]} <= _PEOPLE
         ):
-            raise ToolRefusedError(f"{called(held.state)} is known already: it is a {kind}.")
+            raise ToolRefusedError(f"{get_name(held.state)} is known already: it is a {kind}.")
 
     def _change(self, updater: Updater, asked: Call, item_id: UUID, position: int) -> None:
         held = self._items[item_id]
@@ -347,7 +353,7 @@ class Drafter:
             raise ToolRefusedError("It says nothing that is to change.")
         after = self._checked(held.kind, held.state, operations)
         position = max(position, self._made_at.get(item_id, position))
-        if difference(held.state, after).fields():  # else it is so already
+        if compare_states(held.state, after).fields():  # else it is so already
             self._items[item_id] = ItemState(held.kind, after)
             self._add(held.kind, item_id, operations, asked, position)
         if unclear is not None:
@@ -363,9 +369,9 @@ class Drafter:
             first["kind"] = updater.subkinds[0]
         operations, unclear = self._operations(updater, asked, first)
         before = {**first, "audience": msgspec.to_builtins(opened(self._audience))}
-        fields = applied(kind, before, operations)
+        fields = apply_operations(kind, before, operations)
         item = _converted(kind, fields)
-        made = creation(item)
+        made = build_creation(item)
         item_id = new_id()
         after = self._checked(kind, {}, made)
         self._items[item_id] = ItemState(kind, after)
@@ -398,7 +404,7 @@ class Drafter:
             return
         position = max(position, self._made_at.get(about, position) if about else position)
         fact = STRUCTS["fact"](text=text, about_id=about, audience=opened(self._audience))  # type: ignore[call-arg]
-        made, fact_id = creation(fact), new_id()
+        made, fact_id = build_creation(fact), new_id()
         after = self._checked("fact", {}, made)
         if unclear is None:
             self._items[fact_id] = ItemState("fact", after)
@@ -416,7 +422,7 @@ class Drafter:
 
     def _operations(
         self, updater: Updater, asked: Call, state: State
-    ) -> tuple[Operations, Unclear | None]:
+    ) -> tuple[Operations, Ambiguity | None]:
         """A call's fields as the ledger's, and a reference in them that is not clear."""
         attributes = changeable(self._known.rules, state) if state.get("kind") else {}
         fields: dict[str, FieldType] = dict(updater.fields)
@@ -456,7 +462,7 @@ class Drafter:
         spelled = [self._names.spell(each) if isinstance(each, str) else each for each in texts]
         return spelled if isinstance(value, list) else spelled[0]
 
-    def _referred(self, mentions: Sequence[str], key: str) -> tuple[list[str], Unclear | None]:
+    def _referred(self, mentions: Sequence[str], key: str) -> tuple[list[str], Ambiguity | None]:
         """The ids of entities that are mentioned, as far as it is clear whom is meant."""
         ids: list[str] = []
         for mention in mentions:
@@ -472,7 +478,7 @@ class Drafter:
         return [one for one in self._made_at if self._items[one].kind == kind][:1]
 
     def _checked(self, kind: Kind, before: State, operations: Operations) -> State:
-        after = applied(kind, before, operations)
+        after = apply_operations(kind, before, operations)
         self._known.rules.validate(kind, before, after)
         return after
 
@@ -483,7 +489,7 @@ class Drafter:
         operations: Operations,
         asked: Call,
         position: int,
-        unclear: Unclear | None = None,
+        unclear: Ambiguity | None = None,
         *,
         replaces: UUID | None = None,
     ) -> None:
@@ -509,8 +515,8 @@ class Drafter:
         )
 
 
-def _unclear(mention: str, found: Sequence[UUID], field: str = "") -> Unclear:
-    return Unclear(mention=clipped(mention, MAX_NAME), candidates=list(found), field=field)
+def _unclear(mention: str, found: Sequence[UUID], field: str = "") -> Ambiguity:
+    return Ambiguity(mention=clipped(mention, MAX_NAME), candidates=list(found), field=field)
 
 
 def _converted(kind: Kind, fields: State) -> Item:

@@ -13,16 +13,16 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from backend.campaigns.ledger.changes import State
 from backend.campaigns.ledger.items import Kind
-from backend.campaigns.ledger.store import audience_of, read_state
+from backend.campaigns.ledger.store import get_audience, read_state
 from backend.campaigns.models import Campaign, CampaignItem
 from backend.campaigns.names.mentions import NameIndex
 from backend.campaigns.names.roster import Member
-from backend.campaigns.play.references import called
+from backend.campaigns.play.references import get_name
 from backend.campaigns.rules.protocol import AttributeType, Rules
 from backend.campaigns.rules.registry import find_rules
 from backend.campaigns.rules.state import PLAY, ROLL, ItemState
-from backend.campaigns.state.party import is_scene_here, story_place
-from backend.campaigns.state.snapshot import NameCache
+from backend.campaigns.state.party import find_story_place, is_scene_here
+from backend.campaigns.state.snapshot import SnapshotCache
 from backend.core.audience import Audience, AudienceMarks, is_known_to_all, known_to_all, stored
 from backend.core.cpu_pool import SEALED_FACTOR, unhurried
 from backend.enrichment.cleaning import clipped, one_line
@@ -95,7 +95,7 @@ class KnownWorld:
     def scene_id(self) -> UUID | None:
         """The scene that goes on where the players are: of several the latest."""
         players = (state for state in self.entities.values() if state["kind"] == "pc")
-        place: str | None = story_place(state.get("location_id") for state in players)
+        place: str | None = find_story_place(state.get("location_id") for state in players)
         found = (
             item_id
             for item_id, held in self.items.items()
@@ -131,7 +131,7 @@ class KnownWorld:
 
     def _find_name(self, entity_id: UUID) -> str | None:
         held = self.items.get(entity_id)
-        return called(held.state) if held else None
+        return get_name(held.state) if held else None
 
     def members(self) -> list[Member]:
         """The entities, for a roster."""
@@ -150,7 +150,7 @@ async def read_world(
     session: AsyncSession,
     sealer: Sealer,
     campaign: Campaign,
-    names: NameCache,
+    names: SnapshotCache,
     lines: Sequence[str],
     *,
     audience: str,
@@ -276,8 +276,8 @@ def _told(known: KnownWorld, held: ItemState) -> str:
             if (value := _value(known, attributes.get(name)))
         ]
     about = _value(known, state.get("about_id"))
-    head = f"{about}: {called(state)}" if about else f"{called(state) or 'The scene'} ({kind})"
-    said = known.marks.mark("; ".join([head, *values]), audience_of(state))
+    head = f"{about}: {get_name(state)}" if about else f"{get_name(state) or 'The scene'} ({kind})"
+    said = known.marks.mark("; ".join([head, *values]), get_audience(state))
     return clipped(one_line(said), MAX_LINE)
 
 
@@ -299,7 +299,7 @@ def _named(known: KnownWorld, value: str) -> str:
         held = known.items.get(UUID(value))
     except ValueError:
         return ""
-    return called(held.state) if held else ""
+    return get_name(held.state) if held else ""
 
 
 def _is_open(state: State) -> bool:

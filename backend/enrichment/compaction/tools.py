@@ -12,7 +12,7 @@ from msgspec import Meta
 
 from backend.campaigns.ledger.changes import Operations
 from backend.campaigns.ledger.items import Kind
-from backend.campaigns.proposals.authority import Unclear
+from backend.campaigns.proposals.authority import Ambiguity
 from backend.campaigns.rules.protocol import AttributeType, ToolRefusedError
 from backend.chronicles.events import EventFields, EventKind
 from backend.database.base import new_id
@@ -253,7 +253,7 @@ class Drafted:
     position: int
     because: str
     replaces: UUID | None = None
-    unclear: Unclear | None = None
+    unclear: Ambiguity | None = None
 
 
 @dataclass(frozen=True, slots=True)

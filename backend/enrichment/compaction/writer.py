@@ -17,10 +17,10 @@ from backend.campaigns.errors import CampaignFullError
 from backend.campaigns.ledger import store as ledger_store
 from backend.campaigns.ledger.changes import Change, exists
 from backend.campaigns.ledger.item_service import check_item_room
-from backend.campaigns.ledger.records import item_name, item_states, named_items
+from backend.campaigns.ledger.records import get_item_name, list_references, load_states
 from backend.campaigns.models import Campaign
-from backend.campaigns.proposals.authority import Draft, judged
-from backend.campaigns.proposals.store import keep
+from backend.campaigns.proposals.authority import Draft, judge_drafts
+from backend.campaigns.proposals.store import store_proposals
 from backend.campaigns.state.story_clock import StoryClock, StoryTime
 from backend.chats.models import Chat, Message
 from backend.chronicles import event_writer as writing
@@ -179,10 +179,10 @@ class CompactionWriter:
         There is a new version also where nothing changes: what was read is noted with it.
         """
         session, sealer, campaign = self.session, self.sealer, self.campaign
-        verdict = await judged(
+        verdict = await judge_drafts(
             session, sealer, campaign, [self._draft(each) for each in drafts], since=since
         )
-        kept = await keep(session, sealer, campaign, chat, verdict.proposals)
+        kept = await store_proposals(session, sealer, campaign, chat, verdict.proposals)
         if left := len(verdict.proposals) - kept:
             reason = f"{left} were proposed before, or too many wait already."
             self.refused.append(Refused(tool="proposal", reason=reason))
@@ -194,7 +194,7 @@ class CompactionWriter:
             Change(each.kind, each.item_id, structs.replace(each.operations, because=each.because))
             for each in wanted
         ]
-        change_ids = await ledger_store.append(
+        change_ids = await ledger_store.append_changes(
             session,
             sealer,
             campaign,
@@ -202,13 +202,13 @@ class CompactionWriter:
             actor="compactor",
             sources=[draft.message for draft in wanted],
         )
-        states = await item_states(session, sealer, campaign, {each.item_id for each in wanted})
+        states = await load_states(session, sealer, campaign, {each.item_id for each in wanted})
         self.effects.extend(
             RunEffect(
                 what="item_changed",
                 id=change_id,
                 container_id=campaign.id,
-                title=item_name(draft.kind, states[draft.item_id]),
+                title=get_item_name(draft.kind, states[draft.item_id]),
                 because=draft.because,
             )
             for change_id, draft in zip(change_ids, wanted, strict=True)
@@ -224,7 +224,7 @@ class CompactionWriter:
             return [
                 each
                 for each in drafts
-                if not made.intersection((each.item_id, *named_items(each.operations)))
+                if not made.intersection((each.item_id, *list_references(each.operations)))
             ]
         return drafts
 

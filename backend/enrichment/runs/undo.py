@@ -309,7 +309,7 @@ class _Undoer:
         campaign = await find_campaign(self.session, self.sealer, effect.container_id, lock=True)
         if campaign is None:
             return "gone"
-        await ledger_paths.undo(self.session, self.sealer, campaign, effect.id)
+        await ledger_paths.undo_change(self.session, self.sealer, campaign, effect.id)
         return None
 
     async def _entry(self, effect: RunEffect) -> KeptBecause | None:

@@ -7,7 +7,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from backend.campaigns.ledger.records import open_campaign
 from backend.campaigns.models import Campaign
-from backend.campaigns.state.viewpoints import players_among
+from backend.campaigns.state.viewpoints import filter_players
 from backend.chats.models import Chat, Message
 from backend.chats.repository import first_behind
 from backend.chats.schemas import SummarySettings
@@ -121,7 +121,7 @@ async def next_audience(
     )
     last = {row[0]: row[1] for row in await session.execute(query)}
     named = {each for column in last for each in listed(column)}
-    players = await players_among(session, named, chat.campaign_id)
+    players = await filter_players(session, named, chat.campaign_id)
     viewpoints: list[Viewpoint] = [*players, GM, PUBLIC]
     for viewpoint in viewpoints:
         current = await current_summary(session, sealer, chat, viewpoint=viewpoint)

@@ -13,11 +13,11 @@ from sqlalchemy import select
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from backend.campaigns.ledger import store as ledger_store
-from backend.campaigns.ledger.changes import Change, creation
+from backend.campaigns.ledger.changes import Change, build_creation
 from backend.campaigns.ledger.items import Chapter
 from backend.campaigns.ledger.records import find_campaign, open_campaign
 from backend.campaigns.models import Campaign
-from backend.campaigns.scenes.chapters import DueChapter, due_chapter
+from backend.campaigns.scenes.chapters import DueChapter, find_due_chapter
 from backend.chats.models import Chat, Message
 from backend.core.audience import opened
 from backend.database.base import new_id
@@ -124,8 +124,8 @@ class ChapterTask(Task[ChapterWork, ChapterProposal]):
             scene_ids=list(due.scene_ids),
             audience=opened(due.audience),
         )
-        change = Change("chapter", new_id(), creation(chapter))
-        await ledger_store.append(
+        change = Change("chapter", new_id(), build_creation(chapter))
+        await ledger_store.append_changes(
             session, self.sealer, campaign, [change], actor="compactor", message=message
         )
         return RunDetail(
@@ -145,7 +145,9 @@ class ChapterTask(Task[ChapterWork, ChapterProposal]):
         settings = open_campaign(self.sealer, campaign).settings if campaign else None
         if campaign is None or settings is None or not settings.summaries:
             return None
-        due = await due_chapter(session, self.sealer, campaign, chat, most=settings.chapter_scenes)
+        due = await find_due_chapter(
+            session, self.sealer, campaign, chat, most=settings.chapter_scenes
+        )
         if due is None:
             return None
         message = await session.scalar(

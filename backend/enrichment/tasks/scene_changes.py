@@ -16,7 +16,7 @@ from msgspec import Meta, structs
 from sqlalchemy import bindparam, func, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from backend.campaigns.ledger.changes import Change, State, creation, difference
+from backend.campaigns.ledger.changes import Change, State, build_creation, compare_states
 from backend.campaigns.ledger.item_service import MAX_ITEMS
 from backend.campaigns.ledger.items import Fact, Thread
 from backend.campaigns.ledger.records import open_campaign
@@ -24,13 +24,23 @@ from backend.campaigns.ledger.store import read_state
 from backend.campaigns.models import Campaign, CampaignChange, CampaignItem
 from backend.campaigns.names.mentions import slug
 from backend.campaigns.names.roster import Roster
-from backend.campaigns.play.references import called
-from backend.campaigns.play.story_tools import Deltas, FieldDelta, apply_deltas, changeable_fields
+from backend.campaigns.play.references import get_name
+from backend.campaigns.play.story_tools import (
+    Deltas,
+    FieldDelta,
+    apply_deltas,
+    list_changeable_fields,
+)
 from backend.campaigns.play.table import Table
-from backend.campaigns.proposals.authority import Draft, changes_since, judged, taken_back
+from backend.campaigns.proposals.authority import (
+    Draft,
+    find_recent_changes,
+    find_undone_items,
+    judge_drafts,
+)
 from backend.campaigns.rules.protocol import ToolRefusedError
 from backend.campaigns.state.situation_reader import SituationReader
-from backend.campaigns.state.snapshot import Names
+from backend.campaigns.state.snapshot import CampaignSnapshot
 from backend.chats.models import Message
 from backend.core.audience import GM, PUBLIC, Audience, is_known_to_all, opened, stored
 from backend.core.cpu_pool import unhurried
@@ -89,7 +99,7 @@ async def new_threads(
             tension=seed.tension,
             audience=opened(audience),
         )
-        changes.append(Change("thread", new_id(), creation(thread)))
+        changes.append(Change("thread", new_id(), build_creation(thread)))
     return changes, refused
 
 
@@ -97,7 +107,9 @@ async def _taken(session: AsyncSession, sealer: Sealer, campaign: Campaign) -> s
     """The titles of all threads that count, were deleted, or were taken back by their user."""
     query = _THREADS.where(CampaignItem.campaign_id == campaign.id, CampaignItem.kind == "thread")
     rows = (await session.execute(query)).all()
-    taken = {words for _, _, words in await taken_back(session, sealer, campaign, {"thread"})}
+    taken = {
+        words for _, _, words in await find_undone_items(session, sealer, campaign, {"thread"})
+    }
     async for row in unhurried(rows, lambda row: len(row.sealed_state)):
         taken.add(slug(read_state(sealer, row.id, row.sealed_state)["title"]))
     return taken
@@ -118,7 +130,7 @@ async def scene_table(
     session: AsyncSession,
     sealer: Sealer,
     campaign: Campaign,
-    names: Names,
+    names: CampaignSnapshot,
     text: str,
     *,
     audience: str,
@@ -129,7 +141,7 @@ async def scene_table(
     """
     viewpoint = GM if audience == GM else PUBLIC
     reader = SituationReader(session, sealer, campaign, viewpoint)
-    situation = await reader.situation(names, line=text, recent=())
+    situation = await reader.load_situation(names, line=text, recent=())
     fields = open_campaign(sealer, campaign)
     items = situation.in_play
     return Table.new(campaign.id, rules=fields.rules, dice=fields.settings.dice, items=items)
@@ -143,12 +155,12 @@ def shown_items(table: Table) -> list[str]:
             continue
         values = [
             f"{key.rpartition('.')[2]}: {value}"
-            for key in changeable_fields(table, item_id)
+            for key in list_changeable_fields(table, item_id)
             if (value := _value(held.state, key))
         ]
         kind = held.state["kind"] if held.kind == "entity" else held.kind
         values += filter(None, [table.references.words(held.state)])
-        line = f"{called(held.state)} ({kind}) {'; '.join(values)}"
+        line = f"{get_name(held.state)} ({kind}) {'; '.join(values)}"
         lines.append(clipped(one_line(line), MAX_LINE))
     return lines[:MAX_SHOWN]
 
@@ -168,14 +180,16 @@ async def told_since(
     """
     begun = await session.scalar(_BEGUN, {"scene": scene_id})
     items = list(table.state.items)
-    changes = await changes_since(session, sealer, items, since=begun or now(), chat_id=chat_id)
+    changes = await find_recent_changes(
+        session, sealer, items, since=begun or now(), chat_id=chat_id
+    )
     return {
         item_id: {
             key
             for told in tolds
             if not (told.is_old or told.is_creation)
             if told.by != "compactor" or (told.position is not None and told.position > last)
-            for key in told.operations.touched()
+            for key in told.operations.list_keys()
         }
         for item_id, tolds in changes.items()
     }
@@ -211,7 +225,7 @@ def compared(
 def _check(before: State, after: State, change: Change, known: set[str]) -> None:
     """Raise `ToolRefusedError` for what the ledger has, and for what can't be compared with it."""
     operations = change.operations
-    if not difference(before, after).fields():
+    if not compare_states(before, after).fields():
         raise ToolRefusedError("It is so already.")
     counted = (*operations.add.values(), *operations.remove.values())
     if any(isinstance(each, int | float) for each in counted):
@@ -306,12 +320,12 @@ async def quoted_facts(
             about_id=about[0] if len(about) == 1 else None,
             audience=opened(message.audience),
         )
-        made = structs.replace(creation(fact), because=each.kind)
+        made = structs.replace(build_creation(fact), because=each.kind)
         drafts.append(Draft("fact", new_id(), made, message, audience=message.audience))
     if not drafts:
         return [], refused
     since = min(draft.message.created_at for draft in drafts)
-    found = await judged(session, sealer, campaign, drafts, since=since)
+    found = await judge_drafts(session, sealer, campaign, drafts, since=since)
     return list(found.drafts), refused
 
 

@@ -15,9 +15,9 @@ from backend.accounts.auth.identity import Identity
 from backend.campaigns.api.schemas import ChangeView
 from backend.campaigns.errors import CampaignNotFoundError
 from backend.campaigns.ledger.records import get_campaign, open_campaign
-from backend.campaigns.play.store import commit, table_now
+from backend.campaigns.play.store import commit_table, load_table
 from backend.campaigns.play.table import DowntimeError, Table, enter_downtime, leave_downtime
-from backend.campaigns.state.snapshot import NameCache
+from backend.campaigns.state.snapshot import SnapshotCache
 from backend.chats.models import Chat
 from backend.database.engine import Database
 from backend.errors import PreconditionFailedError, ValidationError
@@ -47,7 +47,7 @@ class DowntimeView(msgspec.Struct, kw_only=True):
 class DowntimeService:
     """Begins and ends downtime. What it changes are changes of the user's, which always count."""
 
-    def __init__(self, database: Database, names: NameCache) -> None:
+    def __init__(self, database: Database, names: SnapshotCache) -> None:
         self._database = database
         self._names = names
 
@@ -84,10 +84,10 @@ class DowntimeService:
             if not open_campaign(sealer, campaign).settings.tools:
                 raise ValidationError("The campaign is not played: its setting `tools` is off.")
             await _check_no_turn(session, identity, campaign_id)
-            names = await self._names.names(session, sealer, campaign)
-            table = await table_now(session, sealer, campaign, names)
+            names = await self._names.load(session, sealer, campaign)
+            table = await load_table(session, sealer, campaign, names)
             result = act(table)
-            changes = await commit(session, sealer, campaign, table)
+            changes = await commit_table(session, sealer, campaign, table)
             version = campaign.version
         return DowntimeView(
             result=result or {},

@@ -23,7 +23,7 @@ import msgspec
 
 from backend.campaigns.play.guidance import render_guidance
 from backend.campaigns.play.table import FINISH, Table
-from backend.campaigns.rules.protocol import OutcomeKind, ToolOutcome, refusal
+from backend.campaigns.rules.protocol import OutcomeKind, ToolOutcome, make_refusal
 from backend.core.logs import get_logger
 from backend.generation.catalogue import ToolSupport
 from backend.generation.model import (
@@ -144,7 +144,7 @@ class Play:
         self.requests += 1
         transcript = run.progress.transcript
         may_call = self.nudges < MAX_NUDGES or self._has_narrated(run)
-        heard = _Heard(offered=self.table.offered(may_wait=self.may_wait) if may_call else [])
+        heard = _Heard(offered=self.table.list_tools(may_wait=self.may_wait) if may_call else [])
         await self._hear(run, heard)
         self.support = tool_support(run.model)
         if run.finish == "tool_calls":
@@ -225,7 +225,7 @@ class Play:
             return None
         self.held = call
         self.nudges += 1
-        return refusal(NARRATE)
+        return make_refusal(NARRATE)
 
     def _goes_on(self, run: TurnRun) -> bool:
         """True if a model that has ended its reply is asked again, because the turn is not over."""
@@ -287,7 +287,7 @@ class Play:
         The text stays. A change of mood counts from the next turn on. If the request fails, or has
         no room in the window, the turn ends without calls, and the next one may ask again.
         """
-        tools = self.table.offered(may_wait=False)
+        tools = self.table.list_tools(may_wait=False)
         request = self.prompts["moods/calls"].render()
         prompt = await asyncio.to_thread(prompt_for_calls, run.built, run.text, request, tools)
         if prompt is None:

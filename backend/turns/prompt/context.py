@@ -14,7 +14,7 @@ import msgspec
 
 from backend.campaigns.api.schemas import CampaignFields
 from backend.campaigns.ledger.changes import State
-from backend.campaigns.ledger.paths import Unread
+from backend.campaigns.ledger.paths import UnreadStart
 from backend.campaigns.play.table import Table
 from backend.campaigns.rules.protocol import is_unsettled
 from backend.campaigns.rules.registry import find_rules
@@ -170,7 +170,7 @@ class LoadedChat:
     known_path: KnownPath = field(default_factory=KnownPath)
     rounds: Sequence[int] = ()
     untold_rounds: int = 0
-    unread: Unread | None = None
+    unread: UnreadStart | None = None
     unread_rounds: int = 0
     viewpoint: Viewpoint = GM
     audience: str = PUBLIC

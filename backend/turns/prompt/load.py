@@ -14,10 +14,10 @@ from backend.accounts.auth.identity import Identity
 from backend.accounts.models import User
 from backend.accounts.profile.settings import first_set
 from backend.campaigns.errors import StaleCampaignError
-from backend.campaigns.ledger.paths import count_unread_rounds, first_unread
+from backend.campaigns.ledger.paths import count_unread_rounds, find_first_unread
 from backend.campaigns.ledger.records import open_campaign
 from backend.campaigns.models import Campaign
-from backend.campaigns.play.store import read_table
+from backend.campaigns.play.store import build_table
 from backend.campaigns.state.situations import RECENT_LINES, SituationService
 from backend.campaigns.state.state_block import render_played_block
 from backend.campaigns.state.viewpoints import find_player
@@ -248,7 +248,7 @@ class ChatLoader:
             untold_rounds=sum(begin >= covered for begin in rounds),
             # Some of what was told may be in the campaign's state alone.
             unread=(
-                await first_unread(
+                await find_first_unread(
                     self._session, leaf, after=loaded.summary.position if loaded.summary else -1
                 )
                 if campaign.compactions > 0
@@ -280,7 +280,7 @@ class ChatLoader:
         """What `load` gave, with what its campaign says now, where it has one."""
         if self._situations is None or self._campaign is None:
             return loaded
-        campaign = await self._situations.layers(
+        campaign = await self._situations.load_layers(
             self._session,
             self._identity,
             self._campaign,
@@ -296,7 +296,7 @@ class ChatLoader:
         hides = campaign.fields.settings.hidden_information
         is_private = hides and loaded.audience != PUBLIC
         table = (
-            read_table(campaign, loaded.viewpoint, is_private=is_private)
+            build_table(campaign, loaded.viewpoint, is_private=is_private)
             if _is_played(loaded.target)
             else None
         )

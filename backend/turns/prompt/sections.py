@@ -11,7 +11,7 @@ from msgspec import structs
 from backend.accounts.auth.identity import Identity
 from backend.campaigns.glossary.terms import glossary_lines
 from backend.campaigns.play.guidance import render_guidance
-from backend.campaigns.scenes.chapters import fitting_chapters
+from backend.campaigns.scenes.chapters import select_fitting_chapters
 from backend.chats.token_counting import line_text
 from backend.context.assembly import Counter
 from backend.context.blocks import USUAL_ORDER, Block, Marker
@@ -86,7 +86,7 @@ class CampaignSections:
         if campaign is None or not campaign.chapters:
             return []
         budget = campaign.fields.settings.chapter_tokens
-        chapters = fitting_chapters(campaign.chapters, count=count, budget=budget)
+        chapters = select_fitting_chapters(campaign.chapters, count=count, budget=budget)
         if not chapters:
             return []
         self.chapter_ids = chapters.keys()

@@ -12,7 +12,7 @@ from backend.accounts.auth.identity import Identity
 from backend.campaigns.state.viewpoints import (
     check_chat_audience,
     check_viewpoint,
-    players_viewpoint,
+    find_players_viewpoint,
 )
 from backend.chats import repository as chats
 from backend.chats.models import Chat, Message
@@ -200,7 +200,7 @@ async def find_viewpoint(
     """
     players: Viewpoint = GM
     if request.impersonate and chat.campaign_id is not None:
-        players = await players_viewpoint(session, identity, chat.campaign_id, user_name)
+        players = await find_players_viewpoint(session, identity, chat.campaign_id, user_name)
     wanted = request.viewpoint
     if wanted is None and not request.impersonate and chat.campaign_id is not None:
         wanted = usual

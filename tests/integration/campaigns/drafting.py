@@ -9,8 +9,8 @@ from uuid import UUID
 from backend.accounts.auth.identity import Identity
 from backend.campaigns.ledger import store as ledger_store
 from backend.campaigns.ledger.records import get_campaign
-from backend.campaigns.proposals.authority import Draft, Judged, judged
-from backend.campaigns.proposals.store import keep
+from backend.campaigns.proposals.authority import Draft, Verdict, judge_drafts
+from backend.campaigns.proposals.store import store_proposals
 from backend.chats.models import Chat, Message
 from backend.database.engine import Database
 
@@ -22,18 +22,18 @@ async def compact(
     *drafts: dict[str, Any],
     line: UUID,
     since: datetime,
-) -> tuple[Judged, int]:
+) -> tuple[Verdict, int]:
     """Judge drafts of a line, write what may be, keep the others: and how many those were."""
     async with database.write() as session:
         campaign = await get_campaign(session, identity, campaign_id, lock=True)
         message = await session.get_one(Message, line)
         chat = await session.get_one(Chat, message.chat_id)
         made = [Draft(message=message, because="It says so.", **each) for each in drafts]
-        found = await judged(session, identity.sealer, campaign, made, since=since)
+        found = await judge_drafts(session, identity.sealer, campaign, made, since=since)
         changes = [draft.change for draft in found.drafts]
         if changes:
-            await ledger_store.append(
+            await ledger_store.append_changes(
                 session, identity.sealer, campaign, changes, actor="compactor", message=message
             )
-        kept = await keep(session, identity.sealer, campaign, chat, found.proposals)
+        kept = await store_proposals(session, identity.sealer, campaign, chat, found.proposals)
     return found, kept

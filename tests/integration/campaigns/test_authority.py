@@ -16,13 +16,13 @@ from sqlalchemy import select, update
 from backend.campaigns.api.schemas import NewCampaign
 from backend.campaigns.api.service import CampaignService
 from backend.campaigns.ledger import store as ledger_store
-from backend.campaigns.ledger.change_log import HistoryService
-from backend.campaigns.ledger.changes import EXISTS, Change, Operations, State, creation
+from backend.campaigns.ledger.change_log import ChangeLogService
+from backend.campaigns.ledger.changes import EXISTS, Change, Operations, State, build_creation
 from backend.campaigns.ledger.item_service import ItemService
 from backend.campaigns.ledger.items import Entity, Fact, Item, Kind
-from backend.campaigns.ledger.records import ItemKey, get_campaign, item_states
+from backend.campaigns.ledger.records import ItemKey, get_campaign, load_states
 from backend.campaigns.models import Actor, CampaignChange, CampaignProposal
-from backend.campaigns.proposals.authority import Judged, Unclear
+from backend.campaigns.proposals.authority import Ambiguity, Verdict
 from backend.campaigns.proposals.service import ProposalService
 from backend.campaigns.proposals.store import MAX_OPEN
 from backend.chats.models import Chat, Message
@@ -72,7 +72,7 @@ class Story:
     ) -> UUID:
         kind: Kind = "fact" if isinstance(item, Fact) else "entity"
         item_id = new_id()
-        await self.write(kind, item_id, creation(item), actor=actor, line=line)
+        await self.write(kind, item_id, build_creation(item), actor=actor, line=line)
         return item_id
 
     async def write(
@@ -88,7 +88,7 @@ class Story:
             campaign = await get_campaign(session, self.identity, self.campaign_id, lock=True)
             message = await session.get_one(Message, line) if line else None
             change = Change(kind, item_id, operations)
-            (change_id,) = await ledger_store.append(
+            (change_id,) = await ledger_store.append_changes(
                 session, self.identity.sealer, campaign, [change], actor=actor, message=message
             )
         return change_id
@@ -96,10 +96,10 @@ class Story:
     async def state(self, item_id: UUID) -> State:
         async with self.database.read() as session:
             campaign = await get_campaign(session, self.identity, self.campaign_id)
-            states = await item_states(session, self.identity.sealer, campaign, [item_id])
+            states = await load_states(session, self.identity.sealer, campaign, [item_id])
         return states.get(item_id, {})
 
-    async def compact(self, *drafts: dict[str, Any], line: UUID) -> tuple[Judged, int]:
+    async def compact(self, *drafts: dict[str, Any], line: UUID) -> tuple[Verdict, int]:
         """Judge drafts of a line, write what may be, keep the others: and how many were."""
         return await compact(
             self.database,
@@ -116,7 +116,7 @@ class Story:
             return list(await session.scalars(query))
 
     async def undo(self, change_id: UUID) -> None:
-        await HistoryService(self.database).undo(self.identity, self.campaign_id, change_id)
+        await ChangeLogService(self.database).undo(self.identity, self.campaign_id, change_id)
 
     async def edit(self, kind: Kind, item_id: UUID, **patch: Any) -> None:
         key = ItemKey(self.campaign_id, kind, item_id)
@@ -199,7 +199,7 @@ async def step(story: Story, marlena: UUID, name: str, keys: list[str], number: 
             if row.created_at >= story.since:
                 sealer = story.identity.sealer
                 undone = ledger_store.read_operations(sealer, row.id, row.sealed_operations)
-                story.theirs |= set(undone.touched())
+                story.theirs |= set(undone.list_keys())
     else:
         await draft(story, marlena, keys, number)
 
@@ -228,8 +228,8 @@ async def draft(story: Story, marlena: UUID, keys: list[str], number: int) -> No
         {"kind": "entity", "item_id": marlena, "operations": change}, line=line
     )
     after = await story.state(marlena)
-    written = {key for each in found.drafts for key in each.operations.touched()}
-    proposed = {key for each in found.proposals for key in each.draft.operations.touched()}
+    written = {key for each in found.drafts for key in each.operations.list_keys()}
+    proposed = {key for each in found.proposals for key in each.draft.operations.list_keys()}
     for key in FIELDS:
         was, is_now = value_of(before, key), value_of(after, key)
         if isinstance(was, list):
@@ -287,7 +287,7 @@ async def test_of_several_fields_those_that_are_free_are_written(story: Story) -
     state = await story.state(marlena)
     assert (state["status"], state["wants"], state["disposition"]) == ("in hiding", "", "cold")
     assert kept == 2
-    assert {each.reason: dict(each.conflicts) for each in found.proposals} == {
+    assert {each.reason: dict(each.content.conflicts) for each in found.proposals} == {
         "locked": {"wants": "locked"},
         "changed": {"status": "user"},
     }
@@ -314,7 +314,7 @@ async def test_what_was_taken_back_long_ago_is_not_written_again(story: Story) -
     line = await story.line()
     draft = {"kind": "entity", "item_id": marlena}
     found, _ = await story.compact({**draft, "operations": dead}, line=line)
-    assert [each.conflicts for each in found.proposals] == [{"status": "undone"}]
+    assert [each.content.conflicts for each in found.proposals] == [{"status": "undone"}]
     found, _ = await story.compact({**draft, "operations": gone}, line=line)
     assert (found.proposals, (await story.state(marlena))["status"]) == ([], "gone")
 
@@ -329,13 +329,13 @@ async def test_who_was_deleted_or_undone_does_not_come_back_unasked(story: Story
         {
             "kind": "entity",
             "item_id": again,
-            "operations": creation(Entity(kind="npc", name="Bob, the cook")),
+            "operations": build_creation(Entity(kind="npc", name="Bob, the cook")),
         },
         # What builds on him waits as well.
         {
             "kind": "fact",
             "item_id": fact_id,
-            "operations": creation(Fact(text="He drinks.", about_id=again)),
+            "operations": build_creation(Fact(text="He drinks.", about_id=again)),
         },
         line=line,
     )
@@ -361,7 +361,7 @@ async def test_nothing_that_is_gone_is_changed(story: Story) -> None:
     found, kept = await story.compact(
         {"kind": "entity", "item_id": bob, "operations": change}, line=line
     )
-    assert (found, kept) == (Judged([], []), 0)
+    assert (found, kept) == (Verdict([], []), 0)
 
 
 async def test_an_older_line_says_nothing_of_what_a_newer_one_came_to(story: Story) -> None:
@@ -372,11 +372,11 @@ async def test_an_older_line_says_nothing_of_what_a_newer_one_came_to(story: Sto
     found, _ = await story.compact(
         {"kind": "entity", "item_id": marlena, "operations": change}, line=older
     )
-    assert found == Judged([], [])
+    assert found == Verdict([], [])
 
 
 def told(text: str, *, replaces: UUID | None = None, **more: Any) -> dict[str, Any]:
-    fact = creation(Fact(text=text, **more))
+    fact = build_creation(Fact(text=text, **more))
     return {"kind": "fact", "item_id": new_id(), "operations": fact, "replaces": replaces}
 
 
@@ -406,8 +406,8 @@ async def test_a_newer_line_supersedes_a_fact_and_an_older_one_does_not(
     assert (await story.state(open_))["superseded_by"] == str(shut["item_id"])
     found, kept = await story.compact(told("The window is shut.", replaces=ajar), line=older)
     assert (found.drafts, kept) == ([], 1)
-    assert found.proposals[0].conflicts == {"text": actor}
-    assert found.proposals[0].against == "The window is ajar."
+    assert found.proposals[0].content.conflicts == {"text": actor}
+    assert found.proposals[0].content.against == "The window is ajar."
     assert (await story.state(ajar))["superseded_by"] is None
 
 
@@ -438,7 +438,7 @@ async def test_a_fact_of_the_users_is_never_superseded(story: Story, how: str) -
     assert (found.drafts, kept) == ([], 1)
     [proposed] = found.proposals
     assert proposed.reason == "contradicts"
-    assert proposed.conflicts == {"text": "locked" if how == "locked" else "user"}
+    assert proposed.content.conflicts == {"text": "locked" if how == "locked" else "user"}
 
 
 async def test_a_secret_takes_nothing_from_what_others_know(story: Story) -> None:
@@ -455,7 +455,7 @@ async def test_a_name_that_is_not_clear_is_asked_about(story: Story) -> None:
         await story.make(Entity(kind="npc", name="Vance", audience=[some])),
     ]
     change = {"kind": "entity", "item_id": new_id(), "operations": Operations(set={"role": "Spy"})}
-    unclear = Unclear(mention="the Inspector", candidates=people)
+    unclear = Ambiguity(mention="the Inspector", candidates=people)
     found, kept = await story.compact({**change, "unclear": unclear}, line=await story.line())
     assert ([each.reason for each in found.proposals], kept) == (["uncertain"], 1)
     [row] = await story.proposals()

@@ -16,10 +16,17 @@ from backend.campaigns.api.schemas import NewCampaign
 from backend.campaigns.api.service import CampaignService
 from backend.campaigns.ledger import paths as ledger_paths
 from backend.campaigns.ledger import store as ledger_store
-from backend.campaigns.ledger.change_log import HistoryService
-from backend.campaigns.ledger.changes import DELETION, EXISTS, Change, Operations, creation, fold
+from backend.campaigns.ledger.change_log import ChangeLogService
+from backend.campaigns.ledger.changes import (
+    DELETION,
+    EXISTS,
+    Change,
+    Operations,
+    build_creation,
+    fold,
+)
 from backend.campaigns.ledger.items import Clock, Entity
-from backend.campaigns.ledger.records import get_campaign, reading
+from backend.campaigns.ledger.records import get_campaign, open_reading
 from backend.campaigns.ledger.store import read_state
 from backend.campaigns.models import CampaignChange, CampaignItem
 from backend.chats.models import Chat, Message
@@ -101,7 +108,7 @@ class World:
         async with self.database.write() as session:
             campaign = await get_campaign(session, self.identity, self.campaign_id, lock=True)
             row = await session.get_one(Message, message) if message else None
-            (change_id,) = await ledger_store.append(
+            (change_id,) = await ledger_store.append_changes(
                 session,
                 self.identity.sealer,
                 campaign,
@@ -176,14 +183,14 @@ async def take(world: World, name: str, which: int, place: int, *, flag: bool) -
                 else Entity(kind="pc", name="Jake", attributes={"hp": 9, "hp_max": 13})
             )
             kind = "clock" if flag else "entity"
-            await world.write(new_id(), kind, creation(new), message)
+            await world.write(new_id(), kind, build_creation(new), message)
         else:
             item = list(world.items)[place % len(world.items)]
             kind = world.items[item]
             await world.write(item, kind, operations(kind, place, flag=flag), message)
     elif name == "undo" and world.lines:
         line = world.lines[place % len(world.lines)]
-        await HistoryService(world.database).undo(world.identity, world.campaign_id, line.id)
+        await ChangeLogService(world.database).undo(world.identity, world.campaign_id, line.id)
         line.undone = True
     elif name == "restore" and world.lines:
         await restore(world, world.lines[place % len(world.lines)].version)
@@ -218,7 +225,7 @@ async def restore(world: World, version: int) -> None:
         item: fold(kind, [x.operations for x in world.counting(through=version) if x.item == item])  # type: ignore[arg-type]
         for item, kind in world.items.items()
     }
-    await HistoryService(world.database).restore(world.identity, world.campaign_id, version)
+    await ChangeLogService(world.database).restore(world.identity, world.campaign_id, version)
     known = {line.id for line in world.lines}
     async with world.database.read() as session:
         query = select(CampaignChange).where(CampaignChange.campaign_id == world.campaign_id)
@@ -286,7 +293,7 @@ async def test_what_a_swipe_left_behind_comes_back_with_it(database: Database) -
     grove = world.groves[0]
     reply = await grove.append("The clock ticks.")
     clock = new_id()
-    await world.write(clock, "clock", creation(Clock(name="Tide", filled=1)), reply)
+    await world.write(clock, "clock", build_creation(Clock(name="Tide", filled=1)), reply)
     await grove.regenerate(reply, "Nothing ticks.")
     await world.check()
     async with database.read() as session:
@@ -304,12 +311,12 @@ async def test_a_path_that_moves_without_a_key_is_followed_when_there_is_one(
     grove = world.groves[0]
     reply = await grove.append("The clock ticks.")
     clock = new_id()
-    await world.write(clock, "clock", creation(Clock(name="Tide", filled=1)), reply)
+    await world.write(clock, "clock", build_creation(Clock(name="Tide", filled=1)), reply)
     async with database.write() as session:
         campaign = await get_campaign(session, world.identity, world.campaign_id, lock=True)
         await session.execute(update(Message).where(Message.id == reply).values(is_active=False))
-        await ledger_paths.path_moved(session, None, campaign, grove.chat_id, above=0)
+        await ledger_paths.follow_path(session, None, campaign, grove.chat_id, above=0)
         assert campaign.is_stale
-    async with reading(database, world.identity, world.campaign_id) as (session, campaign):
+    async with open_reading(database, world.identity, world.campaign_id) as (session, campaign):
         item = await session.get_one(CampaignItem, clock)
         assert (campaign.is_stale, item.exists, item.is_stale) == (False, False, False)

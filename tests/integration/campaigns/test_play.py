@@ -9,11 +9,11 @@ from uuid import UUID
 import pytest
 
 from backend.campaigns.ledger.records import get_campaign
-from backend.campaigns.play.store import commit, read_table, table_now
+from backend.campaigns.play.store import build_table, commit_table, load_table
 from backend.campaigns.play.table import Table as PlayTable
 from backend.campaigns.play.table import enter_downtime
 from backend.campaigns.state.situations import SituationService
-from backend.campaigns.state.snapshot import NameCache
+from backend.campaigns.state.snapshot import SnapshotCache
 from backend.chats.models import Chat, Message
 from tests.integration.campaigns.seagate import Table
 from tests.integration.turns.seeding import identity_of, seed
@@ -44,17 +44,17 @@ class Evening:
             leaf = await session.get_one(Message, chat.leaf_id)
             identity = await identity_of(self.server, self.ada)
             campaign = await get_campaign(session, identity, self.campaign_id)
-            layers = await situations.layers(
+            layers = await situations.load_layers(
                 session, identity, campaign, chat, leaf, line="I", recent=[]
             )
-        return read_table(layers)
+        return build_table(layers)
 
     async def end(self, played: PlayTable, message: Message) -> list[dict[str, Any]]:
         identity = await identity_of(self.server, self.ada)
         async with self.server.parts.database.write() as session:
             campaign = await get_campaign(session, identity, self.campaign_id, lock=True)
             reply = await session.get_one(Message, message.id)
-            return await commit(session, identity.sealer, campaign, played, reply, message.id)
+            return await commit_table(session, identity.sealer, campaign, played, reply, message.id)
 
     async def state(self) -> dict[str, Any]:
         state: dict[str, Any] = await self.table.get("/state")
@@ -163,10 +163,10 @@ async def test_downtime_is_written_as_the_users_own(evening: Evening) -> None:
     identity = await identity_of(evening.server, evening.ada)
     async with evening.server.parts.database.write() as session:
         campaign = await get_campaign(session, identity, evening.campaign_id, lock=True)
-        names = await NameCache().names(session, identity.sealer, campaign)
-        played = await table_now(session, identity.sealer, campaign, names)
+        names = await SnapshotCache().load(session, identity.sealer, campaign)
+        played = await load_table(session, identity.sealer, campaign, names)
         enter_downtime(played, "recovery")
-        items = await commit(session, identity.sealer, campaign, played)
+        items = await commit_table(session, identity.sealer, campaign, played)
     assert {each["actor"] for each in items} == {"user"}
     after = await evening.state()
     assert after["attributes"]["play"] == {"mood": "downtime", "variant": "recovery"}

@@ -9,9 +9,9 @@ from uuid import UUID
 import pytest
 
 from backend.accounts.auth.identity import Identity
-from backend.campaigns.ledger.changes import Operations, creation
+from backend.campaigns.ledger.changes import Operations, build_creation
 from backend.campaigns.ledger.items import Entity, Fact
-from backend.campaigns.proposals.authority import Unclear
+from backend.campaigns.proposals.authority import Ambiguity
 from backend.database.base import new_id, now
 from tests.integration.campaigns.drafting import compact
 from tests.integration.campaigns.seagate import Table, seagate
@@ -218,7 +218,7 @@ async def test_a_fact_of_the_users_and_what_contradicts_it_stand_side_by_side(
     lies = {
         "kind": "fact",
         "item_id": new_id(),
-        "operations": creation(Fact(text="Holt lies.", about_id=UUID(holt))),
+        "operations": build_creation(Fact(text="Holt lies.", about_id=UUID(holt))),
         "replaces": UUID(honest["id"]),
     }
     assert await story.drafts(lies) == 1
@@ -240,10 +240,10 @@ async def test_who_is_meant_is_the_users_to_say(story: Compacted, field: str) ->
         {
             "kind": "fact" if field else "entity",
             "item_id": new_id(),
-            "operations": creation(Fact(text="He lies."))
+            "operations": build_creation(Fact(text="He lies."))
             if field
             else Operations(set={"role": "Spy"}),
-            "unclear": Unclear(mention="the Inspector", candidates=people, field=field),
+            "unclear": Ambiguity(mention="the Inspector", candidates=people, field=field),
         }
     )
     [proposal] = await story.open()
@@ -272,7 +272,7 @@ async def test_a_reference_that_is_not_clear_is_asked_about_until_it_is_said(
             "kind": "entity",
             "item_id": UUID(story.people[name]),
             "operations": Operations(set={"location_id": None}),
-            "unclear": Unclear(mention="up there", candidates=places, field="location_id"),
+            "unclear": Ambiguity(mention="up there", candidates=places, field="location_id"),
         }
         for name in ("holt", "marlena")
     ]
@@ -296,7 +296,7 @@ async def test_who_was_deleted_comes_back_only_if_the_user_wants(story: Compacte
     again = {
         "kind": "entity",
         "item_id": new_id(),
-        "operations": creation(Entity(kind="npc", name="Bob", role="Cook")),
+        "operations": build_creation(Entity(kind="npc", name="Bob", role="Cook")),
     }
     assert await story.drafts(again) == 1
     [proposal] = await story.open()

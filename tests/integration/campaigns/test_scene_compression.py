@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from sqlalchemy import select
 
-from backend.campaigns.state.snapshot import Names
+from backend.campaigns.state.snapshot import CampaignSnapshot
 from backend.enrichment.outbox import SCENE
 from backend.jobs.models import Job
 from tests.fakes.openai_server import called, error, reply
@@ -59,13 +59,13 @@ async def test_a_compression_reads_of_the_campaign_what_no_turn_has_read(
 ) -> None:
     await seagate(play.table)
     await play.turn()
-    since, read = list[int](), Names.updated
+    since, read = list[int](), CampaignSnapshot.update
 
-    async def noting(names: Names, *arguments: Any) -> Names:
+    async def noting(names: CampaignSnapshot, *arguments: Any) -> CampaignSnapshot:
         since.append(names.version)
         return await read(names, *arguments)
 
-    monkeypatch.setattr(Names, "updated", noting)
+    monkeypatch.setattr(CampaignSnapshot, "update", noting)
     await play.turn()
     await play.turn()
     assert len(model.asked) == 1

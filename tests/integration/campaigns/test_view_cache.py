@@ -12,7 +12,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from backend.campaigns.ledger.records import get_campaign
 from backend.campaigns.state import snapshot as name_cache
 from backend.campaigns.state.situation_reader import SituationReader
-from backend.campaigns.state.snapshot import NameCache, Names
+from backend.campaigns.state.snapshot import CampaignSnapshot, SnapshotCache
 from backend.core.audience import GM, PUBLIC
 from backend.database.engine import DatabaseUnavailableError
 from tests.integration.campaigns.seagate import Table, seagate
@@ -23,7 +23,7 @@ pytestmark = [pytest.mark.anyio, pytest.mark.every_database]
 
 
 async def test_what_is_kept_follows_each_change(server: Running, table: Table) -> None:
-    cache, town = NameCache(), await seagate(table)
+    cache, town = SnapshotCache(), await seagate(table)
     await table.add("echoes", text="Somebody saw her.", audience="gm")
     thread = await table.add("threads", title="The Muffle")
     clock = await table.add("clocks", name="Watch", segments=4)
@@ -58,11 +58,11 @@ async def test_what_is_kept_follows_each_change(server: Running, table: Table) -
 async def test_what_is_too_much_is_not_kept(
     server: Running, table: Table, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    cache, town = NameCache(), await seagate(table)
+    cache, town = SnapshotCache(), await seagate(table)
     for number in range(3):
         await table.add("threads", title=f"Thread {number}")
-    monkeypatch.setattr(name_cache, "MOST_IN_VIEW", 2)
-    monkeypatch.setattr(name_cache, "AROUND_BYTES", 300)
+    monkeypatch.setattr(name_cache, "MAX_ITEMS_IN_VIEW", 2)
+    monkeypatch.setattr(name_cache, "MAX_SURROUNDINGS_BYTES", 300)
     kept = await _compare(server, table, cache)
     assert kept.in_view is None
     assert kept.around is None
@@ -73,7 +73,7 @@ async def test_what_is_too_much_is_not_kept(
 
 
 async def test_nothing_is_kept_of_who_has_signed_out(server: Running, table: Table) -> None:
-    cache = NameCache()
+    cache = SnapshotCache()
     await seagate(table)
     first = await _compare(server, table, cache)
     assert await _compare(server, table, cache) is first
@@ -82,7 +82,7 @@ async def test_nothing_is_kept_of_who_has_signed_out(server: Running, table: Tab
 
 
 async def test_a_read_that_fails_costs_nothing_that_was_kept(server: Running, table: Table) -> None:
-    cache, town = NameCache(), await seagate(table)
+    cache, town = SnapshotCache(), await seagate(table)
     before = await _compare(server, table, cache)
     await table.change(f"/entities/{town['jake']}", status="asleep")
 
@@ -97,7 +97,7 @@ async def test_a_read_that_fails_costs_nothing_that_was_kept(server: Running, ta
 async def test_turns_at_the_same_time_read_what_changed_alone(
     server: Running, table: Table
 ) -> None:
-    cache, town = NameCache(), await seagate(table)
+    cache, town = SnapshotCache(), await seagate(table)
     before = await _compare(server, table, cache)
     await table.change(f"/entities/{town['jake']}", status="asleep")
     seen: list[int] = []
@@ -110,14 +110,14 @@ async def test_turns_at_the_same_time_read_what_changed_alone(
 
 
 async def test_an_earlier_state_does_not_replace_a_later_one(server: Running, table: Table) -> None:
-    cache, town = NameCache(), await seagate(table)
+    cache, town = SnapshotCache(), await seagate(table)
     before = await _compare(server, table, cache)
     identity = await identity_of(server, table.account)
     async with server.parts.database.read() as session:
         campaign = await get_campaign(session, identity, UUID(table.campaign["id"]))
         await table.change(f"/entities/{town['jake']}", status="asleep")
         assert await _read(server, table, cache) == [before.version]
-        late = await cache.names(session, identity.sealer, campaign)
+        late = await cache.load(session, identity.sealer, campaign)
     assert late.version == before.version
     assert await _read(server, table, cache) == []
 
@@ -125,7 +125,7 @@ async def test_an_earlier_state_does_not_replace_a_later_one(server: Running, ta
 async def test_nothing_is_kept_of_a_user_who_signs_out_during_a_read(
     server: Running, table: Table
 ) -> None:
-    cache, identity = NameCache(), await identity_of(server, table.account)
+    cache, identity = SnapshotCache(), await identity_of(server, table.account)
     await seagate(table)
 
     async def sign_out() -> None:
@@ -155,7 +155,7 @@ class _Noting:
 async def _read(
     server: Running,
     table: Table,
-    cache: NameCache,
+    cache: SnapshotCache,
     before: Callable[[], Awaitable[None]] = _nothing,
 ) -> list[int]:
     """Read names through a cache; return since which versions the database was asked."""
@@ -163,25 +163,27 @@ async def _read(
     async with server.parts.database.read() as session:
         campaign = await get_campaign(session, identity, UUID(table.campaign["id"]))
         noting = _Noting(session, before)
-        await cache.names(cast("AsyncSession", noting), identity.sealer, campaign)
+        await cache.load(cast("AsyncSession", noting), identity.sealer, campaign)
     return noting.versions
 
 
-async def _compare(server: Running, table: Table, cache: NameCache) -> Names:
+async def _compare(server: Running, table: Table, cache: SnapshotCache) -> CampaignSnapshot:
     """What is kept, once it tells every viewpoint the same as what is read without it."""
     identity = await identity_of(server, table.account)
     async with server.parts.database.read() as session:
         campaign = await get_campaign(session, identity, UUID(table.campaign["id"]))
-        kept = await cache.names(session, identity.sealer, campaign)
-        read = await Names(identity.user_id).updated(session, identity.sealer, campaign)
+        kept = await cache.load(session, identity.sealer, campaign)
+        read = await CampaignSnapshot(identity.user_id).update(session, identity.sealer, campaign)
         assert kept.past >= read.past
         read.in_view = read.around = None
         for viewpoint in (GM, PUBLIC):
             reader = SituationReader(session, identity.sealer, campaign, viewpoint)
             one, other = [
-                await reader.with_facts(
+                await reader.add_facts(
                     names,
-                    await reader.situation(names, line="Where is Holt?", recent=["Marlena nods."]),
+                    await reader.load_situation(
+                        names, line="Where is Holt?", recent=["Marlena nods."]
+                    ),
                     form="full",
                 )
                 for names in (kept, read)

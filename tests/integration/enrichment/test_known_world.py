@@ -7,7 +7,7 @@ from uuid import UUID
 import pytest
 
 from backend.campaigns.ledger.records import get_campaign
-from backend.campaigns.state.snapshot import NameCache
+from backend.campaigns.state.snapshot import SnapshotCache
 from backend.enrichment.compaction import known as module
 from backend.enrichment.compaction.known import KnownWorld, read_world, refresh_world
 from tests.integration.campaigns.conftest import table
@@ -31,7 +31,7 @@ async def read(
         place = session, identity.sealer, campaign
         if since is not None:
             return await refresh_world(*place, since, audience="public")
-        return await read_world(*place, NameCache(), lines, audience="public")
+        return await read_world(*place, SnapshotCache(), lines, audience="public")
 
 
 async def test_a_world_that_is_refreshed_is_the_one_that_is_read(

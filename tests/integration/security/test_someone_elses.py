@@ -18,7 +18,7 @@ from sqlalchemy import select, update
 
 from backend.campaigns.ledger.changes import Operations
 from backend.campaigns.models import CampaignProposal
-from backend.campaigns.proposals.authority import Unclear
+from backend.campaigns.proposals.authority import Ambiguity
 from backend.database.base import now
 from backend.jobs.models import Job
 from backend.jobs.queue import NewJob
@@ -177,7 +177,7 @@ async def proposal_of(
         "kind": "entity",
         "item_id": uuid4(),
         "operations": Operations(set={"role": "Lampkeeper"}),
-        "unclear": Unclear(mention="the keeper", candidates=people),
+        "unclear": Ambiguity(mention="the keeper", candidates=people),
     }
     identity, database = await identity_of(server, owner), server.parts.database
     campaign_id = UUID(campaign["campaign_id"])

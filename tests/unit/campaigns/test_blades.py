@@ -110,7 +110,7 @@ async def test_a_partial_success_costs_what_was_committed_to(table: Table) -> No
         "discovery",
         "",
     )
-    assert [tool.name for tool in again.offered()] == ["finish_turn"]
+    assert [tool.name for tool in again.list_tools()] == ["finish_turn"]
     expected = {item_id: held.state for item_id, held in again.state.items.items()}
     found = folded(again)
     found[CAMPAIGN]["attributes"].pop("play")
@@ -289,7 +289,7 @@ def test_downtime_is_entered_and_left(activity: str) -> None:
     table = blades(stress=7, harm=["a broken rib"], world={"heat": 7, "wanted": 1})
     result = enter_downtime(table, activity)
     assert table.play.mood == "downtime"
-    assert result["entanglement"] in [state["text"] for state in table.of_kind("echo").values()]
+    assert result["entanglement"] in [state["text"] for state in table.list_items("echo").values()]
     if activity == "recovery":
         assert attributes(table, JAKE)["stress"] == 7 - result["die"]
         assert attributes(table, JAKE)["harm"] == []

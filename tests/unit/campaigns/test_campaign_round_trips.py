@@ -25,7 +25,7 @@ from backend.campaigns.files.archive import (
 from backend.campaigns.files.draft import CampaignDraft, settle
 from backend.campaigns.files.reader import read_campaign
 from backend.campaigns.files.vault_writer import write_vault
-from backend.campaigns.ledger.changes import Operations, State, creation, exists, fold
+from backend.campaigns.ledger.changes import Operations, State, build_creation, exists, fold
 from backend.campaigns.ledger.items import (
     Chapter,
     Clock,
@@ -152,7 +152,7 @@ def opened(items: dict[UUID, tuple[Kind, Item]], changes: list[ChangeRecord]) ->
         id=campaign_id,
         fields=CampaignFields(name="Seagate", brief=Brief(setting="- a\n\n# b", city="08")),
         counters=CompactionRecord(version=7, edits=3, compactions=1),
-        items=[(each, kind, creation(item).set) for each, (kind, item) in everything.items()],
+        items=[(each, kind, build_creation(item).set) for each, (kind, item) in everything.items()],
         uses={each: 3 for each, (kind, _) in items.items() if kind == "term"},
         changes=changes,
         chronicle=ChronicleFields(name="Seagate"),

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from backend.campaigns.ledger.changes import applied
+from backend.campaigns.ledger.changes import apply_operations
 from backend.campaigns.ledger.items import Entity
 from backend.campaigns.play.guidance import render_guidance
 from backend.campaigns.play.table import Table
@@ -67,7 +67,7 @@ async def test_however_many_dice_fall_the_last_are_kept() -> None:
     rolled = world.operations.set["attributes.roll"]
     assert (rolled["first"], len(rolled["dice"])) == (40, 200)
     assert roll(rolled["seed"], 40, 200) == rolled["dice"]
-    applied("world", table.world, world.operations)
+    apply_operations("world", table.world, world.operations)
 
 
 @pytest.mark.parametrize(("die", "is_hit"), [(1, False), (5, False), (6, True), (20, True)])
@@ -89,7 +89,7 @@ async def test_a_twenty_has_twice_the_dice() -> None:
 
 async def test_a_fight_is_a_mood_and_a_flag() -> None:
     table = fight()
-    assert "attack" not in {tool.name for tool in table.offered()}
+    assert "attack" not in {tool.name for tool in table.list_tools()}
     assert (await use(table, "start_combat", because="It bites")).kind == "break"
     assert table.get(CAMPAIGN)["flags"] == {"combat": True}
     assert "A FIGHT" in render_guidance(table, load_prompts())

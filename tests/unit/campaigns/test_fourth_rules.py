@@ -33,7 +33,7 @@ def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]
 async def test_it_is_found_and_played() -> None:
     check_rules("moonlight")
     table = table_of(town(wolf=1), "moonlight")
-    assert [tool.name for tool in table.offered()] == ["howl", "finish_turn"]
+    assert [tool.name for tool in table.list_tools()] == ["howl", "finish_turn"]
     assert "The sun is up." in render_guidance(table, load_prompts())
     outcome = await use(table, "howl", times=2)
     assert outcome.kind == "break"
