@@ -475,9 +475,6 @@ def _renumber_viewpoint(sealer: Sealer, fork: Chat, ids: Mapping[UUID, UUID]) ->
         return
     led = ids.get(viewpoint)
     settings = msgspec.structs.replace(
-        settings,
-        viewpoint=str(led) if led else None,
-        chronicle_enabled=False,
-        chronicle_id=None,
+        settings, viewpoint=str(led) if led else None, chronicle_enabled=False, chronicle_id=None
     )
     fork.sealed_settings = sealer.seal_bytes(CHAT_SETTINGS, fork.id, msgspec.json.encode(settings))

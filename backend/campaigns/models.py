@@ -94,10 +94,7 @@ class CampaignChange(Base):
     """
 
     __tablename__ = "campaign_changes"
-    __table_args__ = (
-        Index(None, "campaign_id", "seq", unique=True),
-        Index(None, "item_id", "seq"),
-    )
+    __table_args__ = (Index(None, "campaign_id", "seq", unique=True), Index(None, "item_id", "seq"))
 
     id: Mapped[PrimaryId]
     user_id: Mapped[OwnerId]

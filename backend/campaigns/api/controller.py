@@ -196,11 +196,7 @@ class CampaignController(Controller):
         `viewpoint` limits it to the knowledge of `public`, or of an entity of the campaign.
         """
         return await situations.load_context(
-            identity,
-            campaign_id,
-            chat_id=chat_id,
-            text=text,
-            viewpoint=read_viewpoint(viewpoint),
+            identity, campaign_id, chat_id=chat_id, text=text, viewpoint=read_viewpoint(viewpoint)
         )
 
     @get(
@@ -223,11 +219,7 @@ class CampaignController(Controller):
         Only the game master sees the ledger: for another `viewpoint` it is empty.
         """
         return await campaign_history.list_changes(
-            identity,
-            campaign_id,
-            limit=limit,
-            before=before,
-            viewpoint=read_viewpoint(viewpoint),
+            identity, campaign_id, limit=limit, before=before, viewpoint=read_viewpoint(viewpoint)
         )
 
     @post(
@@ -267,11 +259,7 @@ class CampaignController(Controller):
         For a `viewpoint` other than `gm` there are none.
         """
         return await campaign_history.list_versions(
-            identity,
-            campaign_id,
-            limit=limit,
-            before=before,
-            viewpoint=read_viewpoint(viewpoint),
+            identity, campaign_id, limit=limit, before=before, viewpoint=read_viewpoint(viewpoint)
         )
 
     @get(

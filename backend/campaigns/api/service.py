@@ -10,9 +10,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from backend.accounts.auth.identity import Identity
 from backend.campaigns.api.schemas import CampaignFields, CampaignView, NewCampaign, WorldPatch
-from backend.campaigns.errors import (
-    CampaignFullError,
-)
+from backend.campaigns.errors import CampaignFullError
 from backend.campaigns.ledger import store as ledger_store
 from backend.campaigns.ledger.changes import Change, build_creation
 from backend.campaigns.ledger.items import World
@@ -26,9 +24,7 @@ from backend.campaigns.ledger.records import (
     open_reading,
     seal_campaign,
 )
-from backend.campaigns.models import (
-    Campaign,
-)
+from backend.campaigns.models import Campaign
 from backend.campaigns.rules.registry import check_rules
 from backend.chats.models import Chat
 from backend.chronicles.events import ChronicleFields

@@ -20,10 +20,7 @@ from backend.campaigns.api.schemas import (
     VersionPage,
     VersionView,
 )
-from backend.campaigns.errors import (
-    CampaignChangeNotFoundError,
-    CampaignVersionNotFoundError,
-)
+from backend.campaigns.errors import CampaignChangeNotFoundError, CampaignVersionNotFoundError
 from backend.campaigns.ledger import paths as ledger_paths
 from backend.campaigns.ledger import store as ledger_store
 from backend.campaigns.ledger.changes import DELETION, EXISTS, Change, State, compare_states, exists
@@ -35,12 +32,7 @@ from backend.campaigns.ledger.records import (
     open_reading,
 )
 from backend.campaigns.ledger.store import read_state
-from backend.campaigns.models import (
-    Campaign,
-    CampaignChange,
-    CampaignItem,
-    ChangeSource,
-)
+from backend.campaigns.models import Campaign, CampaignChange, CampaignItem, ChangeSource
 from backend.campaigns.state.viewpoints import check_viewpoint
 from backend.core.audience import GM, Viewpoint
 from backend.core.cpu_pool import unhurried

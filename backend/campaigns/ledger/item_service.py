@@ -11,9 +11,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from backend.accounts.auth.identity import Identity
 from backend.campaigns.api.schemas import ItemPage
-from backend.campaigns.errors import (
-    CampaignFullError,
-)
+from backend.campaigns.errors import CampaignFullError
 from backend.campaigns.ledger import store as ledger_store
 from backend.campaigns.ledger.changes import DELETION, Change, build_creation, build_item
 from backend.campaigns.ledger.items import Item, Kind, Scene
@@ -28,9 +26,7 @@ from backend.campaigns.ledger.records import (
     open_item,
     open_reading,
 )
-from backend.campaigns.models import (
-    CampaignItem,
-)
+from backend.campaigns.models import CampaignItem
 from backend.campaigns.state.party import follow_scene
 from backend.core.cpu_pool import unhurried
 from backend.database.base import new_id

@@ -36,12 +36,7 @@ async def find_changed_items(session: AsyncSession, chat_id: UUID, *, above: int
 
 
 async def follow_path(
-    session: AsyncSession,
-    sealer: Sealer | None,
-    campaign: Campaign,
-    chat_id: UUID,
-    *,
-    above: int,
+    session: AsyncSession, sealer: Sealer | None, campaign: Campaign, chat_id: UUID, *, above: int
 ) -> None:
     """Update which changes are active after a chat's path has moved from position `above` on.
 

@@ -13,10 +13,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from backend.accounts.auth.identity import Identity
 from backend.campaigns.api.schemas import VIEWS, CampaignFields, CampaignView
-from backend.campaigns.errors import (
-    CampaignItemNotFoundError,
-    CampaignNotFoundError,
-)
+from backend.campaigns.errors import CampaignItemNotFoundError, CampaignNotFoundError
 from backend.campaigns.ledger import store as ledger_store
 from backend.campaigns.ledger.changes import (
     EXISTS,
@@ -38,11 +35,7 @@ from backend.campaigns.ledger.items import (
     label_relation,
 )
 from backend.campaigns.ledger.store import read_state
-from backend.campaigns.models import (
-    CAMPAIGN,
-    Campaign,
-    CampaignItem,
-)
+from backend.campaigns.models import CAMPAIGN, Campaign, CampaignItem
 from backend.campaigns.scenes.chapters import narrow_chapters
 from backend.campaigns.state.party import follow_scene
 from backend.chats.models import Chat, Message

@@ -175,11 +175,7 @@ def _restrict_audience(change: Change, column: str) -> Change:
 
 
 async def _record_events(
-    session: AsyncSession,
-    sealer: Sealer,
-    campaign: Campaign,
-    table: Table,
-    message: Message | None,
+    session: AsyncSession, sealer: Sealer, campaign: Campaign, table: Table, message: Message | None
 ) -> None:
     """Write the turn's events into the chronicle of the chat, or else of the campaign."""
     if not table.happened:

@@ -35,11 +35,7 @@ from backend.campaigns.models import (
     CampaignProposal,
     ProposalSource,
 )
-from backend.campaigns.proposals.authority import (
-    Proposal,
-    ProposalContent,
-    keep_filled_fields,
-)
+from backend.campaigns.proposals.authority import Proposal, ProposalContent, keep_filled_fields
 from backend.chats.models import Chat, Message
 from backend.core.audience import Viewpoint, is_known_to
 from backend.core.cpu_pool import unhurried
@@ -136,8 +132,7 @@ async def _load_known(
     same_line = select(ProposalSource.proposal_id).where(ProposalSource.message_id.in_(messages))
     query = _select_own(campaign).where(
         or_(
-            and_(CampaignProposal.state == "open", is_on_path()),
-            CampaignProposal.id.in_(same_line),
+            and_(CampaignProposal.state == "open", is_on_path()), CampaignProposal.id.in_(same_line)
         )
     )
     rows = (await session.scalars(query)).all()

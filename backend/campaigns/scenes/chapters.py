@@ -60,8 +60,7 @@ _SCENES = select(CampaignItem.id, CampaignItem.sealed_state).where(
     CampaignItem.id.in_(bindparam("scenes", expanding=True))
 )
 _CHAPTERS = select(CampaignItem.id, CampaignItem.audience, CampaignItem.sealed_state).where(
-    CampaignItem.campaign_id == bindparam("campaign"),
-    CampaignItem.kind == "chapter",
+    CampaignItem.campaign_id == bindparam("campaign"), CampaignItem.kind == "chapter"
 )
 _UNDONE = (
     select(CampaignChange.id, CampaignChange.sealed_operations)

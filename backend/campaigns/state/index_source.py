@@ -98,10 +98,7 @@ _ROWS = select(
 )
 _ORIGINS = (
     select(
-        CampaignChange.item_id,
-        ChangeSource.message_id,
-        ChangeSource.chat_id,
-        ChangeSource.position,
+        CampaignChange.item_id, ChangeSource.message_id, ChangeSource.chat_id, ChangeSource.position
     )
     .join(ChangeSource, ChangeSource.change_id == CampaignChange.id)
     .where(
@@ -136,11 +133,7 @@ class CampaignSource:
         return list(await session.scalars(select(Campaign.id).where(Campaign.user_id == owner_id)))
 
     async def count(
-        self,
-        session: AsyncSession,
-        *,
-        owner_id: UUID,
-        container_ids: Sequence[UUID] | None = None,
+        self, session: AsyncSession, *, owner_id: UUID, container_ids: Sequence[UUID] | None = None
     ) -> int:
         """See `Source`."""
         owned = select(func.count()).where(CampaignItem.user_id == owner_id, _counts())

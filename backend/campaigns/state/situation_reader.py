@@ -199,11 +199,7 @@ class CampaignReader:
         """Return the number of live items by kind."""
         query = (
             select(CampaignItem.kind, func.count())
-            .where(
-                *self._own,
-                CampaignItem.is_live,
-                CampaignItem.kind.in_(kinds),
-            )
+            .where(*self._own, CampaignItem.is_live, CampaignItem.kind.in_(kinds))
             .group_by(CampaignItem.kind)
         )
         found = dict.fromkeys(kinds, 0)
@@ -509,11 +505,7 @@ _seq = attrgetter("seq")
 
 
 _ITEMS = table_of(CampaignItem)
-_COLUMNS = (
-    _ITEMS.c.id,
-    _ITEMS.c.kind,
-    _ITEMS.c.sealed_state,
-)
+_COLUMNS = (_ITEMS.c.id, _ITEMS.c.kind, _ITEMS.c.sealed_state)
 _IDS: BindParameter[Any] = bindparam("ids", expanding=True)
 _LATEST = _ITEMS.c.seq.desc()
 

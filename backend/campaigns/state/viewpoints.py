@@ -281,11 +281,7 @@ Campaigns = Sequence[UUID | None] | None
 
 
 async def check_viewpoint(
-    session: AsyncSession,
-    viewpoint: Viewpoint,
-    campaigns: Campaigns,
-    *,
-    owner_id: UUID,
+    session: AsyncSession, viewpoint: Viewpoint, campaigns: Campaigns, *, owner_id: UUID
 ) -> None:
     """Raise `ValidationError` for an entity that none of the campaigns has."""
     if isinstance(viewpoint, UUID) and await _find_missing(
@@ -351,9 +347,7 @@ async def check_event_audience(
         Campaign.chronicle_id == chronicle_id, Campaign.user_id == owner_id
     )
     of_chats = select(Chat.campaign_id).where(
-        Chat.chronicle_id == chronicle_id,
-        Chat.user_id == owner_id,
-        Chat.campaign_id.is_not(None),
+        Chat.chronicle_id == chronicle_id, Chat.user_id == owner_id, Chat.campaign_id.is_not(None)
     )
     found = [*await session.scalars(theirs), *await session.scalars(of_chats)]
     if not found:
@@ -403,22 +397,14 @@ async def filter_players(
 
 
 async def _check(
-    session: AsyncSession,
-    entity_ids: Sequence[UUID],
-    campaigns: Campaigns,
-    *,
-    owner_id: UUID,
+    session: AsyncSession, entity_ids: Sequence[UUID], campaigns: Campaigns, *, owner_id: UUID
 ) -> None:
     if missing := await _find_missing(session, entity_ids, campaigns, owner_id=owner_id):
         raise ValidationError(f"`audience` names {missing}, which is no entity of the campaign.")
 
 
 async def _find_missing(
-    session: AsyncSession,
-    entity_ids: Sequence[UUID],
-    campaigns: Campaigns,
-    *,
-    owner_id: UUID,
+    session: AsyncSession, entity_ids: Sequence[UUID], campaigns: Campaigns, *, owner_id: UUID
 ) -> UUID | None:
     """Return the first id that is not an entity of the owner in one of the campaigns."""
     where: list[ColumnElement[bool]] = []
