@@ -36,19 +36,17 @@ HOWL = PlayTool("howl", Howl, howl)
 class Moonlight(Rules[Table]):
     """Wolves by night."""
 
+    moods = (
+        Mood("day", (HOWL, FINISH_TURN), prompt="The sun is up."),
+        Mood("night", (FINISH_TURN,), variants=("new", "full"), prompt="It is night: be brief."),
+    )
+
     def validate(self, kind: Kind, before: State, after: State) -> None:
         if kind == "entity":
             check_number(before, after, "wolf", 0, 3)
 
     def changeable(self, kind: Kind, state: State) -> Mapping[str, AttributeType]:
         return {"scent": "text"} if kind == "entity" else {}
-
-    def moods(self) -> Mapping[str, Mood[Table]]:
-        night: Mood[Table] = Mood("night", ("new", "full"), prompt="It is night: be brief.")
-        return {"day": Mood("day", prompt="The sun is up."), "night": night}
-
-    def tools(self, mood: str) -> Sequence[PlayTool[Table]]:
-        return (HOWL, FINISH_TURN) if mood == "day" else (FINISH_TURN,)
 
     def precarity(self, players: Sequence[Entity], world: World) -> dict[str, Any] | None:
         wolf = max(get_number({"attributes": each.attributes}, "wolf") for each in players)

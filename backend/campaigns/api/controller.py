@@ -76,7 +76,7 @@ class CampaignController(Controller):
             RulesView(
                 name=name,
                 title=rules.title or name,
-                moods={mood.name: list(mood.variants) for mood in rules.moods().values()},
+                moods={mood.name: list(mood.variants) for mood in rules.moods},
             )
             for name, rules in sorted(known_rules().items())
         ]

@@ -43,7 +43,7 @@ def build_table(
     turn.
     """
     fields = layers.fields
-    if not fields.settings.tools or not find_rules(fields.rules).moods():
+    if not fields.settings.tools or not find_rules(fields.rules).moods:
         return None
     table = Table.new(
         layers.campaign_id,

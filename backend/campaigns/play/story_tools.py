@@ -163,7 +163,7 @@ def _set_flag(table: Table, delta: FlagDelta) -> None:
     name, flags = delta.flag.strip(), as_mapping(table.world.get("flags"))
     known = {render_name(each).casefold(): each for each in flags}
     name = known.get(render_name(name).casefold(), name)
-    if name in table.rules.moods():
+    if table.rules.find_mood(name) is not None:
         raise ToolRefusedError(f"The flag {name} goes with its mood: tools of their own change it.")
     table.change(table.state.campaign_id, Operations(set={f"flags.{name}": delta.value}))
 

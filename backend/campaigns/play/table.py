@@ -165,7 +165,7 @@ class Table:
     @property
     def mood(self) -> Mood[Table]:
         """The mood of the turn."""
-        return self.rules.moods()[self.play.mood]
+        return next(mood for mood in self.rules.moods if mood.name == self.play.mood)
 
     @property
     def waiting(self) -> Waiting | None:
@@ -453,7 +453,7 @@ class Table:
 
     def enter_mood(self, mood: str, **fields: Any) -> None:
         """Enter a mood with a new play state."""
-        if mood not in self.rules.moods():
+        if self.rules.find_mood(mood) is None:
             raise ToolRefusedError(f"There is no mood {mood}.")
         self.state.play = self.rules.play_type(mood=mood, **fields)
 
@@ -467,7 +467,7 @@ class Table:
     def _tools(self, *, may_wait: bool) -> list[PlayTool[Table]]:
         if self.is_over or self.waiting is not None or self.state.calls >= MAX_CALLS:
             return []
-        tools = self.rules.tools(self.play.mood)
+        tools = self.mood.tools
         if self.state.is_private:
             tools = [*(tool for tool in tools if tool.is_private), ROLL_DICE]
             return [tool for tool in tools if may_wait or tool.choose is None]
@@ -476,7 +476,7 @@ class Table:
         return [tool for tool in tools if may_wait or tool.choose is None]
 
     def _tool(self, name: str) -> PlayTool[Table]:
-        return next(tool for tool in self.rules.tools(self.play.mood) if tool.name == name)
+        return next(tool for tool in self.mood.tools if tool.name == name)
 
     def _mood_changed(self, before: PlayState) -> list[Event]:
         shown = self.rules.describe_play(self.play)
@@ -519,14 +519,14 @@ def enter_downtime(table: Table, activity: str, target: str = "") -> dict[str, A
         DowntimeError: It has begun, or the turn before it is not over.
         ValidationError: The rules have no downtime, or no such activity or target.
     """
-    mood = table.rules.moods().get(DOWNTIME)
+    mood = table.rules.find_mood(DOWNTIME)
     if mood is None:
         raise ValidationError("These rules have no downtime.")
     if activity not in mood.variants:
         raise ValidationError(f"`activity` is one of {', '.join(mood.variants)}.")
     if table.play.mood == DOWNTIME:
         raise DowntimeError("It is downtime already.")
-    if table.play.mood != next(iter(table.rules.moods())):
+    if table.play.mood != table.rules.moods[0].name:
         raise DowntimeError("Something is under way: downtime begins when it is over.")
     result = table.rules.spend_downtime(table, activity, target)
     table.enter_mood(DOWNTIME, variant=activity)
@@ -537,4 +537,4 @@ def leave_downtime(table: Table) -> None:
     """Return to the mood in which play begins. Raises `DowntimeError` outside of downtime."""
     if table.play.mood != DOWNTIME:
         raise DowntimeError("It is not downtime.")
-    table.enter_mood(next(iter(table.rules.moods())))
+    table.enter_mood(table.rules.moods[0].name)

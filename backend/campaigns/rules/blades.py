@@ -530,31 +530,36 @@ MAX_COIN = 1_000
 OPEN_TURNS = 2
 """Number of turns in an action without a die, or an aftermath, until the rules end it."""
 
-_MOODS: Mapping[str, Mood[Table]] = {
-    "scene": Mood("scene", ("encounter", "opportunity", "discovery"), needs_calls=True),
-    "action": Mood(
+_MOODS: Sequence[Mood[Table]] = (
+    Mood(
+        "scene",
+        (THINK, SPEAK, ASK, ENGAGE, ACCEPT, FINISH_TURN),
+        variants=("encounter", "opportunity", "discovery"),
+        needs_calls=True,
+    ),
+    Mood(
         "action",
-        ("controlled", "risky", "desperate"),
+        (THINK, SPEAK, SPEND_DIE, RESOLVE, FINISH_TURN),
+        variants=("controlled", "risky", "desperate"),
         is_unsettled=True,
         needs_calls=True,
         leave=leave_action,
         max_turns=OPEN_TURNS,
     ),
-    "aftermath": Mood(
+    Mood(
         "aftermath",
-        ("clean", "costly", "setback", "disaster"),
+        (THINK, SPEAK, ACCEPT, FINISH_TURN),
+        variants=("clean", "costly", "setback", "disaster"),
         needs_calls=True,
         leave=leave_aftermath,
         max_turns=OPEN_TURNS,
     ),
-    "downtime": Mood("downtime", ("recovery", "project", "entanglement")),
-}
-_TOOLS: Mapping[str, Sequence[PlayTool[Table]]] = {
-    "scene": (THINK, SPEAK, ASK, ENGAGE, ACCEPT, FINISH_TURN),
-    "action": (THINK, SPEAK, SPEND_DIE, RESOLVE, FINISH_TURN),
-    "aftermath": (THINK, SPEAK, ACCEPT, FINISH_TURN),
-    "downtime": (THINK, SPEAK, FINISH_TURN),
-}
+    Mood(
+        "downtime",
+        (THINK, SPEAK, FINISH_TURN),
+        variants=("recovery", "project", "entanglement"),
+    ),
+)
 _PRECARITY = (
     (5, "operating from strength", "Noir and cool: unhurried, dry, in control."),
     (10, "room to manoeuvre", "Noir and wary: measured sentences, an eye on the door."),
@@ -586,6 +591,7 @@ class Blades(Rules[Table]):
     """A crew's rules: position and effect, dice to spend, stress and heat, downtime."""
 
     title = "Blades: heists, stress and clocks"
+    moods = _MOODS
     play_type = BladesPlay
     state_type = BladesState
     hidden_attributes = frozenset({POOL})
@@ -632,14 +638,6 @@ class Blades(Rules[Table]):
         """Return the players' possessions. Only play changes stress, harm, heat and dice."""
         is_player = kind == "entity" and state["kind"] == "pc"
         return {"inventory": "list", "coin": "number"} if is_player else {}
-
-    def moods(self) -> Mapping[str, Mood[Table]]:
-        """Return scene, action, aftermath and downtime."""
-        return _MOODS
-
-    def tools(self, mood: str) -> Sequence[PlayTool[Table]]:
-        """Return the tools of the mood."""
-        return _TOOLS[mood]
 
     def precarity(self, players: Sequence[Entity], world: World) -> dict[str, Any]:
         """Return the sum of the highest stress, the heat, and twice the wanted level."""

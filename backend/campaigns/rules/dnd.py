@@ -275,25 +275,39 @@ SET_CONDITION = PlayTool("set_condition", SetCondition, set_condition)
 START_COMBAT = PlayTool("start_combat", StartCombat, start_combat)
 END_COMBAT = PlayTool("end_combat", EndCombat, end_combat)
 
-_MOODS: Mapping[str, Mood[Table]] = {
-    "explore": Mood("explore", needs_calls=True),
-    "combat": Mood(
-        "combat", is_unsettled=True, needs_calls=True, leave=leave_fight, max_turns=QUIET_TURNS
+_COMMON = (CHECK, HARM, HEAL, SET_CONDITION)
+_MOODS: Sequence[Mood[Table]] = (
+    Mood(
+        "explore",
+        (
+            THINK,
+            SPEAK,
+            ASK,
+            SET_SCENE,
+            ADVANCE_TIME,
+            TICK_CLOCK,
+            *_COMMON,
+            START_COMBAT,
+            FINISH_TURN,
+        ),
+        needs_calls=True,
     ),
-}
-_DICE = (CHECK, HARM, HEAL, SET_CONDITION)
-_TOOLS: Mapping[str, Sequence[PlayTool[Table]]] = {
-    "explore": (
-        THINK, SPEAK, ASK, SET_SCENE, ADVANCE_TIME, TICK_CLOCK, *_DICE, START_COMBAT, FINISH_TURN,
+    Mood(
+        "combat",
+        (THINK, SPEAK, ASK, TICK_CLOCK, *_COMMON, ATTACK, END_COMBAT, FINISH_TURN),
+        is_unsettled=True,
+        needs_calls=True,
+        leave=leave_fight,
+        max_turns=QUIET_TURNS,
     ),
-    "combat": (THINK, SPEAK, ASK, TICK_CLOCK, *_DICE, ATTACK, END_COMBAT, FINISH_TURN),
-}  # fmt: skip
+)
 
 
 class Dnd(Rules[Table]):
     """Abilities, armour class, hit points, and fights."""
 
     title = "Fantasy: hit points and d20"
+    moods = _MOODS
 
     def schema(self, kind: Kind) -> dict[str, Any]:
         """Return the schema of people's hit points, armour class, level and abilities."""
@@ -339,14 +353,6 @@ class Dnd(Rules[Table]):
         """Return the players' possessions. Tools change hit points and conditions."""
         is_player = kind == "entity" and state["kind"] == "pc"
         return {"inventory": "list", "gold": "number"} if is_player else {}
-
-    def moods(self) -> Mapping[str, Mood[Table]]:
-        """Return exploring and fighting."""
-        return _MOODS
-
-    def tools(self, mood: str) -> Sequence[PlayTool[Table]]:
-        """Return the tools of the mood."""
-        return _TOOLS[mood]
 
 
 RULES = Dnd()

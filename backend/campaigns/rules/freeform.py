@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 from backend.campaigns.ledger.changes import State
 from backend.campaigns.ledger.items import Kind
@@ -17,7 +17,7 @@ from backend.campaigns.play.story_tools import (
     list_attribute_types,
 )
 from backend.campaigns.play.table import Table
-from backend.campaigns.rules.protocol import AttributeType, Mood, PlayTool, Rules
+from backend.campaigns.rules.protocol import AttributeType, Mood, Rules
 from backend.errors import ValidationError
 
 _USUAL: Mapping[str, AttributeType] = {
@@ -26,12 +26,14 @@ _USUAL: Mapping[str, AttributeType] = {
     "conditions": "list",
     "inventory": "list",
 }
+_TOOLS = (THINK, SPEAK, ASK, SET_SCENE, ADVANCE_TIME, TICK_CLOCK, FINISH_TURN)
 
 
 class Freeform(Rules[Table]):
     """A story without rules. Users decide on the meaning of numbers."""
 
     title = "Freeform"
+    moods = (Mood("story", _TOOLS),)
 
     def validate(self, kind: Kind, before: State, after: State) -> None:
         """Raise `ValidationError` if hit points or gold are not numbers."""
@@ -51,15 +53,6 @@ class Freeform(Rules[Table]):
         if kind != "entity":
             return {}
         return {**(_USUAL if state["kind"] == "pc" else {}), **list_attribute_types(state)}
-
-    def moods(self) -> Mapping[str, Mood[Table]]:
-        """Return the only mood."""
-        return {"story": Mood("story")}
-
-    def tools(self, mood: str) -> Sequence[PlayTool[Table]]:
-        """Return the generic tools."""
-        del mood
-        return (THINK, SPEAK, ASK, SET_SCENE, ADVANCE_TIME, TICK_CLOCK, FINISH_TURN)
 
 
 RULES = Freeform()

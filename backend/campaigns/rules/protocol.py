@@ -100,6 +100,7 @@ class Mood(Generic[TableT]):
     """
 
     name: str
+    tools: Sequence[PlayTool[TableT]] = ()
     variants: Sequence[str] = ()
     prompt: str = ""
     is_unsettled: bool = False
@@ -115,15 +116,21 @@ class Rules(Generic[TableT]):
 
     Attributes:
         title: A name for users; the module's name if it is empty.
+        moods: Play begins in the first, and is not possible without moods.
         play_type: Stored between two turns.
         state_type: Stored while a turn waits for its player.
         hidden_attributes: Attributes of the world that no prompt lists.
     """
 
     title: ClassVar[str] = ""
+    moods: ClassVar[Sequence[Mood[Any]]] = ()
     play_type: ClassVar[type[PlayState]] = PlayState
     state_type: ClassVar[type[TableState[Any]]] = TableState[PlayState]
     hidden_attributes: ClassVar[frozenset[str]] = frozenset()
+
+    def find_mood(self, name: str) -> Mood[TableT] | None:
+        """Return the mood with this name."""
+        return next((mood for mood in self.moods if mood.name == name), None)
 
     def schema(self, kind: Kind) -> dict[str, Any]:
         """Return the JSON schema of the `attributes` of items of a kind."""
@@ -135,14 +142,6 @@ class Rules(Generic[TableT]):
     def changeable(self, kind: Kind, state: State) -> Mapping[str, AttributeType]:  # noqa: ARG002
         """Return the attributes of an item that a model may change without a tool of their own."""
         return {}
-
-    def moods(self) -> Mapping[str, Mood[TableT]]:
-        """Return the moods by name. Play begins in the first; without moods it is not possible."""
-        return {}
-
-    def tools(self, mood: str) -> Sequence[PlayTool[TableT]]:  # noqa: ARG002
-        """Return the tools that a model can use in a mood."""
-        return ()
 
     def precarity(self, players: Sequence[Entity], world: World) -> dict[str, Any] | None:  # noqa: ARG002
         """Return the players' distance from ruin, or None if the game has no such measure.
@@ -181,12 +180,11 @@ def read_play(world: State, rules: Rules[Any]) -> PlayState:
     """Return the play state of a world; its beginning if the state is invalid in these rules."""
     attributes: State = world.get("attributes") or {}
     stored = attributes.get(PLAY)
-    moods = rules.moods()
     try:
         play = msgspec.convert(stored, rules.play_type) if stored else rules.play_type()
     except msgspec.ValidationError:
         play = rules.play_type()
-    return play if play.mood in moods else rules.play_type(mood=next(iter(moods)))
+    return play if rules.find_mood(play.mood) else rules.play_type(mood=rules.moods[0].name)
 
 
 def is_unsettled(world: State, rules: Rules[Any], *, is_played: bool) -> bool:
@@ -194,5 +192,5 @@ def is_unsettled(world: State, rules: Rules[Any], *, is_played: bool) -> bool:
     flags: State = world.get("flags") or {}
     if flags.get("combat") is True:
         return True
-    mood = rules.moods().get(read_play(world, rules).mood) if is_played and rules.moods() else None
+    mood = rules.find_mood(read_play(world, rules).mood) if is_played and rules.moods else None
     return mood is not None and mood.is_unsettled
