@@ -209,7 +209,7 @@ class CampaignController(Controller):
         self,
         campaign_id: FromPath[UUID],
         identity: NamedDependency[Identity],
-        campaign_history: NamedDependency[ChangeLogService],
+        campaign_changes: NamedDependency[ChangeLogService],
         limit: PageSize = 50,
         before: PlaceCursor = None,
         viewpoint: FromQuery[ViewpointText] = GM,
@@ -218,7 +218,7 @@ class CampaignController(Controller):
 
         Only the game master sees the ledger: for another `viewpoint` it is empty.
         """
-        return await campaign_history.list_changes(
+        return await campaign_changes.list_changes(
             identity, campaign_id, limit=limit, before=before, viewpoint=read_viewpoint(viewpoint)
         )
 
@@ -234,10 +234,10 @@ class CampaignController(Controller):
         campaign_id: FromPath[UUID],
         change_id: FromPath[UUID],
         identity: NamedDependency[Identity],
-        campaign_history: NamedDependency[ChangeLogService],
+        campaign_changes: NamedDependency[ChangeLogService],
     ) -> ChangeView:
         """Undo one change. Later changes are kept."""
-        return await campaign_history.undo(identity, campaign_id, change_id)
+        return await campaign_changes.undo(identity, campaign_id, change_id)
 
     @get(
         "/{campaign_id:uuid}/versions",
@@ -249,7 +249,7 @@ class CampaignController(Controller):
         self,
         campaign_id: FromPath[UUID],
         identity: NamedDependency[Identity],
-        campaign_history: NamedDependency[ChangeLogService],
+        campaign_changes: NamedDependency[ChangeLogService],
         limit: PageSize = 50,
         before: PlaceCursor = None,
         viewpoint: FromQuery[ViewpointText] = GM,
@@ -258,7 +258,7 @@ class CampaignController(Controller):
 
         For a `viewpoint` other than `gm` there are none.
         """
-        return await campaign_history.list_versions(
+        return await campaign_changes.list_versions(
             identity, campaign_id, limit=limit, before=before, viewpoint=read_viewpoint(viewpoint)
         )
 
@@ -272,7 +272,7 @@ class CampaignController(Controller):
         self,
         campaign_id: FromPath[UUID],
         identity: NamedDependency[Identity],
-        campaign_history: NamedDependency[ChangeLogService],
+        campaign_changes: NamedDependency[ChangeLogService],
         version: Annotated[int, QueryParameter(ge=1, le=MAX_INTEGER)] = 1,
         viewpoint: FromQuery[ViewpointText] = GM,
     ) -> Comparison:
@@ -280,7 +280,7 @@ class CampaignController(Controller):
 
         For a `viewpoint` other than `gm` there are no differences.
         """
-        return await campaign_history.compare(
+        return await campaign_changes.compare(
             identity, campaign_id, version, viewpoint=read_viewpoint(viewpoint)
         )
 
@@ -299,10 +299,10 @@ class CampaignController(Controller):
         campaign_id: FromPath[UUID],
         data: JSONBody[Restore],
         identity: NamedDependency[Identity],
-        campaign_history: NamedDependency[ChangeLogService],
+        campaign_changes: NamedDependency[ChangeLogService],
     ) -> Response[CampaignView]:
         """Restore the world's state of a version. The restore is a change that can be undone."""
-        return _tag_view(await campaign_history.restore(identity, campaign_id, data.version))
+        return _tag_view(await campaign_changes.restore(identity, campaign_id, data.version))
 
 
 CONTROLLERS: tuple[type[Controller], ...] = (

@@ -36,7 +36,7 @@ from backend.http.schemas import check_revision
 MAX_ITEMS = 50_000
 """Maximum number of items in one campaign, including deleted ones."""
 
-AT_ONCE = 500
+SCAN_ROWS = 500
 """Rows that are read and unsealed in one batch."""
 
 _SEARCHED = ("name", "title", "term", "text", "summary", "role")
@@ -90,7 +90,7 @@ class ItemService:
             query = query.where(CampaignItem.place_id == asked.at)
         found: list[Any] = []
         following: UUID | None = after
-        at_once = AT_ONCE if asked.status is not None or asked.text else limit + 1
+        at_once = SCAN_ROWS if asked.status is not None or asked.text else limit + 1
         async with open_reading(self._database, identity, campaign_id) as (session, _):
             while len(found) <= limit:
                 part = query if following is None else query.where(CampaignItem.id > following)

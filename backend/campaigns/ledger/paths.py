@@ -218,7 +218,7 @@ _COUNTING = (
 )
 
 
-LOOK_BACK = 400
+LOOK_BACK_MESSAGES = 400
 """Number of last messages among which unread ones are searched."""
 
 IS_COMPACTED = (
@@ -277,7 +277,7 @@ async def find_first_unread(session: AsyncSession, leaf: Message, *, after: int)
     place = {"chat": leaf.chat_id, "leaf": leaf.position}
     row = (
         await session.execute(
-            _FIRST_UNREAD, {**place, "after": max(after, leaf.position - LOOK_BACK)}
+            _FIRST_UNREAD, {**place, "after": max(after, leaf.position - LOOK_BACK_MESSAGES)}
         )
     ).one_or_none()
     if row is None:
@@ -293,7 +293,7 @@ async def count_unread_rounds(session: AsyncSession, chat: Chat, leaf: Message) 
     query = _UNREAD_ROUNDS
     if chat.chronicle_since is not None:
         query = query.where(Message.created_at >= chat.chronicle_since)
-    place = {"chat": chat.id, "leaf": leaf.position, "after": leaf.position - LOOK_BACK}
+    place = {"chat": chat.id, "leaf": leaf.position, "after": leaf.position - LOOK_BACK_MESSAGES}
     return await session.scalar(query, place) or 0
 
 

@@ -126,8 +126,8 @@ def _columns(item: Item) -> dict[str, Any]:
     return columns
 
 
-AT_ONCE = 500
-OPENED_AT_ONCE = 100
+BATCH_ROWS = 500
+FOLD_BATCH_ROWS = 100
 """Number of changes that are unsealed and folded before other tasks run."""
 MAX_VERSION = 2**31 - 1
 _FIXED = frozenset({"id", "user_id", "campaign_id", "kind"})
@@ -197,7 +197,7 @@ async def append_changes(
         [row for row in rows if row["id"] not in new_ids],
         [row for row in rows if row["id"] in new_ids],
     )
-    for part in chunks(ledger, AT_ONCE):
+    for part in chunks(ledger, BATCH_ROWS):
         await session.execute(_ADD_CHANGES, list(part))
     if message is not None:
         sources = [message] * len(ledger)
@@ -237,7 +237,7 @@ async def refold(
     `known` are results of `fold_items` that the caller has already.
     """
     # All writers lock the rows in one order, to avoid deadlocks.
-    for part in chunks(sorted(kinds), AT_ONCE):
+    for part in chunks(sorted(kinds), BATCH_ROWS):
         unknown: dict[UUID, Kind] = {each: kinds[each] for each in part if each not in known}
         folded = {each: known[each] for each in part if each in known}
         folded |= await fold_items(session, sealer, unknown)
@@ -257,11 +257,11 @@ async def fold_items(
     ignored.
     """
     found: dict[UUID, tuple[State, int]] = dict.fromkeys(kinds, ({}, 0))
-    for part in chunks(list(kinds), AT_ONCE):
+    for part in chunks(list(kinds), BATCH_ROWS):
         items = {each.bytes: each for each in part}
         counted = {"items": part, "through": MAX_VERSION if through is None else through}
         rows = (await session.execute(_COUNTED, counted)).all()
-        for some in chunks(rows, OPENED_AT_ONCE):
+        for some in chunks(rows, FOLD_BATCH_ROWS):
             sealed = ((_as_bytes(row.id), row.sealed_operations) for row in some)
             for row, text in zip(some, sealer.open_many(OPERATIONS, sealed), strict=True):
                 item_id = items[_as_bytes(row.item_id)]
@@ -290,7 +290,7 @@ async def _load_states(
     session: AsyncSession, sealer: Sealer, item_ids: Sequence[UUID]
 ) -> dict[UUID, State]:
     found: dict[UUID, State] = {}
-    for part in chunks(item_ids, AT_ONCE):
+    for part in chunks(item_ids, BATCH_ROWS):
         rows = (await session.execute(_STATES, {"items": part})).all()
         async for row in unhurried(rows, lambda row: len(row.sealed_state)):
             found[row.id] = read_state(sealer, row.id, row.sealed_state)
@@ -301,9 +301,9 @@ async def _write(
     session: AsyncSession, changed: Sequence[dict[str, Any]], made: Sequence[dict[str, Any]]
 ) -> None:
     """Insert and update item rows of one campaign, and queue them for the index."""
-    for part in chunks(made, AT_ONCE):
+    for part in chunks(made, BATCH_ROWS):
         await session.execute(_ADD_ITEMS, list(part))
-    for part in chunks(changed, AT_ONCE):
+    for part in chunks(changed, BATCH_ROWS):
         await session.execute(_CHANGE_ITEM, [_build_update(row) for row in part])
     if found := [row for row in (*made, *changed) if _is_indexed(row)]:
         await note_change(

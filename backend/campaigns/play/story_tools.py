@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from functools import partial
-from heapq import nlargest
-from operator import attrgetter
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 from uuid import UUID
 
@@ -13,15 +11,14 @@ import msgspec
 from msgspec import Meta
 
 from backend.campaigns.ledger.changes import Operations, State, build_item, build_state
-from backend.campaigns.ledger.items import Entity, Fact, Relation
+from backend.campaigns.ledger.items import Entity, Fact
 from backend.campaigns.play.echoes import find_echo, tick
 from backend.campaigns.play.references import ENTITY_KINDS, Reference
 from backend.campaigns.play.table import Table
 from backend.campaigns.rules.attributes import as_mapping
 from backend.campaigns.rules.protocol import AttributeType, ToolRefusedError
 from backend.campaigns.rules.state import PLAY, ItemState
-from backend.campaigns.state.situation_reader import MAX_CACHED_ITEMS, MAX_FACTS, render_fact
-from backend.campaigns.state.snapshot import SnapshotItem
+from backend.campaigns.state.situation_reader import MAX_FACTS, render_fact
 from backend.campaigns.state.state_block import (
     MAX_DETAILED,
     Situation,
@@ -30,7 +27,7 @@ from backend.campaigns.state.state_block import (
     render_name,
     render_surroundings,
 )
-from backend.core.audience import NAMELESS_MARKS, AudienceMarks, is_known_to
+from backend.core.audience import NAMELESS_MARKS, AudienceMarks
 
 if TYPE_CHECKING:
     from backend.campaigns.play.table import Table
@@ -218,17 +215,21 @@ def arrive(table: Table, place_id: UUID) -> str:
 
     If the campaign is too large for the cache, only people in play are rendered.
     """
-    _add_people(table, place_id)
+    if names := table.names:
+        for kept in names.find_entities([place_id], place_id, table.viewpoint):
+            table.state.items.setdefault(kept.id, ItemState("entity", build_state(kept.item)))
     players = [VisibleEntity(id=one, entity=_get_entity(table, one)) for one in table.players]
     people = [
         VisibleEntity(id=one, entity=_get_entity(table, one))
         for one, state in table.list_items("entity").items()
         if state["kind"] == "npc" and state.get("location_id") == str(place_id)
     ]
-    relations = _find_relations(table, [each.id for each in (*players, *people)])
+    ids = [each.id for each in (*players, *people)]
+    relations = names.find_relations(ids, table.viewpoint) if names else []
     present = rank_people(people, named=(), spoke=(), relations=relations)
-    name_of = partial(table.names.find_name, viewpoint=table.viewpoint) if table.names else None
-    marks = AudienceMarks(name_of) if name_of else NAMELESS_MARKS
+    marks = NAMELESS_MARKS
+    if names:
+        marks = AudienceMarks(partial(names.find_name, viewpoint=table.viewpoint))
     about = [*(each.id for each in present[:MAX_DETAILED]), place_id]
     return render_surroundings(
         Situation(
@@ -243,29 +244,10 @@ def arrive(table: Table, place_id: UUID) -> str:
     )
 
 
-def _add_people(table: Table, place_id: UUID) -> None:
-    names, items = table.names, table.state.items
-    if names is None:
-        return
-    here = nlargest(MAX_CACHED_ITEMS, names.tied.get(("entity", place_id), {}).values(), key=_seq)
-    place = names.around.get(place_id) if names.around else None
-    for kept in _filter_known(table, [*here, *([place] if place else [])]):
-        items.setdefault(kept.id, ItemState("entity", build_state(kept.item)))
-
-
 def _get_entity(table: Table, entity_id: UUID) -> Entity:
     item = build_item("entity", table.get(entity_id))
     assert isinstance(item, Entity)  # noqa: S101
     return item
-
-
-def _find_relations(table: Table, ids: Iterable[UUID]) -> list[Relation]:
-    if table.names is None:
-        return []
-    tied = table.names.tied
-    found = {each.id: each for one in ids for each in tied.get(("relation", one), {}).values()}
-    known = sorted(_filter_known(table, found.values()), key=lambda each: each.id.int)
-    return [each.item for each in known if isinstance(each.item, Relation)]
 
 
 def _find_facts(table: Table, about: list[UUID], marks: AudienceMarks) -> list[str]:
@@ -275,13 +257,6 @@ def _find_facts(table: Table, about: list[UUID], marks: AudienceMarks) -> list[s
     kept = [one for one in about if one in names.around]
     found = names.find_facts(kept, table.viewpoint, limit=MAX_FACTS) or []
     return [render_fact(names, marks, fact, table.viewpoint) for _, fact in found[::-1]]
-
-
-def _filter_known(table: Table, found: Iterable[SnapshotItem]) -> list[SnapshotItem]:
-    return [each for each in found if is_known_to(table.viewpoint, each.audience)]
-
-
-_seq = attrgetter("seq")
 
 
 MAX_OPTIONS = 8

@@ -50,7 +50,7 @@ from backend.database.base import chunks
 from backend.errors import ValidationError
 from backend.vault.sealing import Sealer
 
-AT_ONCE = 500
+BATCH_ITEMS = 500
 
 
 Authority = Literal["locked", "user", "tool", "compactor", "undone"]
@@ -107,7 +107,7 @@ async def find_recent_changes(
 ) -> dict[UUID, list[RecentChange]]:
     """Return the changes of each item since a time, and all that users undid, newest first."""
     found: dict[UUID, list[RecentChange]] = {}
-    for part in chunks(list(item_ids), AT_ONCE):
+    for part in chunks(list(item_ids), BATCH_ITEMS):
         rows = (
             await session.execute(_SINCE, {"items": part, "since": since, "chat": chat_id})
         ).all()
@@ -288,7 +288,7 @@ def _is_later(row: Any, line: Message) -> bool:
     return row.created_at is not None and bool(row.created_at > line.created_at)
 
 
-_RANK: Mapping[str, int] = {"user": 0, "import": 0, "tool": 1, "compactor": 2}
+_PRECEDENCE: Mapping[str, int] = {"user": 0, "import": 0, "tool": 1, "compactor": 2}
 _USERS_OWN = frozenset({"locked", "audience"})
 """Fields of an item that no draft changes."""
 
@@ -522,7 +522,7 @@ class _Judge:
                 continue
             elif told.is_creation and _is_newer(draft.message, told):
                 continue  # The values of a creation have no authority over later changes.
-            elif told.by == "undone" or _RANK[told.by] < _RANK[self.actor]:
+            elif told.by == "undone" or _PRECEDENCE[told.by] < _PRECEDENCE[self.actor]:
                 return told.by
             elif told.position is not None and told.position > draft.message.position:
                 return "compactor"

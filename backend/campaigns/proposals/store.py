@@ -168,7 +168,7 @@ def _select_own(campaign: Campaign) -> Select[CampaignProposal]:
     )
 
 
-AT_ONCE = 500
+BATCH_ROWS = 500
 
 
 class ProposalLine(NamedTuple):
@@ -312,14 +312,14 @@ async def load_proposals(
     """Load proposals of a campaign with their messages and the present state of their items."""
     texts = {row.id: read_text(sealer, row) async for row in unhurried(rows)}
     lines: dict[UUID, list[ProposalLine]] = {}
-    for part in chunks(list(texts), AT_ONCE):
+    for part in chunks(list(texts), BATCH_ROWS):
         for found in await session.execute(_LINES.where(ProposalSource.proposal_id.in_(part))):
             is_told = bool(found.is_active) and found.campaign_id == campaign.id
             line = ProposalLine(found.message_id, found.chat_id, is_told, found.audience or "gm")
             lines.setdefault(found.proposal_id, []).append(line)
     concerned = {row.id: _list_items(row, texts[row.id]) for row in rows}
     items: dict[UUID, ItemVersion] = {}
-    for part in chunks(list({each for ids in concerned.values() for each in ids}), AT_ONCE):
+    for part in chunks(list({each for ids in concerned.values() for each in ids}), BATCH_ROWS):
         query = select(CampaignItem).where(
             CampaignItem.id.in_(part),
             CampaignItem.campaign_id == campaign.id,

@@ -566,7 +566,7 @@ _PRECARITY = (
     (15, "walls closing in", "Tight and tense: shorter sentences, fewer ways out."),
     (None, "hanging by a thread", "Terse: clipped sentences, no comfort, no asides."),
 )
-_PROJECT = {"critical": 3, "success": 3, "partial": 2, "bad": 1}
+_PROJECT_SEGMENTS = {"critical": 3, "success": 3, "partial": 2, "bad": 1}
 _ENTANGLEMENTS = (
     (
         "Someone small wants a small favour, and knows too much to be refused.",
@@ -747,7 +747,7 @@ def _work(table: Table, target: str) -> dict[str, Any]:
     """Fill one to three segments of a project's clock."""
     clock = table.references.find_in_play(target, {"clock"})
     [die] = table.roll(1)
-    segments = _PROJECT[roll_tier([die])[1]]
+    segments = _PROJECT_SEGMENTS[roll_tier([die])[1]]
     after = tick(table, clock.id, segments)
     return {"clock": clock.name, "die": die, "filled": f"{after['filled']}/{after['segments']}"}
 

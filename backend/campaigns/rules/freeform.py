@@ -20,7 +20,7 @@ from backend.campaigns.play.table import Table
 from backend.campaigns.rules.protocol import AttributeType, Mood, Rules
 from backend.errors import ValidationError
 
-_USUAL: Mapping[str, AttributeType] = {
+_DEFAULT_ATTRIBUTES: Mapping[str, AttributeType] = {
     "hp": "number",
     "gold": "number",
     "conditions": "list",
@@ -52,7 +52,10 @@ class Freeform(Rules[Table]):
         """Return the existing attributes, and for players the usual ones."""
         if kind != "entity":
             return {}
-        return {**(_USUAL if state["kind"] == "pc" else {}), **list_attribute_types(state)}
+        return {
+            **(_DEFAULT_ATTRIBUTES if state["kind"] == "pc" else {}),
+            **list_attribute_types(state),
+        }
 
 
 RULES = Freeform()

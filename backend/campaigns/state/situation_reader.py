@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from heapq import nlargest
-from operator import attrgetter, itemgetter
+from operator import itemgetter
 from types import MappingProxyType
 from typing import Any
 from uuid import UUID
@@ -47,7 +46,7 @@ from backend.campaigns.play.echoes import MAX_COSTS, MAX_THREATS, EchoKind
 from backend.campaigns.rules.registry import find_rules
 from backend.campaigns.scenes.chapters import MAX_LOOSE_SCENES
 from backend.campaigns.state.party import find_story_place, has_name, is_scene_here
-from backend.campaigns.state.snapshot import CampaignSnapshot
+from backend.campaigns.state.snapshot import MAX_BLOCK_ITEMS, CampaignSnapshot
 from backend.campaigns.state.state_block import (
     MAX_DETAILED,
     Form,
@@ -62,9 +61,6 @@ from backend.database.base import table_of
 from backend.vault.sealing import Sealer
 
 Condition = ColumnElement[bool] | InstrumentedAttribute[bool]
-
-MAX_CACHED_ITEMS = 100
-"""Maximum number of items of one kind that are read for one block."""
 
 MAX_ENTITIES = 500
 """Maximum number of entities in the state that users read."""
@@ -148,7 +144,7 @@ class CampaignReader:
         """Return the open scene at the place of the story; of several, the last changed one."""
         place = await self._find_story_place()
         scenes = await self.load_items(
-            "scene", CampaignItem.is_live, limit=MAX_CACHED_ITEMS, newest=True
+            "scene", CampaignItem.is_live, limit=MAX_BLOCK_ITEMS, newest=True
         )
         return next(
             (
@@ -277,7 +273,7 @@ class SituationReader(CampaignReader):
         )
         unresolved = {
             item_id: item
-            for item_id, _, item in echoes[:MAX_CACHED_ITEMS]
+            for item_id, _, item in echoes[:MAX_BLOCK_ITEMS]
             if isinstance(item, Echo) and not item.resolved
         }
         in_play = {item_id: item for item_id, _, item in in_view if not isinstance(item, Echo)}
@@ -360,8 +356,8 @@ class SituationReader(CampaignReader):
         is_player = CampaignItem.kind == "entity", CampaignItem.subkind == "pc"
         is_hot = CampaignItem.kind.in_(_HOT_KINDS), CampaignItem.is_live
         is_hidden = CampaignItem.kind == "clock", ~CampaignItem.is_live
-        rows = await self.load_any(is_player, is_hot, is_hidden, limit=4 * MAX_CACHED_ITEMS)
-        rows += await self.load_items("echo", limit=MAX_CACHED_ITEMS, newest=True)
+        rows = await self.load_any(is_player, is_hot, is_hidden, limit=4 * MAX_BLOCK_ITEMS)
+        rows += await self.load_items("echo", limit=MAX_BLOCK_ITEMS, newest=True)
         return [(row.id, row.seq, item) for row, item in rows]
 
     async def _load_around(
@@ -392,13 +388,10 @@ class SituationReader(CampaignReader):
                 for row, item in rows
                 if isinstance(item, Entity)
             ]
-        people = names.tied.get(("entity", at), {}).values() if at else ()
-        found = {each.id: each for each in nlargest(MAX_CACHED_ITEMS, people, key=_seq)}
-        found |= {one: names.around[one] for one in ids if one in names.around}
         return [
             VisibleEntity(id=each.id, entity=each.item)
-            for each in sorted(found.values(), key=_seq, reverse=True)
-            if isinstance(each.item, Entity) and is_known_to(self.viewpoint, each.audience)
+            for each in names.find_entities(ids, at, self.viewpoint)
+            if isinstance(each.item, Entity)
         ]
 
     async def _load_prebuilt(
@@ -430,7 +423,7 @@ class SituationReader(CampaignReader):
         facts: dict[UUID, list[tuple[UUID, Fact]]] = {}
         if not about:
             return facts
-        found = names.find_facts(about, self.viewpoint, limit=MAX_CACHED_ITEMS)
+        found = names.find_facts(about, self.viewpoint, limit=MAX_BLOCK_ITEMS)
         if found is None:
             rows = await self._load_prebuilt(_FACTS, {"ids": about})
             found = [(row.id, item) for row, item in rows if isinstance(item, Fact)]
@@ -447,15 +440,7 @@ class SituationReader(CampaignReader):
             rows = await self._load_prebuilt(_RELATIONS, {"ids": ids})
             rows.sort(key=lambda each: each[0].id)
             return [item for _, item in rows if isinstance(item, Relation)]
-        tied = {
-            each.id: each
-            for one in ids
-            for each in names.tied.get(("relation", one), {}).values()
-            if isinstance(each.item, Relation) and is_known_to(self.viewpoint, each.audience)
-        }
-        latest = nlargest(MAX_CACHED_ITEMS, tied.values(), key=_seq)
-        latest.sort(key=lambda each: each.id.int)
-        return [each.item for each in latest if isinstance(each.item, Relation)]
+        return names.find_relations(ids, self.viewpoint)
 
     async def load_chapters(self, limit: int) -> dict[UUID, Chapter]:
         """Return the last chapters by id, the newest first."""
@@ -501,9 +486,6 @@ def _render_echoes(marks: AudienceMarks, echoes: Iterable[Echo], kind: EchoKind)
     return [marks.mark(each.text, each.audience) for each in echoes if each.kind == kind]
 
 
-_seq = attrgetter("seq")
-
-
 _ITEMS = table_of(CampaignItem)
 _COLUMNS = (_ITEMS.c.id, _ITEMS.c.kind, _ITEMS.c.sealed_state)
 _IDS: BindParameter[Any] = bindparam("ids", expanding=True)
@@ -538,7 +520,7 @@ _AROUND = _union_all(
             columns=[_ITEMS.c.id],
         )
         .order_by(_LATEST)
-        .limit(MAX_CACHED_ITEMS)
+        .limit(MAX_BLOCK_ITEMS)
         .subquery()
         .c.id
     ),
@@ -549,12 +531,12 @@ _RELATIONS = (
         _select_own(_RELATION, _ITEMS.c.place_id.in_(_IDS), columns=[_ITEMS.c.id]),
     )
     .order_by(_LATEST)
-    .limit(MAX_CACHED_ITEMS)
+    .limit(MAX_BLOCK_ITEMS)
 )
 _FACTS = (
     _select_own(_ITEMS.c.kind == "fact", _ITEMS.c.is_live, _ITEMS.c.about_id.in_(_IDS))
     .order_by(_LATEST)
-    .limit(MAX_CACHED_ITEMS)
+    .limit(MAX_BLOCK_ITEMS)
 )
 _CLOSED_SCENES = (
     _select_own(_ITEMS.c.kind == "scene", ~_ITEMS.c.is_live)

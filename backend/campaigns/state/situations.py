@@ -25,12 +25,8 @@ from backend.campaigns.ledger.records import (
 from backend.campaigns.models import Campaign, CampaignItem
 from backend.campaigns.rules.registry import find_rules
 from backend.campaigns.scenes.chapters import count_fitting_chapters
-from backend.campaigns.state.situation_reader import (
-    MAX_CACHED_ITEMS,
-    CampaignReader,
-    SituationReader,
-)
-from backend.campaigns.state.snapshot import CampaignSnapshot, SnapshotCache
+from backend.campaigns.state.situation_reader import CampaignReader, SituationReader
+from backend.campaigns.state.snapshot import MAX_BLOCK_ITEMS, CampaignSnapshot, SnapshotCache
 from backend.campaigns.state.state_block import (
     MAX_EVENTS,
     BlockSummary,
@@ -55,7 +51,7 @@ RECENT_EVENTS = 40
 RECENT_LINES = 4
 """Number of last messages that determine who spoke recently."""
 
-LOOK_BACK = 200
+LOOK_BACK_MESSAGES = 200
 """Number of messages before a turn among which the last block is searched."""
 
 
@@ -97,11 +93,9 @@ class SituationService:
             worlds = await load_known_rows(reader, await reader.load_items("world"))
             scene = await reader.find_open_scene()
             entities = await reader.load_nearest(scene[1] if scene else None)
-            threads = await reader.load_items(
-                "thread", CampaignItem.is_live, limit=MAX_CACHED_ITEMS
-            )
-            clocks = await reader.load_items("clock", CampaignItem.is_live, limit=MAX_CACHED_ITEMS)
-            echoes = await reader.load_items("echo", limit=MAX_CACHED_ITEMS, newest=True)
+            threads = await reader.load_items("thread", CampaignItem.is_live, limit=MAX_BLOCK_ITEMS)
+            clocks = await reader.load_items("clock", CampaignItem.is_live, limit=MAX_BLOCK_ITEMS)
+            echoes = await reader.load_items("echo", limit=MAX_BLOCK_ITEMS, newest=True)
             counts = await reader.count_live("entity", "thread", "clock", "echo")
             more = {
                 "entities": counts["entity"] - len(entities),
@@ -327,7 +321,11 @@ async def _load_last_injected(
     """Return the block in the prompt of the last reply up to `leaf`; usually that is `leaf`."""
     if leaf.is_active and leaf.sealed_injected_context is not None:
         return _read_injected(sealer, leaf.id, leaf.sealed_injected_context)
-    asked = {"chat": leaf.chat_id, "leaf": leaf.position, "from": leaf.position - LOOK_BACK}
+    asked = {
+        "chat": leaf.chat_id,
+        "leaf": leaf.position,
+        "from": leaf.position - LOOK_BACK_MESSAGES,
+    }
     row = (await session.execute(_LAST_INJECTED, asked)).one_or_none()
     if row is None or row.sealed_injected_context is None:
         return None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
 from heapq import nlargest
-from operator import itemgetter
+from operator import attrgetter, itemgetter
 from typing import Any, NamedTuple
 from uuid import UUID
 
@@ -23,6 +23,9 @@ from backend.core.cpu_pool import unhurried
 from backend.vault.sealing import Sealer
 
 MAX_CAMPAIGNS = 64
+
+MAX_BLOCK_ITEMS = 100
+"""Maximum number of items of one kind that are read for one block."""
 
 MAX_ITEMS_IN_VIEW = 400
 """Maximum number of cached items in view; with more, none are cached."""
@@ -77,6 +80,9 @@ class SnapshotItem(NamedTuple):
     audience: str
     size: int
     item: Item
+
+
+_seq = attrgetter("seq")
 
 
 class SnapshotCache(UserSignedOut):
@@ -215,6 +221,29 @@ class CampaignSnapshot:
         )
         latest = nlargest(limit, known, key=itemgetter(0))
         return [(item_id, item) for _, item_id, item in latest]
+
+    def find_entities(
+        self, ids: Iterable[UUID], at: UUID | None, viewpoint: Viewpoint
+    ) -> list[SnapshotItem]:
+        """Return entities by id, and the people at a place, the last changed first."""
+        around = self.around or {}
+        people = self.tied.get(("entity", at), {}).values() if at else ()
+        found = {each.id: each for each in nlargest(MAX_BLOCK_ITEMS, people, key=_seq)}
+        found |= {one: around[one] for one in ids if one in around}
+        known = (each for each in found.values() if is_known_to(viewpoint, each.audience))
+        return sorted(known, key=_seq, reverse=True)
+
+    def find_relations(self, ids: Iterable[UUID], viewpoint: Viewpoint) -> list[Relation]:
+        """Return relations from and to entities, the oldest first."""
+        found = {
+            each.id: each
+            for one in ids
+            for each in self.tied.get(("relation", one), {}).values()
+            if is_known_to(viewpoint, each.audience)
+        }
+        latest = nlargest(MAX_BLOCK_ITEMS, found.values(), key=_seq)
+        latest.sort(key=lambda each: each.id.int)
+        return [each.item for each in latest if isinstance(each.item, Relation)]
 
     async def update(
         self, session: AsyncSession, sealer: Sealer, campaign: Campaign

@@ -24,8 +24,8 @@ from backend.campaigns.models import Campaign, CampaignItem
 from backend.campaigns.play.story_tools import FieldDelta
 from backend.campaigns.play.table import Table
 from backend.campaigns.scenes.scenes import find_span
-from backend.campaigns.state.situation_reader import MAX_CACHED_ITEMS, CampaignReader
-from backend.campaigns.state.snapshot import CampaignSnapshot
+from backend.campaigns.state.situation_reader import CampaignReader
+from backend.campaigns.state.snapshot import MAX_BLOCK_ITEMS, CampaignSnapshot
 from backend.campaigns.state.viewpoints import read_marks
 from backend.chats.models import Chat, Message
 from backend.core.audience import GM, PUBLIC, is_known_to_all, narrowest, opened, stored
@@ -163,7 +163,7 @@ class SceneTask(Task[SceneWork, SceneProposal]):
         table = await scene_table(session, self.sealer, campaign, names, text, audience=audience)
         viewpoint = GM if audience == GM else PUBLIC
         known = CampaignReader(session, self.sealer, campaign, viewpoint)
-        threads = await known.load_items("thread", limit=MAX_CACHED_ITEMS, newest=True)
+        threads = await known.load_items("thread", limit=MAX_BLOCK_ITEMS, newest=True)
         return SceneWork(
             reader=reader,
             budget=await open_budget(session, self.runtime.settings, self.sealer.user_id),
