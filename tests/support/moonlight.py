@@ -14,7 +14,7 @@ from backend.campaigns.ledger.items import Entity, Kind, World
 from backend.campaigns.play.story_tools import FINISH_TURN
 from backend.campaigns.play.table import Table
 from backend.campaigns.rules.attributes import check_number, get_number
-from backend.campaigns.rules.protocol import AttributeType, Mood, PlayTool, Rules, ToolOutcome
+from backend.campaigns.rules.protocol import AttributeType, Mood, PlayTool, RuleSystem, ToolOutcome
 
 
 class Howl(msgspec.Struct, frozen=True):
@@ -33,7 +33,7 @@ def howl(table: Table, asked: Howl) -> ToolOutcome:
 HOWL = PlayTool("howl", Howl, howl)
 
 
-class Moonlight(Rules[Table]):
+class Moonlight(RuleSystem[Table]):
     """Wolves by night."""
 
     moods = (

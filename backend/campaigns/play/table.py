@@ -30,7 +30,7 @@ from backend.campaigns.rules.protocol import (
     Event,
     Mood,
     PlayTool,
-    Rules,
+    RuleSystem,
     ToolOutcome,
     ToolRefusedError,
     make_answer,
@@ -107,7 +107,7 @@ class Table:
         self.state = state
         self.names = names
         self.viewpoint: Viewpoint = GM
-        self.rules: Rules[Table] = find_rules(state.rules)
+        self.rules: RuleSystem[Table] = find_rules(state.rules)
         self._secrets: dict[str, str] = {}
 
     @classmethod

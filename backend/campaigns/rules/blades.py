@@ -40,7 +40,7 @@ from backend.campaigns.rules.protocol import (
     AttributeType,
     Mood,
     PlayTool,
-    Rules,
+    RuleSystem,
     ToolOutcome,
     ToolRefusedError,
 )
@@ -82,7 +82,7 @@ class BladesPlay(PlayState, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class CommittedOutcome(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """An outcome that the model described before the die was chosen. `costs` are `Cost`s."""
+    """An outcome that the model described before the die was chosen. `costs` are `ActionCost`s."""
 
     tier: Tier
     hint: str
@@ -130,7 +130,7 @@ def roll_tier(dice: Sequence[int], *, none: bool = False) -> tuple[int, Tier]:
     return die, "partial" if die >= 4 else "bad"  # noqa: PLR2004
 
 
-class Cost(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class ActionCost(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One thing that is paid."""
 
     kind: Literal["stress", "harm", "heat", "coin", "clock", "item"]
@@ -143,7 +143,7 @@ class Cost(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     ] = ""
 
 
-def render_cost(cost: Cost) -> str:
+def render_cost(cost: ActionCost) -> str:
     """Return a cost in a few words."""
     match cost.kind:
         case "harm":
@@ -156,7 +156,7 @@ def render_cost(cost: Cost) -> str:
             return f"{cost.amount} {cost.kind}"
 
 
-def pay(table: Table, cost: Cost, player_id: UUID) -> None:
+def pay(table: Table, cost: ActionCost, player_id: UUID) -> None:
     """Pay a cost of a player's character. Raises `ToolRefusedError` if it is not possible."""
     player = table.get(player_id)
     match cost.kind:
@@ -262,7 +262,8 @@ class OutcomeOf(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         str, Meta(min_length=1, max_length=300, description="In a few words, for the player.")
     ]
     costs: Annotated[
-        list[Cost], Meta(max_length=5, description="Of partial and bad at least one; else none.")
+        list[ActionCost],
+        Meta(max_length=5, description="Of partial and bad at least one; else none."),
     ] = []
     narrative: Annotated[Short, Meta(description="What you will tell then.")] = ""
 
@@ -370,7 +371,7 @@ def choose_die(table: Table, index: int) -> dict[str, Any]:
         dice = table.roll(rating or 2)
         die, tier = roll_tier(dice, none=rating == 0)
     fixed = next(each for each in get_state(table).committed if each.tier == tier)
-    costs = [msgspec.convert(cost, Cost) for cost in fixed.costs]
+    costs = [msgspec.convert(cost, ActionCost) for cost in fixed.costs]
     for cost in costs:
         pay(table, cost, player_id)
     if costs:
@@ -587,7 +588,7 @@ _ENTANGLEMENTS = (
 """Entanglements by heat (0 to 3, 4 to 5, 6 and more) and by the roll, the worst last."""
 
 
-class Blades(Rules[Table]):
+class Blades(RuleSystem[Table]):
     """A crew's rules: position and effect, dice to spend, stress and heat, downtime."""
 
     title = "Blades: heists, stress and clocks"

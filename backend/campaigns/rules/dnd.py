@@ -41,7 +41,7 @@ from backend.campaigns.rules.protocol import (
     AttributeType,
     Mood,
     PlayTool,
-    Rules,
+    RuleSystem,
     ToolOutcome,
     ToolRefusedError,
     make_answer,
@@ -303,7 +303,7 @@ _MOODS: Sequence[Mood[Table]] = (
 )
 
 
-class Dnd(Rules[Table]):
+class Dnd(RuleSystem[Table]):
     """Abilities, armour class, hit points, and fights."""
 
     title = "Fantasy: hit points and d20"

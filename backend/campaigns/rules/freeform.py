@@ -17,7 +17,7 @@ from backend.campaigns.play.story_tools import (
     list_attribute_types,
 )
 from backend.campaigns.play.table import Table
-from backend.campaigns.rules.protocol import AttributeType, Mood, Rules
+from backend.campaigns.rules.protocol import AttributeType, Mood, RuleSystem
 from backend.errors import ValidationError
 
 _DEFAULT_ATTRIBUTES: Mapping[str, AttributeType] = {
@@ -29,7 +29,7 @@ _DEFAULT_ATTRIBUTES: Mapping[str, AttributeType] = {
 _TOOLS = (THINK, SPEAK, ASK, SET_SCENE, ADVANCE_TIME, TICK_CLOCK, FINISH_TURN)
 
 
-class Freeform(Rules[Table]):
+class Freeform(RuleSystem[Table]):
     """A story without rules. Users decide on the meaning of numbers."""
 
     title = "Freeform"

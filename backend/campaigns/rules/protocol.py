@@ -1,7 +1,7 @@
 """The interface of a rule system: its moods, tools and numbers.
 
-A rule system is one class that extends `Rules`, in a file of its own. `Rules` and `PlayTool` are
-generic in the table, because `play.table` imports this module.
+A rule system is one class that extends `RuleSystem`, in a separate file. `RuleSystem` and
+`PlayTool` are generic in the table, because `play.table` imports this module.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ TableT = TypeVar("TableT")
 
 
 class ToolRefusedError(Exception):
-    """A tool call is not possible. The text tells the model the reason; nothing was changed."""
+    """A tool call is not possible. The text is the reason for the model; nothing was changed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,8 +109,8 @@ class Mood(Generic[TableT]):
     max_turns: int = 0
 
 
-class Rules(Generic[TableT]):
-    """The rules of a game. An instance has no state: every method receives what it needs.
+class RuleSystem(Generic[TableT]):
+    """The rules of a game. An instance has no state: every method receives its data.
 
     The defaults are those of a game without numbers and downtime.
 
@@ -176,7 +176,7 @@ class Rules(Generic[TableT]):
         raise ValidationError(f"There is no {activity}.")
 
 
-def read_play(world: State, rules: Rules[Any]) -> PlayState:
+def read_play(world: State, rules: RuleSystem[Any]) -> PlayState:
     """Return the play state of a world; its beginning if the state is invalid in these rules."""
     attributes: State = world.get("attributes") or {}
     stored = attributes.get(PLAY)
@@ -187,7 +187,7 @@ def read_play(world: State, rules: Rules[Any]) -> PlayState:
     return play if rules.find_mood(play.mood) else rules.play_type(mood=rules.moods[0].name)
 
 
-def is_unsettled(world: State, rules: Rules[Any], *, is_played: bool) -> bool:
+def is_unsettled(world: State, rules: RuleSystem[Any], *, is_played: bool) -> bool:
     """Return True during an action or a fight, by the mood of play or the flag `combat`."""
     flags: State = world.get("flags") or {}
     if flags.get("combat") is True:

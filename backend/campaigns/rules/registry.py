@@ -13,7 +13,7 @@ from pkgutil import iter_modules
 from typing import Any
 
 from backend.campaigns import rules as package
-from backend.campaigns.rules.protocol import Rules
+from backend.campaigns.rules.protocol import RuleSystem
 from backend.core.cpu_pool import resolve_structs
 from backend.core.logs import get_logger
 from backend.errors import ValidationError
@@ -25,9 +25,9 @@ ENTRY_POINTS = "talekeeper.rules"
 
 
 @cache
-def known_rules() -> dict[str, Rules[Any]]:
+def known_rules() -> dict[str, RuleSystem[Any]]:
     """Return all rule systems by name."""
-    found: dict[str, Rules[Any]] = {
+    found: dict[str, RuleSystem[Any]] = {
         point.name: point.load() for point in entry_points(group=ENTRY_POINTS)
     }
     for module in iter_modules(package.__path__):
@@ -46,7 +46,7 @@ def check_rules(name: str) -> None:
         )
 
 
-def find_rules(name: str) -> Rules[Any]:
+def find_rules(name: str) -> RuleSystem[Any]:
     """Return the rules of a campaign; `freeform` if their package was uninstalled."""
     found = known_rules().get(name)
     if found is None:

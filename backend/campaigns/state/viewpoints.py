@@ -22,7 +22,7 @@ from backend.campaigns.ledger.records import (
 )
 from backend.campaigns.ledger.store import read_state
 from backend.campaigns.models import Campaign, CampaignItem
-from backend.campaigns.rules.protocol import Rules, read_play
+from backend.campaigns.rules.protocol import RuleSystem, read_play
 from backend.campaigns.rules.registry import find_rules
 from backend.campaigns.rules.state import PLAY
 from backend.campaigns.state.situation_reader import CampaignReader, Condition
@@ -139,7 +139,7 @@ _FIELDS: Mapping[Kind, frozenset[str]] = {
 Items = Iterable[tuple[UUID, Kind, State]]
 
 
-def filter_known_items(items: Items, rules: Rules[Any]) -> list[tuple[UUID, Kind, State]]:
+def filter_known_items(items: Items, rules: RuleSystem[Any]) -> list[tuple[UUID, Kind, State]]:
     """Return items of a viewpoint with the fields that a player knows.
 
     Prompts render how people feel about players' characters, and no other relation.
@@ -155,7 +155,7 @@ def filter_known_items(items: Items, rules: Rules[Any]) -> list[tuple[UUID, Kind
     return [each for each in known if each[1] != "relation" or each[2]["to_id"] in players]
 
 
-def filter_known_state(kind: Kind, state: State, rules: Rules[Any]) -> State | None:
+def filter_known_state(kind: Kind, state: State, rules: RuleSystem[Any]) -> State | None:
     """Return the fields of an item that prompts of a player render; None if they render none."""
     if not exists(state) or not _is_rendered(kind, state):
         return None
@@ -200,7 +200,7 @@ def _is_rendered(kind: Kind, state: State) -> bool:
             return True
 
 
-def _world_attributes(state: State, rules: Rules[Any]) -> State:
+def _world_attributes(state: State, rules: RuleSystem[Any]) -> State:
     """Return the state of play, and the numbers that the rules show to players."""
     attributes: State = state.get("attributes") or {}
     counted: Mapping[str, Any] = rules.schema("world").get("properties", {})
@@ -210,7 +210,7 @@ def _world_attributes(state: State, rules: Rules[Any]) -> State:
     return known
 
 
-def _known_attributes(state: State, rules: Rules[Any]) -> State:
+def _known_attributes(state: State, rules: RuleSystem[Any]) -> State:
     """Return the attributes of someone who is no player's character, or of a place or thing.
 
     A prompt has their words, and the values that a model may change without a tool. It renders

@@ -18,7 +18,7 @@ from backend.campaigns.models import Campaign, CampaignItem
 from backend.campaigns.names.mentions import NameIndex
 from backend.campaigns.names.roster import Member
 from backend.campaigns.play.references import get_name
-from backend.campaigns.rules.protocol import AttributeType, Rules
+from backend.campaigns.rules.protocol import AttributeType, RuleSystem
 from backend.campaigns.rules.registry import find_rules
 from backend.campaigns.rules.state import PLAY, ROLL, ItemState
 from backend.campaigns.state.party import find_story_place, is_scene_here
@@ -88,7 +88,7 @@ class KnownWorld:
 
     campaign_id: UUID
     version: int
-    rules: Rules[Any]
+    rules: RuleSystem[Any]
     items: Mapping[UUID, ItemState]
 
     @property
@@ -242,7 +242,7 @@ def attributes_of(known: KnownWorld) -> dict[str, dict[str, AttributeType]]:
     return found
 
 
-def changeable(rules: Rules[Any], state: State) -> dict[str, AttributeType]:
+def changeable(rules: RuleSystem[Any], state: State) -> dict[str, AttributeType]:
     """The attributes of an entity that a model may change by itself."""
     members = rules.changeable("entity", state)
     return {name: kind for name, kind in members.items() if name not in _HIDDEN}
