@@ -264,9 +264,7 @@ async def _find_differences(
         .limit(1)
     )
     if first is None or not first <= version <= campaign.version:
-        raise CampaignVersionNotFoundError(
-            f"The campaign has the versions {first} to {campaign.version}."
-        )
+        raise CampaignVersionNotFoundError(f"Choose a version from {first} to {campaign.version}.")
     # Later versions, and swipes, wrote the rows of the items that they changed. If a swipe changed
     # nothing in the ledger, its items are equal then and now.
     query = (

@@ -60,7 +60,7 @@ _FIELDS: Mapping[str, Mapping[str, AttributeType]] = {
 
 
 class FieldDelta(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One field of somebody or something in play."""
+    """One field of a person, place, thing or thread in play."""
 
     item: Named
     field: Annotated[
@@ -101,7 +101,7 @@ class FlagDelta(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
 
 class Deltas(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What has changed in the world with this turn, costs that were paid apart."""
+    """The changes of the world in this turn, without costs that were paid."""
 
     changes: Annotated[list[FieldDelta], Meta(max_length=MAX_DELTAS)] = []
     clocks: Annotated[list[ClockDelta], Meta(max_length=MAX_DELTAS)] = []
@@ -268,13 +268,13 @@ Said = Annotated[str, Meta(min_length=1, max_length=300)]
 
 
 class Think(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Think as the game master before you write: what is risky, who wants what, what comes next."""
+    """Think as the game master before you write: the risks, the goals, and the next events."""
 
     thoughts: Annotated[str, Meta(min_length=1, max_length=8_000)]
 
 
 class Speak(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Before somebody speaks: be told how they talk, what they want, and how they are disposed."""
+    """Before a person speaks, learn how they talk, their goals, and their disposition."""
 
     npc: Annotated[Named, Meta(description="Who is to speak.")]
     intent: Annotated[Short, Meta(description="What they mean to say, and to get by it.")] = ""
@@ -318,7 +318,7 @@ class TickClock(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
 
 class FinishTurn(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """End your turn, after the narration: say what it cost, what threatens, and what changed."""
+    """End your turn, after the narration: state its costs, its threats, and its changes."""
 
     connector: Annotated[
         Short, Meta(description="How this leads on: therefore, but, meanwhile, ...")

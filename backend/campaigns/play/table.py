@@ -62,7 +62,7 @@ from backend.generation.tools.arguments import InvalidCallError, read_arguments
 
 
 class RollDice(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Roll dice when something may fail. The server rolls, and the result is what happens."""
+    """Roll dice when something may fail. The server rolls, and its result is final."""
 
     dice: Annotated[str, Meta(min_length=2, max_length=12, description="Such as 1d20 or 2d6+3.")]
     because: Annotated[str, Meta(max_length=1_000)] = ""
@@ -348,7 +348,9 @@ class Table:
         if not is_own and option_id not in ids:
             raise NoSuchOptionError("The turn does not wait for this option.")
         if is_own != bool(said):
-            raise ValidationError("`text` goes with the option `own`, and only with that.")
+            raise ValidationError(
+                "`text` is required with the option `own`, and not allowed with others."
+            )
         result: Any = {"answered": said}
         if not is_own:
             tool, index = self._tool(pending.tool), ids.index(option_id)
@@ -506,7 +508,7 @@ DOWNTIME = "downtime"
 class DowntimeError(ConflictError):
     """Downtime has begun already, or has not begun."""
 
-    slug, title = "downtime", "Not now"
+    slug, title = "downtime", "Downtime is not possible now"
 
 
 def enter_downtime(table: Table, activity: str, target: str = "") -> dict[str, Any]:
@@ -525,9 +527,9 @@ def enter_downtime(table: Table, activity: str, target: str = "") -> dict[str, A
     if activity not in mood.variants:
         raise ValidationError(f"`activity` is one of {', '.join(mood.variants)}.")
     if table.play.mood == DOWNTIME:
-        raise DowntimeError("It is downtime already.")
+        raise DowntimeError("Downtime has begun already.")
     if table.play.mood != table.rules.moods[0].name:
-        raise DowntimeError("Something is under way: downtime begins when it is over.")
+        raise DowntimeError("Finish the current mood before downtime.")
     result = table.rules.spend_downtime(table, activity, target)
     table.enter_mood(DOWNTIME, variant=activity)
     return result
@@ -536,5 +538,5 @@ def enter_downtime(table: Table, activity: str, target: str = "") -> dict[str, A
 def leave_downtime(table: Table) -> None:
     """Return to the mood in which play begins. Raises `DowntimeError` outside of downtime."""
     if table.play.mood != DOWNTIME:
-        raise DowntimeError("It is not downtime.")
+        raise DowntimeError("Downtime has not begun.")
     table.enter_mood(table.rules.moods[0].name)

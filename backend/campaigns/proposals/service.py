@@ -145,7 +145,7 @@ async def _find(
     if row is None:
         raise ProposalNotFoundError
     if row.state == unless:
-        raise ProposalDecidedError(f"It was {unless}.")
+        raise ProposalDecidedError(f"The proposal was {unless} before.")
     [proposal] = await load_proposals(session, identity.sealer, campaign, [row])
     return proposal
 

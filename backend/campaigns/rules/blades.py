@@ -242,7 +242,7 @@ Variant = Literal["encounter", "opportunity", "discovery"]
 
 
 class Engage(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The player attempts something risky: fix how dangerous it is, and what it can achieve."""
+    """The player attempts something risky: fix its danger and its possible effect."""
 
     domain: Domain
     position: Annotated[Position, Meta(description="How bad it is if it goes wrong.")]
@@ -255,7 +255,7 @@ class Engage(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 
 class OutcomeOf(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What happens at one tier."""
+    """The outcome of one tier."""
 
     tier: Tier
     hint: Annotated[
@@ -276,14 +276,14 @@ class SpendDie(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 
 class Resolve(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Go on to the aftermath that the die has fixed; or `withdrawn`, if no die was spent."""
+    """Continue to the aftermath that the die has fixed; or `withdrawn`, if no die was spent."""
 
     tier: Literal["critical", "success", "partial", "bad", "withdrawn"]
     outcome: Annotated[Short, Meta(description="The hint that was committed to.")] = ""
 
 
 class Accept(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Nothing is risky now, or what came of it is told: go on with the scene."""
+    """The risk is over, or its outcome is narrated: continue with the scene."""
 
     variant: Variant = "encounter"
 

@@ -78,7 +78,7 @@ Dice = Annotated[str, Meta(min_length=2, max_length=12, description="Such as 2d6
 
 
 class AbilityCheck(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Somebody tries what may fail: the server rolls a check against a difficulty."""
+    """A character tries something that may fail: the server rolls a check against a difficulty."""
 
     character: Who
     ability: Ability
@@ -89,7 +89,7 @@ class AbilityCheck(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
 
 class Attack(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Somebody attacks: the server rolls against armour class, and takes the damage off."""
+    """A character attacks: the server rolls against armour class, and subtracts the damage."""
 
     attacker: Who
     target: Who
@@ -99,7 +99,7 @@ class Attack(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 
 class Harm(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Damage without an attack, a fall say: the server rolls it, and takes it off."""
+    """Damage without an attack, for example a fall: the server rolls and subtracts it."""
 
     target: Who
     damage: Dice
@@ -107,7 +107,7 @@ class Harm(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
 
 class Heal(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Hit points come back: the server rolls how many."""
+    """Hit points are restored: the server rolls how many."""
 
     target: Who
     healing: Dice
@@ -115,7 +115,7 @@ class Heal(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
 
 class SetCondition(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Somebody comes under a condition, or it ends."""
+    """Add a condition to a character, or end it."""
 
     target: Who
     condition: Condition
@@ -123,13 +123,13 @@ class SetCondition(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
 
 class StartCombat(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A fight breaks out: what you said is dropped, and the turn goes on as a fight."""
+    """A fight begins: your text is dropped, and the turn continues as a fight."""
 
     because: Short = ""
 
 
 class EndCombat(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The fight is over: what you said is dropped, and the turn goes on without it."""
+    """The fight is over: your text is dropped, and the turn continues without it."""
 
     because: Short = ""
 

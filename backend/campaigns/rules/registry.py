@@ -42,7 +42,7 @@ def check_rules(name: str) -> None:
     """Raise `ValidationError` if there is no such rule system."""
     if name not in known_rules():
         raise ValidationError(
-            f"There are no rules named {name}; there are {', '.join(sorted(known_rules()))}."
+            f"Unknown rules: {name}. Available are {', '.join(sorted(known_rules()))}."
         )
 
 

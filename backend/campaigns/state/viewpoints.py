@@ -287,7 +287,9 @@ async def check_viewpoint(
     if isinstance(viewpoint, UUID) and await _find_missing(
         session, [viewpoint], campaigns, owner_id=owner_id
     ):
-        raise ValidationError(f"`viewpoint` names {viewpoint}, which is no entity of the campaign.")
+        raise ValidationError(
+            f"`viewpoint` refers to {viewpoint}, which is not an entity of the campaign."
+        )
 
 
 async def read_marks(
@@ -329,7 +331,7 @@ async def check_chat_audience(session: AsyncSession, chat: Chat, audience: Audie
     if audience == PUBLIC:
         return
     if chat.campaign_id is None:
-        raise ValidationError("The chat belongs to no campaign: its messages are public.")
+        raise ValidationError("All messages of a chat without a campaign are public.")
     if isinstance(audience, list):
         await _check(session, audience, [chat.campaign_id], owner_id=chat.user_id)
 
@@ -351,7 +353,7 @@ async def check_event_audience(
     )
     found = [*await session.scalars(theirs), *await session.scalars(of_chats)]
     if not found:
-        raise ValidationError("No campaign uses the chronicle: all of its events are public.")
+        raise ValidationError("All events of a chronicle without a campaign are public.")
     if isinstance(audience, list):
         await _check(session, audience, found, owner_id=owner_id)
 
@@ -400,7 +402,9 @@ async def _check(
     session: AsyncSession, entity_ids: Sequence[UUID], campaigns: Campaigns, *, owner_id: UUID
 ) -> None:
     if missing := await _find_missing(session, entity_ids, campaigns, owner_id=owner_id):
-        raise ValidationError(f"`audience` names {missing}, which is no entity of the campaign.")
+        raise ValidationError(
+            f"`audience` refers to {missing}, which is not an entity of the campaign."
+        )
 
 
 async def _find_missing(
