@@ -31,7 +31,7 @@ from backend.campaigns.errors import (
 )
 from backend.campaigns.ledger.change_log import ChangeLogService
 from backend.campaigns.proposals.controller import ProposalController
-from backend.campaigns.rules.registry import known_rules
+from backend.campaigns.rules.registry import load_rules
 from backend.campaigns.state.situations import SituationService
 from backend.chats.errors import ChatNotFoundError, MessageNotFoundError
 from backend.chronicles.errors import ChronicleFullError
@@ -78,7 +78,7 @@ class CampaignController(Controller):
                 title=rules.title or name,
                 moods={mood.name: list(mood.variants) for mood in rules.moods},
             )
-            for name, rules in sorted(known_rules().items())
+            for name, rules in sorted(load_rules().items())
         ]
         return Page(items=found, next=None)
 

@@ -28,7 +28,7 @@ from backend.campaigns.files.vault_lists import ListReader
 from backend.campaigns.ledger.changes import State, build_creation, build_item
 from backend.campaigns.ledger.items import MAX_DAY, MAX_MEMBERS, Fact, Item, Kind, Relation, World
 from backend.campaigns.names.mentions import slug
-from backend.campaigns.rules.registry import DEFAULT_RULES, find_rules, known_rules
+from backend.campaigns.rules.registry import DEFAULT_RULES, find_rules, load_rules
 from backend.characters.cards.text import parse_json
 from backend.characters.errors import CardError, CardLimitError
 from backend.core.audience import Audience
@@ -221,7 +221,7 @@ class VaultReader:
         if name := str(meta.get("name") or "").strip():
             fields.name = name[:200]
         rules = str(meta.get("rules") or DEFAULT_RULES)
-        if rules not in known_rules():
+        if rules not in load_rules():
             self.draft.warn(f"{path}: there are no rules named {rules[:50]}; it is {DEFAULT_RULES}")
             rules = DEFAULT_RULES
         fields.rules = rules

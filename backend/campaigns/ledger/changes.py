@@ -42,7 +42,7 @@ class Operations(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, omit_
     remove: dict[str, Any] = {}
     because: str = ""
 
-    def fields(self) -> frozenset[str]:
+    def list_fields(self) -> frozenset[str]:
         """Return the fields that change, without members: `attributes` for `attributes.hp`."""
         return frozenset(key.partition(".")[0] for key in self.list_keys())
 
@@ -50,7 +50,7 @@ class Operations(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, omit_
         """Return the keys that change, except the one for creation and deletion."""
         return [key for key in (*self.set, *self.add, *self.remove) if key != EXISTS]
 
-    def only(self, keys: Collection[str]) -> Operations:
+    def select(self, keys: Collection[str]) -> Operations:
         """Return the operations on some of the keys."""
         put, added, removed = (
             {key: value for key, value in each.items() if key in keys}
@@ -96,7 +96,7 @@ def apply_operations(kind: Kind, state: State, change: Operations) -> State:
         _put(after, key, _add(get_value(after, key), value))
     for key, value in change.remove.items():
         _put(after, key, _remove(get_value(after, key), value))
-    for key, (least, most) in _bounds(kind, after).items():
+    for key, (least, most) in _find_bounds(kind, after).items():
         if _is_number(number := get_value(after, key)):
             _put(after, key, min(max(number, least), most))
     if exists(after):
@@ -194,7 +194,7 @@ def _put(state: State, key: str, value: Any) -> None:
     )
 
 
-def _values(value: Any) -> list[Any]:
+def _as_list(value: Any) -> list[Any]:
     """Return a list of a value: a copy of a list, an empty one for None."""
     if isinstance(value, list):
         return list(cast("Any", value))
@@ -208,24 +208,24 @@ def _is_number(value: Any) -> bool:
 def _add(current: Any, value: Any) -> Any:
     if _is_number(value):
         return (current if _is_number(current) else 0) + value
-    have = _values(current)
-    known = set(map(_comparable, have))
-    return [*have, *(one for one in _values(value) if _comparable(one) not in known)]
+    have = _as_list(current)
+    known = set(map(_as_hashable, have))
+    return [*have, *(one for one in _as_list(value) if _as_hashable(one) not in known)]
 
 
 def _remove(current: Any, value: Any) -> Any:
     if _is_number(value):
         return (current if _is_number(current) else 0) - value
-    gone = set(map(_comparable, _values(value)))
-    return [one for one in _values(current) if _comparable(one) not in gone]
+    gone = set(map(_as_hashable, _as_list(value)))
+    return [one for one in _as_list(current) if _as_hashable(one) not in gone]
 
 
-def _comparable(value: Any) -> str | bytes:
+def _as_hashable(value: Any) -> str | bytes:
     """Return a hashable form of a JSON value, because lists may have thousands of members."""
     return value if isinstance(value, str) else msgspec.json.encode(value, order="deterministic")
 
 
-def _bounds(kind: Kind, state: State) -> Bounds:
+def _find_bounds(kind: Kind, state: State) -> Bounds:
     if kind == "clock":
         segments = state.get("segments", 6)
         return {"filled": (0, segments)} if isinstance(segments, int) else {}
@@ -235,10 +235,14 @@ def _bounds(kind: Kind, state: State) -> Bounds:
         return {"beats": (0, MAX_BEATS)}
     days: Bounds = {"day": (1, MAX_DAY)} if kind == "world" else {}
     attributes = state.get("attributes")
-    return {**days, **_highest(cast("State", attributes))} if isinstance(attributes, dict) else days
+    return (
+        {**days, **_find_maximums(cast("State", attributes))}
+        if isinstance(attributes, dict)
+        else days
+    )
 
 
-def _highest(attributes: State) -> Bounds:
+def _find_maximums(attributes: State) -> Bounds:
     """Return the bounds of attributes that have a maximum: 0 to `hp_max` for `hp`."""
     return {
         f"attributes.{name.removesuffix(MAX_SUFFIX)}": (0, most)

@@ -281,12 +281,12 @@ async def edit_item(
     item = merge_patch(build_item(key.kind, before), patch)
     await check_references(session, campaign.id, item)
     change = compare_states(before, {EXISTS: True, **msgspec.to_builtins(item)})
-    if change.fields():
+    if change.list_fields():
         more: list[Change] = []
         if "audience" in change.set and isinstance(item, Scene):
             told_to = {key.item_id: stored(item.audience)}
             more = await narrow_chapters(session, sealer, campaign.id, told_to)
-        if isinstance(item, Scene) and change.fields() & {"location_id", "status"}:
+        if isinstance(item, Scene) and change.list_fields() & {"location_id", "status"}:
             more += await follow_scene(session, campaign.id, item)
         if isinstance(item, Term) and item.status == "rejected":
             # Permanent, even if the message that coined it leaves the active path.

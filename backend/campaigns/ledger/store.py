@@ -82,7 +82,7 @@ def build_item_row(
         "is_live": False,
     }
     if there:
-        columns |= _columns(build_item(kind, state)) | {"audience": get_audience(state)}
+        columns |= _build_columns(build_item(kind, state)) | {"audience": get_audience(state)}
     return {
         "id": item_id,
         "user_id": campaign.user_id,
@@ -98,7 +98,7 @@ def build_item_row(
     }
 
 
-def _columns(item: Item) -> dict[str, Any]:
+def _build_columns(item: Item) -> dict[str, Any]:
     """Return the unsealed columns of an item, for queries."""
     columns: dict[str, Any] = {"is_live": True}
     match item:

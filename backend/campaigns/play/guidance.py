@@ -13,7 +13,7 @@ from backend.campaigns.ledger.items import Entity, World
 from backend.campaigns.play.echoes import MAX_COSTS, MAX_THREATS, EchoKind, is_full, list_echoes
 from backend.campaigns.play.references import get_name
 from backend.campaigns.play.table import Table
-from backend.campaigns.rules.attributes import as_mapping
+from backend.campaigns.rules.attributes import read_mapping
 from backend.campaigns.rules.state import PLAY, ROLL
 from backend.campaigns.state.state_block import render_flags, render_name, render_value
 from backend.core.audience import GM
@@ -60,7 +60,7 @@ def render_guidance(table: Table, prompts: PromptLibrary) -> str:
 
 def _render_echoes(table: Table, kind: EchoKind, most: int) -> list[str]:
     found = list_echoes(table, kind)[-most:]
-    return [_cut(table.mark(text, table.get(item_id))) for item_id, text in found]
+    return [_shorten(table.mark(text, table.get(item_id))) for item_id, text in found]
 
 
 def _render_standing(table: Table) -> Mapping[str, Any]:
@@ -103,7 +103,7 @@ def _render_clocks(table: Table) -> list[str]:
         line = f"{get_name(state)} {state.get('filled', 0)}/{state.get('segments', 6)}"
         line += " (done)" if is_full(state) else ""
         line += f": {text}" if (text := state.get("consequence")) else ""
-        lines.append(_cut(table.mark(line, state)))
+        lines.append(_shorten(table.mark(line, state)))
     return lines[:MAX_CLOCKS]
 
 
@@ -141,7 +141,7 @@ def _render_changes(table: Table) -> list[str]:
         values = filter(None, (_render_field(state, key, hidden) for key in named))
         if text := ", ".join(values):
             line = f"{get_name(state)}: {text}" if get_name(state) else text
-            lines.append(_cut(table.mark(line, state)))
+            lines.append(_shorten(table.mark(line, state)))
     return lines[-MAX_CHANGED:]
 
 
@@ -152,10 +152,10 @@ def _render_field(state: State, key: str, hidden: Collection[str]) -> str:
         return ""
     value: Any = state
     for part in key.split("."):
-        value = as_mapping(value).get(part)
+        value = read_mapping(value).get(part)
     text = render_value(value) or ("none" if isinstance(value, list) else "")
     return f"{render_name(name)} {text}" if text else ""
 
 
-def _cut(text: str) -> str:
+def _shorten(text: str) -> str:
     return text if len(text) <= MAX_LINE else f"{text[: MAX_LINE - 1]}…"

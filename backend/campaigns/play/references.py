@@ -55,13 +55,13 @@ class ItemResolver:
         self._secrets = {} if secrets is None else secrets
         self._marks = AudienceMarks(self._find_name)
 
-    def words(self, state: State) -> str:
+    def render_audience(self, state: State) -> str:
         """Return who knows an item; empty if it is for everyone."""
         return self._marks.words(get_audience(state))
 
     def mark(self, text: str, state: State) -> str:
         """Return a text about an item, with who knows the item if it is not for everyone."""
-        return put_mark(text, self.words(state)) if text else text
+        return put_mark(text, self.render_audience(state)) if text else text
 
     def find(self, said: str, kinds: Collection[str] = ()) -> Reference:
         """Return the item with a name, alias, short reference or similar unambiguous name.
@@ -104,7 +104,7 @@ class ItemResolver:
                 for i in found
             )
             raise ToolRefusedError(f"More than one is called {said[:MAX_SAID]}: {each}.")
-        if elsewhere := self._elsewhere(wanted, kinds):
+        if elsewhere := self._find_elsewhere(wanted, kinds):
             return elsewhere
         shown = {
             get_name(state): self.mark(get_name(state), state) for state in candidates.values()
@@ -124,7 +124,7 @@ class ItemResolver:
             return get_name(held.state)
         return self._names.find_name(entity_id, GM) if self._names is not None else None
 
-    def _elsewhere(self, wanted: str, kinds: Collection[str]) -> Reference | None:
+    def _find_elsewhere(self, wanted: str, kinds: Collection[str]) -> Reference | None:
         """Return an entity by its full name. Its kind is unknown, so no kind may be required."""
         if self._names is None or (kinds and not ENTITY_KINDS.issuperset(kinds)):
             return None

@@ -15,7 +15,7 @@ from backend.campaigns.ledger.items import Entity, Fact
 from backend.campaigns.play.echoes import find_echo, tick
 from backend.campaigns.play.references import ENTITY_KINDS, Reference
 from backend.campaigns.play.table import Table
-from backend.campaigns.rules.attributes import as_mapping
+from backend.campaigns.rules.attributes import read_mapping
 from backend.campaigns.rules.protocol import AttributeType, ToolRefusedError
 from backend.campaigns.rules.state import PLAY, ItemState
 from backend.campaigns.state.situation_reader import MAX_FACTS, render_fact
@@ -157,7 +157,7 @@ def _refuse_paid(table: Table, reference: Reference, key: str) -> None:
 
 
 def _set_flag(table: Table, delta: FlagDelta) -> None:
-    name, flags = delta.flag.strip(), as_mapping(table.world.get("flags"))
+    name, flags = delta.flag.strip(), read_mapping(table.world.get("flags"))
     known = {render_name(each).casefold(): each for each in flags}
     name = known.get(render_name(name).casefold(), name)
     if table.rules.find_mood(name) is not None:
@@ -179,10 +179,10 @@ def _change(table: Table, delta: FieldDelta) -> None:
         there = ", ".join(["location", *(each.removeprefix(f"{ATTRIBUTES}.") for each in fields)])
         raise ToolRefusedError(f"{name} of {reference.name} can't be changed; there is: {there}.")
     _refuse_paid(table, reference, key)
-    table.change(reference.id, _operations(key, fields[key], delta))
+    table.change(reference.id, _build_operations(key, fields[key], delta))
 
 
-def _operations(key: str, kind: AttributeType, delta: FieldDelta) -> Operations:
+def _build_operations(key: str, kind: AttributeType, delta: FieldDelta) -> Operations:
     value: Any = delta.amount if kind == "number" else delta.value
     if kind == "list" and delta.how != "set":
         value = [delta.value]

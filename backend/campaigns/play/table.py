@@ -37,7 +37,7 @@ from backend.campaigns.rules.protocol import (
     make_refusal,
     read_play,
 )
-from backend.campaigns.rules.registry import DEFAULT_RULES, find_rules, known_rules
+from backend.campaigns.rules.registry import DEFAULT_RULES, find_rules, load_rules
 from backend.campaigns.rules.state import (
     PLAY,
     ROLL,
@@ -136,7 +136,7 @@ class Table:
         play = read_play(held[campaign_id].state, system)
         state = system.state_type(
             campaign_id=campaign_id,
-            rules=rules if rules in known_rules() else DEFAULT_RULES,
+            rules=rules if rules in load_rules() else DEFAULT_RULES,
             dice=dice,
             seed=seed or new_seed(),
             items=held,
@@ -213,16 +213,16 @@ class Table:
         """The changes of the turn that are not stored, in order; empty for a private turn."""
         if self.state.is_private:
             return []
-        return [*self.state.changes[self.state.stored.changes :], *self._play_changes()]
+        return [*self.state.changes[self.state.stored.changes :], *self._build_play_changes()]
 
-    def _play_changes(self) -> list[Change]:
+    def _build_play_changes(self) -> list[Change]:
         """Return the changes of the play state: in the world, and in the open scene."""
         state, play = self.state, self.state.play
         world, changes = Operations(), list[Change]()
         if play != state.before:
             world.set[f"attributes.{PLAY}"] = msgspec.to_builtins(play)
         if len(state.rolls) > state.stored.rolls:
-            world.set[f"attributes.{ROLL}"] = state.last_dice()
+            world.set[f"attributes.{ROLL}"] = state.list_last_dice()
         if world.set:
             changes.append(Change("world", state.campaign_id, world))
         shown = {"mood": play.mood, "variant": play.variant}
@@ -236,7 +236,7 @@ class Table:
         `change_ids` are those of the written changes, `left_out` is the number of the others.
         """
         state = self.state
-        for change in self._play_changes():
+        for change in self._build_play_changes():
             held = state.items[change.item_id]
             after = apply_operations(held.kind, held.state, change.operations)
             state.items[change.item_id] = ItemState(held.kind, after)
@@ -262,11 +262,11 @@ class Table:
 
     def list_tools(self, *, may_wait: bool = True) -> list[Tool]:
         """Return the tools that the model has now; without `may_wait`, those that ask nothing."""
-        return [tool.offer for tool in self._tools(may_wait=may_wait)]
+        return [tool.offer for tool in self._list_tools(may_wait=may_wait)]
 
     async def use(self, call: ToolCall, *, may_wait: bool = True) -> ToolOutcome:
         """Return the outcome of a call. A wrong call is an answer with an `error`."""
-        tools = {tool.name: tool for tool in self._tools(may_wait=may_wait)}
+        tools = {tool.name: tool for tool in self._list_tools(may_wait=may_wait)}
         if self.waiting is not None:
             return make_refusal("The turn waits for its player.")
         self.state.calls += 1
@@ -299,7 +299,7 @@ class Table:
         self.state.is_over = outcome.kind == "end"
         events: list[Event] = [
             ("tool.used", {"name": tool.name, "summary": outcome.summary}),
-            *self._mood_changed(before.play),
+            *self._build_mood_events(before.play),
             *outcome.events,
         ]
         return replace(outcome, events=events)
@@ -309,7 +309,7 @@ class Table:
         before = self.play
         self._leave_mood()
         self.state.breaks += 1
-        return ToolOutcome(kind="break", events=self._mood_changed(before))
+        return ToolOutcome(kind="break", events=self._build_mood_events(before))
 
     def end_turn(self) -> list[Event]:
         """Leave a mood that must not stay open, and return the events.
@@ -324,7 +324,7 @@ class Table:
             self._leave_mood()
         else:
             self.state.play = msgspec.structs.replace(before, turns=turns)
-        return self._mood_changed(before)
+        return self._build_mood_events(before)
 
     def _leave_mood(self) -> None:
         if self.mood.leave is not None:
@@ -353,7 +353,7 @@ class Table:
             )
         result: Any = {"answered": said}
         if not is_own:
-            tool, index = self._tool(pending.tool), ids.index(option_id)
+            tool, index = self._find_tool(pending.tool), ids.index(option_id)
             result = tool.choose(self, index) if tool.choose else waiting.options[index].label
         self.state.pending = None
         return result
@@ -466,7 +466,7 @@ class Table:
         self.state.rolls.append(Roll(sides, dice))
         return dice
 
-    def _tools(self, *, may_wait: bool) -> list[PlayTool[Table]]:
+    def _list_tools(self, *, may_wait: bool) -> list[PlayTool[Table]]:
         if self.is_over or self.waiting is not None or self.state.calls >= MAX_CALLS:
             return []
         tools = self.mood.tools
@@ -477,10 +477,10 @@ class Table:
             return [tool for tool in tools if tool.name == FINISH]
         return [tool for tool in tools if may_wait or tool.choose is None]
 
-    def _tool(self, name: str) -> PlayTool[Table]:
+    def _find_tool(self, name: str) -> PlayTool[Table]:
         return next(tool for tool in self.mood.tools if tool.name == name)
 
-    def _mood_changed(self, before: PlayState) -> list[Event]:
+    def _build_mood_events(self, before: PlayState) -> list[Event]:
         shown = self.rules.describe_play(self.play)
         return [] if shown == self.rules.describe_play(before) else [("mood.changed", shown)]
 

@@ -453,10 +453,10 @@ class _Judge:
         changed = {key: who for key, who in whose.items() if who in {"user", "tool", "undone"}}
         for reason, conflicts in (("locked", locked), ("changed", changed)):
             if conflicts:
-                part = replace(draft, operations=careful.only(conflicts))
+                part = replace(draft, operations=careful.select(conflicts))
                 self._propose(part, cast("ProposalReason", reason), cast("Any", conflicts))
         if free := [key for key, who in whose.items() if who is None]:
-            self._write(replace(draft, operations=careful.only(free)))
+            self._write(replace(draft, operations=careful.select(free)))
 
     def _create(self, draft: Draft) -> None:
         gist = build_gist(draft.kind, draft.operations.set)
@@ -511,12 +511,12 @@ class _Judge:
         self, draft: Draft, key: str, state: State, operations: Operations
     ) -> Authority | None:
         """Return the authority over a key of a draft's item; None if the draft may change it."""
-        only = operations.only([key])
+        only = operations.select([key])
         if find_locked_fields(state, only):
             return "locked"
         for told in self.told.get(draft.item_id, ()):
             if told.is_old:
-                if told.operations.only([key]) == only:
+                if told.operations.select([key]) == only:
                     return "undone"
             elif not any(_have_overlap(key, each) for each in told.operations.list_keys()):
                 continue

@@ -20,19 +20,19 @@ def get_number(state: State, name: str, otherwise: int = 0) -> int:
     return value if isinstance(value, int) and not isinstance(value, bool) else otherwise
 
 
-def as_sequence(value: object) -> Sequence[Any]:
+def read_list(value: object) -> Sequence[Any]:
     """Return a list unchanged, and an empty one for other values."""
     return cast("Sequence[Any]", value) if isinstance(value, list) else ()
 
 
-def as_mapping(value: object) -> Mapping[str, Any]:
+def read_mapping(value: object) -> Mapping[str, Any]:
     """Return a dictionary unchanged, and an empty one for other values."""
     return cast("Mapping[str, Any]", value) if isinstance(value, dict) else {}
 
 
 def get_texts(state: State, name: str) -> list[str]:
     """Return the texts of an attribute that is a list, else an empty list."""
-    return [one for one in as_sequence(get_attributes(state).get(name)) if isinstance(one, str)]
+    return [one for one in read_list(get_attributes(state).get(name)) if isinstance(one, str)]
 
 
 def check_number(before: State, after: State, name: str, least: int, most: int) -> None:
@@ -53,7 +53,7 @@ def check_numbers(before: State, after: State, name: str, least: int, most: int)
     if value is None or value == get_attributes(before).get(name):
         return
     is_object = isinstance(value, dict)
-    held = as_mapping(value).values()
+    held = read_mapping(value).values()
     if not is_object or any(not isinstance(one, int) or not least <= one <= most for one in held):
         raise ValidationError(f"`attributes.{name}` are whole numbers from {least} to {most}.")
 
@@ -64,6 +64,6 @@ def check_texts(before: State, after: State, name: str) -> None:
     if value is None or value == get_attributes(before).get(name):
         return
     if not isinstance(value, list) or any(
-        not isinstance(one, str) for one in as_sequence(cast("object", value))
+        not isinstance(one, str) for one in read_list(cast("object", value))
     ):
         raise ValidationError(f"`attributes.{name}` is a list of texts.")

@@ -27,14 +27,14 @@ from backend.campaigns.play.story_tools import (
 )
 from backend.campaigns.play.table import Table
 from backend.campaigns.rules.attributes import (
-    as_mapping,
-    as_sequence,
     check_number,
     check_numbers,
     check_texts,
     get_attributes,
     get_number,
     get_texts,
+    read_list,
+    read_mapping,
 )
 from backend.campaigns.rules.protocol import (
     AttributeType,
@@ -106,7 +106,7 @@ def get_pool(table: Table) -> list[int]:
     return get_attributes(table.world).get(POOL) or []
 
 
-def pool_tier(die: int) -> Tier:
+def find_pool_tier(die: int) -> Tier:
     """Return the tier of a die from the pool."""
     if die == 6:  # noqa: PLR2004  # the faces of a die
         return "critical"
@@ -115,7 +115,7 @@ def pool_tier(die: int) -> Tier:
     return "partial" if die >= 2 else "bad"  # noqa: PLR2004
 
 
-def roll_tier(dice: Sequence[int], *, none: bool = False) -> tuple[int, Tier]:
+def find_roll_tier(dice: Sequence[int], *, none: bool = False) -> tuple[int, Tier]:
     """Return the die that counts in a roll, and its tier. Two sixes are critical.
 
     The highest die counts. With `none`, for a rating of 0, the lower of two dice counts, and is
@@ -123,7 +123,7 @@ def roll_tier(dice: Sequence[int], *, none: bool = False) -> tuple[int, Tier]:
     """
     if none:
         die = min(dice)
-        return die, "success" if die == 6 else roll_tier([die])[1]  # noqa: PLR2004
+        return die, "success" if die == 6 else find_roll_tier([die])[1]  # noqa: PLR2004
     die = max(dice)
     if die == 6:  # noqa: PLR2004
         return die, "critical" if list(dice).count(6) > 1 else "success"
@@ -254,7 +254,7 @@ class Engage(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     ] = ""
 
 
-class OutcomeOf(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class TierOutcome(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The outcome of one tier."""
 
     tier: Tier
@@ -272,7 +272,7 @@ class SpendDie(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """Commit to an outcome for every tier, and let the player choose a die. It can't be changed."""
 
     situation: Annotated[str, Meta(min_length=1, max_length=1_000)]
-    outcomes: Annotated[list[OutcomeOf], Meta(min_length=1, max_length=len(TIERS))]
+    outcomes: Annotated[list[TierOutcome], Meta(min_length=1, max_length=len(TIERS))]
 
 
 class Resolve(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -323,7 +323,7 @@ def spend_die(table: Table, asked: SpendDie) -> ToolOutcome:
     play = get_state(table).play
     if play.tier:
         raise ToolRefusedError(f"A die is spent: it is {play.tier}. Call resolve.")
-    outcomes: dict[Tier, OutcomeOf] = {each.tier: each for each in asked.outcomes}
+    outcomes: dict[Tier, TierOutcome] = {each.tier: each for each in asked.outcomes}
     if len(outcomes) < len(asked.outcomes):
         raise ToolRefusedError("Each tier has one outcome.")
     player_id = _find_player(table, play.character)
@@ -343,7 +343,12 @@ def spend_die(table: Table, asked: SpendDie) -> ToolOutcome:
         with _dry_run(table):
             _spend(table, get_pool(table)[0])
         options = [
-            Option(id="", label=str(die), die=die, detail=_render_outcome(outcomes[pool_tier(die)]))
+            Option(
+                id="",
+                label=str(die),
+                die=die,
+                detail=_render_outcome(outcomes[find_pool_tier(die)]),
+            )
             for die in sorted(set(get_pool(table)), reverse=True)
         ]
     else:
@@ -362,14 +367,14 @@ def choose_die(table: Table, index: int) -> dict[str, Any]:
     player_id = _find_player(table, play.character)
     if table.state.dice == "pool":
         dice = [waiting.options[index].die]
-        die, tier = dice[0], pool_tier(dice[0])
+        die, tier = dice[0], find_pool_tier(dice[0])
         _spend(table, die)
     else:
         rating = _get_rating(table, player_id) + index
         if index:
             add_stress(table, player_id, PUSH_STRESS)
         dice = table.roll(rating or 2)
-        die, tier = roll_tier(dice, none=rating == 0)
+        die, tier = find_roll_tier(dice, none=rating == 0)
     fixed = next(each for each in get_state(table).committed if each.tier == tier)
     costs = [msgspec.convert(cost, ActionCost) for cost in fixed.costs]
     for cost in costs:
@@ -449,7 +454,7 @@ def _find_player(table: Table, name: str, missing: str = "Say which `character` 
 
 def _get_rating(table: Table, player_id: UUID) -> int:
     """Return a character's number of dice in the action's domain; 1 by default."""
-    ratings = as_mapping(get_attributes(table.get(player_id)).get("ratings"))
+    ratings = read_mapping(get_attributes(table.get(player_id)).get("ratings"))
     value = ratings.get(get_state(table).play.domain, 1)
     return min(max(value, 0), MAX_RATING) if isinstance(value, int) else 1
 
@@ -459,13 +464,13 @@ def _find_possible_tiers(table: Table, rating: int) -> set[Tier]:
     if table.state.dice == "pool":
         if not get_pool(table):
             raise ToolRefusedError("There are no dice left.")
-        return {pool_tier(die) for die in get_pool(table)}
+        return {find_pool_tier(die) for die in get_pool(table)}
     # Critical takes two dice, but the player may push for another one.
     return set(TIERS) if rating else set(TIERS) - {"critical"}
 
 
 def _check_outcomes(
-    table: Table, outcomes: dict[Tier, OutcomeOf], needed: set[Tier], player_id: UUID
+    table: Table, outcomes: dict[Tier, TierOutcome], needed: set[Tier], player_id: UUID
 ) -> None:
     """Raise `ToolRefusedError` if a tier is missing, or its costs are wrong or not payable."""
     if missing := [tier for tier in TIERS if tier in needed and tier not in outcomes]:
@@ -509,7 +514,7 @@ def _spend(table: Table, die: int) -> None:
     table.change(table.state.campaign_id, Operations(set={f"attributes.{POOL}": left}))
 
 
-def _render_outcome(outcome: OutcomeOf) -> str:
+def _render_outcome(outcome: TierOutcome) -> str:
     costs = ", ".join(render_cost(cost) for cost in outcome.costs)
     said = f"{outcome.tier}: {outcome.hint}"
     return f"{said} ({costs})" if costs else said
@@ -710,7 +715,7 @@ def check_pool(before: State, after: State) -> None:
     pool = get_attributes(after).get(POOL)
     if pool is None or pool == get_attributes(before).get(POOL):
         return
-    dice = as_sequence(pool)
+    dice = read_list(pool)
     is_pool = isinstance(pool, list) and len(dice) <= POOL_SIZE
     if not is_pool or any(not isinstance(die, int) or not 1 <= die <= 6 for die in dice):  # noqa: PLR2004
         raise ValidationError(f"`attributes.{POOL}` are at most {POOL_SIZE} dice from 1 to 6.")
@@ -721,7 +726,7 @@ def _roll_entanglement(table: Table) -> str:
     heat, wanted = get_number(table.world, "heat"), get_number(table.world, "wanted")
     if heat == 0 and wanted == 0:
         return ""
-    die, _ = roll_tier(table.roll(wanted or 2), none=wanted == 0)
+    die, _ = find_roll_tier(table.roll(wanted or 2), none=wanted == 0)
     band = 0 if heat <= 3 else 1 if heat <= 5 else 2  # noqa: PLR2004  # the table's own bands
     text = _ENTANGLEMENTS[band][(die - 1) // 2]
     add_echo(table, "threat", text)
@@ -748,7 +753,7 @@ def _work(table: Table, target: str) -> dict[str, Any]:
     """Fill one to three segments of a project's clock."""
     clock = table.references.find_in_play(target, {"clock"})
     [die] = table.roll(1)
-    segments = _PROJECT_SEGMENTS[roll_tier([die])[1]]
+    segments = _PROJECT_SEGMENTS[find_roll_tier([die])[1]]
     after = tick(table, clock.id, segments)
     return {"clock": clock.name, "die": die, "filled": f"{after['filled']}/{after['segments']}"}
 

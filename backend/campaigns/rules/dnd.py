@@ -28,13 +28,13 @@ from backend.campaigns.play.story_tools import (
 )
 from backend.campaigns.play.table import Table
 from backend.campaigns.rules.attributes import (
-    as_mapping,
     check_number,
     check_numbers,
     check_texts,
     get_attributes,
     get_number,
     get_texts,
+    read_mapping,
 )
 from backend.campaigns.rules.dice import parse_notation
 from backend.campaigns.rules.protocol import (
@@ -238,7 +238,7 @@ def _roll(table: Table, notation: str) -> int:
 
 
 def _get_modifier(state: State, ability: str) -> int:
-    score = as_mapping(get_attributes(state).get("abilities")).get(ability, DEFAULT_SCORE)
+    score = read_mapping(get_attributes(state).get("abilities")).get(ability, DEFAULT_SCORE)
     return (score - DEFAULT_SCORE) // 2 if isinstance(score, int) else 0
 
 
@@ -344,7 +344,7 @@ class Dnd(RuleSystem[Table]):
         check_number(before, after, "gold", 0, MAX_GOLD)
         check_numbers(before, after, "abilities", 1, MAX_ABILITY)
         check_texts(before, after, "conditions")
-        if unknown := as_mapping(get_attributes(after).get("abilities")).keys() - {
+        if unknown := read_mapping(get_attributes(after).get("abilities")).keys() - {
             *get_args(Ability)
         }:
             raise ValidationError(f"`attributes.abilities` has no {min(unknown)[:50]}.")

@@ -25,7 +25,7 @@ ENTRY_POINTS = "talekeeper.rules"
 
 
 @cache
-def known_rules() -> dict[str, RuleSystem[Any]]:
+def load_rules() -> dict[str, RuleSystem[Any]]:
     """Return all rule systems by name."""
     found: dict[str, RuleSystem[Any]] = {
         point.name: point.load() for point in entry_points(group=ENTRY_POINTS)
@@ -40,18 +40,18 @@ def known_rules() -> dict[str, RuleSystem[Any]]:
 
 def check_rules(name: str) -> None:
     """Raise `ValidationError` if there is no such rule system."""
-    if name not in known_rules():
+    if name not in load_rules():
         raise ValidationError(
-            f"Unknown rules: {name}. Available are {', '.join(sorted(known_rules()))}."
+            f"Unknown rules: {name}. Available are {', '.join(sorted(load_rules()))}."
         )
 
 
 def find_rules(name: str) -> RuleSystem[Any]:
     """Return the rules of a campaign; `freeform` if their package was uninstalled."""
-    found = known_rules().get(name)
+    found = load_rules().get(name)
     if found is None:
         _warn_of_missing(name)
-        return known_rules()[DEFAULT_RULES]
+        return load_rules()[DEFAULT_RULES]
     return found
 
 

@@ -135,7 +135,7 @@ class TableState(msgspec.Struct, Generic[PlayT], kw_only=True):
     shown_place: str | None = None
     shows_people: bool = False
 
-    def last_dice(self) -> dict[str, Any]:
+    def list_last_dice(self) -> dict[str, Any]:
         """Return the seed and the last dice. `first` is the number of the first of them."""
         dice = [(die, rolled.sides) for rolled in self.rolls for die in rolled.dice]
         first = max(0, len(dice) - MAX_MEMBERS)

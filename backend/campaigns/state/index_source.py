@@ -52,7 +52,7 @@ MAX_ORIGINS = 400
 """Maximum number of messages that are read for all found facts, the latest changes first."""
 
 
-def _counts() -> ColumnElement[bool]:
+def _match_findable() -> ColumnElement[bool]:
     """Return the condition that an item can be found: it is active and not stale."""
     return and_(
         _ITEMS.c.exists,
@@ -67,7 +67,7 @@ def _counts() -> ColumnElement[bool]:
 _ITEMS = table_of(CampaignItem)
 _IS_OWN = unindexed(_ITEMS.c.user_id) == bindparam("owner")
 _READ = select(_ITEMS.c.id, _ITEMS.c.campaign_id, _ITEMS.c.kind, _ITEMS.c.sealed_state).where(
-    _ITEMS.c.id.in_(bindparam("ids", expanding=True)), _IS_OWN, _counts()
+    _ITEMS.c.id.in_(bindparam("ids", expanding=True)), _IS_OWN, _match_findable()
 )
 _FACTS = (
     select(_ITEMS.c.id, _ITEMS.c.kind, _ITEMS.c.sealed_state)
@@ -78,7 +78,7 @@ _FACTS = (
         _ITEMS.c.about_id.in_(bindparam("ids", expanding=True)),
         _ITEMS.c.kind == "fact",
         _IS_OWN,
-        _counts(),
+        _match_findable(),
     )
     .order_by(_ITEMS.c.seq.desc())
     .limit(MAX_FACTS)
@@ -94,7 +94,7 @@ _ROWS = select(
     _ITEMS.c.id.in_(bindparam("ids", expanding=True)),
     unindexed(_ITEMS.c.campaign_id) == bindparam("campaign"),
     _IS_OWN,
-    _counts(),
+    _match_findable(),
 )
 _ORIGINS = (
     select(
@@ -136,7 +136,7 @@ class CampaignSource:
         self, session: AsyncSession, *, owner_id: UUID, container_ids: Sequence[UUID] | None = None
     ) -> int:
         """See `Source`."""
-        owned = select(func.count()).where(CampaignItem.user_id == owner_id, _counts())
+        owned = select(func.count()).where(CampaignItem.user_id == owner_id, _match_findable())
         return await count_of(session, owned, CampaignItem.campaign_id, container_ids)
 
     async def inventory(
@@ -148,7 +148,7 @@ class CampaignSource:
             return None
         rows = await session.execute(
             select(CampaignItem.id, CampaignItem.updated_at)
-            .where(CampaignItem.campaign_id == container_id, _counts())
+            .where(CampaignItem.campaign_id == container_id, _match_findable())
             .order_by(CampaignItem.id)
         )
         return await inventory_of(rows)
@@ -189,7 +189,7 @@ class CampaignSource:
         kept, marks = self._kept, self._marks
         found = await read_items(session, sealer, source_ids, viewpoint, kept)
         entities = [each for each, (_, item) in found.items() if isinstance(item, Entity)]
-        facts = await _facts_about(session, sealer, entities, viewpoint, besides=found, kept=kept)
+        facts = await _load_facts(session, sealer, entities, viewpoint, besides=found, kept=kept)
         items = await load_recalled(
             session, sealer, found, viewpoint, facts=facts, kept=kept, marks=marks
         )
@@ -273,7 +273,7 @@ async def read_items(
     return found
 
 
-async def _facts_about(
+async def _load_facts(
     session: AsyncSession,
     sealer: Sealer,
     entity_ids: Sequence[UUID],

@@ -167,7 +167,7 @@ class StoryClock(UserSignedOut):
         rows = (await session.execute(_NEW, asked)).all()
         new: list[tuple[UUID, Operations]] = []
         async for row in unhurried(rows, lambda row: len(row.sealed_operations)):
-            operations = read_operations(sealer, row.id, row.sealed_operations).only(_FIELDS)
+            operations = read_operations(sealer, row.id, row.sealed_operations).select(_FIELDS)
             if operations.list_keys():
                 new.append((row.id, operations))
         found = [*kept.found, *new]

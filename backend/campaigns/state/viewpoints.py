@@ -163,9 +163,9 @@ def filter_known_state(kind: Kind, state: State, rules: RuleSystem[Any]) -> Stat
     if kind == "term" and state.get("status") == "raw":
         known.pop("definition", None)  # a prompt has the bare word
     if kind == "world":
-        known["attributes"] = _world_attributes(state, rules)
+        known["attributes"] = _filter_world_attributes(state, rules)
     if kind == "entity" and state["kind"] != "pc":
-        known["attributes"] = _known_attributes(state, rules)
+        known["attributes"] = _filter_attributes(state, rules)
     return {EXISTS: True, **known}
 
 
@@ -200,7 +200,7 @@ def _is_rendered(kind: Kind, state: State) -> bool:
             return True
 
 
-def _world_attributes(state: State, rules: RuleSystem[Any]) -> State:
+def _filter_world_attributes(state: State, rules: RuleSystem[Any]) -> State:
     """Return the state of play, and the numbers that the rules show to players."""
     attributes: State = state.get("attributes") or {}
     counted: Mapping[str, Any] = rules.schema("world").get("properties", {})
@@ -210,7 +210,7 @@ def _world_attributes(state: State, rules: RuleSystem[Any]) -> State:
     return known
 
 
-def _known_attributes(state: State, rules: RuleSystem[Any]) -> State:
+def _filter_attributes(state: State, rules: RuleSystem[Any]) -> State:
     """Return the attributes of someone who is no player's character, or of a place or thing.
 
     A prompt has their words, and the values that a model may change without a tool. It renders

@@ -353,7 +353,7 @@ class Drafter:
             raise ToolRefusedError("It says nothing that is to change.")
         after = self._checked(held.kind, held.state, operations)
         position = max(position, self._made_at.get(item_id, position))
-        if compare_states(held.state, after).fields():  # else it is so already
+        if compare_states(held.state, after).list_fields():  # else it is so already
             self._items[item_id] = ItemState(held.kind, after)
             self._add(held.kind, item_id, operations, asked, position)
         if unclear is not None:

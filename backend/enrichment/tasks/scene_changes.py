@@ -159,7 +159,7 @@ def shown_items(table: Table) -> list[str]:
             if (value := _value(held.state, key))
         ]
         kind = held.state["kind"] if held.kind == "entity" else held.kind
-        values += filter(None, [table.references.words(held.state)])
+        values += filter(None, [table.references.render_audience(held.state)])
         line = f"{get_name(held.state)} ({kind}) {'; '.join(values)}"
         lines.append(clipped(one_line(line), MAX_LINE))
     return lines[:MAX_SHOWN]
@@ -225,7 +225,7 @@ def compared(
 def _check(before: State, after: State, change: Change, known: set[str]) -> None:
     """Raise `ToolRefusedError` for what the ledger has, and for what can't be compared with it."""
     operations = change.operations
-    if not compare_states(before, after).fields():
+    if not compare_states(before, after).list_fields():
         raise ToolRefusedError("It is so already.")
     counted = (*operations.add.values(), *operations.remove.values())
     if any(isinstance(each, int | float) for each in counted):

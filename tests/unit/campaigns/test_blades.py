@@ -22,10 +22,10 @@ from backend.campaigns.rules.blades import (
     TRAUMAS,
     add_heat,
     add_stress,
+    find_pool_tier,
+    find_roll_tier,
     get_pool,
     get_state,
-    pool_tier,
-    roll_tier,
 )
 from backend.campaigns.rules.dice import new_seed, parse_notation, roll
 from backend.errors import ValidationError
@@ -194,7 +194,7 @@ async def test_the_roll_of_the_srd_offers_to_push() -> None:
     assert [each.label for each in waiting.options] == ["Roll 2 dice", "Roll 3 dice, for 2 stress"]
     result = table.choose("1.1")
     assert len(result["dice"]) == 3
-    assert result["tier"] == roll_tier(result["dice"])[1]
+    assert result["tier"] == find_roll_tier(result["dice"])[1]
     assert attributes(table, JAKE)["stress"] >= 5
 
 
@@ -249,13 +249,13 @@ def test_precarity_has_four_bands(stress: int, heat: int, wanted: int) -> None:
 
 def test_dice_of_the_srd_fall_as_often_as_they_should() -> None:
     for count in (1, 2, 3):
-        rolls = Counter(roll_tier(dice)[1] for dice in product(range(1, 7), repeat=count))
+        rolls = Counter(find_roll_tier(dice)[1] for dice in product(range(1, 7), repeat=count))
         assert Fraction(rolls["bad"], 6**count) == Fraction(1, 2) ** count
         sixes = Fraction(5**count + count * 5 ** (count - 1), 6**count)
         assert Fraction(rolls["critical"], 6**count) == 1 - sixes
-    none = Counter(roll_tier(dice, none=True)[1] for dice in product(range(1, 7), repeat=2))
+    none = Counter(find_roll_tier(dice, none=True)[1] for dice in product(range(1, 7), repeat=2))
     assert none == {"bad": 27, "partial": 8, "success": 1}
-    assert [pool_tier(die) for die in range(1, 7)] == [
+    assert [find_pool_tier(die) for die in range(1, 7)] == [
         "bad", "partial", "partial", "success", "success", "critical",
     ]  # fmt: skip
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from backend.campaigns.ledger.changes import Operations, fold
-from backend.campaigns.rules.registry import DEFAULT_RULES, find_rules, known_rules
+from backend.campaigns.rules.registry import DEFAULT_RULES, find_rules, load_rules
 from tests.support.logs import caught_logs
 
 CANARY = "the-canary-sings-in-the-cellar"
@@ -22,7 +22,7 @@ def test_a_change_that_is_no_longer_valid_is_skipped_and_logged_without_its_text
 
 def test_rules_that_are_not_installed_are_named_in_the_log_once() -> None:
     with caught_logs() as logged:
-        assert find_rules("a-game-of-long-ago") is known_rules()[DEFAULT_RULES]
+        assert find_rules("a-game-of-long-ago") is load_rules()[DEFAULT_RULES]
         find_rules("a-game-of-long-ago")
         find_rules(DEFAULT_RULES)
     [line] = logged.lines("campaign.rules_missing")

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from backend.campaigns.play.guidance import render_guidance
-from backend.campaigns.rules.registry import check_rules, known_rules
+from backend.campaigns.rules.registry import check_rules, load_rules
 from backend.prompts import load_prompts
 from tests.support.play import JAKE, attributes, table_of, town, use
 
@@ -24,9 +24,9 @@ def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]
     point = "[talekeeper.rules]\nmoonlight = tests.support.moonlight:RULES\n"
     (info / "entry_points.txt").write_text(point)
     monkeypatch.syspath_prepend(str(tmp_path))
-    known_rules.cache_clear()
+    load_rules.cache_clear()
     yield
-    known_rules.cache_clear()
+    load_rules.cache_clear()
 
 
 @pytest.mark.usefixtures("installed")
@@ -55,4 +55,4 @@ async def test_its_bounds_hold() -> None:
 
 
 def test_it_is_gone_where_it_is_not_installed() -> None:
-    assert set(known_rules()) == {"blades", "dnd", "freeform"}
+    assert set(load_rules()) == {"blades", "dnd", "freeform"}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from backend.campaigns.rules.protocol import is_unsettled
-from backend.campaigns.rules.registry import known_rules
+from backend.campaigns.rules.registry import load_rules
 
 
 @pytest.mark.parametrize(
@@ -24,12 +24,12 @@ def test_the_mood_says_so_while_the_campaign_is_played(
     rules: str, mood: str, *, expected: bool
 ) -> None:
     world = {"attributes": {"play": {"mood": mood}}}
-    assert is_unsettled(world, known_rules()[rules], is_played=True) is expected
-    assert not is_unsettled(world, known_rules()[rules], is_played=False)
+    assert is_unsettled(world, load_rules()[rules], is_played=True) is expected
+    assert not is_unsettled(world, load_rules()[rules], is_played=False)
 
 
 def test_the_flag_says_so_in_any_campaign() -> None:
-    rules = known_rules()["freeform"]
+    rules = load_rules()["freeform"]
     assert is_unsettled({"flags": {"combat": True}}, rules, is_played=False)
     assert not is_unsettled({"flags": {"combat": False}}, rules, is_played=False)
     assert not is_unsettled({}, rules, is_played=True)
