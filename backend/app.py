@@ -16,12 +16,16 @@ from litestar.handlers import HTTPRouteHandler
 from litestar.middleware import ASGIMiddleware
 from litestar.plugins.prometheus import PrometheusConfig
 
-from backend.accounts.auth.idempotency import IdempotencyMiddleware, forget_old
+from backend.accounts.auth.controller import (
+    ApiKeyController,
+    InstanceController,
+    SessionController,
+    SignInController,
+)
+from backend.accounts.auth.idempotency import IdempotencyMiddleware, delete_old_responses
 from backend.accounts.auth.middleware import IdentityMiddleware, guard, provide_identity
 from backend.accounts.auth.second_factor.controller import SecondFactorController
-from backend.accounts.auth.session_controller import ApiKeyController, SessionController
-from backend.accounts.auth.sign_in_controller import DoorController, InstanceController
-from backend.accounts.profile.activity import forget_old_activity
+from backend.accounts.profile.activity import delete_old_activity
 from backend.accounts.profile.administration import AdministrationController
 from backend.accounts.profile.controller import ActivityController, MeController
 from backend.accounts.service import finish_deletions
@@ -39,8 +43,8 @@ from backend.container import Services
 from backend.core.logs import get_logger
 from backend.database.base import now
 from backend.database.patience import persist
-from backend.enrichment.compaction.controller import CompactionController
 from backend.enrichment.controller import (
+    CompactionController,
     EnrichmentController,
     RebuildController,
     RunController,
@@ -56,10 +60,11 @@ from backend.lan.controller import LanController
 from backend.llm.controller import ModelController, TokenController
 from backend.llm.providers.addresses import ProviderAddressController
 from backend.llm.providers.controller import ProviderController, ProviderPresetController
-from backend.lorebooks.controller import LorebookController, LoreEntryController
-from backend.lorebooks.link_controller import (
+from backend.lorebooks.controller import (
     CharacterLorebookController,
     ChatLorebookController,
+    LorebookController,
+    LoreEntryController,
     PersonaLorebookController,
 )
 from backend.memory.controller import MemoryController
@@ -73,17 +78,16 @@ from backend.quotas.ledgers import fold_ledger
 from backend.quotas.middleware import QuotaMiddleware
 from backend.regex.controller import ScriptController
 from backend.turns.api.controller import (
+    LoreTesterController,
     MessageContextController,
     RunningTurnController,
     TurnController,
 )
 from backend.turns.api.openings import OpeningController
 from backend.turns.api.search import SearchController
-from backend.turns.lore_tester.controller import LoreTesterController
 from backend.turns.play.downtime import DowntimeController
-from backend.usage.campaign_usage import MeasureController
-from backend.usage.chat_usage import ChatUsageController
 from backend.usage.models_in_use import ModelsInUseController
+from backend.usage.spending import ChatUsageController, MeasureController
 from backend.web.controller import PageController
 
 log = get_logger(__name__)
@@ -97,7 +101,7 @@ JSON_BODY_BYTES = 8 * 1024 * 1024
 
 API_CONTROLLERS: Sequence[type[Controller]] = (
     InstanceController,
-    DoorController,
+    SignInController,
     MeController,
     SessionController,
     ApiKeyController,
@@ -289,7 +293,7 @@ def _chores(parts: Services, *, is_long_round: bool) -> dict[str, Callable[[], o
         "turns": parts.turns.recover,
         "deletions": partial(finish_deletions, database),
         "sessions": parts.sessions.forget_ended,
-        "idempotency": partial(forget_old, database, at=now()),
+        "idempotency": partial(delete_old_responses, database, at=now()),
         "ledger": partial(fold_ledger, database),
         "jobs": partial(parts.jobs.clean, at=now()),
         "index_model": memory.follow_model,
@@ -299,7 +303,7 @@ def _chores(parts: Services, *, is_long_round: bool) -> dict[str, Callable[[], o
     if is_long_round:
         chores |= {
             "optimize": database.optimize,
-            "activity": partial(forget_old_activity, database),
+            "activity": partial(delete_old_activity, database),
         }
     return chores
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from functools import partial
 
-from backend.accounts.auth.middleware import AuthMiddleware
+from backend.accounts.auth.middleware import SessionOpener
 from backend.accounts.auth.names import InstanceKeys, load_instance_keys
 from backend.accounts.auth.second_factor.gate import SecondFactorGate
 from backend.accounts.auth.second_factor.service import SecondFactorService
@@ -47,11 +47,10 @@ from backend.core.cpu_pool import CpuPool
 from backend.core.events import Participants
 from backend.database.engine import Database
 from backend.database.processes import Processes
-from backend.enrichment.compaction.controller import CompactionService
+from backend.enrichment.controller import CompactionService
 from backend.enrichment.outbox import EnrichmentOutbox
 from backend.enrichment.runtime import job_kinds, open_enrichment
-from backend.enrichment.scene_service import SceneService
-from backend.enrichment.service import EnrichmentService
+from backend.enrichment.service import EnrichmentService, SceneService
 from backend.enrichment.summaries.service import SummaryService
 from backend.enrichment.summaries.store import ChatSummaries
 from backend.generation.environment import build_registry
@@ -61,7 +60,7 @@ from backend.http.responses import RequestCaches
 from backend.jobs.keys import JobKeys
 from backend.jobs.models import JOB_LEASES
 from backend.jobs.queue import JobQueue
-from backend.jobs.running import stoppable_kinds
+from backend.jobs.running import find_stoppable_kinds
 from backend.jobs.service import JobService
 from backend.jobs.worker import build_worker
 from backend.lan.service import LocalNetwork
@@ -92,25 +91,24 @@ from backend.regex.process import RegexProcess
 from backend.regex.scripts import ScriptEngine
 from backend.regex.service import ScriptService
 from backend.settings import Settings
+from backend.turns.api.lore_tester import LoreTester
 from backend.turns.api.openings import OpeningService
 from backend.turns.api.search import SearchService
 from backend.turns.api.service import TurnService
 from backend.turns.api.suggestions import SuggestionService
-from backend.turns.lore_tester.service import LoreTester
 from backend.turns.models import TURN_LEASES
 from backend.turns.play.downtime import DowntimeService
+from backend.turns.prompt.assemble import CountCache
 from backend.turns.prompt.builder import PromptBuilder
 from backend.turns.prompt.history import HistoryCache
 from backend.turns.prompt.lore import LoreReader
 from backend.turns.prompt.macros import LineMacroService
 from backend.turns.prompt.preview import ContextService
-from backend.turns.prompt.query_rewriting import Rephraser
-from backend.turns.prompt.token_counts import CountCache
+from backend.turns.prompt.retrieve import Rephraser
 from backend.turns.run.recovery import TurnRecovery
 from backend.turns.run.store import TurnStore
-from backend.usage.campaign_usage import MeasureService
-from backend.usage.chat_usage import ChatUsageService
 from backend.usage.models_in_use import ModelsInUseService
+from backend.usage.spending import ChatUsageService, MeasureService
 from backend.vault.root import RootKeys
 from backend.vault.slots import DEFAULT_KDF, PasswordKdf
 
@@ -158,7 +156,7 @@ class Services:
         self.sessions = SessionService(database, root, settings, open_keys)
         self.watch = SessionWatch(self.sessions)
         self.activity = ActivityLog(database)
-        self.auth = AuthMiddleware(self.sessions, settings, instance, self.activity)
+        self.auth = SessionOpener(self.sessions, settings, instance, self.activity)
         self.accounts = AccountService(
             database,
             root,
@@ -347,7 +345,7 @@ class Services:
             **job_kinds(enrichment),
             **self.recount.kinds,
         }
-        self.jobs = JobService(queue, stoppable=stoppable_kinds(self.kinds))
+        self.jobs = JobService(queue, stoppable=find_stoppable_kinds(self.kinds))
         self.worker = build_worker(
             settings,
             queue,

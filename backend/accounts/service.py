@@ -27,14 +27,19 @@ from backend.accounts.events import AccountDeleted
 from backend.accounts.keys.keyring import (
     DEFAULT_KEY_MODE,
     UserKey,
-    new_data_key,
+    make_data_key,
     protect,
     wrap_derivation_key,
 )
 from backend.accounts.keys.open_keys import OpenKeys
-from backend.accounts.keys.server_held import delete_jobs, end_job_keys, end_standing
-from backend.accounts.keys.slots import refuse_older_root, wrap_directly
-from backend.accounts.keys.user_keys import lock_account, make_room, renew_user_key
+from backend.accounts.keys.rotation import lock_account, make_room, renew_user_key
+from backend.accounts.keys.slots import (
+    clear_job_keys,
+    delete_jobs,
+    delete_standing_slot,
+    refuse_older_root,
+    wrap_directly,
+)
 from backend.accounts.models import DataKey, KeySlot, SecondFactor, User
 from backend.core.events import Participants
 from backend.core.logs import get_logger
@@ -44,7 +49,7 @@ from backend.errors import ValidationError
 from backend.settings import Settings
 from backend.vault.root import RootKeys
 from backend.vault.sealing import KEY_BYTES
-from backend.vault.slots import PasswordKdf, SlotKind, lookup_hash, token_secret
+from backend.vault.slots import PasswordKdf, SlotKind, hash_for_lookup, parse_token
 
 log = get_logger(__name__)
 
@@ -56,7 +61,7 @@ SignUpState = Literal["first", "open", "invitation", "closed"]
 
 
 @dataclass(frozen=True, slots=True)
-class Unlocked:
+class UnlockedAccount:
     """An account whose user key was just unwrapped or made."""
 
     user: User
@@ -96,7 +101,7 @@ class AccountService:
 
     async def sign_up(
         self, name: str, password: str, *, invitation: str | None, address: str
-    ) -> Unlocked:
+    ) -> UnlockedAccount:
         """Make an account; the first one administers.
 
         Raises `RegistrationClosedError`, `InvitationError`, `NameTakenError`, `WeakPasswordError`,
@@ -137,16 +142,16 @@ class AccountService:
             await session.flush()
             session.add_all(
                 (
-                    new_data_key(user_id, 1, user_key=current.key),
+                    make_data_key(user_id, 1, user_key=current.key),
                     self._credentials.password_slot(user_id, current, stretched),
                     recovery,
                 )
             )
         await self._throttle.forgive(attempt)
         await self._throttle.remember(user_id, name, address=address)
-        return Unlocked(user, name, current, code)
+        return UnlockedAccount(user, name, current, code)
 
-    async def unlock(self, name: str, password: str, *, address: str) -> Unlocked:
+    async def unlock(self, name: str, password: str, *, address: str) -> UnlockedAccount:
         """Open an account with its password.
 
         Raises `WrongCredentialsError`, `TooManyAttemptsError`, `TamperedAccountError`,
@@ -165,9 +170,11 @@ class AccountService:
         if not opened.is_direct:
             await wrap_directly(self._database, slot, current, secret=secret, root=self._root)
         await self._throttle.forgive(attempt)
-        return Unlocked(user, self._instance.name_of(user), current)
+        return UnlockedAccount(user, self._instance.name_of(user), current)
 
-    async def recover(self, name: str, code: str, new_password: str, *, address: str) -> Unlocked:
+    async def recover(
+        self, name: str, code: str, new_password: str, *, address: str
+    ) -> UnlockedAccount:
         """Set a new password with the recovery code; a new code is made.
 
         Every session and API key ends: the account may have been in other hands. So do the keys
@@ -191,8 +198,8 @@ class AccountService:
                 raise WrongRecoveryCodeError  # used up by another request meanwhile
             await repository.delete_slots(session, user.id, "session")
             await repository.delete_slots(session, user.id, "api_key")
-            await end_standing(session, user.id)
-            await end_job_keys(session, user.id)
+            await delete_standing_slot(session, user.id)
+            await clear_job_keys(session, user.id)
             await forget_addresses(session, user.id)
             await session.execute(delete(SecondFactor).where(SecondFactor.user_id == user.id))
             user.factors_digest = None
@@ -206,7 +213,7 @@ class AccountService:
         await self._database.log.empty_now()
         await self._throttle.forgive(attempt)
         await self._throttle.remember(user.id, name, address=address)
-        return Unlocked(user, self._instance.name_of(user), renewed, new_code)
+        return UnlockedAccount(user, self._instance.name_of(user), renewed, new_code)
 
     async def change_password(self, identity: Identity, current: str, new: str) -> None:
         """Replace the password; other sessions end by it.
@@ -220,7 +227,7 @@ class AccountService:
         user_id = identity.user_id
         async with self._database.write() as session:
             user = await lock_account(session, user_id, identity.current, root=self._root)
-            slot = await repository.slot_of_kind(session, user_id, "password")
+            slot = await repository.find_slot(session, user_id, "password")
             if slot is None or slot.id != confirmed:
                 raise WrongCredentialsError  # replaced by another request meanwhile
             await self._credentials.replace_password(session, user_id, identity.current, stretched)
@@ -262,7 +269,7 @@ class AccountService:
         attempt = await self._throttle.admit_confirmation(identity.user_id)
         async with self._database.read() as session:
             user = await repository.get_user(session, identity.user_id)
-            slot = await repository.slot_of_kind(session, user.id, "password")
+            slot = await repository.find_slot(session, user.id, "password")
         if slot is None:
             raise WrongCredentialsError
         await self._credentials.open_password(user, slot, password)
@@ -298,7 +305,7 @@ class AccountService:
     async def _find(self, name: str, kind: SlotKind) -> tuple[User, KeySlot] | None:
         async with self._database.read() as session:
             user = await repository.find_user(session, self._instance.find_name(name))
-            slot = await repository.slot_of_kind(session, user.id, kind) if user else None
+            slot = await repository.find_slot(session, user.id, kind) if user else None
         return (user, slot) if user and slot else None
 
     async def _check_is_free(self, session: AsyncSession, name: str) -> None:
@@ -313,9 +320,9 @@ class AccountService:
             return
         if self._settings.registration == "closed" or invitation is None:
             raise RegistrationClosedError("Ask the administrator for an invitation.")
-        secret = token_secret(invitation.strip(), INVITATION_PREFIX)
+        secret = parse_token(invitation.strip(), INVITATION_PREFIX)
         if secret is None or not await repository.has_invitation(
-            session, lookup_hash(secret), now(), use=use
+            session, hash_for_lookup(secret), now(), use=use
         ):
             raise InvitationError("It is unknown, used or expired. Ask for a new one.")
 

@@ -45,17 +45,17 @@ from backend.chats.events import (
     WorldCopied,
     WorldParted,
     WorldShared,
-    lead_over,
+    translate_audiences,
 )
 from backend.chats.models import CHAT_SETTINGS, Chat, Message
 from backend.chats.repository import get_chat
 from backend.chats.service import read_settings
 from backend.chronicles.events import ChronicleFields
 from backend.chronicles.repository import make_chronicle
-from backend.core.audience import GM, PUBLIC, is_known_to_all, narrowest, opened
+from backend.core.audience import GM, PUBLIC, decode_audience, intersect_audiences, may_all_know
 from backend.core.cpu_pool import CpuPool
 from backend.core.events import Participants
-from backend.database.base import chunks
+from backend.database.base import split_chunks
 from backend.database.engine import Database
 from backend.errors import ValidationError
 from backend.memory.indexing.outbox import IndexOutbox
@@ -102,7 +102,7 @@ class CampaignSessions(AudienceChanged, CampaignChosen, ChatDeleted, PathMoved, 
             return
         fork = await session.get_one(Chat, fork_id)
         fork.campaign_id = source.campaign_id
-        for part in chunks(list(copied)):
+        for part in split_chunks(list(copied)):
             query = select(ChangeSource).where(
                 ChangeSource.chat_id == source_id, ChangeSource.message_id.in_(part)
             )
@@ -247,9 +247,9 @@ class ItemAudiences(AudienceChanged):
         changes: list[Change] = []
         scenes: dict[UUID, str] = {}
         for item in await session.execute(query):
-            column = narrowest([item.audience, message.audience])
+            column = intersect_audiences([item.audience, message.audience])
             if column != item.audience:
-                audience = {"audience": msgspec.to_builtins(opened(column))}
+                audience = {"audience": msgspec.to_builtins(decode_audience(column))}
                 changes.append(Change(item.kind, item.id, Operations(set=audience)))
                 if item.kind == "scene":
                     scenes[item.id] = column
@@ -261,7 +261,7 @@ class ItemAudiences(AudienceChanged):
             )
         if open_campaign(identity.sealer, campaign).settings.hidden_information:
             for change in (await session.execute(_CHANGED, values)).all():
-                if not is_known_to_all(change.audience, message.audience):
+                if not may_all_know(change.audience, message.audience):
                     await ledger_paths.undo_change(session, identity.sealer, campaign, change.id)
 
 
@@ -408,7 +408,7 @@ class WorldCopies(WorldCopied):
         fork.campaign_id = campaign.id
         _renumber_viewpoint(identity.sealer, fork, copy.draft.ids)
         mine = Message.chat_id == fork.id, Message.user_id == identity.user_id
-        await lead_over(session, Message.audience, translate, *mine)
+        await translate_audiences(session, Message.audience, translate, *mine)
         await session.flush()
         for part in self._participants.of(WorldParted):
             await part.world_parted(session, identity, fork, translate)

@@ -16,12 +16,12 @@ from backend.chats.events import (
     ChatCopied,
     ChatDeleted,
     WorldParted,
-    lead_over,
+    translate_audiences,
 )
 from backend.chats.models import CHAT_TITLE, Chat, Message
 from backend.chats.repository import get_chat
 from backend.chronicles.errors import ChronicleFullError, ChronicleNotFoundError
-from backend.chronicles.event_search import all_events
+from backend.chronicles.event_search import load_all_events
 from backend.chronicles.event_writer import (
     NewEvent,
     insert_events,
@@ -33,16 +33,16 @@ from backend.chronicles.events import ChronicleFields
 from backend.chronicles.index_source import KIND
 from backend.chronicles.models import Chronicle, ChronicleEvent, EventSource
 from backend.chronicles.repository import (
-    UNNAMED,
+    DEFAULT_NAME,
     SourceMessage,
     StoryEvent,
     counting,
     make_chronicle,
     open_chronicle,
 )
-from backend.core.audience import narrowest
-from backend.core.cpu_pool import unhurried
-from backend.database.base import UNSYNCHRONISED
+from backend.core.audience import intersect_audiences
+from backend.core.cpu_pool import iterate_in_slices
+from backend.database.base import UNSYNCHRONIZED
 from backend.memory.indexing.outbox import IndexOutbox
 
 MAX_NOTED = 1_000
@@ -72,7 +72,7 @@ class ChatChronicles(AudienceChanged, ChatCopied, ChatDeleted, WorldParted):
                 raise ChronicleNotFoundError
             return wanted
         name = identity.sealer.open(CHAT_TITLE, chat.id, chat.sealed_title)
-        fields = ChronicleFields(name=name.strip() or UNNAMED)
+        fields = ChronicleFields(name=name.strip() or DEFAULT_NAME)
         return (await make_chronicle(session, identity, fields)).id
 
     async def chat_deleted(self, session: AsyncSession, identity: Identity, chat: Chat) -> None:
@@ -120,7 +120,7 @@ class ChatChronicles(AudienceChanged, ChatCopied, ChatDeleted, WorldParted):
             )
         )
         for row in rows.all():
-            audience = narrowest([row.audience, message.audience])
+            audience = intersect_audiences([row.audience, message.audience])
             if audience == row.audience:
                 continue
             row.audience = audience
@@ -168,7 +168,7 @@ class ChatChronicles(AudienceChanged, ChatCopied, ChatDeleted, WorldParted):
         except ChronicleFullError as error:
             detail = f"The copy of this chat needs a chronicle of its own. {error.detail}"
             raise ChronicleFullError(detail, extra=error.extra) from error
-        events = await all_events(session, identity.sealer, chronicle.id)
+        events = await load_all_events(session, identity.sealer, chronicle.id)
         await _copy_events(session, identity, events, copy_id, source_id, fork_id, copied)
         fork = await get_chat(session, fork_id, owner_id=owner_id)
         fork.chronicle_id = copy_id
@@ -194,9 +194,9 @@ class ChatChronicles(AudienceChanged, ChatCopied, ChatDeleted, WorldParted):
         elsewhere = EventSource.event_id.in_(select(ChronicleEvent.id).where(*mine))
         await session.execute(
             delete(EventSource).where(elsewhere, EventSource.chat_id != fork.id),
-            execution_options=UNSYNCHRONISED,
+            execution_options=UNSYNCHRONIZED,
         )
-        await lead_over(session, ChronicleEvent.audience, translate, *mine)
+        await translate_audiences(session, ChronicleEvent.audience, translate, *mine)
 
 
 async def _copy_events(
@@ -216,12 +216,12 @@ async def _copy_events(
             source=event.source,
             happened_at=event.happened_at,
             place=event.place,
-            sources=[_led_over(each, fork_id, copied) for each in event.sources],
+            sources=[_map_source(each, fork_id, copied) for each in event.sources],
             is_pinned=event.is_pinned,
             is_edited=event.is_edited,
             audience=event.audience,
         )
-        async for event in unhurried(events)
+        async for event in iterate_in_slices(events)
         if all(each.id in copied for each in event.sources if each.chat_id == source_id)
     }
     await insert_events(session, identity.sealer, chronicle_id, list(copies.values()))
@@ -233,6 +233,6 @@ async def _copy_events(
     await mark_superseded(session, marks)
 
 
-def _led_over(source: SourceMessage, fork_id: UUID, copied: Mapping[UUID, UUID]) -> SourceMessage:
+def _map_source(source: SourceMessage, fork_id: UUID, copied: Mapping[UUID, UUID]) -> SourceMessage:
     copy_id = copied.get(source.id)
     return msgspec.structs.replace(source, id=copy_id, chat_id=fork_id) if copy_id else source

@@ -25,14 +25,14 @@ from backend.lorebooks.formats.writer import book_object
 from backend.lorebooks.index_source import KIND
 from backend.lorebooks.models import Lorebook, LoreEntryRow
 from backend.memory.indexing.outbox import IndexOutbox
-from backend.quotas.service import CheckAdded, unlimited
+from backend.quotas.service import CheckAdded, check_nothing
 from backend.vault.sealing import Sealer
 
 
 class CardBookService:
     """Keeps the books of cards as lorebooks."""
 
-    def __init__(self, outbox: IndexOutbox, *, check_added: CheckAdded = unlimited) -> None:
+    def __init__(self, outbox: IndexOutbox, *, check_added: CheckAdded = check_nothing) -> None:
         self._outbox = outbox
         self._check_added = check_added
 
@@ -100,7 +100,7 @@ class CardBookService:
         )
         if book is None:
             return None
-        entries = await repository.sealed_entries(session, book.id, source=True)
+        entries = await repository.load_sealed_entries(session, book.id, source=True)
         return StoredBook(book.id, partial(card_book_object, identity.sealer, book, entries))
 
     async def drop(self, session: AsyncSession, identity: Identity, character_id: UUID) -> None:

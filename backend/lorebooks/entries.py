@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 import msgspec
 
-from backend.accounts.profile.settings import DEFAULT_MODE, LoreMode, LoreStrategy
+from backend.accounts.profile.settings import DEFAULT_LORE_MODE, LoreMode, LoreStrategy
 from backend.generation.model import Role
 from backend.lorebooks.errors import LorebookFullError, LoreLimitError
 
@@ -125,7 +125,7 @@ class BookFields(
     mode: LoreMode | None = None
 
 
-def mode_of(entry: LoreEntry, fields: BookFields) -> LoreMode | None:
+def find_mode(entry: LoreEntry, fields: BookFields) -> LoreMode | None:
     """How an entry is found, by its own word or its book's; None where neither says."""
     mode = entry.mode or fields.mode
     return "keys_and_meaning" if entry.vectorized and mode == "keys" else mode
@@ -149,7 +149,7 @@ class LoreSettings(
     min_activations: Annotated[int, msgspec.Meta(ge=0, le=1_000)] = 0
     min_activations_depth: Annotated[int, msgspec.Meta(ge=0, le=1_000)] = 0
     strategy: LoreStrategy = "character_first"
-    mode: LoreMode = DEFAULT_MODE
+    mode: LoreMode = DEFAULT_LORE_MODE
 
 
 MAX_ENTRIES = 20_000

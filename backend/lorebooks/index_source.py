@@ -12,10 +12,10 @@ from sqlalchemy import Select, func, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from backend.core.audience import GM, Viewpoint
-from backend.database.base import chunks, unindexed
+from backend.database.base import skip_index, split_chunks
 from backend.lorebooks.activation.compiled import split_decorators
 from backend.lorebooks.authoring import counting
-from backend.lorebooks.entries import BookFields, LoreEntry, mode_of
+from backend.lorebooks.entries import BookFields, LoreEntry, find_mode
 from backend.lorebooks.models import ENTRY, Lorebook, LoreEntryRow
 from backend.lorebooks.records import LORE_ENTRY, open_book
 from backend.memory.index.protocol import Kind
@@ -94,7 +94,7 @@ class LoreSource:
         """
         found: dict[UUID, Recalled] = {}
         fields: dict[UUID, BookFields] = {}
-        for ids in chunks(list(source_ids)):
+        for ids in split_chunks(list(source_ids)):
             query = _entries(ids, sealer.user_id).where(counting())
             for row in await session.execute(query):
                 book_id = row.lorebook_id
@@ -124,7 +124,7 @@ async def _fields(session: AsyncSession, sealer: Sealer, book_id: UUID) -> BookF
 
 def _may_be_found(entry: LoreEntry, fields: BookFields) -> bool:
     """Whether an entry may be found by its meaning; where neither it nor its book says, it may."""
-    return entry.enabled and mode_of(entry, fields) != "keys"
+    return entry.enabled and find_mode(entry, fields) != "keys"
 
 
 def _entries(entry_ids: Sequence[UUID], owner_id: UUID) -> Select[UUID, UUID, datetime, bytes]:
@@ -134,7 +134,7 @@ def _entries(entry_ids: Sequence[UUID], owner_id: UUID) -> Select[UUID, UUID, da
         LoreEntryRow.lorebook_id,
         LoreEntryRow.updated_at,
         LoreEntryRow.sealed_entry,
-    ).where(LoreEntryRow.id.in_(entry_ids), unindexed(LoreEntryRow.user_id) == owner_id)
+    ).where(LoreEntryRow.id.in_(entry_ids), skip_index(LoreEntryRow.user_id) == owner_id)
 
 
 def _open(sealer: Sealer, row: Any) -> LoreEntry:

@@ -11,19 +11,19 @@ from litestar.middleware import ASGIMiddleware
 from litestar.types import ASGIApp, Message, Receive, Scope, Send
 
 from backend.accounts.auth.identity import Identity
-from backend.accounts.auth.middleware import API, NEEDS, SAFE_METHODS
-from backend.accounts.auth.throttle import address_block
-from backend.http.schemas import PREVIEWS, STORES, STREAMS, largest_body
+from backend.accounts.auth.middleware import API_PREFIX, NEEDS, SAFE_METHODS
+from backend.accounts.auth.throttle import normalise_address
+from backend.http.schemas import PREVIEWS, STORES, STREAMS, find_max_body_bytes
 from backend.quotas.definitions import STORED_BYTES
 from backend.quotas.service import Quotas
 
-REQUEST_PATIENCE = 30.0
+REQUEST_TIMEOUT_SECONDS = 30.0
 """Seconds that a request waits for others of the same account."""
-REQUEST_QUEUE = 200
+MAX_WAITING_REQUESTS = 200
 """Requests of one account that may wait."""
-UPLOAD_PATIENCE = 30.0
+UPLOAD_TIMEOUT_SECONDS = 30.0
 """Seconds that an upload waits for the one before it."""
-UPLOAD_QUEUE = 8
+MAX_WAITING_UPLOADS = 8
 """Uploads of one account that may wait."""
 
 
@@ -42,13 +42,13 @@ class QuotaMiddleware(ASGIMiddleware):
 
     async def handle(self, scope: Scope, receive: Receive, send: Send, next_app: ASGIApp) -> None:
         """Answer a request, or refuse it with `QuotaExceededError`, `StorageQuotaExceededError`."""
-        if not scope.get("path_template", "").startswith(API):
+        if not scope.get("path_template", "").startswith(API_PREFIX):
             await next_app(scope, receive, send)
             return
         identity: Identity | None = scope["user"]
         if identity is None:
             client = scope.get("client")
-            self._quotas.count_from_address(address_block(client[0]) if client else "")
+            self._quotas.count_from_address(normalise_address(client[0]) if client else "")
             await next_app(scope, receive, send)
             return
         async with contextlib.AsyncExitStack() as held, contextlib.AsyncExitStack() as body:
@@ -80,17 +80,19 @@ class QuotaMiddleware(ASGIMiddleware):
         is_safe = method in SAFE_METHODS
         if not (opt.get(STREAMS) and is_safe):  # those have a limit of their own
             quotas.count_request(user_id)
-        size, largest = _body_size(scope), largest_body(scope)
+        size, largest = _body_size(scope), find_max_body_bytes(scope)
         takes_files = largest > self._upload_above
         if opt.get(STREAMS):
             held.enter_context(quotas.streams.hold(user_id))
         elif not takes_files:
             waiting = quotas.requests_at_once.wait(
-                user_id, patience=REQUEST_PATIENCE, queue=REQUEST_QUEUE
+                user_id, patience=REQUEST_TIMEOUT_SECONDS, queue=MAX_WAITING_REQUESTS
             )
             await held.enter_async_context(waiting)
         elif size != 0:
-            uploading = quotas.uploads.wait(user_id, patience=UPLOAD_PATIENCE, queue=UPLOAD_QUEUE)
+            uploading = quotas.uploads.wait(
+                user_id, patience=UPLOAD_TIMEOUT_SECONDS, queue=MAX_WAITING_UPLOADS
+            )
             await body.enter_async_context(uploading)
         if size != 0:
             expected = largest if size is None else min(size, largest)

@@ -22,7 +22,7 @@ from backend import app
 from backend.accounts.auth import idempotency
 from backend.cli import main
 from backend.memory.indexing import outbox
-from backend.turns.play import store as play_store
+from backend.turns.run import resume as play_store
 from backend.turns.run import start, store
 from scripts._enrichment_process import hurry, share_index
 
@@ -39,7 +39,7 @@ def hurry_turns() -> None:
         (start, "LEASE", TURN_LEASE),
         (play_store, "LEASE", TURN_LEASE),
         (app, "SWEEP_EVERY", SWEEP_EVERY),
-        (idempotency, "GIVEN_UP_AFTER", GIVEN_UP_AFTER),
+        (idempotency, "CLAIM_TIMEOUT", GIVEN_UP_AFTER),
         (outbox, "FORGOTTEN_AGAIN", FORGOTTEN_AGAIN),
     )
     for holder, name, value in shorter:

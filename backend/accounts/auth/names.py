@@ -20,7 +20,7 @@ from backend.vault.root import (
     Wrapped,
     load_root_keys,
 )
-from backend.vault.sealing import KEY_BYTES, derive, digest, open_with, seal_with
+from backend.vault.sealing import KEY_BYTES, derive, digest, seal_under, unseal_under
 
 INSTANCE_CONTEXT = b"instance-key"
 
@@ -56,11 +56,11 @@ class InstanceKeys:
 
     def wrap_name(self, user_id: UUID, name: str) -> bytes:
         """An account's name as it is stored."""
-        return seal_with(self._names, name.encode(), context=user_id.bytes)
+        return seal_under(self._names, name.encode(), context=user_id.bytes)
 
     def name_of(self, user: User) -> str:
         """An account's name."""
-        return open_with(self._names, user.wrapped_name, context=user.id.bytes).decode()
+        return unseal_under(self._names, user.wrapped_name, context=user.id.bytes).decode()
 
 
 async def load_database_root_keys(
@@ -110,7 +110,7 @@ async def load_instance_keys(database: Database, root: RootKeys) -> InstanceKeys
         row = await session.get(InstanceKey, 1)
     if row is None:
         async with database.write() as session:
-            row = await _create(session, root)
+            row = await _create_instance_key(session, root)
     return InstanceKeys(open_instance_key(row, root))
 
 
@@ -119,7 +119,7 @@ def open_instance_key(row: InstanceKey, root: RootKeys) -> bytes:
     return root.unwrap(Wrapped(row.root_version, row.wrapped), context=INSTANCE_CONTEXT)
 
 
-async def _create(session: AsyncSession, root: RootKeys) -> InstanceKey:
+async def _create_instance_key(session: AsyncSession, root: RootKeys) -> InstanceKey:
     version, wrapped = root.wrap(os.urandom(KEY_BYTES), context=INSTANCE_CONTEXT)
     values = {"id": 1, "root_version": version, "wrapped": wrapped}
     await upsert(session, InstanceKey, values, key=("id",))

@@ -12,35 +12,38 @@ from uuid import UUID
 
 from backend.accounts import repository
 from backend.accounts.auth.identity import Identity, Scope, TokenKind
-from backend.accounts.keys.keyring import UserKey, check_protection, open_checked_sealer, tampered
+from backend.accounts.keys.keyring import (
+    UserKey,
+    check_protection,
+    open_checked_sealer,
+    report_tampering,
+)
 from backend.accounts.keys.open_keys import OpenKeys
-from backend.accounts.keys.rotation import ensure_data_key
-from backend.accounts.keys.sealed_tables import has_texts_beyond
-from backend.accounts.keys.server_held import prolong_standing
-from backend.accounts.keys.slots import new_slot, open_slot, wrap_directly
-from backend.accounts.keys.user_keys import lock_account
+from backend.accounts.keys.rotation import ensure_data_key, lock_account
+from backend.accounts.keys.sealed_tables import has_texts_under_later_key
+from backend.accounts.keys.slots import extend_standing_slot, make_slot, open_slot, wrap_directly
 from backend.accounts.models import SLOT_LABEL, KeySlot
-from backend.accounts.service import Unlocked
+from backend.accounts.service import UnlockedAccount
 from backend.core.logs import get_logger
 from backend.database.base import new_id, now
 from backend.database.engine import Database
 from backend.errors import ForbiddenError
-from backend.http.schemas import page_of
+from backend.http.schemas import make_page
 from backend.settings import Settings
 from backend.vault.root import RootKeys
 from backend.vault.sealing import Sealer
 from backend.vault.slots import (
     WrongSecretError,
-    lookup_hash,
-    new_token,
-    token_secret,
+    hash_for_lookup,
+    make_token,
+    parse_token,
 )
 
 log = get_logger(__name__)
 
-PREFIXES: dict[TokenKind, str] = {"session": "ts_", "api_key": "tk_"}
-TOUCH_EVERY = timedelta(minutes=1)
-LOOK_EVERY = 2.0
+TOKEN_PREFIXES: dict[TokenKind, str] = {"session": "ts_", "api_key": "tk_"}
+TOUCH_INTERVAL = timedelta(minutes=1)
+CHECK_SECONDS = 2.0
 """Seconds between two looks whether sessions with streams are still open."""
 
 
@@ -60,7 +63,7 @@ class SessionService:
         self._idle = timedelta(days=settings.session_idle_days)
         self._absolute = timedelta(days=settings.session_absolute_days)
 
-    async def open_session(self, unlocked: Unlocked, *, label: str) -> str:
+    async def open_session(self, unlocked: UnlockedAccount, *, label: str) -> str:
         """Start a session: its token, which is handed out once and stored nowhere.
 
         By the way the account's sessions that have run out are cleared away, and it gets its next
@@ -73,10 +76,10 @@ class SessionService:
             await repository.delete_ended_sessions(
                 session, user_id, at=at, unused_since=at - self._idle
             )
-            data_keys = await repository.data_keys(session, user_id)
+            data_keys = await repository.list_data_keys(session, user_id)
             sealer = open_checked_sealer(user, data_keys, user_key=unlocked.current.key)
-            if await has_texts_beyond(session, user_id, sealer.current_key):
-                raise tampered(user)
+            if await has_texts_under_later_key(session, user_id, sealer.current_key):
+                raise report_tampering(user)
             token, slot = self._token_slot(
                 "session",
                 sealer,
@@ -112,16 +115,16 @@ class SessionService:
     def _token_slot(
         self, kind: TokenKind, sealer: Sealer, current: UserKey, *, label: str, **columns: Any
     ) -> tuple[str, KeySlot]:
-        token, secret = new_token(PREFIXES[kind])
+        token, secret = make_token(TOKEN_PREFIXES[kind])
         slot_id = new_id()
-        slot = new_slot(
+        slot = make_slot(
             kind,
             sealer.user_id,
             current,
             secret=secret,
             root=self._root,
             id=slot_id,
-            lookup=lookup_hash(secret),
+            lookup=hash_for_lookup(secret),
             sealed_label=sealer.seal(SLOT_LABEL, slot_id, label),
             **columns,
         )
@@ -133,7 +136,7 @@ class SessionService:
         For some minutes from here on, jobs of the account's can run on these keys. Raises
         `TamperedAccountError`.
         """
-        secret = token_secret(token, PREFIXES[kind])
+        secret = parse_token(token, TOKEN_PREFIXES[kind])
         identity = None if secret is None else await self._authenticate(secret, kind=kind)
         if identity is not None:
             self._open_keys.seen(identity)
@@ -150,7 +153,7 @@ class SessionService:
             rows = await repository.list_slots(
                 session, identity.user_id, kind, after=after, limit=limit + 1
             )
-        page, following = page_of(rows, limit)
+        page, following = make_page(rows, limit)
         return [slot for slot in page if not self._ended(slot, now())], following
 
     async def end(self, slot_id: UUID, *, owner_id: UUID, kind: TokenKind) -> None:
@@ -166,7 +169,7 @@ class SessionService:
         if not in_memory:
             return
         async with self._database.read() as session:
-            found = await repository.usable_slots(session, set(in_memory))
+            found = await repository.list_usable_slots(session, set(in_memory))
         usable = {(slot.id, number) for slot, number in found if not self._ended(slot, now())}
         for slot_id, (user_id, key) in in_memory.items():
             if (slot_id, key.generation) not in usable:
@@ -175,12 +178,12 @@ class SessionService:
     async def still_open(self, slot_ids: set[UUID]) -> set[UUID]:
         """Which of these sessions and keys have not ended: for streams that outlive a request."""
         async with self._database.read() as session:
-            slots = await repository.usable_slots(session, slot_ids)
+            slots = await repository.list_usable_slots(session, slot_ids)
         return {slot.id for slot, _ in slots if not self._ended(slot, now())}
 
     async def _authenticate(self, secret: bytes, *, kind: TokenKind) -> Identity | None:
         async with self._database.read() as session:
-            found = await repository.find_by_token(session, lookup_hash(secret), kind)
+            found = await repository.find_by_token(session, hash_for_lookup(secret), kind)
         if found is None:
             return None
         slot, user, data_keys, kdf = found
@@ -196,12 +199,12 @@ class SessionService:
         if not is_direct:
             current = UserKey(user_key, user.key_generation)
             await wrap_directly(self._database, slot, current, secret=secret, root=self._root)
-        if slot.last_used_at is None or at - slot.last_used_at > TOUCH_EVERY:
+        if slot.last_used_at is None or at - slot.last_used_at > TOUCH_INTERVAL:
             async with self._database.write() as session:
                 await repository.touch_slot(session, slot.id, at)
                 if user.key_mode == "managed":
-                    await prolong_standing(session, user.id, at=at)
-        scope = "manage" if kind == "session" else scope_of(slot)
+                    await extend_standing_slot(session, user.id, at=at)
+        scope = "manage" if kind == "session" else read_scope(slot)
         return Identity(user, slot.id, kind, scope, sealer)
 
     def _ended(self, slot: KeySlot, at: datetime) -> bool:
@@ -212,7 +215,7 @@ class SessionService:
         return at - (slot.last_used_at or slot.created_at) >= self._idle
 
 
-def scope_of(slot: KeySlot) -> Scope:
+def read_scope(slot: KeySlot) -> Scope:
     """How far an API key reaches: no further than to look, should the row say nonsense."""
     match slot.scope:
         case "manage" | "chat" as scope:
@@ -262,7 +265,7 @@ class SessionWatch:
 
     async def _look(self) -> None:
         while True:
-            await asyncio.sleep(LOOK_EVERY)
+            await asyncio.sleep(CHECK_SECONDS)
             watched = set(self._streams)
             if not watched:
                 continue

@@ -20,8 +20,8 @@ from backend.vault.sealing import (
     Sealer,
     derive,
     digest,
-    open_with,
-    seal_with,
+    seal_under,
+    unseal_under,
 )
 
 log = get_logger(__name__)
@@ -44,7 +44,7 @@ def check_current(user: User, current: UserKey) -> None:
         raise KeysChangedError("Send the request again.")
 
 
-def new_data_key(user_id: UUID, number: int, *, user_key: bytes) -> DataKey:
+def make_data_key(user_id: UUID, number: int, *, user_key: bytes) -> DataKey:
     """A fresh data key's row, wrapped under the user key."""
     row = DataKey(user_id=user_id, number=number)
     wrap_data_key(row, os.urandom(KEY_BYTES), user_key=user_key)
@@ -53,8 +53,8 @@ def new_data_key(user_id: UUID, number: int, *, user_key: bytes) -> DataKey:
 
 def wrap_data_key(row: DataKey, key: bytes, *, user_key: bytes) -> None:
     """Put a data key into its row, wrapped under the user key."""
-    row.wrapped = seal_with(
-        derive(user_key, "data-keys"), key, context=_context(row.user_id, row.number)
+    row.wrapped = seal_under(
+        derive(user_key, "data-keys"), key, context=_make_context(row.user_id, row.number)
     )
 
 
@@ -62,24 +62,26 @@ def open_data_keys(rows: Iterable[DataKey], *, user_key: bytes) -> dict[int, byt
     """An account's data keys by number. Raises `SealBrokenError` for a wrong key."""
     wrapping = derive(user_key, "data-keys")
     return {
-        row.number: open_with(wrapping, row.wrapped, context=_context(row.user_id, row.number))
+        row.number: unseal_under(
+            wrapping, row.wrapped, context=_make_context(row.user_id, row.number)
+        )
         for row in rows
     }
 
 
 def wrap_derivation_key(user: User, key: bytes, *, user_key: bytes) -> None:
     """Put the key that other keys are derived from into its user's row."""
-    user.wrapped_derivation_key = seal_with(
-        derive(user_key, "derivation-key"), key, context=_derivation_context(user.id)
+    user.wrapped_derivation_key = seal_under(
+        derive(user_key, "derivation-key"), key, context=_make_derivation_context(user.id)
     )
 
 
 def open_derivation_key(user: User, *, user_key: bytes) -> bytes:
     """The key that other keys are derived from. Raises `SealBrokenError`."""
-    return open_with(
+    return unseal_under(
         derive(user_key, "derivation-key"),
         user.wrapped_derivation_key,
-        context=_derivation_context(user.id),
+        context=_make_derivation_context(user.id),
     )
 
 
@@ -104,7 +106,7 @@ def open_checked_sealer(user: User, rows: Iterable[DataKey], *, user_key: bytes)
     try:
         return open_sealer(user, rows, user_key=user_key)
     except SealBrokenError as error:
-        raise tampered(user) from error
+        raise report_tampering(user) from error
 
 
 class Protection(msgspec.Struct, frozen=True, kw_only=True):
@@ -157,18 +159,18 @@ def protect(user: User, user_key: bytes, *, kdf: bytes | None) -> None:
 def check_protection(user: User, user_key: bytes, *, kdf: bytes | None) -> None:
     """Raise `TamperedAccountError` unless the account's protection is what its owner set."""
     if not compare_digest(Protection.of(user, kdf=kdf).mac(user_key), user.settings_mac):
-        raise tampered(user)
+        raise report_tampering(user)
 
 
-def tampered(user: User) -> TamperedAccountError:
+def report_tampering(user: User) -> TamperedAccountError:
     """The error for an account whose rows other hands have changed; the operator is told, too."""
     log.error("account.tampered", user_id=user.id)
     return TamperedAccountError("Ask the administrator to look at the database.")
 
 
-def _context(user_id: UUID, number: int) -> bytes:
+def _make_context(user_id: UUID, number: int) -> bytes:
     return b"data-key/" + user_id.bytes + number.to_bytes(4, "big")
 
 
-def _derivation_context(user_id: UUID) -> bytes:
+def _make_derivation_context(user_id: UUID) -> bytes:
     return b"derivation-key/" + user_id.bytes

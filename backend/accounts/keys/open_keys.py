@@ -12,10 +12,10 @@ from backend.accounts.events import UserSignedOut
 from backend.core.events import Participants
 from backend.vault.sealing import Sealer
 
-STAYS_SECONDS = 300.0
+RETENTION_SECONDS = 300.0
 """How long a key stays after its user's last request."""
 
-MOST = 10_000
+MAX_USERS = 10_000
 """Users whose keys are kept at once; of more, the ones who were seen longest ago go."""
 
 
@@ -60,9 +60,9 @@ class OpenKeys:
         at = self._clock()
         # Put in at the end, so that the first in the row is the one that was seen longest ago.
         self._keys[identity.user_id] = OpenKey(
-            identity.slot_id, identity.current.generation, identity.sealer, at + STAYS_SECONDS
+            identity.slot_id, identity.current.generation, identity.sealer, at + RETENTION_SECONDS
         )
-        if len(self._keys) > MOST:
+        if len(self._keys) > MAX_USERS:
             del self._keys[next(iter(self._keys))]
         if before is None or before.until <= at:
             for listener in self._listeners:

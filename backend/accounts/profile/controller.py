@@ -8,7 +8,7 @@ from litestar.di import NamedDependency
 from litestar.params import FromQuery, JSONBody
 
 from backend.accounts.auth.identity import Identity
-from backend.accounts.auth.middleware import NEEDS, SHOWN_ONCE, expired_cookies
+from backend.accounts.auth.middleware import NEEDS, SHOWN_ONCE, make_expired_cookies
 from backend.accounts.errors import (
     BusyError,
     KeysChangedError,
@@ -32,11 +32,11 @@ from backend.accounts.service import AccountService
 from backend.errors import ForbiddenError, PreconditionFailedError
 from backend.generation.registry import UnknownModelError
 from backend.generation.sampling import SettingNotTakenError
-from backend.http.schemas import EXAMPLE, PATCHES, RAISES, Page, PageSize, etag
+from backend.http.schemas import EXAMPLE, PATCHES, RAISES, Page, PageSize, make_etag
 
 AnyRequest = Request[Any, Any, Any]
 
-CONFIRMED = (WrongCredentialsError, TooManyAttemptsError, BusyError)
+CONFIRMATION_ERRORS = (WrongCredentialsError, TooManyAttemptsError, BusyError)
 """What a route may answer with that asks for the password."""
 
 
@@ -79,7 +79,9 @@ class MeController(Controller):
             await activity.note(request, "key_mode_changed", detail=user.key_mode)
         return UserView.of(user, accounts.name_of(identity))
 
-    @delete(opt={RAISES: (*CONFIRMED, LastAdministratorError)}, summary="Delete the account")
+    @delete(
+        opt={RAISES: (*CONFIRMATION_ERRORS, LastAdministratorError)}, summary="Delete the account"
+    )
     async def delete_me(
         self,
         request: AnyRequest,
@@ -90,12 +92,12 @@ class MeController(Controller):
         """Delete the account and everything in it: its keys first, so that nothing is readable."""
         await accounts.confirm_password(identity, data.password)
         await accounts.delete(identity.user_id)
-        return Response(None, cookies=expired_cookies(request))
+        return Response(None, cookies=make_expired_cookies(request))
 
     @post(
         "/password",
         status_code=204,
-        opt={RAISES: (*CONFIRMED, WeakPasswordError, KeysChangedError)},
+        opt={RAISES: (*CONFIRMATION_ERRORS, WeakPasswordError, KeysChangedError)},
         summary="Change password",
     )
     async def change_password(
@@ -113,7 +115,7 @@ class MeController(Controller):
     @post(
         "/rotate-key",
         status_code=204,
-        opt={RAISES: (*CONFIRMED, TooManyDataKeysError, KeysChangedError)},
+        opt={RAISES: (*CONFIRMATION_ERRORS, TooManyDataKeysError, KeysChangedError)},
         summary="Change the keys",
     )
     async def change_keys(
@@ -138,7 +140,7 @@ class MeController(Controller):
 
     @post(
         "/recovery-code",
-        opt={SHOWN_ONCE: True, RAISES: (*CONFIRMED, KeysChangedError)},
+        opt={SHOWN_ONCE: True, RAISES: (*CONFIRMATION_ERRORS, KeysChangedError)},
         summary="New recovery code",
     )
     async def new_recovery_code(
@@ -157,7 +159,9 @@ class MeController(Controller):
     @get("/settings", opt={NEEDS: "read"}, summary="Read settings")
     async def get_settings(self, identity: NamedDependency[Identity]) -> Response[UserSettings]:
         """Defaults of the account's chats."""
-        return Response(identity.settings, headers={"ETag": etag(identity.user.settings_revision)})
+        return Response(
+            identity.settings, headers={"ETag": make_etag(identity.user.settings_revision)}
+        )
 
     @patch(
         "/settings",
@@ -179,7 +183,7 @@ class MeController(Controller):
         settings, revision = await profile.patch_settings(
             identity, data, if_match=request.headers.get("if-match")
         )
-        return Response(settings, headers={"ETag": etag(revision)})
+        return Response(settings, headers={"ETag": make_etag(revision)})
 
 
 class ActivityController(Controller):

@@ -35,7 +35,7 @@ from backend.campaigns.ledger.store import read_state
 from backend.campaigns.models import Campaign, CampaignChange, CampaignItem, ChangeSource
 from backend.campaigns.state.viewpoints import check_viewpoint
 from backend.core.audience import GM, Viewpoint
-from backend.core.cpu_pool import unhurried
+from backend.core.cpu_pool import iterate_in_slices
 from backend.database.engine import Database
 from backend.vault.sealing import Sealer
 
@@ -191,7 +191,7 @@ class ChangeLogService:
             differing = await _find_differences(session, sealer, campaign, version)
             changes = [
                 Change(kind, item_id, compare_states(current, then) if exists(then) else DELETION)
-                async for kind, item_id, then, current in unhurried(differing)
+                async for kind, item_id, then, current in iterate_in_slices(differing)
             ]
             if changes:
                 await ledger_store.append_changes(session, sealer, campaign, changes, actor="user")
@@ -276,7 +276,7 @@ async def _find_differences(
     kinds = {row.id: row.kind for row in rows}
     folded = await ledger_store.fold_items(session, sealer, kinds, through=version)
     found: list[tuple[Kind, UUID, State, State]] = []
-    async for row in unhurried(rows, lambda row: len(row.sealed_state)):
+    async for row in iterate_in_slices(rows, lambda row: len(row.sealed_state)):
         then, _ = folded[row.id]
         current = read_state(sealer, row.id, row.sealed_state)
         if then != current and (exists(then) or exists(current)):

@@ -12,7 +12,7 @@ from backend.campaigns.play.references import get_name
 from backend.campaigns.play.table import Table
 from backend.campaigns.rules.protocol import ToolRefusedError
 from backend.campaigns.rules.state import Happened
-from backend.core.audience import PUBLIC, Audience, opened
+from backend.core.audience import PUBLIC, Audience, decode_audience
 
 MAX_COSTS = 3
 MAX_THREATS = 5
@@ -89,7 +89,7 @@ def tick(table: Table, clock_id: UUID, segments: int) -> State:
     if is_full(after):
         what = get_name(after)
         text = f"{what}: {consequence}" if (consequence := after.get("consequence")) else what
-        audience = opened(get_audience(after))
+        audience = decode_audience(get_audience(after))
         table.state.happened.append(Happened(text, audience))
         kind: EchoKind = "threat" if after.get("kind", "threat") == "threat" else "cost"
         add_echo(table, kind, text, audience)

@@ -44,9 +44,9 @@ from backend.campaigns.models import (
 from backend.campaigns.names.mentions import slug
 from backend.campaigns.play.table import find_locked_fields
 from backend.chats.models import Message
-from backend.core.audience import PUBLIC, is_known_to_all, narrowest
-from backend.core.cpu_pool import unhurried
-from backend.database.base import chunks
+from backend.core.audience import PUBLIC, intersect_audiences, may_all_know
+from backend.core.cpu_pool import iterate_in_slices
+from backend.database.base import split_chunks
 from backend.errors import ValidationError
 from backend.vault.sealing import Sealer
 
@@ -107,11 +107,11 @@ async def find_recent_changes(
 ) -> dict[UUID, list[RecentChange]]:
     """Return the changes of each item since a time, and all that users undid, newest first."""
     found: dict[UUID, list[RecentChange]] = {}
-    for part in chunks(list(item_ids), BATCH_ITEMS):
+    for part in split_chunks(list(item_ids), BATCH_ITEMS):
         rows = (
             await session.execute(_SINCE, {"items": part, "since": since, "chat": chat_id})
         ).all()
-        async for row in unhurried(rows, lambda row: len(row.sealed_operations)):
+        async for row in iterate_in_slices(rows, lambda row: len(row.sealed_operations)):
             operations = read_operations(sealer, row.id, row.sealed_operations)
             by: Any = "user" if row.actor == "import" else row.actor
             is_creation = EXISTS in operations.set
@@ -251,7 +251,7 @@ async def read_known(
             condition,
         ).limit(MAX_FACTS)
         rows = (await session.execute(query)).all()
-        async for row in unhurried(rows, lambda row: len(row.sealed_state)):
+        async for row in iterate_in_slices(rows, lambda row: len(row.sealed_state)):
             state = read_state(sealer, row.id, row.sealed_state)
             known.add_fact(build_gist("fact", state), row.audience)
     recorded: dict[UUID, list[Any]] = {}
@@ -410,7 +410,7 @@ async def judge_drafts(
             replaced=[draft.replaces for draft in created if draft.replaces],
         ),
     )
-    async for draft in unhurried(drafts):
+    async for draft in iterate_in_slices(drafts):
         # It may have depended on a draft that is not written.
         with suppress(ValidationError):
             judgement.consider(draft)
@@ -461,7 +461,7 @@ class _Judge:
     def _create(self, draft: Draft) -> None:
         gist = build_gist(draft.kind, draft.operations.set)
         if any(
-            is_known_to_all(get_audience(draft.operations.set), audience)
+            may_all_know(get_audience(draft.operations.set), audience)
             for audience in self.known.facts.get(gist, ())
         ):
             return
@@ -490,7 +490,7 @@ class _Judge:
         while fact_id is not None and fact_id not in seen:
             seen.add(fact_id)
             state = self.states.get(fact_id, {})
-            if not exists(state) or not is_known_to_all(get_audience(state), audience):
+            if not exists(state) or not may_all_know(get_audience(state), audience):
                 return None
             if not state.get("superseded_by"):
                 return fact_id
@@ -554,7 +554,7 @@ class _Judge:
                     against=against.get("text", ""),
                     unclear=draft.unclear,
                 ),
-                audience=narrowest(
+                audience=intersect_audiences(
                     [draft.audience, draft.message.audience, *map(get_audience, concerned)]
                 ),
             )

@@ -30,10 +30,10 @@ from backend.campaigns.models import Campaign, CampaignProposal, ChangeSource, P
 from backend.campaigns.proposals.store import StoredProposal, is_on_path, load_proposals
 from backend.campaigns.state.viewpoints import check_viewpoint
 from backend.chats.models import Message
-from backend.core.audience import Viewpoint, known_to
+from backend.core.audience import Viewpoint, filter_known_to
 from backend.database.base import now
 from backend.database.engine import Database
-from backend.http.schemas import Page, check_revision, page_of
+from backend.http.schemas import Page, check_revision, make_page
 from backend.vault.sealing import Sealer
 
 
@@ -64,7 +64,7 @@ class ProposalService:
                 CampaignProposal.campaign_id == campaign_id,
                 CampaignProposal.user_id == identity.user_id,
                 CampaignProposal.state == state,
-                known_to(viewpoint, CampaignProposal.audience),
+                filter_known_to(viewpoint, CampaignProposal.audience),
                 is_on_path(),
             )
             .order_by(CampaignProposal.id)
@@ -74,7 +74,7 @@ class ProposalService:
             query = query.where(CampaignProposal.id > after)
         async with open_reading(self._database, identity, campaign_id) as (session, campaign):
             await check_viewpoint(session, viewpoint, [campaign_id], owner_id=identity.user_id)
-            rows, following = page_of((await session.scalars(query)).all(), limit)
+            rows, following = make_page((await session.scalars(query)).all(), limit)
             found = await load_proposals(session, identity.sealer, campaign, rows)
             items = [
                 each.view()

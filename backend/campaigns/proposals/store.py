@@ -37,9 +37,9 @@ from backend.campaigns.models import (
 )
 from backend.campaigns.proposals.authority import Proposal, ProposalContent, keep_filled_fields
 from backend.chats.models import Chat, Message
-from backend.core.audience import Viewpoint, is_known_to
-from backend.core.cpu_pool import unhurried
-from backend.database.base import chunks, new_id
+from backend.core.audience import Viewpoint, may_know
+from backend.core.cpu_pool import iterate_in_slices
+from backend.database.base import new_id, split_chunks
 from backend.errors import ValidationError
 from backend.vault.sealing import Sealer
 
@@ -139,7 +139,7 @@ async def _load_known(
     states = await load_states(session, sealer, campaign, {row.item_id for row in rows})
     known: set[bytes] = set()
     room = MAX_OPEN
-    async for row in unhurried(rows, lambda row: len(row.sealed_proposal)):
+    async for row in iterate_in_slices(rows, lambda row: len(row.sealed_proposal)):
         text = read_text(sealer, row)
         known.add(text.values(row.kind, row.item_id))
         is_open = row.state == "open" and not is_settled(
@@ -234,7 +234,7 @@ class StoredProposal:
         """True if a viewpoint may know its message and all of its items."""
         audiences = [self.row.audience, self.lines[0].audience]
         audiences += [each.audience for each in self.items.values()]
-        return all(is_known_to(viewpoint, each) for each in audiences)
+        return all(may_know(viewpoint, each) for each in audiences)
 
     def change(self, chosen: UUID | None) -> Change:
         """Return the change of accepting it. `chosen` is one of the candidates if it is ambiguous.
@@ -310,16 +310,18 @@ async def load_proposals(
     session: AsyncSession, sealer: Sealer, campaign: Campaign, rows: Sequence[CampaignProposal]
 ) -> list[StoredProposal]:
     """Load proposals of a campaign with their messages and the present state of their items."""
-    texts = {row.id: read_text(sealer, row) async for row in unhurried(rows)}
+    texts = {row.id: read_text(sealer, row) async for row in iterate_in_slices(rows)}
     lines: dict[UUID, list[ProposalLine]] = {}
-    for part in chunks(list(texts), BATCH_ROWS):
+    for part in split_chunks(list(texts), BATCH_ROWS):
         for found in await session.execute(_LINES.where(ProposalSource.proposal_id.in_(part))):
             is_told = bool(found.is_active) and found.campaign_id == campaign.id
             line = ProposalLine(found.message_id, found.chat_id, is_told, found.audience or "gm")
             lines.setdefault(found.proposal_id, []).append(line)
     concerned = {row.id: _list_items(row, texts[row.id]) for row in rows}
     items: dict[UUID, ItemVersion] = {}
-    for part in chunks(list({each for ids in concerned.values() for each in ids}), BATCH_ROWS):
+    for part in split_chunks(
+        list({each for ids in concerned.values() for each in ids}), BATCH_ROWS
+    ):
         query = select(CampaignItem).where(
             CampaignItem.id.in_(part),
             CampaignItem.campaign_id == campaign.id,
@@ -327,7 +329,7 @@ async def load_proposals(
             CampaignItem.exists,
         )
         found_items = await session.scalars(query.execution_options(populate_existing=True))
-        async for item in unhurried(found_items.all(), lambda item: len(item.sealed_state)):
+        async for item in iterate_in_slices(found_items.all(), lambda item: len(item.sealed_state)):
             state = read_state(sealer, item.id, item.sealed_state)
             items[item.id] = ItemVersion(state, item.seq, item.audience)
     return [

@@ -16,7 +16,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from backend.campaigns.ledger.changes import Change, Operations
 from backend.campaigns.ledger.items import Entity, Scene
 from backend.campaigns.models import CampaignItem
-from backend.database.base import table_of
+from backend.database.base import get_table
 
 PlaceT = TypeVar("PlaceT", UUID, str)
 
@@ -99,7 +99,7 @@ async def follow_scene(session: AsyncSession, campaign_id: UUID, scene: Scene) -
     ]
 
 
-_ITEMS = table_of(CampaignItem)
+_ITEMS = get_table(CampaignItem)
 _PARTY = union_all(
     *(
         select(_ITEMS.c.id, _ITEMS.c.kind, _ITEMS.c.place_id, _ITEMS.c.seq).where(

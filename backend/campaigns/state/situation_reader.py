@@ -55,9 +55,9 @@ from backend.campaigns.state.state_block import (
     VisibleEntity,
     rank_people,
 )
-from backend.core.audience import GM, AudienceMarks, Viewpoint, is_known_to, known_to
-from backend.core.cpu_pool import unhurried
-from backend.database.base import table_of
+from backend.core.audience import GM, AudienceMarks, Viewpoint, filter_known_to, may_know
+from backend.core.cpu_pool import iterate_in_slices
+from backend.database.base import get_table
 from backend.vault.sealing import Sealer
 
 Condition = ColumnElement[bool] | InstrumentedAttribute[bool]
@@ -92,7 +92,7 @@ class CampaignReader:
         return (
             CampaignItem.campaign_id == self.campaign.id,
             CampaignItem.exists,
-            known_to(self.viewpoint, CampaignItem.audience),
+            filter_known_to(self.viewpoint, CampaignItem.audience),
         )
 
     async def load_rows(
@@ -130,7 +130,7 @@ class CampaignReader:
 
     async def _load_opened(self, query: Select[CampaignItem]) -> list[tuple[CampaignItem, Item]]:
         rows = (await self.session.scalars(query)).all()
-        sized = unhurried(rows, lambda row: len(row.sealed_state))
+        sized = iterate_in_slices(rows, lambda row: len(row.sealed_state))
         return [(row, self._open(row)) async for row in sized]
 
     async def load_items(
@@ -349,7 +349,7 @@ class SituationReader(CampaignReader):
                 (
                     (each.id, each.seq, each.item)
                     for each in names.in_view.values()
-                    if is_known_to(self.viewpoint, each.audience)
+                    if may_know(self.viewpoint, each.audience)
                 ),
                 key=lambda each: each[0].int,
             )
@@ -399,9 +399,9 @@ class SituationReader(CampaignReader):
     ) -> list[tuple[Any, Item]]:
         """Return the rows of a prebuilt query with their items."""
         if self.viewpoint != GM:
-            query = query.where(known_to(self.viewpoint, _ITEMS.c.audience))
+            query = query.where(filter_known_to(self.viewpoint, _ITEMS.c.audience))
         rows = (await self.session.execute(query, {"campaign": self.campaign.id, **values})).all()
-        sized = unhurried(rows, lambda row: len(row.sealed_state))
+        sized = iterate_in_slices(rows, lambda row: len(row.sealed_state))
         read = partial(read_state, self.sealer)
         return [(row, build_item(row.kind, read(row.id, row.sealed_state))) async for row in sized]
 
@@ -486,7 +486,7 @@ def _render_echoes(marks: AudienceMarks, echoes: Iterable[Echo], kind: EchoKind)
     return [marks.mark(each.text, each.audience) for each in echoes if each.kind == kind]
 
 
-_ITEMS = table_of(CampaignItem)
+_ITEMS = get_table(CampaignItem)
 _COLUMNS = (_ITEMS.c.id, _ITEMS.c.kind, _ITEMS.c.sealed_state)
 _IDS: BindParameter[Any] = bindparam("ids", expanding=True)
 _LATEST = _ITEMS.c.seq.desc()

@@ -18,8 +18,8 @@ from backend.campaigns.ledger.items import Entity, Fact, Item, Kind, Relation
 from backend.campaigns.ledger.store import read_state
 from backend.campaigns.models import Campaign, CampaignItem
 from backend.campaigns.names.mentions import NameIndex
-from backend.core.audience import PUBLIC, Viewpoint, is_known_to
-from backend.core.cpu_pool import unhurried
+from backend.core.audience import PUBLIC, Viewpoint, may_know
+from backend.core.cpu_pool import iterate_in_slices
 from backend.vault.sealing import Sealer
 
 MAX_CAMPAIGNS = 64
@@ -174,7 +174,7 @@ class CampaignSnapshot:
     def find_name(self, entity_id: UUID, viewpoint: Viewpoint) -> str | None:
         """Return the name of an entity; None if there is none that the viewpoint may know."""
         names = self.by_id.get(entity_id)
-        return names[0] if names and is_known_to(viewpoint, self.find_audience(entity_id)) else None
+        return names[0] if names and may_know(viewpoint, self.find_audience(entity_id)) else None
 
     def get_states(self, items: Mapping[UUID, Item]) -> dict[UUID, State]:
         """Return the states of items.
@@ -200,7 +200,7 @@ class CampaignSnapshot:
             kept = self.around.get(item_id) if self.around else None
             if kept is None:
                 unread.append(item_id)
-            elif is_known_to(viewpoint, kept.audience):
+            elif may_know(viewpoint, kept.audience):
                 found[item_id] = kept.campaign_id, kept.item
         return found, unread
 
@@ -217,7 +217,7 @@ class CampaignSnapshot:
             (kept.seq, kept.id, kept.item)
             for one in dict.fromkeys(about)
             for kept in self.tied.get(("fact", one), {}).values()
-            if isinstance(kept.item, Fact) and is_known_to(viewpoint, kept.audience)
+            if isinstance(kept.item, Fact) and may_know(viewpoint, kept.audience)
         )
         latest = nlargest(limit, known, key=itemgetter(0))
         return [(item_id, item) for _, item_id, item in latest]
@@ -230,7 +230,7 @@ class CampaignSnapshot:
         people = self.tied.get(("entity", at), {}).values() if at else ()
         found = {each.id: each for each in nlargest(MAX_BLOCK_ITEMS, people, key=_seq)}
         found |= {one: around[one] for one in ids if one in around}
-        known = (each for each in found.values() if is_known_to(viewpoint, each.audience))
+        known = (each for each in found.values() if may_know(viewpoint, each.audience))
         return sorted(known, key=_seq, reverse=True)
 
     def find_relations(self, ids: Iterable[UUID], viewpoint: Viewpoint) -> list[Relation]:
@@ -239,7 +239,7 @@ class CampaignSnapshot:
             each.id: each
             for one in ids
             for each in self.tied.get(("relation", one), {}).values()
-            if is_known_to(viewpoint, each.audience)
+            if may_know(viewpoint, each.audience)
         }
         latest = nlargest(MAX_BLOCK_ITEMS, found.values(), key=_seq)
         latest.sort(key=lambda each: each.id.int)
@@ -254,7 +254,7 @@ class CampaignSnapshot:
         in_view, around = dict(self.in_view or {}), _Surroundings(self)
         is_renamed = False
         rows = (await session.execute(_CHANGED, since)).all()
-        async for row in unhurried(rows, lambda row: len(row.sealed_state)):
+        async for row in iterate_in_slices(rows, lambda row: len(row.sealed_state)):
             in_view.pop(row.id, None)
             around.drop(row.id)
             if row.kind in NOT_KEPT or (row.kind == "scene" and not row.is_live):

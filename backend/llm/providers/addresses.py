@@ -13,13 +13,13 @@ from sqlalchemy import func, select
 
 from backend.accounts.auth.identity import Identity
 from backend.accounts.auth.middleware import NEEDS
-from backend.accounts.profile.administration import administrators_only
+from backend.accounts.profile.administration import require_administrator
 from backend.accounts.repository import lock_accounts
 from backend.core.logs import get_logger
 from backend.database.engine import Database
 from backend.errors import ConflictError, NotFoundError
 from backend.generation.client.network import AllowedAddress
-from backend.http.schemas import RAISES, struct_from
+from backend.http.schemas import RAISES, make_struct
 from backend.llm.models import ProviderAddress
 from backend.llm.user_models import UserModels
 
@@ -86,7 +86,7 @@ class ProviderAddressService:
         async with self._database.read() as session:
             rows = await session.scalars(select(ProviderAddress).order_by(ProviderAddress.id))
             return ProviderAddresses(
-                items=[struct_from(ProviderAddressView, row) for row in rows],
+                items=[make_struct(ProviderAddressView, row) for row in rows],
                 networks_are_set=self._user_models.network.decides_alone,
             )
 
@@ -118,7 +118,7 @@ class ProviderAddressService:
                 await session.flush()
         if is_new:
             await self._count_from_now(identity, wanted, "allowed")
-        return struct_from(ProviderAddressView, row)
+        return make_struct(ProviderAddressView, row)
 
     async def refuse(self, identity: Identity, address_id: UUID) -> None:
         """Take an allowed address away. Replies that are under way go on.
@@ -152,7 +152,7 @@ class ProviderAddressController(Controller):
 
     path = "/admin/provider-addresses"
     tags = ("Administration",)
-    guards = (administrators_only,)
+    guards = (require_administrator,)
     opt = {NEEDS: "manage"}  # noqa: RUF012  # Litestar's own declaration
 
     @get(summary="List allowed addresses")

@@ -8,14 +8,14 @@ from collections.abc import Iterator
 from typing import Final, NamedTuple
 
 from backend.context.macros import MacroLimitError
-from backend.core.text_forms import normalized
+from backend.core.text_forms import normalize
 from backend.lorebooks.activation.compiled import CompiledEntry
 from backend.lorebooks.activation.keys import Key, classify, is_whole
 from backend.lorebooks.activation.outcome import Scan
 from backend.lorebooks.activation.selection import percentage
 from backend.regex.patterns import MAX_SCAN_WORK, PATTERN_SECONDS, Pattern
 
-LOOK: Final = 1_000
+LOOKUP_COST: Final = 1_000
 """What a look costs beside the text it reads: into a message, or at the ends of a word."""
 
 _WORD: Final = re.compile(r"\S*")
@@ -41,7 +41,7 @@ class PlaceFinder:
 
     def __init__(self, scan: Scan) -> None:
         self._scan = scan
-        self._texts = [normalized("NFC", message.text) for message in scan.messages]
+        self._texts = [normalize("NFC", message.text) for message in scan.messages]
         self._folded: dict[int, tuple[str, list[int]]] = {}
         self._expanded: dict[str, Key | None] = {}
         self._work_left = MAX_SCAN_WORK
@@ -88,7 +88,7 @@ class PlaceFinder:
 
     def _in_message(self, entry: CompiledEntry, key: Key, number: int) -> tuple[int, int] | None:
         text = self._texts[number]
-        self._work_left -= LOOK + len(text)
+        self._work_left -= LOOKUP_COST + len(text)
         if key.pattern is not None:
             return self._by_pattern(entry, key.pattern, text)
         settings = self._scan.settings
@@ -138,5 +138,5 @@ class PlaceFinder:
             end = start + len(key)
             if not whole or is_whole(text, start, end):
                 yield start, end
-            self._work_left -= LOOK
+            self._work_left -= LOOKUP_COST
             start = text.find(key, start + 1)

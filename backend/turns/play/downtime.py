@@ -21,10 +21,10 @@ from backend.campaigns.state.snapshot import SnapshotCache
 from backend.chats.models import Chat
 from backend.database.engine import Database
 from backend.errors import PreconditionFailedError, ValidationError
-from backend.http.schemas import RAISES, check_revision, etag
+from backend.http.schemas import RAISES, check_revision, make_etag
 from backend.turns.errors import TurnInProgressError, TurnWaitingError
-from backend.turns.models import OPEN, Turn
-from backend.turns.run.events import awaited
+from backend.turns.models import OPEN_STATES, Turn
+from backend.turns.run.events import find_awaited_choice
 
 AnyRequest = Request[Any, Any, Any]
 
@@ -104,7 +104,7 @@ async def _check_no_turn(session: AsyncSession, identity: Identity, campaign_id:
         .where(
             Chat.campaign_id == campaign_id,
             Turn.user_id == identity.user_id,
-            Turn.state.in_(OPEN),
+            Turn.state.in_(OPEN_STATES),
         )
         .order_by(Turn.state.desc())
         .limit(1)
@@ -112,7 +112,7 @@ async def _check_no_turn(session: AsyncSession, identity: Identity, campaign_id:
     if turn is None:
         return
     if turn.state == "waiting":
-        raise TurnWaitingError(turn.id, awaited(identity.sealer, turn))
+        raise TurnWaitingError(turn.id, find_awaited_choice(identity.sealer, turn))
     raise TurnInProgressError(turn.id)
 
 
@@ -150,7 +150,7 @@ class DowntimeController(Controller):
         """
         if_match = request.headers.get("if-match")
         begun = await downtime.begin(identity, campaign_id, data, if_match=if_match)
-        return Response(begun, headers={"ETag": etag(begun.version)})
+        return Response(begun, headers={"ETag": make_etag(begun.version)})
 
     @delete(
         opt={

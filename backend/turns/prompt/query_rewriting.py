@@ -14,15 +14,20 @@ from dataclasses import replace
 import msgspec
 
 from backend.accounts.auth.identity import Identity
-from backend.accounts.profile.settings import first_set
+from backend.accounts.profile.settings import find_first_set
 from backend.core.logs import get_logger
 from backend.database.base import new_id
 from backend.database.engine import Database
-from backend.enrichment.budgets import RunBudget, open_budget
-from backend.enrichment.cleaning import without_tags
-from backend.enrichment.llm_selection import choose_model, limit_output, safe_sampling
+from backend.enrichment.cleaning import strip_tags
 from backend.enrichment.models import EnrichmentRun
-from backend.enrichment.runs.store import note_done
+from backend.enrichment.reader import (
+    RunBudget,
+    choose_model,
+    limit_output,
+    open_budget,
+    safe_sampling,
+)
+from backend.enrichment.runs.store import record_success
 from backend.errors import AppError
 from backend.generation.model import (
     ModelDeclinedError,
@@ -33,7 +38,7 @@ from backend.generation.model import (
 from backend.generation.tools.arguments import plain_schema
 from backend.jobs.errors import RetryLaterError
 from backend.llm.server_slots import ModelSlots
-from backend.llm.slot_rules import Rank, Work
+from backend.llm.slot_rules import Rank, SlotWork
 from backend.memory.search.request import SearchResult
 from backend.memory.search.search import MemorySearch
 from backend.prompts import PromptLibrary
@@ -88,7 +93,7 @@ class Rephraser:
         """
         chain = (loaded.settings.memory, identity.settings.memory)
         request = found.request
-        if request is None or not first_set(chain, "rephrase", default=False):
+        if request is None or not find_first_set(chain, "rephrase", default=False):
             return found
         own, account = loaded.settings, identity.settings
         chosen = choose_model(window.models, self._settings, "triage", own, account, window.spec.id)
@@ -99,7 +104,7 @@ class Rephraser:
             note = "not looked up in other words: the tokens for the day are spent"
             return replace(found, notes=[*found.notes, note])
         words, problem, began = "", None, time.monotonic()
-        work = Work(
+        work = SlotWork(
             use="turn" if rank == Rank.TURN else "suggestions",
             rank=rank,
             user_id=identity.user_id,
@@ -131,7 +136,7 @@ class Rephraser:
                 error=problem,
             )
             async with self._database.write() as session:
-                await note_done(session, run)
+                await record_success(session, run)
         if problem:
             note = "not looked up in other words: the task model gave no answer"
             return replace(found, notes=[*found.notes, note])
@@ -155,7 +160,7 @@ class Rephraser:
             return ""
         recent = "\n".join(f"{each.author}: {each.text}" for each in loaded.recent[-2:])
         asked = self._prompts["assist/rephrase"].render(
-            line=without_tags(line[:MOST_READ]), recent=without_tags(recent[-MOST_READ:])
+            line=strip_tags(line[:MOST_READ]), recent=strip_tags(recent[-MOST_READ:])
         )
         sampling = limit_output(safe_sampling(model.spec, window.sampling.safety), model.spec)
         prompt = Prompt([PromptMessage("user", asked)])

@@ -16,7 +16,7 @@ from backend.campaigns.state.viewpoints import (
 )
 from backend.chats import repository as chats
 from backend.chats.models import Chat, Message
-from backend.core.audience import GM, PUBLIC, Viewpoint, is_known_to, read_viewpoint, stored
+from backend.core.audience import GM, PUBLIC, Viewpoint, encode_audience, may_know, read_viewpoint
 from backend.errors import ValidationError
 from backend.turns.api.schemas import TurnRequest
 from backend.turns.errors import NotContinuableError, NothingToAnswerError
@@ -181,7 +181,7 @@ async def find_audience(
     if request.continue_ or request.impersonate:
         raise ValidationError("`audience` goes with a new line or a new reply.")
     await check_chat_audience(session, chat, request.audience)
-    return stored(request.audience)
+    return encode_audience(request.audience)
 
 
 async def find_viewpoint(
@@ -222,9 +222,9 @@ def answerable(target: Target, viewpoint: Viewpoint, said: str, *, is_preview: b
     A preview leaves a line out that it may not know. Raises `ValidationError`.
     """
     about = target.line or target.continued
-    if not is_known_to(viewpoint, said):
+    if not may_know(viewpoint, said):
         raise ValidationError("`audience` keeps the line from `viewpoint`.")
-    if about is None or is_known_to(viewpoint, about.audience):
+    if about is None or may_know(viewpoint, about.audience):
         return target
     if is_preview and target.line is not None:
         return replace(target, line=None)

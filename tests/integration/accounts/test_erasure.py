@@ -15,7 +15,7 @@ from uuid import UUID
 import pytest
 from sqlalchemy import delete, select, text, update
 
-from backend.accounts.keys.sealed_tables import described_tables
+from backend.accounts.keys.sealed_tables import find_model_tables
 from backend.accounts.models import DataKey, IdempotentRequest, KeySlot
 from backend.database import write_ahead_log
 from backend.database.base import new_id, now
@@ -66,7 +66,7 @@ async def texts_of(server: Running, account: Account, *tables: str) -> list[byte
     """The account's sealed texts."""
     user_id, found = UUID(account.user["id"]), list[bytes]()
     async with server.parts.database.read() as session:
-        for sealed in described_tables():
+        for sealed in find_model_tables():
             for column in sealed.columns:
                 query = select(column).where(sealed.owner == user_id, column.is_not(None))
                 if not tables or sealed.table.name in tables:
@@ -141,7 +141,7 @@ async def slots_of(server: Running, kind: str) -> list[bytes]:
 async def test_whatever_else_is_deleted_is_gone_from_the_files_soon(
     sqlite_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(write_ahead_log, "EMPTIED_EVERY", 0.1)
+    monkeypatch.setattr(write_ahead_log, "EMPTY_INTERVAL_SECONDS", 0.1)
     async with running(sqlite_url, tmp_path) as server, server.account("Ada") as ada:
         chat = (await ada.new_chat(title="The lighthouse"))["id"]
         await ada.turn(chat, text="Tell me.")
@@ -207,7 +207,7 @@ def size_of(file: Path) -> int:
 async def test_a_reader_in_the_way_is_waited_for_and_holds_up_neither_answers_nor_writers(
     sqlite_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(write_ahead_log, "EMPTIED_EVERY", 0.1)
+    monkeypatch.setattr(write_ahead_log, "EMPTY_INTERVAL_SECONDS", 0.1)
     database, other = Database(sqlite_url), Database(sqlite_url)
     await database.log.empty()
     async with other.read() as reading:

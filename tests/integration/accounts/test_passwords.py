@@ -11,7 +11,7 @@ import pytest
 from sqlalchemy import func, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from backend.accounts.keys import user_keys
+from backend.accounts.keys import rotation as user_keys
 from backend.accounts.keys.slots import refuse_older_root
 from backend.accounts.models import KeySlot
 from backend.vault.root import RootKeys

@@ -16,13 +16,13 @@ from backend.accounts.auth.names import load_instance_keys
 from backend.accounts.keys.keyring import Protection
 from backend.accounts.keys.open_keys import OpenKeys
 from backend.accounts.keys.rotation import rotate_root_key
-from backend.accounts.keys.server_held import end_job_keys, give_standing
+from backend.accounts.keys.slots import clear_job_keys, make_standing_slot
 from backend.accounts.models import DataKey, KeyMode, KeySlot, User
 from backend.database.base import new_id, now
 from backend.database.engine import Database
 from backend.jobs.keys import JobKeys
 from backend.jobs.models import Job
-from backend.jobs.queue import GRANT_LASTS, JobQueue
+from backend.jobs.queue import GRANT_DURATION, JobQueue
 from backend.jobs.running import JobKind, RunningJob
 from backend.jobs.service import JobService
 from backend.jobs.worker import Worker
@@ -164,13 +164,13 @@ async def test_a_job_that_waits_without_a_key_gets_that_of_one_it_absorbs(
             gone = {"wrapped_key": None, "root_version": None, "key_until": None}
             await session.execute(update(Job).values(state="waiting_key", **gone))
         if lack == "nearly over":
-            until_soon = now() + GRANT_LASTS / 2 - timedelta(minutes=1)
+            until_soon = now() + GRANT_DURATION / 2 - timedelta(minutes=1)
             await session.execute(update(Job).values(key_until=until_soon))
     assert await put(queue, "read", user_id=ada.id, dedupe_key="d", key=key) is None
     job = await one(database, job_id)
     assert job.state == "queued"
     assert job.key_until is not None
-    assert job.key_until > now() + GRANT_LASTS / 2
+    assert job.key_until > now() + GRANT_DURATION / 2
     workshop.worker(reader.kinds)  # as one of another process: no key is in memory
     await until(lambda: is_empty(database))
     assert reader.read == ["a letter"]
@@ -208,8 +208,8 @@ async def test_keys_whose_time_is_over_are_cleared(queue: JobQueue, ada: Person)
     database = queue.database
     await put(queue, "read", user_id=ada.id, key=queue.grant(ada.sealer, "per_job"))
     async with database.write() as session:
-        await give_standing(session, ada.id, user_key=ada.user_key, root=ROOT, at=now())
-    await JobService(queue).clean(at=now() + GRANT_LASTS)
+        await make_standing_slot(session, ada.id, user_key=ada.user_key, root=ROOT, at=now())
+    await JobService(queue).clean(at=now() + GRANT_DURATION)
     assert await wrapped_keys(database) == 0
     await JobService(queue).clean(at=now() + timedelta(days=31))
     async with database.read() as session:
@@ -283,7 +283,7 @@ async def test_a_managed_users_jobs_carry_no_key_and_run_while_the_user_is_away(
     ada = await new_person(database, "Ada", mode="managed")
     reader = Reader(ada)
     async with database.write() as session:
-        await give_standing(session, ada.id, user_key=ada.user_key, root=ROOT, at=now())
+        await make_standing_slot(session, ada.id, user_key=ada.user_key, root=ROOT, at=now())
     await put(queue, "read", user_id=ada.id, key=queue.grant(ada.sealer, "managed"))
     assert await wrapped_keys(database) == 0
     workshop.worker(reader.kinds)
@@ -299,7 +299,7 @@ async def test_a_standing_slot_opens_only_as_its_user_allows(
     ada = await new_person(database, "Ada", mode="managed")
     reader = Reader(ada)
     async with database.write() as session:
-        await give_standing(session, ada.id, user_key=ada.user_key, root=ROOT, at=now())
+        await make_standing_slot(session, ada.id, user_key=ada.user_key, root=ROOT, at=now())
         if what == "expired":
             standing = update(KeySlot).where(KeySlot.kind == "standing")
             await session.execute(standing.values(expires_at=now()))
@@ -335,7 +335,7 @@ async def test_switching_to_sealed_takes_the_keys_out_of_what_is_queued(
     for person in (ada, ben):
         await put(queue, "read", user_id=person.id, key=queue.grant(person.sealer, "per_job"))
     async with queue.database.write() as session:
-        await end_job_keys(session, ada.id)
+        await clear_job_keys(session, ada.id)
     assert await wrapped_keys(queue.database) == 1
 
 
@@ -353,7 +353,7 @@ async def test_a_new_root_key_takes_queued_jobs_and_standing_slots_along(
     await put(queue, "again", user_id=ben.id, key=queue.grant(ben.sealer, "managed"))
     damaged = await put(queue, "read", user_id=ada.id, key=queue.grant(ada.sealer, "per_job"))
     async with database.write() as session:
-        await give_standing(session, ben.id, user_key=ben.user_key, root=before, at=now())
+        await make_standing_slot(session, ben.id, user_key=ben.user_key, root=before, at=now())
         await session.execute(update(Job).where(Job.id == damaged).values(wrapped_key=bytes(60)))
 
     result = await rotate_root_key(database, path=path, value=None, report=ignore)
@@ -391,6 +391,6 @@ async def test_no_key_lies_in_the_database_in_the_clear(sqlite_url: str, tmp_pat
     queue = JobQueue(database, ROOT)
     await put(queue, "read", user_id=ada.id, key=queue.grant(ada.sealer, "per_job"))
     async with database.write() as session:
-        await give_standing(session, ada.id, user_key=ada.user_key, root=ROOT, at=now())
+        await make_standing_slot(session, ada.id, user_key=ada.user_key, root=ROOT, at=now())
     await database.dispose()
     assert sightings_of(ada.user_key, tmp_path) == []
