@@ -16,12 +16,12 @@ from litestar.handlers import HTTPRouteHandler
 from litestar.middleware import ASGIMiddleware
 from litestar.plugins.prometheus import PrometheusConfig
 
-from backend.accounts.auth.idempotency import IdempotencyMiddleware, forget_old
+from backend.accounts.auth.idempotency import IdempotencyMiddleware, delete_old_responses
 from backend.accounts.auth.middleware import IdentityMiddleware, guard, provide_identity
 from backend.accounts.auth.second_factor.controller import SecondFactorController
 from backend.accounts.auth.session_controller import ApiKeyController, SessionController
-from backend.accounts.auth.sign_in_controller import DoorController, InstanceController
-from backend.accounts.profile.activity import forget_old_activity
+from backend.accounts.auth.sign_in_controller import InstanceController, SignInController
+from backend.accounts.profile.activity import delete_old_activity
 from backend.accounts.profile.administration import AdministrationController
 from backend.accounts.profile.controller import ActivityController, MeController
 from backend.accounts.service import finish_deletions
@@ -97,7 +97,7 @@ JSON_BODY_BYTES = 8 * 1024 * 1024
 
 API_CONTROLLERS: Sequence[type[Controller]] = (
     InstanceController,
-    DoorController,
+    SignInController,
     MeController,
     SessionController,
     ApiKeyController,
@@ -288,8 +288,8 @@ def _chores(parts: Services, *, is_long_round: bool) -> dict[str, Callable[[], o
         "user_models": parts.user_models.sweep,
         "turns": parts.turns.recover,
         "deletions": partial(finish_deletions, database),
-        "sessions": parts.sessions.forget_ended,
-        "idempotency": partial(forget_old, database, at=now()),
+        "sessions": parts.sessions.drop_ended_keys,
+        "idempotency": partial(delete_old_responses, database, at=now()),
         "ledger": partial(fold_ledger, database),
         "jobs": partial(parts.jobs.clean, at=now()),
         "index_model": memory.follow_model,
@@ -299,7 +299,7 @@ def _chores(parts: Services, *, is_long_round: bool) -> dict[str, Callable[[], o
     if is_long_round:
         chores |= {
             "optimize": database.optimize,
-            "activity": partial(forget_old_activity, database),
+            "activity": partial(delete_old_activity, database),
         }
     return chores
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from functools import partial
 
-from backend.accounts.auth.middleware import AuthMiddleware
+from backend.accounts.auth.middleware import SessionOpener
 from backend.accounts.auth.names import InstanceKeys, load_instance_keys
 from backend.accounts.auth.second_factor.gate import SecondFactorGate
 from backend.accounts.auth.second_factor.service import SecondFactorService
@@ -160,7 +160,7 @@ class Services:
         self.sessions = SessionService(database, root, settings, open_keys)
         self.watch = SessionWatch(self.sessions)
         self.activity = ActivityLog(database)
-        self.auth = AuthMiddleware(self.sessions, settings, instance, self.activity)
+        self.auth = SessionOpener(self.sessions, settings, instance, self.activity)
         self.accounts = AccountService(
             database,
             root,

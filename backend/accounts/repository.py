@@ -50,15 +50,15 @@ async def get_user(session: AsyncSession, user_id: UUID, *, lock: bool = False) 
     return user
 
 
-async def slot_of_kind(session: AsyncSession, user_id: UUID, kind: SlotKind) -> KeySlot | None:
+async def find_slot(session: AsyncSession, user_id: UUID, kind: SlotKind) -> KeySlot | None:
     """An account's password or recovery slot: it has one of each."""
     query = select(KeySlot).where(KeySlot.user_id == user_id, KeySlot.kind == kind)
     return await session.scalar(query)
 
 
-async def password_kdf(session: AsyncSession, user_id: UUID) -> bytes | None:
+async def load_password_kdf(session: AsyncSession, user_id: UUID) -> bytes | None:
     """How an account's password is stretched, in JSON."""
-    slot = await slot_of_kind(session, user_id, "password")
+    slot = await find_slot(session, user_id, "password")
     return slot.kdf if slot else None
 
 
@@ -122,7 +122,7 @@ async def find_by_token(
     return slot, user, [row[2] for row in rows], kdf
 
 
-async def data_keys(session: AsyncSession, user_id: UUID) -> list[DataKey]:
+async def list_data_keys(session: AsyncSession, user_id: UUID) -> list[DataKey]:
     """Every data key of an account."""
     return list(await session.scalars(select(DataKey).where(DataKey.user_id == user_id)))
 
@@ -149,7 +149,9 @@ async def has_invitation(
     return await session.scalar(query) is not None
 
 
-async def usable_slots(session: AsyncSession, slot_ids: set[UUID]) -> list[tuple[KeySlot, int]]:
+async def list_usable_slots(
+    session: AsyncSession, slot_ids: set[UUID]
+) -> list[tuple[KeySlot, int]]:
     """Those of the slots that are still there, of accounts that are not disabled.
 
     Each comes with the generation of its account's user key.

@@ -16,11 +16,11 @@ Code = Annotated[str, msgspec.Meta(max_length=200)]
 PasskeyLabel = Annotated[str, msgspec.Meta(min_length=1, max_length=100)]
 
 
-class Struct(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+class RequestBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """A request body: a member that is not known is a mistake worth hearing of."""
 
 
-class SignUp(Struct):
+class SignUp(RequestBody):
     """A new account."""
 
     username: Name
@@ -28,7 +28,7 @@ class SignUp(Struct):
     invitation: Code | None = None
 
 
-class LogIn(Struct):
+class LogIn(RequestBody):
     """A name and its password, and the second factor if the account has one.
 
     `otp` is an authenticator app's code or a one-time code, `passkey` what
@@ -41,7 +41,7 @@ class LogIn(Struct):
     passkey: dict[str, Any] | None = None
 
 
-class Recovery(Struct):
+class Recovery(RequestBody):
     """A way back in for who has lost the password and kept the code."""
 
     username: Name
@@ -49,20 +49,20 @@ class Recovery(Struct):
     new_password: Password
 
 
-class PasswordChange(Struct):
+class PasswordChange(RequestBody):
     """The old password and the new one."""
 
     current_password: Password
     new_password: Password
 
 
-class Confirmation(Struct):
+class Confirmation(RequestBody):
     """The password once more, before what can't be undone."""
 
     password: Password
 
 
-class SecondFactorConfirmation(Struct):
+class SecondFactorConfirmation(RequestBody):
     """The password again, and the second factor if one is on."""
 
     password: Password
@@ -70,26 +70,26 @@ class SecondFactorConfirmation(Struct):
     passkey: dict[str, Any] | None = None
 
 
-class TotpCode(Struct):
+class TotpCode(RequestBody):
     """A code that the authenticator app shows."""
 
     code: Code
 
 
-class NewPasskey(Struct):
+class NewPasskey(RequestBody):
     """What `navigator.credentials.create` gave, as JSON, and what to call it."""
 
     credential: dict[str, Any]
     label: PasskeyLabel
 
 
-class PasskeyRename(Struct):
+class PasskeyRename(RequestBody):
     """Another name for a passkey."""
 
     label: PasskeyLabel
 
 
-class NewApiKey(Struct):
+class NewApiKey(RequestBody):
     """What an API key is for."""
 
     label: Annotated[str, msgspec.Meta(min_length=1, max_length=200)]
@@ -97,7 +97,7 @@ class NewApiKey(Struct):
     expires_at: datetime | None = None
 
 
-class NewInvitation(Struct):
+class NewInvitation(RequestBody):
     """How long an invitation can be used."""
 
     days: Annotated[int, msgspec.Meta(ge=1, le=365)] = 7
@@ -109,7 +109,7 @@ class AccountPatch(msgspec.Struct, kw_only=True):
     key_mode: KeyMode = DEFAULT_KEY_MODE
 
 
-class UserChange(Struct):
+class UserChange(RequestBody):
     """What an administrator may change about an account: true or false, what is absent stays."""
 
     is_administrator: bool | msgspec.UnsetType = msgspec.UNSET
@@ -127,7 +127,7 @@ class UserView(msgspec.Struct, kw_only=True):
     created_at: datetime
 
     @classmethod
-    def of(cls, user: User, name: str) -> "UserView":
+    def from_user(cls, user: User, name: str) -> "UserView":
         """The view of an account's row."""
         return cls(
             id=user.id,

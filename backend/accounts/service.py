@@ -27,12 +27,12 @@ from backend.accounts.events import AccountDeleted
 from backend.accounts.keys.keyring import (
     DEFAULT_KEY_MODE,
     UserKey,
-    new_data_key,
+    make_data_key,
     protect,
     wrap_derivation_key,
 )
 from backend.accounts.keys.open_keys import OpenKeys
-from backend.accounts.keys.server_held import delete_jobs, end_job_keys, end_standing
+from backend.accounts.keys.server_held import clear_job_keys, delete_jobs, delete_standing_slot
 from backend.accounts.keys.slots import refuse_older_root, wrap_directly
 from backend.accounts.keys.user_keys import lock_account, make_room, renew_user_key
 from backend.accounts.models import DataKey, KeySlot, SecondFactor, User
@@ -56,7 +56,7 @@ SignUpState = Literal["first", "open", "invitation", "closed"]
 
 
 @dataclass(frozen=True, slots=True)
-class Unlocked:
+class UnlockedAccount:
     """An account whose user key was just unwrapped or made."""
 
     user: User
@@ -88,7 +88,7 @@ class AccountService:
         self._credentials = Credentials(root, kdf)
         self._throttle = Throttle(database, instance)
 
-    async def sign_up_state(self) -> SignUpState:
+    async def find_sign_up_state(self) -> SignUpState:
         """Who may sign up now. Without an account anybody may, whatever the settings say."""
         async with self._database.read() as session:
             count = await repository.count_users(session)
@@ -96,7 +96,7 @@ class AccountService:
 
     async def sign_up(
         self, name: str, password: str, *, invitation: str | None, address: str
-    ) -> Unlocked:
+    ) -> UnlockedAccount:
         """Make an account; the first one administers.
 
         Raises `RegistrationClosedError`, `InvitationError`, `NameTakenError`, `WeakPasswordError`,
@@ -118,7 +118,7 @@ class AccountService:
         user_id, current = new_id(), UserKey(os.urandom(KEY_BYTES), generation=1)
         user = User(
             id=user_id,
-            name_lookup=self._instance.find_name(name),
+            name_lookup=self._instance.hash_name(name),
             wrapped_name=self._instance.wrap_name(user_id, name),
             key_mode=DEFAULT_KEY_MODE,
             key_generation=current.generation,
@@ -126,7 +126,7 @@ class AccountService:
         )
         wrap_derivation_key(user, os.urandom(KEY_BYTES), user_key=current.key)
         protect(user, current.key, kdf=stretched.kdf)
-        code, recovery = self._credentials.recovery_slot(user_id, current)
+        code, recovery = self._credentials.make_recovery_slot(user_id, current)
         async with self._database.write() as session:
             await repository.lock_accounts(session)
             await refuse_older_root(session, self._root)
@@ -137,16 +137,16 @@ class AccountService:
             await session.flush()
             session.add_all(
                 (
-                    new_data_key(user_id, 1, user_key=current.key),
-                    self._credentials.password_slot(user_id, current, stretched),
+                    make_data_key(user_id, 1, user_key=current.key),
+                    self._credentials.make_password_slot(user_id, current, stretched),
                     recovery,
                 )
             )
         await self._throttle.forgive(attempt)
         await self._throttle.remember(user_id, name, address=address)
-        return Unlocked(user, name, current, code)
+        return UnlockedAccount(user, name, current, code)
 
-    async def unlock(self, name: str, password: str, *, address: str) -> Unlocked:
+    async def unlock(self, name: str, password: str, *, address: str) -> UnlockedAccount:
         """Open an account with its password.
 
         Raises `WrongCredentialsError`, `TooManyAttemptsError`, `TamperedAccountError`,
@@ -165,9 +165,11 @@ class AccountService:
         if not opened.is_direct:
             await wrap_directly(self._database, slot, current, secret=secret, root=self._root)
         await self._throttle.forgive(attempt)
-        return Unlocked(user, self._instance.name_of(user), current)
+        return UnlockedAccount(user, self._instance.read_name(user), current)
 
-    async def recover(self, name: str, code: str, new_password: str, *, address: str) -> Unlocked:
+    async def recover(
+        self, name: str, code: str, new_password: str, *, address: str
+    ) -> UnlockedAccount:
         """Set a new password with the recovery code; a new code is made.
 
         Every session and API key ends: the account may have been in other hands. So do the keys
@@ -191,14 +193,14 @@ class AccountService:
                 raise WrongRecoveryCodeError  # used up by another request meanwhile
             await repository.delete_slots(session, user.id, "session")
             await repository.delete_slots(session, user.id, "api_key")
-            await end_standing(session, user.id)
-            await end_job_keys(session, user.id)
+            await delete_standing_slot(session, user.id)
+            await clear_job_keys(session, user.id)
             await forget_addresses(session, user.id)
             await session.execute(delete(SecondFactor).where(SecondFactor.user_id == user.id))
             user.factors_digest = None
             if user.key_mode == "managed":
                 user.key_mode = DEFAULT_KEY_MODE
-            new_code, recovery = self._credentials.recovery_slot(user.id, current)
+            new_code, recovery = self._credentials.make_recovery_slot(user.id, current)
             session.add(recovery)
             await self._credentials.replace_password(session, user.id, current, stretched)
             renewed = await renew_user_key(session, user, current.key, root=self._root)
@@ -206,7 +208,7 @@ class AccountService:
         await self._database.log.empty_now()
         await self._throttle.forgive(attempt)
         await self._throttle.remember(user.id, name, address=address)
-        return Unlocked(user, self._instance.name_of(user), renewed, new_code)
+        return UnlockedAccount(user, self._instance.read_name(user), renewed, new_code)
 
     async def change_password(self, identity: Identity, current: str, new: str) -> None:
         """Replace the password; other sessions end by it.
@@ -220,7 +222,7 @@ class AccountService:
         user_id = identity.user_id
         async with self._database.write() as session:
             user = await lock_account(session, user_id, identity.current, root=self._root)
-            slot = await repository.slot_of_kind(session, user_id, "password")
+            slot = await repository.find_slot(session, user_id, "password")
             if slot is None or slot.id != confirmed:
                 raise WrongCredentialsError  # replaced by another request meanwhile
             await self._credentials.replace_password(session, user_id, identity.current, stretched)
@@ -229,12 +231,12 @@ class AccountService:
         self._open_keys.drop(user_id)
         await self._database.log.empty_now()
 
-    async def new_recovery_code(self, identity: Identity, password: str) -> str:
+    async def replace_recovery_code(self, identity: Identity, password: str) -> str:
         """Replace the recovery code, the old one being lost. Raises as `confirm_password` does."""
         await self.confirm_password(identity, password)
         async with self._database.write() as session:
             await lock_account(session, identity.user_id, identity.current, root=self._root)
-            code, slot = self._credentials.recovery_slot(identity.user_id, identity.current)
+            code, slot = self._credentials.make_recovery_slot(identity.user_id, identity.current)
             await repository.delete_slots(session, identity.user_id, "recovery")
             session.add(slot)
         await self._database.log.empty_now()
@@ -262,7 +264,7 @@ class AccountService:
         attempt = await self._throttle.admit_confirmation(identity.user_id)
         async with self._database.read() as session:
             user = await repository.get_user(session, identity.user_id)
-            slot = await repository.slot_of_kind(session, user.id, "password")
+            slot = await repository.find_slot(session, user.id, "password")
         if slot is None:
             raise WrongCredentialsError
         await self._credentials.open_password(user, slot, password)
@@ -293,16 +295,16 @@ class AccountService:
 
     def name_of(self, identity: Identity) -> str:
         """The account's name."""
-        return self._instance.name_of(identity.user)
+        return self._instance.read_name(identity.user)
 
     async def _find(self, name: str, kind: SlotKind) -> tuple[User, KeySlot] | None:
         async with self._database.read() as session:
-            user = await repository.find_user(session, self._instance.find_name(name))
-            slot = await repository.slot_of_kind(session, user.id, kind) if user else None
+            user = await repository.find_user(session, self._instance.hash_name(name))
+            slot = await repository.find_slot(session, user.id, kind) if user else None
         return (user, slot) if user and slot else None
 
     async def _check_is_free(self, session: AsyncSession, name: str) -> None:
-        if await repository.find_user(session, self._instance.find_name(name)):
+        if await repository.find_user(session, self._instance.hash_name(name)):
             raise NameTakenError("Choose another name.")
 
     async def _check_may_join(

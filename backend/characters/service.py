@@ -9,9 +9,9 @@ from uuid import UUID
 
 import msgspec
 
-from backend.accounts.auth.idempotency import made_before, note_made
+from backend.accounts.auth.idempotency import find_made_id, record_made
 from backend.accounts.auth.identity import Identity
-from backend.accounts.profile.settings import DEFAULT_MODE
+from backend.accounts.profile.settings import DEFAULT_LORE_MODE
 from backend.characters import repository
 from backend.characters.avatars import AvatarService
 from backend.characters.card_books import CardBooks, CardLorebook, StoredBook
@@ -199,10 +199,10 @@ class CharacterService:
         rows = await self._pool.run(
             identity.user_id, partial(import_rows, identity.sealer, data, self._books)
         )
-        if (made_id := made_before()) is not None:
+        if (made_id := find_made_id()) is not None:
             return await self._imported_before(identity, made_id, rows)
         async with self._database.write() as session:
-            await note_made(session, rows.character.id)
+            await record_made(session, rows.character.id)
             session.add(rows.character)
             await session.flush()
             session.add_all(rows.files)
@@ -237,7 +237,7 @@ class CharacterService:
         warnings = [*rows.warnings, *greeting_warnings(rows.card, longest=self._longest_message)]
         found_by = None
         if lorebook is not None:
-            found_by = lorebook.mode or identity.settings.lore.mode or DEFAULT_MODE
+            found_by = lorebook.mode or identity.settings.lore.mode or DEFAULT_LORE_MODE
         return ImportedCharacter(
             character=made, lorebook=lorebook, found_by=found_by, warnings=warnings
         )

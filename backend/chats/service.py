@@ -11,7 +11,7 @@ from sqlalchemy import delete, insert, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from backend.accounts.auth.identity import Identity
-from backend.accounts.profile.settings import check_budgets, named_models
+from backend.accounts.profile.settings import check_budgets, find_named_models
 from backend.chats import repository, tree
 from backend.chats.drafts import MessageDraft, copied_row, resealed, sealed_draft
 from backend.chats.errors import MessageBusyError
@@ -219,8 +219,10 @@ class ChatService:
             if "preset_id" in patch and settings.preset_id is not None:
                 for part in self._participants.find_handlers(PresetChosen):
                     await part.preset_chosen(session, identity, settings.preset_id)
-            named = named_models(settings.task_models, settings.enrichment)
-            for model_id in sorted(named - named_models(before.task_models, before.enrichment)):
+            named = find_named_models(settings.task_models, settings.enrichment)
+            for model_id in sorted(
+                named - find_named_models(before.task_models, before.enrichment)
+            ):
                 models.spec(model_id)
             if settings.viewpoint not in {before.viewpoint, None, GM, PUBLIC}:
                 await check_audience(self._participants, session, chat, [UUID(settings.viewpoint)])

@@ -9,9 +9,9 @@ from typing import Literal
 import msgspec
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from backend.accounts.auth.identity import open_settings
+from backend.accounts.auth.identity import open_user_settings
 from backend.accounts.models import KeyMode, User
-from backend.accounts.profile.settings import UserSettings, first_set
+from backend.accounts.profile.settings import UserSettings, find_first_set
 from backend.campaigns.state.viewpoints import Player, find_player
 from backend.characters import repository as characters
 from backend.chats.models import Chat
@@ -21,7 +21,7 @@ from backend.generation.model import ChatModel, ModelSpec, ModelWritesNoJsonErro
 from backend.generation.registry import ModelRegistry, UnknownModelError
 from backend.generation.sampling import HarmCategory, SafetyThreshold, Sampling
 from backend.generation.servers.limits import ServerLimit
-from backend.llm.user_models import UserModels, usual_task_model
+from backend.llm.user_models import UserModels, choose_task_model
 from backend.settings import Settings
 from backend.vault.sealing import Sealer
 
@@ -91,7 +91,7 @@ async def find_reader(
     """Who would read a chat of the sealer's user now, for a task."""
     owner = await session.get_one(User, sealer.user_id)
     models = await user_models.of(session, owner, sealer)
-    account, own = open_settings(sealer, owner.sealed_settings), read_settings(sealer, chat)
+    account, own = open_user_settings(sealer, owner.sealed_settings), read_settings(sealer, chat)
     usual = own.model or account.model or models.default_id
     model_id = choose_model(models, settings, task, own, account, usual)
     triage_id = choose_model(models, settings, "triage", own, account, usual)
@@ -102,14 +102,14 @@ async def find_reader(
     return Reader(
         sealer=sealer,
         key_mode=owner.key_mode,
-        may_edit_lore=first_set((own.enrichment, account.enrichment), "may_edit_lore", False),  # noqa: FBT003  # a setting
+        may_edit_lore=find_first_set((own.enrichment, account.enrichment), "may_edit_lore", False),  # noqa: FBT003  # a setting
         models=models,
         model_id=model_id,
         triage_id=triage_id,
         asked_ids=frozenset(asked),
-        safety=first_set((own.sampling, account.sampling), "safety", None),
+        safety=find_first_set((own.sampling, account.sampling), "safety", None),
         stretch_tokens=most,
-        writes_questions=first_set((own.memory, account.memory), "questions", default=False)
+        writes_questions=find_first_set((own.memory, account.memory), "questions", default=False)
         and all(spec.provider != "demo" for spec in specs if spec.id == model_id),
         player=await _find_player(session, sealer, chat, account),
     )
@@ -136,16 +136,16 @@ def choose_model(
 ) -> str:
     """The model for a task of one chat, by its id: the chat's, the account's, the server's.
 
-    What `task_models` names comes before `enrichment.model`, and that before `usual_task_model`.
+    What `task_models` names comes before `enrichment.model`, and that before `choose_task_model`.
     `default_id` is the model that the chat itself is played with, which also writes suggestions.
     Nothing checks that it is there: `ModelRegistry.get` does, so that no other model reads a story
     because one was deleted.
     """
-    named: str | None = first_set((chat.task_models, account.task_models), task, None)
+    named: str | None = find_first_set((chat.task_models, account.task_models), task, None)
     if named or task == "suggestions":
         return named or default_id
     chosen = chat.enrichment.model or account.enrichment.model
-    return chosen or usual_task_model(models, settings, default_id)
+    return chosen or choose_task_model(models, settings, default_id)
 
 
 def safe_sampling(

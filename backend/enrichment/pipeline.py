@@ -72,8 +72,7 @@ from backend.jobs.errors import RetryLaterError
 from backend.jobs.models import Job
 from backend.jobs.running import UNEXPECTED_SLUG, RunningJob
 from backend.llm.server_slots import ModelBusyError, ModelSlots, SlotTakenError
-from backend.llm.slot_rules import Rank, SlotUse
-from backend.llm.slot_rules import Work as SlotWork
+from backend.llm.slot_rules import Rank, SlotUse, SlotWork
 from backend.llm.user_models import UserModels
 from backend.memory.indexing.outbox import IndexOutbox
 from backend.prompts import PromptLibrary

@@ -11,7 +11,7 @@ from backend.core.private_networks import PRIVATE, contains_address
 
 _LABEL = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
 _NAME = re.compile(rf"{_LABEL.pattern}(\.{_LABEL.pattern})*")
-_ELSEWHERE = ("192.0.2.1", 9)
+_UNUSED_ADDRESS = ("192.0.2.1", 9)
 """An address of no machine: only the route to it is asked for, and nothing is sent."""
 
 
@@ -40,7 +40,7 @@ def find_addresses() -> list[IPv4Address]:
 def _main_address() -> str:
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
-            probe.connect(_ELSEWHERE)
+            probe.connect(_UNUSED_ADDRESS)
         except OSError:  # there is no route, as without a network
             return ""
         return str(probe.getsockname()[0])

@@ -27,10 +27,10 @@ ROOT_DAYS = 3650
 SERVER_DAYS = 365
 """Apple's devices refuse certificates of servers that last for more than 825 days, and those of
 public roots that last for more than 398."""
-MAX_NAME = 64
+MAX_COMMON_NAME_LENGTH = 64
 """Most characters of a common name."""
 RENEW_BEFORE = timedelta(days=30)
-_SLOW_CLOCKS = timedelta(days=1)
+_CLOCK_TOLERANCE = timedelta(days=1)
 """Certificates begin this long before they are made, for devices with a slow clock."""
 
 
@@ -41,14 +41,14 @@ class CertificateError(AppError):
 
 
 @dataclass(frozen=True, slots=True)
-class Certified:
+class CertifiedKey:
     """A certificate, and its private key."""
 
     certificate: x509.Certificate
     key: ec.EllipticCurvePrivateKey
 
     @classmethod
-    def from_pem(cls, text: str) -> Certified:
+    def from_pem(cls, text: str) -> CertifiedKey:
         """Read the text that `to_pem` writes. Raises `ValueError` for another one."""
         data = text.encode()
         key = serialization.load_pem_private_key(data, password=None)
@@ -88,7 +88,7 @@ class Certified:
         return [each for each in names if each in allowed]
 
     def covers(
-        self, root: Certified, names: Sequence[str], addresses: Sequence[IPv4Address]
+        self, root: CertifiedKey, names: Sequence[str], addresses: Sequence[IPv4Address]
     ) -> bool:
         """True if the root signed this certificate, and it is for all the names and addresses."""
         try:
@@ -103,7 +103,7 @@ class Certified:
 
     def sign_server(
         self, names: Sequence[str], addresses: Sequence[IPv4Address], at: datetime
-    ) -> Certified:
+    ) -> CertifiedKey:
         """Make a server's certificate for the names and addresses, and for this machine's own."""
         key = ec.generate_private_key(ec.SECP256R1())
         root = self.certificate
@@ -120,10 +120,10 @@ class Certified:
             .add_extension(x509.SubjectAlternativeName(subjects), critical=False)
             .add_extension(issuer, critical=False)
         )
-        return Certified(builder.sign(self.key, hashes.SHA256()), key)
+        return CertifiedKey(builder.sign(self.key, hashes.SHA256()), key)
 
 
-def make_root(label: str, names: Sequence[str], at: datetime) -> Certified:
+def make_root(label: str, names: Sequence[str], at: datetime) -> CertifiedKey:
     """Make a root that may sign for these names, for `localhost` and for private addresses."""
     key = ec.generate_private_key(ec.SECP256R1())
     name = _name(f"Talekeeper on {label}")
@@ -136,7 +136,7 @@ def make_root(label: str, names: Sequence[str], at: datetime) -> Certified:
         .add_extension(_usage(signs_certificates=True), critical=True)
         .add_extension(x509.NameConstraints(allowed, None), critical=True)
     )
-    return Certified(builder.sign(key, hashes.SHA256()), key)
+    return CertifiedKey(builder.sign(key, hashes.SHA256()), key)
 
 
 def _builder(
@@ -148,7 +148,7 @@ def _builder(
         .subject_name(name)
         .public_key(public)
         .serial_number(x509.random_serial_number())
-        .not_valid_before(at - _SLOW_CLOCKS)
+        .not_valid_before(at - _CLOCK_TOLERANCE)
         .not_valid_after(ends)
         .add_extension(x509.SubjectKeyIdentifier.from_public_key(public), critical=False)
     )
@@ -169,4 +169,4 @@ def _usage(*, signs_certificates: bool) -> x509.KeyUsage:
 
 
 def _name(common: str) -> x509.Name:
-    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, common[:MAX_NAME])])
+    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, common[:MAX_COMMON_NAME_LENGTH])])

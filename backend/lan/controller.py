@@ -8,7 +8,7 @@ from litestar import Controller, Response, get
 from litestar.di import NamedDependency
 
 from backend.accounts.auth.middleware import NEEDS, PUBLIC
-from backend.accounts.profile.administration import administrators_only
+from backend.accounts.profile.administration import require_administrator
 from backend.core.qr_codes import make_qr_rows
 from backend.errors import NotFoundError
 from backend.http.schemas import FILES, RAISES
@@ -47,7 +47,7 @@ class LanController(Controller):
     @get(
         "/admin/lan",
         opt={NEEDS: "manage"},
-        guards=[administrators_only],
+        guards=[require_administrator],
         summary="Read the local network's addresses",
     )
     async def get_lan(self, lan: NamedDependency[LocalNetwork]) -> LanView:

@@ -17,7 +17,7 @@ from backend.lan.addresses import find_addresses, find_names, split_hosts
 from backend.settings import Settings
 
 if TYPE_CHECKING:
-    from backend.lan.certificates import Certified
+    from backend.lan.certificates import CertifiedKey
 
 log = get_logger(__name__)
 
@@ -55,8 +55,8 @@ class LocalNetwork:
         self._now = now
         self._context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         self._context.set_alpn_protocols(["http/1.1"])
-        self._root: Certified | None = None
-        self._server: Certified | None = None
+        self._root: CertifiedKey | None = None
+        self._server: CertifiedKey | None = None
 
     def open(self) -> ssl.SSLContext:
         """Load or make the certificates. Later certificates are used for new connections.
@@ -77,7 +77,7 @@ class LocalNetwork:
             self._context.load_cert_chain(self._path)
 
     @property
-    def root(self) -> Certified:
+    def root(self) -> CertifiedKey:
         """The root certificate. Raises `NotFoundError` if the local network is not served."""
         if self._root is None:
             raise NotFoundError("Start the server with `talekeeper serve --lan`.")
@@ -94,7 +94,7 @@ class LocalNetwork:
     def _all_names(self) -> list[str]:
         return list(dict.fromkeys((*self.names, *self._listed_names)))
 
-    def _load_root(self) -> Certified:
+    def _load_root(self) -> CertifiedKey:
         """Load the root, or make one if there is none, or if it ends soon."""
         from backend.lan import certificates  # noqa: PLC0415  # 70 ms at a start that needs it not
 
@@ -114,7 +114,7 @@ class LocalNetwork:
             log.warning("lan.root_renewed")
         return root
 
-    def _is_due(self, root: Certified) -> bool:
+    def _is_due(self, root: CertifiedKey) -> bool:
         server = self._server
         return (
             server is None
@@ -130,11 +130,11 @@ class LocalNetwork:
         log.info("lan.certificate_made", count=len(names) + len(addresses))
 
 
-def _read(path: Path) -> Certified | None:
+def _read(path: Path) -> CertifiedKey | None:
     """Read a certificate and its key; None if there is none, or if it is damaged."""
-    from backend.lan.certificates import Certified  # noqa: PLC0415  # as above
+    from backend.lan.certificates import CertifiedKey  # noqa: PLC0415  # as above
 
     try:
-        return Certified.from_pem(path.read_text(encoding="utf-8"))
+        return CertifiedKey.from_pem(path.read_text(encoding="utf-8"))
     except (FileNotFoundError, ValueError):
         return None

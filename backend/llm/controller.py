@@ -16,8 +16,8 @@ from backend.generation.registry import UnknownModelError
 from backend.generation.tokens import best_tokenizer, get_tokenizer
 from backend.generation.tools.streams import tool_support
 from backend.http.schemas import ENDS_WITH_CLIENT, EXAMPLE, PREVIEWS, RAISES, Page
-from backend.llm.token_ratios import ratio_of
-from backend.llm.user_models import UserModels, usual_task_model
+from backend.llm.token_ratios import load_ratio
+from backend.llm.user_models import UserModels, choose_task_model
 from backend.settings import Settings
 
 MAX_TEXTS = 100
@@ -111,7 +111,7 @@ class ModelController(Controller):
                     excludes={name: list(others) for name, others in spec.excludes.items()},
                     tool_support=tool_support(models.get(spec.id)),
                     is_default=spec.id == default,
-                    task_model=usual_task_model(models, settings, spec.id),
+                    task_model=choose_task_model(models, settings, spec.id),
                 )
                 for spec in models.specs()
             ]
@@ -149,7 +149,7 @@ class TokenController(Controller):
             models = await user_models.of(session, identity.user, identity.sealer)
             spec = models.spec(data.model or identity.settings.model or models.default_id)
             name = best_tokenizer(spec.tokenizer)
-            ratio = await ratio_of(session, identity.user_id, spec, name)
+            ratio = await load_ratio(session, identity.user_id, spec, name)
         counted = await cpu_pool.run(
             identity.user_id,
             lambda: get_tokenizer(name).count_many(data.texts),

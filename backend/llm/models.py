@@ -11,7 +11,7 @@ import msgspec
 from sqlalchemy import Index, String, UniqueConstraint, true
 from sqlalchemy.orm import Mapped, mapped_column
 
-from backend.accounts.keys.rotation import provider_context
+from backend.accounts.keys.rotation import make_provider_context
 from backend.database.base import (
     Base,
     CreatedAt,
@@ -30,7 +30,7 @@ from backend.llm.slot_rules import SlotUse
 from backend.vault.root import RootKeys, Wrapped
 from backend.vault.sealing import Column, Sealer
 
-MAX_CHOSEN = 500
+MAX_CHOSEN_MODELS = 500
 
 HeaderName = Annotated[str, msgspec.Meta(min_length=1, max_length=100)]
 HeaderValue = Annotated[str, msgspec.Meta(max_length=2_000)]
@@ -52,7 +52,7 @@ class ProviderFields(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     api_key: Annotated[str, msgspec.Meta(max_length=4_000)] | None = None
     extra_headers: Annotated[dict[HeaderName, HeaderValue], msgspec.Meta(max_length=20)] = {}
     extra_body: dict[str, Any] = {}
-    models: Annotated[tuple[ListedModel, ...], msgspec.Meta(max_length=MAX_CHOSEN)] = ()
+    models: Annotated[tuple[ListedModel, ...], msgspec.Meta(max_length=MAX_CHOSEN_MODELS)] = ()
     embedding_model: Name | None = None
     thought_tags: Annotated[tuple[ThoughtTags, ...], msgspec.Meta(max_length=10)] = ()
     reads_thoughts: bool = True
@@ -172,16 +172,16 @@ def open_shared(root: RootKeys, row: InstallationProvider) -> ProviderConfig:
     """A provider of the installation. Raises `RootKeyError`."""
     wrapped = Wrapped(row.root_version, row.wrapped_config)
     return msgspec.json.decode(
-        root.unwrap(wrapped, context=provider_context(row.id)), type=ProviderConfig
+        root.unwrap(wrapped, context=make_provider_context(row.id)), type=ProviderConfig
     )
 
 
 def wrap_shared(root: RootKeys, row: InstallationProvider, config: ProviderConfig) -> None:
     """Put a config into the installation's row."""
     data = msgspec.json.encode(config)
-    row.root_version, row.wrapped_config = root.wrap(data, context=provider_context(row.id))
+    row.root_version, row.wrapped_config = root.wrap(data, context=make_provider_context(row.id))
 
 
-def by_name(models: Sequence[ListedModel]) -> dict[str, ListedModel]:
+def index_by_name(models: Sequence[ListedModel]) -> dict[str, ListedModel]:
     """Models by their names, in their order."""
     return {model.name: model for model in models}

@@ -39,7 +39,7 @@ from backend.llm.slot_rules import (
     Claim,
     Occupation,
     Rank,
-    Work,
+    SlotWork,
     find_occupation,
     may_start,
     must_yield,
@@ -47,7 +47,7 @@ from backend.llm.slot_rules import (
 
 log = get_logger(__name__)
 
-LEASE = timedelta(seconds=15)
+LEASE_DURATION = timedelta(seconds=15)
 """A claim that is not renewed for this long is of a process that ended."""
 
 RENEW_SECONDS = 4.0
@@ -75,12 +75,12 @@ class SlotTakenError(UnavailableError):
 
 
 @dataclass(slots=True, eq=False)
-class _Held:
+class _LocalClaim:
     """A claim of this process. `limit` cuts its work off once it is rescheduled."""
 
     id: UUID
     server_id: UUID
-    work: Work
+    work: SlotWork
     concurrency: int
     on_wait: OnWait | None
     is_granted: bool = False
@@ -123,7 +123,7 @@ class ModelSlots:
     def __init__(self, database: Database, instance: InstanceKeys) -> None:
         self._database = database
         self._instance = instance
-        self._held: dict[UUID, _Held] = {}
+        self._held: dict[UUID, _LocalClaim] = {}
         self._news = asyncio.Event()
         self._keeper: asyncio.Task[None] | None = None
         self._tasks: set[asyncio.Task[None]] = set()
@@ -133,7 +133,7 @@ class ModelSlots:
     async def hold(
         self,
         limits: Iterable[ServerLimit | None],
-        work: Work,
+        work: SlotWork,
         *,
         on_wait: OnWait | None = None,
         patience: float | None = None,
@@ -151,11 +151,11 @@ class ModelSlots:
             SlotTakenError: A turn needed the place, so the block was cancelled. Never for work of
                 `Rank.TURN`.
         """
-        found = {self._instance.find_server(*each.server): each for each in limits if each}
+        found = {self._instance.make_server_id(*each.server): each for each in limits if each}
         async with contextlib.AsyncExitStack() as places:
             # All work takes its places in one order, so that none waits for another in a circle.
             for server_id, limit in sorted(found.items()):
-                held = _Held(new_id(), server_id, work, limit.concurrency, on_wait)
+                held = _LocalClaim(new_id(), server_id, work, limit.concurrency, on_wait)
                 await places.enter_async_context(self._place(held, patience))
                 if limit.refresh is not None:
                     self._start_task(limit.refresh())
@@ -169,7 +169,7 @@ class ModelSlots:
             await asyncio.wait(left)
 
     @contextlib.asynccontextmanager
-    async def _place(self, held: _Held, patience: float | None) -> AsyncGenerator[None]:
+    async def _place(self, held: _LocalClaim, patience: float | None) -> AsyncGenerator[None]:
         try:
             await self._enter(held)
             self._held[held.id] = held
@@ -197,7 +197,7 @@ class ModelSlots:
             self._held.pop(held.id, None)
             self._start_task(self._leave(held))
 
-    async def _enter(self, held: _Held) -> None:
+    async def _enter(self, held: _LocalClaim) -> None:
         """Store a claim, granted at once if there is room."""
         async with self._writing() as session:
             others = await _lock(session, held.server_id)
@@ -211,7 +211,7 @@ class ModelSlots:
                 "rank": held.work.rank,
                 "is_granted": held.is_granted,
                 "lease_owner": self._database.process_id,
-                "lease_until": now() + LEASE,
+                "lease_until": now() + LEASE_DURATION,
             }
             await session.execute(insert(_CLAIMS), values)
         if held.is_granted:
@@ -219,18 +219,18 @@ class ModelSlots:
         else:
             held.report(find_occupation(held.claim, others))
 
-    async def _grant(self, held: _Held) -> None:
+    async def _grant(self, held: _LocalClaim) -> None:
         """Grant a claim that may have become free to start."""
         async with self._writing() as session:
             others = await _lock(session, held.server_id, but=held.id)
             if not may_start(held.claim, others, concurrency=held.concurrency):
                 return
             query = update(_CLAIMS).where(_ROW.id == held.id)
-            granted = {"is_granted": True, "lease_until": now() + LEASE}
+            granted = {"is_granted": True, "lease_until": now() + LEASE_DURATION}
             await session.execute(query.values(granted))
         held.start()
 
-    async def _leave(self, held: _Held) -> None:
+    async def _leave(self, held: _LocalClaim) -> None:
         """Delete a claim. Should that fail, its lease runs out."""
         try:
             async with self._writing() as session:
@@ -260,7 +260,7 @@ class ModelSlots:
             return
         query = update(_CLAIMS).where(_ROW.id.in_(list(self._held)))
         async with self._writing() as session:
-            await session.execute(query.values(lease_until=now() + LEASE))
+            await session.execute(query.values(lease_until=now() + LEASE_DURATION))
         self._renew_at = time.monotonic() + RENEW_SECONDS
 
     async def _look(self) -> None:
@@ -276,7 +276,7 @@ class ModelSlots:
             except Exception as error:  # it must not keep the others from their places
                 log.warning("slot.not_kept", exc_info=error)
 
-    async def _follow(self, held: _Held, claims: Sequence[Claim]) -> None:
+    async def _follow(self, held: _LocalClaim, claims: Sequence[Claim]) -> None:
         """Start a claim that may start, or cut its work off if it must yield."""
         others = [claim for claim in claims if claim.id != held.id]
         is_lost = len(others) == len(claims)  # it was not renewed in time
@@ -335,6 +335,6 @@ async def _read(
     )
     found: defaultdict[UUID, list[Claim]] = defaultdict(list)
     for row in rows:
-        work = Work(use=row.use, rank=Rank(row.rank), user_id=row.user_id, chat_id=row.chat_id)
+        work = SlotWork(use=row.use, rank=Rank(row.rank), user_id=row.user_id, chat_id=row.chat_id)
         found[row.server_id].append(Claim(row.id, work, row.is_granted))
     return found

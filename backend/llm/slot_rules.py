@@ -34,7 +34,7 @@ class Rank(IntEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Work:
+class SlotWork:
     """Work that needs a server. `chat_id` is the chat that it is done for."""
 
     use: SlotUse
@@ -48,7 +48,7 @@ class Claim:
     """One claim to a server. Ids of later claims are greater."""
 
     id: UUID
-    work: Work
+    work: SlotWork
     is_granted: bool
 
 

@@ -18,12 +18,12 @@ from backend.database.base import Base, upsert
 from backend.generation.model import ModelSpec
 from backend.generation.tokens import SHARED_BOUNDS, learn_ratio, starting_ratio
 
-RELOAD_EVERY = 30.0
+RELOAD_SECONDS = 30.0
 """Seconds for which a ratio is not read again: other processes learn as well, slowly."""
 
-RATIOS_KEPT = 10_000
+MAX_CACHED_RATIOS = 10_000
 
-FEWEST_USERS = 3
+MIN_USERS = 3
 """With fewer users whose ratio is settled, their median says little: the table's value counts."""
 
 SETTLED_SAMPLES = 5
@@ -67,33 +67,35 @@ class RatioCache:
         self, session: AsyncSession, user_id: UUID, spec: ModelSpec, tokenizer: str
     ) -> float:
         """Real tokens of a model for one counted with a vocabulary."""
-        key = user_id, ratio_key(spec, tokenizer)
-        ratio, read_at = self._known.get(key, (0.0, -RELOAD_EVERY))
-        if time.monotonic() - read_at >= RELOAD_EVERY:
-            ratio = await ratio_of(session, user_id, spec, tokenizer)
+        key = user_id, make_ratio_key(spec, tokenizer)
+        ratio, read_at = self._known.get(key, (0.0, -RELOAD_SECONDS))
+        if time.monotonic() - read_at >= RELOAD_SECONDS:
+            ratio = await load_ratio(session, user_id, spec, tokenizer)
             self._known[key] = ratio, time.monotonic()
             self._known.move_to_end(key)
-            if len(self._known) > RATIOS_KEPT:
+            if len(self._known) > MAX_CACHED_RATIOS:
                 self._known.popitem(last=False)
         return ratio
 
 
-def ratio_key(spec: ModelSpec, tokenizer: str) -> str:
+def make_ratio_key(spec: ModelSpec, tokenizer: str) -> str:
     """Under what a ratio is kept: the model, and the vocabulary that counted."""
     return f"{spec.id} {tokenizer}"
 
 
-async def ratio_of(session: AsyncSession, user_id: UUID, spec: ModelSpec, tokenizer: str) -> float:
+async def load_ratio(
+    session: AsyncSession, user_id: UUID, spec: ModelSpec, tokenizer: str
+) -> float:
     """Real tokens for one counted: the user's, else the installation's, else the table's."""
-    row = await session.get(TokenRatio, (user_id, ratio_key(spec, tokenizer)))
-    return row.ratio if row else await shared_ratio(session, spec, tokenizer)
+    row = await session.get(TokenRatio, (user_id, make_ratio_key(spec, tokenizer)))
+    return row.ratio if row else await load_shared_ratio(session, spec, tokenizer)
 
 
-async def shared_ratio(session: AsyncSession, spec: ModelSpec, tokenizer: str) -> float:
+async def load_shared_ratio(session: AsyncSession, spec: ModelSpec, tokenizer: str) -> float:
     """The median of what users have learned, which no single one of them moves far."""
-    wanted = {"model": ratio_key(spec, tokenizer)}
+    wanted = {"model": make_ratio_key(spec, tokenizer)}
     users = await session.scalar(_COUNT, wanted) or 0
-    if users < FEWEST_USERS:
+    if users < MIN_USERS:
         return starting_ratio(spec.tokenizer, counted_with=tokenizer)
     middle = {"first": (users - 1) // 2, "many": 2 - users % 2}
     found = list(await session.scalars(_MIDDLE, {**wanted, **middle}))
@@ -111,9 +113,9 @@ async def learn(
     reported: int,
 ) -> None:
     """Take a provider's report into account."""
-    key = ratio_key(spec, tokenizer)
+    key = make_ratio_key(spec, tokenizer)
     row = await session.get(TokenRatio, (user_id, key))
-    before = row.ratio if row else await shared_ratio(session, spec, tokenizer)
+    before = row.ratio if row else await load_shared_ratio(session, spec, tokenizer)
     samples = row.samples if row else 0
     ratio, learned = learn_ratio(before, samples, counted=counted, reported=reported)
     if learned != samples:

@@ -47,7 +47,7 @@ from backend.llm.models import (
     Provider,
     ProviderAddress,
     ProviderConfig,
-    by_name,
+    index_by_name,
     open_provider,
     open_shared,
 )
@@ -55,10 +55,10 @@ from backend.settings import ServerName, Settings
 from backend.vault.root import RootKeyError, RootKeys
 from backend.vault.sealing import SealBrokenError, Sealer
 
-_SMALL = "lite"
+_SMALL_MODEL_PART = "lite"
 
 
-def usual_task_model(models: ModelRegistry, settings: Settings, reply_id: str) -> str:
+def choose_task_model(models: ModelRegistry, settings: Settings, reply_id: str) -> str:
     """The model for background tasks of chats in which another replies, by its id.
 
     It is the server's own choice, else the smallest of Gemini's, else the one that replies. Who
@@ -73,7 +73,7 @@ def usual_task_model(models: ModelRegistry, settings: Settings, reply_id: str) -
         f"{provider.slug}/{name}"
         for provider in asked
         for name in provider.model_names
-        if name.startswith("gemini") and _SMALL in name
+        if name.startswith("gemini") and _SMALL_MODEL_PART in name
     )
     return next(small, reply_id)
 
@@ -82,13 +82,13 @@ RowT = TypeVar("RowT", Provider, InstallationProvider)
 
 log = get_logger(__name__)
 
-MOST_VIEWS = 1_000
+MAX_VIEWS = 1_000
 """Users whose providers are kept open; of more, the ones who were here longest ago go."""
 
-KEPT_SECONDS = 300.0
+RETENTION_SECONDS = 300.0
 """How long they are kept after they were last needed."""
 
-SHARED_SECONDS = 5.0
+RELOAD_SECONDS = 5.0
 """The installation's providers and addresses are read again after this time."""
 
 UNKNOWN_WINDOW, UNKNOWN_OUTPUT = 32_768, 8_192
@@ -161,12 +161,14 @@ class UserModels(UserSignedOut):
         if view is None or view.revision < user.providers_revision:
             rows = list(await session.scalars(_OWN, {"owner_id": user.id}))
             before = self._views.pop(user.id, None)
-            own = self._opened(rows, partial(open_provider, sealer), before.own if before else ())
+            own = self._open_providers(
+                rows, partial(open_provider, sealer), before.own if before else ()
+            )
             registry = self.shared.with_providers(own)
             view = _View(user.providers_revision, self.shared, registry, own, self._clock())
             self._views[user.id] = view
             if before is not None:
-                self._retire(_adapters(before.own) - _adapters(own))
+                self._retire(_collect_adapters(before.own) - _collect_adapters(own))
             self.sweep()
         elif view.shared is not self.shared:
             view.shared, view.registry = self.shared, self.shared.with_providers(view.own)
@@ -187,24 +189,24 @@ class UserModels(UserSignedOut):
         self._reads_begun += 1
         mine = self._reads_begun
         if self._reads_done:  # meanwhile others go on with what there is
-            self._shared_until = self._clock() + SHARED_SECONDS
+            self._shared_until = self._clock() + RELOAD_SECONDS
         rows = list(await session.scalars(_SHARED))
         listed = [AllowedAddress(*each) for each in await session.execute(_ALLOWED)]
         if mine < self._reads_done:  # one that began later was faster
             return
         self._reads_done = mine
-        self._shared_until = self._clock() + SHARED_SECONDS
+        self._shared_until = self._clock() + RELOAD_SECONDS
         self.network.listed = frozenset(listed)
         stamps = [(row.id, row.updated_at) for row in rows]
         if stamps == self._shared_rows:
             return
         before = self._shared_own
-        self._shared_own = self._opened(rows, partial(open_shared, self._root), before)
+        self._shared_own = self._open_providers(rows, partial(open_shared, self._root), before)
         self.shared = self.environment.with_providers(self._shared_own)
         self._shared_rows = stamps
-        self._retire(_adapters(before) - _adapters(self._shared_own))
+        self._retire(_collect_adapters(before) - _collect_adapters(self._shared_own))
 
-    async def shared_embedding(self, database: Database) -> ProviderEmbedding | None:
+    async def find_shared_embedding(self, database: Database) -> ProviderEmbedding | None:
         """The embedding model of the first of the installation's providers that has one."""
         if self._clock() >= self._shared_until:
             async with database.read() as session:
@@ -215,7 +217,7 @@ class UserModels(UserSignedOut):
                 return ProviderEmbedding(config, provider.embedding_model)
         return None
 
-    def offered(
+    def make_provider(
         self, row: Provider | InstallationProvider, config: ProviderConfig, *kept: OfferedProvider
     ) -> OfferedProvider:
         """A provider as it is asked; by the adapter of one of `kept` if that is set up the same."""
@@ -225,8 +227,8 @@ class UserModels(UserSignedOut):
             slug=row.slug,
             name=config.name,
             adapter=next(alike, None) or adapter_of(wanted),
-            chosen=by_name(config.models),
-            listed=by_name(config.listed),
+            chosen=index_by_name(config.models),
+            listed=index_by_name(config.listed),
             is_own=isinstance(row, Provider),
             embedding_model=config.embedding_model,
             concurrency=config.concurrency,
@@ -235,7 +237,7 @@ class UserModels(UserSignedOut):
     def user_signed_out(self, user_id: UUID) -> None:
         """Forget a user's providers. Replies that are under way go on."""
         if (view := self._views.pop(user_id, None)) is not None:
-            self._retire(_adapters(view.own))
+            self._retire(_collect_adapters(view.own))
 
     @property
     def kept(self) -> int:
@@ -244,10 +246,10 @@ class UserModels(UserSignedOut):
 
     def sweep(self) -> None:
         """Forget the providers of users who were not here for a while."""
-        until = self._clock() - KEPT_SECONDS
+        until = self._clock() - RETENTION_SECONDS
         while self._views:
             user_id, view = next(iter(self._views.items()))
-            if view.used_at > until and len(self._views) <= MOST_VIEWS:
+            if view.used_at > until and len(self._views) <= MAX_VIEWS:
                 return
             self.user_signed_out(user_id)
 
@@ -264,7 +266,7 @@ class UserModels(UserSignedOut):
         await asyncio.gather(*self._closing)
         await self.environment.aclose()
 
-    def _opened(
+    def _open_providers(
         self,
         rows: Iterable[RowT],
         open_config: Callable[[RowT], ProviderConfig],
@@ -278,7 +280,7 @@ class UserModels(UserSignedOut):
                 # Without it, so that the others can be used, and this one be deleted.
                 log.warning("provider.damaged", provider_id=row.id)
                 continue
-            opened.append(self.offered(row, config, *kept))
+            opened.append(self.make_provider(row, config, *kept))
         return opened
 
     def _connection(self, row: Provider | InstallationProvider, config: ProviderConfig) -> Config:
@@ -287,7 +289,7 @@ class UserModels(UserSignedOut):
             "extra_headers": config.extra_headers,
             "extra_body": config.extra_body,
             "abilities": read_abilities(row),
-            "on_learned": partial(self._learned, type(row), row.id, row.revision),
+            "on_learned": partial(self._store_learned, type(row), row.id, row.revision),
             "chunk_timeout": self._silence,
             "network": self.network,
             "is_own": isinstance(row, Provider),
@@ -303,13 +305,13 @@ class UserModels(UserSignedOut):
                     api_key=key,
                     context_window=UNKNOWN_WINDOW,
                     max_output_tokens=UNKNOWN_OUTPUT,
-                    server=server_name(config),
+                    server=find_server_name(config),
                     **common,
                 )
             case "anthropic":
                 return AnthropicConfig(api_key=key or "", base_url=url, **common)
 
-    def _learned(
+    def _store_learned(
         self,
         table: type[Provider | InstallationProvider],
         row_id: UUID,
@@ -330,7 +332,7 @@ class UserModels(UserSignedOut):
             task.add_done_callback(self._closing.discard)
 
 
-def server_name(config: ProviderConfig) -> ServerName:
+def find_server_name(config: ProviderConfig) -> ServerName:
     """The server that an OpenAI-compatible provider was added as."""
     known = config.preset if config.preset in OPENAI_SERVERS else "other"
     return cast("ServerName", known)
@@ -371,7 +373,7 @@ async def _end(adapter: Adapter) -> None:
         log.warning("provider.not_closed", exc_info=error)
 
 
-def kind_of(config: Config) -> ProviderKind:
+def find_kind(config: Config) -> ProviderKind:
     """The wire format of a configuration."""
     match config:
         case GeminiConfig():
@@ -382,5 +384,5 @@ def kind_of(config: Config) -> ProviderKind:
             return "anthropic"
 
 
-def _adapters(providers: Iterable[OfferedProvider]) -> set[Adapter]:
+def _collect_adapters(providers: Iterable[OfferedProvider]) -> set[Adapter]:
     return {provider.adapter for provider in providers}

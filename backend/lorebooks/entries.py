@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 import msgspec
 
-from backend.accounts.profile.settings import DEFAULT_MODE, LoreMode, LoreStrategy
+from backend.accounts.profile.settings import DEFAULT_LORE_MODE, LoreMode, LoreStrategy
 from backend.generation.model import Role
 from backend.lorebooks.errors import LorebookFullError, LoreLimitError
 
@@ -149,7 +149,7 @@ class LoreSettings(
     min_activations: Annotated[int, msgspec.Meta(ge=0, le=1_000)] = 0
     min_activations_depth: Annotated[int, msgspec.Meta(ge=0, le=1_000)] = 0
     strategy: LoreStrategy = "character_first"
-    mode: LoreMode = DEFAULT_MODE
+    mode: LoreMode = DEFAULT_LORE_MODE
 
 
 MAX_ENTRIES = 20_000

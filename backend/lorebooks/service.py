@@ -10,9 +10,9 @@ import msgspec
 from sqlalchemy import update
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from backend.accounts.auth.idempotency import made_before, note_made
+from backend.accounts.auth.idempotency import find_made_id, record_made
 from backend.accounts.auth.identity import Identity
-from backend.accounts.profile.settings import DEFAULT_MODE
+from backend.accounts.profile.settings import DEFAULT_LORE_MODE
 from backend.characters.exporting import ExportedFile
 from backend.core.cpu_pool import CpuPool
 from backend.database.base import new_id
@@ -160,7 +160,7 @@ class LorebookService:
             identity.user_id, partial(import_rows, identity.sealer, data, name)
         )
         async with self._database.write() as session:
-            if (made_id := made_before()) is not None:
+            if (made_id := find_made_id()) is not None:
                 book = await repository.get_book(session, made_id, owner_id=identity.user_id)
                 made = await views.stored_view(session, identity.sealer, book)
                 return _imported(identity, made, rows, None)
@@ -168,7 +168,7 @@ class LorebookService:
             session.add(rows.book)
             await session.flush()
             await insert_entries(session, rows.entries)
-            await note_made(session, rows.book.id)
+            await record_made(session, rows.book.id)
             await self._check_added(session, identity.user_id)
             job_id = await self._outbox.changed(
                 session, identity, kind=KIND, container_id=rows.book.id
@@ -306,7 +306,7 @@ def _imported(
         lorebook=made,
         skipped=rows.skipped,
         warnings=rows.warnings,
-        found_by=made.mode or identity.settings.lore.mode or DEFAULT_MODE,
+        found_by=made.mode or identity.settings.lore.mode or DEFAULT_LORE_MODE,
         job_id=job_id,
     )
 

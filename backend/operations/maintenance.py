@@ -14,9 +14,9 @@ from sqlalchemy import func, select
 
 from backend.accounts.auth.names import load_instance_keys
 from backend.accounts.keys.keyring import open_sealer
-from backend.accounts.keys.rotation import mark_all_due, rotate_data_key, rotate_root_key
-from backend.accounts.keys.sealed_tables import Report
-from backend.accounts.repository import data_keys
+from backend.accounts.keys.rotation import request_new_data_keys, rotate_data_key, rotate_root_key
+from backend.accounts.keys.sealed_tables import ReportProgress
+from backend.accounts.repository import list_data_keys
 from backend.accounts.service import AccountService
 from backend.campaigns.state.index_source import CampaignSource
 from backend.characters import models as character_models
@@ -63,14 +63,14 @@ POLL_SECONDS = 0.2
 
 
 async def reindex_user(
-    database: Database, settings: Settings, *, name: str, password: str, report: Report
+    database: Database, settings: Settings, *, name: str, password: str, report: ReportProgress
 ) -> str:
     """Bring the index up to date with all texts of one user."""
     root = _root_keys(settings)
     accounts = await _accounts(database, settings, root)
     unlocked = await accounts.unlock(name, password, address="")
     async with database.read() as session:
-        rows = await data_keys(session, unlocked.user.id)
+        rows = await list_data_keys(session, unlocked.user.id)
     sealer = open_sealer(unlocked.user, rows, user_key=unlocked.current.key)
     async with _memory(database, settings, JobQueue(database, root)) as memory:
         collection = await memory.indexer.rebuild(sealer, report)
@@ -78,7 +78,7 @@ async def reindex_user(
     return f"{count:,} points of {name}'s are in the index {collection}."
 
 
-async def reindex_everybody(database: Database, settings: Settings, report: Report) -> str:
+async def reindex_everybody(database: Database, settings: Settings, report: ReportProgress) -> str:
     """Bring the index up to date with everybody's texts, as far as their keys are to be had.
 
     Whose key is not to be had is indexed when they are next seen.
@@ -111,7 +111,7 @@ async def reindex_everybody(database: Database, settings: Settings, report: Repo
     return message
 
 
-async def rotate_root_keys(database: Database, settings: Settings, report: Report) -> str:
+async def rotate_root_keys(database: Database, settings: Settings, report: ReportProgress) -> str:
     """Put a new root key in the place of the old one."""
     path, value = settings.resolved_root_key_file, settings.root_key_text
     result = await rotate_root_key(database, path=path, value=value, report=report)
@@ -124,7 +124,7 @@ async def rotate_root_keys(database: Database, settings: Settings, report: Repor
 
 async def make_data_keys_due(database: Database) -> str:
     """Have everyone get a new data key at the next log-in."""
-    count = await mark_all_due(database)
+    count = await request_new_data_keys(database)
     return (
         f"{count} accounts get a new data key at their next log-in. What was written before stays "
         "under the old one until it is written anew, or until `--user` seals it anew."
@@ -145,7 +145,7 @@ async def rotate_user_key(
 
 
 async def rotate_user_data_key(
-    database: Database, settings: Settings, *, name: str, password: str, report: Report
+    database: Database, settings: Settings, *, name: str, password: str, report: ReportProgress
 ) -> str:
     """Seal all texts of one user anew under a new data key."""
     accounts = await _accounts(database, settings, _root_keys(settings))

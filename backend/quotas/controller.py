@@ -9,7 +9,7 @@ from litestar.params import FromPath
 from backend.accounts.auth.identity import Identity
 from backend.accounts.auth.middleware import NEEDS
 from backend.accounts.errors import UserNotFoundError
-from backend.accounts.profile.administration import administrators_only
+from backend.accounts.profile.administration import require_administrator
 from backend.http.schemas import RAISES
 from backend.quotas.service import AccountUsage, Quotas
 
@@ -36,7 +36,7 @@ class AccountUsageController(Controller):
 
     path = "/admin/users/{user_id:uuid}/usage"
     tags = ("Administration",)
-    guards = (administrators_only,)
+    guards = (require_administrator,)
     opt = {NEEDS: "manage"}  # noqa: RUF012  # Litestar's own declaration
 
     @get(opt={RAISES: (UserNotFoundError,)}, summary="Read an account's usage")

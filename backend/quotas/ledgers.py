@@ -12,7 +12,7 @@ from uuid import UUID
 from sqlalchemy import bindparam, delete, exists, func, insert, literal, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from backend.accounts.keys.sealed_tables import SealedTable, described_tables
+from backend.accounts.keys.sealed_tables import SealedTable, find_model_tables
 from backend.accounts.models import User
 from backend.core.logs import get_logger
 from backend.database.base import get_table, now
@@ -65,7 +65,7 @@ async def count_tokens_today(session: AsyncSession, user_id: UUID) -> int:
 
 def find_counted_tables() -> Sequence[SealedTable]:
     """Return the imported tables that count as storage."""
-    return [each for each in described_tables() if each.table.name not in UNCOUNTED_TABLES]
+    return [each for each in find_model_tables() if each.table.name not in UNCOUNTED_TABLES]
 
 
 async def count_stored_bytes(session: AsyncSession, user_id: UUID) -> int:

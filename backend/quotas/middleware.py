@@ -11,8 +11,8 @@ from litestar.middleware import ASGIMiddleware
 from litestar.types import ASGIApp, Message, Receive, Scope, Send
 
 from backend.accounts.auth.identity import Identity
-from backend.accounts.auth.middleware import API, NEEDS, SAFE_METHODS
-from backend.accounts.auth.throttle import address_block
+from backend.accounts.auth.middleware import API_PREFIX, NEEDS, SAFE_METHODS
+from backend.accounts.auth.throttle import normalise_address
 from backend.http.schemas import PREVIEWS, STORES, STREAMS, find_max_body_bytes
 from backend.quotas.definitions import STORED_BYTES
 from backend.quotas.service import Quotas
@@ -42,13 +42,13 @@ class QuotaMiddleware(ASGIMiddleware):
 
     async def handle(self, scope: Scope, receive: Receive, send: Send, next_app: ASGIApp) -> None:
         """Handle a request. Raises `QuotaExceededError` and `StorageQuotaExceededError`."""
-        if not scope.get("path_template", "").startswith(API):
+        if not scope.get("path_template", "").startswith(API_PREFIX):
             await next_app(scope, receive, send)
             return
         identity: Identity | None = scope["user"]
         if identity is None:
             client = scope.get("client")
-            self._quotas.count_from_address(address_block(client[0]) if client else "")
+            self._quotas.count_from_address(normalise_address(client[0]) if client else "")
             await next_app(scope, receive, send)
             return
         async with contextlib.AsyncExitStack() as held, contextlib.AsyncExitStack() as body:

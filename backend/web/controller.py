@@ -20,7 +20,7 @@ from backend.errors import NotFoundError
 
 FOLDER = Path(__file__).parent / "page"
 INDEX = "index.html"
-VERSION = b"{version}"
+VERSION_PLACEHOLDER = b"{version}"
 """What stands in the index for the version, which is part of every other file's address."""
 
 MEDIA_TYPES = {
@@ -62,8 +62,8 @@ class PageFiles:
         for name, data in sorted(contents.items()):
             digest.update(f"{name} {len(data)}\n".encode() + data)
         self.version = digest.hexdigest()[:12]
-        document = contents.pop(INDEX).replace(VERSION, self.version.encode())
-        self.index = _packed(INDEX, document)
+        document = contents.pop(INDEX).replace(VERSION_PLACEHOLDER, self.version.encode())
+        self.index = _pack(INDEX, document)
         """The document at `/`, and nowhere else: it is the one that changes under its address."""
         self._contents = contents
         self._packed: dict[str, PageFile] = {}
@@ -80,7 +80,7 @@ class PageFiles:
 
     def _file(self, name: str) -> PageFile:
         if name not in self._packed:
-            self._packed[name] = _packed(name, self._contents[name])
+            self._packed[name] = _pack(name, self._contents[name])
         return self._packed[name]
 
 
@@ -90,17 +90,17 @@ def _read(folder: Path) -> Iterator[tuple[str, bytes]]:
             yield path.relative_to(folder).as_posix(), path.read_bytes()
 
 
-Slimming = Callable[[str], str]
+Minifier = Callable[[str], str]
 
-_LEFT = re.compile(r"^/\*\*[\s\S]*?\*/\n|^//.*\n|/\* @__PURE__ \*/ ", re.MULTILINE)
+_LEFT_COMMENTS = re.compile(r"^/\*\*[\s\S]*?\*/\n|^//.*\n|/\* @__PURE__ \*/ ", re.MULTILINE)
 """Comments that the minifier leaves, on lines of their own, and its notes to bundlers."""
 
 
-def _script(text: str) -> str:
-    return _LEFT.sub("", _inside("script", text, attributes=" type=module"))
+def _minify_script(text: str) -> str:
+    return _LEFT_COMMENTS.sub("", _minify_element("script", text, attributes=" type=module"))
 
 
-def _inside(tag: str, text: str, *, attributes: str = "") -> str:
+def _minify_element(tag: str, text: str, *, attributes: str = "") -> str:
     """A script or a style sheet minified, as what an element of a document holds.
 
     `minify_html` takes documents alone. What it does not understand it gives back as it is.
@@ -112,18 +112,18 @@ def _inside(tag: str, text: str, *, attributes: str = "") -> str:
     return minified[minified.index(">") + 1 : minified.rindex("<")]
 
 
-SLIMMER: Mapping[str, Slimming] = {
-    ".css": lambda text: _inside("style", text),
-    ".js": _script,
+MINIFIERS: Mapping[str, Minifier] = {
+    ".css": lambda text: _minify_element("style", text),
+    ".js": _minify_script,
     ".json": lambda text: json.dumps(json.loads(text), ensure_ascii=False, separators=(",", ":")),
 }
 """What takes out what nothing but people read. Names stay as they are written."""
 
 
-def _packed(name: str, data: bytes) -> PageFile:
+def _pack(name: str, data: bytes) -> PageFile:
     suffix = PurePosixPath(name).suffix
-    if suffix in SLIMMER:
-        data = SLIMMER[suffix](data.decode()).encode()
+    if suffix in MINIFIERS:
+        data = MINIFIERS[suffix](data.decode()).encode()
     return PageFile(
         media_type=MEDIA_TYPES[suffix],
         plain=data,
@@ -134,10 +134,10 @@ def _packed(name: str, data: bytes) -> PageFile:
 
 AnyRequest = Request[Any, Any, Any]
 
-FOR_GOOD = "public, max-age=31536000, immutable"
-ASK_FIRST = "no-cache"
+CACHE_FOREVER = "public, max-age=31536000, immutable"
+REVALIDATE = "no-cache"
 METHODS = (HttpMethod.GET, HttpMethod.HEAD)
-ZIPPED = re.compile(r"\bgzip\b(?!\s*;\s*q=0(\.0*)?\s*(,|$))", re.IGNORECASE)
+ACCEPTS_GZIP = re.compile(r"\bgzip\b(?!\s*;\s*q=0(\.0*)?\s*(,|$))", re.IGNORECASE)
 """What a browser says that takes a zipped answer: the name, and not that it is unwanted."""
 
 
@@ -153,7 +153,7 @@ class PageController(Controller):
     @route("/", http_method=METHODS, operation_id="page", summary="The page")
     async def page(self, request: AnyRequest) -> Response[bytes]:
         """The page, for people who open the address in a browser."""
-        return _answer(request, self.files.index, ASK_FIRST)
+        return _respond(request, self.files.index, REVALIDATE)
 
     @route(
         "/page/{version:str}/{name:path}",
@@ -168,14 +168,14 @@ class PageController(Controller):
         found = self.files.find(version, str(name).removeprefix("/"))
         if found is None:
             raise NotFoundError("The page was updated: reload it.")
-        return _answer(request, found, FOR_GOOD)
+        return _respond(request, found, CACHE_FOREVER)
 
 
-def _answer(request: AnyRequest, file: PageFile, caching: str) -> Response[bytes]:
+def _respond(request: AnyRequest, file: PageFile, caching: str) -> Response[bytes]:
     headers = {"Cache-Control": caching, "ETag": file.tag, "Vary": "Accept-Encoding"}
-    if _has(request, file.tag):
+    if _is_current(request, file.tag):
         return Response(b"", status_code=HTTP_304_NOT_MODIFIED, headers=headers)
-    zipped = ZIPPED.search(request.headers.get("accept-encoding", "")) is not None
+    zipped = ACCEPTS_GZIP.search(request.headers.get("accept-encoding", "")) is not None
     if zipped:
         headers["Content-Encoding"] = "gzip"
     return Response(
@@ -183,7 +183,7 @@ def _answer(request: AnyRequest, file: PageFile, caching: str) -> Response[bytes
     )
 
 
-def _has(request: AnyRequest, tag: str) -> bool:
+def _is_current(request: AnyRequest, tag: str) -> bool:
     """Whether the browser says that it has the file already, under whatever kind of tag."""
     given = request.headers.get("if-none-match", "").split(",")
     known = {each.strip().removeprefix("W/") for each in given}

@@ -10,7 +10,7 @@ from uuid import UUID
 import numpy as np
 from sqlalchemy import select
 
-from backend.accounts.auth.identity import open_settings
+from backend.accounts.auth.identity import open_user_settings
 from backend.accounts.models import User
 from backend.database.base import split_chunks
 from backend.database.engine import Database
@@ -53,7 +53,7 @@ async def chosen_model(database: Database, sealer: Sealer) -> ChosenModel:
     """What the account's settings and providers say, read with the user's keys."""
     async with database.read() as session:
         user = await session.get_one(User, sealer.user_id)
-        model_id = open_settings(sealer, user.sealed_settings).task_models.embedding
+        model_id = open_user_settings(sealer, user.sealed_settings).task_models.embedding
         if model_id is None:
             return ChosenModel()
         slug, _, name = model_id.partition("/")

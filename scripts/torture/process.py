@@ -39,7 +39,7 @@ def hurry_turns() -> None:
         (start, "LEASE", TURN_LEASE),
         (play_store, "LEASE", TURN_LEASE),
         (app, "SWEEP_EVERY", SWEEP_EVERY),
-        (idempotency, "GIVEN_UP_AFTER", GIVEN_UP_AFTER),
+        (idempotency, "CLAIM_TIMEOUT", GIVEN_UP_AFTER),
         (outbox, "FORGOTTEN_AGAIN", FORGOTTEN_AGAIN),
     )
     for holder, name, value in shorter:

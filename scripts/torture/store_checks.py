@@ -18,7 +18,7 @@ from sqlalchemy import and_, func, select, text
 from backend.accounts.auth.names import load_instance_keys
 from backend.accounts.keys.keyring import open_sealer
 from backend.accounts.models import User
-from backend.accounts.repository import data_keys
+from backend.accounts.repository import list_data_keys
 from backend.accounts.service import AccountService
 from backend.chats.models import Message
 from backend.chronicles.models import EVENT, ChronicleEvent
@@ -61,7 +61,7 @@ async def sealer_of(database: Database, made: Installation, client: Client) -> S
     accounts = AccountService(database, root, instance, settings, kdf=DEFAULT_KDF)
     unlocked = await accounts.unlock(client.username, PASSWORD, address="")
     async with database.read() as session:
-        rows = await data_keys(session, unlocked.user.id)
+        rows = await list_data_keys(session, unlocked.user.id)
     return open_sealer(unlocked.user, rows, user_key=unlocked.current.key)
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from sqlalchemy import select
 
-from backend.accounts.keys.sealed_tables import SealedTable, described_tables
+from backend.accounts.keys.sealed_tables import SealedTable, find_model_tables
 from backend.database.base import Base
 from backend.database.engine import Database
 from backend.vault.sealing import Sealer
@@ -29,7 +29,7 @@ class Change:
 
 async def dump(database: Database, sealers: Iterable[Sealer]) -> Dump:
     """Every row of every table. What these sealers' owners sealed is opened."""
-    sealed = {each.table.name: each for each in described_tables()}
+    sealed = {each.table.name: each for each in find_model_tables()}
     keys = {each.user_id: each for each in sealers}
     found: dict[str, dict[tuple[Any, ...], Row]] = {}
     async with database.read() as session:

@@ -19,8 +19,8 @@ from backend.accounts.errors import (
     WrongCredentialsError,
     WrongRecoveryCodeError,
 )
-from backend.accounts.keys.keyring import UserKey, check_protection, tampered
-from backend.accounts.keys.slots import new_slot, open_slot
+from backend.accounts.keys.keyring import UserKey, check_protection, report_tampering
+from backend.accounts.keys.slots import make_slot, open_slot
 from backend.accounts.models import KeySlot, User
 from backend.vault.envelopes import UnwrappedKey
 from backend.vault.root import RootKeys
@@ -31,10 +31,10 @@ from backend.vault.slots import (
     parse_recovery_code,
 )
 
-MIN_LENGTH = 8
-MAX_LENGTH = 256
-MAX_WAITING = 20
-BUSY_SECONDS = 5
+MIN_PASSWORD_LENGTH = 8
+MAX_PASSWORD_LENGTH = 256
+MAX_WAITING_PASSWORDS = 20
+RETRY_SECONDS = 5
 """About what it takes to stretch as many passwords as may wait."""
 
 
@@ -46,17 +46,19 @@ def normalise_password(password: str) -> str:
 def check_password(password: str, *, name: str) -> str:
     """The password, normalised. Raises `WeakPasswordError` with what to do about it."""
     password = normalise_password(password)
-    if len(password) < MIN_LENGTH:
-        raise WeakPasswordError(f"It needs at least {MIN_LENGTH} characters.")
-    if len(password) > MAX_LENGTH:
-        raise WeakPasswordError(f"It may have at most {MAX_LENGTH} characters.")
-    if password.casefold() in _common() or password.casefold() == normalise_name(name):
+    if len(password) < MIN_PASSWORD_LENGTH:
+        raise WeakPasswordError(f"It needs at least {MIN_PASSWORD_LENGTH} characters.")
+    if len(password) > MAX_PASSWORD_LENGTH:
+        raise WeakPasswordError(f"It may have at most {MAX_PASSWORD_LENGTH} characters.")
+    if password.casefold() in _load_common_passwords() or password.casefold() == normalise_name(
+        name
+    ):
         raise WeakPasswordError("It is among the first that anyone would try.")
     return password
 
 
 @cache
-def _common() -> frozenset[str]:
+def _load_common_passwords() -> frozenset[str]:
     # Late: a tenth of a second at each start, for something that only sign-ups need.
     from zxcvbn.frequency_lists import FREQUENCY_LISTS  # noqa: PLC0415
 
@@ -76,8 +78,8 @@ class Stretcher:
 
     async def stretch(self, kdf: PasswordKdf, password: str) -> bytes:
         """The stretched password (32 bytes), computed in a thread. Raises `BusyError`."""
-        if self._waiting >= MAX_WAITING:
-            raise BusyError(retry_after=BUSY_SECONDS)
+        if self._waiting >= MAX_WAITING_PASSWORDS:
+            raise BusyError(retry_after=RETRY_SECONDS)
         self._waiting += 1
         try:
             await self._places.acquire()
@@ -89,7 +91,7 @@ class Stretcher:
             self._places.release()
 
 
-class Stretched(msgspec.Struct, frozen=True):
+class StretchedPassword(msgspec.Struct, frozen=True):
     """A password that was run through Argon2id, and how (JSON), as a slot keeps it."""
 
     secret: bytes
@@ -109,11 +111,11 @@ class Credentials:
         self._kdf = kdf
         self._stretcher = Stretcher()
 
-    async def stretch_new(self, password: str) -> Stretched:
+    async def stretch_new(self, password: str) -> StretchedPassword:
         """Stretch a new password, at today's cost and with a salt of its own."""
         kdf = self._kdf.renew_salt()
         secret = await self._stretcher.stretch(kdf, normalise_password(password))
-        return Stretched(secret, msgspec.json.encode(kdf))
+        return StretchedPassword(secret, msgspec.json.encode(kdf))
 
     async def open_password(
         self, user: User, slot: KeySlot, password: str
@@ -126,7 +128,7 @@ class Credentials:
             kdf = msgspec.json.decode(slot.kdf or b"", type=PasswordKdf)
             secret = await self._stretcher.stretch(kdf, normalise_password(password))
         except (msgspec.DecodeError, HashingError) as error:
-            raise tampered(user) from error
+            raise report_tampering(user) from error
         if user.is_disabled:
             raise WrongCredentialsError
         try:
@@ -146,19 +148,21 @@ class Credentials:
         except WrongSecretError as error:
             raise WrongRecoveryCodeError from error
 
-    def password_slot(self, user_id: UUID, current: UserKey, stretched: Stretched) -> KeySlot:
+    def make_password_slot(
+        self, user_id: UUID, current: UserKey, stretched: StretchedPassword
+    ) -> KeySlot:
         """A password slot's row."""
         secret, kdf = stretched.secret, stretched.kdf
-        return new_slot("password", user_id, current, secret=secret, root=self._root, kdf=kdf)
+        return make_slot("password", user_id, current, secret=secret, root=self._root, kdf=kdf)
 
-    def recovery_slot(self, user_id: UUID, current: UserKey) -> tuple[str, KeySlot]:
+    def make_recovery_slot(self, user_id: UUID, current: UserKey) -> tuple[str, KeySlot]:
         """A new recovery code and its row."""
         code, secret = make_recovery_code()
-        return code, new_slot("recovery", user_id, current, secret=secret, root=self._root)
+        return code, make_slot("recovery", user_id, current, secret=secret, root=self._root)
 
     async def replace_password(
-        self, session: AsyncSession, user_id: UUID, current: UserKey, stretched: Stretched
+        self, session: AsyncSession, user_id: UUID, current: UserKey, stretched: StretchedPassword
     ) -> None:
         """Put a new password in the place of the old one, for a user that `lock_account` locked."""
         await repository.delete_slots(session, user_id, "password")
-        session.add(self.password_slot(user_id, current, stretched))
+        session.add(self.make_password_slot(user_id, current, stretched))

@@ -8,7 +8,7 @@ answers that hold a secret that is shown once.
 A process may die after it did what was asked, and before the answer is kept; or the database did it
 and the connection broke before it said so. So each transaction of such a request also marks its
 row. A request that comes again and is marked is not done again: where the service wrote down what
-it made (`note_made`), it is answered with that (`made_before`), elsewhere it is refused.
+it made (`record_made`), it is answered with that (`find_made_id`), elsewhere it is refused.
 """
 
 from __future__ import annotations
@@ -46,12 +46,12 @@ log = get_logger(__name__)
 
 HEADER = "idempotency-key"
 MAX_KEY_LENGTH = 200
-KEPT_FOR = timedelta(days=1)
-GIVEN_UP_AFTER = timedelta(minutes=5)
+RESPONSE_RETENTION = timedelta(days=1)
+CLAIM_TIMEOUT = timedelta(minutes=5)
 """A request that was never answered (its process died) may be sent again after this long."""
 
-MAX_ANSWER_BYTES = 1024 * 1024
-KEPT_HEADERS = frozenset({b"content-type", b"etag", b"location"})
+MAX_RESPONSE_BYTES = 1024 * 1024
+STORED_HEADERS = frozenset({b"content-type", b"etag", b"location"})
 
 
 class IdempotencyKeyReusedError(ValidationError):
@@ -72,14 +72,14 @@ class RequestInterruptedError(ConflictError):
     slug, title = "request-interrupted", "The answer to this request was lost"
 
 
-class KeptAnswer(msgspec.Struct, frozen=True):
+class StoredResponse(msgspec.Struct, frozen=True):
     """An answer as it is kept."""
 
     headers: list[tuple[str, str]]
     body: bytes
 
 
-class _Work:
+class _RequestClaim:
     """A request that is worked on; `made_id` is what it made when it came before."""
 
     def __init__(self, row_id: UUID, made_id: UUID | None = None) -> None:
@@ -97,18 +97,18 @@ class _Work:
         await session.execute(update(IdempotentRequest).where(row).values(**values))
 
 
-_WORK: ContextVar[_Work | None] = ContextVar("idempotent_work", default=None)
+_CLAIM: ContextVar[_RequestClaim | None] = ContextVar("idempotent_work", default=None)
 
 
-def made_before() -> UUID | None:
+def find_made_id() -> UUID | None:
     """What the request at hand made when it came before, and was not answered."""
-    work = _WORK.get()
+    work = _CLAIM.get()
     return work.made_id if work else None
 
 
-async def note_made(session: AsyncSession, thing_id: UUID) -> None:
+async def record_made(session: AsyncSession, thing_id: UUID) -> None:
     """Write down what the request at hand makes, in the transaction that makes it."""
-    work = _WORK.get()
+    work = _CLAIM.get()
     if work is not None:
         await work.mark(session, made_id=thing_id)
 
@@ -132,10 +132,10 @@ class IdempotencyMiddleware(ASGIMiddleware):
             return
         if not (0 < len(key) <= MAX_KEY_LENGTH and key.isprintable()):
             raise BadRequestError(f"{HEADER} has 1 to {MAX_KEY_LENGTH} characters.")
-        messages = await _read(receive, largest=find_max_body_bytes(scope))
-        work = await self._claim(identity, key, _fingerprint(identity, request, messages))
-        if not isinstance(work, _Work):
-            await _answer(send, *work)
+        messages = await _read_body(receive, largest=find_max_body_bytes(scope))
+        work = await self._claim(identity, key, _make_fingerprint(identity, request, messages))
+        if not isinstance(work, _RequestClaim):
+            await _send_response(send, *work)
             return
 
         async def keep() -> None:
@@ -146,18 +146,18 @@ class IdempotencyMiddleware(ASGIMiddleware):
                 # The client gets its answer. A repeated request finds the marks of the row.
                 log.warning("request.answer_not_kept", problem=error.slug, exc_info=error)
 
-        taken = _Taken(send, keep)
-        at_work, noting = _WORK.set(work), EFFECT_NOTE.set(work.note)
+        taken = _ResponseRecorder(send, keep)
+        at_work, noting = _CLAIM.set(work), EFFECT_NOTE.set(work.note)
         try:
-            await next_app(scope, _again(messages, receive), taken.send)
+            await next_app(scope, _replay_body(messages, receive), taken.send)
         finally:
             EFFECT_NOTE.reset(noting)
-            _WORK.reset(at_work)
+            _CLAIM.reset(at_work)
             await taken.end()
 
     async def _claim(
         self, identity: Identity, key: str, fingerprint: bytes
-    ) -> _Work | tuple[int, KeptAnswer]:
+    ) -> _RequestClaim | tuple[int, StoredResponse]:
         """The work of a request that is to be done, or the status and answer that it got before."""
         sealer = identity.sealer
         key_digest = digest(sealer.derive_key("idempotency"), identity.slot_id.bytes, key.encode())
@@ -178,7 +178,7 @@ class IdempotencyMiddleware(ASGIMiddleware):
                         *is_same,
                         IdempotentRequest.status.is_(None),
                         ~IdempotentRequest.is_done,
-                        IdempotentRequest.created_at < now() - GIVEN_UP_AFTER,
+                        IdempotentRequest.created_at < now() - CLAIM_TIMEOUT,
                     )
                 )
                 session.add(row)
@@ -186,15 +186,15 @@ class IdempotencyMiddleware(ASGIMiddleware):
             async with self._database.read() as session:
                 found = await session.scalar(select(IdempotentRequest).where(*is_same))
         else:
-            return _Work(row.id)
+            return _RequestClaim(row.id)
         if found is not None and found.request_digest != fingerprint:
             raise IdempotencyKeyReusedError("Make a new one for each request.")
         if found is None or found.status is None or found.sealed_response is None:
-            return _unanswered(found)
+            return _resume_claim(found)
         data = sealer.open_bytes(IDEMPOTENT_RESPONSE, found.id, found.sealed_response)
-        return found.status, msgspec.json.decode(data, type=KeptAnswer)
+        return found.status, msgspec.json.decode(data, type=StoredResponse)
 
-    async def _keep(self, identity: Identity, row_id: UUID, taken: _Taken) -> None:
+    async def _keep(self, identity: Identity, row_id: UUID, taken: _ResponseRecorder) -> None:
         async with self._database.write() as session:
             row = await session.get(IdempotentRequest, row_id)
             if row is None:
@@ -204,13 +204,13 @@ class IdempotencyMiddleware(ASGIMiddleware):
                 return
             row.status = taken.status
             if taken.is_worth_keeping:
-                answer = KeptAnswer(taken.headers, bytes(taken.body))
+                answer = StoredResponse(taken.headers, bytes(taken.body))
                 row.sealed_response = identity.sealer.seal_bytes(
                     IDEMPOTENT_RESPONSE, row_id, msgspec.json.encode(answer)
                 )
 
 
-def _unanswered(found: IdempotentRequest | None) -> _Work:
+def _resume_claim(found: IdempotentRequest | None) -> _RequestClaim:
     """The work of a request whose answer was lost, to be answered with what it made.
 
     Raises `RequestInProgressError`, and `RequestInterruptedError` for what was done, and failed or
@@ -219,8 +219,8 @@ def _unanswered(found: IdempotentRequest | None) -> _Work:
     if found is None:
         raise RequestInProgressError("Wait for its answer.")
     if found.made_id is not None:
-        return _Work(found.id, found.made_id)
-    is_over = found.status is not None or found.created_at < now() - GIVEN_UP_AFTER
+        return _RequestClaim(found.id, found.made_id)
+    is_over = found.status is not None or found.created_at < now() - CLAIM_TIMEOUT
     if not (found.is_done and is_over):
         raise RequestInProgressError("Wait for its answer.")
     raise RequestInterruptedError(
@@ -229,15 +229,15 @@ def _unanswered(found: IdempotentRequest | None) -> _Work:
     )
 
 
-async def forget_old(database: Database, *, at: datetime) -> None:
+async def delete_old_responses(database: Database, *, at: datetime) -> None:
     """Drop answers that were kept for long enough."""
     async with database.write() as session:
         await session.execute(
-            delete(IdempotentRequest).where(IdempotentRequest.created_at < at - KEPT_FOR)
+            delete(IdempotentRequest).where(IdempotentRequest.created_at < at - RESPONSE_RETENTION)
         )
 
 
-class _Taken:
+class _ResponseRecorder:
     """An answer, taken down on its way out, and kept before its end is sent."""
 
     def __init__(self, send: Send, keep: Callable[[], Awaitable[None]]) -> None:
@@ -255,10 +255,10 @@ class _Taken:
             self.headers = [
                 (name.lower().decode("latin-1"), value.decode("latin-1"))
                 for name, value in message["headers"]
-                if name.lower() in KEPT_HEADERS
+                if name.lower() in STORED_HEADERS
             ]
         elif message["type"] == "http.response.body" and not self._is_left_out:
-            self._is_too_large = len(self.body) + len(message["body"]) > MAX_ANSWER_BYTES
+            self._is_too_large = len(self.body) + len(message["body"]) > MAX_RESPONSE_BYTES
             self.body += b"" if self._is_too_large else message["body"]
         if message["type"] == "http.response.body" and not message.get("more_body"):
             # Who has the whole answer may send the same request again at once.
@@ -288,7 +288,7 @@ class _Taken:
         return is_done and not self._is_left_out
 
 
-async def _read(receive: Receive, *, largest: int) -> list[Message]:
+async def _read_body(receive: Receive, *, largest: int) -> list[Message]:
     """The request's body, message by message. Raises `TooLargeError`."""
     messages: list[Message] = []
     size = 0
@@ -302,7 +302,7 @@ async def _read(receive: Receive, *, largest: int) -> list[Message]:
             return messages
 
 
-def _fingerprint(
+def _make_fingerprint(
     identity: Identity, request: Request[Any, Any, Any], messages: list[Message]
 ) -> bytes:
     """What makes two requests the same.
@@ -322,7 +322,7 @@ def _fingerprint(
     )
 
 
-def _again(messages: list[Message], receive: Receive) -> Receive:
+def _replay_body(messages: list[Message], receive: Receive) -> Receive:
     """The body once more, then whatever comes after it."""
     waiting = iter(messages)
 
@@ -332,7 +332,7 @@ def _again(messages: list[Message], receive: Receive) -> Receive:
     return receiving
 
 
-async def _answer(send: Send, status: int, answer: KeptAnswer) -> None:
+async def _send_response(send: Send, status: int, answer: StoredResponse) -> None:
     headers = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in answer.headers]
     headers += [
         (b"content-length", str(len(answer.body)).encode()),

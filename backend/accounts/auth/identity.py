@@ -59,10 +59,10 @@ class Identity:
     @property
     def settings(self) -> UserSettings:
         """The account's settings, unsealed."""
-        return open_settings(self.sealer, self.user.sealed_settings)
+        return open_user_settings(self.sealer, self.user.sealed_settings)
 
 
-def open_settings(sealer: Sealer, sealed: bytes | None) -> UserSettings:
+def open_user_settings(sealer: Sealer, sealed: bytes | None) -> UserSettings:
     """The settings of the sealer's user; None is an account that has set nothing."""
     if sealed is None:
         return UserSettings()

@@ -31,7 +31,7 @@ from backend.accounts.errors import (
     UnknownHostError,
 )
 from backend.accounts.profile.activity import ActivityKind, ActivityLog
-from backend.accounts.service import Unlocked
+from backend.accounts.service import UnlockedAccount
 from backend.core.private_networks import Network, contains_address
 from backend.errors import UnauthenticatedError
 from backend.http.responses import requires_https
@@ -55,7 +55,7 @@ PLAIN_ADVICE = (
     "the same network start the server with `talekeeper serve --lan`, for the internet put a TLS "
     "proxy in front. On the server's own machine use http://localhost."
 )
-API = "/api/"
+API_PREFIX = "/api/"
 SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
 PUBLIC = "public"
 """Route option: nobody needs to be signed in."""
@@ -68,7 +68,7 @@ PROXY_HEADERS = ("forwarded", "via", "x-forwarded-for", "x-forwarded-proto", "x-
 SHOWN_ONCE = "shown_once"
 """Route option: the answer holds a secret, and is kept nowhere."""
 
-AUTHENTICATIONS_AT_ONCE = 4
+MAX_CONCURRENT_AUTHENTICATIONS = 4
 """Of requests with one token; fewer than there are connections to the database."""
 
 LOCALHOST = "localhost"
@@ -84,7 +84,7 @@ def is_secure(connection: Connection) -> bool:
 def is_loopback(connection: Connection) -> bool:
     """Whether the browser reached us by a name of this machine alone."""
     host = connection.url.hostname or ""
-    address = address_of(host)
+    address = parse_address(host)
     # Names other than this one may be anybody's: 127.0.0.1.example.org, say.
     return address.is_loopback if address else host == LOCALHOST
 
@@ -94,11 +94,14 @@ def may_have_session(connection: Connection, plain_networks: Sequence[Network] =
     return (
         is_secure(connection)
         or is_loopback(connection)
-        or (bool(plain_networks) and contains_address(plain_networks, _client_address(connection)))
+        or (
+            bool(plain_networks)
+            and contains_address(plain_networks, _find_client_address(connection))
+        )
     )
 
 
-def _client_address(connection: Connection) -> str:
+def _find_client_address(connection: Connection) -> str:
     """The client's address; empty if it came by a proxy that is not trusted."""
     client = connection.client.host if connection.client else ""
     headers = connection.headers
@@ -108,18 +111,18 @@ def _client_address(connection: Connection) -> str:
     return client
 
 
-def session_token(connection: Connection) -> str | None:
+def find_session_token(connection: Connection) -> str | None:
     """The session's token, from the cookie that fits the way the request came."""
-    return connection.cookies.get(_session_cookie(connection))
+    return connection.cookies.get(_get_cookie_name(connection))
 
 
-def bearer_token(connection: Connection) -> str | None:
+def find_bearer_token(connection: Connection) -> str | None:
     """The API key in the `Authorization` header."""
     scheme, _, token = connection.headers.get("authorization", "").partition(" ")
     return token.strip() if scheme.lower() == "bearer" and token.strip() else None
 
 
-def session_cookies(
+def make_session_cookies(
     connection: Connection,
     token: str,
     *,
@@ -131,24 +134,26 @@ def session_cookies(
     if not may_have_session(connection, plain_networks):
         raise InsecureTransportError(PLAIN_ADVICE)
     return [
-        _cookie(connection, _session_cookie(connection), token, seconds=seconds, httponly=True),
-        _cookie(connection, CSRF_COOKIE, generate_csrf_token(csrf), seconds=seconds),
+        _make_cookie(
+            connection, _get_cookie_name(connection), token, seconds=seconds, httponly=True
+        ),
+        _make_cookie(connection, CSRF_COOKIE, generate_csrf_token(csrf), seconds=seconds),
     ]
 
 
-def expired_cookies(connection: Connection) -> list[Cookie]:
+def make_expired_cookies(connection: Connection) -> list[Cookie]:
     """The cookies that end a session in the browser."""
     return [
-        _cookie(connection, key, "", seconds=0)
-        for key in (_session_cookie(connection), CSRF_COOKIE)
+        _make_cookie(connection, key, "", seconds=0)
+        for key in (_get_cookie_name(connection), CSRF_COOKIE)
     ]
 
 
-def _session_cookie(connection: Connection) -> str:
+def _get_cookie_name(connection: Connection) -> str:
     return SECURE_COOKIE if is_secure(connection) else PLAIN_COOKIE
 
 
-def _cookie(
+def _make_cookie(
     connection: Connection, key: str, value: str, *, seconds: int, httponly: bool = False
 ) -> Cookie:
     return Cookie(
@@ -201,19 +206,19 @@ class IdentityMiddleware(ASGIMiddleware):
     async def handle(self, scope: Scope, receive: Receive, send: Send, next_app: ASGIApp) -> None:
         """Name who asks, or refuse a request that another site may have sent."""
         connection: Connection = Request(scope, receive, send)
-        if scope.get("path_template", "").startswith(API):
+        if scope.get("path_template", "").startswith(API_PREFIX):
             self._check_host(connection)
             self._check_transport(connection)
-        unsafe = _method(scope) not in SAFE_METHODS
+        unsafe = _get_method(scope) not in SAFE_METHODS
         if unsafe:
             self._check_same_site(connection)
-        if (key := bearer_token(connection)) is not None:
-            scope["user"] = await self._authenticated(key, "api_key")
+        if (key := find_bearer_token(connection)) is not None:
+            scope["user"] = await self._find_identity(key, "api_key")
             await next_app(scope, receive, send)
             return
         may_have = may_have_session(connection, self._plain_networks)
-        token = session_token(connection) if may_have else None
-        scope["user"] = await self._authenticated(token, "session") if token else None
+        token = find_session_token(connection) if may_have else None
+        scope["user"] = await self._find_identity(token, "session") if token else None
         if unsafe and scope["user"] is not None:
             # Without a token Litestar would look for it in a form, and so read an upload into a
             # temporary file, in the clear; and of what is not ASCII it makes a fault of ours.
@@ -227,16 +232,16 @@ class IdentityMiddleware(ASGIMiddleware):
             return
         await next_app(scope, receive, send)
 
-    async def _authenticated(self, token: str, kind: TokenKind) -> Identity | None:
+    async def _find_identity(self, token: str, kind: TokenKind) -> Identity | None:
         """Whose token it is. Of requests with one token, some wait for the others."""
-        turn = self._turns.setdefault(token, asyncio.Semaphore(AUTHENTICATIONS_AT_ONCE))
+        turn = self._turns.setdefault(token, asyncio.Semaphore(MAX_CONCURRENT_AUTHENTICATIONS))
         async with turn:
             return await self._sessions.authenticate(token, kind)
 
     def _check_host(self, connection: Connection) -> None:
         host = connection.url.hostname or ""
         # No other site can be the owner of an address.
-        if host not in self._hosts and address_of(host) is None:
+        if host not in self._hosts and parse_address(host) is None:
             raise UnknownHostError(HOST_ADVICE)
 
     def _check_transport(self, connection: Connection) -> None:
@@ -248,7 +253,7 @@ class IdentityMiddleware(ASGIMiddleware):
         origin = connection.headers.get("origin")
         own = self._public_origin or f"{connection.url.scheme}://{connection.url.netloc}"
         if site in {"cross-site", "same-site"} or (
-            origin is not None and not _same_origin(origin, own)
+            origin is not None and not _is_same_origin(origin, own)
         ):
             raise CrossSiteError("It came from a page of another origin.")
 
@@ -264,7 +269,7 @@ async def guard(connection: Connection, handler: BaseRouteHandler) -> None:
     identity: Identity | None = connection.scope["user"]
     if identity is None:
         raise UnauthenticatedError("Sign in, or send an API key as `Authorization: Bearer`.")
-    default: KeyScope = "read" if _method(connection.scope) in SAFE_METHODS else "chat"
+    default: KeyScope = "read" if _get_method(connection.scope) in SAFE_METHODS else "chat"
     needed: KeyScope = handler.opt.get(NEEDS, default)
     if not identity.may(needed):
         raise ScopeError(f"This needs the scope {needed!r}; the key has {identity.scope!r}.")
@@ -275,11 +280,11 @@ def provide_identity(request: Request[Identity, Any, Any]) -> Identity:
     return request.user
 
 
-def _method(scope: Scope) -> str:
+def _get_method(scope: Scope) -> str:
     return str(scope.get("method", "GET"))
 
 
-def address_of(host: str) -> IPv4Address | IPv6Address | None:
+def parse_address(host: str) -> IPv4Address | IPv6Address | None:
     """The IP address that a host is; None for a name."""
     try:
         return ip_address(host)
@@ -287,20 +292,20 @@ def address_of(host: str) -> IPv4Address | IPv6Address | None:
         return None
 
 
-def _same_origin(one: str, other: str) -> bool:
+def _is_same_origin(one: str, other: str) -> bool:
     try:
-        return _origin(one) == _origin(other)
+        return _parse_origin(one) == _parse_origin(other)
     except ValueError:  # no URL at all
         return False
 
 
-def _origin(url: str) -> tuple[str, str | None, int | None]:
+def _parse_origin(url: str) -> tuple[str, str | None, int | None]:
     parts = urlsplit(url)
     port = parts.port or {"http": 80, "https": 443}.get(parts.scheme)
     return parts.scheme, parts.hostname, port
 
 
-class AuthMiddleware:
+class SessionOpener:
     """Opens sessions in browsers: a slot in the database, cookies in the answer."""
 
     def __init__(
@@ -321,7 +326,12 @@ class AuthMiddleware:
         self._cookies(request, "")
 
     async def open(
-        self, request: Request[Any, Any, Any], unlocked: Unlocked, body: Any, *, kind: ActivityKind
+        self,
+        request: Request[Any, Any, Any],
+        unlocked: UnlockedAccount,
+        body: Any,
+        *,
+        kind: ActivityKind,
     ) -> Response[Any]:
         """Answer with a new session's cookies: always a new token, never one that came in.
 
@@ -329,11 +339,11 @@ class AuthMiddleware:
         """
         label = request.headers.get("user-agent", "")
         token = await self._sessions.open_session(unlocked, label=label)
-        await self._activity.note_unlocked(request, unlocked, kind)
+        await self._activity.note_sign_in(request, unlocked, kind)
         return Response(body, status_code=201, cookies=self._cookies(request, token))
 
     def _cookies(self, request: Request[Any, Any, Any], token: str) -> list[Cookie]:
-        return session_cookies(
+        return make_session_cookies(
             request,
             token,
             seconds=self._seconds,

@@ -41,15 +41,15 @@ class InstanceKeys:
         self._names = derive(secret, "names")
         self.csrf_secret = derive(secret, "csrf").hex()
 
-    def find_name(self, name: str) -> bytes:
+    def hash_name(self, name: str) -> bytes:
         """The hash by which an account is found."""
         return digest(self._lookup, b"name", normalise_name(name).encode())
 
-    def find_throttle(self, kind: str, *values: str) -> bytes:
+    def hash_throttle_key(self, kind: str, *values: str) -> bytes:
         """The hash under which failed log-ins are counted, and known addresses kept."""
         return digest(self._lookup, b"throttle", kind.encode(), *(each.encode() for each in values))
 
-    def find_server(self, *parts: str) -> UUID:
+    def make_server_id(self, *parts: str) -> UUID:
         """The id under which a model's server is shared: a hash of its address and its key."""
         data = digest(self._lookup, b"server", *(each.encode() for each in parts))
         return UUID(bytes=data[:16])
@@ -58,7 +58,7 @@ class InstanceKeys:
         """An account's name as it is stored."""
         return seal_under(self._names, name.encode(), context=user_id.bytes)
 
-    def name_of(self, user: User) -> str:
+    def read_name(self, user: User) -> str:
         """An account's name."""
         return unseal_under(self._names, user.wrapped_name, context=user.id.bytes).decode()
 
@@ -110,7 +110,7 @@ async def load_instance_keys(database: Database, root: RootKeys) -> InstanceKeys
         row = await session.get(InstanceKey, 1)
     if row is None:
         async with database.write() as session:
-            row = await _create(session, root)
+            row = await _create_instance_key(session, root)
     return InstanceKeys(open_instance_key(row, root))
 
 
@@ -119,7 +119,7 @@ def open_instance_key(row: InstanceKey, root: RootKeys) -> bytes:
     return root.unwrap(Wrapped(row.root_version, row.wrapped), context=INSTANCE_CONTEXT)
 
 
-async def _create(session: AsyncSession, root: RootKeys) -> InstanceKey:
+async def _create_instance_key(session: AsyncSession, root: RootKeys) -> InstanceKey:
     version, wrapped = root.wrap(os.urandom(KEY_BYTES), context=INSTANCE_CONTEXT)
     values = {"id": 1, "root_version": version, "wrapped": wrapped}
     await upsert(session, InstanceKey, values, key=("id",))

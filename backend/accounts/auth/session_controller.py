@@ -9,8 +9,8 @@ from litestar.di import NamedDependency
 from litestar.params import FromPath, FromQuery, JSONBody
 
 from backend.accounts.auth.identity import Identity
-from backend.accounts.auth.middleware import NEEDS, SHOWN_ONCE, expired_cookies
-from backend.accounts.auth.sessions import SessionService, scope_of
+from backend.accounts.auth.middleware import NEEDS, SHOWN_ONCE, make_expired_cookies
+from backend.accounts.auth.sessions import SessionService, read_scope
 from backend.accounts.errors import ApiKeyNotFoundError, SessionNotFoundError
 from backend.accounts.models import SLOT_LABEL, KeySlot
 from backend.accounts.profile.activity import ActivityLog
@@ -44,7 +44,7 @@ class SessionController(Controller):
             items=[
                 SessionView(
                     id=slot.id,
-                    label=_label(identity, slot),
+                    label=_open_label(identity, slot),
                     is_current=slot.id == identity.slot_id,
                     created_at=slot.created_at,
                     last_used_at=slot.last_used_at,
@@ -64,11 +64,11 @@ class SessionController(Controller):
         activity: NamedDependency[ActivityLog],
     ) -> Response[None]:
         """End a session by its id, or this one with `current`. Its streams close within 5 s."""
-        slot_id = identity.slot_id if session_id == "current" else _session_id(session_id)
+        slot_id = identity.slot_id if session_id == "current" else _parse_session_id(session_id)
         await sessions.end(slot_id, owner_id=identity.user_id, kind="session")
         mine = slot_id == identity.slot_id
         await activity.note(request, "signed_out" if mine else "session_ended")
-        return Response(None, cookies=expired_cookies(request) if mine else [])
+        return Response(None, cookies=make_expired_cookies(request) if mine else [])
 
 
 class ApiKeyController(Controller):
@@ -88,7 +88,7 @@ class ApiKeyController(Controller):
     ) -> Page[ApiKeyView]:
         """The account's API keys, newest first; their tokens are not kept. A page may be short."""
         slots, following = await sessions.list_slots(identity, "api_key", after=after, limit=limit)
-        return Page(items=[_key_view(identity, slot) for slot in slots], next=following)
+        return Page(items=[_make_key_view(identity, slot) for slot in slots], next=following)
 
     @post(
         opt={SHOWN_ONCE: True, EXAMPLE: {"label": "A script of mine", "scope": "chat"}},
@@ -111,10 +111,10 @@ class ApiKeyController(Controller):
             identity,
             label=data.label,
             scope=data.scope,
-            expires_at=None if data.expires_at is None else _expiry(data.expires_at),
+            expires_at=None if data.expires_at is None else _check_expiry(data.expires_at),
         )
         await activity.note(request, "api_key_made", detail=f"{data.label} ({data.scope})")
-        return MadeApiKey(key=_key_view(identity, slot), token=token)
+        return MadeApiKey(key=_make_key_view(identity, slot), token=token)
 
     @delete(
         "/{key_id:uuid}",
@@ -135,14 +135,14 @@ class ApiKeyController(Controller):
         await activity.note(request, "api_key_ended")
 
 
-def _session_id(text: str) -> UUID:
+def _parse_session_id(text: str) -> UUID:
     try:
         return UUID(text)
     except ValueError as error:
         raise SessionNotFoundError from error
 
 
-def _expiry(at: datetime) -> datetime:
+def _check_expiry(at: datetime) -> datetime:
     if at.tzinfo is None:
         raise BadRequestError("expires_at needs a time zone, such as a final Z.")
     try:
@@ -154,17 +154,17 @@ def _expiry(at: datetime) -> datetime:
     return at
 
 
-def _label(identity: Identity, slot: KeySlot) -> str:
+def _open_label(identity: Identity, slot: KeySlot) -> str:
     if slot.sealed_label is None:
         return ""
     return identity.sealer.open(SLOT_LABEL, slot.id, slot.sealed_label)
 
 
-def _key_view(identity: Identity, slot: KeySlot) -> ApiKeyView:
+def _make_key_view(identity: Identity, slot: KeySlot) -> ApiKeyView:
     return ApiKeyView(
         id=slot.id,
-        label=_label(identity, slot),
-        scope=scope_of(slot),
+        label=_open_label(identity, slot),
+        scope=read_scope(slot),
         created_at=slot.created_at,
         last_used_at=slot.last_used_at,
         expires_at=slot.expires_at,

@@ -12,15 +12,20 @@ from uuid import UUID
 
 from backend.accounts import repository
 from backend.accounts.auth.identity import Identity, Scope, TokenKind
-from backend.accounts.keys.keyring import UserKey, check_protection, open_checked_sealer, tampered
+from backend.accounts.keys.keyring import (
+    UserKey,
+    check_protection,
+    open_checked_sealer,
+    report_tampering,
+)
 from backend.accounts.keys.open_keys import OpenKeys
 from backend.accounts.keys.rotation import ensure_data_key
-from backend.accounts.keys.sealed_tables import has_texts_beyond
-from backend.accounts.keys.server_held import prolong_standing
-from backend.accounts.keys.slots import new_slot, open_slot, wrap_directly
+from backend.accounts.keys.sealed_tables import has_texts_under_later_key
+from backend.accounts.keys.server_held import extend_standing_slot
+from backend.accounts.keys.slots import make_slot, open_slot, wrap_directly
 from backend.accounts.keys.user_keys import lock_account
 from backend.accounts.models import SLOT_LABEL, KeySlot
-from backend.accounts.service import Unlocked
+from backend.accounts.service import UnlockedAccount
 from backend.core.logs import get_logger
 from backend.database.base import new_id, now
 from backend.database.engine import Database
@@ -38,9 +43,9 @@ from backend.vault.slots import (
 
 log = get_logger(__name__)
 
-PREFIXES: dict[TokenKind, str] = {"session": "ts_", "api_key": "tk_"}
-TOUCH_EVERY = timedelta(minutes=1)
-LOOK_EVERY = 2.0
+TOKEN_PREFIXES: dict[TokenKind, str] = {"session": "ts_", "api_key": "tk_"}
+TOUCH_INTERVAL = timedelta(minutes=1)
+CHECK_SECONDS = 2.0
 """Seconds between two looks whether sessions with streams are still open."""
 
 
@@ -60,7 +65,7 @@ class SessionService:
         self._idle = timedelta(days=settings.session_idle_days)
         self._absolute = timedelta(days=settings.session_absolute_days)
 
-    async def open_session(self, unlocked: Unlocked, *, label: str) -> str:
+    async def open_session(self, unlocked: UnlockedAccount, *, label: str) -> str:
         """Start a session: its token, which is handed out once and stored nowhere.
 
         By the way the account's sessions that have run out are cleared away, and it gets its next
@@ -73,11 +78,11 @@ class SessionService:
             await repository.delete_ended_sessions(
                 session, user_id, at=at, unused_since=at - self._idle
             )
-            data_keys = await repository.data_keys(session, user_id)
+            data_keys = await repository.list_data_keys(session, user_id)
             sealer = open_checked_sealer(user, data_keys, user_key=unlocked.current.key)
-            if await has_texts_beyond(session, user_id, sealer.current_key):
-                raise tampered(user)
-            token, slot = self._token_slot(
+            if await has_texts_under_later_key(session, user_id, sealer.current_key):
+                raise report_tampering(user)
+            token, slot = self._make_token_slot(
                 "session",
                 sealer,
                 unlocked.current,
@@ -101,7 +106,7 @@ class SessionService:
         if identity.kind != "session":
             raise ForbiddenError("An API key can't make API keys. Sign in, and make it there.")
         current = identity.current
-        token, slot = self._token_slot(
+        token, slot = self._make_token_slot(
             "api_key", identity.sealer, current, label=label, scope=scope, expires_at=expires_at
         )
         async with self._database.write() as session:
@@ -109,12 +114,12 @@ class SessionService:
             session.add(slot)
         return token, slot
 
-    def _token_slot(
+    def _make_token_slot(
         self, kind: TokenKind, sealer: Sealer, current: UserKey, *, label: str, **columns: Any
     ) -> tuple[str, KeySlot]:
-        token, secret = make_token(PREFIXES[kind])
+        token, secret = make_token(TOKEN_PREFIXES[kind])
         slot_id = new_id()
-        slot = new_slot(
+        slot = make_slot(
             kind,
             sealer.user_id,
             current,
@@ -133,10 +138,10 @@ class SessionService:
         For some minutes from here on, jobs of the account's can run on these keys. Raises
         `TamperedAccountError`.
         """
-        secret = parse_token(token, PREFIXES[kind])
+        secret = parse_token(token, TOKEN_PREFIXES[kind])
         identity = None if secret is None else await self._authenticate(secret, kind=kind)
         if identity is not None:
-            self._open_keys.seen(identity)
+            self._open_keys.keep(identity)
         return identity
 
     async def list_slots(
@@ -151,7 +156,7 @@ class SessionService:
                 session, identity.user_id, kind, after=after, limit=limit + 1
             )
         page, following = make_page(rows, limit)
-        return [slot for slot in page if not self._ended(slot, now())], following
+        return [slot for slot in page if not self._has_ended(slot, now())], following
 
     async def end(self, slot_id: UUID, *, owner_id: UUID, kind: TokenKind) -> None:
         """End a session or an API key. Raises the kind's not-found error."""
@@ -160,23 +165,23 @@ class SessionService:
             await repository.delete_slot(session, slot_id, owner_id=owner_id, kind=kind)
         await self._database.log.empty_now()
 
-    async def forget_ended(self) -> None:
+    async def drop_ended_keys(self) -> None:
         """Forget keys in memory that another process has ended or changed."""
-        in_memory = self._open_keys.by_slot()
+        in_memory = self._open_keys.group_by_slot()
         if not in_memory:
             return
         async with self._database.read() as session:
-            found = await repository.usable_slots(session, set(in_memory))
-        usable = {(slot.id, number) for slot, number in found if not self._ended(slot, now())}
+            found = await repository.list_usable_slots(session, set(in_memory))
+        usable = {(slot.id, number) for slot, number in found if not self._has_ended(slot, now())}
         for slot_id, (user_id, key) in in_memory.items():
             if (slot_id, key.generation) not in usable:
                 self._open_keys.drop(user_id)
 
-    async def still_open(self, slot_ids: set[UUID]) -> set[UUID]:
+    async def find_open(self, slot_ids: set[UUID]) -> set[UUID]:
         """Which of these sessions and keys have not ended: for streams that outlive a request."""
         async with self._database.read() as session:
-            slots = await repository.usable_slots(session, slot_ids)
-        return {slot.id for slot, _ in slots if not self._ended(slot, now())}
+            slots = await repository.list_usable_slots(session, slot_ids)
+        return {slot.id for slot, _ in slots if not self._has_ended(slot, now())}
 
     async def _authenticate(self, secret: bytes, *, kind: TokenKind) -> Identity | None:
         async with self._database.read() as session:
@@ -185,7 +190,7 @@ class SessionService:
             return None
         slot, user, data_keys, kdf = found
         at = now()
-        if user.is_disabled or self._ended(slot, at):
+        if user.is_disabled or self._has_ended(slot, at):
             return None
         try:
             user_key, is_direct = open_slot(slot, secret=secret, root=self._root)
@@ -196,15 +201,15 @@ class SessionService:
         if not is_direct:
             current = UserKey(user_key, user.key_generation)
             await wrap_directly(self._database, slot, current, secret=secret, root=self._root)
-        if slot.last_used_at is None or at - slot.last_used_at > TOUCH_EVERY:
+        if slot.last_used_at is None or at - slot.last_used_at > TOUCH_INTERVAL:
             async with self._database.write() as session:
                 await repository.touch_slot(session, slot.id, at)
                 if user.key_mode == "managed":
-                    await prolong_standing(session, user.id, at=at)
-        scope = "manage" if kind == "session" else scope_of(slot)
+                    await extend_standing_slot(session, user.id, at=at)
+        scope = "manage" if kind == "session" else read_scope(slot)
         return Identity(user, slot.id, kind, scope, sealer)
 
-    def _ended(self, slot: KeySlot, at: datetime) -> bool:
+    def _has_ended(self, slot: KeySlot, at: datetime) -> bool:
         if slot.expires_at is not None and at >= slot.expires_at:
             return True
         if slot.kind != "session":
@@ -212,7 +217,7 @@ class SessionService:
         return at - (slot.last_used_at or slot.created_at) >= self._idle
 
 
-def scope_of(slot: KeySlot) -> Scope:
+def read_scope(slot: KeySlot) -> Scope:
     """How far an API key reaches: no further than to look, should the row say nonsense."""
     match slot.scope:
         case "manage" | "chat" as scope:
@@ -262,12 +267,12 @@ class SessionWatch:
 
     async def _look(self) -> None:
         while True:
-            await asyncio.sleep(LOOK_EVERY)
+            await asyncio.sleep(CHECK_SECONDS)
             watched = set(self._streams)
             if not watched:
                 continue
             try:
-                still_open = await self._sessions.still_open(watched)
+                still_open = await self._sessions.find_open(watched)
             except Exception as error:  # streams go on, and the next round looks again
                 log.warning("session.watch_failed", exc_info=error)
             else:

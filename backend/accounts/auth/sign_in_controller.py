@@ -9,9 +9,9 @@ from litestar.params import JSONBody
 
 import backend
 from backend.accounts.auth.identity import Identity
-from backend.accounts.auth.middleware import PUBLIC, AuthMiddleware
+from backend.accounts.auth.middleware import PUBLIC, SessionOpener
 from backend.accounts.auth.second_factor.gate import SecondFactorGate
-from backend.accounts.auth.throttle import address_block
+from backend.accounts.auth.throttle import normalise_address
 from backend.accounts.errors import (
     BusyError,
     InsecureTransportError,
@@ -27,12 +27,12 @@ from backend.accounts.errors import (
     WrongSecondFactorError,
 )
 from backend.accounts.schemas import LogIn, Recovery, SignedUp, SignUp, UserView
-from backend.accounts.service import AccountService, SignUpState, Unlocked
+from backend.accounts.service import AccountService, SignUpState, UnlockedAccount
 from backend.http.schemas import EXAMPLE, RAISES
 
 AnyRequest = Request[Any, Any, Any]
 
-ENTERING = (TooManyAttemptsError, InsecureTransportError, BusyError)
+SIGN_IN_ERRORS = (TooManyAttemptsError, InsecureTransportError, BusyError)
 """What each way in may answer with."""
 
 EXAMPLE_ACCOUNT = {"username": "Anna", "password": "a fine long password"}
@@ -66,12 +66,14 @@ class InstanceController(Controller):
         identity = request.user
         return InstanceView(
             version=backend.__version__,
-            sign_up=await accounts.sign_up_state(),
-            user=UserView.of(identity.user, accounts.name_of(identity)) if identity else None,
+            sign_up=await accounts.find_sign_up_state(),
+            user=UserView.from_user(identity.user, accounts.name_of(identity))
+            if identity
+            else None,
         )
 
 
-class DoorController(Controller):
+class SignInController(Controller):
     """Signing up, in and out, and getting back in."""
 
     tags = ("Accounts",)
@@ -87,7 +89,7 @@ class DoorController(Controller):
                 InvitationError,
                 NameTakenError,
                 WeakPasswordError,
-                *ENTERING,
+                *SIGN_IN_ERRORS,
             ),
             EXAMPLE: EXAMPLE_ACCOUNT,
         },
@@ -98,7 +100,7 @@ class DoorController(Controller):
         request: AnyRequest,
         data: JSONBody[SignUp],
         accounts: NamedDependency[AccountService],
-        auth: NamedDependency[AuthMiddleware],
+        auth: NamedDependency[SessionOpener],
     ) -> Response[SignedUp]:
         """Make an account and sign in. The first account becomes the administrator.
 
@@ -107,9 +109,9 @@ class DoorController(Controller):
         """
         auth.check_transport(request)
         unlocked = await accounts.sign_up(
-            data.username, data.password, invitation=data.invitation, address=_address(request)
+            data.username, data.password, invitation=data.invitation, address=_get_address(request)
         )
-        return await auth.open(request, unlocked, _signed_up(unlocked), kind="signed_up")
+        return await auth.open(request, unlocked, _make_signed_up(unlocked), kind="signed_up")
 
     @post(
         "/sessions",
@@ -120,7 +122,7 @@ class DoorController(Controller):
                 SecondFactorRequiredError,
                 WrongSecondFactorError,
                 TamperedAccountError,
-                *ENTERING,
+                *SIGN_IN_ERRORS,
             ),
             EXAMPLE: EXAMPLE_ACCOUNT,
         },
@@ -131,7 +133,7 @@ class DoorController(Controller):
         request: AnyRequest,
         data: JSONBody[LogIn],
         accounts: NamedDependency[AccountService],
-        auth: NamedDependency[AuthMiddleware],
+        auth: NamedDependency[SessionOpener],
         second_factor_gate: NamedDependency[SecondFactorGate],
     ) -> Response[UserView]:
         """Open a session; its cookie signs later requests in.
@@ -141,17 +143,17 @@ class DoorController(Controller):
         `passkey`.
         """
         auth.check_transport(request)
-        address = _address(request)
+        address = _get_address(request)
         unlocked = await accounts.unlock(data.username, data.password, address=address)
         await second_factor_gate.enter(request, unlocked, data, address=address)
-        body = UserView.of(unlocked.user, unlocked.name)
+        body = UserView.from_user(unlocked.user, unlocked.name)
         return await auth.open(request, unlocked, body, kind="signed_in")
 
     @post(
         "/recoveries",
         opt={
             PUBLIC: True,
-            RAISES: (WrongRecoveryCodeError, WeakPasswordError, *ENTERING),
+            RAISES: (WrongRecoveryCodeError, WeakPasswordError, *SIGN_IN_ERRORS),
         },
         summary="Recover an account",
     )
@@ -160,7 +162,7 @@ class DoorController(Controller):
         request: AnyRequest,
         data: JSONBody[Recovery],
         accounts: NamedDependency[AccountService],
-        auth: NamedDependency[AuthMiddleware],
+        auth: NamedDependency[SessionOpener],
     ) -> Response[SignedUp]:
         """Set a new password with the recovery code. All sessions and API keys end.
 
@@ -170,16 +172,16 @@ class DoorController(Controller):
         """
         auth.check_transport(request)
         unlocked = await accounts.recover(
-            data.username, data.recovery_code, data.new_password, address=_address(request)
+            data.username, data.recovery_code, data.new_password, address=_get_address(request)
         )
-        return await auth.open(request, unlocked, _signed_up(unlocked), kind="recovered")
+        return await auth.open(request, unlocked, _make_signed_up(unlocked), kind="recovered")
 
 
-def _signed_up(unlocked: Unlocked) -> SignedUp:
+def _make_signed_up(unlocked: UnlockedAccount) -> SignedUp:
     return SignedUp(
-        user=UserView.of(unlocked.user, unlocked.name), recovery_code=unlocked.recovery_code
+        user=UserView.from_user(unlocked.user, unlocked.name), recovery_code=unlocked.recovery_code
     )
 
 
-def _address(request: AnyRequest) -> str:
-    return address_block(request.client.host) if request.client else ""
+def _get_address(request: AnyRequest) -> str:
+    return normalise_address(request.client.host) if request.client else ""

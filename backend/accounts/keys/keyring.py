@@ -44,7 +44,7 @@ def check_current(user: User, current: UserKey) -> None:
         raise KeysChangedError("Send the request again.")
 
 
-def new_data_key(user_id: UUID, number: int, *, user_key: bytes) -> DataKey:
+def make_data_key(user_id: UUID, number: int, *, user_key: bytes) -> DataKey:
     """A fresh data key's row, wrapped under the user key."""
     row = DataKey(user_id=user_id, number=number)
     wrap_data_key(row, os.urandom(KEY_BYTES), user_key=user_key)
@@ -54,7 +54,7 @@ def new_data_key(user_id: UUID, number: int, *, user_key: bytes) -> DataKey:
 def wrap_data_key(row: DataKey, key: bytes, *, user_key: bytes) -> None:
     """Put a data key into its row, wrapped under the user key."""
     row.wrapped = seal_under(
-        derive(user_key, "data-keys"), key, context=_context(row.user_id, row.number)
+        derive(user_key, "data-keys"), key, context=_make_context(row.user_id, row.number)
     )
 
 
@@ -62,7 +62,9 @@ def open_data_keys(rows: Iterable[DataKey], *, user_key: bytes) -> dict[int, byt
     """An account's data keys by number. Raises `SealBrokenError` for a wrong key."""
     wrapping = derive(user_key, "data-keys")
     return {
-        row.number: unseal_under(wrapping, row.wrapped, context=_context(row.user_id, row.number))
+        row.number: unseal_under(
+            wrapping, row.wrapped, context=_make_context(row.user_id, row.number)
+        )
         for row in rows
     }
 
@@ -70,7 +72,7 @@ def open_data_keys(rows: Iterable[DataKey], *, user_key: bytes) -> dict[int, byt
 def wrap_derivation_key(user: User, key: bytes, *, user_key: bytes) -> None:
     """Put the key that other keys are derived from into its user's row."""
     user.wrapped_derivation_key = seal_under(
-        derive(user_key, "derivation-key"), key, context=_derivation_context(user.id)
+        derive(user_key, "derivation-key"), key, context=_make_derivation_context(user.id)
     )
 
 
@@ -79,7 +81,7 @@ def open_derivation_key(user: User, *, user_key: bytes) -> bytes:
     return unseal_under(
         derive(user_key, "derivation-key"),
         user.wrapped_derivation_key,
-        context=_derivation_context(user.id),
+        context=_make_derivation_context(user.id),
     )
 
 
@@ -104,7 +106,7 @@ def open_checked_sealer(user: User, rows: Iterable[DataKey], *, user_key: bytes)
     try:
         return open_sealer(user, rows, user_key=user_key)
     except SealBrokenError as error:
-        raise tampered(user) from error
+        raise report_tampering(user) from error
 
 
 class Protection(msgspec.Struct, frozen=True, kw_only=True):
@@ -125,7 +127,7 @@ class Protection(msgspec.Struct, frozen=True, kw_only=True):
     newest_data_key: int = 0
 
     @classmethod
-    def of(cls, user: User, *, kdf: bytes | None) -> Protection:
+    def from_user(cls, user: User, *, kdf: bytes | None) -> Protection:
         """The protection of an account as its rows have it."""
         return cls(
             generation=user.key_generation,
@@ -151,24 +153,24 @@ class Protection(msgspec.Struct, frozen=True, kw_only=True):
 
 def protect(user: User, user_key: bytes, *, kdf: bytes | None) -> None:
     """Give an account the MAC of what its row has now."""
-    user.settings_mac = Protection.of(user, kdf=kdf).mac(user_key)
+    user.settings_mac = Protection.from_user(user, kdf=kdf).mac(user_key)
 
 
 def check_protection(user: User, user_key: bytes, *, kdf: bytes | None) -> None:
     """Raise `TamperedAccountError` unless the account's protection is what its owner set."""
-    if not compare_digest(Protection.of(user, kdf=kdf).mac(user_key), user.settings_mac):
-        raise tampered(user)
+    if not compare_digest(Protection.from_user(user, kdf=kdf).mac(user_key), user.settings_mac):
+        raise report_tampering(user)
 
 
-def tampered(user: User) -> TamperedAccountError:
+def report_tampering(user: User) -> TamperedAccountError:
     """The error for an account whose rows other hands have changed; the operator is told, too."""
     log.error("account.tampered", user_id=user.id)
     return TamperedAccountError("Ask the administrator to look at the database.")
 
 
-def _context(user_id: UUID, number: int) -> bytes:
+def _make_context(user_id: UUID, number: int) -> bytes:
     return b"data-key/" + user_id.bytes + number.to_bytes(4, "big")
 
 
-def _derivation_context(user_id: UUID) -> bytes:
+def _make_derivation_context(user_id: UUID) -> bytes:
     return b"derivation-key/" + user_id.bytes

@@ -12,10 +12,10 @@ from backend.accounts.events import UserSignedOut
 from backend.core.events import Participants
 from backend.vault.sealing import Sealer
 
-STAYS_SECONDS = 300.0
+RETENTION_SECONDS = 300.0
 """How long a key stays after its user's last request."""
 
-MOST = 10_000
+MAX_USERS = 10_000
 """Users whose keys are kept at once; of more, the ones who were seen longest ago go."""
 
 
@@ -52,7 +52,7 @@ class OpenKeys:
         """Have a function called whenever a user comes who was not here."""
         self._listeners.append(listener)
 
-    def seen(self, identity: Identity) -> None:
+    def keep(self, identity: Identity) -> None:
         """Somebody asked for something. Who may only look lends no key to work that writes."""
         if not identity.may("chat"):
             return
@@ -60,9 +60,9 @@ class OpenKeys:
         at = self._clock()
         # Put in at the end, so that the first in the row is the one that was seen longest ago.
         self._keys[identity.user_id] = OpenKey(
-            identity.slot_id, identity.current.generation, identity.sealer, at + STAYS_SECONDS
+            identity.slot_id, identity.current.generation, identity.sealer, at + RETENTION_SECONDS
         )
-        if len(self._keys) > MOST:
+        if len(self._keys) > MAX_USERS:
             del self._keys[next(iter(self._keys))]
         if before is None or before.until <= at:
             for listener in self._listeners:
@@ -84,7 +84,7 @@ class OpenKeys:
             del self._keys[user_id]
         return list(self._keys)
 
-    def by_slot(self) -> dict[UUID, tuple[UUID, OpenKey]]:
+    def group_by_slot(self) -> dict[UUID, tuple[UUID, OpenKey]]:
         """The keys that are here with their users, by the session or API key they came with."""
         return {
             self._keys[user_id].slot_id: (user_id, self._keys[user_id]) for user_id in self.users()

@@ -19,13 +19,13 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from backend.accounts import repository
 from backend.accounts.auth.names import INSTANCE_CONTEXT, open_instance_key
-from backend.accounts.keys.keyring import new_data_key, open_sealer
+from backend.accounts.keys.keyring import make_data_key, open_sealer
 from backend.accounts.keys.sealed_tables import (
-    Report,
+    ReportProgress,
     Resealer,
     SealedTable,
-    keys_in_use,
-    sealed_tables,
+    find_sealed_tables,
+    find_used_keys,
 )
 from backend.accounts.keys.server_held import count_stale_job_keys, rewrap_job_keys
 from backend.accounts.keys.slots import rewrap_under_root
@@ -55,7 +55,7 @@ PROVIDERS = Table(
 )
 
 
-def provider_context(provider_id: UUID) -> bytes:
+def make_provider_context(provider_id: UUID) -> bytes:
     """What a provider's config is bound to: another row's does not open in its place."""
     return b"installation-provider/" + provider_id.bytes
 
@@ -75,7 +75,7 @@ async def rewrap_providers(session: AsyncSession, root: RootKeys, *, limit: int)
     query = query.order_by(PROVIDERS.c.id).limit(limit).with_for_update()
     rows = (await session.execute(query)).all()
     for row in rows:
-        context, is_this = provider_context(row.id), PROVIDERS.c.id == row.id
+        context, is_this = make_provider_context(row.id), PROVIDERS.c.id == row.id
         try:
             config = root.unwrap(Wrapped(row.root_version, row.wrapped_config), context=context)
         except RootSealBrokenError:
@@ -88,13 +88,13 @@ async def rewrap_providers(session: AsyncSession, root: RootKeys, *, limit: int)
     return len(rows)
 
 
-BATCH_SLOTS = 200
-GRACE = timedelta(days=1)
+BATCH_ROWS = 200
+GRACE_PERIOD = timedelta(days=1)
 """Longer than any request, turn or job keeps a user's keys in memory."""
 
 
 @dataclass(frozen=True, slots=True)
-class RotationResult:
+class RootKeyRotation:
     """How a rotation of the root key ended: nothing is under an older version any more.
 
     `dropped` are the versions that were taken out of the file, `removable` those that the operator
@@ -123,8 +123,8 @@ class DataKeyRotation:
 
 
 async def rotate_root_key(
-    database: Database, *, path: Path, value: str | None, report: Report
-) -> RotationResult:
+    database: Database, *, path: Path, value: str | None, report: ReportProgress
+) -> RootKeyRotation:
     """Put a new root key in the place of the old one, or finish doing so.
 
     To the file a new version is added first, and the older ones are dropped from it last. To the
@@ -138,18 +138,18 @@ async def rotate_root_key(
     if row is not None:
         open_instance_key(row, root)  # before anything is written: whether this is the right key
     if len(root.versions) == 1 and await _count_stale(database, root.current) == 0:
-        root = _with_new_version(root, path, value=value)
-    rewrapped = await rotate_root(database, root, report)
+        root = _add_version(root, path, value=value)
+    rewrapped = await rewrap_all_keys(database, root, report)
     older = tuple(root.versions[:-1])
     if value is None:
         # A secret that is mounted can't be replaced: it is the operator's to change.
         with contextlib.suppress(OSError):
             drop_old_root_keys(path)
-            return RotationResult(root.current, rewrapped, dropped=older)
-    return RotationResult(root.current, rewrapped, removable=older)
+            return RootKeyRotation(root.current, rewrapped, dropped=older)
+    return RootKeyRotation(root.current, rewrapped, removable=older)
 
 
-def _with_new_version(root: RootKeys, path: Path, *, value: str | None) -> RootKeys:
+def _add_version(root: RootKeys, path: Path, *, value: str | None) -> RootKeys:
     if value is None:
         with contextlib.suppress(OSError):
             return add_root_key(path)
@@ -160,7 +160,7 @@ def _with_new_version(root: RootKeys, path: Path, *, value: str | None) -> RootK
     )
 
 
-async def rotate_root(database: Database, root_keys: RootKeys, report: Report) -> int:
+async def rewrap_all_keys(database: Database, root_keys: RootKeys, report: ReportProgress) -> int:
     """Wrap everything under the newest root key; returns how much there was to wrap.
 
     When it returns, nothing is under an older version. Raises `RootKeyError`.
@@ -172,7 +172,7 @@ async def rotate_root(database: Database, root_keys: RootKeys, report: Report) -
     for rewrap in (_rewrap_slots, rewrap_job_keys, rewrap_providers):
         while True:
             async with database.write() as session:
-                batch = await rewrap(session, root_keys, limit=BATCH_SLOTS)
+                batch = await rewrap(session, root_keys, limit=BATCH_ROWS)
             if not batch:
                 break
             done += batch
@@ -180,7 +180,7 @@ async def rotate_root(database: Database, root_keys: RootKeys, report: Report) -
     return done
 
 
-async def mark_all_due(database: Database) -> int:
+async def request_new_data_keys(database: Database) -> int:
     """Have every account get a new data key when it next logs in; returns how many newly are."""
     query = update(User).where(~User.new_data_key_due).values(new_data_key_due=True)
     async with database.write() as session:
@@ -206,9 +206,9 @@ async def rotate_data_key(
     database: Database,
     user_id: UUID,
     user_key: bytes,
-    report: Report,
+    report: ReportProgress,
     *,
-    grace: timedelta = GRACE,
+    grace: timedelta = GRACE_PERIOD,
 ) -> DataKeyRotation:
     """Give an account a new data key, or finish doing so, and reseal all its texts under it.
 
@@ -220,9 +220,9 @@ async def rotate_data_key(
     Raises `UserNotFoundError`, `SealBrokenError` for a wrong `user_key`.
     """
     async with database.write() as session:
-        tables = await sealed_tables(session)
+        tables = await find_sealed_tables(session)
         user = await repository.get_user(session, user_id, lock=True)
-        rows = await repository.data_keys(session, user_id)
+        rows = await repository.list_data_keys(session, user_id)
         if user.new_data_key_due or len(rows) == 1:
             rows = await _add_data_key(session, user, user_key)
         sealer = open_sealer(user, rows, user_key=user_key)
@@ -280,10 +280,10 @@ async def _rewrap_slots(session: AsyncSession, root: RootKeys, *, limit: int) ->
 
 async def _add_data_key(session: AsyncSession, user: User, user_key: bytes) -> list[DataKey]:
     """Make the next data key of a locked account; returns all of its keys."""
-    rows = await repository.data_keys(session, user.id)
+    rows = await repository.list_data_keys(session, user.id)
     # A key wrapped under a wrong user key would make every later text unreadable.
     newest = open_sealer(user, rows, user_key=user_key).current_key
-    added = new_data_key(user.id, newest + 1, user_key=user_key)
+    added = make_data_key(user.id, newest + 1, user_key=user_key)
     session.add(added)
     user.new_data_key_due = False
     await session.flush()
@@ -298,9 +298,9 @@ async def delete_unused_keys(
     Those that are still there are returned: something is under them, or less than `grace` has
     passed since the next one was made.
     """
-    used = await keys_in_use(session, tables, user_id)
+    used = await find_used_keys(session, tables, user_id)
     kept: list[int] = []
-    rows = await repository.data_keys(session, user_id)
+    rows = await repository.list_data_keys(session, user_id)
     for row, following in pairwise(sorted(rows, key=lambda each: each.number)):
         if row.number in used or now() < following.created_at + grace:
             kept.append(row.number)

@@ -33,12 +33,12 @@ from backend.database.base import Base
 from backend.database.engine import Database
 from backend.vault.sealing import FORMAT, HEADER, Column, SealBrokenError, Sealer
 
-PREFIX = "sealed_"
+SEALED_PREFIX = "sealed_"
 PAGE_ROWS = 10_000
 BATCH_ROWS = 200
 BATCH_BYTES = 8 * 1024 * 1024
 
-Report = Callable[[int, int], None]
+ReportProgress = Callable[[int, int], None]
 """Told how many are done, and of how many."""
 
 
@@ -75,49 +75,51 @@ class SealedTable:
         """Rows with a blob under a data key older than `number`, whichever account's."""
         # Big-endian numbers: bytes compare as the numbers do.
         newest = HEADER.pack(FORMAT, number)
-        return or_(*(header_of(column) < newest for column in self.columns))
+        return or_(*(select_header(column) < newest for column in self.columns))
 
     def place(self, column: TableColumn[Any]) -> Column:
         """The column as its blobs know it."""
         return Column(self.table.name, column.name)
 
 
-def header_of(column: TableColumn[Any]) -> ColumnElement[bytes]:
+def select_header(column: TableColumn[Any]) -> ColumnElement[bytes]:
     """The start of a blob, which names its data key; the rest is not read."""
     return func.substr(column, 1, HEADER.size, type_=LargeBinary())
 
 
-def described_tables() -> list[SealedTable]:
+def find_model_tables() -> list[SealedTable]:
     """The tables with sealed columns among the models that were imported."""
     found = (
-        SealedTable(table, tuple(each for each in table.columns if each.name.startswith(PREFIX)))
+        SealedTable(
+            table, tuple(each for each in table.columns if each.name.startswith(SEALED_PREFIX))
+        )
         for table in Base.metadata.sorted_tables
     )
     return [each for each in found if each.columns]
 
 
-async def sealed_tables(session: AsyncSession) -> Sequence[SealedTable]:
+async def find_sealed_tables(session: AsyncSession) -> Sequence[SealedTable]:
     """Every table with sealed columns, in the models and in the database alike.
 
     Raises `RuntimeError` when the database has one that no imported model describes: a rotation
     that passed it by would delete the key that its texts are under.
     """
-    described = described_tables()
+    described = find_model_tables()
     known = {(each.table.name, column.name) for each in described for column in each.columns}
     connection = await session.connection()
-    if unknown := await connection.run_sync(_sealed_columns) - known:
+    if unknown := await connection.run_sync(_find_sealed_columns) - known:
         names = ", ".join(sorted(f"{table}.{column}" for table, column in unknown))
         raise RuntimeError(f"No imported model describes these sealed columns: {names}.")
     return described
 
 
-def _sealed_columns(connection: Connection) -> set[tuple[str, str]]:
+def _find_sealed_columns(connection: Connection) -> set[tuple[str, str]]:
     tables = inspect(connection).get_multi_columns()
     return {
         (table, column["name"])
         for (_, table), columns in tables.items()
         for column in columns
-        if column["name"].startswith(PREFIX)
+        if column["name"].startswith(SEALED_PREFIX)
     }
 
 
@@ -128,7 +130,11 @@ class Resealer:
     """
 
     def __init__(
-        self, database: Database, tables: Sequence[SealedTable], sealer: Sealer, report: Report
+        self,
+        database: Database,
+        tables: Sequence[SealedTable],
+        sealer: Sealer,
+        report: ReportProgress,
     ) -> None:
         self._database = database
         self._tables = tables
@@ -162,7 +168,7 @@ class Resealer:
         # Ids by the page and texts by the batch: a page costs a look at all rows of the account.
         after: UUID | None = None
         while page := await self._page(sealed, after):
-            for ids in batches(page):
+            for ids in split_batches(page):
                 await self._reseal(sealed, ids)
             after = page[-1][0]
 
@@ -189,13 +195,15 @@ class Resealer:
         )
         async with self._database.write() as session:
             rows = (await session.execute(query)).all()
-            changes = [change for row in rows if (change := self._resealed(sealed, *row))]
+            changes = [change for row in rows if (change := self._reseal_row(sealed, *row))]
             if changes:
                 await _store(session, sealed, changes)
         self.done += len(changes)
         self._report(self.done, max(self.done, self._total))
 
-    def _resealed(self, sealed: SealedTable, row_id: UUID, *blobs: bytes | None) -> dict[str, Any]:
+    def _reseal_row(
+        self, sealed: SealedTable, row_id: UUID, *blobs: bytes | None
+    ) -> dict[str, Any]:
         """The row's blobs, resealed, by parameter of `_store`; empty when nothing changed."""
         changed = False
         change: dict[str, Any] = {"row_id": row_id}
@@ -215,7 +223,7 @@ class Resealer:
         return sealed.owner == self._sealer.user_id, sealed.stale(self._sealer.current_key)
 
 
-def batches(page: Sequence[tuple[UUID, int]]) -> Iterator[list[UUID]]:
+def split_batches(page: Sequence[tuple[UUID, int]]) -> Iterator[list[UUID]]:
     """Split (id, bytes) rows into runs of ids, none too long, none too heavy but for one row."""
     ids: list[UUID] = []
     weight = 0
@@ -229,36 +237,38 @@ def batches(page: Sequence[tuple[UUID, int]]) -> Iterator[list[UUID]]:
         yield ids
 
 
-async def has_texts_beyond(session: AsyncSession, user_id: UUID, number: int) -> bool:
+async def has_texts_under_later_key(session: AsyncSession, user_id: UUID, number: int) -> bool:
     """Whether the newest text of one of the account's lists is under a data key after `number`.
 
     So it is where the account's keys, and not its texts, were put back from an older copy. Looked
     at are tables with an index that gives the newest row at once.
     """
-    for sealed in described_tables():
+    for sealed in find_model_tables():
         if not sealed.is_listed:
             continue
-        query = select(*(header_of(column) for column in sealed.columns))
+        query = select(*(select_header(column) for column in sealed.columns))
         query = query.where(sealed.owner == user_id).order_by(sealed.id.desc()).limit(1)
         row = (await session.execute(query)).one_or_none() or ()
-        if any(header and key_number_of(header) > number for header in row):
+        if any(header and read_key_number(header) > number for header in row):
             return True
     return False
 
 
-async def keys_in_use(
+async def find_used_keys(
     session: AsyncSession, tables: Sequence[SealedTable], user_id: UUID
 ) -> set[int]:
     """Numbers of the data keys that some text of the account is under."""
     headers: set[bytes] = set()
     for sealed in tables:
         for column in sealed.columns:
-            query = select(header_of(column)).where(sealed.owner == user_id, column.is_not(None))
+            query = select(select_header(column)).where(
+                sealed.owner == user_id, column.is_not(None)
+            )
             headers.update(await session.scalars(query.distinct()))
-    return {key_number_of(header) for header in headers if len(header) == HEADER.size}
+    return {read_key_number(header) for header in headers if len(header) == HEADER.size}
 
 
-def key_number_of(header: bytes) -> int:
+def read_key_number(header: bytes) -> int:
     """Number of the data key that the start of a blob names; 0 for what is no blob."""
     if len(header) != HEADER.size:
         return 0

@@ -34,7 +34,7 @@ from backend.vault.slots import rewrap_lent, wrap_lent
 
 log = get_logger(__name__)
 
-STANDING_LASTS = timedelta(days=30)
+STANDING_DURATION = timedelta(days=30)
 """A standing slot ends this long after its user was last here."""
 
 JOBS = Table(
@@ -46,14 +46,14 @@ JOBS = Table(
     Column("root_version", Integer),
     Column("key_until", UtcTime()),
 )
-NO_KEY: dict[str, Any] = {"wrapped_key": None, "root_version": None, "key_until": None}
+NO_KEY_VALUES: dict[str, Any] = {"wrapped_key": None, "root_version": None, "key_until": None}
 
 
-async def give_standing(
+async def make_standing_slot(
     session: AsyncSession, user_id: UUID, *, user_key: bytes, root: RootKeys, at: datetime
 ) -> None:
     """Make an account's standing slot, in the place of an older one."""
-    await end_standing(session, user_id)
+    await delete_standing_slot(session, user_id)
     slot_id = new_id()
     version, wrapped = wrap_lent("standing", slot_id, user_id, user_key=user_key, root=root)
     session.add(
@@ -64,30 +64,30 @@ async def give_standing(
             wrapped=wrapped,
             root_version=version,
             created_at=at,
-            expires_at=at + STANDING_LASTS,
+            expires_at=at + STANDING_DURATION,
         )
     )
 
 
-async def prolong_standing(session: AsyncSession, user_id: UUID, *, at: datetime) -> None:
+async def extend_standing_slot(session: AsyncSession, user_id: UUID, *, at: datetime) -> None:
     """Its user is here: a standing slot that has not run out lasts its full time again."""
     query = update(KeySlot).where(
         KeySlot.user_id == user_id, KeySlot.kind == "standing", KeySlot.expires_at > at
     )
-    await session.execute(query.values(expires_at=at + STANDING_LASTS))
+    await session.execute(query.values(expires_at=at + STANDING_DURATION))
 
 
-async def end_standing(session: AsyncSession, user_id: UUID) -> None:
+async def delete_standing_slot(session: AsyncSession, user_id: UUID) -> None:
     """Delete an account's standing slot."""
     await session.execute(
         delete(KeySlot).where(KeySlot.user_id == user_id, KeySlot.kind == "standing")
     )
 
 
-async def end_job_keys(session: AsyncSession, user_id: UUID) -> None:
+async def clear_job_keys(session: AsyncSession, user_id: UUID) -> None:
     """Take the key out of every job of an account: what has not begun waits for its user."""
     query = update(JOBS).where(JOBS.c.user_id == user_id, JOBS.c.wrapped_key.is_not(None))
-    await session.execute(query.values(NO_KEY))
+    await session.execute(query.values(NO_KEY_VALUES))
 
 
 async def delete_jobs(session: AsyncSession, user_id: UUID) -> None:
@@ -95,15 +95,15 @@ async def delete_jobs(session: AsyncSession, user_id: UUID) -> None:
     await session.execute(delete(JOBS).where(JOBS.c.user_id == user_id))
 
 
-async def clear_old_keys(session: AsyncSession, *, at: datetime) -> None:
+async def clear_expired_keys(session: AsyncSession, *, at: datetime) -> None:
     """Clear the keys whose time is over."""
-    await session.execute(update(JOBS).where(JOBS.c.key_until <= at).values(NO_KEY))
+    await session.execute(update(JOBS).where(JOBS.c.key_until <= at).values(NO_KEY_VALUES))
     await session.execute(
         delete(KeySlot).where(KeySlot.kind == "standing", KeySlot.expires_at <= at)
     )
 
 
-async def jobs_with_keys(session: AsyncSession, user_id: UUID) -> Sequence[UUID]:
+async def lock_jobs_with_keys(session: AsyncSession, user_id: UUID) -> Sequence[UUID]:
     """The jobs of an account that carry its key, locked."""
     query = (
         select(JOBS.c.id)
@@ -159,6 +159,6 @@ async def rewrap_job_keys(session: AsyncSession, root: RootKeys, *, limit: int) 
             values = {"root_version": version, "wrapped_key": blob}
         except RootKeyError:
             log.warning("rotation.job_key_cleared", job_id=row.id)
-            values = NO_KEY
+            values = NO_KEY_VALUES
         await session.execute(update(JOBS).where(JOBS.c.id == row.id).values(values))
     return len(rows)

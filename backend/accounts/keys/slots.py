@@ -35,7 +35,7 @@ async def refuse_older_root(session: AsyncSession, root_keys: RootKeys) -> None:
         raise RootKeyError("The root key was rotated. Restart this server with the new one.")
 
 
-def new_slot(
+def make_slot(
     kind: SlotKind,
     user_id: UUID,
     current: UserKey,
@@ -61,14 +61,14 @@ def new_slot(
 
 def open_slot(slot: KeySlot, *, secret: bytes, root: RootKeys) -> UnwrappedKey:
     """The user key in a slot. Raises `WrongSecretError`, `RootKeyError`."""
-    return envelopes.unwrap(_place_of(slot), _wrapped(slot), secret=secret, root=root)
+    return envelopes.unwrap(_make_place(slot), _get_wrapped(slot), secret=secret, root=root)
 
 
 async def wrap_directly(
     database: Database, slot: KeySlot, current: UserKey, *, secret: bytes, root: RootKeys
 ) -> None:
     """Give a slot that was just opened the form that opens fastest, unless it changed meanwhile."""
-    place = _place_of(slot)._replace(generation=current.generation)
+    place = _make_place(slot)._replace(generation=current.generation)
     wrapped = envelopes.wrap(place, secret=secret, user_key=current.key, root=root)
     is_as_it_was = (KeySlot.id == slot.id) & (KeySlot.wrapped == slot.wrapped)
     async with database.write() as session:
@@ -93,7 +93,7 @@ def carry_over(slot: KeySlot, *, old_key: bytes, new: UserKey, root: RootKeys) -
         wrapped = wrap_lent("standing", slot.id, slot.user_id, user_key=new.key, root=root)
     else:
         wrapped = envelopes.readdress(
-            _place_of(slot), _wrapped(slot), old_key=old_key, new_key=new.key, root=root
+            _make_place(slot), _get_wrapped(slot), old_key=old_key, new_key=new.key, root=root
         )
         slot.generation = new.generation
     slot.root_version, slot.wrapped = wrapped
@@ -103,9 +103,9 @@ def rewrap_under_root(slot: KeySlot, root: RootKeys) -> None:
     """Put a slot under the newest root key. Raises `RootKeyError`."""
     try:
         if slot.kind == "standing":
-            wrapped = rewrap_lent("standing", slot.id, slot.user_id, _wrapped(slot), root=root)
+            wrapped = rewrap_lent("standing", slot.id, slot.user_id, _get_wrapped(slot), root=root)
         else:
-            wrapped = envelopes.rewrap(_place_of(slot), _wrapped(slot), root=root)
+            wrapped = envelopes.rewrap(_make_place(slot), _get_wrapped(slot), root=root)
     except RootKeyError as error:
         raise type(error)(
             f"Slot {slot.id} ({slot.kind}) of {slot.user_id}: {error.detail}"
@@ -113,10 +113,10 @@ def rewrap_under_root(slot: KeySlot, root: RootKeys) -> None:
     slot.root_version, slot.wrapped = wrapped
 
 
-def _place_of(slot: KeySlot) -> EnvelopePlace:
+def _make_place(slot: KeySlot) -> EnvelopePlace:
     kind = cast("SlotKind", slot.kind)
     return EnvelopePlace(kind, slot.id, slot.user_id, slot.generation or 0)
 
 
-def _wrapped(slot: KeySlot) -> Wrapped:
+def _get_wrapped(slot: KeySlot) -> Wrapped:
     return Wrapped(slot.root_version, slot.wrapped)

@@ -23,23 +23,23 @@ from backend.accounts.keys.keyring import (
     UserKey,
     check_current,
     check_protection,
-    new_data_key,
+    make_data_key,
     open_data_keys,
     open_derivation_key,
     protect,
-    tampered,
+    report_tampering,
     wrap_data_key,
     wrap_derivation_key,
 )
-from backend.accounts.keys.rotation import GRACE, delete_unused_keys
-from backend.accounts.keys.sealed_tables import sealed_tables
-from backend.accounts.keys.server_held import jobs_with_keys, store_job_keys, wrap_for_jobs
+from backend.accounts.keys.rotation import GRACE_PERIOD, delete_unused_keys
+from backend.accounts.keys.sealed_tables import find_sealed_tables
+from backend.accounts.keys.server_held import lock_jobs_with_keys, store_job_keys, wrap_for_jobs
 from backend.accounts.keys.slots import carry_over, refuse_older_root
 from backend.accounts.models import DataKey, KeySlot, User
 from backend.vault.root import RootKeyError, RootKeys
 from backend.vault.sealing import KEY_BYTES, SealBrokenError
 
-MOST_DATA_KEYS = 100
+MAX_DATA_KEYS = 100
 """Of one account, for changes of keys that could wait. A new password never has to."""
 
 
@@ -62,7 +62,7 @@ async def lock_user(session: AsyncSession, user_id: UUID, current: UserKey) -> U
     """
     user = await repository.get_user(session, user_id, lock=True)
     check_current(user, current)
-    check_protection(user, current.key, kdf=await repository.password_kdf(session, user_id))
+    check_protection(user, current.key, kdf=await repository.load_password_kdf(session, user_id))
     return user
 
 
@@ -71,10 +71,12 @@ async def make_room(session: AsyncSession, user_id: UUID) -> None:
 
     Each is opened with every request. Raises `TooManyDataKeysError` where that does not help.
     """
-    if len(await repository.data_keys(session, user_id)) < MOST_DATA_KEYS:
+    if len(await repository.list_data_keys(session, user_id)) < MAX_DATA_KEYS:
         return
-    kept = await delete_unused_keys(session, await sealed_tables(session), user_id, GRACE)
-    if len(kept) + 1 >= MOST_DATA_KEYS:
+    kept = await delete_unused_keys(
+        session, await find_sealed_tables(session), user_id, GRACE_PERIOD
+    )
+    if len(kept) + 1 >= MAX_DATA_KEYS:
         raise TooManyDataKeysError
 
 
@@ -89,26 +91,26 @@ async def renew_user_key(
     await session.flush()
     query = select(KeySlot).where(KeySlot.user_id == user.id).order_by(KeySlot.id)
     slots = list(await session.scalars(query.with_for_update()))
-    data_keys = await repository.data_keys(session, user.id)
-    jobs = await jobs_with_keys(session, user.id)
+    data_keys = await repository.list_data_keys(session, user.id)
+    jobs = await lock_jobs_with_keys(session, user.id)
     new = UserKey(os.urandom(KEY_BYTES), user.key_generation + 1)
 
     def renew() -> tuple[DataKey, list[dict[str, Any]]]:
-        added = _put_in_place(user, slots, data_keys, old_key=old_key, new=new, root=root)
+        added = _replace_keys(user, slots, data_keys, old_key=old_key, new=new, root=root)
         return added, wrap_for_jobs(jobs, user.id, user_key=new.key, root=root)
 
     try:
         # A fifth of a millisecond a slot or job, and there may be many.
         added, wrapped = await asyncio.to_thread(renew)
     except (SealBrokenError, RootKeyError) as error:
-        raise tampered(user) from error
+        raise report_tampering(user) from error
     session.add(added)
     await store_job_keys(session, wrapped)
     await session.flush()
     return new
 
 
-def _put_in_place(
+def _replace_keys(
     user: User,
     slots: Sequence[KeySlot],
     data_keys: Sequence[DataKey],
@@ -124,7 +126,7 @@ def _put_in_place(
         wrap_data_key(row, keys[row.number], user_key=new.key)
     for slot in slots:
         carry_over(slot, old_key=old_key, new=new, root=root)
-    added = new_data_key(user.id, max(keys) + 1, user_key=new.key)
+    added = make_data_key(user.id, max(keys) + 1, user_key=new.key)
     user.key_generation = new.generation
     user.newest_data_key = added.number
     wrap_derivation_key(user, derivation_key, user_key=new.key)

@@ -16,7 +16,7 @@ from backend.accounts import repository
 from backend.accounts.auth.identity import Identity, TokenKind
 from backend.accounts.keys.keyring import check_current, open_checked_sealer
 from backend.accounts.models import ACTIVITY_ADDRESS, ACTIVITY_ENTRY, ActivityEntry
-from backend.accounts.service import Unlocked
+from backend.accounts.service import UnlockedAccount
 from backend.database.base import new_id, now
 from backend.database.engine import Database
 from backend.http.schemas import Page, make_page
@@ -44,13 +44,13 @@ _SYSTEMS = (
 )
 _PRODUCT = re.compile(r"[\w.-]{1,40}")
 
-ADDRESSES_KEPT = timedelta(days=30)
-ENTRIES_KEPT = timedelta(days=365)
+ADDRESS_RETENTION = timedelta(days=30)
+ENTRY_RETENTION = timedelta(days=365)
 MAX_ENTRIES = 1_000
 """Of one account; the oldest are deleted first."""
 
-MERGED_WITHIN = timedelta(hours=1)
-MERGED_AMONG = 20
+MERGE_WINDOW = timedelta(hours=1)
+MERGE_CANDIDATES = 20
 """Newest entries among which a repeated event looks for its own."""
 
 ActivityKind = Literal[
@@ -72,7 +72,7 @@ ActivityKind = Literal[
     "exported",
 ]
 
-REPEATED: frozenset[ActivityKind] = frozenset({"exported", "wrong_second_factor"})
+REPEATABLE_KINDS: frozenset[ActivityKind] = frozenset({"exported", "wrong_second_factor"})
 """Events that a program can cause many times: within an hour they are counted in one entry, so
 that they don't push other entries out."""
 
@@ -113,21 +113,23 @@ class ActivityLog:
     async def note(self, request: Connection, kind: ActivityKind, *, detail: str = "") -> None:
         """Store what a signed-in user did."""
         identity: Identity = request.user
-        entry = StoredEntry(kind, _client(request), identity.kind, detail)
+        entry = StoredEntry(kind, _describe_client(request), identity.kind, detail)
         async with self._database.write() as session:
-            await _store(session, identity.sealer, entry, _peer(request))
+            await _store(session, identity.sealer, entry, _get_peer(request))
 
-    async def note_unlocked(
-        self, request: Connection, unlocked: Unlocked, kind: ActivityKind
+    async def note_sign_in(
+        self, request: Connection, unlocked: UnlockedAccount, kind: ActivityKind
     ) -> None:
         """Store what happened at a sign-in: the account's keys are at hand, a session is not."""
         user_id = unlocked.user.id
         async with self._database.write() as session:
             user = await repository.get_user(session, user_id, lock=True)
             check_current(user, unlocked.current)
-            rows = await repository.data_keys(session, user_id)
+            rows = await repository.list_data_keys(session, user_id)
             sealer = open_checked_sealer(user, rows, user_key=unlocked.current.key)
-            await _store(session, sealer, StoredEntry(kind, _client(request)), _peer(request))
+            await _store(
+                session, sealer, StoredEntry(kind, _describe_client(request)), _get_peer(request)
+            )
 
     async def list_entries(
         self, identity: Identity, *, after: UUID | None, limit: int
@@ -143,23 +145,23 @@ class ActivityLog:
             query = query.where(ActivityEntry.id < after)
         async with self._database.read() as session:
             rows, following = make_page(list(await session.scalars(query)), limit)
-        return Page(items=[_view(identity.sealer, row) for row in rows], next=following)
+        return Page(items=[_make_view(identity.sealer, row) for row in rows], next=following)
 
 
-async def forget_old_activity(database: Database) -> None:
+async def delete_old_activity(database: Database) -> None:
     """Delete addresses after 30 days, and entries after a year."""
     at = now()
     async with database.write() as session:
         await session.execute(
             update(ActivityEntry)
             .where(
-                ActivityEntry.created_at <= at - ADDRESSES_KEPT,
+                ActivityEntry.created_at <= at - ADDRESS_RETENTION,
                 ActivityEntry.sealed_address.is_not(None),
             )
             .values(sealed_address=None)
         )
         await session.execute(
-            delete(ActivityEntry).where(ActivityEntry.created_at <= at - ENTRIES_KEPT)
+            delete(ActivityEntry).where(ActivityEntry.created_at <= at - ENTRY_RETENTION)
         )
 
 
@@ -176,16 +178,16 @@ def describe_client(user_agent: str) -> str:
     return browser or system or (product[0] if product else "")
 
 
-def _client(request: Connection) -> str:
+def _describe_client(request: Connection) -> str:
     return describe_client(request.headers.get("user-agent", ""))
 
 
-def _peer(request: Connection) -> str:
+def _get_peer(request: Connection) -> str:
     return request.client.host if request.client else ""
 
 
 async def _store(session: AsyncSession, sealer: Sealer, entry: StoredEntry, address: str) -> None:
-    if entry.kind in REPEATED and await _merge(session, sealer, entry, address):
+    if entry.kind in REPEATABLE_KINDS and await _merge(session, sealer, entry, address):
         return
     row_id = new_id()
     session.add(
@@ -219,17 +221,18 @@ async def _merge(session: AsyncSession, sealer: Sealer, entry: StoredEntry, addr
         select(ActivityEntry)
         .where(
             ActivityEntry.user_id == sealer.user_id,
-            ActivityEntry.created_at > now() - MERGED_WITHIN,
+            ActivityEntry.created_at > now() - MERGE_WINDOW,
         )
         .order_by(ActivityEntry.id.desc())
-        .limit(MERGED_AMONG)
+        .limit(MERGE_CANDIDATES)
         .with_for_update()
     )
     for row in rows:
         before = _open(sealer, row)
         # A guesser's entries are merged from however many addresses they come.
         is_same = entry.kind == before.kind == "wrong_second_factor" or (
-            entry == msgspec.structs.replace(before, count=1) and address == _address(sealer, row)
+            entry == msgspec.structs.replace(before, count=1)
+            and address == _open_address(sealer, row)
         )
         if is_same:
             more = msgspec.structs.replace(before, count=before.count + 1)
@@ -243,21 +246,21 @@ def _open(sealer: Sealer, row: ActivityEntry) -> StoredEntry:
     return msgspec.json.decode(data, type=StoredEntry)
 
 
-def _address(sealer: Sealer, row: ActivityEntry) -> str:
+def _open_address(sealer: Sealer, row: ActivityEntry) -> str:
     if row.sealed_address is None:
         return ""
     return sealer.open(ACTIVITY_ADDRESS, row.id, row.sealed_address)
 
 
-def _view(sealer: Sealer, row: ActivityEntry) -> ActivityView:
+def _make_view(sealer: Sealer, row: ActivityEntry) -> ActivityView:
     entry = _open(sealer, row)
-    is_fresh = now() - row.created_at < ADDRESSES_KEPT
+    is_fresh = now() - row.created_at < ADDRESS_RETENTION
     return ActivityView(
         id=row.id,
         at=row.created_at,
         kind=entry.kind,
         client=entry.client,
-        address=(_address(sealer, row) or None) if is_fresh else None,
+        address=(_open_address(sealer, row) or None) if is_fresh else None,
         via=entry.via,
         detail=entry.detail,
         count=entry.count,

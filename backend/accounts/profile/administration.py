@@ -74,7 +74,7 @@ class AdministrationService:
         )
         async with self._database.write() as session:
             session.add(invitation)
-        return _invitation_view(invitation, code=code)
+        return _make_invitation_view(invitation, code=code)
 
     async def list_invitations(self, *, after: UUID | None, limit: int) -> Page[InvitationView]:
         """A page of all invitations, newest first."""
@@ -83,7 +83,7 @@ class AdministrationService:
             query = query.where(Invitation.id < after)
         async with self._database.read() as session:
             rows, following = make_page(list(await session.scalars(query)), limit)
-        return Page(items=[_invitation_view(row) for row in rows], next=following)
+        return Page(items=[_make_invitation_view(row) for row in rows], next=following)
 
     async def withdraw_invitation(self, invitation_id: UUID) -> None:
         """Make an invitation useless. Raises `InvitationNotFoundError`."""
@@ -93,10 +93,10 @@ class AdministrationService:
                 raise InvitationNotFoundError
 
     def _view(self, user: User) -> UserView:
-        return UserView.of(user, self._instance.name_of(user))
+        return UserView.from_user(user, self._instance.read_name(user))
 
 
-def _invitation_view(row: Invitation, *, code: str | None = None) -> InvitationView:
+def _make_invitation_view(row: Invitation, *, code: str | None = None) -> InvitationView:
     return InvitationView(
         id=row.id,
         created_at=row.created_at,
@@ -106,7 +106,7 @@ def _invitation_view(row: Invitation, *, code: str | None = None) -> InvitationV
     )
 
 
-def administrators_only(
+def require_administrator(
     connection: ASGIConnection[Any, Any, Any, Any], _: BaseRouteHandler
 ) -> None:
     """Raise `ForbiddenError` for everybody else."""
@@ -120,7 +120,7 @@ class AdministrationController(Controller):
 
     path = "/admin"
     tags = ("Administration",)
-    guards = (administrators_only,)
+    guards = (require_administrator,)
     opt = {NEEDS: "manage"}  # noqa: RUF012  # Litestar's own declaration
 
     @get("/users", summary="List accounts")

@@ -8,7 +8,7 @@ from litestar.di import NamedDependency
 from litestar.params import FromQuery, JSONBody
 
 from backend.accounts.auth.identity import Identity
-from backend.accounts.auth.middleware import NEEDS, SHOWN_ONCE, expired_cookies
+from backend.accounts.auth.middleware import NEEDS, SHOWN_ONCE, make_expired_cookies
 from backend.accounts.errors import (
     BusyError,
     KeysChangedError,
@@ -36,7 +36,7 @@ from backend.http.schemas import EXAMPLE, PATCHES, RAISES, Page, PageSize, make_
 
 AnyRequest = Request[Any, Any, Any]
 
-CONFIRMED = (WrongCredentialsError, TooManyAttemptsError, BusyError)
+CONFIRMATION_ERRORS = (WrongCredentialsError, TooManyAttemptsError, BusyError)
 """What a route may answer with that asks for the password."""
 
 
@@ -52,7 +52,7 @@ class MeController(Controller):
         self, identity: NamedDependency[Identity], accounts: NamedDependency[AccountService]
     ) -> UserView:
         """The account that asks."""
-        return UserView.of(identity.user, accounts.name_of(identity))
+        return UserView.from_user(identity.user, accounts.name_of(identity))
 
     @patch(
         opt={PATCHES: AccountPatch, RAISES: (KeysChangedError, TooManyDataKeysError)},
@@ -77,9 +77,11 @@ class MeController(Controller):
         user = await profile.patch_account(identity, data)
         if user.key_mode != identity.key_mode:
             await activity.note(request, "key_mode_changed", detail=user.key_mode)
-        return UserView.of(user, accounts.name_of(identity))
+        return UserView.from_user(user, accounts.name_of(identity))
 
-    @delete(opt={RAISES: (*CONFIRMED, LastAdministratorError)}, summary="Delete the account")
+    @delete(
+        opt={RAISES: (*CONFIRMATION_ERRORS, LastAdministratorError)}, summary="Delete the account"
+    )
     async def delete_me(
         self,
         request: AnyRequest,
@@ -90,12 +92,12 @@ class MeController(Controller):
         """Delete the account and everything in it: its keys first, so that nothing is readable."""
         await accounts.confirm_password(identity, data.password)
         await accounts.delete(identity.user_id)
-        return Response(None, cookies=expired_cookies(request))
+        return Response(None, cookies=make_expired_cookies(request))
 
     @post(
         "/password",
         status_code=204,
-        opt={RAISES: (*CONFIRMED, WeakPasswordError, KeysChangedError)},
+        opt={RAISES: (*CONFIRMATION_ERRORS, WeakPasswordError, KeysChangedError)},
         summary="Change password",
     )
     async def change_password(
@@ -113,7 +115,7 @@ class MeController(Controller):
     @post(
         "/rotate-key",
         status_code=204,
-        opt={RAISES: (*CONFIRMED, TooManyDataKeysError, KeysChangedError)},
+        opt={RAISES: (*CONFIRMATION_ERRORS, TooManyDataKeysError, KeysChangedError)},
         summary="Change the keys",
     )
     async def change_keys(
@@ -138,7 +140,7 @@ class MeController(Controller):
 
     @post(
         "/recovery-code",
-        opt={SHOWN_ONCE: True, RAISES: (*CONFIRMED, KeysChangedError)},
+        opt={SHOWN_ONCE: True, RAISES: (*CONFIRMATION_ERRORS, KeysChangedError)},
         summary="New recovery code",
     )
     async def new_recovery_code(
@@ -150,7 +152,7 @@ class MeController(Controller):
         accounts: NamedDependency[AccountService],
     ) -> RecoveryCode:
         """Make a new recovery code; the old one no longer works."""
-        code = await accounts.new_recovery_code(identity, data.password)
+        code = await accounts.replace_recovery_code(identity, data.password)
         await activity.note(request, "recovery_code_made")
         return RecoveryCode(recovery_code=code)
 

@@ -9,13 +9,17 @@ import msgspec
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from backend.accounts import repository
-from backend.accounts.auth.identity import Identity, open_settings
+from backend.accounts.auth.identity import Identity, open_user_settings
 from backend.accounts.keys.keyring import DEFAULT_KEY_MODE, KEY_MODES
 from backend.accounts.keys.open_keys import OpenKeys
-from backend.accounts.keys.server_held import end_job_keys, end_standing, give_standing
+from backend.accounts.keys.server_held import (
+    clear_job_keys,
+    delete_standing_slot,
+    make_standing_slot,
+)
 from backend.accounts.keys.user_keys import lock_account, make_room, renew_user_key
 from backend.accounts.models import USER_SETTINGS, KeyMode, User
-from backend.accounts.profile.settings import UserSettings, check_budgets, named_models
+from backend.accounts.profile.settings import UserSettings, check_budgets, find_named_models
 from backend.database.base import now
 from backend.database.engine import Database
 from backend.errors import ForbiddenError, ValidationError
@@ -86,7 +90,7 @@ class ProfileService:
             if user is None:
                 raise ForbiddenError
             check_revision(if_match, user.settings_revision)
-            before = open_settings(identity.sealer, user.sealed_settings)
+            before = open_user_settings(identity.sealer, user.sealed_settings)
             settings = merge_patch(before, patch)
             models = await self._find_models(session, user, identity.sealer)
             _check_models(models, settings, before)
@@ -136,7 +140,7 @@ class ProfileService:
         if mode == "managed":
             if identity.kind != "session":
                 raise ForbiddenError("An API key can't lend the account's key. Sign in to do it.")
-            await give_standing(
+            await make_standing_slot(
                 session,
                 identity.user_id,
                 user_key=identity.user_key,
@@ -144,9 +148,9 @@ class ProfileService:
                 at=now(),
             )
         else:
-            await end_standing(session, identity.user_id)
+            await delete_standing_slot(session, identity.user_id)
         if mode == "sealed":
-            await end_job_keys(session, identity.user_id)
+            await clear_job_keys(session, identity.user_id)
 
 
 def _check_models(models: ModelRegistry, settings: UserSettings, before: UserSettings) -> None:
@@ -154,8 +158,8 @@ def _check_models(models: ModelRegistry, settings: UserSettings, before: UserSet
     if (settings.model, settings.sampling) != (before.model, before.sampling):
         spec = models.spec(settings.model or models.default_id)
         spec.check_sampling(settings.sampling)
-    named = named_models(settings.task_models, settings.enrichment)
-    for model_id in sorted(named - named_models(before.task_models, before.enrichment)):
+    named = find_named_models(settings.task_models, settings.enrichment)
+    for model_id in sorted(named - find_named_models(before.task_models, before.enrichment)):
         models.spec(model_id)
     embedding = settings.task_models.embedding
     if embedding is not None and embedding != before.task_models.embedding:

@@ -39,7 +39,7 @@ LoreMode = Literal["keys", "keys_and_meaning", "meaning"]
 """The search for lorebook entries: by keys, by meaning, or by both. Without an embedding model the
 words of an entry stand in for its meaning, and all entries are found by their keys as well."""
 
-DEFAULT_MODE: LoreMode = "keys_and_meaning"
+DEFAULT_LORE_MODE: LoreMode = "keys_and_meaning"
 
 MemberBooks = Literal["speaker", "all"]
 """The books that a turn of a group scans: the speaker's, or those of all members."""
@@ -146,7 +146,7 @@ class AccountTaskModels(TaskModels, frozen=True, kw_only=True):
     embedding: ModelId | None = None
 
 
-def named_models(tasks: TaskModels, enrichment: EnrichmentSettings) -> set[str]:
+def find_named_models(tasks: TaskModels, enrichment: EnrichmentSettings) -> set[str]:
     """The ids of chat models that settings name for tasks."""
     named = (enrichment.model, *(getattr(tasks, name) for name in TaskModels.__struct_fields__))
     return {model_id for model_id in named if model_id is not None}
@@ -191,15 +191,15 @@ def check_budgets(
         before: What the nearest one was. What stays is not checked against maxima: an operator may
             have lowered them since.
     """
-    for name, maximum in _maxima(settings).items():
+    for name, maximum in _get_maxima(settings).items():
         wanted: int | None = getattr(chain[0], name)
         if wanted is not None and wanted > maximum and wanted != getattr(before, name):
             raise ValidationError(
                 f"budgets.{name}: {wanted:,} tokens are more than this server's maximum of "
                 f"{maximum:,} (TALEKEEPER_MAX_BUDGET_{name.upper()})."
             )
-    window = first_set(chain, "total", settings.budget_total)
-    reserve = first_set(chain, "reply_reserve", settings.budget_reply_reserve)
+    window = find_first_set(chain, "total", settings.budget_total)
+    reserve = find_first_set(chain, "reply_reserve", settings.budget_reply_reserve)
     if reserve >= window:
         raise ValidationError(
             f"budgets: of a total of {window:,} tokens a reply_reserve of {reserve:,} leaves "
@@ -207,23 +207,23 @@ def check_budgets(
         )
 
 
-def effective_budgets(chain: Sequence[BudgetSettings], settings: Settings) -> Budget:
+def compute_budgets(chain: Sequence[BudgetSettings], settings: Settings) -> Budget:
     """The budgets that hold: as they are looked up, the nearest first, within the server's maxima.
 
     A reply reserve that a lowered maximum of the total leaves too little beside takes half of it.
     """
     wanted = {
-        name: first_set(chain, name, getattr(settings, f"budget_{name}"))
+        name: find_first_set(chain, name, getattr(settings, f"budget_{name}"))
         for name in BudgetSettings.__struct_fields__
     }
-    allowed = {name: min(wanted[name], most) for name, most in _maxima(settings).items()}
+    allowed = {name: min(wanted[name], most) for name, most in _get_maxima(settings).items()}
     if "total" in allowed and allowed["total"] < wanted["total"]:
         reserve = allowed.get("reply_reserve", wanted["reply_reserve"])
         allowed["reply_reserve"] = min(reserve, allowed["total"] // 2)
     return Budget(**{**wanted, **allowed})
 
 
-def _maxima(settings: Settings) -> dict[str, int]:
+def _get_maxima(settings: Settings) -> dict[str, int]:
     """The server's maxima, by the budget's name."""
     maxima = {
         "total": settings.max_budget_total,
@@ -232,7 +232,7 @@ def _maxima(settings: Settings) -> dict[str, int]:
     return {name: maximum for name, maximum in maxima.items() if maximum}
 
 
-def first_set(chain: Sequence[msgspec.Struct], name: str, default: ValueT) -> ValueT:
+def find_first_set(chain: Sequence[msgspec.Struct], name: str, default: ValueT) -> ValueT:
     """The first setting of that name that is set."""
     for settings in chain:
         value: ValueT | None = getattr(settings, name)

@@ -13,7 +13,7 @@ from sqlalchemy import func, select
 
 from backend.accounts.auth.identity import Identity
 from backend.accounts.auth.middleware import NEEDS
-from backend.accounts.profile.administration import administrators_only
+from backend.accounts.profile.administration import require_administrator
 from backend.accounts.repository import lock_accounts
 from backend.core.logs import get_logger
 from backend.database.engine import Database
@@ -152,7 +152,7 @@ class ProviderAddressController(Controller):
 
     path = "/admin/provider-addresses"
     tags = ("Administration",)
-    guards = (administrators_only,)
+    guards = (require_administrator,)
     opt = {NEEDS: "manage"}  # noqa: RUF012  # Litestar's own declaration
 
     @get(summary="List allowed addresses")

@@ -80,7 +80,7 @@ class ProviderController(Controller):
         providers: NamedDependency[ProviderService],
     ) -> Response[ProviderView]:
         """Add a provider. Its models can be asked from then on; its server is not asked."""
-        return _tagged(await providers.create(identity, data))
+        return _respond(await providers.create(identity, data))
 
     @post(
         "/test",
@@ -114,7 +114,7 @@ class ProviderController(Controller):
         providers: NamedDependency[ProviderService],
     ) -> Response[ProviderView]:
         """A provider."""
-        return _tagged(await providers.get(identity, provider_id))
+        return _respond(await providers.get(identity, provider_id))
 
     @patch(
         "/{provider_id:uuid}",
@@ -135,7 +135,7 @@ class ProviderController(Controller):
     ) -> Response[ProviderView]:
         """Merge into a provider: what is absent stays, null takes away (the key, a header)."""
         if_match = request.headers.get("if-match")
-        return _tagged(await providers.patch(identity, provider_id, data, if_match=if_match))
+        return _respond(await providers.patch(identity, provider_id, data, if_match=if_match))
 
     @delete(
         "/{provider_id:uuid}",
@@ -192,5 +192,5 @@ class ProviderController(Controller):
         return await provider_tests.test(identity, provider_id, data)
 
 
-def _tagged(view: ProviderView) -> Response[ProviderView]:
+def _respond(view: ProviderView) -> Response[ProviderView]:
     return Response(view, headers={"ETag": make_etag(view.revision or 0)})

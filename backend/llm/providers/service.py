@@ -38,22 +38,22 @@ from backend.llm.models import (
     wrap_shared,
 )
 from backend.llm.providers.schemas import NewProvider, ProviderPreset, ProviderView, find_presets
-from backend.llm.user_models import UserModels, kind_of, read_abilities, server_name
+from backend.llm.user_models import UserModels, find_kind, find_server_name, read_abilities
 from backend.vault.root import RootKeyError, RootKeys
 from backend.vault.sealing import SealBrokenError
 
 MAX_BODY_BYTES = 32_000
-MAX_BYTES = 200_000
+MAX_CONFIG_BYTES = 200_000
 """Bytes of JSON of what a user sets of one provider."""
 
-LEAST_HINTED = 16
+MIN_HINTED_LENGTH = 16
 """Characters of a secret from which on its last four may be shown."""
 
 _TOKEN = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")
 _PRINTABLE = re.compile(r"[\x20-\x7e]*")
 _KEY = re.compile(r"[\x21-\x7e]+")
 
-_OURS = frozenset(
+_RESERVED_HEADERS = frozenset(
     {
         *("host", "authorization", "x-api-key", "x-goog-api-key", "cookie", "anthropic-version"),
         *("connection", "keep-alive", "te", "trailer", "transfer-encoding", "upgrade", "expect"),
@@ -63,7 +63,7 @@ _OURS = frozenset(
 """Headers that a client sets by itself, and those that keys go in: they are sealed as keys are."""
 
 
-def checked(row: Provider | InstallationProvider, config: ProviderConfig) -> ProviderConfig:
+def check_config(row: Provider | InstallationProvider, config: ProviderConfig) -> ProviderConfig:
     """The config as it is stored. Raises `ValidationError` that names the field."""
     key = (config.api_key or "").strip() or None
     url = (config.base_url or "").strip().rstrip("/") or None
@@ -82,8 +82,8 @@ def checked(row: Provider | InstallationProvider, config: ProviderConfig) -> Pro
     if len(msgspec.json.encode(config.extra_body)) > MAX_BODY_BYTES:
         raise ValidationError(f"extra_body: it may have {MAX_BODY_BYTES:,} bytes of JSON.")
     own = {name: getattr(config, name) for name in ProviderFields.__struct_fields__}
-    if len(msgspec.json.encode(own)) > MAX_BYTES:
-        raise ValidationError(f"A provider may have {MAX_BYTES:,} bytes of JSON.")
+    if len(msgspec.json.encode(own)) > MAX_CONFIG_BYTES:
+        raise ValidationError(f"A provider may have {MAX_CONFIG_BYTES:,} bytes of JSON.")
     return replace(config, name=config.name or row.slug, api_key=key, base_url=url)
 
 
@@ -116,9 +116,9 @@ def _origin(url: str | None) -> tuple[str, str | None, int | None] | None:
     return parts.scheme, parts.hostname, parts.port or usual
 
 
-def hint(secret: str | None) -> str | None:
+def mask_secret(secret: str | None) -> str | None:
     """The last four characters of a secret that is long enough not to be told by them."""
-    return secret[-4:] if secret and len(secret) >= LEAST_HINTED else None
+    return secret[-4:] if secret and len(secret) >= MIN_HINTED_LENGTH else None
 
 
 def _check_url(url: str) -> None:
@@ -140,7 +140,7 @@ def _check_headers(headers: dict[str, str]) -> None:
     for name, value in headers.items():
         if not _TOKEN.fullmatch(name) or not _PRINTABLE.fullmatch(value):
             raise ValidationError("extra_headers: a name or a value has characters of no header.")
-        if name.lower() in _OURS or name.lower().startswith("proxy-"):
+        if name.lower() in _RESERVED_HEADERS or name.lower().startswith("proxy-"):
             raise ValidationError(f"extra_headers: {name} can't be set.")
     if len({name.lower() for name in headers}) < len(headers):
         raise ValidationError("extra_headers: each may be named once.")
@@ -148,12 +148,12 @@ def _check_headers(headers: dict[str, str]) -> None:
 
 log = get_logger(__name__)
 
-MOST_PROVIDERS = 20
+MAX_PROVIDERS = 20
 """Of one user, and of the installation."""
 
-MOST_OF_NAME = 100
+MAX_NAME_LENGTH = 100
 
-Row = Provider | InstallationProvider
+ProviderRow = Provider | InstallationProvider
 
 
 class ProviderNotFoundError(NotFoundError):
@@ -201,9 +201,9 @@ class ProviderService:
                 select(InstallationProvider).order_by(InstallationProvider.id)
             )
             views = [self._view_or_shell(identity, row) for row in (*own, *shared)]
-        environment = map(_environment_view, self._user_models.environment.providers.values())
+        environment = map(_make_environment_view, self._user_models.environment.providers.values())
         return [
-            view if view.scope == "user" or is_administrator else _for_others(view)
+            view if view.scope == "user" or is_administrator else _make_public_view(view)
             for view in (*views, *environment)
         ]
 
@@ -225,10 +225,12 @@ class ProviderService:
             await self.seal(session, identity, row, config)
             session.add(row)
             await self._follow_embedding(session, identity, row)
-        await self.changed(identity, row)
+        await self.apply_change(identity, row)
         return self.view(identity, row)
 
-    async def draft(self, identity: Identity, new: NewProvider) -> tuple[Row, ProviderConfig]:
+    async def draft(
+        self, identity: Identity, new: NewProvider
+    ) -> tuple[ProviderRow, ProviderConfig]:
         """A provider that is not stored, after the checks of one that is. Raises as `create`."""
         row = _new_row(identity, new)
         async with self._database.read() as session:
@@ -248,7 +250,7 @@ class ProviderService:
             check_revision(if_match, row.revision)
             before = self.open(identity, row)
             config = merge_patch(before, patch)
-            config = checked(row, config)
+            config = check_config(row, config)
             check_origin(before, config, patch)
             await self._check_address(session, config)
             await self.seal(session, identity, row, config)
@@ -256,7 +258,7 @@ class ProviderService:
                 row.abilities = None
             row.revision += 1
             await self._follow_embedding(session, identity, row)
-        await self.changed(identity, row)
+        await self.apply_change(identity, row)
         return self.view(identity, row)
 
     async def delete(self, identity: Identity, provider_id: UUID, *, if_match: str | None) -> None:
@@ -269,34 +271,36 @@ class ProviderService:
             check_revision(if_match, row.revision)
             await session.delete(row)
             await self._follow_embedding(session, identity, row)
-        await self.changed(identity, row)
+        await self.apply_change(identity, row)
         await self._database.log.empty_now()
 
-    def open(self, identity: Identity, row: Row) -> ProviderConfig:
+    def open(self, identity: Identity, row: ProviderRow) -> ProviderConfig:
         """What is sealed of a provider that the user may see."""
         if isinstance(row, Provider):
             return open_provider(identity.sealer, row)
         return open_shared(self._root, row)
 
-    def view(self, identity: Identity, row: Row) -> ProviderView:
+    def view(self, identity: Identity, row: ProviderRow) -> ProviderView:
         """A provider as its owner sees it."""
-        return _view(self.open(identity, row), row)
+        return _make_view(self.open(identity, row), row)
 
-    async def changed(self, identity: Identity, row: Row) -> None:
+    async def apply_change(self, identity: Identity, row: ProviderRow) -> None:
         """What is stored of a provider counts from now on. A user's own count by their revision."""
         if isinstance(row, InstallationProvider):
             log.info("provider.shared_changed", provider_id=row.id, user_id=identity.user_id)
             async with self._database.read() as session:
                 await self._user_models.read_shared(session)
 
-    async def _follow_embedding(self, session: AsyncSession, identity: Identity, row: Row) -> None:
+    async def _follow_embedding(
+        self, session: AsyncSession, identity: Identity, row: ProviderRow
+    ) -> None:
         """Have the account's texts embedded as the provider says now, where it embeds them."""
         named = identity.settings.task_models.embedding
         if named is not None and named.partition("/")[0] == row.slug:
             await self._embedding_changed(session, identity)
 
     async def seal(
-        self, session: AsyncSession, identity: Identity, row: Row, config: ProviderConfig
+        self, session: AsyncSession, identity: Identity, row: ProviderRow, config: ProviderConfig
     ) -> None:
         """Put a config into its row, in a transaction that holds its owner's lock."""
         if isinstance(row, Provider):
@@ -306,18 +310,20 @@ class ProviderService:
             wrap_shared(self._root, row, config)
         row.updated_at = now()
 
-    async def _check_new(self, session: AsyncSession, row: Row, new: NewProvider) -> ProviderConfig:
+    async def _check_new(
+        self, session: AsyncSession, row: ProviderRow, new: NewProvider
+    ) -> ProviderConfig:
         """Return the config of a new provider, and give its row a kind and a slug."""
         network = self._user_models.network
-        row.kind, config = _by_preset(new, find_presets(network))
-        own = await _slugs(session, row)
-        if len(own) >= MOST_PROVIDERS:
-            raise TooManyProvidersError(f"There may be {MOST_PROVIDERS}. Delete one first.")
+        row.kind, config = _apply_preset(new, find_presets(network))
+        own = await _list_slugs(session, row)
+        if len(own) >= MAX_PROVIDERS:
+            raise TooManyProvidersError(f"There may be {MAX_PROVIDERS}. Delete one first.")
         if new.slug in own:
             raise SlugTakenError(f"{new.slug!r} begins the models of another provider.")
         usual = "server" if new.preset == "other" else new.preset or row.kind
-        row.slug = new.slug or _free_slug(usual, {*own, *self._user_models.shared.providers})
-        config = checked(row, config)
+        row.slug = new.slug or _find_free_slug(usual, {*own, *self._user_models.shared.providers})
+        config = check_config(row, config)
         await self._check_address(session, config)
         return config
 
@@ -330,17 +336,17 @@ class ProviderService:
                 error.disclose()  # to the user who has just entered it
                 raise
 
-    def _view_or_shell(self, identity: Identity, row: Row) -> ProviderView:
+    def _view_or_shell(self, identity: Identity, row: ProviderRow) -> ProviderView:
         """A provider; of one that was damaged what is not sealed, so that it can be deleted."""
         try:
             return self.view(identity, row)
         except (SealBrokenError, RootKeyError):
-            return _view(ProviderConfig(name=row.slug), row)
+            return _make_view(ProviderConfig(name=row.slug), row)
 
 
-def _new_row(identity: Identity, new: NewProvider) -> Row:
+def _new_row(identity: Identity, new: NewProvider) -> ProviderRow:
     """A row without a kind, a slug and a config. Raises `ForbiddenError`."""
-    row: Row = Provider(user_id=identity.user_id)
+    row: ProviderRow = Provider(user_id=identity.user_id)
     if new.scope == "installation":
         if not identity.user.is_administrator:
             raise ForbiddenError("Only an administrator may add a provider for everybody.")
@@ -350,7 +356,7 @@ def _new_row(identity: Identity, new: NewProvider) -> Row:
     return row
 
 
-def _by_preset(
+def _apply_preset(
     new: NewProvider, presets: Mapping[str, ProviderPreset]
 ) -> tuple[ProviderKind, ProviderConfig]:
     """What a provider is, with what its preset says where the request does not."""
@@ -371,20 +377,20 @@ def _by_preset(
             raise ValidationError(f"api_key: {preset.title} needs one: {preset.key_url}.")
         config = replace(
             config,
-            name=config.name or (_host(new) if preset.name == "other" else preset.title),
+            name=config.name or (_find_host(new) if preset.name == "other" else preset.title),
             base_url=config.base_url or preset.base_url,
         )
     return kind, config
 
 
-def _host(new: NewProvider) -> str:
+def _find_host(new: NewProvider) -> str:
     """Where a server is that has no name; nothing for everybody's, whose users see no address."""
     if new.scope == "installation" or not new.base_url:
         return ""
-    return new.base_url.partition("//")[2].partition("/")[0][:MOST_OF_NAME]
+    return new.base_url.partition("//")[2].partition("/")[0][:MAX_NAME_LENGTH]
 
 
-def _view(config: ProviderConfig, row: Row) -> ProviderView:
+def _make_view(config: ProviderConfig, row: ProviderRow) -> ProviderView:
     return ProviderView(
         id=row.id,
         scope="user" if isinstance(row, Provider) else "installation",
@@ -394,15 +400,15 @@ def _view(config: ProviderConfig, row: Row) -> ProviderView:
         models=list(config.models),
         preset=config.preset,
         base_url=config.base_url,
-        key_hint=hint(config.api_key),
+        key_hint=mask_secret(config.api_key),
         embedding_model=config.embedding_model,
-        extra_headers={name: hint(value) for name, value in config.extra_headers.items()},
+        extra_headers={name: mask_secret(value) for name, value in config.extra_headers.items()},
         extra_body=config.extra_body,
         thought_tags=list(config.thought_tags),
         reads_thoughts=config.reads_thoughts,
         concurrency=config.concurrency,
         usual_concurrency=(
-            usual_concurrency(server_name(config), read_abilities(row))
+            usual_concurrency(find_server_name(config), read_abilities(row))
             if row.kind == "openai"
             else None
         ),
@@ -415,22 +421,22 @@ def _view(config: ProviderConfig, row: Row) -> ProviderView:
     )
 
 
-def _environment_view(provider: OfferedProvider) -> ProviderView:
+def _make_environment_view(provider: OfferedProvider) -> ProviderView:
     config = provider.adapter.config
     return ProviderView(
         scope="environment",
         slug=provider.slug,
-        kind=kind_of(config),
+        kind=find_kind(config),
         name=provider.name,
         models=list(provider.chosen.values()),
         base_url=config.base_url,
-        key_hint=hint(config.api_key),
+        key_hint=mask_secret(config.api_key),
         concurrency=provider.concurrency,
         usual_concurrency=provider.usual_concurrency,
     )
 
 
-def _for_others(view: ProviderView) -> ProviderView:
+def _make_public_view(view: ProviderView) -> ProviderView:
     """What users see of what only administrators may change."""
     return ProviderView(
         scope=view.scope, slug=view.slug, kind=view.kind, name=view.name, models=view.models
@@ -439,10 +445,10 @@ def _for_others(view: ProviderView) -> ProviderView:
 
 async def find_provider(
     session: AsyncSession, identity: Identity, provider_id: UUID, *, lock: bool = False
-) -> Row:
+) -> ProviderRow:
     """A provider that the user may change; with `lock` for the length of the transaction."""
     query = select(Provider).where(Provider.id == provider_id, Provider.user_id == identity.user_id)
-    row: Row | None = await session.scalar(query)
+    row: ProviderRow | None = await session.scalar(query)
     if row is None and identity.user.is_administrator:
         row = await session.get(InstallationProvider, provider_id)
     if row is None:
@@ -453,7 +459,7 @@ async def find_provider(
     return row
 
 
-async def _lock_owner(session: AsyncSession, row: Row) -> None:
+async def _lock_owner(session: AsyncSession, row: ProviderRow) -> None:
     """Let one change after the other happen. A user's revision counts up with it."""
     if isinstance(row, Provider):
         counted = {"providers_revision": User.providers_revision + 1}
@@ -462,13 +468,13 @@ async def _lock_owner(session: AsyncSession, row: Row) -> None:
         await lock_accounts(session)
 
 
-async def _slugs(session: AsyncSession, row: Row) -> Sequence[str]:
+async def _list_slugs(session: AsyncSession, row: ProviderRow) -> Sequence[str]:
     query = select(type(row).slug)
     if isinstance(row, Provider):
         query = query.where(Provider.user_id == row.user_id)
     return list(await session.scalars(query))
 
 
-def _free_slug(wanted: str, taken: set[str]) -> str:
+def _find_free_slug(wanted: str, taken: set[str]) -> str:
     names = (wanted if number == 1 else f"{wanted}-{number}" for number in count(1))
     return next(name for name in names if name not in taken)

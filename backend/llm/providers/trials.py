@@ -46,7 +46,7 @@ from backend.llm.models import (
     InstallationProvider,
     Provider,
     ProviderConfig,
-    by_name,
+    index_by_name,
 )
 from backend.llm.providers.schemas import NewProvider
 from backend.llm.providers.service import ProviderService, find_provider
@@ -54,10 +54,10 @@ from backend.llm.user_models import UserModels
 
 T = TypeVar("T")
 
-SECONDS = 60.0
+REPLY_SECONDS = 60.0
 """Time for the beginning of a reply: a local program loads the model first."""
 
-LISTED_BYTES = 200_000
+MAX_LIST_BYTES = 200_000
 
 
 class ProviderTest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -164,10 +164,10 @@ class ProviderTests:
             row = await find_provider(session, identity, provider_id)
         config = self._providers.open(identity, row)
         # All of them as if they were on offer: an empty choice is all that is listed.
-        chosen, listed = by_name(config.models), by_name(config.listed)
+        chosen, listed = index_by_name(config.models), index_by_name(config.listed)
         names = {**listed, **chosen}
         shown = replace(config, models=tuple(chosen.get(n) or ListedModel(name=n) for n in names))
-        offered = self._user_models.offered(row, shown)
+        offered = self._user_models.make_provider(row, shown)
         specs = [model.spec for name in names if (model := offered.get(name)) is not None]
         return ProviderListing(
             items=[
@@ -195,7 +195,7 @@ class ProviderTests:
         """Ask a provider's server for its list and for windows that are not in it; keep both."""
         async with self._database.read() as session:
             row = await find_provider(session, identity, provider_id)
-        offered = self._user_models.offered(row, self._providers.open(identity, row))
+        offered = self._user_models.make_provider(row, self._providers.open(identity, row))
         try:
             found = await list_models(offered.adapter)
         except ModelError as error:
@@ -203,7 +203,7 @@ class ProviderTests:
         finally:
             await offered.adapter.aclose()
         await self._user_models.settle()
-        await self._keep(identity, provider_id, partial(_with_list, found=found))
+        await self._keep(identity, provider_id, partial(_set_list, found=found))
         return None
 
     async def test(
@@ -220,7 +220,7 @@ class ProviderTests:
         config = self._providers.open(identity, row)
 
         async def keep(found: Sequence[ListedModel]) -> ProviderConfig:
-            return await self._keep(identity, provider_id, partial(_with_list, found=found))
+            return await self._keep(identity, provider_id, partial(_set_list, found=found))
 
         tested = await _ProviderTest(self._user_models, row, config, keep).run(wanted.model)
         # Registries that were opened during the test do not know its results.
@@ -237,7 +237,7 @@ class ProviderTests:
         row, config = await self._providers.draft(identity, new)
 
         async def keep(found: Sequence[ListedModel]) -> ProviderConfig:
-            return _with_list(config, found=found)
+            return _set_list(config, found=found)
 
         return await _ProviderTest(self._user_models, row, config, keep).run(new.model)
 
@@ -252,7 +252,7 @@ class ProviderTests:
             row = await find_provider(session, identity, provider_id, lock=True)
             config = change(self._providers.open(identity, row))
             await self._providers.seal(session, identity, row, config)
-        await self._providers.changed(identity, row)
+        await self._providers.apply_change(identity, row)
         return config
 
 
@@ -282,13 +282,13 @@ class _ProviderTest:
         A model that is named is asked in any case, because servers need not list all models.
         """
         answered: TestedModel | None = None
-        offered = self._user_models.offered(self._row, self._config)
+        offered = self._user_models.make_provider(self._row, self._config)
         try:
             listed = await self._try("models", self._list(offered))
             config = listed or self._config
-            if model is not None and model not in by_name(config.models):
+            if model is not None and model not in index_by_name(config.models):
                 config = replace(config, models=(*config.models, ListedModel(name=model)))
-            offered = self._user_models.offered(self._row, config, offered)
+            offered = self._user_models.make_provider(self._row, config, offered)
             name = model or next(iter(offered.model_names), None)
             asked = offered.get(name) if name else None
             shape = await self._try("reply", _ask(asked)) if asked else None
@@ -340,14 +340,14 @@ def report_problem(error: AppError) -> TestProblem:
     return problem
 
 
-def _with_list(config: ProviderConfig, *, found: Sequence[ListedModel]) -> ProviderConfig:
+def _set_list(config: ProviderConfig, *, found: Sequence[ListedModel]) -> ProviderConfig:
     """Return a config with the list of its server, cut if it is too long."""
     listed = list(found[:MAX_LISTED])
-    while len(msgspec.json.encode(listed)) > LISTED_BYTES:
+    while len(msgspec.json.encode(listed)) > MAX_LIST_BYTES:
         listed = listed[: len(listed) * 9 // 10]
     return replace(
         config,
-        listed=tuple(by_name(listed).values()),
+        listed=tuple(index_by_name(listed).values()),
         listed_at=now(),
         is_cut=len(listed) < len(found),
     )
@@ -373,7 +373,7 @@ async def _ask(model: ChatModel) -> tuple[MessageShape, str]:
     shape = model.spec.shape
     try:
         async with (
-            asyncio.timeout(SECONDS),
+            asyncio.timeout(REPLY_SECONDS),
             aclosing(model.stream(_CONVERSATION, Sampling())) as pieces,
         ):
             async for piece in pieces:
@@ -384,7 +384,7 @@ async def _ask(model: ChatModel) -> tuple[MessageShape, str]:
             else:
                 raise ModelEmptyReplyError
     except TimeoutError:
-        raise ModelTimeoutError(f"Not a word in {SECONDS:g} s.") from None
+        raise ModelTimeoutError(f"Not a word in {REPLY_SECONDS:g} s.") from None
     return shape, "It answers."
 
 

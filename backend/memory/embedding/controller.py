@@ -13,7 +13,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from backend.accounts.auth.identity import Identity
 from backend.accounts.auth.middleware import NEEDS
-from backend.accounts.profile.administration import administrators_only
+from backend.accounts.profile.administration import require_administrator
 from backend.database.base import UNSYNCHRONIZED
 from backend.errors import NotFoundError
 from backend.http.schemas import RAISES, STORES
@@ -184,7 +184,7 @@ class EmbeddingModelController(Controller):
 
     path = "/admin/embedding-models"
     tags = ("Administration",)
-    guards = (administrators_only,)
+    guards = (require_administrator,)
     opt = {NEEDS: "manage"}  # noqa: RUF012  # Litestar's own declaration
 
     @get(summary="List embedding models to fetch")

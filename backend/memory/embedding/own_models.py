@@ -15,7 +15,7 @@ from uuid import UUID
 
 import numpy as np
 
-from backend.accounts.auth.identity import open_settings
+from backend.accounts.auth.identity import open_user_settings
 from backend.accounts.events import UserSignedOut
 from backend.accounts.models import User
 from backend.database.engine import Database
@@ -179,7 +179,7 @@ class OwnModels(UserSignedOut):
             user = await session.get(User, sealer.user_id)
             if user is None:
                 return None
-            model_id = open_settings(sealer, user.sealed_settings).task_models.embedding
+            model_id = open_user_settings(sealer, user.sealed_settings).task_models.embedding
             if model_id is None:
                 return None
             models = await self._user_models.of(session, user, sealer)

@@ -27,7 +27,7 @@ from backend.generation.model import (
     TokenUsage,
 )
 from backend.llm.server_slots import ModelBusyError, ModelSlots, SlotTakenError
-from backend.llm.slot_rules import Rank, Work
+from backend.llm.slot_rules import Rank, SlotWork
 from backend.quotas.definitions import TOKENS_PER_DAY
 from backend.quotas.ledgers import add_tokens_if_account
 from backend.quotas.service import Quotas
@@ -193,7 +193,9 @@ class SuggestionService:
     ) -> tuple[Built, StructuredAnswer, float]:
         window, chat_id = built.window, built.loaded.chat.id
         limit = window.models.find_limit(window.spec.id)
-        work = Work(use="suggestions", rank=Rank.ASKED, user_id=identity.user_id, chat_id=chat_id)
+        work = SlotWork(
+            use="suggestions", rank=Rank.ASKED, user_id=identity.user_id, chat_id=chat_id
+        )
         sampling = limit_output(built.sampling, window.spec)
         async with self._slots.hold([limit], work, patience=patience):
             began = time.monotonic()

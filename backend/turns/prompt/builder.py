@@ -14,8 +14,8 @@ from backend.accounts.auth.identity import Identity
 from backend.accounts.profile.settings import (
     BudgetSettings,
     check_budgets,
-    effective_budgets,
-    first_set,
+    compute_budgets,
+    find_first_set,
 )
 from backend.accounts.service import AccountService
 from backend.campaigns.errors import StaleCampaignError
@@ -38,7 +38,7 @@ from backend.enrichment.outbox import SUMMARY_WAIT, EnrichmentOutbox
 from backend.generation.model import ModelSpec
 from backend.generation.tokens import best_tokenizer
 from backend.llm.server_slots import ModelBusyError, ModelSlots
-from backend.llm.slot_rules import Rank, Work
+from backend.llm.slot_rules import Rank, SlotWork
 from backend.llm.token_ratios import RatioCache
 from backend.llm.user_models import UserModels
 from backend.lorebooks.activation.outcome import lore_reserve
@@ -213,7 +213,7 @@ class PromptBuilder:
         loaded, models, account = built.loaded, built.window.models, identity.settings
         usual = loaded.settings.model or account.model or models.default_id
         chosen = choose_model(models, self._settings, "summary", loaded.settings, account, usual)
-        work = Work(use="summary", rank=rank, user_id=identity.user_id, chat_id=loaded.chat.id)
+        work = SlotWork(use="summary", rank=rank, user_id=identity.user_id, chat_id=loaded.chat.id)
         try:
             async with self._slots.hold([models.find_limit(chosen)], work, patience=SUMMARY_WAIT):
                 return await self._enrichment.summarise_now(
@@ -305,7 +305,7 @@ class PromptBuilder:
     ) -> PromptContext:
         """Read the lines that the history may take, still sealed, and the thoughts among them."""
         chain = loaded.settings, identity.settings
-        most = first_set(chain, "reasoning_sent", default=0)
+        most = find_first_set(chain, "reasoning_sent", default=0)
         return PromptContext(
             loaded=loaded,
             window=window,
@@ -431,7 +431,7 @@ class PromptBuilder:
         if tried is not None and tried != BudgetSettings():
             chain.insert(0, tried)
             check_budgets(chain, self._settings, before=BudgetSettings())
-        budget = effective_budgets(chain, self._settings)
+        budget = compute_budgets(chain, self._settings)
         reply = min(budget.reply_reserve, spec.max_output_tokens)
         return replace(budget, reply_reserve=reply).within(spec.context_window)
 

@@ -12,7 +12,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from backend.accounts.auth.identity import Identity
 from backend.accounts.models import User
-from backend.accounts.profile.settings import first_set
+from backend.accounts.profile.settings import find_first_set
 from backend.campaigns.errors import StaleCampaignError
 from backend.campaigns.ledger.read_marks import count_unread_rounds, first_unread
 from backend.campaigns.ledger.records import open_campaign
@@ -138,7 +138,9 @@ class ChatLoader:
             target, viewpoint, audience if request.text else PUBLIC, is_preview=self._is_preview
         )
         account = self._identity.settings
-        member_books = first_set((settings.lore, account.lore), "member_books", default="speaker")
+        member_books = find_first_set(
+            (settings.lore, account.lore), "member_books", default="speaker"
+        )
         speaker_ids = [speaker.id] if speaker.id is not None else []
         books = await books_for_chat(
             self._session,
@@ -204,11 +206,13 @@ class ChatLoader:
             said=self._said(target, request),
             viewpoint=viewpoint,
             audience=audience,
-            by_questions=first_set((settings.memory, account.memory), "questions", default=False),
-            keeps_other_speakers=first_set(
+            by_questions=find_first_set(
+                (settings.memory, account.memory), "questions", default=False
+            ),
+            keeps_other_speakers=find_first_set(
                 (settings, account), "keep_other_speakers", default=False
             ),
-            expands_macros=first_set((settings, account), "expand_macros", default=True),
+            expands_macros=find_first_set((settings, account), "expand_macros", default=True),
             has_scripts=has_scripts,
             preset=(
                 LoadedPreset(None, 0, "preview", self._tried)

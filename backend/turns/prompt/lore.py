@@ -14,7 +14,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from backend.accounts.auth.identity import Identity
 from backend.accounts.events import UserSignedOut
-from backend.accounts.profile.settings import LoreOverrides, first_set
+from backend.accounts.profile.settings import LoreOverrides, find_first_set
 from backend.chats import repository as chats
 from backend.chats.models import Chat, Message
 from backend.core.cpu_pool import INLINE_CHARACTERS, CpuPool
@@ -224,7 +224,7 @@ def _settings(chain: Sequence[LoreOverrides]) -> LoreSettings:
     default = LoreSettings()
     return LoreSettings(
         **{
-            name: first_set(chain, name, getattr(default, name))
+            name: find_first_set(chain, name, getattr(default, name))
             for name in LoreSettings.__struct_fields__
         }
     )

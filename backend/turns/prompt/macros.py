@@ -16,7 +16,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from backend.accounts.auth.identity import Identity
 from backend.accounts.models import USER_VARIABLES, User
-from backend.accounts.profile.settings import first_set
+from backend.accounts.profile.settings import find_first_set
 from backend.accounts.service import AccountService
 from backend.characters import repository as characters
 from backend.characters.cards.model import Card
@@ -225,7 +225,7 @@ class LineMacroService:
         owner_id, sealer = identity.user_id, identity.sealer
         chat = await chats.get_chat(session, chat_id, owner_id=owner_id)
         settings = read_settings(sealer, chat)
-        if not first_set((settings, identity.settings), "expand_macros", default=True):
+        if not find_first_set((settings, identity.settings), "expand_macros", default=True):
             return None
         member_ids = (await chats.character_ids(session, [chat.id])).get(chat.id, [])
         names = await characters.find_names(session, member_ids, owner_id=owner_id, sealer=sealer)

@@ -14,7 +14,7 @@ from dataclasses import replace
 import msgspec
 
 from backend.accounts.auth.identity import Identity
-from backend.accounts.profile.settings import first_set
+from backend.accounts.profile.settings import find_first_set
 from backend.core.logs import get_logger
 from backend.database.base import new_id
 from backend.database.engine import Database
@@ -33,7 +33,7 @@ from backend.generation.model import (
 from backend.generation.tools.arguments import plain_schema
 from backend.jobs.errors import RetryLaterError
 from backend.llm.server_slots import ModelSlots
-from backend.llm.slot_rules import Rank, Work
+from backend.llm.slot_rules import Rank, SlotWork
 from backend.memory.search.request import SearchResult
 from backend.memory.search.search import MemorySearch
 from backend.prompts import PromptLibrary
@@ -88,7 +88,7 @@ class Rephraser:
         """
         chain = (loaded.settings.memory, identity.settings.memory)
         request = found.request
-        if request is None or not first_set(chain, "rephrase", default=False):
+        if request is None or not find_first_set(chain, "rephrase", default=False):
             return found
         own, account = loaded.settings, identity.settings
         chosen = choose_model(window.models, self._settings, "triage", own, account, window.spec.id)
@@ -99,7 +99,7 @@ class Rephraser:
             note = "not looked up in other words: the tokens for the day are spent"
             return replace(found, notes=[*found.notes, note])
         words, problem, began = "", None, time.monotonic()
-        work = Work(
+        work = SlotWork(
             use="turn" if rank == Rank.TURN else "suggestions",
             rank=rank,
             user_id=identity.user_id,

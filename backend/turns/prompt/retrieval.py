@@ -10,7 +10,7 @@ from uuid import UUID
 from msgspec.structs import replace
 
 from backend.accounts.auth.identity import Identity
-from backend.accounts.profile.settings import MemorySettings, SourceWeights, first_set
+from backend.accounts.profile.settings import MemorySettings, SourceWeights, find_first_set
 from backend.chronicles.events import told
 from backend.chronicles.repository import StoryEvent
 from backend.context.layout import History, Item, LeftOut
@@ -65,11 +65,11 @@ def ask_for(
     Memories may take `budget` tokens.
     """
     chain: Sequence[MemorySettings] = (loaded.settings.memory, identity.settings.memory)
-    limit = first_set(chain, "max_items", MAX_ITEMS)
-    if not first_set(chain, "enabled", default=True) or limit == 0:
+    limit = find_first_set(chain, "max_items", MAX_ITEMS)
+    if not find_first_set(chain, "enabled", default=True) or limit == 0:
         return None
-    min_relevance: float | None = first_set(chain, "min_relevance", None)
-    weights: SourceWeights = first_set(chain, "weights", SourceWeights())
+    min_relevance: float | None = find_first_set(chain, "min_relevance", None)
+    weights: SourceWeights = find_first_set(chain, "weights", SourceWeights())
     parts: list[ScopePart] = []
     kinds: list[Kind] = []
     by_keys = {"keys", None} if loaded.lore.settings.mode == "keys" else {"keys"}
@@ -107,7 +107,7 @@ def ask_for(
         limit=limit,
         min_relevance=min_relevance,
         room=min(ROOM, budget) if min_relevance is None else 0,
-        most=first_set(chain, "max_items", MAX_SHORT_ITEMS),
+        most=find_first_set(chain, "max_items", MAX_SHORT_ITEMS),
         now=now(),
         activates_lore=True,
         viewpoint=loaded.viewpoint,

@@ -35,7 +35,7 @@ from backend.generation.model import (
 from backend.generation.servers.window_evidence import PromptCut, find_cut, window_after_cut
 from backend.generation.tokens import get_tokenizer
 from backend.llm.server_slots import ModelSlots
-from backend.llm.slot_rules import Occupation, Rank, Work
+from backend.llm.slot_rules import Occupation, Rank, SlotWork
 from backend.turns.models import TurnKind, TurnState
 from backend.turns.play.played_turn import Play
 from backend.turns.prompt.built_prompt import Built
@@ -301,7 +301,7 @@ class TurnRun:
 
     async def _take_turn(self, slots: ModelSlots) -> None:
         limit = self.built.window.models.find_limit(self.built.window.spec.id)
-        work = Work(use="turn", rank=Rank.TURN, user_id=self.user_id, chat_id=self.chat_id)
+        work = SlotWork(use="turn", rank=Rank.TURN, user_id=self.user_id, chat_id=self.chat_id)
         async with slots.hold([limit], work, on_wait=self._report_wait):
             self.is_asked = True
             await self._listen_to_model()

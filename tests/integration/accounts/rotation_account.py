@@ -16,7 +16,7 @@ import backend
 from backend.accounts import repository
 from backend.accounts.auth.names import load_instance_keys
 from backend.accounts.keys.keyring import open_sealer
-from backend.accounts.keys.sealed_tables import SealedTable, described_tables
+from backend.accounts.keys.sealed_tables import SealedTable, find_model_tables
 from backend.accounts.models import DataKey, KeySlot, User
 from backend.accounts.service import AccountService
 from backend.database.base import new_id, now
@@ -54,7 +54,7 @@ class Account:
         """What a request of theirs would have right now."""
         async with self.database.read() as session:
             user = await repository.get_user(session, self.user_id)
-            rows = await repository.data_keys(session, self.user_id)
+            rows = await repository.list_data_keys(session, self.user_id)
         return open_sealer(user, rows, user_key=self.user_key)
 
     async def key_numbers(self) -> list[int]:
@@ -72,7 +72,7 @@ class Account:
         """Every blob of theirs."""
         return {
             (sealed.table.name, column.name, row["id"]): row[column.name]
-            for sealed in described_tables()
+            for sealed in find_model_tables()
             for row in await self.rows(sealed)
             for column in sealed.columns
             if row[column.name] is not None
@@ -83,7 +83,7 @@ class Account:
         sealer = await self.sealer()
         sealed_as = {
             (sealed.table.name, column.name): sealed.place(column)
-            for sealed in described_tables()
+            for sealed in find_model_tables()
             for column in sealed.columns
         }
         return {
@@ -97,7 +97,7 @@ class Account:
         for number in range(count):
             made: dict[str, UUID] = {"users": self.user_id}
             async with self.database.write() as session:
-                for sealed in described_tables():
+                for sealed in find_model_tables():
                     row = _row(sealed, sealer, made, number)
                     made[sealed.table.name] = row["id"]
                     if sealed.table is User.__table__:

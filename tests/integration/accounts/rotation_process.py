@@ -20,8 +20,8 @@ from backend.vault.root import load_root_keys
 from tests.integration.accounts.rotation_account import MODELS, PASSWORD, accounts
 
 # Small batches: more points at which to be killed.
-rotation.BATCH_SLOTS, sealed_tables.BATCH_ROWS = 1, 5
-user_keys.MOST_DATA_KEYS = 1_000
+rotation.BATCH_ROWS, sealed_tables.BATCH_ROWS = 1, 5
+user_keys.MAX_DATA_KEYS = 1_000
 
 
 def tell(*words: object) -> None:

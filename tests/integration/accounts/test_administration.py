@@ -40,7 +40,7 @@ async def test_administrators_see_names_and_make_others_administrators(
 async def test_a_disabled_account_is_out_at_once_with_its_keys_and_streams(
     sqlite_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sessions, "LOOK_EVERY", 0.02)
+    monkeypatch.setattr(sessions, "CHECK_SECONDS", 0.02)
     monkeypatch.setattr(streaming, "BEAT_SECONDS", 0.02)
     async with (
         OpenAIServer() as model,

@@ -15,7 +15,7 @@ from uuid import UUID
 import pytest
 from sqlalchemy import delete, select, text, update
 
-from backend.accounts.keys.sealed_tables import described_tables
+from backend.accounts.keys.sealed_tables import find_model_tables
 from backend.accounts.models import DataKey, IdempotentRequest, KeySlot
 from backend.database import write_ahead_log
 from backend.database.base import new_id, now
@@ -66,7 +66,7 @@ async def texts_of(server: Running, account: Account, *tables: str) -> list[byte
     """The account's sealed texts."""
     user_id, found = UUID(account.user["id"]), list[bytes]()
     async with server.parts.database.read() as session:
-        for sealed in described_tables():
+        for sealed in find_model_tables():
             for column in sealed.columns:
                 query = select(column).where(sealed.owner == user_id, column.is_not(None))
                 if not tables or sealed.table.name in tables:

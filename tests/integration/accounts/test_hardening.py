@@ -13,8 +13,8 @@ from sqlalchemy import func, select, update
 
 from backend.accounts.auth import credentials
 from backend.accounts.auth.middleware import CSRF_COOKIE, CSRF_HEADER, PLAIN_COOKIE
-from backend.accounts.auth.throttle import ACCOUNT
-from backend.accounts.keys.rotation import mark_all_due
+from backend.accounts.auth.throttle import ACCOUNT_ALLOWANCE
+from backend.accounts.keys.rotation import request_new_data_keys
 from backend.accounts.models import DataKey, InstanceKey, KeySlot, User
 from backend.vault.root import RootKeyError
 from tests.support.clock import Clock
@@ -83,7 +83,7 @@ async def test_people_who_sign_up_from_one_address_one_after_the_other_do_not_wa
 async def test_who_finds_too_many_waiting_is_told_to_come_back(
     server: Running, ada: Account, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(credentials, "MAX_WAITING", 0)
+    monkeypatch.setattr(credentials, "MAX_WAITING_PASSWORDS", 0)
     answer = await log_in(server)
     body = problem(answer, 503, "busy")
     assert int(answer.headers["retry-after"]) == body["retry_after"] > 0
@@ -112,7 +112,7 @@ async def test_who_guesses_from_one_address_does_not_keep_the_owner_out_at_anoth
 async def test_guesses_from_many_addresses_make_the_account_wait_in_the_end(
     server: Running, ada: Account, clock: Clock
 ) -> None:
-    for n in range(ACCOUNT.free):
+    for n in range(ACCOUNT_ALLOWANCE.free):
         answer = await log_in(server, WRONG, address=f"198.51.100.{n}")
         problem(answer, 401, "wrong-credentials")
     problem(await log_in(server, address="203.0.113.1"), 429, "too-many-attempts")
@@ -252,7 +252,7 @@ async def data_keys(server: Running) -> list[int]:
 async def test_a_data_key_that_is_due_is_made_at_the_next_log_in(either: Running) -> None:
     async with either.account("Ada") as ada:
         old = await ada.new_chat(title="The lighthouse")
-        assert await mark_all_due(either.parts.database) == 1
+        assert await request_new_data_keys(either.parts.database) == 1
         await ada.new_chat(title="The cellar")  # no log-in
         assert await data_keys(either) == [1]
         async with either.signed_in("Ada") as other:
@@ -271,7 +271,7 @@ async def test_a_data_key_that_is_due_is_made_at_the_next_log_in(either: Running
 
 async def test_of_two_log_ins_at_once_one_makes_the_data_key_that_is_due(either: Running) -> None:
     async with either.account("Ada"):
-        await mark_all_due(either.parts.database)
+        await request_new_data_keys(either.parts.database)
         for answer in await asyncio.gather(log_in(either), log_in(either)):
             ok(answer, 201)
         assert await data_keys(either) == [1, 2]

@@ -13,7 +13,7 @@ import pytest
 from sqlalchemy import func, select
 
 from backend.accounts.auth.middleware import PLAIN_COOKIE
-from backend.accounts.auth.throttle import LONGEST_DELAY, Allowance
+from backend.accounts.auth.throttle import MAX_DELAY_SECONDS, Allowance
 from backend.accounts.models import KeySlot, LoginFailures
 from tests.support.clock import Clock
 from tests.support.server import PASSWORD, Account, Running, ok, problem
@@ -40,7 +40,7 @@ async def log_in(
 def few_attempts(monkeypatch: pytest.MonkeyPatch) -> None:
     """An account waits after five failures from anywhere, and hardly forgives them."""
     monkeypatch.setattr(
-        "backend.accounts.auth.throttle.ACCOUNT", Allowance(5, forgiven_every=10**6)
+        "backend.accounts.auth.throttle.ACCOUNT_ALLOWANCE", Allowance(5, forgiven_every=10**6)
     )
 
 
@@ -91,10 +91,10 @@ async def test_after_some_failures_each_try_waits_longer_and_none_for_good(
             assert waiting == body["retry_after"]
             assert expected <= waiting <= expected + 1
         clock.forward(seconds=expected)
-        if expected == LONGEST_DELAY:
+        if expected == MAX_DELAY_SECONDS:
             break
         problem(await log_in(server, "Ada", WRONG), 401, "wrong-credentials")
-        expected = min(2 * expected, LONGEST_DELAY)
+        expected = min(2 * expected, MAX_DELAY_SECONDS)
     ok(await log_in(server, "Ada"), 201)
 
 

@@ -13,7 +13,7 @@ import pytest
 from sqlalchemy import update
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from backend.accounts.auth.idempotency import GIVEN_UP_AFTER, IdempotencyMiddleware
+from backend.accounts.auth.idempotency import CLAIM_TIMEOUT, IdempotencyMiddleware
 from backend.accounts.models import IdempotentRequest
 from backend.characters.models import Character, Persona
 from backend.database.base import now
@@ -60,7 +60,7 @@ async def import_file(ada: Account, path: str, file: dict[str, Any]) -> httpx.Re
 async def give_up(server: Running) -> None:
     """As if the time had passed after which a request that was never answered may come again."""
     async with server.parts.database.write() as session:
-        before = now() - GIVEN_UP_AFTER - timedelta(seconds=1)
+        before = now() - CLAIM_TIMEOUT - timedelta(seconds=1)
         await session.execute(update(IdempotentRequest).values(created_at=before))
 
 

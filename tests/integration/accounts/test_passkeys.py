@@ -8,7 +8,7 @@ from uuid import uuid4
 
 import pytest
 
-from backend.accounts.auth.second_factor.passkeys import site_of
+from backend.accounts.auth.second_factor.passkeys import parse_site
 from backend.accounts.auth.second_factor.service import MAX_PASSKEYS
 from tests.support.authenticator import SoftPasskey
 from tests.support.clock import Clock
@@ -206,8 +206,8 @@ def test_a_site_is_a_name_with_https_or_this_machine() -> None:
         ("https://tales.example:8443", "tales.example", "https://tales.example:8443"),
         ("http://localhost:8000", "localhost", "http://localhost:8000"),
     ):
-        site = site_of(origin)
+        site = parse_site(origin)
         assert (site.rp_id, site.origin) == (rp_id, own)
     for origin in ("http://tales.example", "https://192.0.2.1", "http://[::1]:8000"):
         with pytest.raises(Exception, match=r"address|https"):
-            site_of(origin)
+            parse_site(origin)

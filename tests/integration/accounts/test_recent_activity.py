@@ -187,20 +187,20 @@ async def test_addresses_go_after_thirty_days_and_entries_after_a_year(
     database = either.parts.database
     async with either.account("Ada") as ada:
         clock.forward(days=29, hours=23)
-        await activity.forget_old_activity(database)
+        await activity.delete_old_activity(database)
         assert (await entries(ada))[0]["address"] == "127.0.0.1"
 
         clock.forward(hours=1)
         # Not shown any more, even where it is still to be swept.
         assert (await entries(ada))[0]["address"] is None
         assert [row.sealed_address is None for row in await rows(either)] == [False]
-        await activity.forget_old_activity(database)
+        await activity.delete_old_activity(database)
         assert [row.sealed_address for row in await rows(either)] == [None]
         assert kinds(await entries(ada)) == ["signed_up"]
 
         clock.forward(days=335)
         ok(await sign_in(either), 201)
-        await activity.forget_old_activity(database)
+        await activity.delete_old_activity(database)
         assert len(await rows(either)) == 1
 
 

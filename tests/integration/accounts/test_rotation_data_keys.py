@@ -19,15 +19,15 @@ from backend.accounts.keys import sealed_tables
 from backend.accounts.keys.rotation import (
     DataKeyRotation,
     ensure_data_key,
-    mark_all_due,
+    request_new_data_keys,
     rotate_data_key,
 )
 from backend.accounts.keys.sealed_tables import (
     BATCH_BYTES,
     BATCH_ROWS,
     SealedTable,
-    batches,
-    described_tables,
+    find_model_tables,
+    split_batches,
 )
 from backend.accounts.models import User
 from backend.chats.models import CHAT_TITLE, MESSAGE_CONTENT, Chat, Message
@@ -99,7 +99,7 @@ def test_the_columns_that_texts_are_sealed_for_are_those_that_rotation_finds() -
     named = {
         value for module in MODELS for value in vars(module).values() if isinstance(value, Column)
     }
-    found = {sealed.place(each) for sealed in described_tables() for each in sealed.columns}
+    found = {sealed.place(each) for sealed in find_model_tables() for each in sealed.columns}
 
     assert named == found
 
@@ -147,7 +147,7 @@ async def test_every_text_comes_under_the_new_key_and_the_old_key_goes(account: 
     assert await account.key_numbers() == [2]
     assert await numbers_in_use(account) == {2}
     assert await account.texts() == texts
-    assert {table for table, _, _ in texts} == {each.table.name for each in described_tables()}
+    assert {table for table, _, _ in texts} == {each.table.name for each in find_model_tables()}
 
 
 async def test_nothing_but_the_seals_changes(account: Account) -> None:
@@ -157,10 +157,10 @@ async def test_nothing_but_the_seals_changes(account: Account) -> None:
             for row in rows
         ]
 
-    before = [plain(await account.rows(sealed)) for sealed in described_tables()]
+    before = [plain(await account.rows(sealed)) for sealed in find_model_tables()]
     await rotate(account)
 
-    assert [plain(await account.rows(sealed)) for sealed in described_tables()] == before
+    assert [plain(await account.rows(sealed)) for sealed in find_model_tables()] == before
 
 
 async def test_other_accounts_are_left_alone(account: Account) -> None:
@@ -188,7 +188,7 @@ async def test_an_account_without_texts_gets_a_new_key_too(database: Database) -
 
 
 async def test_progress_is_told_from_nothing_to_everything(account: Account) -> None:
-    rows = sum([len(await account.rows(sealed)) for sealed in described_tables()])
+    rows = sum([len(await account.rows(sealed)) for sealed in find_model_tables()])
     # The password and the recovery slot hold no text.
     total, progress = rows - 2, Progress()
 
@@ -249,7 +249,7 @@ async def test_a_key_that_is_due_is_made_even_while_a_rotation_is_unfinished(
 ) -> None:
     texts = await account.texts()
     await rotate(account, grace=timedelta(days=1))
-    await mark_all_due(account.database)
+    await request_new_data_keys(account.database)
 
     rotation = await rotate(account)
 
@@ -414,7 +414,7 @@ sizes = st.lists(st.integers(0, 2 * BATCH_BYTES), max_size=3 * BATCH_ROWS)
 def test_batches_leave_out_nothing_and_are_never_too_heavy(sizes: list[int]) -> None:
     page = [(UUID(int=number), size) for number, size in enumerate(sizes)]
 
-    found = list(batches(page))
+    found = list(split_batches(page))
 
     assert [each for ids in found for each in ids] == [each for each, _ in page]
     for ids in found:
@@ -426,8 +426,8 @@ async def test_a_key_that_is_due_is_made_at_the_next_log_in_and_only_once(
     account: Account,
 ) -> None:
     texts = await account.texts()
-    assert await mark_all_due(account.database) == 1
-    assert await mark_all_due(account.database) == 0
+    assert await request_new_data_keys(account.database) == 1
+    assert await request_new_data_keys(account.database) == 0
 
     made = await asyncio.gather(*(arrive(account) for _ in range(4)))
 
@@ -444,7 +444,7 @@ async def test_without_need_no_key_is_made_at_a_log_in(account: Account) -> None
 
 
 async def test_a_wrong_user_key_is_never_given_a_new_data_key(account: Account) -> None:
-    await mark_all_due(account.database)
+    await request_new_data_keys(account.database)
 
     with pytest.raises(SealBrokenError):
         await arrive(replace(account, user_key=b"x" * 32))
@@ -456,7 +456,7 @@ async def test_a_wrong_user_key_is_never_given_a_new_data_key(account: Account) 
 async def test_every_account_is_due_until_it_has_logged_in(database: Database) -> None:
     edith, agnes = [await sign_up(database, name, ROOT) for name in ("Edith", "Agnes")]
 
-    assert await mark_all_due(database) == 2
+    assert await request_new_data_keys(database) == 2
     await arrive(edith)
 
     query = select(User.id).where(User.new_data_key_due)
@@ -472,7 +472,7 @@ async def arrive(account: Account) -> bool:
 
 
 def table_of(model: type[Base]) -> SealedTable:
-    (found,) = (each for each in described_tables() if each.table is model.__table__)
+    (found,) = (each for each in find_model_tables() if each.table is model.__table__)
     return found
 
 

@@ -12,7 +12,7 @@ from sqlalchemy import select, update
 
 from backend.accounts.auth.names import load_instance_keys
 from backend.accounts.keys import rotation
-from backend.accounts.keys.rotation import RotationResult, rotate_root, rotate_root_key
+from backend.accounts.keys.rotation import RootKeyRotation, rewrap_all_keys, rotate_root_key
 from backend.accounts.keys.slots import refuse_older_root
 from backend.accounts.models import InstanceKey, KeySlot
 from backend.database.engine import Database
@@ -60,7 +60,7 @@ def path(tmp_path: Path) -> Path:
 @pytest.fixture
 def one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every slot is a batch of its own."""
-    monkeypatch.setattr(rotation, "BATCH_SLOTS", 1)
+    monkeypatch.setattr(rotation, "BATCH_ROWS", 1)
 
 
 @pytest.fixture
@@ -110,7 +110,7 @@ async def test_afterwards_everything_is_under_the_new_key_alone(
 
     result = await rotate_root_key(database, path=path, value=None, report=Progress())
 
-    assert result == RotationResult(version=2, rewrapped=7, dropped=(1,))
+    assert result == RootKeyRotation(version=2, rewrapped=7, dropped=(1,))
     assert load_root_keys(path).versions == [2]
     assert await versions(database) == {2}
     await assert_everybody_comes_in(database, people, load_root_keys(path))
@@ -125,7 +125,7 @@ async def test_names_are_found_and_read_as_before(database: Database, path: Path
     await rotate_root_key(database, path=path, value=None, report=Progress())
 
     after = await load_instance_keys(database, load_root_keys(path))
-    assert after.find_name("Edith") == before.find_name("Edith")
+    assert after.hash_name("Edith") == before.hash_name("Edith")
     assert after.csrf_secret == before.csrf_secret
 
 
@@ -171,7 +171,7 @@ async def test_an_installation_without_accounts_can_be_rotated(
 
     result = await rotate_root_key(database, path=path, value=None, report=progress)
 
-    assert result == RotationResult(version=2, rewrapped=0, dropped=(1,))
+    assert result == RootKeyRotation(version=2, rewrapped=0, dropped=(1,))
     assert progress.steps == [(0, 0)]
 
 
@@ -194,7 +194,7 @@ async def test_with_the_setting_nothing_is_written_and_the_old_key_can_go(
 
     result = await rotate_root_key(database, path=path, value=BOTH, report=Progress())
 
-    assert result == RotationResult(version=2, rewrapped=7, removable=(1,))
+    assert result == RootKeyRotation(version=2, rewrapped=7, removable=(1,))
     assert not path.exists()
     await assert_everybody_comes_in(database, people, parse_root_keys(f"2:{NEW}"))
 
@@ -206,7 +206,7 @@ async def test_the_setting_may_still_name_both_when_it_is_done_already(
 
     result = await rotate_root_key(database, path=path, value=BOTH, report=Progress())
 
-    assert result == RotationResult(version=2, rewrapped=0, removable=(1,))
+    assert result == RootKeyRotation(version=2, rewrapped=0, removable=(1,))
 
 
 async def test_with_one_key_in_the_setting_it_says_what_to_set(
@@ -231,7 +231,7 @@ async def test_a_file_that_cannot_be_written_is_the_operators_to_change(
     write(path, f"2:{NEW}\n{read(path)}")
     result = await rotate_root_key(database, path=path, value=None, report=Progress())
 
-    assert result == RotationResult(version=2, rewrapped=7, removable=(1,))
+    assert result == RootKeyRotation(version=2, rewrapped=7, removable=(1,))
     assert load_root_keys(path).versions == [1, 2]
     await assert_everybody_comes_in(database, people, parse_root_keys(f"2:{NEW}"))
 
@@ -267,7 +267,7 @@ async def test_a_power_cut_before_the_old_key_is_dropped_adds_no_third(
 
     result = await rotate_root_key(database, path=path, value=None, report=Progress())
 
-    assert result == RotationResult(version=2, rewrapped=0, dropped=(1,))
+    assert result == RootKeyRotation(version=2, rewrapped=0, dropped=(1,))
     await assert_everybody_comes_in(database, people, load_root_keys(path))
 
 
@@ -279,7 +279,7 @@ async def test_people_who_come_while_it_is_unfinished_are_under_the_new_key(
 
     result = await rotate_root_key(database, path=path, value=None, report=Progress())
 
-    assert result == RotationResult(version=2, rewrapped=7, dropped=(1,))
+    assert result == RootKeyRotation(version=2, rewrapped=7, dropped=(1,))
     await assert_everybody_comes_in(database, [newcomer], load_root_keys(path))
 
 
@@ -356,7 +356,7 @@ async def test_a_server_that_missed_the_rotation_may_wrap_nothing(
     async with database.write() as session:
         await refuse_older_root(session, before)
         await refuse_older_root(session, both)
-    await rotate_root(database, both, Progress())
+    await rewrap_all_keys(database, both, Progress())
 
     async with database.write() as session:
         await refuse_older_root(session, both)

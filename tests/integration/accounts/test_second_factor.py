@@ -14,7 +14,7 @@ import pytest
 from sqlalchemy import delete, select, update
 from sqlalchemy.orm import undefer
 
-from backend.accounts.auth.throttle import ADDRESS
+from backend.accounts.auth.throttle import ADDRESS_ALLOWANCE
 from backend.accounts.models import KeySlot, SecondFactor, User
 from tests.support.clock import Clock
 from tests.support.factors import FACTORS, SESSIONS, App, set_up_app, sign_in
@@ -239,7 +239,7 @@ async def test_six_digits_are_guessed_at_the_pace_of_the_account_from_wherever(
 ) -> None:
     app = await with_app(either, clock)
     bad = wrong(app.code(clock.at))
-    for n in range(ADDRESS.free):
+    for n in range(ADDRESS_ALLOWANCE.free):
         answer = await sign_in(either, otp=bad, address=f"203.0.113.{n}")
         problem(answer, 401, "wrong-second-factor")
     refused = await sign_in(either, otp=app.code(clock.at), address="203.0.113.99")
@@ -275,7 +275,7 @@ async def test_wrong_codes_count_for_the_address_and_show_in_recent_activity(
 ) -> None:
     app = await with_app(server, clock)
     here = "203.0.113.5"
-    for _ in range(ADDRESS.free):
+    for _ in range(ADDRESS_ALLOWANCE.free):
         answer = await sign_in(server, otp="AAAAA-AAAAA", address=here)
         problem(answer, 401, "wrong-second-factor")
     problem(await sign_in(server, "nobody", address=here), 429, "too-many-attempts")
@@ -293,7 +293,7 @@ async def test_a_signed_in_thief_does_not_guess_the_second_factor_either(
 ) -> None:
     app = await set_up_app(ada, clock.at)
     body = {"password": PASSWORD, "otp": "000000"}
-    for _ in range(ADDRESS.free):
+    for _ in range(ADDRESS_ALLOWANCE.free):
         answer = await ada.client.request("DELETE", f"{FACTORS}/totp", json=body)
         problem(answer, 401, "wrong-second-factor")
     body["otp"] = app.code(clock.at)

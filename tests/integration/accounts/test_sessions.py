@@ -13,7 +13,7 @@ from sqlalchemy import func, select
 
 from backend.accounts.auth import sessions
 from backend.accounts.auth.identity import Identity, TokenKind
-from backend.accounts.auth.middleware import AUTHENTICATIONS_AT_ONCE, PLAIN_COOKIE
+from backend.accounts.auth.middleware import MAX_CONCURRENT_AUTHENTICATIONS, PLAIN_COOKIE
 from backend.accounts.auth.sessions import SessionService
 from backend.accounts.models import KeySlot
 from backend.turns.api import streaming
@@ -121,13 +121,13 @@ async def follow(client: httpx.AsyncClient, turn_id: str) -> set[str]:
 
 
 def test_streams_look_around_often_enough_to_close_within_five_seconds() -> None:
-    assert sessions.LOOK_EVERY + streaming.BEAT_SECONDS < 5
+    assert sessions.CHECK_SECONDS + streaming.BEAT_SECONDS < 5
 
 
 async def test_streams_close_when_their_session_ends_and_the_turn_goes_on(
     sqlite_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sessions, "LOOK_EVERY", 0.02)
+    monkeypatch.setattr(sessions, "CHECK_SECONDS", 0.02)
     monkeypatch.setattr(streaming, "BEAT_SECONDS", 0.02)
     gate = Gate()
     async with (
@@ -169,7 +169,7 @@ async def test_streams_close_when_their_session_ends_and_the_turn_goes_on(
 async def test_a_turn_whose_only_listener_was_shut_out_is_stored_all_the_same(
     sqlite_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sessions, "LOOK_EVERY", 0.02)
+    monkeypatch.setattr(sessions, "CHECK_SECONDS", 0.02)
     monkeypatch.setattr(streaming, "BEAT_SECONDS", 0.02)
     gate = Gate()
     async with (
@@ -215,11 +215,11 @@ async def test_many_requests_with_one_session_leave_room_for_others_at_the_door(
     async with server.account("Bea") as bea:
         monkeypatch.setattr(SessionService, "authenticate", held)
         requests = [asyncio.create_task(ada.client.get(ME)) for _ in range(20)]
-        while len(inside) < AUTHENTICATIONS_AT_ONCE:
+        while len(inside) < MAX_CONCURRENT_AUTHENTICATIONS:
             await asyncio.sleep(0.01)
         ok(await bea.client.get(ME))
-        assert inside == [own] * AUTHENTICATIONS_AT_ONCE
+        assert inside == [own] * MAX_CONCURRENT_AUTHENTICATIONS
         may_pass.set()
         for answer in await asyncio.gather(*requests):
             ok(answer)
-    assert (most_of_ada, inside) == (AUTHENTICATIONS_AT_ONCE, [])
+    assert (most_of_ada, inside) == (MAX_CONCURRENT_AUTHENTICATIONS, [])

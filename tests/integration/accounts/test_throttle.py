@@ -8,7 +8,13 @@ import httpx
 import pytest
 from sqlalchemy import func, select
 
-from backend.accounts.auth.throttle import ACCOUNT, KNOWN_FOR, MAX_KNOWN_ADDRESSES, Throttle, Way
+from backend.accounts.auth.throttle import (
+    ACCOUNT_ALLOWANCE,
+    KNOWN_ADDRESS_RETENTION,
+    MAX_KNOWN_ADDRESSES,
+    SignInMethod,
+    Throttle,
+)
 from backend.accounts.errors import TooManyAttemptsError
 from backend.accounts.models import KnownAddress, LoginFailures
 from tests.support.clock import Clock
@@ -23,9 +29,11 @@ WRONG = "not the password"
 class Guesser:
     """Guesses at Ada's account from one address as often as it is let."""
 
-    def __init__(self, throttle: Throttle, way: Way = "account", address: str = ATTACKER) -> None:
+    def __init__(
+        self, throttle: Throttle, way: SignInMethod = "account", address: str = ATTACKER
+    ) -> None:
         self._throttle, self._address = throttle, address
-        self._way: Way = way
+        self._way: SignInMethod = way
         self.guesses = 0
 
     async def guess(self) -> int:
@@ -43,7 +51,7 @@ def throttle(server: Running) -> Throttle:
     return Throttle(server.parts.database, server.parts.instance)
 
 
-async def enter(throttle: Throttle, way: Way, address: str) -> None:
+async def enter(throttle: Throttle, way: SignInMethod, address: str) -> None:
     """Sign in with what is right. Raises `TooManyAttemptsError`."""
     await throttle.forgive(await throttle.admit_sign_in(way, "Ada", address=address))
 
@@ -62,7 +70,7 @@ async def known_addresses(server: Running) -> int:
 
 @pytest.mark.parametrize("way", ["account", "recovery"])
 async def test_guesses_from_one_address_never_keep_the_owner_waiting(
-    throttle: Throttle, clock: Clock, way: Way
+    throttle: Throttle, clock: Clock, way: SignInMethod
 ) -> None:
     guesser, rounds = Guesser(throttle, way), 0
     end = clock.at + timedelta(hours=30)
@@ -71,7 +79,7 @@ async def test_guesses_from_one_address_never_keep_the_owner_waiting(
         if rounds % 20 == 0:
             await enter(throttle, way, f"192.0.2.{rounds // 20}")
         rounds += 1
-    assert guesser.guesses > ACCOUNT.free
+    assert guesser.guesses > ACCOUNT_ALLOWANCE.free
 
 
 async def test_an_address_that_signed_in_before_does_not_wait_for_guesses_from_elsewhere(
@@ -81,7 +89,7 @@ async def test_an_address_that_signed_in_before_does_not_wait_for_guesses_from_e
         pass
     ok(await log_in(either, HOME), 201)
     throttle = Throttle(either.parts.database, either.parts.instance)
-    for n in range(ACCOUNT.free + 1):
+    for n in range(ACCOUNT_ALLOWANCE.free + 1):
         await Guesser(throttle, address=f"198.51.{n}.1").guess()
     problem(await log_in(either, CAFE), 429, "too-many-attempts")
     ok(await log_in(either, HOME), 201)
@@ -121,7 +129,7 @@ async def test_the_newest_addresses_stay_known_and_none_for_good(
             clock.forward(minutes=1)
             ok(await log_in(either, f"192.0.2.{n}"), 201)
         assert await known_addresses(either) == MAX_KNOWN_ADDRESSES
-        clock.forward(seconds=KNOWN_FOR.total_seconds() + 1)
+        clock.forward(seconds=KNOWN_ADDRESS_RETENTION.total_seconds() + 1)
         ok(await log_in(either, HOME), 201)
         assert await known_addresses(either) == 1
 

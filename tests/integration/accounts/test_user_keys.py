@@ -19,7 +19,7 @@ from backend.accounts.auth.sessions import SessionService
 from backend.accounts.keys import user_keys
 from backend.accounts.keys.keyring import open_sealer
 from backend.accounts.keys.open_keys import OpenKeys
-from backend.accounts.keys.rotation import GRACE
+from backend.accounts.keys.rotation import GRACE_PERIOD
 from backend.accounts.models import ActivityEntry, DataKey, KeySlot, User
 from backend.chats.models import Chat, Message
 from backend.core.events import Participants
@@ -166,7 +166,7 @@ async def test_who_knows_the_old_user_key_opens_nothing_with_it_and_nothing_that
         assert old.user_key != new.user_key
         async with either.parts.database.read() as session:
             user = await repository.get_user(session, old.user_id)
-            data_keys = await repository.data_keys(session, old.user_id)
+            data_keys = await repository.list_data_keys(session, old.user_id)
             blobs = list(await session.scalars(select(Message.sealed_content)))
         with pytest.raises(SealBrokenError):
             open_sealer(user, data_keys, user_key=old.user_key)
@@ -316,7 +316,7 @@ async def test_of_two_changes_at_once_one_is_told_to_come_again(either: Running)
 async def test_the_keys_are_not_changed_so_often_that_each_request_opens_very_many(
     either: Running, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(user_keys, "MOST_DATA_KEYS", 3)
+    monkeypatch.setattr(user_keys, "MAX_DATA_KEYS", 3)
     async with either.account("Ada") as ada:
         await rotate(ada)
         await rotate(ada)
@@ -329,7 +329,7 @@ async def test_the_keys_are_not_changed_so_often_that_each_request_opens_very_ma
 
         # A day later those that nothing is under make room.
         async with either.parts.database.write() as session:
-            await session.execute(update(DataKey).values(created_at=now() - GRACE))
+            await session.execute(update(DataKey).values(created_at=now() - GRACE_PERIOD))
             await session.execute(delete(ActivityEntry))
         await rotate_with(ada, "password")
         async with either.parts.database.read() as session:
@@ -448,10 +448,10 @@ async def test_a_key_in_the_memory_of_another_process_is_forgotten(either: Runni
         user_id = UUID(ada.user["id"])
         for forget in (rotate, end_other(other)):
             assert await sessions.authenticate(token_of(other), "session")
-            await sessions.forget_ended()
+            await sessions.drop_ended_keys()
             assert elsewhere.get(user_id) is not None
             await forget(ada)
-            await sessions.forget_ended()
+            await sessions.drop_ended_keys()
             assert elsewhere.get(user_id) is None
         assert keeper.heard == [user_id, user_id]
 

@@ -16,7 +16,7 @@ from backend.accounts.auth.names import load_instance_keys
 from backend.accounts.keys.keyring import Protection
 from backend.accounts.keys.open_keys import OpenKeys
 from backend.accounts.keys.rotation import rotate_root_key
-from backend.accounts.keys.server_held import end_job_keys, give_standing
+from backend.accounts.keys.server_held import clear_job_keys, make_standing_slot
 from backend.accounts.models import DataKey, KeyMode, KeySlot, User
 from backend.database.base import new_id, now
 from backend.database.engine import Database
@@ -146,7 +146,7 @@ async def test_a_key_whose_time_is_over_is_none_and_the_job_goes_on_when_its_use
     assert (await one(database, job_id)).attempts == 0
     assert reader.read == []
 
-    keys.seen(await identity_of(database, ada, mode="per_job"))
+    keys.keep(await identity_of(database, ada, mode="per_job"))
     await until(lambda: is_empty(database))
     assert reader.read == ["a letter"]
 
@@ -208,7 +208,7 @@ async def test_keys_whose_time_is_over_are_cleared(queue: JobQueue, ada: Person)
     database = queue.database
     await put(queue, "read", user_id=ada.id, key=queue.grant(ada.sealer, "per_job"))
     async with database.write() as session:
-        await give_standing(session, ada.id, user_key=ada.user_key, root=ROOT, at=now())
+        await make_standing_slot(session, ada.id, user_key=ada.user_key, root=ROOT, at=now())
     await JobService(queue).clean(at=now() + GRANT_DURATION)
     assert await wrapped_keys(database) == 0
     await JobService(queue).clean(at=now() + timedelta(days=31))
@@ -228,7 +228,7 @@ async def test_a_sealed_users_job_waits_until_a_process_has_the_key_in_memory(
     await asyncio.sleep(0.3)
     assert await waits_for_key(database, job_id)
     assert await wrapped_keys(database) == 0
-    keys.seen(await identity_of(database, ada, mode="sealed"))
+    keys.keep(await identity_of(database, ada, mode="sealed"))
     await until(lambda: is_empty(database))
     assert reader.read == ["a letter"]
 
@@ -237,7 +237,7 @@ async def test_a_key_in_memory_goes_before_one_that_was_lent_before_the_users_ke
     queue: JobQueue, workshop: Workshop, ada: Person
 ) -> None:
     database, reader, keys = queue.database, Reader(ada), OpenKeys()
-    keys.seen(await identity_of(database, ada, mode="per_job"))
+    keys.keep(await identity_of(database, ada, mode="per_job"))
     job_id = await put(queue, "read", user_id=ada.id, key=queue.grant(ada.sealer, "per_job"))
     async with database.write() as session:
         job = await session.get_one(Job, job_id)
@@ -252,7 +252,7 @@ async def test_a_key_in_memory_counts_only_while_its_session_is_open(
 ) -> None:
     database, reader, keys = queue.database, Reader(ada), OpenKeys()
     identity = await identity_of(database, ada, mode="sealed")
-    keys.seen(identity)
+    keys.keep(identity)
     async with database.write() as session:
         await session.execute(delete(KeySlot).where(KeySlot.id == identity.slot_id))
     job_id = await put(queue, "read", user_id=ada.id, key=queue.grant(ada.sealer, "sealed"))
@@ -270,7 +270,7 @@ async def test_a_worker_that_takes_only_what_waits_leaves_the_rest_to_others(
     queue: JobQueue, workshop: Workshop, ada: Person
 ) -> None:
     database, reader, keys = queue.database, Reader(ada), OpenKeys()
-    keys.seen(await identity_of(database, ada, mode="per_job"))
+    keys.keep(await identity_of(database, ada, mode="per_job"))
     job_id = await put(queue, "read", user_id=ada.id, key=queue.grant(ada.sealer, "per_job"))
     workshop.worker(reader.kinds, open_keys=keys, takes_queued=False)
     await asyncio.sleep(0.3)
@@ -283,7 +283,7 @@ async def test_a_managed_users_jobs_carry_no_key_and_run_while_the_user_is_away(
     ada = await new_person(database, "Ada", mode="managed")
     reader = Reader(ada)
     async with database.write() as session:
-        await give_standing(session, ada.id, user_key=ada.user_key, root=ROOT, at=now())
+        await make_standing_slot(session, ada.id, user_key=ada.user_key, root=ROOT, at=now())
     await put(queue, "read", user_id=ada.id, key=queue.grant(ada.sealer, "managed"))
     assert await wrapped_keys(database) == 0
     workshop.worker(reader.kinds)
@@ -299,7 +299,7 @@ async def test_a_standing_slot_opens_only_as_its_user_allows(
     ada = await new_person(database, "Ada", mode="managed")
     reader = Reader(ada)
     async with database.write() as session:
-        await give_standing(session, ada.id, user_key=ada.user_key, root=ROOT, at=now())
+        await make_standing_slot(session, ada.id, user_key=ada.user_key, root=ROOT, at=now())
         if what == "expired":
             standing = update(KeySlot).where(KeySlot.kind == "standing")
             await session.execute(standing.values(expires_at=now()))
@@ -335,7 +335,7 @@ async def test_switching_to_sealed_takes_the_keys_out_of_what_is_queued(
     for person in (ada, ben):
         await put(queue, "read", user_id=person.id, key=queue.grant(person.sealer, "per_job"))
     async with queue.database.write() as session:
-        await end_job_keys(session, ada.id)
+        await clear_job_keys(session, ada.id)
     assert await wrapped_keys(queue.database) == 1
 
 
@@ -353,7 +353,7 @@ async def test_a_new_root_key_takes_queued_jobs_and_standing_slots_along(
     await put(queue, "again", user_id=ben.id, key=queue.grant(ben.sealer, "managed"))
     damaged = await put(queue, "read", user_id=ada.id, key=queue.grant(ada.sealer, "per_job"))
     async with database.write() as session:
-        await give_standing(session, ben.id, user_key=ben.user_key, root=before, at=now())
+        await make_standing_slot(session, ben.id, user_key=ben.user_key, root=before, at=now())
         await session.execute(update(Job).where(Job.id == damaged).values(wrapped_key=bytes(60)))
 
     result = await rotate_root_key(database, path=path, value=None, report=ignore)
@@ -391,6 +391,6 @@ async def test_no_key_lies_in_the_database_in_the_clear(sqlite_url: str, tmp_pat
     queue = JobQueue(database, ROOT)
     await put(queue, "read", user_id=ada.id, key=queue.grant(ada.sealer, "per_job"))
     async with database.write() as session:
-        await give_standing(session, ada.id, user_key=ada.user_key, root=ROOT, at=now())
+        await make_standing_slot(session, ada.id, user_key=ada.user_key, root=ROOT, at=now())
     await database.dispose()
     assert sightings_of(ada.user_key, tmp_path) == []

@@ -14,12 +14,12 @@ from sqlalchemy import func, select
 from backend.accounts.keys.keyring import (
     Protection,
     UserKey,
-    new_data_key,
+    make_data_key,
     open_sealer,
     wrap_derivation_key,
 )
 from backend.accounts.keys.open_keys import OpenKeys
-from backend.accounts.keys.slots import new_slot
+from backend.accounts.keys.slots import make_slot
 from backend.accounts.models import KeyMode, User
 from backend.database.base import new_id
 from backend.database.engine import Database
@@ -48,7 +48,7 @@ async def new_person(
 ) -> Person:
     """An account without a password that works: enough to own jobs."""
     user_id, user_key = new_id(), os.urandom(32)
-    data_key = new_data_key(user_id, 1, user_key=user_key)
+    data_key = make_data_key(user_id, 1, user_key=user_key)
     user = User(
         id=user_id,
         name_lookup=name.encode(),
@@ -64,7 +64,7 @@ async def new_person(
         await session.flush()
         session.add(data_key)
         session.add(
-            new_slot(
+            make_slot(
                 "password",
                 user_id,
                 UserKey(user_key, 0),

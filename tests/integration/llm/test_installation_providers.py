@@ -18,7 +18,7 @@ from backend.accounts.models import User
 from backend.database.engine import Database
 from backend.generation.registry import ModelRegistry
 from backend.llm.models import InstallationProvider, ProviderConfig, open_shared, wrap_shared
-from backend.llm.user_models import SHARED_SECONDS, UserModels
+from backend.llm.user_models import RELOAD_SECONDS, UserModels
 from backend.operations.doctor import examine
 from backend.settings import Settings
 from backend.vault.root import RootKeyError, load_root_keys
@@ -187,12 +187,12 @@ async def test_another_process_sees_a_change_after_some_seconds(
 
     assert await seen() == [SHARED, "demo"]
     kept = elsewhere.shared
-    time[0] = SHARED_SECONDS
+    time[0] = RELOAD_SECONDS
     await seen()
     assert elsewhere.shared is kept  # nothing had changed
     ok(await ada.client.delete(f"{PROVIDERS}/{shared['id']}"), 204)
     assert await seen() == [SHARED, "demo"]
-    time[0] = 2 * SHARED_SECONDS
+    time[0] = 2 * RELOAD_SECONDS
     assert await seen() == ["demo"]
     await elsewhere.aclose()
 

@@ -16,7 +16,7 @@ from backend.generation.client import network
 from backend.generation.client.network import HOST_NAME
 from backend.generation.registry import ModelRegistry
 from backend.llm.providers.addresses import MAX_ADDRESSES
-from backend.llm.user_models import SHARED_SECONDS, UserModels
+from backend.llm.user_models import RELOAD_SECONDS, UserModels
 from tests.fakes.openai_server import MODEL, OpenAIServer, reply
 from tests.support.logs import caught_logs
 from tests.support.server import ROOT, Account, Running, ok, problem, running, text_of
@@ -213,10 +213,10 @@ async def test_another_process_allows_an_address_after_some_seconds(
     assert not await is_allowed()
     allowed = await allow(ada, host="10.9.8.7", port=8080)
     assert not await is_allowed()
-    time[0] = SHARED_SECONDS
+    time[0] = RELOAD_SECONDS
     assert await is_allowed()
     ok(await ada.client.delete(f"{ADDRESSES}/{allowed['id']}"), 204)
-    time[0] = 2 * SHARED_SECONDS
+    time[0] = 2 * RELOAD_SECONDS
     assert not await is_allowed()
     await elsewhere.aclose()
 

@@ -19,7 +19,7 @@ from backend.database.engine import Database
 from backend.generation.servers.limits import ServerLimit
 from backend.llm.models import SLOT_LEASES, SlotClaim
 from backend.llm.server_slots import ModelBusyError, ModelSlots, SlotTakenError
-from backend.llm.slot_rules import Occupation, Rank, SlotUse, Work
+from backend.llm.slot_rules import Occupation, Rank, SlotUse, SlotWork
 from tests.integration.jobs.working import new_person
 from tests.support.lost_processes import took_over
 from tests.support.waiting import until
@@ -76,7 +76,7 @@ class Worker:
         chat_id: UUID = CHAT,
         patience: float | None = None,
     ) -> None:
-        self.work = Work(use=use, rank=rank, user_id=user_id, chat_id=chat_id)
+        self.work = SlotWork(use=use, rank=rank, user_id=user_id, chat_id=chat_id)
         self.begun, self.may_end = asyncio.Event(), asyncio.Event()
         self.heard: list[Occupation | None] = []
         self.task = asyncio.create_task(self._run(slots, limit, patience))

@@ -237,7 +237,7 @@ async def test_the_budget_comes_to_keep_to_what_the_provider_counts(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A provider whose tokens are half as long."""
-    monkeypatch.setattr(ratios, "RELOAD_EVERY", 0.0)
+    monkeypatch.setattr(ratios, "RELOAD_SECONDS", 0.0)
     await seed(server, ada, chat, [f"{n}: {PROSE}" for n in range(400)])
     await settings(
         ada, chat, model=OPENAI, budgets={"total": 4000, "history": 4000, "reply_reserve": 200}

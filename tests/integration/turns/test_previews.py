@@ -168,7 +168,7 @@ async def test_whoever_has_too_much_under_way_waits_with_looking_too(
 async def test_budgets_are_shown_as_they_were_set_whatever_the_provider_counts(
     ada: Account, chat: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ratios, "RELOAD_EVERY", 0.0)
+    monkeypatch.setattr(ratios, "RELOAD_SECONDS", 0.0)
     budgets = {"total": 14_000, "history": 7_001, "retrieval": 333, "reply_reserve": 1_999}
     for line in ("/demo long 400", "/demo long 100", "/demo long 250"):
         await reply(ada, chat, text=line)

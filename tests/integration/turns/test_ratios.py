@@ -87,7 +87,7 @@ async def test_who_has_no_ratio_gets_the_median_of_the_others_within_bounds(
         assert 1.12 < await seen_by(database, new) < 1.18
     async with database.write() as session:
         for user_id in (ada, ben, cleo):
-            key = user_id, ratios.ratio_key(SPEC, TOKENIZER)
+            key = user_id, ratios.make_ratio_key(SPEC, TOKENIZER)
             (await session.get_one(TokenRatio, key)).ratio = 3.0
     assert await seen_by(database, new) == SHARED_BOUNDS[1]
 
@@ -98,5 +98,5 @@ async def test_ratios_go_with_their_user(database: Database, server: Running) ->
         await report(database, user_id, 1.1)
         await server.parts.accounts.delete(user_id)
     async with database.read() as session:
-        key = user_id, ratios.ratio_key(SPEC, TOKENIZER)
+        key = user_id, ratios.make_ratio_key(SPEC, TOKENIZER)
         assert await session.get(TokenRatio, key) is None

@@ -11,12 +11,12 @@ from backend.accounts.auth.middleware import (
     CSRF_COOKIE,
     PLAIN_COOKIE,
     SECURE_COOKIE,
-    bearer_token,
-    expired_cookies,
+    find_bearer_token,
+    find_session_token,
     is_loopback,
+    make_expired_cookies,
+    make_session_cookies,
     may_have_session,
-    session_cookies,
-    session_token,
 )
 from backend.accounts.errors import InsecureTransportError
 from backend.core.private_networks import parse_private
@@ -68,7 +68,7 @@ def test_a_name_that_only_looks_like_this_machine_is_not_loopback(host: str) -> 
 @pytest.mark.parametrize("host", ["tales.example", "127.0.0.1.tales.example", "192.168.1.4:8000"])
 def test_no_session_is_opened_in_the_clear_over_a_network(host: str) -> None:
     with pytest.raises(InsecureTransportError):
-        session_cookies(request(host), "ts_token", seconds=60, csrf="secret")
+        make_session_cookies(request(host), "ts_token", seconds=60, csrf="secret")
 
 
 @pytest.mark.parametrize(
@@ -104,7 +104,7 @@ def test_a_network_that_is_not_all_private_can_not_be_named(text: str) -> None:
 
 
 def test_over_https_the_cookie_belongs_to_this_host_alone() -> None:
-    session, csrf = session_cookies(
+    session, csrf = make_session_cookies(
         request("tales.example", scheme="https"), "ts_token", seconds=60, csrf="secret"
     )
     assert session.key == SECURE_COOKIE == "__Host-talekeeper_session"
@@ -115,7 +115,7 @@ def test_over_https_the_cookie_belongs_to_this_host_alone() -> None:
 
 
 def test_on_this_machine_the_cookie_goes_by_a_plain_name() -> None:
-    session, csrf = session_cookies(request(), "ts_token", seconds=60, csrf="secret")
+    session, csrf = make_session_cookies(request(), "ts_token", seconds=60, csrf="secret")
     assert (session.key, session.secure, session.httponly) == (PLAIN_COOKIE, False, True)
     assert (session.samesite, csrf.samesite) == ("lax", "lax")
     assert not csrf.secure
@@ -124,8 +124,8 @@ def test_on_this_machine_the_cookie_goes_by_a_plain_name() -> None:
 @pytest.mark.parametrize("scheme", ["http", "https"])
 def test_ending_a_session_ends_the_cookies_that_began_it(scheme: str) -> None:
     asked = request(scheme=scheme)
-    began = session_cookies(asked, "ts_token", seconds=60, csrf="secret")
-    ended = expired_cookies(asked)
+    began = make_session_cookies(asked, "ts_token", seconds=60, csrf="secret")
+    ended = make_expired_cookies(asked)
     assert [(each.key, each.path, each.secure) for each in ended] == [
         (each.key, each.path, each.secure) for each in began
     ]
@@ -133,9 +133,9 @@ def test_ending_a_session_ends_the_cookies_that_began_it(scheme: str) -> None:
 
 
 def test_a_plain_cookie_opens_nothing_over_https() -> None:
-    assert session_token(request(scheme="https", cookie=f"{PLAIN_COOKIE}=ts_x")) is None
-    assert session_token(request(cookie=f"{SECURE_COOKIE}=ts_x")) is None
-    assert session_token(request(cookie=f"{PLAIN_COOKIE}=ts_x")) == "ts_x"
+    assert find_session_token(request(scheme="https", cookie=f"{PLAIN_COOKIE}=ts_x")) is None
+    assert find_session_token(request(cookie=f"{SECURE_COOKIE}=ts_x")) is None
+    assert find_session_token(request(cookie=f"{PLAIN_COOKIE}=ts_x")) == "ts_x"
 
 
 @pytest.mark.parametrize(
@@ -150,4 +150,4 @@ def test_a_plain_cookie_opens_nothing_over_https() -> None:
     ],
 )
 def test_a_bearer_key_is_what_follows_the_word(header: str, token: str | None) -> None:
-    assert bearer_token(request(authorization=header)) == token
+    assert find_bearer_token(request(authorization=header)) == token

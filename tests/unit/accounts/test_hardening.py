@@ -10,15 +10,18 @@ import threading
 import msgspec
 import pytest
 
-from backend.accounts.auth.credentials import MAX_WAITING, Stretcher
-from backend.accounts.auth.throttle import ACCOUNT
+from backend.accounts.auth.credentials import MAX_WAITING_PASSWORDS, Stretcher
+from backend.accounts.auth.throttle import ACCOUNT_ALLOWANCE
 from backend.accounts.errors import BusyError
 from backend.settings import Settings
 from backend.vault.slots import DEFAULT_KDF, PasswordKdf
 
 
 def test_an_account_has_more_free_attempts_and_then_the_same_delays() -> None:
-    delays = [ACCOUNT.delay_after(n) for n in range(ACCOUNT.free - 1, ACCOUNT.free + 5)]
+    delays = [
+        ACCOUNT_ALLOWANCE.delay_after(n)
+        for n in range(ACCOUNT_ALLOWANCE.free - 1, ACCOUNT_ALLOWANCE.free + 5)
+    ]
     assert delays == [0, 1, 2, 4, 8, 16]
 
 
@@ -35,7 +38,8 @@ async def test_a_few_wait_for_their_turn_and_the_rest_is_sent_away(
     monkeypatch.setattr(PasswordKdf, "stretch", stretch)
     stretcher = Stretcher()
     admitted = [
-        asyncio.create_task(stretcher.stretch(DEFAULT_KDF, str(n))) for n in range(2 + MAX_WAITING)
+        asyncio.create_task(stretcher.stretch(DEFAULT_KDF, str(n)))
+        for n in range(2 + MAX_WAITING_PASSWORDS)
     ]
     await asyncio.sleep(0)
     try:
@@ -49,7 +53,9 @@ async def test_a_few_wait_for_their_turn_and_the_rest_is_sent_away(
         await asyncio.sleep(0)
     finally:
         go_on.set()
-    assert await asyncio.gather(*admitted[:-1]) == [b"%d" % n for n in range(1 + MAX_WAITING)]
+    assert await asyncio.gather(*admitted[:-1]) == [
+        b"%d" % n for n in range(1 + MAX_WAITING_PASSWORDS)
+    ]
     assert await another == b"in its place"
     assert await stretcher.stretch(DEFAULT_KDF, "later") == b"later"
 

@@ -5,25 +5,43 @@ from itertools import pairwise
 
 import pytest
 
-from backend.accounts.auth.throttle import ACCOUNT, ADDRESS, LONGEST_DELAY, Allowance, address_block
+from backend.accounts.auth.throttle import (
+    ACCOUNT_ALLOWANCE,
+    ADDRESS_ALLOWANCE,
+    MAX_DELAY_SECONDS,
+    Allowance,
+    normalise_address,
+)
 from backend.accounts.errors import TooManyAttemptsError
 
 
 def test_the_first_five_attempts_wait_for_nothing() -> None:
-    assert [ADDRESS.delay_after(failures) for failures in range(5)] == [0] * 5
+    assert [ADDRESS_ALLOWANCE.delay_after(failures) for failures in range(5)] == [0] * 5
 
 
 def test_from_the_fifth_failure_on_each_doubles_the_delay() -> None:
-    assert [ADDRESS.delay_after(failures) for failures in range(5, 11)] == [1, 2, 4, 8, 16, 32]
+    assert [ADDRESS_ALLOWANCE.delay_after(failures) for failures in range(5, 11)] == [
+        1,
+        2,
+        4,
+        8,
+        16,
+        32,
+    ]
 
 
 def test_where_more_is_free_the_delays_begin_later() -> None:
-    assert [ACCOUNT.delay_after(failures) for failures in (0, 99, 100, 101)] == [0, 0, 1, 2]
+    assert [ACCOUNT_ALLOWANCE.delay_after(failures) for failures in (0, 99, 100, 101)] == [
+        0,
+        0,
+        1,
+        2,
+    ]
 
 
 def test_no_delay_is_longer_than_a_quarter_of_an_hour() -> None:
-    delays = [ADDRESS.delay_after(failures) for failures in range(2000)]
-    assert max(delays) == LONGEST_DELAY == 15 * 60
+    delays = [ADDRESS_ALLOWANCE.delay_after(failures) for failures in range(2000)]
+    assert max(delays) == MAX_DELAY_SECONDS == 15 * 60
     assert all(one <= other for one, other in pairwise(delays))
 
 
@@ -71,31 +89,33 @@ def guess(addresses: list[Counter], account: Counter, *, days: int) -> tuple[int
 
 def test_failures_are_forgiven_one_after_the_other() -> None:
     def after(seconds: float) -> float:
-        return ADDRESS.count(5, START, at=START + timedelta(seconds=seconds)) - 1
+        return ADDRESS_ALLOWANCE.count(5, START, at=START + timedelta(seconds=seconds)) - 1
 
-    assert after(ADDRESS.forgiven_every) == 4
-    assert after(ADDRESS.forgiven_every / 2) == 4.5
-    assert after(10 * ADDRESS.forgiven_every) == 0
+    assert after(ADDRESS_ALLOWANCE.forgiven_every) == 4
+    assert after(ADDRESS_ALLOWANCE.forgiven_every / 2) == 4.5
+    assert after(10 * ADDRESS_ALLOWANCE.forgiven_every) == 0
 
 
 def test_a_clock_that_was_put_back_adds_no_failures() -> None:
-    assert ADDRESS.count(2, START, at=START - DAY) == 3
+    assert ADDRESS_ALLOWANCE.count(2, START, at=START - DAY) == 3
 
 
 @pytest.mark.parametrize("addresses", [1, 2, 3])
 def test_a_month_of_guesses_from_a_few_addresses_never_keeps_the_owner_waiting(
     addresses: int,
 ) -> None:
-    account = Counter(ACCOUNT)
-    guesses, longest = guess([Counter(ADDRESS) for _ in range(addresses)], account, days=30)
+    account = Counter(ACCOUNT_ALLOWANCE)
+    guesses, longest = guess(
+        [Counter(ADDRESS_ALLOWANCE) for _ in range(addresses)], account, days=30
+    )
     assert longest == 0
-    assert account.failures < ACCOUNT.free
+    assert account.failures < ACCOUNT_ALLOWANCE.free
     assert guesses <= addresses * (30 * 96 + 15)
 
 
 def test_guesses_from_many_addresses_get_288_a_day_and_a_burst() -> None:
-    account = Counter(ACCOUNT)
-    guesses, longest = guess([Counter(ADDRESS) for _ in range(20)], account, days=10)
+    account = Counter(ACCOUNT_ALLOWANCE)
+    guesses, longest = guess([Counter(ADDRESS_ALLOWANCE) for _ in range(20)], account, days=10)
     assert 10 * 250 < guesses <= 10 * 288 + 110
     assert longest <= 513
 
@@ -114,4 +134,4 @@ def test_guesses_from_many_addresses_get_288_a_day_and_a_burst() -> None:
     ],
 )
 def test_attempts_count_for_all_addresses_that_one_customer_has(address: str, block: str) -> None:
-    assert address_block(address) == block
+    assert normalise_address(address) == block

@@ -9,7 +9,7 @@ from backend.llm.slot_rules import (
     Claim,
     Rank,
     SlotUse,
-    Work,
+    SlotWork,
     find_occupation,
     may_start,
     must_yield,
@@ -29,7 +29,7 @@ def claim(
     chat: UUID = CHAT,
 ) -> Claim:
     """A claim that comes after all earlier ones."""
-    work = Work(use=use, rank=rank, user_id=user, chat_id=chat)
+    work = SlotWork(use=use, rank=rank, user_id=user, chat_id=chat)
     return Claim(UUID(int=next(_ids)), work, granted)
 
 

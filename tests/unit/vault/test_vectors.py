@@ -18,7 +18,12 @@ import pytest
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from backend.accounts.auth.names import INSTANCE_CONTEXT, InstanceKeys
-from backend.accounts.keys.keyring import Protection, new_data_key, open_sealer, wrap_derivation_key
+from backend.accounts.keys.keyring import (
+    Protection,
+    make_data_key,
+    open_sealer,
+    wrap_derivation_key,
+)
 from backend.accounts.models import User
 from backend.vault.root import RootKeys, Wrapped, add_root_key, load_root_keys
 from backend.vault.sealing import Column, Sealer, derive, digest, unseal_under
@@ -151,7 +156,7 @@ def test_the_root_key_file_keeps_its_form(counting: None, tmp_path: Path) -> Non
 
 
 def test_a_data_key_keeps_its_form(counting: None) -> None:
-    row = new_data_key(USER, 7, user_key=USER_KEY)
+    row = make_data_key(USER, 7, user_key=USER_KEY)
     opened = unseal_under(
         hkdf(USER_KEY, "talekeeper/data-keys"),
         row.wrapped,
@@ -174,7 +179,7 @@ def test_a_derivation_key_keeps_its_form(counting: None) -> None:
 
     assert blob.hex() == DERIVATION_KEY
     assert AESGCM(key).decrypt(blob[:12], blob[12:], associated) == SECRET
-    sealer = open_sealer(user, [new_data_key(USER, 7, user_key=USER_KEY)], user_key=USER_KEY)
+    sealer = open_sealer(user, [make_data_key(USER, 7, user_key=USER_KEY)], user_key=USER_KEY)
     assert sealer.derive_key("terms") == hkdf(SECRET, "talekeeper/terms")
 
 
@@ -187,8 +192,8 @@ def test_what_is_computed_from_keys_stays_as_it_is() -> None:
         "a password, stretched at little cost": stretched(),
         "a password, stretched at full cost": full_cost.stretch(PASSWORD),
         "the protection's MAC": PROTECTION.mac(USER_KEY),
-        "a name's hash": instance.find_name(" Ædith "),
-        "a throttle's hash": instance.find_throttle("account", "edith"),
+        "a name's hash": instance.hash_name(" Ædith "),
+        "a throttle's hash": instance.hash_throttle_key("account", "edith"),
     }
 
     assert {name: value.hex() for name, value in computed.items()} == {

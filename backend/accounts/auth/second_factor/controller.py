@@ -43,7 +43,7 @@ from backend.http.schemas import RAISES
 
 AnyRequest = Request[Any, Any, Any]
 
-CONFIRMED = (
+CONFIRMATION_ERRORS = (
     WrongCredentialsError,
     SecondFactorRequiredError,
     WrongSecondFactorError,
@@ -53,7 +53,7 @@ CONFIRMED = (
 )
 """What a route may answer with that asks for password and second factor."""
 
-APP = "authenticator app"
+APP_LABEL = "authenticator app"
 
 
 class SecondFactorController(Controller):
@@ -78,7 +78,11 @@ class SecondFactorController(Controller):
         """What a sign-in needs beside the password. API keys need none of it."""
         return await second_factors.show(identity)
 
-    @post("/totp", opt={SHOWN_ONCE: True, RAISES: CONFIRMED}, summary="Set up an authenticator app")
+    @post(
+        "/totp",
+        opt={SHOWN_ONCE: True, RAISES: CONFIRMATION_ERRORS},
+        summary="Set up an authenticator app",
+    )
     async def begin_totp(
         self,
         request: AnyRequest,
@@ -118,12 +122,12 @@ class SecondFactorController(Controller):
         session ends.
         """
         codes = await second_factors.finish_totp(identity, data.code)
-        await activity.note(request, "second_factor_on", detail=APP)
+        await activity.note(request, "second_factor_on", detail=APP_LABEL)
         return SecondFactorOn(codes=codes)
 
     @delete(
         "/totp",
-        opt={RAISES: (*CONFIRMED, SecondFactorOffError)},
+        opt={RAISES: (*CONFIRMATION_ERRORS, SecondFactorOffError)},
         summary="Switch the authenticator app off",
     )
     async def remove_totp(
@@ -138,11 +142,11 @@ class SecondFactorController(Controller):
         """Switch the app off. One-time codes go with the last app or passkey."""
         await second_factor_gate.confirm(request, identity, data)
         await second_factors.remove_totp(identity)
-        await activity.note(request, "second_factor_off", detail=APP)
+        await activity.note(request, "second_factor_off", detail=APP_LABEL)
 
     @post(
         "/codes",
-        opt={SHOWN_ONCE: True, RAISES: (*CONFIRMED, SecondFactorOffError)},
+        opt={SHOWN_ONCE: True, RAISES: (*CONFIRMATION_ERRORS, SecondFactorOffError)},
         operation_id="newOneTimeCodes",
         summary="New one-time codes",
     )
@@ -165,7 +169,7 @@ class SecondFactorController(Controller):
         "/passkeys",
         opt={
             SHOWN_ONCE: True,
-            RAISES: (*CONFIRMED, PasskeyUnavailableError, TooManyPasskeysError),
+            RAISES: (*CONFIRMATION_ERRORS, PasskeyUnavailableError, TooManyPasskeysError),
         },
         summary="Begin to add a passkey",
     )
@@ -238,7 +242,7 @@ class SecondFactorController(Controller):
 
     @delete(
         "/passkeys/{passkey_id:uuid}",
-        opt={RAISES: (*CONFIRMED, PasskeyNotFoundError)},
+        opt={RAISES: (*CONFIRMATION_ERRORS, PasskeyNotFoundError)},
         summary="Remove a passkey",
     )
     async def remove_passkey(

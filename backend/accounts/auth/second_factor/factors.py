@@ -25,21 +25,21 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from backend.accounts import repository
 from backend.accounts.auth.second_factor.passkeys import StoredPasskey
 from backend.accounts.errors import WrongSecondFactorError
-from backend.accounts.keys.keyring import UserKey, protect, tampered
+from backend.accounts.keys.keyring import UserKey, protect, report_tampering
 from backend.accounts.keys.user_keys import lock_user
 from backend.accounts.models import FACTOR_SECRET, FactorKind, SecondFactor, User
 from backend.vault.sealing import Sealer
 from backend.vault.slots import normalize_code
 
 ISSUER = "Talekeeper"
-TOTP_WINDOW = 1
+TOTP_WINDOW_STEPS = 1
 """Time steps of 30 s by which a phone's clock may be wrong, before and after."""
 
 TOTP_CODE = re.compile(r"[0-9]{6}")
-WRONG = "It is wrong, was used before, or came too late. Try the next one."
+WRONG_CODE_ADVICE = "It is wrong, was used before, or came too late. Try the next one."
 
-ONE_TIME_CODES = 10
-CODE_GROUP = 5
+ONE_TIME_CODE_COUNT = 10
+CODE_GROUP_LENGTH = 5
 CODE_LENGTH = 10
 """Letters of base32: 50 bits. They are only tried online, at the pace of the throttle."""
 
@@ -65,8 +65,8 @@ async def read_factors(session: AsyncSession, user: User) -> Factors:
     """
     query = select(SecondFactor).where(SecondFactor.user_id == user.id, SecondFactor.is_on)
     rows = list(await session.scalars(query.order_by(SecondFactor.id)))
-    if not compare_digest(_digest(rows) or b"", user.factors_digest or b""):
-        raise tampered(user)
+    if not compare_digest(_make_digest(rows) or b"", user.factors_digest or b""):
+        raise report_tampering(user)
     return Factors(
         totp=next((row for row in rows if row.kind == "totp"), None),
         passkeys=[row for row in rows if row.kind == "passkey"],
@@ -89,23 +89,23 @@ async def renew_digest(session: AsyncSession, user: User, user_key: bytes) -> No
     """Make digest and MAC again, for a locked account whose factors this transaction changed."""
     await session.flush()
     query = select(SecondFactor).where(SecondFactor.user_id == user.id, SecondFactor.is_on)
-    user.factors_digest = _digest(list(await session.scalars(query)))
-    protect(user, user_key, kdf=await repository.password_kdf(session, user.id))
+    user.factors_digest = _make_digest(list(await session.scalars(query)))
+    protect(user, user_key, kdf=await repository.load_password_kdf(session, user.id))
 
 
 async def delete_factors(
-    session: AsyncSession, user_id: UUID, *kinds: FactorKind, begun: bool = False
+    session: AsyncSession, user_id: UUID, *kinds: FactorKind, only_unconfirmed: bool = False
 ) -> None:
-    """Delete an account's factors of some kinds, or of all; `begun` spares those that are on."""
+    """Delete an account's factors of some kinds, or of all; `only_unconfirmed` spares those that are on."""
     query = delete(SecondFactor).where(SecondFactor.user_id == user_id)
     if kinds:
         query = query.where(SecondFactor.kind.in_(kinds))
-    if begun:
+    if only_unconfirmed:
         query = query.where(~SecondFactor.is_on)
     await session.execute(query)
 
 
-async def find_begun(
+async def find_unconfirmed(
     session: AsyncSession, user_id: UUID, kind: FactorKind, *, since: datetime
 ) -> SecondFactor | None:
     """The factor that the account has begun to set up, not before `since`."""
@@ -128,7 +128,7 @@ def open_passkey(sealer: Sealer, row: SecondFactor) -> StoredPasskey:
     return msgspec.json.decode(open_secret(sealer, row), type=StoredPasskey)
 
 
-def totp_uri(secret: str, name: str) -> str:
+def make_totp_uri(secret: str, name: str) -> str:
     """The `otpauth` address that an authenticator app reads."""
     return TOTP(secret).provisioning_uri(name=name, issuer_name=ISSUER)
 
@@ -136,37 +136,39 @@ def totp_uri(secret: str, name: str) -> str:
 def use_totp(row: SecondFactor | None, sealer: Sealer, code: str, at: datetime) -> None:
     """Take a TOTP's code, once. Raises `WrongSecondFactorError`."""
     if row is None:
-        raise WrongSecondFactorError(WRONG)
+        raise WrongSecondFactorError(WRONG_CODE_ADVICE)
     totp = TOTP(open_secret(sealer, row).decode())
     try:
-        step = totp.verify_and_get_timecode(plain_code(code), for_time=at, valid_window=TOTP_WINDOW)
+        step = totp.verify_and_get_timecode(
+            strip_code(code), for_time=at, valid_window=TOTP_WINDOW_STEPS
+        )
     except OTPVerificationError as error:
-        raise WrongSecondFactorError(WRONG) from error
+        raise WrongSecondFactorError(WRONG_CODE_ADVICE) from error
     if step <= row.counter:
-        raise WrongSecondFactorError(WRONG)
+        raise WrongSecondFactorError(WRONG_CODE_ADVICE)
     row.counter, row.last_used_at = step, at
 
 
-def new_one_time_codes() -> list[str]:
+def make_one_time_codes() -> list[str]:
     """Ten codes to write down, such as `ABCDE-FGHIJ`."""
     codes = [
         base64.b32encode(secrets.token_bytes(7)).decode()[:CODE_LENGTH]
-        for _ in range(ONE_TIME_CODES)
+        for _ in range(ONE_TIME_CODE_COUNT)
     ]
-    return [f"{code[:CODE_GROUP]}-{code[CODE_GROUP:]}" for code in codes]
+    return [f"{code[:CODE_GROUP_LENGTH]}-{code[CODE_GROUP_LENGTH:]}" for code in codes]
 
 
-def code_digest(code: str) -> bytes:
+def hash_code(code: str) -> bytes:
     """What is stored of a one-time code: the SHA-256 of its letters."""
     return hashlib.sha256(normalize_code(code).encode()).digest()
 
 
-def plain_code(code: str) -> str:
+def strip_code(code: str) -> str:
     """A code as it is typed, without spaces."""
     return "".join(code.split())
 
 
-def _digest(rows: Iterable[SecondFactor]) -> bytes | None:
+def _make_digest(rows: Iterable[SecondFactor]) -> bytes | None:
     """SHA-256 over the factors' kinds and ids; None without factors."""
     parts = sorted(row.kind.encode() + row.id.bytes for row in rows)
     return hashlib.sha256(b"".join(parts)).digest() if parts else None

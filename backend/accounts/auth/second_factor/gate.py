@@ -20,19 +20,19 @@ from backend.accounts.auth.identity import Identity
 from backend.accounts.auth.second_factor import passkeys
 from backend.accounts.auth.second_factor.factors import (
     TOTP_CODE,
-    WRONG,
+    WRONG_CODE_ADVICE,
     Factors,
-    code_digest,
+    hash_code,
     lock_factors,
     open_passkey,
     open_secret,
-    plain_code,
     read_factors,
     renew_digest,
+    strip_code,
     use_totp,
 )
-from backend.accounts.auth.second_factor.passkeys import PasskeyRejectedError, Site, site_of
-from backend.accounts.auth.throttle import Attempt, Throttle
+from backend.accounts.auth.second_factor.passkeys import PasskeyRejectedError, Site, parse_site
+from backend.accounts.auth.throttle import SignInAttempt, Throttle
 from backend.accounts.errors import (
     PasskeyUnavailableError,
     SecondFactorRequiredError,
@@ -42,7 +42,7 @@ from backend.accounts.keys.keyring import UserKey, check_current, open_checked_s
 from backend.accounts.models import FactorKind, SecondFactor
 from backend.accounts.profile.activity import ActivityLog
 from backend.accounts.schemas import LogIn, SecondFactorConfirmation
-from backend.accounts.service import AccountService, Unlocked
+from backend.accounts.service import AccountService, UnlockedAccount
 from backend.database.base import now
 from backend.database.engine import Database
 from backend.settings import Settings
@@ -52,12 +52,12 @@ AnyRequest = Request[Any, Any, Any]
 Proof = LogIn | SecondFactorConfirmation
 """What a request brings: in `otp` a code of either kind, in `passkey` what the browser says."""
 
-Admit = Callable[..., Awaitable[Attempt]]
+Admit = Callable[..., Awaitable[SignInAttempt]]
 """Counts an attempt before it is checked: `guessable` is whether it can be found by trying."""
 
 
 @dataclass(frozen=True, slots=True)
-class _Asked:
+class _FactorRequest:
     """Whose second factor is asked for, where, and for what.
 
     `purpose` binds a passkey's challenge to what it was made for. `site` is None where browsers
@@ -89,22 +89,22 @@ class SecondFactorGate:
 
     def site(self, request: AnyRequest) -> Site:
         """The page's address as passkeys know it. Raises `PasskeyUnavailableError`."""
-        return site_of(self._public_origin or f"{request.url.scheme}://{request.url.netloc}")
+        return parse_site(self._public_origin or f"{request.url.scheme}://{request.url.netloc}")
 
     async def enter(
-        self, request: AnyRequest, unlocked: Unlocked, proof: LogIn, *, address: str
+        self, request: AnyRequest, unlocked: UnlockedAccount, proof: LogIn, *, address: str
     ) -> None:
         """Ask at a sign-in, after the password was right.
 
         Raises `SecondFactorRequiredError`, `WrongSecondFactorError`, `TooManyAttemptsError`,
         `TamperedAccountError`.
         """
-        asked = self._asked(request, unlocked.user.id, unlocked.current, b"sign-in")
+        asked = self._make_request(request, unlocked.user.id, unlocked.current, b"sign-in")
         admit = partial(self._throttle.admit_second_factor, unlocked.name, address=address)
         try:
             await self._check(asked, proof, admit)
         except WrongSecondFactorError:
-            await self._activity.note_unlocked(request, unlocked, "wrong_second_factor")
+            await self._activity.note_sign_in(request, unlocked, "wrong_second_factor")
             raise
         # The sign-in succeeded as a whole: guesses from elsewhere don't slow this address down.
         await self._throttle.remember(unlocked.user.id, unlocked.name, address=address)
@@ -118,7 +118,7 @@ class SecondFactorGate:
         """
         await self._accounts.confirm_password(identity, proof.password)
         purpose = b"confirm/" + identity.slot_id.bytes
-        asked = self._asked(request, identity.user_id, identity.current, purpose)
+        asked = self._make_request(request, identity.user_id, identity.current, purpose)
         admit = partial(self._throttle.admit_second_confirmation, identity.user_id)
         try:
             await self._check(asked, proof, admit)
@@ -126,29 +126,29 @@ class SecondFactorGate:
             await self._activity.note(request, "wrong_second_factor")
             raise
 
-    def _asked(
+    def _make_request(
         self, request: AnyRequest, user_id: UUID, current: UserKey, purpose: bytes
-    ) -> _Asked:
+    ) -> _FactorRequest:
         try:
             site = self.site(request)
         except PasskeyUnavailableError:
             site = None
-        return _Asked(user_id, current, purpose, site)
+        return _FactorRequest(user_id, current, purpose, site)
 
-    async def _check(self, asked: _Asked, proof: Proof, admit: Admit) -> None:
+    async def _check(self, asked: _FactorRequest, proof: Proof, admit: Admit) -> None:
         async with self._database.read() as session:
             user = await repository.get_user(session, asked.user_id)
             factors = await read_factors(session, user)
             check_current(user, asked.current)
-            rows = await repository.data_keys(session, asked.user_id)
+            rows = await repository.list_data_keys(session, asked.user_id)
             sealer = open_checked_sealer(user, rows, user_key=asked.current.key)
         if not factors.is_on:
             return
         if factors.passkeys:
-            await asyncio.to_thread(passkeys.load)
+            await asyncio.to_thread(passkeys.load_library)
         if proof.otp is None and proof.passkey is None:
-            raise _required(asked, factors, sealer)
-        code = plain_code(proof.otp or "")
+            raise _make_required_error(asked, factors, sealer)
+        code = strip_code(proof.otp or "")
         # The six digits of a TOTP alone can be found by trying.
         guessable = TOTP_CODE.fullmatch(code) is not None
         attempt = await admit(guessable=guessable)
@@ -165,7 +165,9 @@ class SecondFactorGate:
         await self._throttle.forgive(attempt)
 
 
-def _required(asked: _Asked, factors: Factors, sealer: Sealer) -> SecondFactorRequiredError:
+def _make_required_error(
+    asked: _FactorRequest, factors: Factors, sealer: Sealer
+) -> SecondFactorRequiredError:
     """The error that says what can be used."""
     kinds: list[FactorKind] = ["totp"] if factors.totp else []
     options = None
@@ -174,28 +176,30 @@ def _required(asked: _Asked, factors: Factors, sealer: Sealer) -> SecondFactorRe
         here = [each for each in known if each.rp_id == asked.site.rp_id]
         if here:
             kinds.append("passkey")
-            challenge = passkeys.new_challenge(asked.current.key, asked.purpose, at=now())
-            options = passkeys.authentication_options(asked.site, challenge=challenge, known=here)
+            challenge = passkeys.make_challenge(asked.current.key, asked.purpose, at=now())
+            options = passkeys.make_authentication_options(
+                asked.site, challenge=challenge, known=here
+            )
     if factors.codes:
         kinds.append("one_time_code")
     return SecondFactorRequiredError(kinds, options)
 
 
 def _find_one_time_code(factors: Factors, sealer: Sealer, code: str) -> SecondFactor:
-    wanted = code_digest(code)
+    wanted = hash_code(code)
     found = [row for row in factors.codes if compare_digest(open_secret(sealer, row), wanted)]
     if not found:
-        raise WrongSecondFactorError(WRONG)
+        raise WrongSecondFactorError(WRONG_CODE_ADVICE)
     return found[0]
 
 
 def _use_passkey(
-    asked: _Asked, factors: Factors, sealer: Sealer, credential: dict[str, Any]
+    asked: _FactorRequest, factors: Factors, sealer: Sealer, credential: dict[str, Any]
 ) -> None:
     at = now()
     try:
-        credential_id, challenge = passkeys.answered(credential)
-        issued = passkeys.issued_at(challenge, asked.current.key, asked.purpose, at=at)
+        credential_id, challenge = passkeys.read_response(credential)
+        issued = passkeys.read_issue_time(challenge, asked.current.key, asked.purpose, at=at)
         for row in factors.passkeys:
             passkey = open_passkey(sealer, row)
             if passkey.credential_id != credential_id or asked.site is None or issued is None:
@@ -212,5 +216,5 @@ def _use_passkey(
             row.counter, row.last_used_at = issued, at
             return
     except PasskeyRejectedError as error:
-        raise WrongSecondFactorError(WRONG) from error
-    raise WrongSecondFactorError(WRONG)
+        raise WrongSecondFactorError(WRONG_CODE_ADVICE) from error
+    raise WrongSecondFactorError(WRONG_CODE_ADVICE)

@@ -1,6 +1,6 @@
 """Passkeys (Web Authentication) as a second factor; what knows the library `webauthn`.
 
-It is imported when the first passkey is used: it takes a third of a second and 7 MB. `load` is
+It is imported when the first passkey is used: it takes a third of a second and 7 MB. `load_library` is
 called in a thread before anything else here.
 """
 
@@ -20,13 +20,13 @@ from uuid import UUID
 
 import msgspec
 
-from backend.accounts.auth.middleware import address_of
+from backend.accounts.auth.middleware import parse_address
 from backend.accounts.errors import PasskeyUnavailableError
 from backend.vault.sealing import derive, digest
 
 RP_NAME = "Talekeeper"
 TIMEOUT_MS = 120_000
-CHALLENGE_LASTS = timedelta(minutes=5)
+CHALLENGE_LIFETIME = timedelta(minutes=5)
 _TIME = struct.Struct(">Q")
 _NONCE_BYTES = 16
 _BODY_BYTES = _TIME.size + _NONCE_BYTES
@@ -52,14 +52,14 @@ class Site:
     origin: str
 
 
-def site_of(origin: str) -> Site:
+def parse_site(origin: str) -> Site:
     """The site of an origin such as `https://tales.example`.
 
     Raises `PasskeyUnavailableError` if browsers have no passkeys there.
     """
     parts = urlsplit(origin)
     host = parts.hostname or ""
-    if address_of(host) is not None:
+    if parse_address(host) is not None:
         port = f":{parts.port}" if parts.port else ""
         raise PasskeyUnavailableError(
             f"They belong to a name, and {host} is an address. On this machine, open "
@@ -76,12 +76,12 @@ def site_of(origin: str) -> Site:
     return Site(host, f"{parts.scheme}://{own}")
 
 
-def load() -> None:
+def load_library() -> None:
     """Import the library, if it is not there yet: call it in a thread."""
     importlib.import_module("webauthn")
 
 
-def registration_options(
+def make_registration_options(
     site: Site, *, user_id: UUID, name: str, challenge: bytes, known: Sequence[StoredPasskey]
 ) -> dict[str, Any]:
     """What `navigator.credentials.create` takes."""
@@ -114,7 +114,7 @@ def registration_options(
     return options_to_json_dict(options)
 
 
-def authentication_options(
+def make_authentication_options(
     site: Site, *, challenge: bytes, known: Sequence[StoredPasskey]
 ) -> dict[str, Any]:
     """What `navigator.credentials.get` takes."""
@@ -179,7 +179,7 @@ def verify_authentication(
     return found.new_sign_count
 
 
-def answered(credential: dict[str, Any]) -> tuple[bytes, bytes]:
+def read_response(credential: dict[str, Any]) -> tuple[bytes, bytes]:
     """The id of the passkey that answered, and the challenge that it says it answered.
 
     Nothing of it is verified yet. Raises `PasskeyRejectedError`.
@@ -193,7 +193,7 @@ def answered(credential: dict[str, Any]) -> tuple[bytes, bytes]:
         raise PasskeyRejectedError from error
 
 
-def new_challenge(user_key: bytes, purpose: bytes, *, at: datetime) -> bytes:
+def make_challenge(user_key: bytes, purpose: bytes, *, at: datetime) -> bytes:
     """A challenge that can be answered for 5 minutes, and that no table has to keep.
 
     It is `time | nonce | MAC`. The MAC is under a key of the user's, which only the right password,
@@ -201,23 +201,25 @@ def new_challenge(user_key: bytes, purpose: bytes, *, at: datetime) -> bytes:
     or session is worth nothing to another. It works once: a passkey remembers the time of the
     newest challenge that it answered, and takes no older one.
     """
-    body = _TIME.pack(_microseconds(at)) + os.urandom(_NONCE_BYTES)
-    return body + _mac(user_key, purpose, body)
+    body = _TIME.pack(_to_microseconds(at)) + os.urandom(_NONCE_BYTES)
+    return body + _make_mac(user_key, purpose, body)
 
 
-def issued_at(challenge: bytes, user_key: bytes, purpose: bytes, *, at: datetime) -> int | None:
+def read_issue_time(
+    challenge: bytes, user_key: bytes, purpose: bytes, *, at: datetime
+) -> int | None:
     """When a challenge was made, in microseconds; None if it is not one of ours, or is too old."""
     body, mac = challenge[:_BODY_BYTES], challenge[_BODY_BYTES:]
-    if len(body) != _BODY_BYTES or not compare_digest(mac, _mac(user_key, purpose, body)):
+    if len(body) != _BODY_BYTES or not compare_digest(mac, _make_mac(user_key, purpose, body)):
         return None
     issued: int = _TIME.unpack_from(body)[0]
-    age = _microseconds(at) - issued
-    return issued if age < CHALLENGE_LASTS / timedelta(microseconds=1) else None
+    age = _to_microseconds(at) - issued
+    return issued if age < CHALLENGE_LIFETIME / timedelta(microseconds=1) else None
 
 
-def _mac(user_key: bytes, purpose: bytes, body: bytes) -> bytes:
+def _make_mac(user_key: bytes, purpose: bytes, body: bytes) -> bytes:
     return digest(derive(user_key, "passkey-challenge"), purpose, body)
 
 
-def _microseconds(at: datetime) -> int:
+def _to_microseconds(at: datetime) -> int:
     return int(at.timestamp() * 1_000_000)

@@ -20,16 +20,16 @@ from backend.accounts.auth.identity import Identity
 from backend.accounts.auth.second_factor import passkeys
 from backend.accounts.auth.second_factor.factors import (
     Factors,
-    code_digest,
     delete_factors,
-    find_begun,
+    find_unconfirmed,
+    hash_code,
     lock_factors,
-    new_one_time_codes,
+    make_one_time_codes,
+    make_totp_uri,
     open_passkey,
     open_secret,
     read_factors,
     renew_digest,
-    totp_uri,
     use_totp,
 )
 from backend.accounts.auth.second_factor.passkeys import PasskeyRejectedError, Site
@@ -53,8 +53,8 @@ from backend.vault.sealing import Sealer
 
 MAX_PASSKEYS = 10
 CHALLENGE_BYTES = 32
-SET_UP_WITHIN = timedelta(minutes=10)
-LATE = "It was not begun here, or more than 10 minutes ago. Begin again."
+SETUP_TIMEOUT = timedelta(minutes=10)
+LATE_ADVICE = "It was not begun here, or more than 10 minutes ago. Begin again."
 
 
 class SecondFactorService:
@@ -82,19 +82,19 @@ class SecondFactorService:
             )
         return SecondFactorsView(
             totp=totp_view,
-            passkeys=[_view(identity.sealer, row) for row in factors.passkeys],
+            passkeys=[_make_view(identity.sealer, row) for row in factors.passkeys],
             one_time_codes=len(factors.codes),
         )
 
     async def begin_totp(self, identity: Identity, *, name: str) -> TotpSetUp:
         """A secret for an authenticator app. It counts once a code of it has come back."""
         secret = pyotp.random_base32()  # 160 bits, the length that RFC 4226 recommends
-        uri = totp_uri(secret, name)
+        uri = make_totp_uri(secret, name)
         qr = await asyncio.to_thread(make_qr_rows, uri)
         async with self._database.write() as session:
             await self._lock(session, identity)
-            await delete_factors(session, identity.user_id, "totp", begun=True)
-            session.add(_row(identity.sealer, "totp", secret.encode()))
+            await delete_factors(session, identity.user_id, "totp", only_unconfirmed=True)
+            session.add(_make_row(identity.sealer, "totp", secret.encode()))
         return TotpSetUp(secret=secret, uri=uri, qr=qr)
 
     async def finish_totp(self, identity: Identity, code: str) -> list[str] | None:
@@ -103,10 +103,12 @@ class SecondFactorService:
         Raises `WrongSecondFactorError`, `SecondFactorOffError`, `TamperedAccountError`.
         """
         at = now()
-        async with self._changing(identity) as (session, factors):
-            row = await find_begun(session, identity.user_id, "totp", since=at - SET_UP_WITHIN)
+        async with self._change_factors(identity) as (session, factors):
+            row = await find_unconfirmed(
+                session, identity.user_id, "totp", since=at - SETUP_TIMEOUT
+            )
             if row is None:
-                raise SecondFactorOffError(LATE)
+                raise SecondFactorOffError(LATE_ADVICE)
             use_totp(row, identity.sealer, code, at)
             if factors.totp is not None:
                 await session.delete(factors.totp)
@@ -114,7 +116,7 @@ class SecondFactorService:
 
     async def remove_totp(self, identity: Identity) -> None:
         """Switch the app off. Raises `SecondFactorOffError`, `TamperedAccountError`."""
-        async with self._changing(identity) as (session, factors):
+        async with self._change_factors(identity) as (session, factors):
             if factors.totp is None:
                 raise SecondFactorOffError("No authenticator app is set up.")
             await _remove(session, factors.totp, is_last=not factors.passkeys)
@@ -124,25 +126,25 @@ class SecondFactorService:
 
         Raises `SecondFactorOffError`, `TamperedAccountError`.
         """
-        async with self._changing(identity) as (session, factors):
+        async with self._change_factors(identity) as (session, factors):
             if not factors.is_on:
                 raise SecondFactorOffError("Set up an app or a passkey first.")
-            return await _new_codes(session, identity)
+            return await _replace_codes(session, identity)
 
     async def begin_passkey(self, identity: Identity, site: Site, *, name: str) -> dict[str, Any]:
         """What the browser makes a passkey from.
 
         Raises `TooManyPasskeysError`, `TamperedAccountError`.
         """
-        await asyncio.to_thread(passkeys.load)
+        await asyncio.to_thread(passkeys.load_library)
         challenge, sealer = os.urandom(CHALLENGE_BYTES), identity.sealer
         async with self._database.write() as session:
             _, factors = await self._lock(session, identity)
             _check_room(factors)
-            await delete_factors(session, identity.user_id, "passkey", begun=True)
-            session.add(_row(sealer, "passkey", challenge))
+            await delete_factors(session, identity.user_id, "passkey", only_unconfirmed=True)
+            session.add(_make_row(sealer, "passkey", challenge))
         known = [open_passkey(sealer, row) for row in factors.passkeys]
-        return passkeys.registration_options(
+        return passkeys.make_registration_options(
             site, user_id=identity.user_id, name=name, challenge=challenge, known=known
         )
 
@@ -153,13 +155,13 @@ class SecondFactorService:
 
         Raises `PasskeyRefusedError`, `TooManyPasskeysError`, `TamperedAccountError`.
         """
-        await asyncio.to_thread(passkeys.load)
-        since, sealer = now() - SET_UP_WITHIN, identity.sealer
-        async with self._changing(identity) as (session, factors):
+        await asyncio.to_thread(passkeys.load_library)
+        since, sealer = now() - SETUP_TIMEOUT, identity.sealer
+        async with self._change_factors(identity) as (session, factors):
             _check_room(factors)
-            row = await find_begun(session, identity.user_id, "passkey", since=since)
+            row = await find_unconfirmed(session, identity.user_id, "passkey", since=since)
             if row is None:
-                raise PasskeyRefusedError(LATE)
+                raise PasskeyRefusedError(LATE_ADVICE)
             try:
                 made, row.sign_count = passkeys.verify_registration(
                     credential, site=site, challenge=open_secret(sealer, row)
@@ -172,25 +174,25 @@ class SecondFactorService:
             row.sealed_secret = sealer.seal_bytes(FACTOR_SECRET, row.id, msgspec.json.encode(made))
             row.sealed_label = sealer.seal(FACTOR_LABEL, row.id, label)
             codes = await _switch_on(session, identity, row, factors)
-        return _view(sealer, row), codes
+        return _make_view(sealer, row), codes
 
     async def rename_passkey(
         self, identity: Identity, passkey_id: UUID, *, label: str
     ) -> PasskeyView:
         """Give a passkey another name. Raises `PasskeyNotFoundError`."""
         async with self._database.write() as session:
-            row = await _passkey(session, identity, passkey_id)
+            row = await _get_passkey(session, identity, passkey_id)
             row.sealed_label = identity.sealer.seal(FACTOR_LABEL, row.id, label)
-        return _view(identity.sealer, row)
+        return _make_view(identity.sealer, row)
 
     async def remove_passkey(self, identity: Identity, passkey_id: UUID) -> str:
         """Take a passkey away; returns its name.
 
         Raises `PasskeyNotFoundError`, `TamperedAccountError`.
         """
-        async with self._changing(identity) as (session, factors):
-            row = await _passkey(session, identity, passkey_id)
-            label = _label(identity.sealer, row)
+        async with self._change_factors(identity) as (session, factors):
+            row = await _get_passkey(session, identity, passkey_id)
+            label = _open_label(identity.sealer, row)
             is_last = factors.totp is None and len(factors.passkeys) == 1
             await _remove(session, row, is_last=is_last)
         return label
@@ -200,7 +202,9 @@ class SecondFactorService:
         return await lock_factors(session, identity.user_id, identity.current)
 
     @asynccontextmanager
-    async def _changing(self, identity: Identity) -> AsyncGenerator[tuple[AsyncSession, Factors]]:
+    async def _change_factors(
+        self, identity: Identity
+    ) -> AsyncGenerator[tuple[AsyncSession, Factors]]:
         """A transaction that changes the account's factors, and with them its user key.
 
         Rows of before, put back, open nothing.
@@ -221,7 +225,7 @@ async def _switch_on(
     row.is_on = True
     if before.is_on:
         return None
-    codes = await _new_codes(session, identity)
+    codes = await _replace_codes(session, identity)
     await repository.delete_slots(session, identity.user_id, "session", but=identity.slot_id)
     # Signing in with the password alone does not make an address known.
     await forget_addresses(session, identity.user_id)
@@ -235,17 +239,17 @@ async def _remove(session: AsyncSession, row: SecondFactor, *, is_last: bool) ->
         await delete_factors(session, row.user_id)
 
 
-async def _new_codes(session: AsyncSession, identity: Identity) -> list[str]:
+async def _replace_codes(session: AsyncSession, identity: Identity) -> list[str]:
     await delete_factors(session, identity.user_id, "one_time_code")
-    codes = new_one_time_codes()
+    codes = make_one_time_codes()
     for code in codes:
-        row = _row(identity.sealer, "one_time_code", code_digest(code))
+        row = _make_row(identity.sealer, "one_time_code", hash_code(code))
         row.is_on = True
         session.add(row)
     return codes
 
 
-async def _passkey(session: AsyncSession, identity: Identity, passkey_id: UUID) -> SecondFactor:
+async def _get_passkey(session: AsyncSession, identity: Identity, passkey_id: UUID) -> SecondFactor:
     row = await session.scalar(
         select(SecondFactor).where(
             SecondFactor.id == passkey_id,
@@ -264,7 +268,7 @@ def _check_room(factors: Factors) -> None:
         raise TooManyPasskeysError(f"There may be {MAX_PASSKEYS}. Remove one first.")
 
 
-def _row(sealer: Sealer, kind: FactorKind, secret: bytes) -> SecondFactor:
+def _make_row(sealer: Sealer, kind: FactorKind, secret: bytes) -> SecondFactor:
     row_id = new_id()
     return SecondFactor(
         id=row_id,
@@ -276,14 +280,14 @@ def _row(sealer: Sealer, kind: FactorKind, secret: bytes) -> SecondFactor:
     )
 
 
-def _label(sealer: Sealer, row: SecondFactor) -> str:
+def _open_label(sealer: Sealer, row: SecondFactor) -> str:
     return "" if row.sealed_label is None else sealer.open(FACTOR_LABEL, row.id, row.sealed_label)
 
 
-def _view(sealer: Sealer, row: SecondFactor) -> PasskeyView:
+def _make_view(sealer: Sealer, row: SecondFactor) -> PasskeyView:
     return PasskeyView(
         id=row.id,
-        label=_label(sealer, row),
+        label=_open_label(sealer, row),
         site=open_passkey(sealer, row).rp_id,
         created_at=row.created_at,
         last_used_at=row.last_used_at,
