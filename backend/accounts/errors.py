@@ -1,4 +1,4 @@
-"""What can go wrong at the door."""
+"""Errors of accounts: sign-up, sign-in, keys and administration."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from backend.errors import (
 
 
 class WrongCredentialsError(UnauthenticatedError):
-    """No such account, or not its password: one answer for both."""
+    """The account does not exist, or the password is wrong. Both cases look the same."""
 
     slug, title = "wrong-credentials", "That name and password do not go together"
 
 
 class WrongRecoveryCodeError(UnauthenticatedError):
-    """No such account, or not its recovery code: one answer for both."""
+    """The account does not exist, or the recovery code is wrong. Both cases look the same."""
 
     slug, title = "wrong-recovery-code", "That name and recovery code do not go together"
 
@@ -31,7 +31,8 @@ class WrongRecoveryCodeError(UnauthenticatedError):
 class SecondFactorRequiredError(UnauthenticatedError):
     """The password is right, and the account has a second factor.
 
-    `kinds` are those that can be used here; `passkey` is what `navigator.credentials.get` takes.
+    `kinds` are those that can be used here. `passkey` are the options for
+    `navigator.credentials.get`.
     """
 
     slug, title = "second-factor-required", "A second factor is needed as well"
@@ -56,25 +57,25 @@ class PasskeyUnavailableError(ConflictError):
 
 
 class PasskeyRefusedError(ValidationError):
-    """What the browser sent is no new passkey for this account, or its time was up."""
+    """The browser's response is not a new passkey for this account, or it came too late."""
 
     slug, title = "passkey-refused", "This passkey could not be added"
 
 
 class TooManyPasskeysError(ConflictError):
-    """The account has as many passkeys as it may have."""
+    """The account has the maximum number of passkeys."""
 
     slug, title = "too-many-passkeys", "No more passkeys can be added"
 
 
 class SecondFactorOffError(ConflictError):
-    """The account has no second factor of the kind that this is about."""
+    """The account has no second factor of the kind that the request names."""
 
     slug, title = "second-factor-off", "There is no such second factor"
 
 
 class PasskeyNotFoundError(NotFoundError):
-    """No such passkey, or someone else's."""
+    """The passkey does not exist or belongs to someone else."""
 
     slug, title = "passkey-not-found", "No such passkey"
 
@@ -86,7 +87,7 @@ class TooManyAttemptsError(TooManyRequestsError):
 
 
 class BusyError(UnavailableError):
-    """More people sign in or up at once than passwords can be checked for."""
+    """More users sign in or up at the same time than passwords can be checked for."""
 
     slug, title = "busy", "Too many people are signing in right now"
 
@@ -98,7 +99,7 @@ class NameTakenError(ConflictError):
 
 
 class RegistrationClosedError(ForbiddenError):
-    """Nobody may sign up here, or only with an invitation."""
+    """Sign-up is closed, or needs an invitation."""
 
     slug, title = "registration-closed", "Signing up is not open here"
 
@@ -116,67 +117,63 @@ class WeakPasswordError(ValidationError):
 
 
 class InsecureTransportError(ForbiddenError):
-    """A session's cookie would travel in the clear."""
+    """The session's cookie would travel unencrypted."""
 
     slug, title = "insecure-transport", "Sign in over https"
 
 
 class UnknownHostError(ForbiddenError):
-    """The request's `Host` is no name of this server: another site's name may lead here."""
+    """The request's `Host` is not a name of this server. Another site's name may point here."""
 
     slug, title = "unknown-host", "This server does not go by that name"
 
 
 class CrossSiteError(ForbiddenError):
-    """The request was sent by another site's page, or lacks the CSRF token."""
+    """The request came from another site's page, or lacks the CSRF token."""
 
     slug, title = "cross-site-request", "This request may come from another site"
 
 
 class ScopeError(ForbiddenError):
-    """The API key was not made for this."""
+    """The API key lacks the scope that the request needs."""
 
     slug, title = "scope-missing", "The API key lacks the scope for this"
 
 
 class SessionNotFoundError(NotFoundError):
-    """No such session, or someone else's."""
+    """The session does not exist or belongs to someone else."""
 
     slug, title = "session-not-found", "No such session"
 
 
 class ApiKeyNotFoundError(NotFoundError):
-    """No such API key, or someone else's."""
+    """The API key does not exist or belongs to someone else."""
 
     slug, title = "api-key-not-found", "No such API key"
 
 
 class UserNotFoundError(NotFoundError):
-    """No such account."""
-
     slug, title = "user-not-found", "No such account"
 
 
 class InvitationNotFoundError(NotFoundError):
-    """No such invitation."""
-
     slug, title = "invitation-not-found", "No such invitation"
 
 
 class LastAdministratorError(ConflictError):
-    """Somebody must be left who can administer."""
+    """At least one enabled account must be an administrator."""
 
     slug, title = "last-administrator", "This is the last administrator"
 
 
 class KeysChangedError(ConflictError):
-    """The account's keys were changed while the request was under way."""
+    """Another request changed the account's keys at the same time."""
 
     slug, title = "keys-changed", "The account's keys were changed meanwhile"
 
 
 class TooManyDataKeysError(TooManyRequestsError):
-    """The account's keys were changed very often."""
+    """The account's keys were changed too often."""
 
     slug, title = "too-many-data-keys", "The keys were changed too often"
 
@@ -188,6 +185,6 @@ class TooManyDataKeysError(TooManyRequestsError):
 
 
 class TamperedAccountError(ForbiddenError):
-    """Something else than Talekeeper changed the key mode, password costs or second factors."""
+    """Something other than Talekeeper changed the key mode, password costs or second factors."""
 
     slug, title = "account-tampered", "This account's security settings were tampered with"

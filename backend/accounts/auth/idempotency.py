@@ -1,14 +1,15 @@
-"""`Idempotency-Key`: a write that is sent again is answered as it was the first time.
+"""`Idempotency-Key`: a repeated write gets the response of the first one.
 
-The answer to a write that was done is kept for a day, sealed, under a keyed hash of the key, and is
-given again to the same session or API key alone. Refusals and failures are not kept: nothing was
-done, and the next try may succeed. Nor are streams (a turn has an id of its own for that) and
-answers that hold a secret that is shown once.
+The response of a successful write is stored for a day, sealed, under a keyed hash of the key. Only
+the same session or API key gets it again. Errors are not stored, because nothing was done and the
+next attempt may succeed. Streams are not stored, because a turn has an id for that. Responses with
+a secret that is shown once are not stored either.
 
-A process may die after it did what was asked, and before the answer is kept; or the database did it
-and the connection broke before it said so. So each transaction of such a request also marks its
-row. A request that comes again and is marked is not done again: where the service wrote down what
-it made (`record_made`), it is answered with that (`find_made_id`), elsewhere it is refused.
+A process may end after the write and before the response is stored. The connection to the database
+may also break after a commit and before its confirmation. So each transaction of such a request
+also marks its row. A repeated request whose row is marked is not executed again. If the service
+recorded the created id (`record_made`), the response is made from that id (`find_made_id`).
+Otherwise the request is refused.
 """
 
 from __future__ import annotations
@@ -48,39 +49,39 @@ HEADER = "idempotency-key"
 MAX_KEY_LENGTH = 200
 RESPONSE_RETENTION = timedelta(days=1)
 CLAIM_TIMEOUT = timedelta(minutes=5)
-"""A request that was never answered (its process died) may be sent again after this long."""
+"""A request without a response may be repeated after this time, because its process has ended."""
 
 MAX_RESPONSE_BYTES = 1024 * 1024
 STORED_HEADERS = frozenset({b"content-type", b"etag", b"location"})
 
 
 class IdempotencyKeyReusedError(ValidationError):
-    """The key was used before, for another request."""
+    """The key was used before, for a different request."""
 
     slug, title = "idempotency-key-reused", "This idempotency key was used for another request"
 
 
 class RequestInProgressError(ConflictError):
-    """The same request is being worked on."""
+    """The first request with this key has not finished."""
 
     slug, title = "request-in-progress", "The same request is being worked on"
 
 
 class RequestInterruptedError(ConflictError):
-    """The request was worked on, and its answer was lost."""
+    """The first request was executed, and its response was lost."""
 
     slug, title = "request-interrupted", "The answer to this request was lost"
 
 
 class StoredResponse(msgspec.Struct, frozen=True):
-    """An answer as it is kept."""
+    """The stored headers and body of a response."""
 
     headers: list[tuple[str, str]]
     body: bytes
 
 
 class _RequestClaim:
-    """A request that is worked on; `made_id` is what it made when it came before."""
+    """A claim to execute a request. `made_id` is the id that an earlier execution created."""
 
     def __init__(self, row_id: UUID, made_id: UUID | None = None) -> None:
         self.row_id = row_id
@@ -88,7 +89,7 @@ class _RequestClaim:
         self.is_over = False
 
     async def note(self, session: AsyncSession) -> None:
-        """See `EFFECT_NOTE`. Tasks that go on after the answer have nothing to mark."""
+        """Mark the row. See `EFFECT_NOTE`. Tasks that continue after the response mark nothing."""
         if not self.is_over:
             await self.mark(session, is_done=True)
 
@@ -101,20 +102,20 @@ _CLAIM: ContextVar[_RequestClaim | None] = ContextVar("idempotent_work", default
 
 
 def find_made_id() -> UUID | None:
-    """What the request at hand made when it came before, and was not answered."""
+    """Return the id that an earlier execution of the current request created."""
     work = _CLAIM.get()
     return work.made_id if work else None
 
 
 async def record_made(session: AsyncSession, thing_id: UUID) -> None:
-    """Write down what the request at hand makes, in the transaction that makes it."""
+    """Record the id that the current request creates, in the transaction that creates it."""
     work = _CLAIM.get()
     if work is not None:
         await work.mark(session, made_id=thing_id)
 
 
 class IdempotencyMiddleware(ASGIMiddleware):
-    """Stands behind `IdentityMiddleware`: keys belong to accounts."""
+    """Repeats stored responses. Runs after `IdentityMiddleware`: keys belong to accounts."""
 
     scopes = (ScopeType.HTTP,)
 
@@ -122,7 +123,7 @@ class IdempotencyMiddleware(ASGIMiddleware):
         self._database = database
 
     async def handle(self, scope: Scope, receive: Receive, send: Send, next_app: ASGIApp) -> None:
-        """Answer again what was answered, else keep the answer."""
+        """Send the stored response, or execute the request and store its response."""
         request: Request[Any, Any, Any] = Request(scope, receive, send)
         key = request.headers.get(HEADER)
         identity: Identity | None = scope["user"]
@@ -143,7 +144,7 @@ class IdempotencyMiddleware(ASGIMiddleware):
             try:
                 await self._keep(identity, work.row_id, taken)
             except (DatabaseUnavailableError, OvertakenError) as error:
-                # The client gets its answer. A repeated request finds the marks of the row.
+                # The client gets its response. A repeated request finds the marks of the row.
                 log.warning("request.answer_not_kept", problem=error.slug, exc_info=error)
 
         taken = _ResponseRecorder(send, keep)
@@ -158,7 +159,7 @@ class IdempotencyMiddleware(ASGIMiddleware):
     async def _claim(
         self, identity: Identity, key: str, fingerprint: bytes
     ) -> _RequestClaim | tuple[int, StoredResponse]:
-        """The work of a request that is to be done, or the status and answer that it got before."""
+        """Claim the request, or return the status and response of the first one."""
         sealer = identity.sealer
         key_digest = digest(sealer.derive_key("idempotency"), identity.slot_id.bytes, key.encode())
         is_same = (
@@ -211,10 +212,10 @@ class IdempotencyMiddleware(ASGIMiddleware):
 
 
 def _resume_claim(found: IdempotentRequest | None) -> _RequestClaim:
-    """The work of a request whose answer was lost, to be answered with what it made.
+    """Return a claim for the request if its response was lost and it created an id.
 
-    Raises `RequestInProgressError`, and `RequestInterruptedError` for what was done, and failed or
-    was given up afterwards.
+    Raises `RequestInProgressError`. Raises `RequestInterruptedError` if the request was executed,
+    and then failed or was abandoned.
     """
     if found is None:
         raise RequestInProgressError("Wait for its answer.")
@@ -230,7 +231,7 @@ def _resume_claim(found: IdempotentRequest | None) -> _RequestClaim:
 
 
 async def delete_old_responses(database: Database, *, at: datetime) -> None:
-    """Drop answers that were kept for long enough."""
+    """Delete responses that are older than `RESPONSE_RETENTION`."""
     async with database.write() as session:
         await session.execute(
             delete(IdempotentRequest).where(IdempotentRequest.created_at < at - RESPONSE_RETENTION)
@@ -238,7 +239,7 @@ async def delete_old_responses(database: Database, *, at: datetime) -> None:
 
 
 class _ResponseRecorder:
-    """An answer, taken down on its way out, and kept before its end is sent."""
+    """Records a response while it is sent, and stores it before its last part is sent."""
 
     def __init__(self, send: Send, keep: Callable[[], Awaitable[None]]) -> None:
         self._send = send
@@ -261,12 +262,13 @@ class _ResponseRecorder:
             self._is_too_large = len(self.body) + len(message["body"]) > MAX_RESPONSE_BYTES
             self.body += b"" if self._is_too_large else message["body"]
         if message["type"] == "http.response.body" and not message.get("more_body"):
-            # Who has the whole answer may send the same request again at once.
+            # Stored first, because a client may repeat the request as soon as it has the whole
+            # response.
             await self.end()
         await self._send(message)
 
     async def end(self) -> None:
-        """Keep it, once."""
+        """Store the response. Idempotent."""
         if not self._is_over:
             self._is_over = True
             await self._keep()
@@ -278,18 +280,18 @@ class _ResponseRecorder:
 
     @property
     def has_failed(self) -> bool:
-        """Whether the request failed on the way, and may have done part of its work."""
+        """True if the request failed, and may have done part of its work."""
         return not self.status or self.status >= 500  # noqa: PLR2004  # the class of faults
 
     @property
     def is_worth_keeping(self) -> bool:
-        """Whether something was done, and its answer is of a size to keep."""
+        """True if the request succeeded, and its response can be stored."""
         is_done = 200 <= self.status < 300  # noqa: PLR2004  # the class of success
         return is_done and not self._is_left_out
 
 
 async def _read_body(receive: Receive, *, largest: int) -> list[Message]:
-    """The request's body, message by message. Raises `TooLargeError`."""
+    """Return the messages of the request's body. Raises `TooLargeError`."""
     messages: list[Message] = []
     size = 0
     while True:
@@ -305,9 +307,9 @@ async def _read_body(receive: Receive, *, largest: int) -> list[Message]:
 def _make_fingerprint(
     identity: Identity, request: Request[Any, Any, Any], messages: list[Message]
 ) -> bytes:
-    """What makes two requests the same.
+    """Return a digest that is equal for equal requests.
 
-    Of a form without the boundary between its parts, which clients draw anew each time.
+    It leaves out the boundary of a form, because clients make a new one for each request.
     """
     bodies: list[Any] = list(messages)
     body = b"".join(message.get("body", b"") for message in bodies)
@@ -323,7 +325,7 @@ def _make_fingerprint(
 
 
 def _replay_body(messages: list[Message], receive: Receive) -> Receive:
-    """The body once more, then whatever comes after it."""
+    """Return a `receive` that yields the body again, and then the messages that follow."""
     waiting = iter(messages)
 
     async def receiving() -> Any:

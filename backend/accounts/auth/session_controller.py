@@ -1,4 +1,4 @@
-"""What opens an account without its password: `/sessions` and `/api-keys`."""
+"""Sessions and API keys, which open an account without its password: `/sessions`, `/api-keys`."""
 
 from datetime import UTC, datetime
 from typing import Any
@@ -37,7 +37,7 @@ class SessionController(Controller):
         limit: PageSize = 50,
         after: FromQuery[UUID | None] = None,
     ) -> Page[SessionView]:
-        """Where the account is signed in, newest first. A page may be short."""
+        """The account's sessions, newest first. A page may be short."""
         slots, following = await sessions.list_slots(identity, "session", after=after, limit=limit)
         return Page(
             next=following,
@@ -103,9 +103,10 @@ class ApiKeyController(Controller):
         sessions: NamedDependency[SessionService],
         activity: NamedDependency[ActivityLog],
     ) -> MadeApiKey:
-        """Make a key. Scopes: `read` looks, `chat` also writes and plays, `manage` may do all.
+        """Make an API key with one of three scopes.
 
-        Only a session may: an API key that makes others could not be ended by ending it.
+        `read` only reads, `chat` also writes and plays, `manage` allows everything. Only a session
+        can make a key. Otherwise deleting an API key would not delete the keys that it made.
         """
         token, slot = await sessions.make_api_key(
             identity,
@@ -130,7 +131,7 @@ class ApiKeyController(Controller):
         sessions: NamedDependency[SessionService],
         activity: NamedDependency[ActivityLog],
     ) -> None:
-        """The key opens nothing from now on."""
+        """End an API key. It stops working immediately."""
         await sessions.end(key_id, owner_id=identity.user_id, kind="api_key")
         await activity.note(request, "api_key_ended")
 

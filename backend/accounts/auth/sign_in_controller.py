@@ -1,4 +1,4 @@
-"""Accounts before anybody is signed in: this installation, signing up, in, and back in."""
+"""Routes without sign-in: the installation, sign-up, sign-in and recovery."""
 
 from typing import Any
 
@@ -33,16 +33,16 @@ from backend.http.schemas import EXAMPLE, RAISES
 AnyRequest = Request[Any, Any, Any]
 
 SIGN_IN_ERRORS = (TooManyAttemptsError, InsecureTransportError, BusyError)
-"""What each way in may answer with."""
+"""Errors of all sign-in routes."""
 
 EXAMPLE_ACCOUNT = {"username": "Anna", "password": "a fine long password"}
 
 
 class InstanceView(msgspec.Struct, kw_only=True):
-    """This installation, as anybody may see it.
+    """The public information about this installation.
 
-    `sign_up` is `first` while there is no account: the first to sign up becomes administrator.
-    `user` is who asks, null where nobody is signed in.
+    `sign_up` is `first` while there is no account: the first user becomes the administrator. `user`
+    is the signed-in account, or null.
     """
 
     version: str
@@ -62,7 +62,7 @@ class InstanceController(Controller):
         request: Request[Identity | None, Any, Any],
         accounts: NamedDependency[AccountService],
     ) -> InstanceView:
-        """The version, who may sign up, and who is signed in, if anybody is."""
+        """The version, who may sign up, and the signed-in account."""
         identity = request.user
         return InstanceView(
             version=backend.__version__,
@@ -74,10 +74,10 @@ class InstanceController(Controller):
 
 
 class SignInController(Controller):
-    """Signing up, in and out, and getting back in."""
+    """Sign-up, sign-in and recovery."""
 
     tags = ("Accounts",)
-    # Nobody is signed in yet: no more is read of them than names and passwords take.
+    # A small limit, because anyone can send these requests.
     request_max_body_size = 16_384
 
     @post(
@@ -104,8 +104,8 @@ class SignInController(Controller):
     ) -> Response[SignedUp]:
         """Make an account and sign in. The first account becomes the administrator.
 
-        The recovery code is shown this once. Without the password and without the code the texts
-        are lost: there is no other key to them.
+        The recovery code is shown only once. Without the password and the code, the account's texts
+        are lost: no other key opens them.
         """
         auth.check_transport(request)
         unlocked = await accounts.sign_up(
@@ -136,11 +136,11 @@ class SignInController(Controller):
         auth: NamedDependency[SessionOpener],
         second_factor_gate: NamedDependency[SecondFactorGate],
     ) -> Response[UserView]:
-        """Open a session; its cookie signs later requests in.
+        """Open a session. Its cookie authenticates later requests.
 
-        If the account has a second factor, the answer to a right password alone is the problem
-        `second-factor-required`, which says what can be used. Send the request again with `otp` or
-        `passkey`.
+        If the account has a second factor, a request with only the right password gets the problem
+        `second-factor-required`, which lists the usable factors. Send the request again with `otp`
+        or `passkey`.
         """
         auth.check_transport(request)
         address = _get_address(request)
@@ -166,9 +166,9 @@ class SignInController(Controller):
     ) -> Response[SignedUp]:
         """Set a new password with the recovery code. All sessions and API keys end.
 
-        Recovery is for when an account may be in other hands, so nothing that opened it before
-        opens it after. Second factors are switched off: the code alone proves whose account it is.
-        A new recovery code is shown.
+        Recovery assumes that someone else may have had access, so everything that opened the
+        account before stops working. Second factors are switched off, because the code alone proves
+        ownership. A new recovery code is shown.
         """
         auth.check_transport(request)
         unlocked = await accounts.recover(

@@ -1,7 +1,7 @@
-"""New keys in the place of old ones: the root key, and users' data keys.
+"""Rotation of the root key and of users' data keys.
 
-Both rotations go batch by batch, each batch in a transaction of its own. Both may be killed at any
-point and started again: what is done stays done, and the old key is there until nothing needs it.
+Both rotations work in batches, each in its own transaction. Both may be killed at any point and
+started again. Finished batches stay done, and the old key remains until nothing needs it.
 """
 
 from __future__ import annotations
@@ -56,20 +56,21 @@ PROVIDERS = Table(
 
 
 def make_provider_context(provider_id: UUID) -> bytes:
-    """What a provider's config is bound to: another row's does not open in its place."""
+    """Return the context that binds a provider's config to its row."""
     return b"installation-provider/" + provider_id.bytes
 
 
 async def count_stale_providers(session: AsyncSession, current: int) -> int:
-    """How many providers are not under this version of the root key."""
+    """Count providers that are not under this version of the root key."""
     query = select(func.count()).select_from(PROVIDERS)
     return await session.scalar(query.where(PROVIDERS.c.root_version != current)) or 0
 
 
 async def rewrap_providers(session: AsyncSession, root: RootKeys, *, limit: int) -> int:
-    """Put some of the providers under the newest root key; how many there were.
+    """Rewrap up to `limit` providers under the newest root key. Return their number.
 
-    One that does not open is deleted: nobody can use it, and an administrator can add it again.
+    A provider that does not open is deleted, because no one can use it. An administrator can add it
+    again.
     """
     query = select(PROVIDERS).where(PROVIDERS.c.root_version != root.current)
     query = query.order_by(PROVIDERS.c.id).limit(limit).with_for_update()
@@ -90,15 +91,15 @@ async def rewrap_providers(session: AsyncSession, root: RootKeys, *, limit: int)
 
 BATCH_ROWS = 200
 GRACE_PERIOD = timedelta(days=1)
-"""Longer than any request, turn or job keeps a user's keys in memory."""
+"""No request, turn or job keeps a user's keys in memory for longer."""
 
 
 @dataclass(frozen=True, slots=True)
 class RootKeyRotation:
-    """How a rotation of the root key ended: nothing is under an older version any more.
+    """The result of a rotation of the root key. Nothing is under an older version.
 
-    `dropped` are the versions that were taken out of the file, `removable` those that the operator
-    can take out of `TALEKEEPER_ROOT_KEY`, or of a file that can't be written from here.
+    `dropped` are the versions that were removed from the file. `removable` are the versions that
+    the operator can remove from `TALEKEEPER_ROOT_KEY`, or from a read-only file.
     """
 
     version: int
@@ -109,11 +110,11 @@ class RootKeyRotation:
 
 @dataclass(frozen=True, slots=True)
 class DataKeyRotation:
-    """How a rotation of a user's data key ended.
+    """The result of a rotation of a user's data key.
 
-    `resealed` counts the rows that this run changed, `damaged` the blobs that do not open. `kept`
-    are the older keys that are still there: something is under them (a damaged blob, a row that
-    was locked), or somebody may still be writing with them. The next rotation looks again.
+    `resealed` counts the rows that this run changed, `damaged` the values that do not open. `kept`
+    are the older keys that remain: something is under them (a damaged value, a row that was
+    locked), or a process may still write with them. The next rotation checks them again.
     """
 
     number: int
@@ -125,10 +126,10 @@ class DataKeyRotation:
 async def rotate_root_key(
     database: Database, *, path: Path, value: str | None, report: ReportProgress
 ) -> RootKeyRotation:
-    """Put a new root key in the place of the old one, or finish doing so.
+    """Replace the root key, or finish an earlier rotation.
 
-    To the file a new version is added first, and the older ones are dropped from it last. To the
-    setting (`value`), and to a file that can't be written, the operator adds the new version.
+    In the file, the new version is added first, and older versions are removed last. In the setting
+    (`value`) and in a read-only file, the operator adds the new version.
 
     Raises `RootKeyError`.
     """
@@ -136,13 +137,13 @@ async def rotate_root_key(
     async with database.read() as session:
         row = await session.get(InstanceKey, 1)
     if row is not None:
-        open_instance_key(row, root)  # before anything is written: whether this is the right key
+        open_instance_key(row, root)  # checks the key before anything is written
     if len(root.versions) == 1 and await _count_stale(database, root.current) == 0:
         root = _add_version(root, path, value=value)
     rewrapped = await rewrap_all_keys(database, root, report)
     older = tuple(root.versions[:-1])
     if value is None:
-        # A secret that is mounted can't be replaced: it is the operator's to change.
+        # A mounted secret cannot be replaced from here. Its operator has to change it.
         with contextlib.suppress(OSError):
             drop_old_root_keys(path)
             return RootKeyRotation(root.current, rewrapped, dropped=older)
@@ -161,13 +162,13 @@ def _add_version(root: RootKeys, path: Path, *, value: str | None) -> RootKeys:
 
 
 async def rewrap_all_keys(database: Database, root_keys: RootKeys, report: ReportProgress) -> int:
-    """Wrap everything under the newest root key; returns how much there was to wrap.
+    """Wrap everything under the newest root key. Return the number of rewrapped values.
 
-    When it returns, nothing is under an older version. Raises `RootKeyError`.
+    Afterwards nothing is under an older version. Raises `RootKeyError`.
     """
     done, total = 0, await _count_stale(database, root_keys.current)
     report(done, total)
-    # First: once it is under the new version, `refuse_older_root` lets nobody use an older one.
+    # First, because once it is under the new version, `refuse_older_root` refuses older ones.
     done += await _rewrap_instance_key(database, root_keys)
     for rewrap in (_rewrap_slots, rewrap_job_keys, rewrap_providers):
         while True:
@@ -181,17 +182,17 @@ async def rewrap_all_keys(database: Database, root_keys: RootKeys, report: Repor
 
 
 async def request_new_data_keys(database: Database) -> int:
-    """Have every account get a new data key when it next logs in; returns how many newly are."""
+    """Give every account a new data key at its next sign-in. Return how many were marked."""
     query = update(User).where(~User.new_data_key_due).values(new_data_key_due=True)
     async with database.write() as session:
         return len(list(await session.scalars(query.returning(User.id))))
 
 
 async def ensure_data_key(session: AsyncSession, user: User, user_key: bytes) -> bool:
-    """Give an account its next data key where that is due; whether it was.
+    """Add the account's next data key if one is due. Return True if it was.
 
-    For a transaction that writes. What is sealed from then on is under the new key; older texts
-    are resealed as they are rewritten, or by `rotate_data_key`.
+    Call it in a transaction that writes. New texts are sealed under the new key. Older texts are
+    resealed when they are rewritten, or by `rotate_data_key`.
     """
     if not user.new_data_key_due:
         return False
@@ -210,14 +211,14 @@ async def rotate_data_key(
     *,
     grace: timedelta = GRACE_PERIOD,
 ) -> DataKeyRotation:
-    """Give an account a new data key, or finish doing so, and reseal all its texts under it.
+    """Replace an account's data key, or finish an earlier rotation, and reseal all its texts.
 
-    It is unfinished as long as an older key is there; a further one is then made only where
-    `new_data_key_due` asks for it. An older key is deleted when no text is under it and `grace` has
-    passed since the next one was made: until then a turn that was running may come to store its
-    reply under it. Rows that somebody else has locked are left to the next rotation.
+    A rotation is unfinished as long as an older key exists. In that case, another key is made only
+    if `new_data_key_due` is set. An older key is deleted when no text is under it and `grace` has
+    passed since the next key was made. Until then, a running turn may still store its reply under
+    it. Rows that another transaction has locked are left to the next rotation.
 
-    Raises `UserNotFoundError`, `SealBrokenError` for a wrong `user_key`.
+    Raises `UserNotFoundError`, and `SealBrokenError` if `user_key` is wrong.
     """
     async with database.write() as session:
         tables = await find_sealed_tables(session)
@@ -272,14 +273,14 @@ async def _rewrap_slots(session: AsyncSession, root: RootKeys, *, limit: int) ->
         except RootSealBrokenError:
             if slot.kind not in {"session", "api_key"}:
                 raise
-            # It opens nothing, and its user can make another.
+            # It opens nothing, and its user can make another one.
             log.warning("rotation.slot_deleted", user_id=slot.user_id)
             await session.delete(slot)
     return len(slots)
 
 
 async def _add_data_key(session: AsyncSession, user: User, user_key: bytes) -> list[DataKey]:
-    """Make the next data key of a locked account; returns all of its keys."""
+    """Add the next data key of a locked account. Return all its keys."""
     rows = await repository.list_data_keys(session, user.id)
     # A key wrapped under a wrong user key would make every later text unreadable.
     newest = open_sealer(user, rows, user_key=user_key).current_key
@@ -293,9 +294,9 @@ async def _add_data_key(session: AsyncSession, user: User, user_key: bytes) -> l
 async def delete_unused_keys(
     session: AsyncSession, tables: Sequence[SealedTable], user_id: UUID, grace: timedelta
 ) -> tuple[int, ...]:
-    """Delete a locked account's older data keys that nothing is under.
+    """Delete a locked account's older data keys that no text is under.
 
-    Those that are still there are returned: something is under them, or less than `grace` has
+    Return the numbers of the older keys that remain: a text is under them, or less than `grace` has
     passed since the next one was made.
     """
     used = await find_used_keys(session, tables, user_id)

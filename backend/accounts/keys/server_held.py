@@ -1,7 +1,7 @@
-"""User keys that are lent to the server: standing slots, and the keys that jobs carry.
+"""User keys that the server may open: standing slots, and the keys in jobs.
 
-Both lie under the root key, so that work can go on while the user is away. The table of jobs
-belongs to `backend.jobs`, a layer above; of it, these columns alone are known here.
+Both are under the root key, so that work can continue while the user is away. The table of jobs
+belongs to `backend.jobs`, a layer above. Only these columns of it are known here.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from backend.vault.slots import rewrap_lent, wrap_lent
 log = get_logger(__name__)
 
 STANDING_DURATION = timedelta(days=30)
-"""A standing slot ends this long after its user was last here."""
+"""A standing slot ends this long after its user's last request."""
 
 JOBS = Table(
     "jobs",
@@ -52,7 +52,7 @@ NO_KEY_VALUES: dict[str, Any] = {"wrapped_key": None, "root_version": None, "key
 async def make_standing_slot(
     session: AsyncSession, user_id: UUID, *, user_key: bytes, root: RootKeys, at: datetime
 ) -> None:
-    """Make an account's standing slot, in the place of an older one."""
+    """Make an account's standing slot, which replaces an older one."""
     await delete_standing_slot(session, user_id)
     slot_id = new_id()
     version, wrapped = wrap_lent("standing", slot_id, user_id, user_key=user_key, root=root)
@@ -70,7 +70,7 @@ async def make_standing_slot(
 
 
 async def extend_standing_slot(session: AsyncSession, user_id: UUID, *, at: datetime) -> None:
-    """Its user is here: a standing slot that has not run out lasts its full time again."""
+    """Extend a standing slot that has not expired, because its user is active."""
     query = update(KeySlot).where(
         KeySlot.user_id == user_id, KeySlot.kind == "standing", KeySlot.expires_at > at
     )
@@ -85,18 +85,18 @@ async def delete_standing_slot(session: AsyncSession, user_id: UUID) -> None:
 
 
 async def clear_job_keys(session: AsyncSession, user_id: UUID) -> None:
-    """Take the key out of every job of an account: what has not begun waits for its user."""
+    """Remove the key from every job of an account. Jobs that have not begun wait for their user."""
     query = update(JOBS).where(JOBS.c.user_id == user_id, JOBS.c.wrapped_key.is_not(None))
     await session.execute(query.values(NO_KEY_VALUES))
 
 
 async def delete_jobs(session: AsyncSession, user_id: UUID) -> None:
-    """Delete an account's jobs, with the keys in them; a worker that runs one loses it."""
+    """Delete an account's jobs and the keys in them. A worker that runs one loses it."""
     await session.execute(delete(JOBS).where(JOBS.c.user_id == user_id))
 
 
 async def clear_expired_keys(session: AsyncSession, *, at: datetime) -> None:
-    """Clear the keys whose time is over."""
+    """Clear expired keys."""
     await session.execute(update(JOBS).where(JOBS.c.key_until <= at).values(NO_KEY_VALUES))
     await session.execute(
         delete(KeySlot).where(KeySlot.kind == "standing", KeySlot.expires_at <= at)
@@ -104,7 +104,7 @@ async def clear_expired_keys(session: AsyncSession, *, at: datetime) -> None:
 
 
 async def lock_jobs_with_keys(session: AsyncSession, user_id: UUID) -> Sequence[UUID]:
-    """The jobs of an account that carry its key, locked."""
+    """Lock the jobs of an account that contain its key, and return their ids."""
     query = (
         select(JOBS.c.id)
         .where(JOBS.c.user_id == user_id, JOBS.c.wrapped_key.is_not(None))
@@ -117,7 +117,7 @@ async def lock_jobs_with_keys(session: AsyncSession, user_id: UUID) -> Sequence[
 def wrap_for_jobs(
     job_ids: Sequence[UUID], user_id: UUID, *, user_key: bytes, root: RootKeys
 ) -> list[dict[str, Any]]:
-    """Another user key for jobs to carry, as `store_job_keys` takes it."""
+    """Wrap a new user key for jobs, as `store_job_keys` expects it."""
     return [
         {"job_id": job_id, "version": wrapped.root_version, "wrapped": wrapped.blob}
         for job_id in job_ids
@@ -126,7 +126,7 @@ def wrap_for_jobs(
 
 
 async def store_job_keys(session: AsyncSession, keys: Sequence[dict[str, Any]]) -> None:
-    """Write the keys that jobs carry into their rows."""
+    """Store wrapped keys in the rows of their jobs."""
     if keys:
         query = update(JOBS).where(JOBS.c.id == bindparam("job_id"))
         query = query.values(wrapped_key=bindparam("wrapped"), root_version=bindparam("version"))
@@ -134,15 +134,15 @@ async def store_job_keys(session: AsyncSession, keys: Sequence[dict[str, Any]]) 
 
 
 async def count_stale_job_keys(session: AsyncSession, current: int) -> int:
-    """How many jobs carry a key that is not under this version of the root key."""
+    """Count jobs with a key that is not under this version of the root key."""
     query = select(func.count()).select_from(JOBS).where(JOBS.c.root_version != current)
     return await session.scalar(query) or 0
 
 
 async def rewrap_job_keys(session: AsyncSession, root: RootKeys, *, limit: int) -> int:
-    """Put some of the jobs' keys under the newest root key; how many there were.
+    """Rewrap up to `limit` jobs' keys under the newest root key. Return their number.
 
-    One that does not open is cleared: its job waits until the user is there.
+    A key that does not open is cleared, and its job waits until the user is active.
     """
     query = (
         select(JOBS.c.id, JOBS.c.user_id, JOBS.c.wrapped_key, JOBS.c.root_version)

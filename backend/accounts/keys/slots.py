@@ -1,4 +1,4 @@
-"""Rows of slots: made, opened, and given the next user key or root key."""
+"""Rows of slots: making and opening them, and replacing their user key or root key."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from backend.vault.slots import (
 
 
 async def refuse_older_root(session: AsyncSession, root_keys: RootKeys) -> None:
-    """Raise `RootKeyError` where the root key was rotated after this process read it.
+    """Raise `RootKeyError` if the root key was rotated after this process read it.
 
-    To be asked at the beginning of a transaction that wraps something under the root key: what a
-    server that was not restarted wraps under the old key could never be opened again once that key
-    is dropped. Its lock lets the rotation wait for such a transaction, or the other way round.
+    Call it at the start of a transaction that wraps something under the root key. Values that a
+    stale server wraps under the old key could never be opened after that key is dropped. The lock
+    makes the rotation wait for such a transaction, or the other way round.
     """
     query = select(InstanceKey.root_version).with_for_update(read=True)
     version = await session.scalar(query)
@@ -44,7 +44,7 @@ def make_slot(
     root: RootKeys,
     **columns: Any,
 ) -> KeySlot:
-    """A slot's row with the user key in it, for a secret that is at hand."""
+    """Make a slot that contains the user key, for a known secret."""
     slot_id = columns.pop("id", None) or new_id()
     place = EnvelopePlace(kind, slot_id, user_id, current.generation)
     wrapped = envelopes.wrap(place, secret=secret, user_key=current.key, root=root)
@@ -60,14 +60,14 @@ def make_slot(
 
 
 def open_slot(slot: KeySlot, *, secret: bytes, root: RootKeys) -> UnwrappedKey:
-    """The user key in a slot. Raises `WrongSecretError`, `RootKeyError`."""
+    """Return the user key in a slot. Raises `WrongSecretError`, `RootKeyError`."""
     return envelopes.unwrap(_make_place(slot), _get_wrapped(slot), secret=secret, root=root)
 
 
 async def wrap_directly(
     database: Database, slot: KeySlot, current: UserKey, *, secret: bytes, root: RootKeys
 ) -> None:
-    """Give a slot that was just opened the form that opens fastest, unless it changed meanwhile."""
+    """Store the form that opens fastest in an open slot, unless the slot has changed."""
     place = _make_place(slot)._replace(generation=current.generation)
     wrapped = envelopes.wrap(place, secret=secret, user_key=current.key, root=root)
     is_as_it_was = (KeySlot.id == slot.id) & (KeySlot.wrapped == slot.wrapped)
@@ -85,9 +85,9 @@ async def wrap_directly(
 
 
 def carry_over(slot: KeySlot, *, old_key: bytes, new: UserKey, root: RootKeys) -> None:
-    """Put the next user key into a slot.
+    """Replace the user key in a slot.
 
-    Raises `SealBrokenError` where the slot is not one of the old user key, and `RootKeyError`.
+    Raises `RootKeyError`, and `SealBrokenError` if the slot does not contain the old user key.
     """
     if slot.kind == "standing":
         wrapped = wrap_lent("standing", slot.id, slot.user_id, user_key=new.key, root=root)
@@ -100,7 +100,7 @@ def carry_over(slot: KeySlot, *, old_key: bytes, new: UserKey, root: RootKeys) -
 
 
 def rewrap_under_root(slot: KeySlot, root: RootKeys) -> None:
-    """Put a slot under the newest root key. Raises `RootKeyError`."""
+    """Rewrap a slot under the newest root key. Raises `RootKeyError`."""
     try:
         if slot.kind == "standing":
             wrapped = rewrap_lent("standing", slot.id, slot.user_id, _get_wrapped(slot), root=root)

@@ -1,9 +1,8 @@
-"""A new user key in the place of the old one, in one transaction.
+"""Replacement of an account's user key, in one transaction.
 
-The old user key, known from a slot that was put back or from a server's memory, opens none of the
-account's rows afterwards: the data keys and every slot are under the new one. Texts stay as they
-are, under the data keys that they were sealed under, and what is written from then on is under a
-new data key.
+Afterwards the old user key opens none of the account's rows, even if someone knows it from a
+restored slot or from a server's memory: the data keys and every slot are under the new one. Texts
+stay under their data keys. New texts are sealed under a new data key.
 """
 
 from __future__ import annotations
@@ -40,25 +39,26 @@ from backend.vault.root import RootKeyError, RootKeys
 from backend.vault.sealing import KEY_BYTES, SealBrokenError
 
 MAX_DATA_KEYS = 100
-"""Of one account, for changes of keys that could wait. A new password never has to."""
+"""Per account, for changes of keys that can wait. A new password never has to wait."""
 
 
 async def lock_account(
     session: AsyncSession, user_id: UUID, current: UserKey, *, root: RootKeys
 ) -> User:
-    """The account's row, for a transaction that will change how its keys are kept.
+    """Lock an account before a change of its key protection.
 
-    What is changed after it ends with `renew_user_key`. Raises as `lock_user` does.
+    The change ends with `renew_user_key`. Raises the errors of `lock_user`.
     """
     await refuse_older_root(session, root)
     return await lock_user(session, user_id, current)
 
 
 async def lock_user(session: AsyncSession, user_id: UUID, current: UserKey) -> User:
-    """The account's row, for one transaction at a time that changes what its MAC covers.
+    """Lock an account before a change of the values that its MAC covers.
 
-    Raises `UserNotFoundError`, `KeysChangedError` where another request changed the keys meanwhile,
-    `TamperedAccountError`: the next MAC must not lend its authority to what other hands have set.
+    Raises `UserNotFoundError`, and `KeysChangedError` if another request has changed the keys.
+    Raises `TamperedAccountError`, because the next MAC must not confirm values that someone else
+    has set.
     """
     user = await repository.get_user(session, user_id, lock=True)
     check_current(user, current)
@@ -67,9 +67,9 @@ async def lock_user(session: AsyncSession, user_id: UUID, current: UserKey) -> U
 
 
 async def make_room(session: AsyncSession, user_id: UUID) -> None:
-    """Before one more data key: delete those that no text is under, where there are very many.
+    """Delete unused data keys if the account has very many.
 
-    Each is opened with every request. Raises `TooManyDataKeysError` where that does not help.
+    Each data key is opened with every request. Raises `TooManyDataKeysError` if too many remain.
     """
     if len(await repository.list_data_keys(session, user_id)) < MAX_DATA_KEYS:
         return
@@ -83,10 +83,10 @@ async def make_room(session: AsyncSession, user_id: UUID) -> None:
 async def renew_user_key(
     session: AsyncSession, user: User, old_key: bytes, *, root: RootKeys
 ) -> UserKey:
-    """Give an account that `lock_account` has locked its next user key.
+    """Replace the user key of an account that `lock_account` has locked.
 
-    Its slots, as they are now in this transaction, get the new key, whether or not their secrets
-    are at hand; so do the jobs that carry the old one. Raises `TamperedAccountError`.
+    Its slots, as they are in this transaction, and its jobs get the new key, even if the slots'
+    secrets are unknown. Raises `TamperedAccountError`.
     """
     await session.flush()
     query = select(KeySlot).where(KeySlot.user_id == user.id).order_by(KeySlot.id)
@@ -100,7 +100,7 @@ async def renew_user_key(
         return added, wrap_for_jobs(jobs, user.id, user_key=new.key, root=root)
 
     try:
-        # A fifth of a millisecond a slot or job, and there may be many.
+        # 0.2 ms for each slot or job, and there may be many.
         added, wrapped = await asyncio.to_thread(renew)
     except (SealBrokenError, RootKeyError) as error:
         raise report_tampering(user) from error
@@ -119,7 +119,7 @@ def _replace_keys(
     new: UserKey,
     root: RootKeys,
 ) -> DataKey:
-    """Put the next user key in the place of the old one, in rows alone; the new data key."""
+    """Replace the user key in the given rows. Return the new data key."""
     derivation_key = open_derivation_key(user, user_key=old_key)
     keys = open_data_keys(data_keys, user_key=old_key)
     for row in data_keys:
