@@ -12,7 +12,7 @@ from backend.core.private_networks import PRIVATE, contains_address
 _LABEL = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
 _NAME = re.compile(rf"{_LABEL.pattern}(\.{_LABEL.pattern})*")
 _UNUSED_ADDRESS = ("192.0.2.1", 9)
-"""An address of no machine: only the route to it is asked for, and nothing is sent."""
+"""A reserved address. Only its route is looked up, and nothing is sent."""
 
 
 def find_names() -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""This server in the local network: where it is found, and the certificate that it shows."""
+"""This server in the local network: its addresses, and its certificate."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ def _utc_now() -> datetime:
 
 
 class LocalNetwork:
-    """Keeps a certificate for the names and addresses that this machine has at the time.
+    """Manages a certificate for the current names and addresses of this machine.
 
-    Root and certificate are kept in `lan` in the data folder: a device that trusts the root goes on
-    to do so after a restart. Without `Settings.lan` there is nothing to open or to refresh.
+    Root and certificate are stored in `lan` in the data folder, so that devices still trust the
+    root after a restart. Without `Settings.lan` there is nothing to open or to refresh.
 
     Args:
         settings: Their `lan_port` is the port that is listened on.
@@ -71,7 +71,7 @@ class LocalNetwork:
         return self._context
 
     async def refresh(self) -> None:
-        """Renew the certificate if it ends soon, or if the machine has got another address."""
+        """Renew the certificate if it expires soon, or if the machine has another address."""
         if self._root is not None and self._is_due(self._root):
             await asyncio.to_thread(self._renew)
             self._context.load_cert_chain(self._path)
@@ -95,7 +95,7 @@ class LocalNetwork:
         return list(dict.fromkeys((*self.names, *self._listed_names)))
 
     def _load_root(self) -> CertifiedKey:
-        """Load the root, or make one if there is none, or if it ends soon."""
+        """Load the root, or make one if there is none, or if it expires soon."""
         from backend.lan import certificates  # noqa: PLC0415  # 70 ms at a start that needs it not
 
         path, at = self._folder / "root.pem", self._now()

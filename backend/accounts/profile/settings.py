@@ -56,7 +56,7 @@ class LoreOverrides(SettingsStruct, frozen=True, kw_only=True):
     `budget_cap` in tokens (0: no cap). If tokens are scarce, the chat history leaves activated lore
     up to `reserve_percent` of the prompt (25). `include_names` scans `Name: text` instead of only
     the text. `min_activations` scans further back until that many entries are found, at most to
-    `min_activations_depth` (0: no limit by depth). `strategy` orders the entries after those of the
+    `min_activations_depth` (0: the whole chat). `strategy` orders the entries after those of the
     chat's and the persona's books: characters' books first, global books first, or both by their
     own order. `mode` chooses the search. `member_books` applies to chats with several characters.
     With "speaker" (the default), a character's book and linked books are used only in its own
