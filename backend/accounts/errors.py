@@ -153,10 +153,14 @@ class ApiKeyNotFoundError(NotFoundError):
 
 
 class UserNotFoundError(NotFoundError):
+    """No account has this id."""
+
     slug, title = "user-not-found", "No such account"
 
 
 class InvitationNotFoundError(NotFoundError):
+    """No invitation has this id."""
+
     slug, title = "invitation-not-found", "No such invitation"
 
 
@@ -173,7 +177,7 @@ class KeysChangedError(ConflictError):
 
 
 class TooManyDataKeysError(TooManyRequestsError):
-    """The account's keys were changed too often."""
+    """The account has too many data keys that are still in use."""
 
     slug, title = "too-many-data-keys", "The keys were changed too often"
 
