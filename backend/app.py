@@ -16,11 +16,15 @@ from litestar.handlers import HTTPRouteHandler
 from litestar.middleware import ASGIMiddleware
 from litestar.plugins.prometheus import PrometheusConfig
 
+from backend.accounts.auth.controller import (
+    ApiKeyController,
+    InstanceController,
+    SessionController,
+    SignInController,
+)
 from backend.accounts.auth.idempotency import IdempotencyMiddleware, delete_old_responses
 from backend.accounts.auth.middleware import IdentityMiddleware, guard, provide_identity
 from backend.accounts.auth.second_factor.controller import SecondFactorController
-from backend.accounts.auth.session_controller import ApiKeyController, SessionController
-from backend.accounts.auth.sign_in_controller import InstanceController, SignInController
 from backend.accounts.profile.activity import delete_old_activity
 from backend.accounts.profile.administration import AdministrationController
 from backend.accounts.profile.controller import ActivityController, MeController

@@ -32,9 +32,14 @@ from backend.accounts.keys.keyring import (
     wrap_derivation_key,
 )
 from backend.accounts.keys.open_keys import OpenKeys
-from backend.accounts.keys.server_held import clear_job_keys, delete_jobs, delete_standing_slot
-from backend.accounts.keys.slots import refuse_older_root, wrap_directly
-from backend.accounts.keys.user_keys import lock_account, make_room, renew_user_key
+from backend.accounts.keys.rotation import lock_account, make_room, renew_user_key
+from backend.accounts.keys.slots import (
+    clear_job_keys,
+    delete_jobs,
+    delete_standing_slot,
+    refuse_older_root,
+    wrap_directly,
+)
 from backend.accounts.models import DataKey, KeySlot, SecondFactor, User
 from backend.core.events import Participants
 from backend.core.logs import get_logger

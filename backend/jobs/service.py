@@ -13,7 +13,7 @@ from sqlalchemy import and_, delete, or_, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from backend.accounts.auth.identity import Identity
-from backend.accounts.keys.server_held import clear_expired_keys
+from backend.accounts.keys.slots import clear_expired_keys
 from backend.database.base import now
 from backend.database.engine import OvertakenError
 from backend.http.schemas import Page, make_page

@@ -19,11 +19,9 @@ from backend.accounts.keys.keyring import (
     report_tampering,
 )
 from backend.accounts.keys.open_keys import OpenKeys
-from backend.accounts.keys.rotation import ensure_data_key
+from backend.accounts.keys.rotation import ensure_data_key, lock_account
 from backend.accounts.keys.sealed_tables import has_texts_under_later_key
-from backend.accounts.keys.server_held import extend_standing_slot
-from backend.accounts.keys.slots import make_slot, open_slot, wrap_directly
-from backend.accounts.keys.user_keys import lock_account
+from backend.accounts.keys.slots import extend_standing_slot, make_slot, open_slot, wrap_directly
 from backend.accounts.models import SLOT_LABEL, KeySlot
 from backend.accounts.service import UnlockedAccount
 from backend.core.logs import get_logger

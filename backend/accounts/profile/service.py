@@ -12,12 +12,8 @@ from backend.accounts import repository
 from backend.accounts.auth.identity import Identity, open_user_settings
 from backend.accounts.keys.keyring import DEFAULT_KEY_MODE, KEY_MODES
 from backend.accounts.keys.open_keys import OpenKeys
-from backend.accounts.keys.server_held import (
-    clear_job_keys,
-    delete_standing_slot,
-    make_standing_slot,
-)
-from backend.accounts.keys.user_keys import lock_account, make_room, renew_user_key
+from backend.accounts.keys.rotation import lock_account, make_room, renew_user_key
+from backend.accounts.keys.slots import clear_job_keys, delete_standing_slot, make_standing_slot
 from backend.accounts.models import USER_SETTINGS, KeyMode, User
 from backend.accounts.profile.settings import UserSettings, check_budgets, find_named_models
 from backend.database.base import now

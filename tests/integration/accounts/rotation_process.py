@@ -14,14 +14,14 @@ from datetime import timedelta
 from pathlib import Path
 from uuid import UUID
 
-from backend.accounts.keys import rotation, sealed_tables, user_keys
+from backend.accounts.keys import rotation, sealed_tables
 from backend.database.engine import Database
 from backend.vault.root import load_root_keys
 from tests.integration.accounts.rotation_account import MODELS, PASSWORD, accounts
 
 # Small batches: more points at which to be killed.
 rotation.BATCH_ROWS, sealed_tables.BATCH_ROWS = 1, 5
-user_keys.MAX_DATA_KEYS = 1_000
+rotation.MAX_DATA_KEYS = 1_000
 
 
 def tell(*words: object) -> None:

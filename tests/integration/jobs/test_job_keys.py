@@ -16,7 +16,7 @@ from backend.accounts.auth.names import load_instance_keys
 from backend.accounts.keys.keyring import Protection
 from backend.accounts.keys.open_keys import OpenKeys
 from backend.accounts.keys.rotation import rotate_root_key
-from backend.accounts.keys.server_held import clear_job_keys, make_standing_slot
+from backend.accounts.keys.slots import clear_job_keys, make_standing_slot
 from backend.accounts.models import DataKey, KeyMode, KeySlot, User
 from backend.database.base import new_id, now
 from backend.database.engine import Database
@@ -128,7 +128,7 @@ async def test_the_key_that_a_job_carries_opens_for_that_job_and_user_alone(
     ):
         with pytest.raises(RootKeyError):
             opened(root, other_job, user_id)
-    with pytest.raises(ValueError, match="own user"):
+    with pytest.raises(ValueError, match="another user"):
         await put(queue, "read", user_id=ben.id, key=queue.grant(ada.sealer, "per_job"))
 
 

@@ -26,7 +26,7 @@ from backend.accounts import repository
 from backend.accounts.auth.second_factor.passkeys import StoredPasskey
 from backend.accounts.errors import WrongSecondFactorError
 from backend.accounts.keys.keyring import UserKey, protect, report_tampering
-from backend.accounts.keys.user_keys import lock_user
+from backend.accounts.keys.rotation import lock_user
 from backend.accounts.models import FACTOR_SECRET, FactorKind, SecondFactor, User
 from backend.vault.sealing import Sealer
 from backend.vault.slots import normalize_code

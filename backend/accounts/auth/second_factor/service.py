@@ -41,8 +41,8 @@ from backend.accounts.errors import (
     TooManyPasskeysError,
 )
 from backend.accounts.keys.open_keys import OpenKeys
+from backend.accounts.keys.rotation import renew_user_key
 from backend.accounts.keys.slots import refuse_older_root
-from backend.accounts.keys.user_keys import renew_user_key
 from backend.accounts.models import FACTOR_LABEL, FACTOR_SECRET, FactorKind, SecondFactor, User
 from backend.accounts.schemas import PasskeyView, SecondFactorsView, TotpSetUp, TotpView
 from backend.core.qr_codes import make_qr_rows
