@@ -24,13 +24,11 @@ async def count_users(session: AsyncSession) -> int:
 
 
 async def count_administrators(session: AsyncSession) -> int:
-    """Count the enabled administrators."""
     query = select(func.count()).where(User.is_administrator, ~User.is_disabled)
     return await session.scalar(query) or 0
 
 
 async def find_user(session: AsyncSession, name_lookup: bytes) -> User | None:
-    """Find an account by the keyed hash of its name."""
     return await session.scalar(select(User).where(User.name_lookup == name_lookup))
 
 
@@ -63,7 +61,6 @@ async def load_password_kdf(session: AsyncSession, user_id: UUID) -> bytes | Non
 async def list_slots(
     session: AsyncSession, user_id: UUID, kind: SlotKind, *, after: UUID | None, limit: int
 ) -> list[KeySlot]:
-    """List an account's sessions or API keys, newest first."""
     query = (
         select(KeySlot)
         .where(KeySlot.user_id == user_id, KeySlot.kind == kind)

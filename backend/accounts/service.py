@@ -62,8 +62,6 @@ SignUpState = Literal["first", "open", "invitation", "closed"]
 
 @dataclass(frozen=True, slots=True)
 class UnlockedAccount:
-    """An account with its open user key."""
-
     user: User
     name: str
     current: UserKey

@@ -42,8 +42,6 @@ class CertificateError(AppError):
 
 @dataclass(frozen=True, slots=True)
 class CertifiedKey:
-    """A certificate and its private key."""
-
     certificate: x509.Certificate
     key: ec.EllipticCurvePrivateKey
 
@@ -68,7 +66,6 @@ class CertifiedKey:
 
     @property
     def der(self) -> bytes:
-        """The certificate without its key, in the format for devices."""
         return self.certificate.public_bytes(serialization.Encoding.DER)
 
     @property

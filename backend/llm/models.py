@@ -164,7 +164,6 @@ def open_provider(sealer: Sealer, row: Provider) -> ProviderConfig:
 
 
 def seal_provider(sealer: Sealer, row: Provider, config: ProviderConfig) -> None:
-    """Seal a config, and put it into its user's row."""
     data = msgspec.json.encode(config)
     row.sealed_config = sealer.seal_bytes(PROVIDER_CONFIG, row.id, data)
 
@@ -178,11 +177,9 @@ def open_shared(root: RootKeys, row: InstallationProvider) -> ProviderConfig:
 
 
 def wrap_shared(root: RootKeys, row: InstallationProvider, config: ProviderConfig) -> None:
-    """Wrap a config under the root key, and put it into its row."""
     data = msgspec.json.encode(config)
     row.root_version, row.wrapped_config = root.wrap(data, context=make_provider_context(row.id))
 
 
 def index_by_name(models: Sequence[ListedModel]) -> dict[str, ListedModel]:
-    """Return models by name, in the same order."""
     return {model.name: model for model in models}

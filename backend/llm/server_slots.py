@@ -99,7 +99,6 @@ class _LocalClaim:
         return self.is_granted and not self.is_cut and self.work.rank != Rank.TURN
 
     def start(self) -> None:
-        """Start the work."""
         self.is_granted = True
         self.report(None)
         self.started.set()
@@ -111,7 +110,6 @@ class _LocalClaim:
         self.occupation = occupation
 
     def cut(self) -> None:
-        """Cancel the work."""
         self.is_cut = True
         if self.limit is not None:
             self.limit.reschedule(asyncio.get_running_loop().time())
@@ -220,7 +218,6 @@ class ModelSlots:
             held.report(find_occupation(held.claim, others))
 
     async def _grant(self, held: _LocalClaim) -> None:
-        """Grant a claim if it may start now."""
         async with self._writing() as session:
             others = await _lock(session, held.server_id, but=held.id)
             if not may_start(held.claim, others, concurrency=held.concurrency):

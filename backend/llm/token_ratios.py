@@ -58,8 +58,6 @@ _MIDDLE = (
 
 
 class RatioCache:
-    """The recently used ratios of this process."""
-
     def __init__(self) -> None:
         self._known: OrderedDict[tuple[UUID, str], tuple[float, float]] = OrderedDict()
 
@@ -115,7 +113,6 @@ async def learn(
     counted: int,
     reported: int,
 ) -> None:
-    """Update a user's ratio from a provider's report."""
     key = make_ratio_key(spec, tokenizer)
     row = await session.get(TokenRatio, (user_id, key))
     before = row.ratio if row else await load_shared_ratio(session, spec, tokenizer)

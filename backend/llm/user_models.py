@@ -153,7 +153,6 @@ class UserModels(UserSignedOut):
         self._closing: set[asyncio.Task[None]] = set()
 
     async def of(self, session: AsyncSession, user: User, sealer: Sealer) -> ModelRegistry:
-        """Return a user's models."""
         await self.refresh_shared(session)
         if not user.providers_revision:
             return self.shared
@@ -207,7 +206,6 @@ class UserModels(UserSignedOut):
         self._retire(_collect_adapters(before) - _collect_adapters(self._shared_own))
 
     async def find_shared_embedding(self, database: Database) -> ProviderEmbedding | None:
-        """Return the embedding model of the first installation provider that has one."""
         if self._clock() >= self._shared_until:
             async with database.read() as session:
                 await self.read_shared(session)
@@ -241,7 +239,6 @@ class UserModels(UserSignedOut):
 
     @property
     def kept(self) -> int:
-        """The number of users with open providers."""
         return len(self._views)
 
     def sweep(self) -> None:
@@ -339,7 +336,6 @@ def find_server_name(config: ProviderConfig) -> ServerName:
 
 
 def read_abilities(row: Provider | InstallationProvider) -> ServerAbilities:
-    """Return the abilities that a provider's server has shown."""
     if row.abilities is None:
         return ServerAbilities()
     return msgspec.json.decode(row.abilities, type=ServerAbilities)
@@ -374,7 +370,6 @@ async def _end(adapter: Adapter) -> None:
 
 
 def find_kind(config: Config) -> ProviderKind:
-    """Return the wire format of a configuration."""
     match config:
         case GeminiConfig():
             return "gemini"

@@ -158,7 +158,6 @@ class Credentials:
         return make_slot("password", user_id, current, secret=secret, root=self._root, kdf=kdf)
 
     def make_recovery_slot(self, user_id: UUID, current: UserKey) -> tuple[str, KeySlot]:
-        """Return a new recovery code and its slot."""
         code, secret = make_recovery_code()
         return code, make_slot("recovery", user_id, current, secret=secret, root=self._root)
 

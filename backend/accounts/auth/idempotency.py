@@ -74,8 +74,6 @@ class RequestInterruptedError(ConflictError):
 
 
 class StoredResponse(msgspec.Struct, frozen=True):
-    """The stored headers and body of a response."""
-
     headers: list[tuple[str, str]]
     body: bytes
 
@@ -98,20 +96,20 @@ class _RequestClaim:
         await session.execute(update(IdempotentRequest).where(row).values(**values))
 
 
-_CLAIM: ContextVar[_RequestClaim | None] = ContextVar("idempotent_work", default=None)
+_CLAIM: ContextVar[_RequestClaim | None] = ContextVar("idempotent_claim", default=None)
 
 
 def find_made_id() -> UUID | None:
     """Return the id that an earlier execution of the current request created."""
-    work = _CLAIM.get()
-    return work.made_id if work else None
+    claim = _CLAIM.get()
+    return claim.made_id if claim else None
 
 
 async def record_made(session: AsyncSession, thing_id: UUID) -> None:
     """Record the id that the current request creates, in the transaction that creates it."""
-    work = _CLAIM.get()
-    if work is not None:
-        await work.mark(session, made_id=thing_id)
+    claim = _CLAIM.get()
+    if claim is not None:
+        await claim.mark(session, made_id=thing_id)
 
 
 class IdempotencyMiddleware(ASGIMiddleware):
@@ -134,27 +132,27 @@ class IdempotencyMiddleware(ASGIMiddleware):
         if not (0 < len(key) <= MAX_KEY_LENGTH and key.isprintable()):
             raise BadRequestError(f"{HEADER} has 1 to {MAX_KEY_LENGTH} characters.")
         messages = await _read_body(receive, largest=find_max_body_bytes(scope))
-        work = await self._claim(identity, key, _make_fingerprint(identity, request, messages))
-        if not isinstance(work, _RequestClaim):
-            await _send_response(send, *work)
+        claim = await self._claim(identity, key, _make_fingerprint(identity, request, messages))
+        if not isinstance(claim, _RequestClaim):
+            await _send_response(send, *claim)
             return
 
-        async def keep() -> None:
-            work.is_over = True
+        async def store() -> None:
+            claim.is_over = True
             try:
-                await self._keep(identity, work.row_id, taken)
+                await self._store(identity, claim.row_id, recorder)
             except (DatabaseUnavailableError, OvertakenError) as error:
                 # The client gets its response. A repeated request finds the marks of the row.
                 log.warning("request.answer_not_kept", problem=error.slug, exc_info=error)
 
-        taken = _ResponseRecorder(send, keep)
-        at_work, noting = _CLAIM.set(work), EFFECT_NOTE.set(work.note)
+        recorder = _ResponseRecorder(send, store)
+        claim_token, note_token = _CLAIM.set(claim), EFFECT_NOTE.set(claim.note)
         try:
-            await next_app(scope, _replay_body(messages, receive), taken.send)
+            await next_app(scope, _replay_body(messages, receive), recorder.send)
         finally:
-            EFFECT_NOTE.reset(noting)
-            _CLAIM.reset(at_work)
-            await taken.end()
+            EFFECT_NOTE.reset(note_token)
+            _CLAIM.reset(claim_token)
+            await recorder.end()
 
     async def _claim(
         self, identity: Identity, key: str, fingerprint: bytes
@@ -195,17 +193,17 @@ class IdempotencyMiddleware(ASGIMiddleware):
         data = sealer.open_bytes(IDEMPOTENT_RESPONSE, found.id, found.sealed_response)
         return found.status, msgspec.json.decode(data, type=StoredResponse)
 
-    async def _keep(self, identity: Identity, row_id: UUID, taken: _ResponseRecorder) -> None:
+    async def _store(self, identity: Identity, row_id: UUID, recorder: _ResponseRecorder) -> None:
         async with self._database.write() as session:
             row = await session.get(IdempotentRequest, row_id)
             if row is None:
                 return
-            if not taken.is_worth_keeping and not (taken.has_failed and row.is_done):
+            if not recorder.can_be_stored and not (recorder.has_failed and row.is_done):
                 await session.delete(row)
                 return
-            row.status = taken.status
-            if taken.is_worth_keeping:
-                answer = StoredResponse(taken.headers, bytes(taken.body))
+            row.status = recorder.status
+            if recorder.can_be_stored:
+                answer = StoredResponse(recorder.headers, bytes(recorder.body))
                 row.sealed_response = identity.sealer.seal_bytes(
                     IDEMPOTENT_RESPONSE, row_id, msgspec.json.encode(answer)
                 )
@@ -241,9 +239,9 @@ async def delete_old_responses(database: Database, *, at: datetime) -> None:
 class _ResponseRecorder:
     """Records a response while it is sent, and stores it before its last part is sent."""
 
-    def __init__(self, send: Send, keep: Callable[[], Awaitable[None]]) -> None:
+    def __init__(self, send: Send, store: Callable[[], Awaitable[None]]) -> None:
         self._send = send
-        self._keep = keep
+        self._store = store
         self._is_over = False
         self.status = 0
         self.headers: list[tuple[str, str]] = []
@@ -258,7 +256,7 @@ class _ResponseRecorder:
                 for name, value in message["headers"]
                 if name.lower() in STORED_HEADERS
             ]
-        elif message["type"] == "http.response.body" and not self._is_left_out:
+        elif message["type"] == "http.response.body" and not self._is_excluded:
             self._is_too_large = len(self.body) + len(message["body"]) > MAX_RESPONSE_BYTES
             self.body += b"" if self._is_too_large else message["body"]
         if message["type"] == "http.response.body" and not message.get("more_body"):
@@ -271,10 +269,10 @@ class _ResponseRecorder:
         """Store the response. Idempotent."""
         if not self._is_over:
             self._is_over = True
-            await self._keep()
+            await self._store()
 
     @property
-    def _is_left_out(self) -> bool:
+    def _is_excluded(self) -> bool:
         is_stream = any(value.startswith("text/event-stream") for _, value in self.headers)
         return is_stream or self._is_too_large
 
@@ -284,10 +282,10 @@ class _ResponseRecorder:
         return not self.status or self.status >= 500  # noqa: PLR2004  # the class of faults
 
     @property
-    def is_worth_keeping(self) -> bool:
+    def can_be_stored(self) -> bool:
         """True if the request succeeded, and its response can be stored."""
         is_done = 200 <= self.status < 300  # noqa: PLR2004  # the class of success
-        return is_done and not self._is_left_out
+        return is_done and not self._is_excluded
 
 
 async def _read_body(receive: Receive, *, largest: int) -> list[Message]:

@@ -56,7 +56,6 @@ class Identity:
 
     @property
     def settings(self) -> UserSettings:
-        """The account's settings, decrypted."""
         return open_user_settings(self.sealer, self.user.sealed_settings)
 
 

@@ -118,7 +118,6 @@ def find_session_token(connection: Connection) -> str | None:
 
 
 def find_bearer_token(connection: Connection) -> str | None:
-    """Return the API key in the `Authorization` header."""
     scheme, _, token = connection.headers.get("authorization", "").partition(" ")
     return token.strip() if scheme.lower() == "bearer" and token.strip() else None
 

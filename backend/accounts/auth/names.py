@@ -55,11 +55,9 @@ class InstanceKeys:
         return UUID(bytes=data[:16])
 
     def wrap_name(self, user_id: UUID, name: str) -> bytes:
-        """Return an account's name, encrypted."""
         return seal_under(self._names, name.encode(), context=user_id.bytes)
 
     def read_name(self, user: User) -> str:
-        """Return an account's name, decrypted."""
         return unseal_under(self._names, user.wrapped_name, context=user.id.bytes).decode()
 
 

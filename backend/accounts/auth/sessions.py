@@ -236,7 +236,6 @@ class SessionWatch:
 
     @contextlib.contextmanager
     def watching(self, slot_id: UUID) -> Generator[None]:
-        """Watch a session until the block ends."""
         self._streams[slot_id] += 1
         if self._task is None:
             self._task = asyncio.create_task(self._look())

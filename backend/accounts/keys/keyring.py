@@ -45,7 +45,6 @@ def check_current(user: User, current: UserKey) -> None:
 
 
 def make_data_key(user_id: UUID, number: int, *, user_key: bytes) -> DataKey:
-    """Make a data key, wrapped under the user key."""
     row = DataKey(user_id=user_id, number=number)
     wrap_data_key(row, os.urandom(KEY_BYTES), user_key=user_key)
     return row
@@ -128,7 +127,6 @@ class Protection(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def from_user(cls, user: User, *, kdf: bytes | None) -> Protection:
-        """Return the protection that an account's rows describe."""
         return cls(
             generation=user.key_generation,
             key_mode=user.key_mode,
@@ -152,7 +150,7 @@ class Protection(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def protect(user: User, user_key: bytes, *, kdf: bytes | None) -> None:
-    """Update the MAC of an account's row."""
+    """Update the MAC in an account's row."""
     user.settings_mac = Protection.from_user(user, kdf=kdf).mac(user_key)
 
 

@@ -49,7 +49,7 @@ class OpenKeys:
         self._listeners: list[Callable[[], None]] = []
 
     def on_arrival(self, listener: Callable[[], None]) -> None:
-        """Call `listener` whenever the key of another user is opened."""
+        """Call `listener` whenever a key is opened for a user without an open key."""
         self._listeners.append(listener)
 
     def keep(self, identity: Identity) -> None:
@@ -91,6 +91,5 @@ class OpenKeys:
         }
 
     def get(self, user_id: UUID) -> OpenKey | None:
-        """Return a user's key if it is open."""
         key = self._keys.get(user_id)
         return key if key is not None and key.until > self._clock() else None

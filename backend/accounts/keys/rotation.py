@@ -92,7 +92,6 @@ def make_provider_context(provider_id: UUID) -> bytes:
 
 
 async def count_stale_providers(session: AsyncSession, current: int) -> int:
-    """Count providers that are not under this version of the root key."""
     query = select(func.count()).select_from(PROVIDERS)
     return await session.scalar(query.where(PROVIDERS.c.root_version != current)) or 0
 

@@ -56,7 +56,6 @@ class SealedTable:
 
     @property
     def owner(self) -> TableColumn[Any]:
-        """The column with the owner's id."""
         return self.id if self.table is User.__table__ else self.table.c.user_id
 
     @property
@@ -258,7 +257,6 @@ async def has_texts_under_later_key(session: AsyncSession, user_id: UUID, number
 async def find_used_keys(
     session: AsyncSession, tables: Sequence[SealedTable], user_id: UUID
 ) -> set[int]:
-    """Return the numbers of the data keys that texts of the account are under."""
     headers: set[bytes] = set()
     for sealed in tables:
         for column in sealed.columns:

@@ -188,7 +188,6 @@ async def extend_standing_slot(session: AsyncSession, user_id: UUID, *, at: date
 
 
 async def delete_standing_slot(session: AsyncSession, user_id: UUID) -> None:
-    """Delete an account's standing slot."""
     await session.execute(
         delete(KeySlot).where(KeySlot.user_id == user_id, KeySlot.kind == "standing")
     )
@@ -206,7 +205,6 @@ async def delete_jobs(session: AsyncSession, user_id: UUID) -> None:
 
 
 async def clear_expired_keys(session: AsyncSession, *, at: datetime) -> None:
-    """Clear expired keys."""
     await session.execute(update(JOBS).where(JOBS.c.key_until <= at).values(NO_KEY_VALUES))
     await session.execute(
         delete(KeySlot).where(KeySlot.kind == "standing", KeySlot.expires_at <= at)
@@ -214,7 +212,6 @@ async def clear_expired_keys(session: AsyncSession, *, at: datetime) -> None:
 
 
 async def lock_jobs_with_keys(session: AsyncSession, user_id: UUID) -> Sequence[UUID]:
-    """Lock the jobs of an account that contain its key, and return their ids."""
     query = (
         select(JOBS.c.id)
         .where(JOBS.c.user_id == user_id, JOBS.c.wrapped_key.is_not(None))
@@ -236,7 +233,6 @@ def wrap_for_jobs(
 
 
 async def store_job_keys(session: AsyncSession, keys: Sequence[dict[str, Any]]) -> None:
-    """Store wrapped keys in the rows of their jobs."""
     if keys:
         query = update(JOBS).where(JOBS.c.id == bindparam("job_id"))
         query = query.values(wrapped_key=bindparam("wrapped"), root_version=bindparam("version"))
@@ -244,7 +240,6 @@ async def store_job_keys(session: AsyncSession, keys: Sequence[dict[str, Any]]) 
 
 
 async def count_stale_job_keys(session: AsyncSession, current: int) -> int:
-    """Count jobs with a key that is not under this version of the root key."""
     query = select(func.count()).select_from(JOBS).where(JOBS.c.root_version != current)
     return await session.scalar(query) or 0
 

@@ -105,13 +105,10 @@ class ActivityView(msgspec.Struct, kw_only=True):
 
 
 class ActivityLog:
-    """Writes and lists the recent activity of accounts."""
-
     def __init__(self, database: Database) -> None:
         self._database = database
 
     async def note(self, request: Connection, kind: ActivityKind, *, detail: str = "") -> None:
-        """Store an entry for a signed-in user."""
         identity: Identity = request.user
         entry = StoredEntry(kind, _describe_client(request), identity.kind, detail)
         async with self._database.write() as session:
@@ -134,7 +131,6 @@ class ActivityLog:
     async def list_entries(
         self, identity: Identity, *, after: UUID | None, limit: int
     ) -> Page[ActivityView]:
-        """Return a page of the account's entries, newest first."""
         query = (
             select(ActivityEntry)
             .where(ActivityEntry.user_id == identity.user_id)

@@ -33,8 +33,6 @@ from backend.vault.slots import hash_for_lookup, make_token
 
 
 class AdministrationService:
-    """Accounts and invitations, for administrators."""
-
     def __init__(self, database: Database, instance: InstanceKeys) -> None:
         self._database = database
         self._instance = instance
@@ -109,7 +107,6 @@ def _make_invitation_view(row: Invitation, *, code: str | None = None) -> Invita
 def require_administrator(
     connection: ASGIConnection[Any, Any, Any, Any], _: BaseRouteHandler
 ) -> None:
-    """Raise `ForbiddenError` unless the user is an administrator."""
     identity: Identity | None = connection.scope["user"]
     if identity is None or not identity.user.is_administrator:
         raise ForbiddenError("Only an administrator may do this.")

@@ -50,8 +50,6 @@ class EmbeddingChanged(Protocol):
 
 
 class ProfileService:
-    """Changes the settings and the key mode of the signed-in account."""
-
     def __init__(
         self,
         database: Database,

@@ -146,7 +146,6 @@ class AccountTaskModels(TaskModels, frozen=True, kw_only=True):
 
 
 def find_named_models(tasks: TaskModels, enrichment: EnrichmentSettings) -> set[str]:
-    """Return the ids of chat models that the settings name for tasks."""
     named = (enrichment.model, *(getattr(tasks, name) for name in TaskModels.__struct_fields__))
     return {model_id for model_id in named if model_id is not None}
 
@@ -224,7 +223,6 @@ def compute_budgets(chain: Sequence[BudgetSettings], settings: Settings) -> Budg
 
 
 def _get_maxima(settings: Settings) -> dict[str, int]:
-    """Return the server's maxima by name."""
     maxima = {
         "total": settings.max_budget_total,
         "reply_reserve": settings.max_budget_reply_reserve,

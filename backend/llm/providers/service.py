@@ -275,13 +275,11 @@ class ProviderService:
         await self._database.log.empty_now()
 
     def open(self, identity: Identity, row: ProviderRow) -> ProviderConfig:
-        """Decrypt the config of a provider that the user may see."""
         if isinstance(row, Provider):
             return open_provider(identity.sealer, row)
         return open_shared(self._root, row)
 
     def view(self, identity: Identity, row: ProviderRow) -> ProviderView:
-        """Return the view of a provider for its owner."""
         return _make_view(self.open(identity, row), row)
 
     async def apply_change(self, identity: Identity, row: ProviderRow) -> None:
@@ -440,7 +438,6 @@ def _make_environment_view(provider: OfferedProvider) -> ProviderView:
 
 
 def _make_public_view(view: ProviderView) -> ProviderView:
-    """Return the view of an installation or environment provider for users."""
     return ProviderView(
         scope=view.scope, slug=view.slug, kind=view.kind, name=view.name, models=view.models
     )

@@ -146,8 +146,6 @@ class ProviderListing(msgspec.Struct, kw_only=True):
 
 
 class ProviderTests:
-    """Tests providers, and stores the lists of their models."""
-
     def __init__(
         self, database: Database, providers: ProviderService, user_models: UserModels
     ) -> None:

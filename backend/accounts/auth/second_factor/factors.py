@@ -47,8 +47,6 @@ allows."""
 
 @dataclass(frozen=True, slots=True)
 class Factors:
-    """The active second factors of an account."""
-
     totp: SecondFactor | None
     passkeys: list[SecondFactor]
     codes: list[SecondFactor]
@@ -128,7 +126,6 @@ def open_secret(sealer: Sealer, row: SecondFactor) -> bytes:
 
 
 def open_passkey(sealer: Sealer, row: SecondFactor) -> StoredPasskey:
-    """Decrypt an active passkey."""
     return msgspec.json.decode(open_secret(sealer, row), type=StoredPasskey)
 
 
@@ -168,7 +165,6 @@ def hash_code(code: str) -> bytes:
 
 
 def strip_code(code: str) -> str:
-    """Return the code without whitespace."""
     return "".join(code.split())
 
 

@@ -169,7 +169,6 @@ class SecondFactorGate:
 def _make_required_error(
     asked: _FactorRequest, factors: Factors, sealer: Sealer
 ) -> SecondFactorRequiredError:
-    """Return the error that lists the usable factors."""
     kinds: list[FactorKind] = ["totp"] if factors.totp else []
     options = None
     if asked.site is not None:

@@ -84,7 +84,6 @@ def load_library() -> None:
 def make_registration_options(
     site: Site, *, user_id: UUID, name: str, challenge: bytes, known: Sequence[StoredPasskey]
 ) -> dict[str, Any]:
-    """Return the options for `navigator.credentials.create`."""
     from webauthn import generate_registration_options  # noqa: PLC0415
     from webauthn.helpers import options_to_json_dict  # noqa: PLC0415
     from webauthn.helpers.structs import (  # noqa: PLC0415
@@ -117,7 +116,6 @@ def make_registration_options(
 def make_authentication_options(
     site: Site, *, challenge: bytes, known: Sequence[StoredPasskey]
 ) -> dict[str, Any]:
-    """Return the options for `navigator.credentials.get`."""
     from webauthn import generate_authentication_options  # noqa: PLC0415
     from webauthn.helpers import options_to_json_dict  # noqa: PLC0415
     from webauthn.helpers.structs import (  # noqa: PLC0415
