@@ -21,6 +21,8 @@ from backend.settings import Settings
 if TYPE_CHECKING:
     from backend.lan.certificates import CertifiedKey
 
+log = get_logger(__name__)
+
 _LABEL = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
 _NAME = re.compile(rf"{_LABEL.pattern}(\.{_LABEL.pattern})*")
 _UNUSED_ADDRESS = ("192.0.2.1", 9)
@@ -72,9 +74,6 @@ def split_hosts(hosts: Sequence[str]) -> tuple[list[str], list[IPv4Address]]:
             if isinstance(address, IPv4Address) and contains_address(PRIVATE, host):
                 addresses.append(address)
     return names, addresses
-
-
-log = get_logger(__name__)
 
 
 def _utc_now() -> datetime:

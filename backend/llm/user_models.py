@@ -55,7 +55,28 @@ from backend.settings import ServerName, Settings
 from backend.vault.root import RootKeyError, RootKeys
 from backend.vault.sealing import SealBrokenError, Sealer
 
+log = get_logger(__name__)
+
 _SMALL_MODEL_PART = "lite"
+
+
+RowT = TypeVar("RowT", Provider, InstallationProvider)
+
+MAX_VIEWS = 1_000
+"""Maximum number of users with open providers. The least recently active ones are dropped first."""
+
+RETENTION_SECONDS = 300.0
+"""Time that a user's providers stay open after their last use."""
+
+RELOAD_SECONDS = 5.0
+"""Interval at which the installation's providers and addresses are reloaded."""
+
+UNKNOWN_WINDOW, UNKNOWN_OUTPUT = 32_768, 8_192
+"""Tokens of models with an unknown size."""
+
+_OWN = select(Provider).where(Provider.user_id == bindparam("owner_id")).order_by(Provider.id)
+_SHARED = select(InstallationProvider).order_by(InstallationProvider.id)
+_ALLOWED = select(ProviderAddress.host, ProviderAddress.port)
 
 
 def choose_task_model(models: ModelRegistry, settings: Settings, reply_id: str) -> str:
@@ -76,27 +97,6 @@ def choose_task_model(models: ModelRegistry, settings: Settings, reply_id: str) 
         if name.startswith("gemini") and _SMALL_MODEL_PART in name
     )
     return next(small, reply_id)
-
-
-RowT = TypeVar("RowT", Provider, InstallationProvider)
-
-log = get_logger(__name__)
-
-MAX_VIEWS = 1_000
-"""Maximum number of users with open providers. The least recently active ones are dropped first."""
-
-RETENTION_SECONDS = 300.0
-"""Time that a user's providers stay open after their last use."""
-
-RELOAD_SECONDS = 5.0
-"""Interval at which the installation's providers and addresses are reloaded."""
-
-UNKNOWN_WINDOW, UNKNOWN_OUTPUT = 32_768, 8_192
-"""Tokens of models with an unknown size."""
-
-_OWN = select(Provider).where(Provider.user_id == bindparam("owner_id")).order_by(Provider.id)
-_SHARED = select(InstallationProvider).order_by(InstallationProvider.id)
-_ALLOWED = select(ProviderAddress.host, ProviderAddress.port)
 
 
 @dataclass(frozen=True, slots=True)

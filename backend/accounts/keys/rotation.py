@@ -86,6 +86,14 @@ PROVIDERS = Table(
 )
 
 
+BATCH_ROWS = 200
+GRACE_PERIOD = timedelta(days=1)
+"""No request, turn or job keeps a user's keys in memory for longer."""
+
+MAX_DATA_KEYS = 100
+"""Per account, for changes of keys that can wait. A new password never has to wait."""
+
+
 def make_provider_context(provider_id: UUID) -> bytes:
     """Return the context that binds a provider's config to its row."""
     return b"installation-provider/" + provider_id.bytes
@@ -117,11 +125,6 @@ async def rewrap_providers(session: AsyncSession, root: RootKeys, *, limit: int)
         values = {"root_version": version, "wrapped_config": wrapped}
         await session.execute(update(PROVIDERS).where(is_this).values(values))
     return len(rows)
-
-
-BATCH_ROWS = 200
-GRACE_PERIOD = timedelta(days=1)
-"""No request, turn or job keeps a user's keys in memory for longer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -338,10 +341,6 @@ async def delete_unused_keys(
         else:
             await session.delete(row)
     return tuple(kept)
-
-
-MAX_DATA_KEYS = 100
-"""Per account, for changes of keys that can wait. A new password never has to wait."""
 
 
 async def lock_account(

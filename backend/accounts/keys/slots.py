@@ -41,6 +41,22 @@ from backend.vault.slots import (
     wrap_lent,
 )
 
+log = get_logger(__name__)
+
+STANDING_DURATION = timedelta(days=30)
+"""A standing slot ends this long after its user's last request."""
+
+JOBS = Table(
+    "jobs",
+    MetaData(),
+    Column("id", Id(), primary_key=True),
+    Column("user_id", Id()),
+    Column("wrapped_key", LargeBinary),
+    Column("root_version", Integer),
+    Column("key_until", UtcTime()),
+)
+NO_KEY_VALUES: dict[str, Any] = {"wrapped_key": None, "root_version": None, "key_until": None}
+
 
 async def refuse_older_root(session: AsyncSession, root_keys: RootKeys) -> None:
     """Raise `RootKeyError` if the root key was rotated after this process read it.
@@ -140,23 +156,6 @@ def _make_place(slot: KeySlot) -> EnvelopePlace:
 
 def _get_wrapped(slot: KeySlot) -> Wrapped:
     return Wrapped(slot.root_version, slot.wrapped)
-
-
-log = get_logger(__name__)
-
-STANDING_DURATION = timedelta(days=30)
-"""A standing slot ends this long after its user's last request."""
-
-JOBS = Table(
-    "jobs",
-    MetaData(),
-    Column("id", Id(), primary_key=True),
-    Column("user_id", Id()),
-    Column("wrapped_key", LargeBinary),
-    Column("root_version", Integer),
-    Column("key_until", UtcTime()),
-)
-NO_KEY_VALUES: dict[str, Any] = {"wrapped_key": None, "root_version": None, "key_until": None}
 
 
 async def make_standing_slot(

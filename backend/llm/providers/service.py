@@ -42,6 +42,8 @@ from backend.llm.user_models import UserModels, find_kind, find_server_name, rea
 from backend.vault.root import RootKeyError, RootKeys
 from backend.vault.sealing import SealBrokenError
 
+log = get_logger(__name__)
+
 MAX_BODY_BYTES = 32_000
 MAX_CONFIG_BYTES = 200_000
 """JSON bytes of all settings of one provider."""
@@ -63,7 +65,15 @@ _RESERVED_HEADERS = frozenset(
 """Headers that the HTTP client sets, and headers for keys, which `api_key` fills."""
 
 
-def check_config(row: Provider | InstallationProvider, config: ProviderConfig) -> ProviderConfig:
+MAX_PROVIDERS = 20
+"""Per user, and for the installation."""
+
+MAX_NAME_LENGTH = 100
+
+ProviderRow = Provider | InstallationProvider
+
+
+def check_config(row: ProviderRow, config: ProviderConfig) -> ProviderConfig:
     """Return the config to store. Raises `ValidationError` with the field's name."""
     key = (config.api_key or "").strip() or None
     url = (config.base_url or "").strip().rstrip("/") or None
@@ -144,16 +154,6 @@ def _check_headers(headers: dict[str, str]) -> None:
             raise ValidationError(f"extra_headers: {name} can't be set.")
     if len({name.lower() for name in headers}) < len(headers):
         raise ValidationError("extra_headers: each may be named once.")
-
-
-log = get_logger(__name__)
-
-MAX_PROVIDERS = 20
-"""Per user, and for the installation."""
-
-MAX_NAME_LENGTH = 100
-
-ProviderRow = Provider | InstallationProvider
 
 
 class ProviderNotFoundError(NotFoundError):
