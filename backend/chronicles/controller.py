@@ -78,7 +78,7 @@ class ChronicleController(Controller):
         self, data: JSONBody[NewChronicle], identity: Caller, chronicles: Chronicles
     ) -> Response[ChronicleView]:
         """Make a chronicle without events. A chat uses it by its settings' `chronicle_id`."""
-        return _tagged(await chronicles.create(identity, data))
+        return _add_etag(await chronicles.create(identity, data))
 
     @get(
         "/{chronicle_id:uuid}", opt={RAISES: (ChronicleNotFoundError,)}, summary="Read a chronicle"
@@ -87,7 +87,7 @@ class ChronicleController(Controller):
         self, chronicle_id: FromPath[UUID], identity: Caller, chronicles: Chronicles
     ) -> Response[ChronicleView]:
         """A chronicle, without its events."""
-        return _tagged(await chronicles.get(identity, chronicle_id))
+        return _add_etag(await chronicles.get(identity, chronicle_id))
 
     @patch(
         "/{chronicle_id:uuid}",
@@ -106,7 +106,7 @@ class ChronicleController(Controller):
         view = await chronicles.patch(
             identity, chronicle_id, data, if_match=request.headers.get("if-match")
         )
-        return _tagged(view)
+        return _add_etag(view)
 
     @delete(
         "/{chronicle_id:uuid}",
@@ -202,7 +202,7 @@ class ChronicleTransferController(Controller):
         return file_answer(file)
 
 
-def _tagged(view: ChronicleView) -> Response[ChronicleView]:
+def _add_etag(view: ChronicleView) -> Response[ChronicleView]:
     return Response(view, headers={"ETag": make_etag(view.revision)})
 
 
@@ -282,7 +282,7 @@ class EventController(Controller):
         chronicle_events: Events,
     ) -> Response[EventView]:
         """Write an event down. It counts while all of its messages are on the active path."""
-        return _tagged_event(await chronicle_events.create(identity, chronicle_id, data))
+        return _add_event_etag(await chronicle_events.create(identity, chronicle_id, data))
 
     @post(
         "/merge",
@@ -303,7 +303,7 @@ class EventController(Controller):
         is, and stands where the first of them stood. What one of them superseded is superseded by
         it.
         """
-        return _tagged_event(await chronicle_events.merge(identity, chronicle_id, data))
+        return _add_event_etag(await chronicle_events.merge(identity, chronicle_id, data))
 
     @get("/{event_id:uuid}", opt={RAISES: (EventNotFoundError,)}, summary="Read an event")
     async def get_chronicle_event(
@@ -314,7 +314,7 @@ class EventController(Controller):
         chronicle_events: Events,
     ) -> Response[EventView]:
         """An event, whether it counts now or not."""
-        return _tagged_event(await chronicle_events.get(identity, chronicle_id, event_id))
+        return _add_event_etag(await chronicle_events.get(identity, chronicle_id, event_id))
 
     @patch(
         "/{event_id:uuid}",
@@ -347,7 +347,7 @@ class EventController(Controller):
         view = await chronicle_events.patch(
             identity, chronicle_id, event_id, data, if_match=request.headers.get("if-match")
         )
-        return _tagged_event(view)
+        return _add_event_etag(view)
 
     @delete(
         "/{event_id:uuid}",
@@ -368,5 +368,5 @@ class EventController(Controller):
         )
 
 
-def _tagged_event(view: EventView) -> Response[EventView]:
+def _add_event_etag(view: EventView) -> Response[EventView]:
     return Response(view, headers={"ETag": make_etag(view.revision)})

@@ -70,7 +70,7 @@ class EventFields(
     keywords: Names = []
 
 
-def when_in_story(event: EventFields) -> str:
+def format_story_time(event: EventFields) -> str:
     """The story's own time of an event in words; empty where it has none."""
     day = "" if event.day is None else f"Day {event.day}"
     return ", ".join(filter(None, [day, event.time]))
@@ -78,6 +78,6 @@ def when_in_story(event: EventFields) -> str:
 
 def told(event: EventFields) -> str:
     """An event as a prompt tells it: when, where, who, and what happened."""
-    about = [when_in_story(event), event.where, ", ".join(event.who)]
+    about = [format_story_time(event), event.where, ", ".join(event.who)]
     head = "; ".join(filter(None, about))
     return f"{head}: {event.summary}" if head else event.summary

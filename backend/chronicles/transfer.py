@@ -21,10 +21,10 @@ from backend.characters.cards.text import parse_json
 from backend.characters.errors import CardError, CardLimitError
 from backend.characters.exporting import ExportedFile
 from backend.chronicles.errors import ChronicleFileError
-from backend.chronicles.event_search import all_events
+from backend.chronicles.event_search import load_all_events
 from backend.chronicles.event_service import YEARS
 from backend.chronicles.event_writer import (
-    AT_ONCE,
+    EVENT_BATCH_SIZE,
     NewEvent,
     first_place,
     hold_chats,
@@ -41,8 +41,8 @@ from backend.chronicles.events import (
 from backend.chronicles.index_source import KIND
 from backend.chronicles.models import ChronicleEvent, EventSourceName
 from backend.chronicles.repository import (
+    DEFAULT_NAME,
     STORY_ORDER,
-    UNNAMED,
     SourceMessage,
     StoryEvent,
     check_pins,
@@ -52,7 +52,7 @@ from backend.chronicles.repository import (
     make_chronicle,
     open_chronicle,
     open_event,
-    sealed_event,
+    seal_event,
 )
 from backend.chronicles.schemas import Moment, Sources, Summary
 from backend.core.audience import GM, PUBLIC
@@ -63,8 +63,8 @@ from backend.http.schemas import convert_list, make_struct
 from backend.memory.indexing.outbox import IndexOutbox
 from backend.vault.sealing import Sealer
 
-FORMAT = "talekeeper-chronicle"
-VERSION = 1
+FILE_FORMAT = "talekeeper-chronicle"
+FILE_VERSION = 1
 
 LocalId = Annotated[str, msgspec.Meta(max_length=100)]
 
@@ -148,7 +148,7 @@ def read_file(data: bytes) -> ChronicleFile:
         file = msgspec.convert(head, ChronicleFile, strict=True)
         events = convert_list(value.get("events", []), EventRecord, at="$.events")
     except msgspec.ValidationError as error:
-        raise ChronicleFileError(_placed(str(error))) from error
+        raise ChronicleFileError(_format_message(str(error))) from error
     file = msgspec.structs.replace(file, events=events)
     pinned = sum(event.pinned for event in events)
     _check_count("pinned events", pinned, MAX_PINNED, "pinned_events")
@@ -166,11 +166,11 @@ def _check_kind(value: Any) -> None:
     if not isinstance(value, dict):
         raise ChronicleFileError("This is no chronicle: the file holds no JSON object.")
     raw = cast("dict[str, Any]", value)
-    if raw.get("format") != FORMAT:
-        raise ChronicleFileError(f"This is no chronicle: `format` is not `{FORMAT}`.")
+    if raw.get("format") != FILE_FORMAT:
+        raise ChronicleFileError(f"This is no chronicle: `format` is not `{FILE_FORMAT}`.")
     version = raw.get("version")
-    if isinstance(version, bool) or version != VERSION:
-        raise ChronicleFileError(f"`version` has to be {VERSION}: no other is known here.")
+    if isinstance(version, bool) or version != FILE_VERSION:
+        raise ChronicleFileError(f"`version` has to be {FILE_VERSION}: no other is known here.")
     events: list[Any] | None = raw.get("events")
     if isinstance(events, list):  # it says so, but anything may come
         _check_count("events", len(events), MAX_EVENTS, "chronicle_events")
@@ -209,7 +209,7 @@ def _check_ids(events: Sequence[EventRecord]) -> None:
         known_good |= walked
 
 
-def _placed(message: str) -> str:
+def _format_message(message: str) -> str:
     """Msgspec's sentence with the place in front: `events[12].significance: Expected ...`."""
     said, _, path = message.partition(" - at `$")
     place = path.removesuffix("`").removeprefix(".")
@@ -220,7 +220,7 @@ _Same = tuple[bytes, datetime]
 """What makes two events the same: what they say, and when they happened."""
 
 
-class _Known(NamedTuple):
+class _KnownEvent(NamedTuple):
     """An event that is there: its revision, and what makes another the same."""
 
     revision: int
@@ -264,7 +264,7 @@ class ChronicleTransfer:
         async with self._database.read() as session:
             chronicle = await get_chronicle(session, chronicle_id, owner_id=identity.user_id)
             fields = open_chronicle(identity.sealer, chronicle)
-            events = await all_events(session, identity.sealer, chronicle_id)
+            events = await load_all_events(session, identity.sealer, chronicle_id)
         data = await self._pool.run(identity.user_id, partial(write_file, fields, events))
         return ExportedFile(data, "application/json", fields.name, "json")
 
@@ -274,7 +274,7 @@ class ChronicleTransfer:
         `name` is what it is called where the file does not say.
         """
         file, events = await self._read(identity.sealer, data)
-        called = file.name.strip() or name.strip()[:500] or UNNAMED
+        called = file.name.strip() or name.strip()[:500] or DEFAULT_NAME
         fields = ChronicleFields(name=called, description=file.description)
         async with self._database.write() as session:
             chronicle = await make_chronicle(session, identity, fields)
@@ -399,8 +399,8 @@ async def _hold_messages(
 
 
 async def _read_known(
-    session: AsyncSession, sealer: Sealer, chronicle_id: UUID, seen: Mapping[UUID, _Known]
-) -> dict[UUID, _Known]:
+    session: AsyncSession, sealer: Sealer, chronicle_id: UUID, seen: Mapping[UUID, _KnownEvent]
+) -> dict[UUID, _KnownEvent]:
     """The events of a chronicle in story order; what has not changed is taken from `seen`."""
     rows = await session.execute(
         select(ChronicleEvent.id, ChronicleEvent.revision)
@@ -410,11 +410,11 @@ async def _read_known(
     revisions = {row.id: row.revision for row in rows}
     known = {each: at for each, at in seen.items() if revisions.get(each) == at.revision}
     news = [each for each in revisions if each not in known]
-    for ids in split_chunks(news, AT_ONCE):
+    for ids in split_chunks(news, EVENT_BATCH_SIZE):
         owned = ChronicleEvent.id.in_(ids), ChronicleEvent.user_id == sealer.user_id
         for event in await session.scalars(select(ChronicleEvent).where(*owned)):
             same = _same(open_event(sealer, event), event.happened_at)
-            known[event.id] = _Known(event.revision, same)
+            known[event.id] = _KnownEvent(event.revision, same)
         await asyncio.sleep(0)
     return {each: known[each] for each in revisions}
 
@@ -425,7 +425,7 @@ def incoming_event(sealer: Sealer, record: EventRecord, *, audience: str = GM) -
     new = NewEvent(
         id=event_id,
         fields=fields,
-        sealed=sealed_event(sealer, event_id, fields),
+        sealed=seal_event(sealer, event_id, fields),
         significance=record.significance,
         source="import",
         happened_at=record.happened_at,

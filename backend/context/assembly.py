@@ -20,21 +20,21 @@ from dataclasses import dataclass
 
 from msgspec.structs import replace
 
-from backend.context.budget import Budget, ContextOverflowError, Gap, fill, middle_out
-from backend.context.layout import History, Item, LeftOut, layout, messages_of
+from backend.context.budget import Budget, ContextOverflowError, Gap, fill, find_middle_gap
+from backend.context.layout import History, LeftOut, PromptItem, build_messages, layout
 from backend.core.reasons import Reason
 from backend.generation.catalogue import MessageShape
 from backend.generation.message_shapes import count_shape, limit_shape_tokens
 from backend.generation.model import PromptMessage
 from backend.generation.tokens import MESSAGE_OVERHEAD
 
-ABSURD = 8
+MAX_CHARACTERS_PER_TOKEN = 8
 """Characters a token that no text has over a whole prompt: English has 4 to 5."""
 
-QUICK = 500_000
+QUICK_CHARACTERS = 500_000
 """So many characters are counted in no time, whatever the budget."""
 
-_RENDERED = 2
+_RENDERED_MESSAGES = 2
 """System messages that are rendered here: the memory, and the line for omitted messages."""
 
 Counter = Callable[[str], int]
@@ -48,7 +48,7 @@ class Plan:
     `fixed` includes `shape_limit`, the most that the marks of the message shape can take.
     """
 
-    items: Sequence[Item]
+    items: Sequence[PromptItem]
     fixed: int
     budget: Budget
     shape: MessageShape = "lenient"
@@ -61,7 +61,7 @@ class Plan:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Assembled:
+class AssembledPrompt:
     """A prompt as it will be sent, and what it is made of.
 
     `gap` counts in the history that was handed in. `retrieved` holds what was taken, by rank. The
@@ -71,8 +71,8 @@ class Assembled:
 
     messages: list[PromptMessage]
     stable: int
-    items: Sequence[Item]
-    retrieved: Sequence[Item]
+    items: Sequence[PromptItem]
+    retrieved: Sequence[PromptItem]
     history: History
     gap: Gap | None
     left_out: Sequence[LeftOut]
@@ -82,7 +82,7 @@ class Assembled:
     shape: MessageShape = "lenient"
     shape_tokens: int = 0
 
-    def with_shape(self, shape: MessageShape, count: Counter) -> Assembled:
+    def with_shape(self, shape: MessageShape, count: Counter) -> AssembledPrompt:
         """Return the same prompt, counted as it is sent in a shape."""
         tokens = count_shape(self.messages, shape, count)
         fixed = self.fixed_tokens - self.shape_tokens + tokens
@@ -95,7 +95,7 @@ class Assembled:
 
 
 def plan(
-    items: Sequence[Item], *, budget: Budget, count: Counter, shape: MessageShape = "lenient"
+    items: Sequence[PromptItem], *, budget: Budget, count: Counter, shape: MessageShape = "lenient"
 ) -> Plan:
     """Count what is always sent, in the shape in which it is sent.
 
@@ -103,17 +103,17 @@ def plan(
         ContextOverflowError: It is over the budget by itself; the error itemises it.
     """
     characters = sum(len(item.text) for item in items)
-    if characters > max(ABSURD * budget.prompt, QUICK):
+    if characters > max(MAX_CHARACTERS_PER_TOKEN * budget.prompt, QUICK_CHARACTERS):
         # Not even counted: that would take seconds, and no text has so few tokens.
         sized = [replace(item, tokens=len(item.text) // 4) for item in items]
         raise _overflow(characters // 4, budget, sized)
-    counted = [_counted(item, count) for item in items]
+    counted = [_count_item(item, count) for item in items]
     fixed = sum(item.tokens for item in counted if item.place not in {"head", "outlet"})
-    head = messages_of(counted, "head")
+    head = build_messages(counted, "head")
     for message in head:
         fixed += count(message.text) + MESSAGE_OVERHEAD
     system = sum(item.role == "system" and item.place not in {"head", "outlet"} for item in counted)
-    shape_limit = limit_shape_tokens(system + len(head) + _RENDERED, shape, count)
+    shape_limit = limit_shape_tokens(system + len(head) + _RENDERED_MESSAGES, shape, count)
     fixed += shape_limit
     if fixed > budget.prompt:
         raise _overflow(fixed, budget, counted)
@@ -126,10 +126,10 @@ def assemble(
     *,
     count: Counter,
     render_omitted: Callable[[int], str],
-    retrieved: Sequence[Item] = (),
-    render_memory: Callable[[Sequence[Item]], str] = lambda _: "",
+    retrieved: Sequence[PromptItem] = (),
+    render_memory: Callable[[Sequence[PromptItem]], str] = lambda _: "",
     memory_first: bool = False,
-) -> Assembled:
+) -> AssembledPrompt:
     """Put the prompt together; truncate it as a last resort.
 
     History that was fitted to `plan.history_budget` needs no truncation. It happens where counts
@@ -168,7 +168,7 @@ def assemble(
     excess = plan.fixed + history_tokens + memory_tokens - budget.prompt
     if excess > 0:
         widest = count(render_omitted(len(history.tokens))) + MESSAGE_OVERHEAD
-        gap = middle_out(
+        gap = find_middle_gap(
             history.tokens,
             [message.role == "user" for message in history.messages],
             excess=excess,
@@ -197,7 +197,7 @@ def assemble(
         memory=memory,
         memory_first=memory_first,
     )
-    assembled = Assembled(
+    assembled = AssembledPrompt(
         messages=messages,
         stable=stable,
         items=plan.items,
@@ -212,14 +212,14 @@ def assemble(
     return assembled.with_shape(plan.shape, count)
 
 
-def _counted(item: Item, count: Counter) -> Item:
+def _count_item(item: PromptItem, count: Counter) -> PromptItem:
     # In the head an item shares its message with others; elsewhere it is one.
     overhead = 0 if item.place in {"head", "outlet"} else MESSAGE_OVERHEAD
     return replace(item, tokens=(item.tokens or count(item.text)) + overhead)
 
 
 def _overflow(
-    needed: int, budget: Budget, items: Sequence[Item], *, history: int = 0
+    needed: int, budget: Budget, items: Sequence[PromptItem], *, history: int = 0
 ) -> ContextOverflowError:
     sections = [{"kind": item.kind, "title": item.title, "tokens": item.tokens} for item in items]
     if history:

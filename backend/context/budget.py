@@ -95,7 +95,7 @@ class ContextOverflowError(AppError):
         )
 
 
-def eviction_point(path_tokens: int, budget: int) -> int:
+def find_eviction_point(path_tokens: int, budget: int) -> int:
     """Tokens from the root after which kept history begins; lines that start earlier go.
 
     Lines wholly after the point take at most `budget`. While a chat grows, the point stays where
@@ -113,7 +113,7 @@ def eviction_point(path_tokens: int, budget: int) -> int:
     """
     if path_tokens <= budget:
         return 0
-    step = step_of(budget)
+    step = compute_step(budget)
     # Just above a power of two the step doubles, and the coarser grid may lie further on than the
     # finer one would for the smaller budget: whichever keeps more is taken.
     finer = max(1, step // 2)
@@ -123,12 +123,12 @@ def eviction_point(path_tokens: int, budget: int) -> int:
     )
 
 
-def step_of(budget: int) -> int:
+def compute_step(budget: int) -> int:
     """Tokens by which the beginning of kept history moves on at a time, at most."""
     return 1 << max(0, (budget // STEP_PARTS).bit_length() - 1)
 
 
-def joined(begin: int, *, summarised: int, path_tokens: int, most: int) -> int | None:
+def find_joined_start(begin: int, *, summarised: int, path_tokens: int, most: int) -> int | None:
     """Where kept history begins so that no line is missing between a summary and it.
 
     Args:
@@ -197,7 +197,7 @@ class Gap:
         return [*messages[begin : self.start], *messages[self.stop : end]]
 
 
-def middle_out(
+def find_middle_gap(
     tokens: Sequence[int],
     is_turn_start: Sequence[bool],
     *,

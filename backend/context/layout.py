@@ -34,7 +34,7 @@ class LeftOut:
     source_id: UUID | None = None
 
 
-class Item(Struct, frozen=True, kw_only=True):
+class PromptItem(Struct, frozen=True, kw_only=True):
     """One piece of a prompt, and why it is there.
 
     `source_id` is the row it came from. `depth` counts messages from the end, the user's line
@@ -93,7 +93,7 @@ class History:
 
 
 def layout(
-    items: Sequence[Item],
+    items: Sequence[PromptItem],
     messages: Sequence[PromptMessage],
     *,
     gap: Gap | None,
@@ -115,13 +115,13 @@ def layout(
         The messages, and how many of the first ones are there to stay: head and history up to what
         moves from turn to turn.
     """
-    head = messages_of(items, "head")
+    head = build_messages(items, "head")
     remembered = [PromptMessage("system", memory)] if memory else []
     line = [item for item in items if item.place == "line"]
     # Where the chat is shorter than several depths, what is further from where they count stands
     # further from it.
     deep = sorted(
-        _joined(item for item in items if item.place == "depth"),
+        _join_items(item for item in items if item.place == "depth"),
         key=lambda item: item.depth if item.from_start else -item.depth,
     )
     last = [item for item in deep if item.depth < len(line) and not item.from_start]
@@ -149,7 +149,7 @@ def layout(
         kept += gap.leave_out(messages, begin, end) if gap else messages[begin:end]
     kept += inserted.get(len(messages), [])
     tail = [PromptMessage(item.role, item.text) for item in (*line, *last)]
-    tail += messages_of(items, "tail")
+    tail += build_messages(items, "tail")
     between = [*remembered, *kept] if memory_first else [*kept, *remembered]
     stays = moving + sum(len(inserted[place]) for place in inserted if place < moving)
     if memory_first and remembered:
@@ -157,9 +157,9 @@ def layout(
     return [*head, *between, *tail], len(head) + stays
 
 
-def _joined(items: Iterable[Item]) -> list[Item]:
+def _join_items(items: Iterable[PromptItem]) -> list[PromptItem]:
     """With the text of those that join others in these."""
-    found: list[Item] = []
+    found: list[PromptItem] = []
     for item in items:
         if item.joins and found:
             found[-1] = replace(found[-1], text=f"{found[-1].text}\n{item.text}")
@@ -168,7 +168,7 @@ def _joined(items: Iterable[Item]) -> list[Item]:
     return found
 
 
-def messages_of(items: Iterable[Item], place: Place) -> list[PromptMessage]:
+def build_messages(items: Iterable[PromptItem], place: Place) -> list[PromptMessage]:
     """Items of the head or the tail as messages: neighbours of one role are one."""
     found: list[tuple[Role, list[str]]] = []
     for item in items:

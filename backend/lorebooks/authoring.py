@@ -22,12 +22,12 @@ from backend.lorebooks import repository
 from backend.lorebooks.entries import BookFields, LoreEntry, check_books, check_room
 from backend.lorebooks.errors import LorebookNotFoundError
 from backend.lorebooks.models import Lorebook, LoreEntryRow
-from backend.lorebooks.records import open_entry, sealed_book, sealed_entry
+from backend.lorebooks.records import open_entry, seal_book, seal_entry
 from backend.vault.sealing import Sealer
 
 
 @dataclass(frozen=True, slots=True)
-class Origin:
+class EntryOrigin:
     """Where an entry of the agent's comes from: its run, and the last message that it read."""
 
     run_id: UUID
@@ -35,7 +35,7 @@ class Origin:
     message_id: UUID
 
 
-class _Snapshot(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class _EntrySnapshot(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """An entry as it stood: enough to put it back."""
 
     id: UUID
@@ -90,7 +90,7 @@ async def chronicle_book(
         "id": book_id,
         "user_id": owner_id,
         "chronicle_id": chronicle_id,
-        "sealed_book": sealed_book(sealer, book_id, BookFields(name=name[:500] or "Chronicle")),
+        "sealed_book": seal_book(sealer, book_id, BookFields(name=name[:500] or "Chronicle")),
     }
     # Another process may make it at this moment, too: there is one in the end.
     await upsert(session, Lorebook, values, key=("chronicle_id",))
@@ -101,13 +101,13 @@ async def chronicle_book(
 
 
 async def add_entry(
-    session: AsyncSession, sealer: Sealer, book: Lorebook, entry: LoreEntry, origin: Origin
+    session: AsyncSession, sealer: Sealer, book: Lorebook, entry: LoreEntry, origin: EntryOrigin
 ) -> LoreEntryRow:
     """Put an entry of the agent's behind the others. `book` is locked.
 
     Raises `LorebookFullError`.
     """
-    count, place = await repository.end_of_book(session, book.id)
+    count, place = await repository.find_end(session, book.id)
     check_room(count)
     entry_id = new_id()
     row = LoreEntryRow(
@@ -119,7 +119,7 @@ async def add_entry(
         agent_revision=1,
         source_chat_id=origin.chat_id,
         source_message_id=origin.message_id,
-        sealed_entry=sealed_entry(sealer, entry_id, entry),
+        sealed_entry=seal_entry(sealer, entry_id, entry),
         revision=1,
     )
     session.add(row)
@@ -134,7 +134,7 @@ async def change_entry(
     book: Lorebook,
     row: LoreEntryRow,
     entry: LoreEntry,
-    origin: Origin | None,
+    origin: EntryOrigin | None,
 ) -> None:
     """Say an entry differently; `origin` is the agent's, None a person's.
 
@@ -142,7 +142,7 @@ async def change_entry(
     changed stays theirs after any later change.
     """
     was_own = is_own(row)
-    row.sealed_entry = sealed_entry(sealer, row.id, entry)
+    row.sealed_entry = seal_entry(sealer, row.id, entry)
     repository.touch(row)
     if origin is not None and was_own:
         row.agent_run_id, row.agent_revision = origin.run_id, row.revision
@@ -166,7 +166,7 @@ def is_own(row: LoreEntryRow) -> bool:
 def snapshot(sealer: Sealer, row: LoreEntryRow) -> dict[str, Any]:
     """An entry as it stands, in the clear: what `restore` puts back."""
     kept: dict[str, Any] = msgspec.to_builtins(
-        _Snapshot(
+        _EntrySnapshot(
             id=row.id,
             place=row.place,
             revision=row.revision,
@@ -187,7 +187,7 @@ async def restore(
 
     Raises `LorebookFullError` where it is gone and the book is full.
     """
-    kept = msgspec.convert(snapshot, _Snapshot)
+    kept = msgspec.convert(snapshot, _EntrySnapshot)
     row = await session.scalar(
         select(LoreEntryRow).where(
             LoreEntryRow.id == kept.id,
@@ -196,9 +196,9 @@ async def restore(
         )
     )
     if row is None:
-        count, end = await repository.end_of_book(session, book.id)
+        count, end = await repository.find_end(session, book.id)
         check_room(count)
-        taken = await repository.places(session, book.id)
+        taken = await repository.load_places(session, book.id)
         row = LoreEntryRow(
             id=kept.id,
             user_id=sealer.user_id,
@@ -209,7 +209,7 @@ async def restore(
         session.add(row)
     else:
         repository.touch(row)
-    row.sealed_entry = sealed_entry(sealer, kept.id, kept.entry)
+    row.sealed_entry = seal_entry(sealer, kept.id, kept.entry)
     row.agent_run_id = kept.run_id
     was_own = kept.agent_revision == kept.revision
     row.agent_revision = row.revision if was_own else kept.agent_revision

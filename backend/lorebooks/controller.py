@@ -82,7 +82,7 @@ class LorebookController(Controller):
         lorebooks: NamedDependency[LorebookService],
     ) -> Response[LorebookView]:
         """Make a lorebook without entries. Settings that are null are as the chat says."""
-        return _tagged(await lorebooks.create(identity, data))
+        return _add_etag(await lorebooks.create(identity, data))
 
     @post(
         "/import",
@@ -116,7 +116,7 @@ class LorebookController(Controller):
         lorebooks: NamedDependency[LorebookService],
     ) -> Response[LorebookView]:
         """A lorebook's settings and links, without its entries."""
-        return _tagged(await lorebooks.get(identity, lorebook_id))
+        return _add_etag(await lorebooks.get(identity, lorebook_id))
 
     @patch(
         "/{lorebook_id:uuid}",
@@ -135,7 +135,7 @@ class LorebookController(Controller):
         view = await lorebooks.patch(
             identity, lorebook_id, data, if_match=request.headers.get("if-match")
         )
-        return _tagged(view)
+        return _add_etag(view)
 
     @delete(
         "/{lorebook_id:uuid}",
@@ -216,7 +216,7 @@ class LoreEntryController(Controller):
         lorebooks: NamedDependency[LorebookService],
     ) -> Response[LoreEntryView]:
         """Put an entry behind the others. What is absent is as World Info has it by default."""
-        return _tagged(await lorebooks.create_entry(identity, lorebook_id, data))
+        return _add_etag(await lorebooks.create_entry(identity, lorebook_id, data))
 
     @put(
         "/order",
@@ -252,7 +252,7 @@ class LoreEntryController(Controller):
         lorebooks: NamedDependency[LorebookService],
     ) -> Response[LoreEntryView]:
         """An entry, with all its fields."""
-        return _tagged(await lorebooks.get_entry(identity, lorebook_id, entry_id))
+        return _add_etag(await lorebooks.get_entry(identity, lorebook_id, entry_id))
 
     @patch(
         "/{entry_id:uuid}",
@@ -276,7 +276,7 @@ class LoreEntryController(Controller):
         view = await lorebooks.patch_entry(
             identity, lorebook_id, entry_id, data, if_match=request.headers.get("if-match")
         )
-        return _tagged(view)
+        return _add_etag(view)
 
     @delete(
         "/{entry_id:uuid}",
@@ -301,7 +301,7 @@ class LoreEntryController(Controller):
 View = TypeVar("View", LorebookView, LoreEntryView)
 
 
-def _tagged(view: View) -> Response[View]:
+def _add_etag(view: View) -> Response[View]:
     return Response(view, headers={"ETag": make_etag(view.revision)})
 
 

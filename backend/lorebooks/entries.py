@@ -125,7 +125,7 @@ class BookFields(
     mode: LoreMode | None = None
 
 
-def mode_of(entry: LoreEntry, fields: BookFields) -> LoreMode | None:
+def find_mode(entry: LoreEntry, fields: BookFields) -> LoreMode | None:
     """How an entry is found, by its own word or its book's; None where neither says."""
     mode = entry.mode or fields.mode
     return "keys_and_meaning" if entry.vectorized and mode == "keys" else mode

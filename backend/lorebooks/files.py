@@ -34,16 +34,16 @@ from backend.lorebooks.records import (
     open_book_source,
     open_entries,
     open_entry_source,
-    sealed_book,
-    sealed_book_source,
-    sealed_entry_source,
+    seal_book,
+    seal_book_source,
+    seal_entry_source,
 )
 from backend.lorebooks.repository import SealedEntry
 from backend.lorebooks.schemas import ExportFormat
 from backend.vault.sealing import Sealer
 
-UNNAMED = "Lorebook"
-_AT_ONCE = 200
+DEFAULT_NAME = "Lorebook"
+_BATCH_SIZE = 200
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +65,7 @@ def import_rows(sealer: Sealer, data: bytes, given_name: str) -> LoreRows:
 
     Raises `LoreFileError`, `LoreLimitError`, `TooLargeError`.
     """
-    return new_rows(sealer, read_file(data, given_name=given_name.strip() or UNNAMED))
+    return new_rows(sealer, read_file(data, given_name=given_name.strip() or DEFAULT_NAME))
 
 
 def new_rows(
@@ -85,8 +85,8 @@ def new_rows(
         id=book_id,
         user_id=sealer.user_id,
         character_id=character_id,
-        sealed_book=sealed_book(sealer, book_id, read.fields),
-        sealed_source=sealed_book_source(sealer, book_id, read.source),
+        sealed_book=seal_book(sealer, book_id, read.fields),
+        sealed_source=seal_book_source(sealer, book_id, read.source),
     )
     entries: list[dict[str, Any]] = []
     for place, (entry, source) in enumerate(read.entries):
@@ -97,8 +97,8 @@ def new_rows(
                 "user_id": sealer.user_id,
                 "lorebook_id": book_id,
                 "place": place,
-                "sealed_entry": sealer.seal_bytes(ENTRY, entry_id, _checked(entry)),
-                "sealed_source": sealed_entry_source(sealer, entry_id, source),
+                "sealed_entry": sealer.seal_bytes(ENTRY, entry_id, _encode_entry(entry)),
+                "sealed_source": seal_entry_source(sealer, entry_id, source),
                 "revision": 1,
                 "created_at": moment,
                 "updated_at": moment,
@@ -107,7 +107,7 @@ def new_rows(
     return LoreRows(read.fields, book, entries, read.warnings, read.skipped)
 
 
-def _checked(entry: LoreEntry) -> bytes:
+def _encode_entry(entry: LoreEntry) -> bytes:
     """An entry as it is stored: what could not be read again is not stored."""
     data = msgspec.json.encode(entry)
     try:
@@ -119,15 +119,15 @@ def _checked(entry: LoreEntry) -> bytes:
 
 async def insert_entries(session: AsyncSession, rows: Sequence[dict[str, Any]]) -> None:
     """Store entries, in pieces, so that others get their turn while thousands are bound."""
-    for start in range(0, len(rows), _AT_ONCE):
-        await session.execute(insert(LoreEntryRow), rows[start : start + _AT_ONCE])
+    for start in range(0, len(rows), _BATCH_SIZE):
+        await session.execute(insert(LoreEntryRow), rows[start : start + _BATCH_SIZE])
 
 
 def export_file(
     sealer: Sealer, book: Lorebook, entries: Sequence[SealedEntry], file_format: ExportFormat
 ) -> ExportedFile:
     """A book, loaded with its source, as a JSON file, indented for people."""
-    fields, source, opened = _opened(sealer, book, entries)
+    fields, source, opened = _open_all(sealer, book, entries)
     match file_format:
         case "world_info":
             value = world_info_object(fields, source, opened)
@@ -145,10 +145,10 @@ def card_book_object(
     sealer: Sealer, book: Lorebook, entries: Sequence[SealedEntry]
 ) -> dict[str, Any]:
     """A book, loaded with its source, as its card holds it (`character_book`)."""
-    return book_object(*_opened(sealer, book, entries))
+    return book_object(*_open_all(sealer, book, entries))
 
 
-def _opened(
+def _open_all(
     sealer: Sealer, book: Lorebook, entries: Sequence[SealedEntry]
 ) -> tuple[BookFields, BookSource | None, list[Sourced]]:
     opened = open_entries(sealer, ((row.id, row.sealed_entry) for row in entries))

@@ -32,7 +32,7 @@ _BOOK_SOURCE = msgspec.json.Decoder(BookSource)
 _ENTRY_SOURCE = msgspec.json.Decoder(EntrySource)
 
 
-def sealed_book(sealer: Sealer, book_id: UUID, fields: BookFields) -> bytes:
+def seal_book(sealer: Sealer, book_id: UUID, fields: BookFields) -> bytes:
     """What a book says of itself, for its row."""
     return sealer.seal_bytes(LOREBOOK_BOOK, book_id, msgspec.json.encode(fields))
 
@@ -43,7 +43,7 @@ def open_book(sealer: Sealer, book_id: UUID, sealed: bytes) -> BookFields:
     return _BOOK.decode(stored.replace(_BY_KEYS_BEFORE, b'"mode":"keys"'))
 
 
-def sealed_book_source(sealer: Sealer, book_id: UUID, source: BookSource) -> bytes:
+def seal_book_source(sealer: Sealer, book_id: UUID, source: BookSource) -> bytes:
     """How a book came in, for its row."""
     return sealer.seal_bytes(LOREBOOK_SOURCE, book_id, msgspec.json.encode(source))
 
@@ -55,7 +55,7 @@ def open_book_source(sealer: Sealer, row: Lorebook) -> BookSource | None:
     return _BOOK_SOURCE.decode(sealer.open_bytes(LOREBOOK_SOURCE, row.id, row.sealed_source))
 
 
-def sealed_entry(sealer: Sealer, entry_id: UUID, entry: LoreEntry) -> bytes:
+def seal_entry(sealer: Sealer, entry_id: UUID, entry: LoreEntry) -> bytes:
     """An entry, for its row."""
     return sealer.seal_bytes(ENTRY, entry_id, msgspec.json.encode(entry))
 
@@ -65,7 +65,7 @@ def open_entry(sealer: Sealer, row: LoreEntryRow) -> LoreEntry:
     return LORE_ENTRY.decode(sealer.open_bytes(ENTRY, row.id, row.sealed_entry))
 
 
-def sealed_entry_source(sealer: Sealer, entry_id: UUID, source: EntrySource) -> bytes:
+def seal_entry_source(sealer: Sealer, entry_id: UUID, source: EntrySource) -> bytes:
     """How an entry came in, for its row."""
     return sealer.seal_bytes(ENTRY_SOURCE, entry_id, msgspec.json.encode(source))
 
@@ -87,8 +87,8 @@ async def items(
 ) -> list[LorebookItem]:
     """Books as they are listed, in the order given."""
     ids = [book.id for book in books]
-    counts = await repository.entry_counts(session, ids)
-    links = await repository.links_of(session, ids)
+    counts = await repository.count_entries(session, ids)
+    links = await repository.load_links(session, ids)
     return [
         LorebookItem(
             name=open_book(sealer, book.id, book.sealed_book).name,
@@ -98,10 +98,10 @@ async def items(
     ]
 
 
-async def stored_view(session: AsyncSession, sealer: Sealer, book: Lorebook) -> LorebookView:
+async def load_view(session: AsyncSession, sealer: Sealer, book: Lorebook) -> LorebookView:
     """A book with its counts and links, as they are in the database."""
-    counts = await repository.entry_counts(session, [book.id])
-    links = await repository.links_of(session, [book.id])
+    counts = await repository.count_entries(session, [book.id])
+    links = await repository.load_links(session, [book.id])
     fields = open_book(sealer, book.id, book.sealed_book)
     return view(book, fields, counts.get(book.id, 0), links[book.id])
 

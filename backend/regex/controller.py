@@ -9,8 +9,7 @@ from litestar.params import JSONBody
 from backend.accounts.auth.identity import Identity
 from backend.errors import PreconditionFailedError
 from backend.http.schemas import RAISES, make_etag
-from backend.regex.schemas import ScriptList, ScriptListView, ScriptTest, ScriptTested
-from backend.regex.scripts import RegexScript
+from backend.regex.scripts import RegexScript, ScriptList, ScriptListView, ScriptTest, ScriptTested
 from backend.regex.service import ScriptService
 
 AnyRequest = Request[Any, Any, Any]
@@ -28,7 +27,7 @@ class ScriptController(Controller):
     ) -> Response[ScriptListView]:
         """The account's regex scripts, in the order in which they run: before a card's."""
         found, revision = await scripts.read(identity)
-        return _tagged(found, revision)
+        return _add_etag(found, revision)
 
     @put(
         opt={RAISES: (PreconditionFailedError,)},
@@ -46,7 +45,7 @@ class ScriptController(Controller):
         revision = await scripts.replace(
             identity, data.scripts, if_match=request.headers.get("if-match")
         )
-        return _tagged(data.scripts, revision)
+        return _add_etag(data.scripts, revision)
 
     @post(
         "/test",
@@ -64,6 +63,6 @@ class ScriptController(Controller):
         return await scripts.test(identity, data)
 
 
-def _tagged(scripts: list[RegexScript], revision: int) -> Response[ScriptListView]:
+def _add_etag(scripts: list[RegexScript], revision: int) -> Response[ScriptListView]:
     view = ScriptListView(scripts=scripts, revision=revision)
     return Response(view, headers={"ETag": make_etag(revision)})

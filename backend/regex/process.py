@@ -28,10 +28,10 @@ if TYPE_CHECKING:
 START_SECONDS = 10.0
 """How long a process may take until it says that it is ready, on a machine that is busy."""
 
-PATIENCE = 2 * MAX_SECONDS_OVERDUE
+PATIENCE_SECONDS = 2 * MAX_SECONDS_OVERDUE
 """Seconds after its deadline until a search that did not get its time is killed as well."""
 
-MARGIN = 0.01
+MARGIN_SECONDS = 0.01
 """Seconds kept back from a deadline: to be back in time, and once more for the answer to come."""
 
 WATCH_SECONDS = 0.02
@@ -62,7 +62,7 @@ class EndedError(Exception):
     """The process has ended."""
 
 
-class Process:
+class WorkerProcess:
     """One running worker, for one thread at a time.
 
     It owes a message after its start, and after each request. While it owes one nothing can be
@@ -115,7 +115,7 @@ class Process:
             EndedError: If the process ends.
         """
         self._seconds = seconds
-        self._owes_until = deadline + PATIENCE
+        self._owes_until = deadline + PATIENCE_SECONDS
         try:
             self._socket.settimeout(max(deadline - time.monotonic(), 0.001))
             self._socket.sendall(len(request).to_bytes(4) + request)
@@ -194,8 +194,8 @@ class RegexProcess:
     def __init__(self) -> None:
         self.starts = HelperStarts("regex")
         self._lock = threading.Lock()
-        self._process: Process | None = None
-        self._killed: list[Process] = []
+        self._process: WorkerProcess | None = None
+        self._killed: list[WorkerProcess] = []
         self._condemned: set[int] = set()
         self._watch: threading.Thread | None = None
         self._is_closed = False
@@ -225,9 +225,9 @@ class RegexProcess:
         pattern that turns out to be late is remembered for its owner, if it has one.
         """
         begun = time.monotonic()
-        deadline = begun + seconds - MARGIN
+        deadline = begun + seconds - MARGIN_SECONDS
         answer = Answer("busy")
-        if self._lock.acquire(timeout=max(0.0, seconds - 2 * MARGIN)):
+        if self._lock.acquire(timeout=max(0.0, seconds - 2 * MARGIN_SECONDS)):
             try:
                 asked = hash((owner_id, engine, pattern))
                 answer = self._ask(asked, engine, pattern, text, deadline, most)
@@ -251,7 +251,7 @@ class RegexProcess:
         self, asked: int, engine: Engine, pattern: str, text: str, deadline: float, most: int
     ) -> Answer:
         process = self._ready_process(deadline)
-        left = deadline - time.monotonic() - MARGIN
+        left = deadline - time.monotonic() - MARGIN_SECONDS
         if process is None or left <= 0:
             return Answer("busy" if self._process or self._is_closed else "unavailable")
         if asked in self._condemned:
@@ -271,7 +271,7 @@ class RegexProcess:
             return Answer("late")
         return Answer(cast("Status", status), start, spans=spans)
 
-    def _ready_process(self, deadline: float) -> Process | None:
+    def _ready_process(self, deadline: float) -> WorkerProcess | None:
         """Return a process that owes nothing; None if there is none at `deadline` (monotonic)."""
         while (process := self._running()) and process.owes and time.monotonic() < deadline:
             try:
@@ -287,7 +287,7 @@ class RegexProcess:
                     self._condemned.add(process.asked)
         return None if process is None or process.owes else process
 
-    def _running(self) -> Process | None:
+    def _running(self) -> WorkerProcess | None:
         """Return the process, started if it does not run; None while it must not be started."""
         if self._is_closed:
             return None
@@ -300,11 +300,11 @@ class RegexProcess:
 
     def _start(self) -> None:
         try:
-            self._process = Process()
+            self._process = WorkerProcess()
         except OSError as error:
             self.starts.note_failure(error)
 
-    def _give_up(self, process: Process) -> None:
+    def _give_up(self, process: WorkerProcess) -> None:
         """Kill a process that does not answer: because of its pattern, or of the system."""
         if process.was_ready and process.owes:
             self._condemn(process)
@@ -312,7 +312,7 @@ class RegexProcess:
             self._kill(process)
             self.starts.note_failure()
 
-    def _condemn(self, process: Process) -> None:
+    def _condemn(self, process: WorkerProcess) -> None:
         """Replace a process, and remember the pattern that it was killed for."""
         if len(self._condemned) >= MAX_CONDEMNED:
             self._condemned.clear()
@@ -320,12 +320,12 @@ class RegexProcess:
         self._kill(process)
         self._start()
 
-    def _kill(self, process: Process) -> None:
+    def _kill(self, process: WorkerProcess) -> None:
         process.kill()
         self._killed.append(process)
         self._process = None
 
-    def _watch_overdue(self, process: Process) -> None:
+    def _watch_overdue(self, process: WorkerProcess) -> None:
         """Have a search that is overdue killed once it had its time, even if no other is asked."""
         if self._watch is None or not self._watch.is_alive():
             self._watch = threading.Thread(
@@ -333,7 +333,7 @@ class RegexProcess:
             )
             self._watch.start()
 
-    def _watch_search(self, process: Process) -> None:
+    def _watch_search(self, process: WorkerProcess) -> None:
         while True:
             time.sleep(WATCH_SECONDS)
             with self._lock:
@@ -342,7 +342,7 @@ class RegexProcess:
                 if process is not self._process or not process.owes:
                     return
 
-    def _end_overdue(self, process: Process) -> None:
+    def _end_overdue(self, process: WorkerProcess) -> None:
         """Replace a process after its search had its time, but not one that is still starting."""
         if process.was_ready and process.is_exhausted():
             self._condemn(process)

@@ -286,7 +286,9 @@ class Scripts:
             return state or "no_match", text, 0
         if len(matches) * len(compiled.parts) > MAX_PIECES:
             return "too_many", text, len(matches)
-        written = _written(compiled, matches, text, most=min(len(text) + MAX_GROWTH, self._room))
+        written = _replace_matches(
+            compiled, matches, text, most=min(len(text) + MAX_GROWTH, self._room)
+        )
         if written is None:
             return "too_long", text, len(matches)
         self._room -= len(written)
@@ -397,7 +399,7 @@ def _literal(text: str) -> str:
     return _ESCAPED.sub(lambda char: _ESCAPES.get(char[0], "\\" + char[0]), text)
 
 
-def _written(
+def _replace_matches(
     compiled: _Compiled, matches: Sequence[Sequence[int]], text: str, *, most: int
 ) -> str | None:
     """The text with its matches replaced; None where that is longer than `most`."""

@@ -25,13 +25,13 @@ from backend.context.macros.model import (
 )
 from backend.context.macros.syntax import (
     ARGUMENTS,
-    Block,
-    Call,
     Conditional,
+    MacroBlock,
+    MacroCall,
     Part,
     Parts,
-    named,
     parse,
+    parse_condition,
     split,
     split_operation,
 )
@@ -47,13 +47,13 @@ def is_true(value: str) -> bool:
     return value.strip().lower() not in _FALSE
 
 
-def shown(value: str) -> str:
+def format_value(value: str) -> str:
     """A value as it is read: a number in its plain form (`01` is `1`)."""
     number = _number(value) if value.strip() else None
-    return value if number is None else _written(number)
+    return value if number is None else _format_number(number)
 
 
-def added(value: str, more: str) -> str:
+def add_values(value: str, more: str) -> str:
     """A list with one item more, the sum of two numbers, else one text after the other.
 
     A list is a text that holds a JSON array. Nothing counts as 0 beside a number.
@@ -61,20 +61,20 @@ def added(value: str, more: str) -> str:
     if (items := _list(value)) is not None:
         return msgspec.json.encode([*items, more]).decode()
     left, right = _number(value), _number(more)
-    return value + more if left is None or right is None else _written(left + right)
+    return value + more if left is None or right is None else _format_number(left + right)
 
 
-def subtracted(value: str, less: str) -> str:
+def subtract_values(value: str, less: str) -> str:
     """The difference of two numbers; what is no number counts as 0."""
-    return _written((_number(value) or Decimal(0)) - (_number(less) or Decimal(0)))
+    return _format_number((_number(value) or Decimal(0)) - (_number(less) or Decimal(0)))
 
 
-def counted(value: str, step: int) -> str:
+def increment(value: str, step: int) -> str:
     """The number `step` further on; what is no number counts as 0."""
-    return _written((_number(value) or Decimal(0)) + step)
+    return _format_number((_number(value) or Decimal(0)) + step)
 
 
-def compared(left: str, right: str) -> int:
+def compare_values(left: str, right: str) -> int:
     """-1, 0 or 1: as numbers where both are numbers, else as texts."""
     one, two = _number(left), _number(right)
     if one is not None and two is not None:
@@ -96,7 +96,7 @@ def _number(text: str) -> Decimal | None:
     return Decimal(text) if _NUMBER.fullmatch(text) else None
 
 
-def _written(number: Decimal) -> str:
+def _format_number(number: Decimal) -> str:
     """Without an exponent, and without noughts after the point."""
     return format(number.normalize(), "f")
 
@@ -252,11 +252,11 @@ class Expander:
             if isinstance(part, str):
                 self.spend(len(part))
                 output.write(part)
-            elif isinstance(part, Call):
+            elif isinstance(part, MacroCall):
                 if not self._run(part, None, output, within, depth):
                     self._budget.spend(characters=_BRACES, place=self._place)
                     self.write(("{{", *part.inside, "}}"), output, within, depth=depth + 1)
-            elif isinstance(part, Block):
+            elif isinstance(part, MacroBlock):
                 if not self._run(part.call, part.content, output, within, depth):
                     # Two calls, and what is between them.
                     self.write((part.call, *part.body, part.closing), output, within, depth=depth)
@@ -287,7 +287,7 @@ class Expander:
         return parse(text)
 
     def _run(
-        self, call: Call, content: Parts | None, output: _Output, within: _Field, depth: int
+        self, call: MacroCall, content: Parts | None, output: _Output, within: _Field, depth: int
     ) -> bool:
         """Run the macro that a call names; False if there is none that takes such arguments."""
         macro = self._macros.get(call.name)
@@ -316,7 +316,7 @@ class Expander:
     def _condition(self, parts: Parts, within: _Field, depth: int) -> str:
         """The bare name of a macro stands for the macro: `{{if persona}}`."""
         if len(parts) == 1 and isinstance(parts[0], str):
-            call = named(parts[0])
+            call = parse_condition(parts[0])
             macro = self._macros.get(call.name)
             is_named = call.argument is None or call.name in VARIABLE_SIGNS
             if macro and is_named and macro.split_arguments(call.argument) is not None:
@@ -334,7 +334,7 @@ class Invocation:
     """One macro where it stands. Arguments are expanded only when they are asked for."""
 
     expander: Expander
-    call: Call
+    call: MacroCall
     arguments: Sequence[Parts]
     output: _Output
     within: _Field

@@ -18,7 +18,7 @@ Parts: TypeAlias = Sequence[Part]
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
-class Call:
+class MacroCall:
     """Braces that close, or an old `<USER>`: perhaps a macro, perhaps only braces.
 
     Args:
@@ -44,17 +44,17 @@ class Call:
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
-class Block:
+class MacroBlock:
     """`{{reverse}}content{{/reverse}}`: the content is the call's last argument, if it takes one.
 
     Args:
         content: What is between the two calls, its edges trimmed; `body` is the same as written.
     """
 
-    call: Call
+    call: MacroCall
     content: Parts
     body: Parts
-    closing: Call
+    closing: MacroCall
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
@@ -119,7 +119,7 @@ def parse(text: str) -> Parts:
                 parts[index:] = [_call(inside, text, start, token.end())]
             case "<":
                 name = _OLD_NAMES[token[0].lower()]
-                parts.append(Call(name, None, (), text, token.start(), token.end()))
+                parts.append(MacroCall(name, None, (), text, token.start(), token.end()))
             case _:
                 parts.append(token[0])
     if position < len(text):
@@ -137,7 +137,7 @@ def split(parts: Parts, separator: re.Pattern[str]) -> list[Parts]:
         first, *others = separator.split(part)
         pieces[-1].append(first)
         pieces.extend([other] for other in others)
-    return [_trimmed(piece) for piece in pieces]
+    return [_trim_edges(piece) for piece in pieces]
 
 
 def split_operation(argument: Parts) -> list[Parts]:
@@ -153,16 +153,16 @@ def split_operation(argument: Parts) -> list[Parts]:
     return [[found[1]], [found[2]], value]
 
 
-def named(text: str) -> Call:
+def parse_condition(text: str) -> MacroCall:
     """What a condition names without braces: `{{if persona}}`, `{{if .hp > 3}}`."""
     return _call([text], text, 0, len(text))
 
 
-def _call(inside: list[Part], text: str, start: int, end: int) -> Call:
+def _call(inside: list[Part], text: str, start: int, end: int) -> MacroCall:
     first = inside[0] if inside else ""
     head = _HEAD.match(first) if isinstance(first, str) else None
     if head is None:
-        return Call("", None, inside, text, start, end)
+        return MacroCall("", None, inside, text, start, end)
     flags, sign, name, separator = head.groups(default="")
     rest = head.string[head.end() :]
     argument: Parts | None = [rest, *inside[1:]]
@@ -171,14 +171,14 @@ def _call(inside: list[Part], text: str, start: int, end: int) -> Call:
             argument = None
         elif not separator:  # `{{user{{char}}}}`: the name is not over
             name = ""
-    return Call(sign or name.lower(), argument, inside, text, start, end, "#" in flags)
+    return MacroCall(sign or name.lower(), argument, inside, text, start, end, "#" in flags)
 
 
 @dataclass(slots=True)
 class _Opening:
     """A call that a `{{/name}}` may close. `middle` is where its `{{else}}` stands."""
 
-    call: Call
+    call: MacroCall
     index: int
     middle: int | None = None
 
@@ -199,7 +199,7 @@ def _fold(parts: list[Part]) -> list[Part]:
         return None
 
     for part in parts:
-        if isinstance(part, Call) and part.name:
+        if isinstance(part, MacroCall) and part.name:
             if part.name[0] == "/" and (opening := innermost(part.name[1:])):
                 openings[part.name[1:]].pop()
                 body = folded[opening.index + 1 :]
@@ -214,22 +214,22 @@ def _fold(parts: list[Part]) -> list[Part]:
     return folded
 
 
-def _block(opening: _Opening, body: list[Part], closing: Call) -> Block | Conditional:
+def _block(opening: _Opening, body: list[Part], closing: MacroCall) -> MacroBlock | Conditional:
     call = opening.call
     if call.name != "if":
-        return Block(call, body if call.keeps_space else _as_block(body), body, closing)
-    condition = _trimmed(call.argument or ())
+        return MacroBlock(call, body if call.keeps_space else _trim_block(body), body, closing)
+    condition = _trim_edges(call.argument or ())
     negated = bool(condition) and isinstance(condition[0], str) and condition[0].startswith("!")
     if negated:
-        condition = _trimmed([str(condition[0])[1:], *condition[1:]])
+        condition = _trim_edges([str(condition[0])[1:], *condition[1:]])
     end = len(body) if opening.middle is None else opening.middle - opening.index - 1
     then, otherwise = body[:end], body[end + 1 :]
     if not call.keeps_space:
-        then, otherwise = _as_block(then), _as_block(otherwise)
+        then, otherwise = _trim_block(then), _trim_block(otherwise)
     return Conditional(condition, negated, then, otherwise)
 
 
-def _trimmed(parts: Parts) -> Parts:
+def _trim_edges(parts: Parts) -> Parts:
     """Without literal white space at the edges, nor empty text."""
     kept = list(parts)
     if kept and isinstance(kept[0], str):
@@ -239,14 +239,14 @@ def _trimmed(parts: Parts) -> Parts:
     return [part for part in kept if part != ""]
 
 
-def _as_block(body: list[Part]) -> list[Part]:
+def _trim_block(body: list[Part]) -> list[Part]:
     """Without white space at the edges, nor the indentation that all lines have from the first."""
     first = body[0] if body else ""
     indentation = ""
     if isinstance(first, str) and "\n" in first:
         line = first[: len(first) - len(first.lstrip())].rpartition("\n")[2]
         indentation = line if first.strip() or len(body) > 1 else ""
-    kept = list(_trimmed(body))
+    kept = list(_trim_edges(body))
     if indentation:
         unindented = "\n" + indentation
         kept = [part.replace(unindented, "\n") if isinstance(part, str) else part for part in kept]

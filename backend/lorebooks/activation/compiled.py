@@ -13,15 +13,15 @@ import msgspec
 from backend.accounts.profile.settings import LoreMode
 from backend.context.macros import may_hold_macros
 from backend.generation.model import Role
-from backend.lorebooks.activation.keys import Key, KeyIndex, classify, hint_of
+from backend.lorebooks.activation.keys import Key, KeyIndex, classify, find_hint
 from backend.lorebooks.activation.timed import fingerprint
-from backend.lorebooks.entries import BookFields, LoreEntry, Position, mode_of
+from backend.lorebooks.entries import BookFields, LoreEntry, Position, find_mode
 from backend.regex.javascript import parse_key
 from backend.regex.patterns import REFUSED_SIZE, forget_compiled
 
 _LINE = re.compile(r"(@{2,3}+)(\w++)(?:[ \t]++(.*+))?")
-_MOST = 100_000
-_MOST_WORDS = 200
+_MAX_NUMBER = 100_000
+_MAX_WORDS = 200
 _POSITIONS: dict[str, Position] = {
     "before_desc": "before_character",
     "after_desc": "after_character",
@@ -57,13 +57,13 @@ class Decorators(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         return self.activate_only_after is not None or self.activate_only_every is not None
 
 
-NOTHING_SAID = Decorators()
+NO_DECORATORS = Decorators()
 
 
 def split_decorators(content: str) -> tuple[Decorators, str]:
     """Take the decorators from the head of `content`: what they say, and what is left."""
     if not content.lstrip().startswith("@@"):
-        return NOTHING_SAID, content
+        return NO_DECORATORS, content
     said: dict[str, Any] = {}
     lines = content.lstrip().splitlines(keepends=True)
     settled = True  # a fallback without a decorator before it is none
@@ -82,7 +82,7 @@ def split_decorators(content: str) -> tuple[Decorators, str]:
         if settled:
             said.setdefault(name, value)  # of several with one name the first
     if not used:
-        return NOTHING_SAID, content
+        return NO_DECORATORS, content
     return Decorators(**said), "".join(lines[used:])
 
 
@@ -92,7 +92,7 @@ def _flag(text: str) -> bool | None:
 
 def _number(text: str) -> int | None:
     try:
-        return max(0, min(_MOST, int(float(text))))
+        return max(0, min(_MAX_NUMBER, int(float(text))))
     except (ValueError, OverflowError):
         return None
 
@@ -103,7 +103,7 @@ def _positive(text: str) -> int | None:
 
 def _words(text: str) -> tuple[str, ...] | None:
     return (
-        tuple(word for part in text.split(",", _MOST_WORDS)[:_MOST_WORDS] if (word := part.strip()))
+        tuple(word for part in text.split(",", _MAX_WORDS)[:_MAX_WORDS] if (word := part.strip()))
         or None
     )
 
@@ -143,7 +143,7 @@ _READERS: dict[str, Callable[[str], object]] = {
 MAX_REGEX_SIZE: Final = 1_000_000
 """What the regexes of a book may come to, in RE2's instructions; the rest are left out."""
 
-MAX_LOOSE: Final = 2_000
+MAX_LOOSE_KEYS: Final = 2_000
 """How many keys of a book are looked for one by one."""
 
 MAX_NOTES: Final = 20
@@ -281,8 +281,10 @@ class CompiledBook:
 
     def _enlist(self, entry: CompiledEntry) -> None:
         """Put an entry where scans find it. One that nothing can make active is put nowhere."""
-        primary = {_number_of(key) for key in entry.primary}
-        others = {_number_of(key) for key in (*entry.secondary, *entry.additional, *entry.excluded)}
+        primary = {_find_number(key) for key in entry.primary}
+        others = {
+            _find_number(key) for key in (*entry.secondary, *entry.additional, *entry.excluded)
+        }
         # A regex may span texts, so that a new one can complete what an older one began.
         has_patterns = any(key.pattern for key in (*entry.primary, *entry.secondary))
         entry.is_indexed = not has_patterns and -1 not in primary and -1 not in others
@@ -294,7 +296,7 @@ class CompiledBook:
             self.by_other_key.setdefault(number, []).append(entry)
 
 
-def _number_of(key: Key) -> int:
+def _find_number(key: Key) -> int:
     """What to look for in the automaton before the key is looked for; -1 where there is nothing."""
     return key.hint.number if key.hint is not None else key.number
 
@@ -330,7 +332,7 @@ class _KeyReader:
     def _classify(self, raw: str) -> Key | None:
         if any(mark in raw for mark in _MACRO_MARKS):
             self._macros += 1
-            return Key(raw, has_macro=True) if self._macros <= MAX_LOOSE else None
+            return Key(raw, has_macro=True) if self._macros <= MAX_LOOSE_KEYS else None
         is_regex = raw.lstrip().startswith("/") and parse_key(raw.strip()) is not None
         if is_regex and self._regex_size > MAX_REGEX_SIZE:
             self._note(f"The regex {raw} is left out: the book's regexes are too large together.")
@@ -341,7 +343,7 @@ class _KeyReader:
         if key.pattern is not None:
             self._regex_size += max(key.pattern.size, 16)
             self.needs_process |= key.pattern.engine == "regex"
-            key.hint = hint_of(key.pattern)
+            key.hint = find_hint(key.pattern)
             if key.hint is not None:
                 self.plain.append(key.hint)
             return key
@@ -354,9 +356,9 @@ class _KeyReader:
     def drop_loose(self) -> None:
         """Make keys that the automaton did not take match nothing, past a number of them."""
         loose = [key for key in self.plain if key.number < 0]
-        for key in loose[MAX_LOOSE:]:
+        for key in loose[MAX_LOOSE_KEYS:]:
             key.match_nothing()
-        if len(loose) > MAX_LOOSE:
+        if len(loose) > MAX_LOOSE_KEYS:
             self._note("Too many keys are endings of each other: some are left out.")
 
     def _note(self, text: str) -> None:
@@ -395,14 +397,14 @@ def _compile_entry(
         sensitive=_first(entry.case_sensitive, fields.case_sensitive),
         whole=_first(entry.match_whole_words, fields.match_whole_words),
         scoring=_first(entry.use_group_scoring, fields.use_group_scoring),
-        mode=mode_of(entry, fields),
+        mode=find_mode(entry, fields),
         has_macros=has_macros,
         least_tokens=max(1, length // LONGEST_TOKEN) if content.strip() else 0,
     )
     if compiled.is_timed:
         compiled.keys = fingerprint(entry)
     compiled.is_plain = (
-        says is NOTHING_SAID
+        says is NO_DECORATORS
         and entry.enabled
         and not (entry.constant or entry.triggers or entry.delay or compiled.is_timed)
         and not (entry.exclude_recursion or entry.delay_until_recursion)

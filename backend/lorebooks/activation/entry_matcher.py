@@ -11,7 +11,7 @@ from backend.lorebooks.activation.keys import Key
 from backend.lorebooks.activation.outcome import Scan
 from backend.lorebooks.activation.selection import GroupCandidate
 from backend.lorebooks.activation.timed import TimedEffect
-from backend.lorebooks.activation.window import Look, Window
+from backend.lorebooks.activation.window import Look, ScanWindow
 from backend.lorebooks.entries import CharacterFilter, LoreSettings
 
 
@@ -41,7 +41,7 @@ def is_recursive(book: CompiledBook, settings: LoreSettings) -> bool:
 class EntryMatcher:
     """Holds an entry against the chat and the window, in the order in which World Info does."""
 
-    def __init__(self, scan: Scan, window: Window) -> None:
+    def __init__(self, scan: Scan, window: ScanWindow) -> None:
         self._scan, self._window = scan, window
         self._looks: dict[tuple[object, ...], Look] = {}
         self._known = {
@@ -79,7 +79,7 @@ class EntryMatcher:
         effect = self.effect(entry)
         is_sticky = effect is not None and self._scan.message_count < effect.sticky_until
         unasked = self._unasked(entry, effect, is_sticky=is_sticky)
-        gate = _gate(entry, self._scan, effect, step)
+        gate = _check_gates(entry, self._scan, effect, step)
         hit = None if mode == "keys" else self._scan.semantic.get(entry.entry_id)
         meant = [Reason(**hit._asdict())] if hit else []
         look = self._look(entry, process=gate is None and not unasked)
@@ -219,33 +219,33 @@ def _is_forced(entry: CompiledEntry, effect: TimedEffect | None) -> bool:
     return entry.says.activate or (entry.says.keep_activate_after_match and effect is not None)
 
 
-def _gate(
+def _check_gates(
     entry: CompiledEntry, scan: Scan, effect: TimedEffect | None, step: Step
 ) -> Reason | None:
     """Why the entry can't come in at this step, whatever its keys say. The first reason counts."""
-    refused = _settings_gate(entry, scan) or _timed_gate(entry, scan, effect, step)
+    refused = _check_settings(entry, scan) or _check_timing(entry, scan, effect, step)
     if refused or _is_forced(entry, effect):
         return refused
-    return _decorator_gate(entry, scan, effect) or _counting_gate(entry, scan)
+    return _check_decorators(entry, scan, effect) or _check_counts(entry, scan)
 
 
-def _settings_gate(entry: CompiledEntry, scan: Scan) -> Reason | None:
+def _check_settings(entry: CompiledEntry, scan: Scan) -> Reason | None:
     stored = entry.entry
     if not stored.enabled:
         return Reason("disabled")
     if stored.triggers and not any(trigger in stored.triggers for trigger in scan.triggers):
         return Reason("trigger")
-    return None if _is_for(stored.character_filter, scan) else Reason("character_filter")
+    return None if _passes_filter(stored.character_filter, scan) else Reason("character_filter")
 
 
-def _is_for(wanted: CharacterFilter, scan: Scan) -> bool:
+def _passes_filter(wanted: CharacterFilter, scan: Scan) -> bool:
     """As World Info has it: names and tags must each let the character in, where they are given."""
     if wanted.names and (scan.speaker in wanted.names) == wanted.is_exclude:
         return False
     return not wanted.tags or set(wanted.tags).isdisjoint(scan.tags) == wanted.is_exclude
 
 
-def _timed_gate(
+def _check_timing(
     entry: CompiledEntry, scan: Scan, effect: TimedEffect | None, step: Step
 ) -> Reason | None:
     now, delay = scan.message_count, entry.entry.delay or 0
@@ -263,7 +263,9 @@ def _timed_gate(
     return None
 
 
-def _decorator_gate(entry: CompiledEntry, scan: Scan, effect: TimedEffect | None) -> Reason | None:
+def _check_decorators(
+    entry: CompiledEntry, scan: Scan, effect: TimedEffect | None
+) -> Reason | None:
     says = entry.says
     if says.dont_activate:
         return Reason("dont_activate")
@@ -275,7 +277,7 @@ def _decorator_gate(entry: CompiledEntry, scan: Scan, effect: TimedEffect | None
     return None
 
 
-def _counting_gate(entry: CompiledEntry, scan: Scan) -> Reason | None:
+def _check_counts(entry: CompiledEntry, scan: Scan) -> Reason | None:
     after, every = entry.says.activate_only_after, entry.says.activate_only_every
     if after is not None and scan.reply_count < after:
         return Reason("activate_only_after", count=after - scan.reply_count)

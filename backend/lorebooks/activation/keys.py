@@ -26,11 +26,11 @@ MAX_ENDINGS = 12
 MIN_HINT = 3
 """Characters that a regex must need, for looking for them first to be worth it."""
 
-KEYS_AT_ONCE = 5_000
+MAX_AUTOMATON_KEYS = 5_000
 """Keys in one automaton. To build one takes quadratic time where keys begin with one another, and
 keeps all other threads waiting: 25 ms for so many, a second for 30,000."""
 
-PIECE = 8_192
+PIECE_CHARACTERS = 8_192
 """Characters that go to the automaton at once, which bounds the list of what it found."""
 
 # Scripts that are written without spaces between words, or, as Korean, with endings joined to them:
@@ -130,7 +130,7 @@ def classify(raw: str) -> Key | None:
     return Key(raw, compile_pattern(*parsed) if parsed else None)
 
 
-def hint_of(pattern: Pattern) -> Key | None:
+def find_hint(pattern: Pattern) -> Key | None:
     """A plain key that occurs wherever `pattern` is found, if there is one that says something."""
     literal = pattern.literal.strip()
     is_sound = literal.isprintable() and unicodedata.is_normalized("NFC", literal)
@@ -189,8 +189,8 @@ class KeyIndex:
         self._spellings = [tuple({key.exact for key in by_text[text]}) for text in patterns]
         self._longest = max(map(len, patterns), default=0)
         self._automata = [
-            (start, AhoCorasick(patterns[start : start + KEYS_AT_ONCE], store_patterns=False))
-            for start in range(0, len(patterns), KEYS_AT_ONCE)
+            (start, AhoCorasick(patterns[start : start + MAX_AUTOMATON_KEYS], store_patterns=False))
+            for start in range(0, len(patterns), MAX_AUTOMATON_KEYS)
         ]
 
     def scan(self, text: Folded, place: int, hits: Hits, *, spelling: bool, within: bool) -> None:
@@ -229,14 +229,14 @@ class KeyIndex:
 
     def _matches(self, text: str) -> Iterable[tuple[int, int, int]]:
         """Keys that occur, as number, start and end. Near the seams of pieces some come twice."""
-        if len(self._automata) == 1 and len(text) <= PIECE:
+        if len(self._automata) == 1 and len(text) <= PIECE_CHARACTERS:
             return self._automata[0][1].find_matches_as_indexes(text, overlapping=True)
         return self._matches_by_piece(text)
 
     def _matches_by_piece(self, text: str) -> Iterator[tuple[int, int, int]]:
-        for start in range(0, len(text), PIECE):
+        for start in range(0, len(text), PIECE_CHARACTERS):
             begin = max(0, start - self._longest + 1)
-            piece = text[begin : start + PIECE]
+            piece = text[begin : start + PIECE_CHARACTERS]
             for least, automaton in self._automata:
                 found = automaton.find_matches_as_indexes(piece, overlapping=True)
                 for number, first, end in found:

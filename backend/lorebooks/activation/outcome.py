@@ -11,7 +11,7 @@ from uuid import UUID
 from backend.core.reasons import FoundIn, Match, Reason
 from backend.generation.model import Role
 from backend.lorebooks.activation.compiled import CompiledBook
-from backend.lorebooks.activation.timed import NOTHING, TimedState
+from backend.lorebooks.activation.timed import NO_EFFECTS, TimedState
 from backend.lorebooks.entries import LinkSource, LoreSettings, MatchedField, Position, Trigger
 from backend.regex.patterns import Evaluator
 
@@ -47,7 +47,7 @@ class Scan:
         books: The chat's, its chronicle's, the persona's, the characters', global ones, as far as
             entries of the same order go; see `sources`.
         messages: Newest first; as many as the deepest scan may want, or all there are.
-        budget: Tokens that lore may take (see `lore_budget`).
+        budget: Tokens that lore may take (see `compute_lore_budget`).
         room: Tokens that are left for lore at all. What ignores the budget stays within this.
         count: Tokens of a text.
         vocabulary: What `count` counts in. Named, counts of texts without macros are kept with the
@@ -87,7 +87,7 @@ class Scan:
     speaker: str = ""
     tags: Collection[str] = ()
     triggers: Sequence[Trigger] = ("normal",)
-    timed: TimedState = NOTHING
+    timed: TimedState = NO_EFFECTS
     semantic: Mapping[UUID, SemanticHit] = field(default_factory=dict[UUID, SemanticHit])
     by_meaning: bool = False
     inactive: Collection[UUID] = frozenset()
@@ -98,7 +98,7 @@ class Scan:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Activated:
+class ActiveEntry:
     """An entry that is in, and why. `rank` is its place in the search by meaning, if that found it.
 
     `from_start` is set in place of `depth` where a decorator counts messages from the chat's first.
@@ -131,7 +131,7 @@ class SkippedEntry:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
+class ScanOutcome:
     """What a scan came to.
 
     Attributes:
@@ -144,7 +144,7 @@ class Outcome:
         tokens: What the activated entries take together.
     """
 
-    activated: list[Activated]
+    activated: list[ActiveEntry]
     left_out: list[SkippedEntry]
     left_out_more: int
     not_found: int
@@ -153,12 +153,12 @@ class Outcome:
     tokens: int
 
 
-def lore_reserve(settings: LoreSettings, context_tokens: int) -> int:
+def compute_lore_reserve(settings: LoreSettings, context_tokens: int) -> int:
     """Tokens that history leaves to lore at most, where lore needs them."""
     return math.floor(settings.reserve_percent * context_tokens / 100)
 
 
-def lore_budget(settings: LoreSettings, context_tokens: int) -> int:
+def compute_lore_budget(settings: LoreSettings, context_tokens: int) -> int:
     """Tokens that lore may take of a context of that size. A cap of 0 is none."""
     share = round(settings.budget_percent * context_tokens / 100)
     return min(share, settings.budget_cap) if settings.budget_cap else share

@@ -15,7 +15,7 @@ from backend.lorebooks.activation.outcome import Scan
 from backend.lorebooks.activation.selection import percentage
 from backend.regex.patterns import MAX_SCAN_WORK, PATTERN_SECONDS, Pattern
 
-LOOK: Final = 1_000
+LOOKUP_COST: Final = 1_000
 """What a look costs beside the text it reads: into a message, or at the ends of a word."""
 
 _WORD: Final = re.compile(r"\S*")
@@ -88,7 +88,7 @@ class PlaceFinder:
 
     def _in_message(self, entry: CompiledEntry, key: Key, number: int) -> tuple[int, int] | None:
         text = self._texts[number]
-        self._work_left -= LOOK + len(text)
+        self._work_left -= LOOKUP_COST + len(text)
         if key.pattern is not None:
             return self._by_pattern(entry, key.pattern, text)
         settings = self._scan.settings
@@ -138,5 +138,5 @@ class PlaceFinder:
             end = start + len(key)
             if not whole or is_whole(text, start, end):
                 yield start, end
-            self._work_left -= LOOK
+            self._work_left -= LOOKUP_COST
             start = text.find(key, start + 1)

@@ -14,22 +14,22 @@ from backend.lorebooks.activation.compiled import CompiledBook, CompiledEntry
 from backend.lorebooks.activation.entry_matcher import EntryMatcher, Step, is_recursive
 from backend.lorebooks.activation.outcome import (
     TOO_MANY_MACROS,
-    Activated,
-    Outcome,
+    ActiveEntry,
     Scan,
+    ScanOutcome,
     SkippedEntry,
 )
 from backend.lorebooks.activation.selection import (
     GAVE_WAY,
     TOO_LONG,
     GroupCandidate,
+    GroupRules,
     LoreBudget,
-    Rules,
-    losers,
+    find_losers,
     percentage,
 )
-from backend.lorebooks.activation.timed import TimedEffect, TimedState, begun
-from backend.lorebooks.activation.window import Window
+from backend.lorebooks.activation.timed import TimedEffect, TimedState, start_effect
+from backend.lorebooks.activation.window import ScanWindow
 from backend.lorebooks.entries import LinkSource
 
 MAX_STEPS: Final = 100
@@ -50,7 +50,7 @@ MAX_LEFT_OUT: Final = 1_000
 """Entries that are listed with a reason why they are out; more are counted."""
 
 
-def activate(scan: Scan) -> Outcome:
+def activate(scan: Scan) -> ScanOutcome:
     """Find the entries that come into the prompt.
 
     The same scan gives the same outcome: nothing is drawn but from its seed. Takes time for what
@@ -64,7 +64,7 @@ def activate(scan: Scan) -> Outcome:
 
 
 @dataclass(slots=True)
-class _In:
+class _Admission:
     """An entry that is in: its text as the model will see it, and what it takes."""
 
     found: GroupCandidate
@@ -75,12 +75,12 @@ class _In:
 class _Activation:
     def __init__(self, scan: Scan) -> None:
         self.scan = scan
-        self.tiers, self.books = _tiers_and_places(scan)
-        self.window = Window(scan)
+        self.tiers, self.books = _rank_books(scan)
+        self.window = ScanWindow(scan)
         self.matcher = EntryMatcher(scan, self.window)
         self.budget = LoreBudget(scan.budget, scan.room)
         self.candidates: set[CompiledEntry] = set()
-        self.inside: dict[CompiledEntry, _In] = {}
+        self.inside: dict[CompiledEntry, _Admission] = {}
         self.settled: set[CompiledEntry] = set()
         self.unasked: set[CompiledEntry] = set()  # looked at whether their keys occur or not
         self.lost: set[CompiledEntry] = set()
@@ -91,7 +91,7 @@ class _Activation:
         self.step = Step("first", 0, self.levels.pop(0) if self.levels else 0, 0)
         self.is_recursive = any(is_recursive(book, scan.settings) for book in scan.books)
 
-    def run(self) -> Outcome:
+    def run(self) -> ScanOutcome:
         for book in self.scan.books:
             self.unasked.update(book.always)
             for entry_id in (*self.scan.semantic, *self.scan.timed.effects):
@@ -108,7 +108,7 @@ class _Activation:
         tier = self.tiers[entry.book]
         return tier, -entry.entry.order, self.books[entry.book], entry.place
 
-    def _pass(self, step: Step) -> list[_In]:
+    def _pass(self, step: Step) -> list[_Admission]:
         """Look at all candidates once. Returns those that came in."""
         deepest = max((book.deepest for book in self.scan.books), default=0)
         self.window.read(max(deepest, self._reach() + step.further_back))
@@ -152,10 +152,10 @@ class _Activation:
             default=0,
         )
 
-    def _let_in(self, found: list[GroupCandidate]) -> list[_In]:
-        rules = Rules(self.scan.seed, self.scan.settings.use_group_scoring, self.matcher.score)
-        lost = losers(found, self.groups, rules)
-        new: list[_In] = []
+    def _let_in(self, found: list[GroupCandidate]) -> list[_Admission]:
+        rules = GroupRules(self.scan.seed, self.scan.settings.use_group_scoring, self.matcher.score)
+        lost = find_losers(found, self.groups, rules)
+        new: list[_Admission] = []
         # Constant entries first, so that the budget never ends before them; then sticky ones.
         found.sort(
             key=lambda one: (
@@ -180,7 +180,7 @@ class _Activation:
                 new.append(inside)
         return [one for one in new if one.found.entry in self.inside]
 
-    def _pay(self, found: GroupCandidate) -> _In | None:
+    def _pay(self, found: GroupCandidate) -> _Admission | None:
         """Let an entry in if there are tokens for it; look for a reason against it first."""
         entry = found.entry
         refused = self.budget.refusal(entry)
@@ -202,7 +202,7 @@ class _Activation:
         for other in gave_way:
             paid = self.inside.pop(other)
             self._drop(other, GAVE_WAY, paid.tokens)
-        inside = self.inside[entry] = _In(found, content, tokens)
+        inside = self.inside[entry] = _Admission(found, content, tokens)
         self.candidates.discard(entry)
         self.out.pop(entry, None)
         self.settled.add(entry)
@@ -237,7 +237,7 @@ class _Activation:
         self.candidates.discard(entry)
         self.settled.add(entry)
 
-    def _next(self, step: Step, new: list[_In]) -> Step | None:
+    def _next(self, step: Step, new: list[_Admission]) -> Step | None:
         """What to do after a step: recursion, then reading further back, then the next level."""
         settings = self.scan.settings
         number = step.number + 1
@@ -259,7 +259,7 @@ class _Activation:
         limit = self.scan.settings.min_activations_depth or len(self.scan.messages)
         return self._reach() + step.further_back <= min(limit, len(self.scan.messages))
 
-    def _outcome(self) -> Outcome:
+    def _outcome(self) -> ScanOutcome:
         for one in self.inside.values():
             if not one.content.strip():
                 self.out[one.found.entry] = (0, Reason("empty"))
@@ -276,7 +276,7 @@ class _Activation:
         )
         entries = sum(len(book.entries) for book in self.scan.books)
         notes = [note for book in self.scan.books for note in book.notes]
-        return Outcome(
+        return ScanOutcome(
             activated=[self._activated(one) for one in inside],
             left_out=left_out[:MAX_LEFT_OUT],
             left_out_more=max(0, len(left_out) - MAX_LEFT_OUT),
@@ -286,10 +286,10 @@ class _Activation:
             tokens=self.budget.used,
         )
 
-    def _activated(self, inside: _In) -> Activated:
+    def _activated(self, inside: _Admission) -> ActiveEntry:
         entry, stored = inside.found.entry, inside.found.entry.entry
         semantic = self.scan.semantic.get(entry.entry_id)
-        return Activated(
+        return ActiveEntry(
             entry_id=entry.entry_id,
             book_id=entry.book.book_id,
             title=entry.title,
@@ -319,11 +319,11 @@ class _Activation:
             entry, known = one.found.entry, effects.get(one.found.entry.entry_id)
             # What still runs is not begun anew: an entry does not keep itself sticky.
             if entry.is_timed and (known is None or not known.is_cooling(now)):
-                effects[entry.entry_id] = begun(entry.entry, now=now, keys=entry.keys)
+                effects[entry.entry_id] = start_effect(entry.entry, now=now, keys=entry.keys)
         return TimedState(effects)
 
 
-def _tiers_and_places(scan: Scan) -> tuple[dict[CompiledBook, int], dict[CompiledBook, int]]:
+def _rank_books(scan: Scan) -> tuple[dict[CompiledBook, int], dict[CompiledBook, int]]:
     """Of each book: before which others its entries come, whatever their order; its place in ties.
 
     World Info's: the chat's books, the persona's, then the characters' and the global ones as

@@ -24,7 +24,7 @@ class GroupCandidate:
 
 
 @dataclass(frozen=True, slots=True)
-class Rules:
+class GroupRules:
     """What a group needs to know of the scan.
 
     Attributes:
@@ -38,8 +38,8 @@ class Rules:
     score: Callable[[CompiledEntry], int]
 
 
-def losers(
-    found: Sequence[GroupCandidate], taken: Mapping[str, CompiledEntry], rules: Rules
+def find_losers(
+    found: Sequence[GroupCandidate], taken: Mapping[str, CompiledEntry], rules: GroupRules
 ) -> dict[UUID, Reason]:
     """Who of `found`, in the order of their turns, gives way in a group, and why.
 
@@ -53,15 +53,15 @@ def losers(
         ]
         if not members:
             continue
-        winners, winner = _winners(name, members, taken.get(name), rules)
+        winners, winner = _find_winners(name, members, taken.get(name), rules)
         for one in members:
             if one.entry not in winners:
                 lost[one.entry.entry_id] = Reason("group", name=name, winner=winner.title)
     return lost
 
 
-def _winners(
-    name: str, members: Sequence[GroupCandidate], taken: CompiledEntry | None, rules: Rules
+def _find_winners(
+    name: str, members: Sequence[GroupCandidate], taken: CompiledEntry | None, rules: GroupRules
 ) -> tuple[Sequence[CompiledEntry], CompiledEntry]:
     """Who stays, and the one to name to the others. Sticky entries all stay."""
     sticky = [one.entry for one in members if one.is_sticky]
@@ -71,17 +71,17 @@ def _winners(
         return (), taken
     entries = [one.entry for one in members]
     if len(entries) > 1:
-        entries = _best_scored(entries, rules)
+        entries = _keep_best_scores(entries, rules)
     preferred = [entry for entry in entries if entry.entry.group_override]
     winner = (
         max(preferred, key=lambda entry: entry.entry.order)
         if preferred
-        else _drawn(name, entries, rules.seed)
+        else _draw_winner(name, entries, rules.seed)
     )
     return [winner], winner
 
 
-def _best_scored(entries: list[CompiledEntry], rules: Rules) -> list[CompiledEntry]:
+def _keep_best_scores(entries: list[CompiledEntry], rules: GroupRules) -> list[CompiledEntry]:
     """Without those that are compared and have fewer keys in the texts than the best."""
     compared = [rules.scoring if entry.scoring is None else entry.scoring for entry in entries]
     if not any(compared):
@@ -95,7 +95,7 @@ def _best_scored(entries: list[CompiledEntry], rules: Rules) -> list[CompiledEnt
     ]
 
 
-def _drawn(name: str, entries: Sequence[CompiledEntry], seed: int) -> CompiledEntry:
+def _draw_winner(name: str, entries: Sequence[CompiledEntry], seed: int) -> CompiledEntry:
     has_weights = any(entry.entry.group_weight > 0 for entry in entries)
 
     def time_of(entry: CompiledEntry) -> tuple[float, bytes]:
@@ -138,10 +138,10 @@ GAVE_WAY: Final = Reason("gave_way")
 TOO_LONG: Final = Reason("too_long")
 """Why an entry is out that was not read any more."""
 
-CHARACTERS_A_TOKEN: Final = 8
+MAX_CHARACTERS_PER_TOKEN: Final = 8
 """More than any language needs: English has 4 to 5."""
 
-ALWAYS_READ: Final = 500_000
+MIN_READ_CHARACTERS: Final = 500_000
 """Characters that are read of a scan's entries, however little room there is."""
 
 
@@ -167,7 +167,9 @@ class LoreBudget:
         self.is_over = False
         self._room = room
         self._most = budget if room is None else min(budget, room)
-        self._unread = None if room is None else max(CHARACTERS_A_TOKEN * room, ALWAYS_READ)
+        self._unread = (
+            None if room is None else max(MAX_CHARACTERS_PER_TOKEN * room, MIN_READ_CHARACTERS)
+        )
         self._used_of_book: Counter[UUID] = Counter()
         self._books_over: set[UUID] = set()
         self._returnable: list[tuple[CompiledEntry, int]] = []

@@ -11,7 +11,7 @@ from typing import Literal
 from msgspec.structs import replace
 
 from backend.chats.schemas import AuthorsNote
-from backend.context.layout import Item, LeftOut
+from backend.context.layout import LeftOut, PromptItem
 from backend.context.macros import (
     MAX_CHARACTERS,
     MAX_MACROS,
@@ -22,17 +22,17 @@ from backend.context.macros import (
 )
 from backend.core.reasons import FoundIn, Reason
 from backend.lorebooks.activation.outcome import (
-    Activated,
-    Outcome,
+    ActiveEntry,
     Scan,
     ScannedLine,
-    lore_budget,
+    ScanOutcome,
+    compute_lore_budget,
 )
-from backend.lorebooks.activation.timed import NOTHING, TimedState
+from backend.lorebooks.activation.timed import NO_EFFECTS, TimedState
 from backend.lorebooks.entries import Position, Trigger
 from backend.turns.api.schemas import TurnRequest
 from backend.turns.prompt.context import LoadedChat, PromptWindow
-from backend.turns.prompt.macros import seed_of
+from backend.turns.prompt.macros import make_seed
 
 
 class LoreExpander:
@@ -78,14 +78,14 @@ def scan_of(
         books=lore.books,
         messages=lines,
         settings=lore.settings,
-        budget=lore_budget(lore.settings, context_tokens),
+        budget=compute_lore_budget(lore.settings, context_tokens),
         room=context_tokens,
         count=count,
         vocabulary=window.unit.tokenizer,
         message_count=(leaf.position + 1 if leaf else 0) + bool(loaded.said),
         reply_count=lore.reply_count,
         greeting=lore.greeting,
-        seed=seed_of(loaded.chat.id, leaf.id if leaf else None),
+        seed=make_seed(loaded.chat.id, leaf.id if leaf else None),
         expand=expander,
         fields={
             "persona_description": loaded.persona,
@@ -128,23 +128,25 @@ class PlacedLore:
         ranked: What has no such place, best first: it shares the memory's budget.
     """
 
-    slots: Mapping[Position, Sequence[Item]] = field(default_factory=dict[Position, list[Item]])
-    ranked: Sequence[Item] = ()
+    slots: Mapping[Position, Sequence[PromptItem]] = field(
+        default_factory=dict[Position, list[PromptItem]]
+    )
+    ranked: Sequence[PromptItem] = ()
     left_out: Sequence[LeftOut] = ()
-    timed: TimedState = NOTHING
+    timed: TimedState = NO_EFFECTS
     notes: Sequence[str] = ()
 
 
 def place(
-    outcome: Outcome, note: AuthorsNote, *, note_is_due: bool, as_written: bool
+    outcome: ScanOutcome, note: AuthorsNote, *, note_is_due: bool, as_written: bool
 ) -> PlacedLore:
     """Give each activated entry its place in the prompt.
 
     With `as_written`, entries around the character and the examples stand there whenever they are
     activated, and not with the memory.
     """
-    slots: defaultdict[Position, list[Item]] = defaultdict(list)
-    ranked: list[tuple[int, Item]] = []
+    slots: defaultdict[Position, list[PromptItem]] = defaultdict(list)
+    ranked: list[tuple[int, PromptItem]] = []
     left_out = [
         LeftOut(
             kind="lore",
@@ -205,7 +207,7 @@ def note_place(note: AuthorsNote) -> Literal["depth", "head"]:
 class Outlets(Mapping[str, str]):
     """What stands in outlets, by name; remembers which of them were read."""
 
-    def __init__(self, items: Sequence[Item]) -> None:
+    def __init__(self, items: Sequence[PromptItem]) -> None:
         texts: dict[str, list[str]] = {}
         for item in items:
             texts.setdefault(item.outlet, []).append(item.text)
@@ -232,9 +234,9 @@ def split_examples(text: str) -> list[str]:
     return [part.strip() for part in EXAMPLE_MARK.split(text) if part.strip()]
 
 
-def _item(entry: Activated, number: int) -> Item:
+def _item(entry: ActiveEntry, number: int) -> PromptItem:
     is_example = entry.position in {"examples_top", "examples_bottom"}
-    return Item(
+    return PromptItem(
         kind="lore",
         title=entry.title,
         text="\n\n".join(split_examples(entry.content)) if is_example else entry.content,
