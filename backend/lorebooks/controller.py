@@ -1,4 +1,4 @@
-"""Lorebooks, their entries, and lorebook files in and out: `/lorebooks`."""
+"""Routes of lorebooks, their entries and lorebook files: `/lorebooks`."""
 
 from pathlib import PurePosixPath
 from typing import Annotated, Any, TypeVar
@@ -53,8 +53,6 @@ AnyRequest = Request[Any, Any, Any]
 
 
 class LorebookController(Controller):
-    """Lorebooks."""
-
     path = "/lorebooks"
     tags = ("Lorebooks",)
 
@@ -67,10 +65,10 @@ class LorebookController(Controller):
         after: FromQuery[UUID | None] = None,
         search: Annotated[str, QueryParameter(max_length=200)] = "",
     ) -> Page[LorebookItem]:
-        """Lorebooks, newest first, those of cards among them.
+        """List lorebooks, newest first, including those of cards.
 
-        With `search`, those in whose name each of its words occurs, whatever the case. A page of a
-        search may be short, or empty, while `next` leads on.
+        `search` finds names that contain each of its words, ignoring case. A page of a search may
+        be short or empty even if `next` is set.
         """
         return await lorebooks.list_page(identity, limit=limit, after=after, search=search)
 
@@ -81,7 +79,7 @@ class LorebookController(Controller):
         identity: NamedDependency[Identity],
         lorebooks: NamedDependency[LorebookService],
     ) -> Response[LorebookView]:
-        """Make a lorebook without entries. Settings that are null are as the chat says."""
+        """Create a lorebook without entries. Null settings fall back to those of the chat."""
         return _tagged(await lorebooks.create(identity, data))
 
     @post(
@@ -97,13 +95,12 @@ class LorebookController(Controller):
         identity: NamedDependency[Identity],
         lorebooks: NamedDependency[LorebookService],
     ) -> ImportedLorebook:
-        """Make a lorebook of a file.
+        """Create a lorebook from a file.
 
-        World Info, `character_book`, `lorebook_v3`, Agnai, Risu, NovelAI and Kobold are told apart
-        by what is in the file; of a whole card (JSON, PNG, CHARX) its lorebook is taken. `name` is
-        what it is called where the file does not say, else the file's name. What the file holds
-        beyond the fields known here is kept, and comes back on export. The lorebook is stored with
-        all its entries or not at all.
+        The format is detected from the content: World Info, `character_book`, `lorebook_v3`, Agnai,
+        Risu, NovelAI or Kobold. From a whole card (JSON, PNG, CHARX) only its lorebook is imported.
+        `name`, or else the name of the file, is used if the file contains no name. Unknown fields
+        are kept and exported again. Either the lorebook and all its entries are stored, or nothing.
         """
         upload = await read_upload(request)
         return await lorebooks.import_file(identity, upload.data, _name(upload))
@@ -115,7 +112,7 @@ class LorebookController(Controller):
         identity: NamedDependency[Identity],
         lorebooks: NamedDependency[LorebookService],
     ) -> Response[LorebookView]:
-        """A lorebook's settings and links, without its entries."""
+        """Get a lorebook's settings and links, without its entries."""
         return _tagged(await lorebooks.get(identity, lorebook_id))
 
     @patch(
@@ -131,7 +128,7 @@ class LorebookController(Controller):
         identity: NamedDependency[Identity],
         lorebooks: NamedDependency[LorebookService],
     ) -> Response[LorebookView]:
-        """Merge into a lorebook's settings: what is absent stays, null goes back to the default."""
+        """Change a lorebook's settings. Absent fields are kept, null resets one to its default."""
         view = await lorebooks.patch(
             identity, lorebook_id, data, if_match=request.headers.get("if-match")
         )
@@ -149,7 +146,7 @@ class LorebookController(Controller):
         identity: NamedDependency[Identity],
         lorebooks: NamedDependency[LorebookService],
     ) -> None:
-        """Delete a lorebook with its entries and links. A card's character goes on without it."""
+        """Delete a lorebook with its entries and links. The character of a card is kept."""
         await lorebooks.delete(identity, lorebook_id, if_match=request.headers.get("if-match"))
 
     @get(
@@ -171,10 +168,10 @@ class LorebookController(Controller):
         activity: NamedDependency[ActivityLog],
         file_format: Annotated[ExportFormat, QueryParameter(name="format")] = "world_info",
     ) -> Response[bytes]:
-        """The lorebook as a file that other tools read, and that imports back to the same.
+        """Export the lorebook as a file that other tools read and that can be imported again.
 
-        `v2` is a card's `character_book` by itself, `v3` a `lorebook_v3`. What came in in the same
-        format comes back as it was, but for what was changed here.
+        `v2` is the `character_book` of a card, `v3` a `lorebook_v3`. A lorebook imported from the
+        same format is exported unchanged except for edits made here.
         """
         file = await lorebooks.export(identity, lorebook_id, file_format)
         await activity.note(request, "exported", detail="lorebook")
@@ -182,8 +179,6 @@ class LorebookController(Controller):
 
 
 class LoreEntryController(Controller):
-    """Entries of lorebooks."""
-
     path = "/lorebooks/{lorebook_id:uuid}/entries"
     tags = ("Lorebooks",)
 
@@ -200,7 +195,7 @@ class LoreEntryController(Controller):
         limit: PageSize = 50,
         after: PlaceCursor = None,
     ) -> Page[LoreEntryView]:
-        """Entries in their order. `after` is the place behind which the page begins."""
+        """List entries in their order. The page begins after the place `after`."""
         return await lorebooks.list_entries(identity, lorebook_id, limit=limit, after=after)
 
     @post(
@@ -215,7 +210,7 @@ class LoreEntryController(Controller):
         identity: NamedDependency[Identity],
         lorebooks: NamedDependency[LorebookService],
     ) -> Response[LoreEntryView]:
-        """Put an entry behind the others. What is absent is as World Info has it by default."""
+        """Create an entry after the others. Absent fields get World Info's defaults."""
         return _tagged(await lorebooks.create_entry(identity, lorebook_id, data))
 
     @put(
@@ -232,9 +227,9 @@ class LoreEntryController(Controller):
         identity: NamedDependency[Identity],
         lorebooks: NamedDependency[LorebookService],
     ) -> None:
-        """Put all entries in this order: how they are listed and exported. Prompts go by `order`.
+        """Set the order in which all entries are listed and exported. Prompts use `order`.
 
-        Each entry of the lorebook is named once.
+        Name each entry of the lorebook exactly once.
         """
         await lorebooks.order_entries(identity, lorebook_id, data.entry_ids)
 
@@ -251,7 +246,7 @@ class LoreEntryController(Controller):
         identity: NamedDependency[Identity],
         lorebooks: NamedDependency[LorebookService],
     ) -> Response[LoreEntryView]:
-        """An entry, with all its fields."""
+        """Get an entry with all its fields."""
         return _tagged(await lorebooks.get_entry(identity, lorebook_id, entry_id))
 
     @patch(
@@ -272,7 +267,7 @@ class LoreEntryController(Controller):
         identity: NamedDependency[Identity],
         lorebooks: NamedDependency[LorebookService],
     ) -> Response[LoreEntryView]:
-        """Merge into an entry: what is absent stays, null goes back to the default."""
+        """Change an entry. Absent fields are kept, null resets one to its default."""
         view = await lorebooks.patch_entry(
             identity, lorebook_id, entry_id, data, if_match=request.headers.get("if-match")
         )

@@ -1,4 +1,4 @@
-"""Lorebooks of chats, characters and personas: links, and switches of a chat."""
+"""Routes of the lorebooks of chats, characters and personas."""
 
 from uuid import UUID
 
@@ -23,8 +23,6 @@ TAGS = ("Lorebooks",)
 
 
 class ChatLorebookController(Controller):
-    """Lorebooks of a chat."""
-
     path = "/chats/{chat_id:uuid}/lorebooks"
     tags = TAGS
 
@@ -39,10 +37,10 @@ class ChatLorebookController(Controller):
         identity: NamedDependency[Identity],
         lorebook_links: NamedDependency[LorebookLinkService],
     ) -> Page[ChatLorebookItem]:
-        """The lorebooks that the chat has, each once, in one page.
+        """List the lorebooks of the chat, each once, in one page.
 
-        First those linked to the chat, then its persona's, its characters' (the cards' own before
-        others), and the global ones. Those that are switched off here are shown, too.
+        The order is: linked to the chat, its persona's, its characters' (those of cards first), and
+        global ones. Disabled lorebooks are included.
         """
         return await lorebook_links.list_of_chat(identity, chat_id)
 
@@ -59,7 +57,7 @@ class ChatLorebookController(Controller):
         identity: NamedDependency[Identity],
         lorebook_links: NamedDependency[LorebookLinkService],
     ) -> ChatLorebookView:
-        """Whether the lorebook is linked to the chat or switched off there."""
+        """Get the chat's setting of the lorebook: linked, disabled or none."""
         return await lorebook_links.in_chat(identity, chat_id, lorebook_id)
 
     @put(
@@ -76,7 +74,7 @@ class ChatLorebookController(Controller):
         identity: NamedDependency[Identity],
         lorebook_links: NamedDependency[LorebookLinkService],
     ) -> ChatLorebookView:
-        """`linked` or `off`. What is off is off for this chat, however else it is linked."""
+        """Link the lorebook to the chat, or disable it there despite other links."""
         return await lorebook_links.set_in_chat(identity, chat_id, lorebook_id, data.state)
 
     @delete(
@@ -92,13 +90,11 @@ class ChatLorebookController(Controller):
         identity: NamedDependency[Identity],
         lorebook_links: NamedDependency[LorebookLinkService],
     ) -> None:
-        """The chat says nothing more of the lorebook; other links to it count again."""
+        """Remove the chat's setting of the lorebook. Other links apply again."""
         await lorebook_links.clear_in_chat(identity, chat_id, lorebook_id)
 
 
 class CharacterLorebookController(Controller):
-    """Lorebooks of a character."""
-
     path = "/characters/{character_id:uuid}/lorebooks"
     tags = TAGS
 
@@ -113,7 +109,7 @@ class CharacterLorebookController(Controller):
         identity: NamedDependency[Identity],
         lorebook_links: NamedDependency[LorebookLinkService],
     ) -> Page[LorebookItem]:
-        """The card's own lorebook, then those linked, in one page."""
+        """List the card's own lorebook, then the linked ones, in one page."""
         return await lorebook_links.list_of(identity, "character", character_id)
 
     @put(
@@ -130,7 +126,7 @@ class CharacterLorebookController(Controller):
         identity: NamedDependency[Identity],
         lorebook_links: NamedDependency[LorebookLinkService],
     ) -> None:
-        """Every chat that the character takes part in has the lorebook."""
+        """Link the lorebook to the character. All chats of the character use it."""
         await lorebook_links.link(identity, "character", character_id, lorebook_id)
 
     @delete(
@@ -146,13 +142,11 @@ class CharacterLorebookController(Controller):
         identity: NamedDependency[Identity],
         lorebook_links: NamedDependency[LorebookLinkService],
     ) -> None:
-        """Take the link away. The card's own lorebook is no link: delete it, or switch it off."""
+        """Remove the link. To remove the card's own lorebook, delete or disable it instead."""
         await lorebook_links.unlink(identity, "character", character_id, lorebook_id)
 
 
 class PersonaLorebookController(Controller):
-    """Lorebooks of a persona."""
-
     path = "/personas/{persona_id:uuid}/lorebooks"
     tags = TAGS
 
@@ -167,7 +161,7 @@ class PersonaLorebookController(Controller):
         identity: NamedDependency[Identity],
         lorebook_links: NamedDependency[LorebookLinkService],
     ) -> Page[LorebookItem]:
-        """The lorebooks linked to the persona, in one page."""
+        """List the lorebooks linked to the persona, in one page."""
         return await lorebook_links.list_of(identity, "persona", persona_id)
 
     @put(
@@ -184,7 +178,7 @@ class PersonaLorebookController(Controller):
         identity: NamedDependency[Identity],
         lorebook_links: NamedDependency[LorebookLinkService],
     ) -> None:
-        """Every chat with the persona has the lorebook."""
+        """Link the lorebook to the persona. All chats with the persona use it."""
         await lorebook_links.link(identity, "persona", persona_id, lorebook_id)
 
     @delete(
@@ -200,5 +194,5 @@ class PersonaLorebookController(Controller):
         identity: NamedDependency[Identity],
         lorebook_links: NamedDependency[LorebookLinkService],
     ) -> None:
-        """Take the link away."""
+        """Remove the link."""
         await lorebook_links.unlink(identity, "persona", persona_id, lorebook_id)

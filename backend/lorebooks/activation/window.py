@@ -202,7 +202,7 @@ class Window:
         return primary, other
 
     def look(self, entry: CompiledEntry, depth: int, *, recursion: bool, process: bool) -> Look:
-        """Return the search for the keys of `entry` in the newest `depth` messages and opted fields.
+        """Return the search for keys of `entry` in the newest `depth` messages and opted fields.
 
         If `recursion` is set, the contents of active entries are included.
         """
