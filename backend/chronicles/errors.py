@@ -1,4 +1,4 @@
-"""What can go wrong with chronicles."""
+"""Errors of chronicles."""
 
 from __future__ import annotations
 
@@ -6,24 +6,24 @@ from backend.errors import AppError, ConflictError, NotFoundError
 
 
 class ChronicleNotFoundError(NotFoundError):
-    """No such chronicle, or someone else's."""
+    """The chronicle does not exist or belongs to another user."""
 
     slug, title = "chronicle-not-found", "No such chronicle"
 
 
 class EventNotFoundError(NotFoundError):
-    """No such event in this chronicle."""
+    """The chronicle does not contain this event."""
 
     slug, title = "event-not-found", "No such event in this chronicle"
 
 
 class ChronicleFullError(ConflictError):
-    """A chronicle, or an account, holds as much as it may."""
+    """A chronicle or an account has reached its limit."""
 
     slug, title = "chronicle-full", "There is no more room"
 
 
 class ChronicleFileError(AppError):
-    """The file is broken, or is something else than a chronicle."""
+    """The file is broken or is not a chronicle."""
 
     status, slug, title = 422, "unreadable-chronicle", "The chronicle could not be read"

@@ -1,4 +1,4 @@
-"""Shapes of the regex scripts' part of the API."""
+"""API schemas of regex scripts."""
 
 from typing import Annotated
 
@@ -8,23 +8,23 @@ from backend.regex.scripts import MAX_SCRIPTS, RegexScript, ScriptState, TextFor
 
 
 class ScriptList(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """Regex scripts, in the order in which they run, as SillyTavern's files have them."""
+    """Regex scripts in execution order, in the format of SillyTavern's files."""
 
     scripts: Annotated[list[RegexScript], msgspec.Meta(max_length=MAX_SCRIPTS)]
 
 
 class ScriptListView(msgspec.Struct, kw_only=True):
-    """The account's regex scripts, and the revision of the list."""
+    """The account's regex scripts and the revision of the list."""
 
     scripts: list[RegexScript]
     revision: int
 
 
 class ScriptTest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """A text to try scripts on, and what it is to be taken for.
+    """A text to test scripts on, and the kind of text that it represents.
 
-    `form` is what is stored, what the model gets (`prompt`), or what is `shown`. `depth` is how far
-    it is from the newest message. `character` stands for `{{char}}`.
+    `form` is `stored`, `prompt` (sent to the model) or `shown`. `depth` is the distance from the
+    newest message. `character` is the value of `{{char}}`.
     """
 
     scripts: Annotated[list[RegexScript], msgspec.Meta(max_length=MAX_SCRIPTS)]
@@ -37,7 +37,7 @@ class ScriptTest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 class ScriptStep(msgspec.Struct, kw_only=True):
-    """What became of one script: how often it matched, and the text after it."""
+    """The result of one script: the number of matches and the text after it."""
 
     name: str
     state: ScriptState
@@ -46,7 +46,7 @@ class ScriptStep(msgspec.Struct, kw_only=True):
 
 
 class ScriptTested(msgspec.Struct, kw_only=True):
-    """The text as the scripts leave it, and what each of them did."""
+    """The final text and the result of each script."""
 
     text: str
     steps: list[ScriptStep]
