@@ -35,7 +35,7 @@ from backend.core.reasons import FoundIn
 from backend.generation.model import Role
 from backend.lorebooks.activation import selection as groups
 from backend.lorebooks.activation.compiled import CompiledBook
-from backend.lorebooks.activation.outcome import Outcome, Scan, ScannedLine
+from backend.lorebooks.activation.outcome import Scan, ScannedLine, ScanOutcome
 from backend.lorebooks.activation.scan import activate
 from backend.lorebooks.activation.timed import TimedState
 from backend.lorebooks.entries import LinkSource, LoreSettings, MatchedField
@@ -219,7 +219,7 @@ def _expand(text: str) -> str:
     return expand(text, MACROS, Variables(), place="golden", budget=MacroBudget()).text
 
 
-def _format_answer(outcome: Outcome) -> dict[str, Any]:
+def _format_answer(outcome: ScanOutcome) -> dict[str, Any]:
     entries = outcome.activated
 
     def at(position: str) -> list[str]:

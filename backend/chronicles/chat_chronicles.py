@@ -21,7 +21,7 @@ from backend.chats.events import (
 from backend.chats.models import CHAT_TITLE, Chat, Message
 from backend.chats.repository import get_chat
 from backend.chronicles.errors import ChronicleFullError, ChronicleNotFoundError
-from backend.chronicles.event_search import all_events
+from backend.chronicles.event_search import load_all_events
 from backend.chronicles.event_writer import (
     NewEvent,
     insert_events,
@@ -169,7 +169,7 @@ class ChatChronicles(AudienceChanged, ChatCopied, ChatDeleted, WorldParted):
         except ChronicleFullError as error:
             detail = f"The copy of this chat needs a chronicle of its own. {error.detail}"
             raise ChronicleFullError(detail, extra=error.extra) from error
-        events = await all_events(session, identity.sealer, chronicle.id)
+        events = await load_all_events(session, identity.sealer, chronicle.id)
         await _copy_events(session, identity, events, copy_id, source_id, fork_id, copied)
         fork = await get_chat(session, fork_id, owner_id=owner_id)
         fork.chronicle_id = copy_id
@@ -217,7 +217,7 @@ async def _copy_events(
             source=event.source,
             happened_at=event.happened_at,
             place=event.place,
-            sources=[_led_over(each, fork_id, copied) for each in event.sources],
+            sources=[_map_source(each, fork_id, copied) for each in event.sources],
             is_pinned=event.is_pinned,
             is_edited=event.is_edited,
             audience=event.audience,
@@ -234,6 +234,6 @@ async def _copy_events(
     await mark_superseded(session, marks)
 
 
-def _led_over(source: SourceMessage, fork_id: UUID, copied: Mapping[UUID, UUID]) -> SourceMessage:
+def _map_source(source: SourceMessage, fork_id: UUID, copied: Mapping[UUID, UUID]) -> SourceMessage:
     copy_id = copied.get(source.id)
     return msgspec.structs.replace(source, id=copy_id, chat_id=fork_id) if copy_id else source

@@ -76,7 +76,7 @@ class ChronicleController(Controller):
         self, data: JSONBody[NewChronicle], identity: Caller, chronicles: Chronicles
     ) -> Response[ChronicleView]:
         """Create a chronicle without events. A chat selects it with its setting `chronicle_id`."""
-        return _tagged(await chronicles.create(identity, data))
+        return _add_etag(await chronicles.create(identity, data))
 
     @get(
         "/{chronicle_id:uuid}", opt={RAISES: (ChronicleNotFoundError,)}, summary="Read a chronicle"
@@ -85,7 +85,7 @@ class ChronicleController(Controller):
         self, chronicle_id: FromPath[UUID], identity: Caller, chronicles: Chronicles
     ) -> Response[ChronicleView]:
         """Get a chronicle without its events."""
-        return _tagged(await chronicles.get(identity, chronicle_id))
+        return _add_etag(await chronicles.get(identity, chronicle_id))
 
     @patch(
         "/{chronicle_id:uuid}",
@@ -104,7 +104,7 @@ class ChronicleController(Controller):
         view = await chronicles.patch(
             identity, chronicle_id, data, if_match=request.headers.get("if-match")
         )
-        return _tagged(view)
+        return _add_etag(view)
 
     @delete(
         "/{chronicle_id:uuid}",
@@ -198,7 +198,7 @@ class ChronicleTransferController(Controller):
         return file_answer(file)
 
 
-def _tagged(view: ChronicleView) -> Response[ChronicleView]:
+def _add_etag(view: ChronicleView) -> Response[ChronicleView]:
     return Response(view, headers={"ETag": make_etag(view.revision)})
 
 
@@ -275,7 +275,7 @@ class EventController(Controller):
         chronicle_events: Events,
     ) -> Response[EventView]:
         """Create an event. It is active while all of its messages are on the active path."""
-        return _tagged_event(await chronicle_events.create(identity, chronicle_id, data))
+        return _add_event_etag(await chronicle_events.create(identity, chronicle_id, data))
 
     @post(
         "/merge",
@@ -296,7 +296,7 @@ class EventController(Controller):
         of them is, and takes the position of the first. It supersedes the events that one of them
         superseded.
         """
-        return _tagged_event(await chronicle_events.merge(identity, chronicle_id, data))
+        return _add_event_etag(await chronicle_events.merge(identity, chronicle_id, data))
 
     @get("/{event_id:uuid}", opt={RAISES: (EventNotFoundError,)}, summary="Read an event")
     async def get_chronicle_event(
@@ -307,7 +307,7 @@ class EventController(Controller):
         chronicle_events: Events,
     ) -> Response[EventView]:
         """Get an event, even if it is inactive."""
-        return _tagged_event(await chronicle_events.get(identity, chronicle_id, event_id))
+        return _add_event_etag(await chronicle_events.get(identity, chronicle_id, event_id))
 
     @patch(
         "/{event_id:uuid}",
@@ -340,7 +340,7 @@ class EventController(Controller):
         view = await chronicle_events.patch(
             identity, chronicle_id, event_id, data, if_match=request.headers.get("if-match")
         )
-        return _tagged_event(view)
+        return _add_event_etag(view)
 
     @delete(
         "/{event_id:uuid}",
@@ -361,5 +361,5 @@ class EventController(Controller):
         )
 
 
-def _tagged_event(view: EventView) -> Response[EventView]:
+def _add_event_etag(view: EventView) -> Response[EventView]:
     return Response(view, headers={"ETag": make_etag(view.revision)})

@@ -21,13 +21,13 @@ from backend.chronicles.repository import STORY_ORDER, StoryEvent, current, get_
 from backend.errors import ValidationError
 from backend.vault.sealing import Sealer
 
-READ_AT_ONCE = 500
+OPEN_BATCH_SIZE = 500
 """Events opened in one batch."""
 
-SEARCHED_AT_ONCE = 5_000
+MAX_SEARCHED_EVENTS = 5_000
 """Events that one request searches if their texts must be opened."""
 
-ALL_AT_ONCE = 200
+READ_BATCH_SIZE = 200
 """Events opened before other tasks may run, if all events of a chronicle are read."""
 
 _FORM = struct.Struct(">qi16s")
@@ -119,11 +119,11 @@ async def find_page(
 ) -> tuple[list[UUID], Cursor | None]:
     """Return the ids of at most `limit` events in story order, and the next cursor or None.
 
-    If texts must be opened, a page ends after `SEARCHED_AT_ONCE` events even if few of them
+    If texts must be opened, a page ends after `MAX_SEARCHED_EVENTS` events even if few of them
     matched.
     """
-    bound = SEARCHED_AT_ONCE if wanted.reads_texts else limit
-    size = READ_AT_ONCE if wanted.reads_texts else limit + 1
+    bound = MAX_SEARCHED_EVENTS if wanted.reads_texts else limit
+    size = OPEN_BATCH_SIZE if wanted.reads_texts else limit + 1
     conditions = [ChronicleEvent.chronicle_id == chronicle_id, *wanted.conditions()]
     found: list[UUID] = []
     looked_at = 0
@@ -139,18 +139,20 @@ async def find_page(
             return found, None
 
 
-async def all_events(session: AsyncSession, sealer: Sealer, chronicle_id: UUID) -> list[StoryEvent]:
+async def load_all_events(
+    session: AsyncSession, sealer: Sealer, chronicle_id: UUID
+) -> list[StoryEvent]:
     """Return all events of a chronicle in story order, including inactive ones."""
     conditions = [ChronicleEvent.chronicle_id == chronicle_id]
     events: list[StoryEvent] = []
     after: Cursor | None = None
     while True:
         rows = await _rows(
-            session, sealer, conditions, limit=ALL_AT_ONCE, after=after, newest=False
+            session, sealer, conditions, limit=READ_BATCH_SIZE, after=after, newest=False
         )
         part = await get_events(session, sealer, [row.id for row in rows])
         events += (part[row.id] for row in rows)
-        if len(rows) < ALL_AT_ONCE:
+        if len(rows) < READ_BATCH_SIZE:
             return events
         after = Cursor(rows[-1].happened_at, rows[-1].place, rows[-1].id)
         await asyncio.sleep(0)

@@ -23,7 +23,7 @@ from backend.chronicles.event_writer import (
     first_place,
     hold_chats,
     insert_events,
-    leads_to,
+    is_superseded_by,
     remove_events,
     set_sources,
     supersede,
@@ -40,7 +40,7 @@ from backend.chronicles.repository import (
     get_chronicle,
     get_event,
     get_events,
-    sealed_event,
+    seal_event,
 )
 from backend.chronicles.schemas import (
     EventChange,
@@ -63,7 +63,7 @@ YEARS = range(1900, 3000)
 """Allowed years of `happened_at`. Both databases can store and order them in any zone."""
 
 
-def fields_of(said: NewChronicleEvent | EventChange) -> EventFields:
+def build_fields(said: NewChronicleEvent | EventChange) -> EventFields:
     """Return the content fields of a request. Raises `ValidationError` for a blank summary."""
     fields = make_struct(EventFields, said)
     if not fields.summary.strip():
@@ -71,7 +71,7 @@ def fields_of(said: NewChronicleEvent | EventChange) -> EventFields:
     return fields
 
 
-def in_utc(moment: datetime | None) -> datetime | None:
+def convert_to_utc(moment: datetime | None) -> datetime | None:
     """Convert a time to UTC. Raises `ValidationError` if its year is out of range."""
     if moment is None:
         return None
@@ -80,7 +80,7 @@ def in_utc(moment: datetime | None) -> datetime | None:
     return moment.astimezone(UTC)
 
 
-def change_of(event: StoryEvent) -> EventChange:
+def build_change(event: StoryEvent) -> EventChange:
     """Return the editable fields of an event."""
     return make_struct(
         EventChange,
@@ -105,11 +105,13 @@ async def apply_change(
 
     Raises `ValidationError`, `MessageNotFoundError`, `ChronicleFullError`.
     """
-    fields = fields_of(wanted)
-    was = change_of(event)
-    sources = await next_sources(session, event, wanted, owner_id=sealer.user_id)
+    fields = build_fields(wanted)
+    was = build_change(event)
+    sources = await find_next_sources(session, event, wanted, owner_id=sealer.user_id)
     happened_at = (
-        in_utc(wanted.happened_at) or await last_said(session, sources) or event.created_at
+        convert_to_utc(wanted.happened_at)
+        or await find_last_time(session, sources)
+        or event.created_at
     )
     wanted = msgspec.structs.replace(
         wanted, source_message_ids=[each.id for each in sources], happened_at=happened_at
@@ -122,7 +124,7 @@ async def apply_change(
     row.is_pinned, row.significance = wanted.pinned, wanted.significance
     row.happened_at, row.audience = happened_at, encode_audience(wanted.audience)
     if fields != event.fields:
-        row.sealed_event = sealed_event(sealer, row.id, fields)
+        row.sealed_event = seal_event(sealer, row.id, fields)
     if sources is not event.sources:
         await set_sources(session, row, sources)
     if wanted.superseded_by != was.superseded_by:
@@ -136,7 +138,7 @@ async def apply_change(
     return True
 
 
-async def next_sources(
+async def find_next_sources(
     session: AsyncSession, event: StoryEvent, wanted: EventChange, *, owner_id: UUID
 ) -> Sequence[SourceMessage]:
     """Return an event's new source messages. Those it already has may have been deleted since.
@@ -152,7 +154,9 @@ async def next_sources(
     return [*kept, *await find_sources(session, added, owner_id=owner_id)]
 
 
-async def last_said(session: AsyncSession, sources: Sequence[SourceMessage]) -> datetime | None:
+async def find_last_time(
+    session: AsyncSession, sources: Sequence[SourceMessage]
+) -> datetime | None:
     """Return the time of the latest of the messages, or None if none exists."""
     ids = [each.id for each in sources]
     found: datetime | None = await session.scalar(
@@ -175,13 +179,15 @@ def merge_events(events: Sequence[StoryEvent], given: MergedFields) -> NewEvent:
     weightiest = max(events, key=lambda event: event.significance)
     timed = next((each for each in said if each.day is not None or each.time), said[0])
     fields = EventFields(
-        summary=_or(given.summary, lambda: _joined(each.summary for each in said)),
+        summary=_or(given.summary, lambda: _join_summaries(each.summary for each in said)),
         kind=_or(given.kind, lambda: weightiest.fields.kind),
         day=_or(given.day, lambda: timed.day),
         time=_or(given.time, lambda: timed.time),
         where=_or(given.where, lambda: next((each.where for each in said if each.where), "")),
-        who=_or(given.who, lambda: _united("who", (each.who for each in said))),
-        keywords=_or(given.keywords, lambda: _united("keywords", (each.keywords for each in said))),
+        who=_or(given.who, lambda: _unite_names("who", (each.who for each in said))),
+        keywords=_or(
+            given.keywords, lambda: _unite_names("keywords", (each.keywords for each in said))
+        ),
     )
     return NewEvent(
         fields=fields,
@@ -199,7 +205,7 @@ def _or(given: T | UnsetType, made: Callable[[], T]) -> T:
     return made() if isinstance(given, UnsetType) else given
 
 
-def _joined(summaries: Iterable[str]) -> str:
+def _join_summaries(summaries: Iterable[str]) -> str:
     text = "\n".join(dict.fromkeys(summaries))
     if len(text) > MAX_SUMMARY:
         raise ValidationError(
@@ -210,7 +216,7 @@ def _joined(summaries: Iterable[str]) -> str:
     return text
 
 
-def _united(member: str, lists: Iterable[list[str]]) -> list[str]:
+def _unite_names(member: str, lists: Iterable[list[str]]) -> list[str]:
     """Return the names of several lists without duplicates, ignoring case."""
     found: dict[str, str] = {}
     for names in lists:
@@ -282,14 +288,14 @@ class EventService:
                 newest=newest,
             )
             events = await get_events(session, identity.sealer, ids)
-        items = [_view_of(events[event_id]) for event_id in ids]
+        items = [_build_view(events[event_id]) for event_id in ids]
         return Page(items=items, next=str(follows) if follows else None)
 
     async def create(
         self, identity: Identity, chronicle_id: UUID, new: NewChronicleEvent
     ) -> EventView:
-        fields, sealer = fields_of(new), identity.sealer
-        happened_at = in_utc(new.happened_at)
+        fields, sealer = build_fields(new), identity.sealer
+        happened_at = convert_to_utc(new.happened_at)
         async with self._database.write() as session:
             await get_chronicle(session, chronicle_id, owner_id=sealer.user_id)
             await self._check_audience(session, chronicle_id, new.audience, owner_id=sealer.user_id)
@@ -302,7 +308,7 @@ class EventService:
                 fields=fields,
                 significance=new.significance,
                 source="user",
-                happened_at=happened_at or await last_said(session, sources) or now(),
+                happened_at=happened_at or await find_last_time(session, sources) or now(),
                 place=first_place(sources),
                 sources=sources,
                 is_pinned=new.pinned,
@@ -310,13 +316,13 @@ class EventService:
             )
             await insert_events(session, sealer, chronicle_id, [event])
             await self._note(session, identity, chronicle_id, [event.id])
-            return await _view(session, sealer, event.id)
+            return await _load_view(session, sealer, event.id)
 
     async def get(self, identity: Identity, chronicle_id: UUID, event_id: UUID) -> EventView:
         """Return an event. Raises `EventNotFoundError`."""
         async with self._database.read() as session:
             event = await _read(session, identity.sealer, chronicle_id, event_id)
-        return _view_of(event)
+        return _build_view(event)
 
     async def patch(
         self,
@@ -334,23 +340,24 @@ class EventService:
             await get_chronicle(session, chronicle_id, owner_id=sealer.user_id)
             if "source_message_ids" in patch:
                 event = await _read(session, sealer, chronicle_id, event_id)
-                wanted = merge_patch(change_of(event), patch)
+                wanted = merge_patch(build_change(event), patch)
                 await hold_chats(
-                    session, await next_sources(session, event, wanted, owner_id=sealer.user_id)
+                    session,
+                    await find_next_sources(session, event, wanted, owner_id=sealer.user_id),
                 )
             await self._lock(session, sealer, chronicle_id)
             row = await get_event(session, chronicle_id, event_id, owner_id=sealer.user_id)
             # Also reloads the row, which may have changed before it was locked.
             event = await _read(session, sealer, chronicle_id, event_id)
             check_revision(if_match, row.revision)
-            wanted = merge_patch(change_of(event), patch)
+            wanted = merge_patch(build_change(event), patch)
             if "audience" in patch:
                 await self._check_audience(
                     session, chronicle_id, wanted.audience, owner_id=sealer.user_id
                 )
             if await apply_change(session, sealer, row, event, wanted):
                 await self._note(session, identity, chronicle_id, [event_id])
-            return await _view(session, sealer, event_id)
+            return await _load_view(session, sealer, event_id)
 
     async def delete(
         self, identity: Identity, chronicle_id: UUID, event_id: UUID, *, if_match: str | None
@@ -378,7 +385,7 @@ class EventService:
             await self._lock(session, sealer, chronicle_id)
             events = await _read_all(session, sealer, chronicle_id, ids)
             made = merge_events(events, wanted.event)
-            made = replace(made, superseded_by=await _superseder(session, events))
+            made = replace(made, superseded_by=await _find_superseder(session, events))
             superseded = await find_superseded(session, ids)
             await remove_events(session, ids, owner_id=sealer.user_id)
             if made.is_pinned:
@@ -386,7 +393,7 @@ class EventService:
             await insert_events(session, sealer, chronicle_id, [made])
             await supersede_again(session, chronicle_id, superseded, made.id)
             await self._note(session, identity, chronicle_id, [*ids, made.id])
-            return await _view(session, sealer, made.id)
+            return await _load_view(session, sealer, made.id)
 
     async def _lock(self, session: AsyncSession, sealer: Sealer, chronicle_id: UUID) -> None:
         await get_chronicle(session, chronicle_id, owner_id=sealer.user_id, lock=True)
@@ -409,13 +416,13 @@ async def _read(
     return event
 
 
-async def _view(session: AsyncSession, sealer: Sealer, event_id: UUID) -> EventView:
+async def _load_view(session: AsyncSession, sealer: Sealer, event_id: UUID) -> EventView:
     """Return an event after pending changes."""
     await session.flush()
-    return _view_of((await get_events(session, sealer, [event_id]))[event_id])
+    return _build_view((await get_events(session, sealer, [event_id]))[event_id])
 
 
-def _view_of(event: StoryEvent) -> EventView:
+def _build_view(event: StoryEvent) -> EventView:
     return make_struct(
         EventView,
         event,
@@ -450,7 +457,7 @@ async def _read_all(
     return sorted(found.values(), key=lambda each: (each.happened_at, each.place, each.id))
 
 
-async def _superseder(session: AsyncSession, events: Sequence[StoryEvent]) -> UUID | None:
+async def _find_superseder(session: AsyncSession, events: Sequence[StoryEvent]) -> UUID | None:
     """Return the event that supersedes a merged event, or None unless all were superseded."""
     ids = {event.id for event in events}
     if any(event.superseded_by is None for event in events):
@@ -458,6 +465,6 @@ async def _superseder(session: AsyncSession, events: Sequence[StoryEvent]) -> UU
     for event in reversed(events):
         by = event.superseded_by
         # An event that one of these supersedes would supersede itself.
-        if by is not None and not await leads_to(session, by, ids):
+        if by is not None and not await is_superseded_by(session, by, ids):
             return by
     return None

@@ -24,9 +24,9 @@ from backend.chronicles.repository import (
     SourceMessage,
     StoredEvent,
     check_room,
+    load_sources,
     open_event,
-    sealed_event,
-    sources_of,
+    seal_event,
 )
 from backend.core.audience import PUBLIC
 from backend.database.base import new_id, now, split_chunks
@@ -34,7 +34,7 @@ from backend.errors import ValidationError
 from backend.http.schemas import make_struct
 from backend.vault.sealing import Sealer
 
-AT_ONCE = 200
+EVENT_BATCH_SIZE = 200
 """Events written in one batch. Other tasks may run in between."""
 
 
@@ -93,8 +93,8 @@ async def insert_events(
     await hold_chats(session, [source for new in events for source in new.sources])
     # Without ORM objects, because creating them takes longer than sealing the texts.
     to_events, to_sources = insert(ChronicleEvent), insert(EventSource)
-    for part in split_chunks(events, AT_ONCE):
-        await session.execute(to_events, [_row_of(sealer, chronicle_id, new) for new in part])
+    for part in split_chunks(events, EVENT_BATCH_SIZE):
+        await session.execute(to_events, [_build_row(sealer, chronicle_id, new) for new in part])
         if sources := [row for new in part for row in _source_rows(new.id, new.sources)]:
             await session.execute(to_sources, sources)
         await asyncio.sleep(0)
@@ -110,7 +110,7 @@ async def add_events(
     return sorted(rows, key=lambda row: ids.index(row.id))
 
 
-def _row_of(sealer: Sealer, chronicle_id: UUID, new: NewEvent) -> dict[str, Any]:
+def _build_row(sealer: Sealer, chronicle_id: UUID, new: NewEvent) -> dict[str, Any]:
     return {
         "id": new.id,
         "user_id": sealer.user_id,
@@ -124,7 +124,7 @@ def _row_of(sealer: Sealer, chronicle_id: UUID, new: NewEvent) -> dict[str, Any]
         "superseded_by": new.superseded_by,
         "run_id": new.run_id,
         "audience": new.audience,
-        "sealed_event": new.sealed or sealed_event(sealer, new.id, new.fields),
+        "sealed_event": new.sealed or seal_event(sealer, new.id, new.fields),
     }
 
 
@@ -188,9 +188,9 @@ async def supersede(session: AsyncSession, row: ChronicleEvent, by: UUID | None)
     if by is not None:
         if by == row.id:
             raise ValidationError("An event can't supersede itself.")
-        if not await is_there(session, row.chronicle_id, by):
+        if not await has_event(session, row.chronicle_id, by):
             raise ValidationError("What supersedes an event has to be one of the same chronicle.")
-        if await leads_to(session, by, {row.id}):
+        if await is_superseded_by(session, by, {row.id}):
             raise ValidationError("The event that is to supersede this one is superseded by it.")
     row.superseded_by = by
     touch(row)
@@ -200,7 +200,7 @@ async def supersede(session: AsyncSession, row: ChronicleEvent, by: UUID | None)
 async def mark_superseded(session: AsyncSession, marks: Mapping[UUID, UUID | None]) -> None:
     """Set the superseding events of new events. The caller has checked for cycles."""
     rows = [{"id": event_id, "superseded_by": by} for event_id, by in marks.items()]
-    for part in split_chunks(rows, AT_ONCE):
+    for part in split_chunks(rows, EVENT_BATCH_SIZE):
         await session.execute(update(ChronicleEvent), part)
 
 
@@ -226,7 +226,7 @@ async def find_superseded(session: AsyncSession, by: Sequence[UUID]) -> list[UUI
     return list(await session.scalars(query))
 
 
-async def is_there(session: AsyncSession, chronicle_id: UUID, event_id: UUID) -> bool:
+async def has_event(session: AsyncSession, chronicle_id: UUID, event_id: UUID) -> bool:
     """True if the chronicle contains the event."""
     query = select(ChronicleEvent.id).where(
         ChronicleEvent.id == event_id, ChronicleEvent.chronicle_id == chronicle_id
@@ -234,7 +234,7 @@ async def is_there(session: AsyncSession, chronicle_id: UUID, event_id: UUID) ->
     return await session.scalar(query) is not None
 
 
-async def leads_to(session: AsyncSession, start: UUID, ends: set[UUID]) -> bool:
+async def is_superseded_by(session: AsyncSession, start: UUID, ends: set[UUID]) -> bool:
     """True if an event is one of `ends`, or one of them supersedes it directly or indirectly."""
     await session.flush()
     columns = select(ChronicleEvent.id, ChronicleEvent.superseded_by)
@@ -258,7 +258,7 @@ async def snapshot(session: AsyncSession, sealer: Sealer, row: ChronicleEvent) -
         row,
         fields=open_event(sealer, row),
         supersedes=await find_superseded(session, [row.id]),
-        sources=(await sources_of(session, [row.id]))[row.id],
+        sources=(await load_sources(session, [row.id]))[row.id],
     )
     found: dict[str, Any] = msgspec.to_builtins(taken)
     return found
@@ -295,14 +295,14 @@ async def restore(
     for name in _RESTORED:
         setattr(row, name, getattr(taken, name))
     row.superseded_by = None
-    row.sealed_event = sealed_event(sealer, taken.id, taken.fields)
+    row.sealed_event = seal_event(sealer, taken.id, taken.fields)
     touch(row)
     await session.flush()
     if had_gone:
         await supersede_again(session, chronicle_id, taken.supersedes, row.id)
     by = taken.superseded_by
-    if by is not None and await is_there(session, chronicle_id, by):
-        row.superseded_by = None if await leads_to(session, by, {row.id}) else by
+    if by is not None and await has_event(session, chronicle_id, by):
+        row.superseded_by = None if await is_superseded_by(session, by, {row.id}) else by
     chat_ids = {each.chat_id for each in taken.sources}
     owned = Chat.id.in_(chat_ids), Chat.user_id == sealer.user_id
     there = set(await session.scalars(select(Chat.id).where(*owned)))

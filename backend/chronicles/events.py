@@ -70,14 +70,14 @@ class EventFields(
     keywords: Names = []
 
 
-def when_in_story(event: EventFields) -> str:
+def format_story_time(event: EventFields) -> str:
     """Return the event's time in the story in words, or an empty string."""
     day = "" if event.day is None else f"Day {event.day}"
     return ", ".join(filter(None, [day, event.time]))
 
 
-def told(event: EventFields) -> str:
+def render_event(event: EventFields) -> str:
     """Render an event for a prompt: time, place, people and summary."""
-    about = [when_in_story(event), event.where, ", ".join(event.who)]
+    about = [format_story_time(event), event.where, ", ".join(event.who)]
     head = "; ".join(filter(None, about))
     return f"{head}: {event.summary}" if head else event.summary

@@ -10,7 +10,7 @@ from uuid import UUID
 from sqlalchemy import func, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from backend.chronicles.events import told, when_in_story
+from backend.chronicles.events import format_story_time, render_event
 from backend.chronicles.models import Chronicle, ChronicleEvent
 from backend.chronicles.repository import STORY_ORDER, StoryEvent, get_events
 from backend.core.audience import GM, Viewpoint, may_know
@@ -111,7 +111,7 @@ def _documents(event: StoryEvent) -> list[Document]:
         event.id,
         event.chronicle_id,
         summary=fields.summary,
-        when=when_in_story(fields),
+        when=format_story_time(fields),
         where=fields.where,
         who=fields.who,
         keywords=fields.keywords,
@@ -130,8 +130,8 @@ def _recalled(event: StoryEvent) -> Recalled:
         source_id=event.id,
         container_id=event.chronicle_id,
         title="",
-        text=told(event.fields),
-        story_time=when_in_story(event.fields),
+        text=render_event(event.fields),
+        story_time=format_story_time(event.fields),
         said_at=event.happened_at,
         position=first.position if first else 0,
         chat_id=chats.pop() if len(chats) == 1 else None,

@@ -70,7 +70,7 @@ async def make_chronicle(
     row = Chronicle(
         id=chronicle_id,
         user_id=identity.user_id,
-        sealed_chronicle=sealed_chronicle(identity.sealer, chronicle_id, fields),
+        sealed_chronicle=seal_chronicle(identity.sealer, chronicle_id, fields),
     )
     session.add(row)
     await session.flush()
@@ -123,7 +123,7 @@ _CHRONICLE = msgspec.json.Decoder(ChronicleFields)
 _EVENT = msgspec.json.Decoder(EventFields)
 
 
-def sealed_chronicle(sealer: Sealer, chronicle_id: UUID, fields: ChronicleFields) -> bytes:
+def seal_chronicle(sealer: Sealer, chronicle_id: UUID, fields: ChronicleFields) -> bytes:
     return sealer.seal_bytes(CHRONICLE, chronicle_id, msgspec.json.encode(fields))
 
 
@@ -131,7 +131,7 @@ def open_chronicle(sealer: Sealer, row: Chronicle) -> ChronicleFields:
     return _CHRONICLE.decode(sealer.open_bytes(CHRONICLE, row.id, row.sealed_chronicle))
 
 
-def sealed_event(sealer: Sealer, event_id: UUID, fields: EventFields) -> bytes:
+def seal_event(sealer: Sealer, event_id: UUID, fields: EventFields) -> bytes:
     return sealer.seal_bytes(EVENT, event_id, msgspec.json.encode(fields))
 
 
@@ -246,7 +246,7 @@ async def current_events(
     return (await _read_events(session, sealer, *conditions, latest=limit))[::-1]
 
 
-async def read_events_from(
+async def read_message_events(
     session: AsyncSession,
     sealer: Sealer,
     chronicle_id: UUID,
@@ -282,7 +282,7 @@ async def _read_events(
     if latest is not None:
         query = query.order_by(*(each.desc() for each in STORY_ORDER)).limit(latest)
     rows = (await session.execute(query, execution_options={"populate_existing": True})).all()
-    sources = await sources_of(session, [row[0].id for row in rows])
+    sources = await load_sources(session, [row[0].id for row in rows])
     return [
         make_struct(
             StoryEvent,
@@ -296,7 +296,7 @@ async def _read_events(
     ]
 
 
-async def sources_of(
+async def load_sources(
     session: AsyncSession, event_ids: Sequence[UUID]
 ) -> defaultdict[UUID, list[SourceMessage]]:
     """Return the source messages of events, in order of depth."""

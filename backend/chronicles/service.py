@@ -20,7 +20,7 @@ from backend.chronicles.repository import (
     get_chronicle,
     make_chronicle,
     open_chronicle,
-    sealed_chronicle,
+    seal_chronicle,
 )
 from backend.chronicles.schemas import ChronicleView, NewChronicle
 from backend.database.base import now
@@ -89,7 +89,7 @@ class ChronicleService:
             changed = merge_patch(open_chronicle(sealer, row), patch)
             if not changed.name.strip():
                 raise ValidationError("A chronicle needs a name.")
-            row.sealed_chronicle = sealed_chronicle(sealer, chronicle_id, changed)
+            row.sealed_chronicle = seal_chronicle(sealer, chronicle_id, changed)
             row.revision += 1
             row.updated_at = now()
             await session.flush()
@@ -109,7 +109,7 @@ class ChronicleService:
             await session.execute(chats.with_for_update())
             row = await get_chronicle(session, chronicle_id, owner_id=owner_id, lock=True)
             check_revision(if_match, row.revision)
-            books = await _lorebooks_of(session, [chronicle_id], owner_id=owner_id)
+            books = await _find_lorebooks(session, [chronicle_id], owner_id=owner_id)
             await session.execute(
                 update(Chat)
                 .where(*uses_it)
@@ -141,7 +141,7 @@ async def _views(
     chats: defaultdict[UUID | None, list[UUID]] = defaultdict(list)
     for chronicle_id, chat_id in using:
         chats[chronicle_id].append(chat_id)
-    books = await _lorebooks_of(session, ids, owner_id=sealer.user_id)
+    books = await _find_lorebooks(session, ids, owner_id=sealer.user_id)
     found: list[ChronicleView] = []
     for row in rows:
         event_count, current_count = counts.get(row.id, (0, 0))
@@ -159,7 +159,7 @@ async def _views(
     return found
 
 
-async def _lorebooks_of(
+async def _find_lorebooks(
     session: AsyncSession, chronicle_ids: Sequence[UUID], *, owner_id: UUID
 ) -> dict[UUID, UUID]:
     """Return the lorebook of each chronicle that has one, by chronicle id."""

@@ -21,10 +21,10 @@ from backend.characters.cards.text import parse_json
 from backend.characters.errors import CardError, CardLimitError
 from backend.characters.exporting import ExportedFile
 from backend.chronicles.errors import ChronicleFileError
-from backend.chronicles.event_search import all_events
+from backend.chronicles.event_search import load_all_events
 from backend.chronicles.event_service import YEARS
 from backend.chronicles.event_writer import (
-    AT_ONCE,
+    EVENT_BATCH_SIZE,
     NewEvent,
     first_place,
     hold_chats,
@@ -52,7 +52,7 @@ from backend.chronicles.repository import (
     make_chronicle,
     open_chronicle,
     open_event,
-    sealed_event,
+    seal_event,
 )
 from backend.chronicles.schemas import Moment, Sources, Summary
 from backend.core.audience import GM, PUBLIC
@@ -146,7 +146,7 @@ def read_file(data: bytes) -> ChronicleFile:
         file = msgspec.convert(head, ChronicleFile, strict=True)
         events = convert_list(value.get("events", []), EventRecord, at="$.events")
     except msgspec.ValidationError as error:
-        raise ChronicleFileError(_placed(str(error))) from error
+        raise ChronicleFileError(_format_message(str(error))) from error
     file = msgspec.structs.replace(file, events=events)
     pinned = sum(event.pinned for event in events)
     _check_count("pinned events", pinned, MAX_PINNED, "pinned_events")
@@ -207,7 +207,7 @@ def _check_ids(events: Sequence[EventRecord]) -> None:
         known_good |= walked
 
 
-def _placed(message: str) -> str:
+def _format_message(message: str) -> str:
     """Return msgspec's message after the member: `events[12].significance: Expected ...`."""
     said, _, path = message.partition(" - at `$")
     place = path.removesuffix("`").removeprefix(".")
@@ -260,7 +260,7 @@ class ChronicleTransfer:
         async with self._database.read() as session:
             chronicle = await get_chronicle(session, chronicle_id, owner_id=identity.user_id)
             fields = open_chronicle(identity.sealer, chronicle)
-            events = await all_events(session, identity.sealer, chronicle_id)
+            events = await load_all_events(session, identity.sealer, chronicle_id)
         data = await self._pool.run(identity.user_id, partial(write_file, fields, events))
         return ExportedFile(data, "application/json", fields.name, "json")
 
@@ -405,7 +405,7 @@ async def _read_known(
     revisions = {row.id: row.revision for row in rows}
     known = {each: at for each, at in seen.items() if revisions.get(each) == at.revision}
     news = [each for each in revisions if each not in known]
-    for ids in split_chunks(news, AT_ONCE):
+    for ids in split_chunks(news, EVENT_BATCH_SIZE):
         owned = ChronicleEvent.id.in_(ids), ChronicleEvent.user_id == sealer.user_id
         for event in await session.scalars(select(ChronicleEvent).where(*owned)):
             same = _same(open_event(sealer, event), event.happened_at)
@@ -420,7 +420,7 @@ def incoming_event(sealer: Sealer, record: EventRecord, *, audience: str = GM) -
     new = NewEvent(
         id=event_id,
         fields=fields,
-        sealed=sealed_event(sealer, event_id, fields),
+        sealed=seal_event(sealer, event_id, fields),
         significance=record.significance,
         source="import",
         happened_at=record.happened_at,

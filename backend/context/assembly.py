@@ -20,21 +20,21 @@ from dataclasses import dataclass
 
 from msgspec.structs import replace
 
-from backend.context.budget import Budget, ContextOverflowError, Gap, fill, middle_out
-from backend.context.layout import History, Item, LeftOut, layout, messages_of
+from backend.context.budget import Budget, ContextOverflowError, Gap, fill, find_middle_gap
+from backend.context.layout import History, Item, LeftOut, build_messages, layout
 from backend.core.reasons import Reason
 from backend.generation.catalogue import MessageShape
 from backend.generation.message_shapes import count_shape, limit_shape_tokens
 from backend.generation.model import PromptMessage
 from backend.generation.tokens import MESSAGE_OVERHEAD
 
-ABSURD = 8
+MAX_CHARACTERS_PER_TOKEN = 8
 """Characters per token that no whole prompt reaches: English has 4 to 5."""
 
-QUICK = 500_000
+QUICK_CHARACTERS = 500_000
 """Characters that are counted quickly, regardless of the budget."""
 
-_RENDERED = 2
+_RENDERED_MESSAGES = 2
 """System messages rendered here: the memory, and the line for omitted messages."""
 
 Counter = Callable[[str], int]
@@ -103,17 +103,17 @@ def plan(
         ContextOverflowError: If they exceed the budget. The error lists the parts.
     """
     characters = sum(len(item.text) for item in items)
-    if characters > max(ABSURD * budget.prompt, QUICK):
+    if characters > max(MAX_CHARACTERS_PER_TOKEN * budget.prompt, QUICK_CHARACTERS):
         # Not counted, because that would take seconds and the result is certain.
         sized = [replace(item, tokens=len(item.text) // 4) for item in items]
         raise _overflow(characters // 4, budget, sized)
-    counted = [_counted(item, count) for item in items]
+    counted = [_count_item(item, count) for item in items]
     fixed = sum(item.tokens for item in counted if item.place not in {"head", "outlet"})
-    head = messages_of(counted, "head")
+    head = build_messages(counted, "head")
     for message in head:
         fixed += count(message.text) + MESSAGE_OVERHEAD
     system = sum(item.role == "system" and item.place not in {"head", "outlet"} for item in counted)
-    shape_limit = limit_shape_tokens(system + len(head) + _RENDERED, shape, count)
+    shape_limit = limit_shape_tokens(system + len(head) + _RENDERED_MESSAGES, shape, count)
     fixed += shape_limit
     if fixed > budget.prompt:
         raise _overflow(fixed, budget, counted)
@@ -168,7 +168,7 @@ def assemble(
     excess = plan.fixed + history_tokens + memory_tokens - budget.prompt
     if excess > 0:
         widest = count(render_omitted(len(history.tokens))) + MESSAGE_OVERHEAD
-        gap = middle_out(
+        gap = find_middle_gap(
             history.tokens,
             [message.role == "user" for message in history.messages],
             excess=excess,
@@ -212,7 +212,7 @@ def assemble(
     return assembled.with_shape(plan.shape, count)
 
 
-def _counted(item: Item, count: Counter) -> Item:
+def _count_item(item: Item, count: Counter) -> Item:
     # Items of the head share a message. Elsewhere each item is one message.
     overhead = 0 if item.place in {"head", "outlet"} else MESSAGE_OVERHEAD
     return replace(item, tokens=(item.tokens or count(item.text)) + overhead)

@@ -28,7 +28,7 @@ class Budget:
         """Maximum tokens of the prompt."""
         return self.total - self.reply_reserve
 
-    def counted(self, ratio: float) -> Budget:
+    def convert(self, ratio: float) -> Budget:
         """Convert to tokens of another count. The model makes `ratio` of its tokens from each."""
         return replace(
             self,
@@ -84,7 +84,7 @@ class ContextOverflowError(AppError):
         )
         self.needed, self.available, self.sections = needed, available, sections
 
-    def scaled(self, ratio: float) -> ContextOverflowError:
+    def scale(self, ratio: float) -> ContextOverflowError:
         """Convert to other tokens, `ratio` of them for each of these."""
         return ContextOverflowError(
             needed=round(self.needed * ratio),
@@ -95,7 +95,7 @@ class ContextOverflowError(AppError):
         )
 
 
-def eviction_point(path_tokens: int, budget: int) -> int:
+def find_eviction_point(path_tokens: int, budget: int) -> int:
     """Return the tokens from the root after which kept history begins.
 
     Messages that start earlier are evicted. The messages after the point take at most `budget`.
@@ -113,7 +113,7 @@ def eviction_point(path_tokens: int, budget: int) -> int:
     """
     if path_tokens <= budget:
         return 0
-    step = step_of(budget)
+    step = compute_step(budget)
     # The step doubles just above a power of two. There the coarser grid may evict more than the
     # finer one would for a smaller budget. The candidate that keeps more is used.
     finer = max(1, step // 2)
@@ -123,12 +123,12 @@ def eviction_point(path_tokens: int, budget: int) -> int:
     )
 
 
-def step_of(budget: int) -> int:
+def compute_step(budget: int) -> int:
     """Return the largest step by which the start of kept history moves."""
     return 1 << max(0, (budget // STEP_PARTS).bit_length() - 1)
 
 
-def joined(begin: int, *, summarised: int, path_tokens: int, most: int) -> int | None:
+def find_joined_start(begin: int, *, summarised: int, path_tokens: int, most: int) -> int | None:
     """Return the start of kept history that leaves no gap after a summary.
 
     Args:
@@ -197,7 +197,7 @@ class Gap:
         return [*messages[begin : self.start], *messages[self.stop : end]]
 
 
-def middle_out(
+def find_middle_gap(
     tokens: Sequence[int],
     is_turn_start: Sequence[bool],
     *,

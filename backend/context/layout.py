@@ -115,12 +115,12 @@ def layout(
             first
         part that changes every turn.
     """
-    head = messages_of(items, "head")
+    head = build_messages(items, "head")
     remembered = [PromptMessage("system", memory)] if memory else []
     line = [item for item in items if item.place == "line"]
     # If the chat is shorter than several depths, items with a larger depth come first.
     deep = sorted(
-        _joined(item for item in items if item.place == "depth"),
+        _join_items(item for item in items if item.place == "depth"),
         key=lambda item: item.depth if item.from_start else -item.depth,
     )
     last = [item for item in deep if item.depth < len(line) and not item.from_start]
@@ -148,7 +148,7 @@ def layout(
         kept += gap.leave_out(messages, begin, end) if gap else messages[begin:end]
     kept += inserted.get(len(messages), [])
     tail = [PromptMessage(item.role, item.text) for item in (*line, *last)]
-    tail += messages_of(items, "tail")
+    tail += build_messages(items, "tail")
     between = [*remembered, *kept] if memory_first else [*kept, *remembered]
     stays = moving + sum(len(inserted[place]) for place in inserted if place < moving)
     if memory_first and remembered:
@@ -156,7 +156,7 @@ def layout(
     return [*head, *between, *tail], len(head) + stays
 
 
-def _joined(items: Iterable[Item]) -> list[Item]:
+def _join_items(items: Iterable[Item]) -> list[Item]:
     """Merge the text of items with `joins` into the previous item."""
     found: list[Item] = []
     for item in items:
@@ -167,7 +167,7 @@ def _joined(items: Iterable[Item]) -> list[Item]:
     return found
 
 
-def messages_of(items: Iterable[Item], place: Place) -> list[PromptMessage]:
+def build_messages(items: Iterable[Item], place: Place) -> list[PromptMessage]:
     """Return items of the head or tail as messages. Neighbours of one role are merged."""
     found: list[tuple[Role, list[str]]] = []
     for item in items:

@@ -22,7 +22,7 @@ from backend.lorebooks import repository
 from backend.lorebooks.entries import BookFields, LoreEntry, check_books, check_room
 from backend.lorebooks.errors import LorebookNotFoundError
 from backend.lorebooks.models import Lorebook, LoreEntryRow
-from backend.lorebooks.records import open_entry, sealed_book, sealed_entry
+from backend.lorebooks.records import open_entry, seal_book, seal_entry
 from backend.vault.sealing import Sealer
 
 
@@ -90,7 +90,7 @@ async def chronicle_book(
         "id": book_id,
         "user_id": owner_id,
         "chronicle_id": chronicle_id,
-        "sealed_book": sealed_book(sealer, book_id, BookFields(name=name[:500] or "Chronicle")),
+        "sealed_book": seal_book(sealer, book_id, BookFields(name=name[:500] or "Chronicle")),
     }
     # Another process may insert it at the same time. The upsert leaves one row.
     await upsert(session, Lorebook, values, key=("chronicle_id",))
@@ -107,7 +107,7 @@ async def add_entry(
 
     Raises `LorebookFullError`.
     """
-    count, place = await repository.end_of_book(session, book.id)
+    count, place = await repository.find_end(session, book.id)
     check_room(count)
     entry_id = new_id()
     row = LoreEntryRow(
@@ -119,7 +119,7 @@ async def add_entry(
         agent_revision=1,
         source_chat_id=origin.chat_id,
         source_message_id=origin.message_id,
-        sealed_entry=sealed_entry(sealer, entry_id, entry),
+        sealed_entry=seal_entry(sealer, entry_id, entry),
         revision=1,
     )
     session.add(row)
@@ -142,7 +142,7 @@ async def change_entry(
     changed stay the user's after any later change.
     """
     was_own = is_own(row)
-    row.sealed_entry = sealed_entry(sealer, row.id, entry)
+    row.sealed_entry = seal_entry(sealer, row.id, entry)
     repository.touch(row)
     if origin is not None and was_own:
         row.agent_run_id, row.agent_revision = origin.run_id, row.revision
@@ -195,9 +195,9 @@ async def restore(
         )
     )
     if row is None:
-        count, end = await repository.end_of_book(session, book.id)
+        count, end = await repository.find_end(session, book.id)
         check_room(count)
-        taken = await repository.places(session, book.id)
+        taken = await repository.load_places(session, book.id)
         row = LoreEntryRow(
             id=kept.id,
             user_id=sealer.user_id,
@@ -208,7 +208,7 @@ async def restore(
         session.add(row)
     else:
         repository.touch(row)
-    row.sealed_entry = sealed_entry(sealer, kept.id, kept.entry)
+    row.sealed_entry = seal_entry(sealer, kept.id, kept.entry)
     row.agent_run_id = kept.run_id
     was_own = kept.agent_revision == kept.revision
     row.agent_revision = row.revision if was_own else kept.agent_revision

@@ -99,7 +99,7 @@ class CardBookService:
         )
         if book is None:
             return None
-        entries = await repository.sealed_entries(session, book.id, source=True)
+        entries = await repository.load_sealed_entries(session, book.id, source=True)
         return StoredBook(book.id, partial(card_book_object, identity.sealer, book, entries))
 
     async def drop(self, session: AsyncSession, identity: Identity, character_id: UUID) -> None:

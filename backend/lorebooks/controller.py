@@ -80,7 +80,7 @@ class LorebookController(Controller):
         lorebooks: NamedDependency[LorebookService],
     ) -> Response[LorebookView]:
         """Create a lorebook without entries. Null settings fall back to those of the chat."""
-        return _tagged(await lorebooks.create(identity, data))
+        return _add_etag(await lorebooks.create(identity, data))
 
     @post(
         "/import",
@@ -113,7 +113,7 @@ class LorebookController(Controller):
         lorebooks: NamedDependency[LorebookService],
     ) -> Response[LorebookView]:
         """Get a lorebook's settings and links, without its entries."""
-        return _tagged(await lorebooks.get(identity, lorebook_id))
+        return _add_etag(await lorebooks.get(identity, lorebook_id))
 
     @patch(
         "/{lorebook_id:uuid}",
@@ -132,7 +132,7 @@ class LorebookController(Controller):
         view = await lorebooks.patch(
             identity, lorebook_id, data, if_match=request.headers.get("if-match")
         )
-        return _tagged(view)
+        return _add_etag(view)
 
     @delete(
         "/{lorebook_id:uuid}",
@@ -211,7 +211,7 @@ class LoreEntryController(Controller):
         lorebooks: NamedDependency[LorebookService],
     ) -> Response[LoreEntryView]:
         """Create an entry after the others. Absent fields get World Info's defaults."""
-        return _tagged(await lorebooks.create_entry(identity, lorebook_id, data))
+        return _add_etag(await lorebooks.create_entry(identity, lorebook_id, data))
 
     @put(
         "/order",
@@ -247,7 +247,7 @@ class LoreEntryController(Controller):
         lorebooks: NamedDependency[LorebookService],
     ) -> Response[LoreEntryView]:
         """Get an entry with all its fields."""
-        return _tagged(await lorebooks.get_entry(identity, lorebook_id, entry_id))
+        return _add_etag(await lorebooks.get_entry(identity, lorebook_id, entry_id))
 
     @patch(
         "/{entry_id:uuid}",
@@ -271,7 +271,7 @@ class LoreEntryController(Controller):
         view = await lorebooks.patch_entry(
             identity, lorebook_id, entry_id, data, if_match=request.headers.get("if-match")
         )
-        return _tagged(view)
+        return _add_etag(view)
 
     @delete(
         "/{entry_id:uuid}",
@@ -296,7 +296,7 @@ class LoreEntryController(Controller):
 View = TypeVar("View", LorebookView, LoreEntryView)
 
 
-def _tagged(view: View) -> Response[View]:
+def _add_etag(view: View) -> Response[View]:
     return Response(view, headers={"ETag": make_etag(view.revision)})
 
 

@@ -125,7 +125,7 @@ class BookFields(
     mode: LoreMode | None = None
 
 
-def mode_of(entry: LoreEntry, fields: BookFields) -> LoreMode | None:
+def find_mode(entry: LoreEntry, fields: BookFields) -> LoreMode | None:
     """Return the mode of an entry or else of its book. None if neither sets it."""
     mode = entry.mode or fields.mode
     return "keys_and_meaning" if entry.vectorized and mode == "keys" else mode

@@ -34,16 +34,16 @@ from backend.lorebooks.records import (
     open_book_source,
     open_entries,
     open_entry_source,
-    sealed_book,
-    sealed_book_source,
-    sealed_entry_source,
+    seal_book,
+    seal_book_source,
+    seal_entry_source,
 )
 from backend.lorebooks.repository import SealedEntry
 from backend.lorebooks.schemas import ExportFormat
 from backend.vault.sealing import Sealer
 
 UNNAMED = "Lorebook"
-_AT_ONCE = 200
+_BATCH_SIZE = 200
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,8 +85,8 @@ def new_rows(
         id=book_id,
         user_id=sealer.user_id,
         character_id=character_id,
-        sealed_book=sealed_book(sealer, book_id, read.fields),
-        sealed_source=sealed_book_source(sealer, book_id, read.source),
+        sealed_book=seal_book(sealer, book_id, read.fields),
+        sealed_source=seal_book_source(sealer, book_id, read.source),
     )
     entries: list[dict[str, Any]] = []
     for place, (entry, source) in enumerate(read.entries):
@@ -97,8 +97,8 @@ def new_rows(
                 "user_id": sealer.user_id,
                 "lorebook_id": book_id,
                 "place": place,
-                "sealed_entry": sealer.seal_bytes(ENTRY, entry_id, _checked(entry)),
-                "sealed_source": sealed_entry_source(sealer, entry_id, source),
+                "sealed_entry": sealer.seal_bytes(ENTRY, entry_id, _encode_entry(entry)),
+                "sealed_source": seal_entry_source(sealer, entry_id, source),
                 "revision": 1,
                 "created_at": moment,
                 "updated_at": moment,
@@ -107,7 +107,7 @@ def new_rows(
     return LoreRows(read.fields, book, entries, read.warnings, read.skipped)
 
 
-def _checked(entry: LoreEntry) -> bytes:
+def _encode_entry(entry: LoreEntry) -> bytes:
     """Encode an entry. Raise `LoreFileError` if the result could not be decoded again."""
     data = msgspec.json.encode(entry)
     try:
@@ -119,15 +119,15 @@ def _checked(entry: LoreEntry) -> bytes:
 
 async def insert_entries(session: AsyncSession, rows: Sequence[dict[str, Any]]) -> None:
     """Insert entries in batches so that other tasks can run in between."""
-    for start in range(0, len(rows), _AT_ONCE):
-        await session.execute(insert(LoreEntryRow), rows[start : start + _AT_ONCE])
+    for start in range(0, len(rows), _BATCH_SIZE):
+        await session.execute(insert(LoreEntryRow), rows[start : start + _BATCH_SIZE])
 
 
 def export_file(
     sealer: Sealer, book: Lorebook, entries: Sequence[SealedEntry], file_format: ExportFormat
 ) -> ExportedFile:
     """Export a book that was loaded with its source as indented JSON."""
-    fields, source, opened = _opened(sealer, book, entries)
+    fields, source, opened = _open_all(sealer, book, entries)
     match file_format:
         case "world_info":
             value = world_info_object(fields, source, opened)
@@ -145,10 +145,10 @@ def card_book_object(
     sealer: Sealer, book: Lorebook, entries: Sequence[SealedEntry]
 ) -> dict[str, Any]:
     """Return a book that was loaded with its source as the `character_book` of its card."""
-    return book_object(*_opened(sealer, book, entries))
+    return book_object(*_open_all(sealer, book, entries))
 
 
-def _opened(
+def _open_all(
     sealer: Sealer, book: Lorebook, entries: Sequence[SealedEntry]
 ) -> tuple[BookFields, BookSource | None, list[Sourced]]:
     opened = open_entries(sealer, ((row.id, row.sealed_entry) for row in entries))

@@ -22,12 +22,12 @@ from backend.lorebooks.entries import check_books
 from backend.lorebooks.files import insert_entries
 from backend.lorebooks.index_source import KIND
 from backend.lorebooks.models import LORE_STATE, ChatLorebook, Lorebook, LoreEntryRow, LoreState
-from backend.lorebooks.records import open_book, open_entry, sealed_book, sealed_entry
+from backend.lorebooks.records import open_book, open_entry, seal_book, seal_entry
 from backend.memory.indexing.outbox import IndexOutbox
 from backend.quotas.service import CheckAdded, check_nothing
 from backend.vault.sealing import Sealer
 
-AT_ONCE = 200
+BATCH_SIZE = 200
 """Entries read in one batch."""
 
 
@@ -111,7 +111,7 @@ class ChatLore(ChatCopied, ChatDeleted):
                 id=copy_id,
                 user_id=owner_id,
                 chronicle_id=fork,
-                sealed_book=sealed_book(
+                sealed_book=seal_book(
                     sealer, copy_id, open_book(sealer, book.id, book.sealed_book)
                 ),
             )
@@ -121,7 +121,7 @@ class ChatLore(ChatCopied, ChatDeleted):
         entries: dict[UUID, UUID] = {}
         async for entry in _all_entries(session, book.id):
             if entry.source_chat_id != source_id or entry.source_message_id in copied:
-                row = _copied_entry(sealer, entry, copy_id)
+                row = _copy_entry(sealer, entry, copy_id)
                 if entry.source_chat_id == source_id and entry.source_message_id is not None:
                     row["source_chat_id"] = fork_id
                     row["source_message_id"] = copied[entry.source_message_id]
@@ -142,13 +142,13 @@ class ChatLore(ChatCopied, ChatDeleted):
 async def _all_entries(session: AsyncSession, book_id: UUID) -> AsyncIterator[LoreEntryRow]:
     """Yield a book's entries in order, with pauses for other tasks."""
     after: int | None = None
-    while page := await repository.list_entries(session, book_id, limit=AT_ONCE, after=after):
+    while page := await repository.list_entries(session, book_id, limit=BATCH_SIZE, after=after):
         after = page[-1].place
         async for entry in iterate_in_slices(page, lambda entry: 2 * len(entry.sealed_entry)):
             yield entry
 
 
-def _copied_entry(sealer: Sealer, entry: LoreEntryRow, book_id: UUID) -> dict[str, Any]:
+def _copy_entry(sealer: Sealer, entry: LoreEntryRow, book_id: UUID) -> dict[str, Any]:
     """Return a copy of a row without its run, so undoing that run keeps the copy."""
     copy_id, moment = new_id(), now()
     return {
@@ -160,7 +160,7 @@ def _copied_entry(sealer: Sealer, entry: LoreEntryRow, book_id: UUID) -> dict[st
         "agent_revision": 1 if is_own(entry) else None,
         "source_chat_id": entry.source_chat_id,
         "source_message_id": entry.source_message_id,
-        "sealed_entry": sealed_entry(sealer, copy_id, open_entry(sealer, entry)),
+        "sealed_entry": seal_entry(sealer, copy_id, open_entry(sealer, entry)),
         "sealed_source": None,
         "revision": 1,
         "created_at": moment,

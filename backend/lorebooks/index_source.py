@@ -15,7 +15,7 @@ from backend.core.audience import GM, Viewpoint
 from backend.database.base import skip_index, split_chunks
 from backend.lorebooks.activation.compiled import split_decorators
 from backend.lorebooks.authoring import counting
-from backend.lorebooks.entries import BookFields, LoreEntry, mode_of
+from backend.lorebooks.entries import BookFields, LoreEntry, find_mode
 from backend.lorebooks.models import ENTRY, Lorebook, LoreEntryRow
 from backend.lorebooks.records import LORE_ENTRY, open_book
 from backend.memory.index.protocol import Kind
@@ -124,7 +124,7 @@ async def _fields(session: AsyncSession, sealer: Sealer, book_id: UUID) -> BookF
 
 def _may_be_found(entry: LoreEntry, fields: BookFields) -> bool:
     """Whether an entry may be found by its meaning; where neither it nor its book says, it may."""
-    return entry.enabled and mode_of(entry, fields) != "keys"
+    return entry.enabled and find_mode(entry, fields) != "keys"
 
 
 def _entries(entry_ids: Sequence[UUID], owner_id: UUID) -> Select[UUID, UUID, datetime, bytes]:

@@ -58,7 +58,7 @@ class ChatLorebookController(Controller):
         lorebook_links: NamedDependency[LorebookLinkService],
     ) -> ChatLorebookView:
         """Get the chat's setting of the lorebook: linked, disabled or none."""
-        return await lorebook_links.in_chat(identity, chat_id, lorebook_id)
+        return await lorebook_links.get_in_chat(identity, chat_id, lorebook_id)
 
     @put(
         "/{lorebook_id:uuid}",
@@ -110,7 +110,7 @@ class CharacterLorebookController(Controller):
         lorebook_links: NamedDependency[LorebookLinkService],
     ) -> Page[LorebookItem]:
         """List the card's own lorebook, then the linked ones, in one page."""
-        return await lorebook_links.list_of(identity, "character", character_id)
+        return await lorebook_links.list_linked(identity, "character", character_id)
 
     @put(
         "/{lorebook_id:uuid}",
@@ -162,7 +162,7 @@ class PersonaLorebookController(Controller):
         lorebook_links: NamedDependency[LorebookLinkService],
     ) -> Page[LorebookItem]:
         """List the lorebooks linked to the persona, in one page."""
-        return await lorebook_links.list_of(identity, "persona", persona_id)
+        return await lorebook_links.list_linked(identity, "persona", persona_id)
 
     @put(
         "/{lorebook_id:uuid}",

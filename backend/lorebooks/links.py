@@ -24,7 +24,7 @@ from backend.lorebooks.entries import BookFields, LinkSource, LoreEntry
 from backend.lorebooks.errors import LorebookNotLinkedError
 from backend.lorebooks.models import ChatLink, ChatLorebook, Lorebook, LorebookLink
 from backend.lorebooks.records import open_book, open_entries
-from backend.lorebooks.repository import SealedEntry, get_book, sealed_entries
+from backend.lorebooks.repository import SealedEntry, get_book, load_sealed_entries
 from backend.lorebooks.schemas import ChatLorebookItem, ChatLorebookView, LorebookItem
 from backend.vault.sealing import Sealer
 
@@ -125,7 +125,7 @@ async def books_for_chat(
     return list(books.values())
 
 
-async def book_by_itself(session: AsyncSession, book_id: UUID, *, owner_id: UUID) -> ChatBook:
+async def load_single_book(session: AsyncSession, book_id: UUID, *, owner_id: UUID) -> ChatBook:
     """Return a book as if a chat had linked it. Raises `LorebookNotFoundError`."""
     book = await get_book(session, book_id, owner_id=owner_id)
     return ChatBook(book.id, book.revision, "chat", is_chronicles=book.chronicle_id is not None)
@@ -148,7 +148,7 @@ class SealedBook:
 async def load_book(session: AsyncSession, book_id: UUID, *, owner_id: UUID) -> SealedBook:
     """Raises `LorebookNotFoundError`."""
     book = await get_book(session, book_id, owner_id=owner_id)
-    return SealedBook(book.id, book.sealed_book, await sealed_entries(session, book_id))
+    return SealedBook(book.id, book.sealed_book, await load_sealed_entries(session, book_id))
 
 
 def open_sealed(
@@ -174,7 +174,7 @@ class LorebookLinkService:
     def __init__(self, database: Database) -> None:
         self._database = database
 
-    async def list_of(
+    async def list_linked(
         self, identity: Identity, holder: Holder, holder_id: UUID
     ) -> Page[LorebookItem]:
         """List the books of a persona, or of a character with its card's own book first.
@@ -244,28 +244,30 @@ class LorebookLinkService:
             ]
         )
 
-    async def in_chat(self, identity: Identity, chat_id: UUID, book_id: UUID) -> ChatLorebookView:
+    async def get_in_chat(
+        self, identity: Identity, chat_id: UUID, book_id: UUID
+    ) -> ChatLorebookView:
         """Return a chat's setting of a book.
 
         Raises `ChatNotFoundError`, `LorebookNotFoundError`.
         """
         async with self._database.read() as session:
-            return await _in_chat(session, identity, chat_id, book_id)
+            return await _load_setting(session, identity, chat_id, book_id)
 
     async def set_in_chat(
         self, identity: Identity, chat_id: UUID, book_id: UUID, state: ChatLink
     ) -> ChatLorebookView:
-        """Link a book to a chat, or disable it there. Raises as `in_chat` does."""
+        """Link a book to a chat, or disable it there. Raises as `get_in_chat` does."""
         values = {"chat_id": chat_id, "lorebook_id": book_id, "state": state}
         key = "chat_id", "lorebook_id"
         async with self._database.write() as session:
             await get_chat(session, chat_id, owner_id=identity.user_id)
             await repository.get_book(session, book_id, owner_id=identity.user_id)
             await upsert(session, ChatLorebook, values, key=key, update=("state",))
-            return await _in_chat(session, identity, chat_id, book_id)
+            return await _load_setting(session, identity, chat_id, book_id)
 
     async def clear_in_chat(self, identity: Identity, chat_id: UUID, book_id: UUID) -> None:
-        """Remove a chat's setting of a book. Raises `LorebookNotLinkedError`, or as `in_chat`."""
+        """Remove the setting of a book. Raises `LorebookNotLinkedError`, or as `get_in_chat`."""
         async with self._database.write() as session:
             await get_chat(session, chat_id, owner_id=identity.user_id)
             await repository.get_book(session, book_id, owner_id=identity.user_id)
@@ -307,7 +309,7 @@ async def _books(session: AsyncSession, identity: Identity, chat_id: UUID) -> li
     )
 
 
-async def _in_chat(
+async def _load_setting(
     session: AsyncSession, identity: Identity, chat_id: UUID, book_id: UUID
 ) -> ChatLorebookView:
     books = await _books(session, identity, chat_id)

@@ -32,7 +32,7 @@ _BOOK_SOURCE = msgspec.json.Decoder(BookSource)
 _ENTRY_SOURCE = msgspec.json.Decoder(EntrySource)
 
 
-def sealed_book(sealer: Sealer, book_id: UUID, fields: BookFields) -> bytes:
+def seal_book(sealer: Sealer, book_id: UUID, fields: BookFields) -> bytes:
     return sealer.seal_bytes(LOREBOOK_BOOK, book_id, msgspec.json.encode(fields))
 
 
@@ -41,7 +41,7 @@ def open_book(sealer: Sealer, book_id: UUID, sealed: bytes) -> BookFields:
     return _BOOK.decode(stored.replace(_BY_KEYS_BEFORE, b'"mode":"keys"'))
 
 
-def sealed_book_source(sealer: Sealer, book_id: UUID, source: BookSource) -> bytes:
+def seal_book_source(sealer: Sealer, book_id: UUID, source: BookSource) -> bytes:
     return sealer.seal_bytes(LOREBOOK_SOURCE, book_id, msgspec.json.encode(source))
 
 
@@ -52,7 +52,7 @@ def open_book_source(sealer: Sealer, row: Lorebook) -> BookSource | None:
     return _BOOK_SOURCE.decode(sealer.open_bytes(LOREBOOK_SOURCE, row.id, row.sealed_source))
 
 
-def sealed_entry(sealer: Sealer, entry_id: UUID, entry: LoreEntry) -> bytes:
+def seal_entry(sealer: Sealer, entry_id: UUID, entry: LoreEntry) -> bytes:
     return sealer.seal_bytes(ENTRY, entry_id, msgspec.json.encode(entry))
 
 
@@ -60,7 +60,7 @@ def open_entry(sealer: Sealer, row: LoreEntryRow) -> LoreEntry:
     return LORE_ENTRY.decode(sealer.open_bytes(ENTRY, row.id, row.sealed_entry))
 
 
-def sealed_entry_source(sealer: Sealer, entry_id: UUID, source: EntrySource) -> bytes:
+def seal_entry_source(sealer: Sealer, entry_id: UUID, source: EntrySource) -> bytes:
     return sealer.seal_bytes(ENTRY_SOURCE, entry_id, msgspec.json.encode(source))
 
 
@@ -81,8 +81,8 @@ async def items(
 ) -> list[LorebookItem]:
     """Return the list items of the books, in the order given."""
     ids = [book.id for book in books]
-    counts = await repository.entry_counts(session, ids)
-    links = await repository.links_of(session, ids)
+    counts = await repository.count_entries(session, ids)
+    links = await repository.load_links(session, ids)
     return [
         LorebookItem(
             name=open_book(sealer, book.id, book.sealed_book).name,
@@ -92,10 +92,10 @@ async def items(
     ]
 
 
-async def stored_view(session: AsyncSession, sealer: Sealer, book: Lorebook) -> LorebookView:
+async def load_view(session: AsyncSession, sealer: Sealer, book: Lorebook) -> LorebookView:
     """Return a book with its current counts and links."""
-    counts = await repository.entry_counts(session, [book.id])
-    links = await repository.links_of(session, [book.id])
+    counts = await repository.count_entries(session, [book.id])
+    links = await repository.load_links(session, [book.id])
     fields = open_book(sealer, book.id, book.sealed_book)
     return view(book, fields, counts.get(book.id, 0), links[book.id])
 

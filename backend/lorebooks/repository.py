@@ -16,10 +16,10 @@ from backend.lorebooks.errors import LorebookNotFoundError, LoreEntryNotFoundErr
 from backend.lorebooks.models import ChatLorebook, Lorebook, LorebookLink, LoreEntryRow
 from backend.lorebooks.schemas import LorebookLinks
 
-_AT_ONCE = 500
+_ENTRY_BATCH_SIZE = 500
 """Entries read in one batch."""
 
-_BOOKS_AT_ONCE = 250
+_BOOK_BATCH_SIZE = 250
 """Books read in one batch: a page of a list, and some more."""
 
 _WITHOUT_SOURCE = defer(Lorebook.sealed_source, raiseload=True)
@@ -70,7 +70,7 @@ async def books_after(
         select(Lorebook)
         .where(Lorebook.user_id == owner_id)
         .order_by(Lorebook.id.desc())
-        .limit(_BOOKS_AT_ONCE)
+        .limit(_BOOK_BATCH_SIZE)
         .options(_WITHOUT_SOURCE)
     )
     while True:
@@ -78,7 +78,7 @@ async def books_after(
         rows = list(await session.scalars(behind))
         for row in rows:
             yield row
-        if len(rows) < _BOOKS_AT_ONCE:
+        if len(rows) < _BOOK_BATCH_SIZE:
             return
         after = rows[-1].id
 
@@ -103,7 +103,7 @@ async def count_all_entries(session: AsyncSession, owner_id: UUID) -> int:
     return await session.scalar(query) or 0
 
 
-async def entry_counts(session: AsyncSession, book_ids: Sequence[UUID]) -> dict[UUID, int]:
+async def count_entries(session: AsyncSession, book_ids: Sequence[UUID]) -> dict[UUID, int]:
     """Return the number of entries by book. Empty books are left out."""
     rows = await session.execute(
         select(LoreEntryRow.lorebook_id, func.count())
@@ -113,7 +113,7 @@ async def entry_counts(session: AsyncSession, book_ids: Sequence[UUID]) -> dict[
     return dict(rows.all())
 
 
-async def links_of(session: AsyncSession, book_ids: Sequence[UUID]) -> dict[UUID, LorebookLinks]:
+async def load_links(session: AsyncSession, book_ids: Sequence[UUID]) -> dict[UUID, LorebookLinks]:
     """Return the links of each book, in the order of linking."""
     found = {book_id: LorebookLinks() for book_id in book_ids}
     links = await session.scalars(
@@ -177,7 +177,7 @@ class SealedEntry(NamedTuple):
     sealed_source: bytes | None = None
 
 
-async def sealed_entries(
+async def load_sealed_entries(
     session: AsyncSession, book_id: UUID, *, source: bool = False
 ) -> list[SealedEntry]:
     """Return all entries of a book in order. `source` also loads their imported sources.
@@ -193,14 +193,14 @@ async def sealed_entries(
         select(*(type_coerce(column, NullType()) for column in columns))
         .where(LoreEntryRow.lorebook_id == book_id)
         .order_by(LoreEntryRow.place)
-        .limit(_AT_ONCE)
+        .limit(_ENTRY_BATCH_SIZE)
     )
     found: list[SealedEntry] = []
     last = -1
     while True:
         rows: Sequence[Any] = (await session.execute(query.where(LoreEntryRow.place > last))).all()
         found += (SealedEntry(_raw(row[0]), *row[1:]) for row in rows)
-        if len(rows) < _AT_ONCE:
+        if len(rows) < _ENTRY_BATCH_SIZE:
             return found
         last = found[-1].place
 
@@ -210,13 +210,13 @@ def _raw(entry_id: Any) -> bytes:
     return entry_id if isinstance(entry_id, bytes) else entry_id.bytes
 
 
-async def places(session: AsyncSession, book_id: UUID) -> dict[UUID, int]:
+async def load_places(session: AsyncSession, book_id: UUID) -> dict[UUID, int]:
     """Return the place of each of a book's entries, by id."""
     query = select(LoreEntryRow.id, LoreEntryRow.place).where(LoreEntryRow.lorebook_id == book_id)
     return dict((await session.execute(query)).all())
 
 
-async def end_of_book(session: AsyncSession, book_id: UUID) -> tuple[int, int]:
+async def find_end(session: AsyncSession, book_id: UUID) -> tuple[int, int]:
     """Return the number of entries of a book and the next free place."""
     behind = func.coalesce(func.max(LoreEntryRow.place) + 1, 0)
     query = select(func.count(), behind).where(LoreEntryRow.lorebook_id == book_id)

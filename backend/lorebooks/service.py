@@ -25,7 +25,7 @@ from backend.lorebooks.entries import BookFields, LoreEntry, check_books, check_
 from backend.lorebooks.files import LoreRows, export_file, import_rows, insert_entries
 from backend.lorebooks.index_source import KIND
 from backend.lorebooks.models import Lorebook, LoreEntryRow
-from backend.lorebooks.records import open_book, open_entry, sealed_book, sealed_entry
+from backend.lorebooks.records import open_book, open_entry, seal_book, seal_entry
 from backend.lorebooks.schemas import (
     ExportFormat,
     ImportedLorebook,
@@ -39,10 +39,10 @@ from backend.lorebooks.schemas import (
 from backend.memory.indexing.outbox import IndexOutbox
 from backend.quotas.service import CheckAdded, check_nothing
 
-SEARCHED_AT_ONCE = 5_000
+MAX_SEARCHED_BOOKS = 5_000
 """Books that one request searches. Names are sealed, so there is no index of them."""
 
-MOVED_AT_ONCE = 500
+ORDER_BATCH_SIZE = 500
 """Entries whose places are written in one statement."""
 
 _BOOK_NAMES = BookFields.__struct_fields__
@@ -74,12 +74,12 @@ class LorebookService:
     ) -> Page[LorebookItem]:
         """List books, newest first.
 
-        `search` finds names that contain each of its words. A page ends after `SEARCHED_AT_ONCE`
+        `search` finds names that contain each of its words. A page ends after `MAX_SEARCHED_BOOKS`
         books even if few of them matched.
         """
         sealer = identity.sealer
         words = search.casefold().split()
-        bound = SEARCHED_AT_ONCE if words else limit
+        bound = MAX_SEARCHED_BOOKS if words else limit
         found: list[Lorebook] = []
         looked_at, last, follows = 0, after, None
         async with self._database.read() as session:
@@ -103,7 +103,7 @@ class LorebookService:
             id=book_id,
             user_id=identity.user_id,
             is_global=new.is_global,
-            sealed_book=sealed_book(identity.sealer, book_id, fields),
+            sealed_book=seal_book(identity.sealer, book_id, fields),
         )
         async with self._database.write() as session:
             check_books(await repository.count_books(session, owner_id=identity.user_id))
@@ -113,7 +113,7 @@ class LorebookService:
     async def get(self, identity: Identity, book_id: UUID) -> LorebookView:
         async with self._database.read() as session:
             book = await repository.get_book(session, book_id, owner_id=identity.user_id)
-            return await views.stored_view(session, identity.sealer, book)
+            return await views.load_view(session, identity.sealer, book)
 
     async def patch(
         self, identity: Identity, book_id: UUID, patch: dict[str, Any], *, if_match: str | None
@@ -133,10 +133,10 @@ class LorebookService:
             if not changed.name.strip():
                 raise ValidationError("A lorebook needs a name.")
             book.is_global = changed.is_global
-            book.sealed_book = sealed_book(sealer, book_id, _book_fields(changed))
+            book.sealed_book = seal_book(sealer, book_id, _book_fields(changed))
             repository.touch(book)
             await self._outbox.changed(session, identity, kind=KIND, container_id=book_id)
-            return await views.stored_view(session, sealer, book)
+            return await views.load_view(session, sealer, book)
 
     async def delete(self, identity: Identity, book_id: UUID, *, if_match: str | None) -> None:
         async with self._database.write() as session:
@@ -160,8 +160,8 @@ class LorebookService:
         async with self._database.write() as session:
             if (made_id := made_before()) is not None:
                 book = await repository.get_book(session, made_id, owner_id=identity.user_id)
-                made = await views.stored_view(session, identity.sealer, book)
-                return _imported(identity, made, rows, None)
+                made = await views.load_view(session, identity.sealer, book)
+                return _build_result(identity, made, rows, None)
             check_books(await repository.count_books(session, owner_id=identity.user_id))
             session.add(rows.book)
             await session.flush()
@@ -172,7 +172,7 @@ class LorebookService:
                 session, identity, kind=KIND, container_id=rows.book.id
             )
         made = views.view(rows.book, rows.fields, len(rows.entries))
-        return _imported(identity, made, rows, job_id)
+        return _build_result(identity, made, rows, job_id)
 
     async def export(
         self, identity: Identity, book_id: UUID, file_format: ExportFormat
@@ -182,7 +182,7 @@ class LorebookService:
             book = await repository.get_book(
                 session, book_id, owner_id=identity.user_id, source=True
             )
-            entries = await repository.sealed_entries(session, book_id, source=True)
+            entries = await repository.load_sealed_entries(session, book_id, source=True)
         return await self._pool.run(
             identity.user_id, partial(export_file, identity.sealer, book, entries, file_format)
         )
@@ -205,10 +205,10 @@ class LorebookService:
         """
         entry = LoreEntry(**{name: getattr(new, name) for name in _ENTRY_NAMES})
         entry_id = new_id()
-        sealed = sealed_entry(identity.sealer, entry_id, entry)
+        sealed = seal_entry(identity.sealer, entry_id, entry)
         async with self._database.write() as session:
             book = await repository.get_book(session, book_id, owner_id=identity.user_id, lock=True)
-            count, place = await repository.end_of_book(session, book_id)
+            count, place = await repository.find_end(session, book_id)
             check_room(count)
             row = LoreEntryRow(
                 id=entry_id,
@@ -249,7 +249,7 @@ class LorebookService:
             row = await repository.get_entry(session, book_id, entry_id, owner_id=identity.user_id)
             check_revision(if_match, row.revision)
             entry = merge_patch(open_entry(sealer, row), patch)
-            row.sealed_entry = sealed_entry(sealer, entry_id, entry)
+            row.sealed_entry = seal_entry(sealer, entry_id, entry)
             repository.touch(row)
             repository.touch(book)
             await self._note_entry(session, identity, row)
@@ -273,7 +273,7 @@ class LorebookService:
         """
         async with self._database.write() as session:
             book = await repository.get_book(session, book_id, owner_id=identity.user_id, lock=True)
-            places = await repository.places(session, book_id)
+            places = await repository.load_places(session, book_id)
             if len(entry_ids) != len(places) or set(entry_ids) != places.keys():
                 raise ValidationError("Name each entry of the lorebook once, and no other.")
             moved = [
@@ -281,8 +281,8 @@ class LorebookService:
                 for place, entry_id in enumerate(entry_ids)
                 if places[entry_id] != place
             ]
-            for start in range(0, len(moved), MOVED_AT_ONCE):
-                await session.execute(update(LoreEntryRow), moved[start : start + MOVED_AT_ONCE])
+            for start in range(0, len(moved), ORDER_BATCH_SIZE):
+                await session.execute(update(LoreEntryRow), moved[start : start + ORDER_BATCH_SIZE])
             if moved:
                 repository.touch(book)
 
@@ -294,7 +294,7 @@ class LorebookService:
         )
 
 
-def _imported(
+def _build_result(
     identity: Identity, made: LorebookView, rows: LoreRows, job_id: UUID | None
 ) -> ImportedLorebook:
     return ImportedLorebook(

@@ -26,7 +26,7 @@ class ScriptController(Controller):
     ) -> Response[ScriptListView]:
         """List the account's regex scripts in execution order. They run before those of a card."""
         found, revision = await scripts.read(identity)
-        return _tagged(found, revision)
+        return _add_etag(found, revision)
 
     @put(
         opt={RAISES: (PreconditionFailedError,)},
@@ -44,7 +44,7 @@ class ScriptController(Controller):
         revision = await scripts.replace(
             identity, data.scripts, if_match=request.headers.get("if-match")
         )
-        return _tagged(data.scripts, revision)
+        return _add_etag(data.scripts, revision)
 
     @post(
         "/test",
@@ -62,6 +62,6 @@ class ScriptController(Controller):
         return await scripts.test(identity, data)
 
 
-def _tagged(scripts: list[RegexScript], revision: int) -> Response[ScriptListView]:
+def _add_etag(scripts: list[RegexScript], revision: int) -> Response[ScriptListView]:
     view = ScriptListView(scripts=scripts, revision=revision)
     return Response(view, headers={"ETag": make_etag(revision)})

@@ -27,10 +27,10 @@ if TYPE_CHECKING:
 START_SECONDS = 10.0
 """Time a process may take to report that it is ready, on a busy machine."""
 
-PATIENCE = 2 * MAX_SECONDS_OVERDUE
+PATIENCE_SECONDS = 2 * MAX_SECONDS_OVERDUE
 """Seconds after its deadline until a search that did not get enough processor time is killed."""
 
-MARGIN = 0.01
+MARGIN_SECONDS = 0.01
 """Seconds reserved before a deadline: once to return in time, and once to receive the answer."""
 
 WATCH_SECONDS = 0.02
@@ -113,7 +113,7 @@ class Process:
             EndedError: If the process ends.
         """
         self._seconds = seconds
-        self._owes_until = deadline + PATIENCE
+        self._owes_until = deadline + PATIENCE_SECONDS
         try:
             self._socket.settimeout(max(deadline - time.monotonic(), 0.001))
             self._socket.sendall(len(request).to_bytes(4) + request)
@@ -223,9 +223,9 @@ class RegexProcess:
         remembered for its owner, if given.
         """
         begun = time.monotonic()
-        deadline = begun + seconds - MARGIN
+        deadline = begun + seconds - MARGIN_SECONDS
         answer = Answer("busy")
-        if self._lock.acquire(timeout=max(0.0, seconds - 2 * MARGIN)):
+        if self._lock.acquire(timeout=max(0.0, seconds - 2 * MARGIN_SECONDS)):
             try:
                 asked = hash((owner_id, engine, pattern))
                 answer = self._ask(asked, engine, pattern, text, deadline, most)
@@ -248,7 +248,7 @@ class RegexProcess:
         self, asked: int, engine: Engine, pattern: str, text: str, deadline: float, most: int
     ) -> Answer:
         process = self._ready_process(deadline)
-        left = deadline - time.monotonic() - MARGIN
+        left = deadline - time.monotonic() - MARGIN_SECONDS
         if process is None or left <= 0:
             return Answer("busy" if self._process or self._is_closed else "unavailable")
         if asked in self._condemned:

@@ -57,7 +57,7 @@ class RegexScript(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     min_depth: int | None = None
     max_depth: int | None = None
 
-    def is_for(self, place: TextKind, form: TextForm, *, is_edit: bool) -> bool:
+    def applies_to(self, place: TextKind, form: TextForm, *, is_edit: bool) -> bool:
         """True if the script applies to texts of that kind and form."""
         if self.disabled or PLACEMENTS[place] not in self.placement:
             return False
@@ -204,7 +204,7 @@ class Scripts:
     _seconds_left: float = MAX_SECONDS
     _room: int = MAX_WRITTEN
 
-    def renewed(self) -> Scripts:
+    def renew(self) -> Scripts:
         """Return the same scripts with a new time limit, for a later text."""
         return Scripts(self.scripts, self.expand, self.engine, self.owner_id, self.notes)
 
@@ -252,7 +252,7 @@ class Scripts:
             self._by_use[key] = [
                 number
                 for number, script in enumerate(self.scripts)
-                if script.is_for(place, form, is_edit=is_edit)
+                if script.applies_to(place, form, is_edit=is_edit)
             ]
         return self._by_use[key]
 
@@ -262,7 +262,7 @@ class Scripts:
     def _step(self, number: int, text: str) -> tuple[str, ScriptResult]:
         begun = time.monotonic()
         if self._seconds_left > 0:
-            state, text, count = self._replaced(number, self.scripts[number], text)
+            state, text, count = self._replace(number, self.scripts[number], text)
         else:
             state, count = "busy", 0
         name = self._name(number)
@@ -271,9 +271,7 @@ class Scripts:
         self._seconds_left -= time.monotonic() - begun
         return text, ScriptResult(name, state, count)
 
-    def _replaced(
-        self, number: int, script: RegexScript, text: str
-    ) -> tuple[ScriptState, str, int]:
+    def _replace(self, number: int, script: RegexScript, text: str) -> tuple[ScriptState, str, int]:
         if not script.find_regex or not text:
             return "no_match", text, 0
         compiled = self._compiled.get(number)
@@ -286,7 +284,9 @@ class Scripts:
             return state or "no_match", text, 0
         if len(matches) * len(compiled.parts) > MAX_PIECES:
             return "too_many", text, len(matches)
-        written = _written(compiled, matches, text, most=min(len(text) + MAX_GROWTH, self._room))
+        written = _replace_matches(
+            compiled, matches, text, most=min(len(text) + MAX_GROWTH, self._room)
+        )
         if written is None:
             return "too_long", text, len(matches)
         self._room -= len(written)
@@ -397,7 +397,7 @@ def _literal(text: str) -> str:
     return _ESCAPED.sub(lambda char: _ESCAPES.get(char[0], "\\" + char[0]), text)
 
 
-def _written(
+def _replace_matches(
     compiled: _Compiled, matches: Sequence[Sequence[int]], text: str, *, most: int
 ) -> str | None:
     """Return the text with its matches replaced, or None if it is longer than `most`."""

@@ -67,7 +67,7 @@ async def _account_scripts(session: AsyncSession, identity: Identity) -> list[Re
     return _open_scripts(identity.sealer, sealed)
 
 
-async def _allowed_scripts(
+async def _load_allowed_scripts(
     session: AsyncSession, identity: Identity, character_ids: Collection[UUID]
 ) -> dict[UUID, list[RegexScript]]:
     """Return the scripts of the characters whose scripts are enabled."""
@@ -80,35 +80,35 @@ async def _allowed_scripts(
     return {key: read_scripts(card.extensions) for key, card in cards.items()}
 
 
-async def running_scripts(
+async def load_active_scripts(
     session: AsyncSession, identity: Identity, character_ids: Sequence[UUID]
 ) -> list[RegexScript]:
     """Return the account's scripts, then the enabled scripts of the characters."""
     if not await _has_scripts(session, identity.user_id):
         return []
-    of_cards = await _allowed_scripts(session, identity, character_ids)
+    of_cards = await _load_allowed_scripts(session, identity, character_ids)
     found = await _account_scripts(session, identity)
     for character_id in character_ids:
         found += of_cards.get(character_id, ())
     return found
 
 
-def ready_scripts(
+def prepare_scripts(
     engine: ScriptEngine, owner_id: UUID, scripts: Sequence[RegexScript], context: MacroContext
 ) -> Scripts:
     """Prepare a user's scripts. Their macros can read variables, but not write them."""
     budget = MacroBudget(characters=MAX_CHARACTERS, macros=MAX_MACROS)
 
-    def expanded(text: str) -> str:
+    def expand_macros(text: str) -> str:
         try:
             return expand(text, context, Variables(), place="regex", budget=budget).text
         except MacroLimitError:
             return text
 
-    return Scripts(scripts, expanded, engine, owner_id)
+    return Scripts(scripts, expand_macros, engine, owner_id)
 
 
-def _names_alone(*, user: str, char: str) -> MacroContext:
+def _build_context(*, user: str, char: str) -> MacroContext:
     """Return a macro context without a prompt: only names and time are set."""
     return MacroContext(
         user=user,
@@ -175,9 +175,9 @@ class ScriptService:
 
     async def test(self, identity: Identity, test: ScriptTest) -> ScriptTested:
         """Run scripts on a test text."""
-        context = _names_alone(user=self._accounts.name_of(identity), char=test.character)
-        scripts = ready_scripts(self._engine, identity.user_id, test.scripts, context)
-        return await self._pool.run(identity.user_id, partial(_tested, scripts, test))
+        context = _build_context(user=self._accounts.name_of(identity), char=test.character)
+        scripts = prepare_scripts(self._engine, identity.user_id, test.scripts, context)
+        return await self._pool.run(identity.user_id, partial(_run_test, scripts, test))
 
     async def run_stored(
         self,
@@ -228,7 +228,7 @@ class ScriptService:
         wanted = {speaker: speaker or first for speaker in speakers}
         ids = [each for each in set(wanted.values()) if each is not None]
         own = await _account_scripts(session, identity)
-        of_cards = await _allowed_scripts(session, identity, ids)
+        of_cards = await _load_allowed_scripts(session, identity, ids)
         sealer, owner_id = identity.sealer, identity.user_id
         names = await find_names(session, ids, owner_id=owner_id, sealer=sealer)
         persona_id = chat.persona_id or identity.settings.persona_id
@@ -241,11 +241,11 @@ class ScriptService:
             played = await self._find_player_name(session, sealer, chat.campaign_id)
             user = played or self._accounts.name_of(identity)
         return {
-            speaker: ready_scripts(
+            speaker: prepare_scripts(
                 self._engine,
                 owner_id,
                 [*own, *(of_cards.get(character_id, ()) if character_id else ())],
-                _names_alone(user=user, char=names.get(character_id, "") if character_id else ""),
+                _build_context(user=user, char=names.get(character_id, "") if character_id else ""),
             )
             for speaker, character_id in wanted.items()
         }
@@ -259,7 +259,7 @@ async def _row(session: AsyncSession, user_id: UUID, *, lock: bool = False) -> U
     return row
 
 
-def _tested(scripts: Scripts, test: ScriptTest) -> ScriptTested:
+def _run_test(scripts: Scripts, test: ScriptTest) -> ScriptTested:
     text = test.text
     steps: list[ScriptStep] = []
     run = scripts.steps(text, test.place, test.form, depth=test.depth, is_edit=test.is_edit)

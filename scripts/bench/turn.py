@@ -33,7 +33,7 @@ from langchain_core.messages import (
 
 from backend.chats import repository as chats
 from backend.chats.models import MESSAGE_CONTENT, Chat, Message
-from backend.context.budget import eviction_point
+from backend.context.budget import find_eviction_point
 from backend.core.logs import configure_logging
 from backend.database.engine import Database
 from backend.generation.tokens import get_tokenizer
@@ -148,7 +148,7 @@ async def measure_floor(name: DatabaseName, account: Account, chat_id: UUID, tur
             lines = await chats.active_lines(
                 session,
                 chat_id,
-                from_sum=eviction_point(leaf.path_tokens, HISTORY_TOKENS),
+                from_sum=find_eviction_point(leaf.path_tokens, HISTORY_TOKENS),
                 to_position=leaf.position,
                 authors=False,
             )

@@ -46,7 +46,7 @@ from backend.chats.models import Chat, ChatCharacter, Message
 from backend.chats.repository import character_ids
 from backend.chats.token_counting import CountUnit
 from backend.chats.transfer import write_log
-from backend.chronicles.event_search import all_events
+from backend.chronicles.event_search import load_all_events
 from backend.chronicles.events import ChronicleFields
 from backend.chronicles.index_source import KIND as EVENTS
 from backend.chronicles.repository import StoryEvent, make_chronicle
@@ -118,7 +118,7 @@ class CampaignTransfer:
             sources: Mapping[UUID, list[SourceRecord]] = {}
             chats: Sequence[tuple[Chat, list[UUID], Sequence[Any]]] = ()
             if campaign.chronicle_id is not None:
-                events = await all_events(session, sealer, campaign.chronicle_id)
+                events = await load_all_events(session, sealer, campaign.chronicle_id)
                 if viewpoint != GM:
                     events = [_known_event(each) for each in events if _is_known(each, viewpoint)]
             if file_format == "json":

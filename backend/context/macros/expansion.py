@@ -30,8 +30,8 @@ from backend.context.macros.syntax import (
     Conditional,
     Part,
     Parts,
-    named,
     parse,
+    parse_condition,
     split,
     split_operation,
 )
@@ -47,13 +47,13 @@ def is_true(value: str) -> bool:
     return value.strip().lower() not in _FALSE
 
 
-def shown(value: str) -> str:
+def format_value(value: str) -> str:
     """Return a value as displayed. Numbers are normalised (`01` becomes `1`)."""
     number = _number(value) if value.strip() else None
-    return value if number is None else _written(number)
+    return value if number is None else _format_number(number)
 
 
-def added(value: str, more: str) -> str:
+def add_values(value: str, more: str) -> str:
     """Append to a list, add two numbers, or else concatenate texts.
 
     A list is a text with a JSON array. An empty text counts as 0 next to a number.
@@ -61,20 +61,20 @@ def added(value: str, more: str) -> str:
     if (items := _list(value)) is not None:
         return msgspec.json.encode([*items, more]).decode()
     left, right = _number(value), _number(more)
-    return value + more if left is None or right is None else _written(left + right)
+    return value + more if left is None or right is None else _format_number(left + right)
 
 
-def subtracted(value: str, less: str) -> str:
+def subtract_values(value: str, less: str) -> str:
     """Return the difference. Values that are not numbers count as 0."""
-    return _written((_number(value) or Decimal(0)) - (_number(less) or Decimal(0)))
+    return _format_number((_number(value) or Decimal(0)) - (_number(less) or Decimal(0)))
 
 
-def counted(value: str, step: int) -> str:
+def increment(value: str, step: int) -> str:
     """Return the value plus `step`. Values that are not numbers count as 0."""
-    return _written((_number(value) or Decimal(0)) + step)
+    return _format_number((_number(value) or Decimal(0)) + step)
 
 
-def compared(left: str, right: str) -> int:
+def compare_values(left: str, right: str) -> int:
     """Return -1, 0 or 1. Compares as numbers if both are numbers, else as texts."""
     one, two = _number(left), _number(right)
     if one is not None and two is not None:
@@ -96,7 +96,7 @@ def _number(text: str) -> Decimal | None:
     return Decimal(text) if _NUMBER.fullmatch(text) else None
 
 
-def _written(number: Decimal) -> str:
+def _format_number(number: Decimal) -> str:
     """Format without an exponent and without trailing zeros."""
     return format(number.normalize(), "f")
 
@@ -316,7 +316,7 @@ class Expander:
     def _condition(self, parts: Parts, within: _Field, depth: int) -> str:
         """Expand a condition. A bare macro name counts as the macro: `{{if persona}}`."""
         if len(parts) == 1 and isinstance(parts[0], str):
-            call = named(parts[0])
+            call = parse_condition(parts[0])
             macro = self._macros.get(call.name)
             is_named = call.argument is None or call.name in VARIABLE_SIGNS
             if macro and is_named and macro.split_arguments(call.argument) is not None:

@@ -113,9 +113,8 @@ class MacroContext:
 
     - stored fields of the card, the persona and the author's note, which are expanded when they are
       inserted
-    - texts inserted unchanged: names, messages, the summary and the outlets, whose lore was
-    expanded
-      before, entry by entry
+    - texts inserted unchanged: names, messages, the summary and the outlets, after their lore was
+      expanded
     - numbers
 
     Args:

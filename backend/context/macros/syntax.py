@@ -137,7 +137,7 @@ def split(parts: Parts, separator: re.Pattern[str]) -> list[Parts]:
         first, *others = separator.split(part)
         pieces[-1].append(first)
         pieces.extend([other] for other in others)
-    return [_trimmed(piece) for piece in pieces]
+    return [_trim_edges(piece) for piece in pieces]
 
 
 def split_operation(argument: Parts) -> list[Parts]:
@@ -153,7 +153,7 @@ def split_operation(argument: Parts) -> list[Parts]:
     return [[found[1]], [found[2]], value]
 
 
-def named(text: str) -> Call:
+def parse_condition(text: str) -> Call:
     """Parse a condition without braces: `{{if persona}}`, `{{if .hp > 3}}`."""
     return _call([text], text, 0, len(text))
 
@@ -217,19 +217,19 @@ def _fold(parts: list[Part]) -> list[Part]:
 def _block(opening: _Opening, body: list[Part], closing: Call) -> Block | Conditional:
     call = opening.call
     if call.name != "if":
-        return Block(call, body if call.keeps_space else _as_block(body), body, closing)
-    condition = _trimmed(call.argument or ())
+        return Block(call, body if call.keeps_space else _trim_block(body), body, closing)
+    condition = _trim_edges(call.argument or ())
     negated = bool(condition) and isinstance(condition[0], str) and condition[0].startswith("!")
     if negated:
-        condition = _trimmed([str(condition[0])[1:], *condition[1:]])
+        condition = _trim_edges([str(condition[0])[1:], *condition[1:]])
     end = len(body) if opening.middle is None else opening.middle - opening.index - 1
     then, otherwise = body[:end], body[end + 1 :]
     if not call.keeps_space:
-        then, otherwise = _as_block(then), _as_block(otherwise)
+        then, otherwise = _trim_block(then), _trim_block(otherwise)
     return Conditional(condition, negated, then, otherwise)
 
 
-def _trimmed(parts: Parts) -> Parts:
+def _trim_edges(parts: Parts) -> Parts:
     """Remove literal white space at the edges and empty texts."""
     kept = list(parts)
     if kept and isinstance(kept[0], str):
@@ -239,14 +239,14 @@ def _trimmed(parts: Parts) -> Parts:
     return [part for part in kept if part != ""]
 
 
-def _as_block(body: list[Part]) -> list[Part]:
+def _trim_block(body: list[Part]) -> list[Part]:
     """Remove white space at the edges and the common indentation, that of the first line."""
     first = body[0] if body else ""
     indentation = ""
     if isinstance(first, str) and "\n" in first:
         line = first[: len(first) - len(first.lstrip())].rpartition("\n")[2]
         indentation = line if first.strip() or len(body) > 1 else ""
-    kept = list(_trimmed(body))
+    kept = list(_trim_edges(body))
     if indentation:
         unindented = "\n" + indentation
         kept = [part.replace(unindented, "\n") if isinstance(part, str) else part for part in kept]

@@ -12,12 +12,12 @@ from backend.context.macros.expansion import (
     Macro,
     Run,
     Scope,
-    added,
-    compared,
-    counted,
+    add_values,
+    compare_values,
+    format_value,
+    increment,
     is_true,
-    shown,
-    subtracted,
+    subtract_values,
 )
 from backend.context.macros.model import MAX_DICE, MAX_SIDES, MacroContext
 from backend.context.macros.syntax import split
@@ -166,7 +166,7 @@ def _greeting(call: Invocation) -> str | None:
     return "" if call.put_field(name, greetings[int(number)]) else None
 
 
-def _repeated(name: str, text: str) -> Macro:
+def _make_repeat(name: str, text: str) -> Macro:
     """Return a macro that repeats a text as often as its argument says, once by default."""
 
     def repeat(call: Invocation) -> str | None:
@@ -180,7 +180,7 @@ def _repeated(name: str, text: str) -> Macro:
     return Macro(name, repeat, most=1)
 
 
-def _ignored(name: str, *aliases: str) -> Macro:
+def _make_ignored(name: str, *aliases: str) -> Macro:
     return Macro(name, _nothing, most=None, aliases=aliases, is_ignored=True)
 
 
@@ -241,10 +241,10 @@ def _roll(call: Invocation) -> str:
 
 def _variable_macros(scope: Scope, infix: str) -> Iterator[Macro]:
     def get(call: Invocation) -> str:
-        return shown(call.get_variable(scope, call.text(0).strip()))
+        return format_value(call.get_variable(scope, call.text(0).strip()))
 
     def has(call: Invocation) -> str:
-        return _said(call.has_variable(scope, call.text(0).strip()))
+        return _format_boolean(call.has_variable(scope, call.text(0).strip()))
 
     def delete(call: Invocation) -> str:
         call.delete_variable(scope, call.text(0).strip())
@@ -256,12 +256,12 @@ def _variable_macros(scope: Scope, infix: str) -> Iterator[Macro]:
 
     def add(call: Invocation) -> str:
         name, more = call.text(0).strip(), call.text(1)
-        call.set_variable(scope, name, added(call.get_variable(scope, name), more))
+        call.set_variable(scope, name, add_values(call.get_variable(scope, name), more))
         return ""
 
     def count(call: Invocation, step: int) -> str:
         name = call.text(0).strip()
-        value = counted(call.get_variable(scope, name), step)
+        value = increment(call.get_variable(scope, name), step)
         call.set_variable(scope, name, value)
         return value
 
@@ -274,7 +274,7 @@ def _variable_macros(scope: Scope, infix: str) -> Iterator[Macro]:
     yield Macro(f"delete{infix}var", delete, 1, 1, aliases=(f"flush{infix}var",))
 
 
-def _said(holds: bool) -> str:  # noqa: FBT001  # the one thing that it takes
+def _format_boolean(holds: bool) -> str:  # noqa: FBT001  # the one thing that it takes
     return "true" if holds else "false"
 
 
@@ -286,31 +286,31 @@ def _shorthand(scope: Scope) -> Run:
         value = call.get_variable(scope, name)
         match operator:
             case "":
-                return shown(value)
+                return format_value(value)
             case "=":
                 call.set_variable(scope, name, call.text(2))
                 return ""
             case "+=":
-                call.set_variable(scope, name, added(value, call.text(2)))
+                call.set_variable(scope, name, add_values(value, call.text(2)))
                 return ""
             case "-=":
-                call.set_variable(scope, name, subtracted(value, call.text(2)))
+                call.set_variable(scope, name, subtract_values(value, call.text(2)))
                 return ""
             case "++" | "--":
-                value = counted(value, 1 if operator == "++" else -1)
+                value = increment(value, 1 if operator == "++" else -1)
                 call.set_variable(scope, name, value)
                 return value
             case "||" | "??" | "||=" | "??=":
                 is_there = call.has_variable(scope, name)
                 if is_there if operator[0] == "?" else is_true(value):
-                    return shown(value)
+                    return format_value(value)
                 value = call.text(2)
                 if operator[2:] == "=":
                     call.set_variable(scope, name, value)
                 return value
             case _:
-                order = compared(value, call.text(2))
-                return _said(_ORDERS[operator](order))
+                order = compare_values(value, call.text(2))
+                return _format_boolean(_ORDERS[operator](order))
 
     return operate
 
@@ -387,8 +387,8 @@ _MACROS: Final[Sequence[Macro]] = (
     Macro("random", lambda call: _choose(call, call.context.message_seed), 0, None),
     Macro("pick", lambda call: _choose(call, call.context.chat_seed), 0, None),
     Macro("roll", _roll, 1, 1),
-    _repeated("newline", "\n"),
-    _repeated("space", " "),
+    _make_repeat("newline", "\n"),
+    _make_repeat("space", " "),
     Macro("noop", _nothing),
     Macro("else", _nothing),
     Macro("trim", _trim),
@@ -399,12 +399,12 @@ _MACROS: Final[Sequence[Macro]] = (
     Macro("banned", _nothing, most=None),
     Macro("isMobile", lambda _: "false"),
     Macro("hasExtension", lambda _: "false", 1, 1),
-    _ignored("input"),
-    _ignored("version"),
-    _ignored("systemPrompt", "defaultSystemPrompt"),
-    _ignored("firstIncludedMessageId", "firstDisplayedMessageId"),
-    _ignored("chatStart", "chatSeparator", "exampleSeparator"),
-    _ignored("instruct", *(f"instruct{name}" for name in _INSTRUCT)),
+    _make_ignored("input"),
+    _make_ignored("version"),
+    _make_ignored("systemPrompt", "defaultSystemPrompt"),
+    _make_ignored("firstIncludedMessageId", "firstDisplayedMessageId"),
+    _make_ignored("chatStart", "chatSeparator", "exampleSeparator"),
+    _make_ignored("instruct", *(f"instruct{name}" for name in _INSTRUCT)),
     Macro(".", _shorthand("local"), 3, 3, is_operation=True),
     Macro("$", _shorthand("global"), 3, 3, is_operation=True),
     *_variable_macros("local", ""),

@@ -11,7 +11,12 @@ from uuid import UUID
 
 from sqlalchemy import select
 
-from backend.chronicles.repository import StoryEvent, current_events, get_events, read_events_from
+from backend.chronicles.repository import (
+    StoryEvent,
+    current_events,
+    get_events,
+    read_message_events,
+)
 from backend.core.cpu_pool import CpuPool
 from backend.database.base import now
 from backend.database.engine import Database
@@ -115,7 +120,7 @@ class KnowledgeLookup:
         """
         stretch = self.stretch
         async with self.database.read() as session:
-            events = await read_events_from(
+            events = await read_message_events(
                 session,
                 self.sealer,
                 stretch.chronicle_id,

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from typing import Generic, Protocol, TypeVar
 from uuid import UUID
 
-from backend.chronicles.events import told
+from backend.chronicles.events import render_event
 from backend.chronicles.repository import StoryEvent
 from backend.core.audience import NAMELESS_MARKS, AudienceMarks, put_mark
 from backend.enrichment.agent.lookup import KnownEntry
@@ -80,7 +80,7 @@ class References:
     def event(self, event: StoryEvent) -> str:
         """An event, as a line that begins with its mark; what may not be done to it is said."""
         mark = self.events.show(event)
-        text = self._marks.mark(told(event.fields), event.audience)
+        text = self._marks.mark(render_event(event.fields), event.audience)
         return f"{mark}{_kept(event)}: {shown(text, most=_EVENT)}"
 
     def summary(self, event: StoryEvent | ProposedEvent) -> str:

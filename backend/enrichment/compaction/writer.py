@@ -26,15 +26,15 @@ from backend.campaigns.state.story_clock import StoryClock, StoryTime
 from backend.chats.models import Chat, Message
 from backend.chronicles import event_writer as writing
 from backend.chronicles.errors import ChronicleFullError
-from backend.chronicles.events import told
+from backend.chronicles.events import render_event
 from backend.chronicles.models import ChronicleEvent, EventSource
 from backend.chronicles.repository import (
     SourceMessage,
     StoryEvent,
     current_events,
     open_event,
-    read_events_from,
-    sealed_event,
+    read_message_events,
+    seal_event,
 )
 from backend.core.audience import GM, PUBLIC, AudienceMarks
 from backend.database.engine import Database
@@ -134,7 +134,7 @@ class KnownEvents:
                 limit=LATEST,
                 viewpoint=GM if self._audience == GM else PUBLIC,
             )
-            own = await read_events_from(
+            own = await read_message_events(
                 session,
                 self._sealer,
                 self._chronicle_id,
@@ -151,7 +151,7 @@ class KnownEvents:
         return clipped(one_line(text), MAX_EVENT)
 
     def _render(self, event: StoryEvent) -> str:
-        text = self._who_knows.mark(told(event.fields), event.audience)
+        text = self._who_knows.mark(render_event(event.fields), event.audience)
         return clipped(one_line(text), MAX_EVENT)
 
 
@@ -312,7 +312,7 @@ class ChronicleWriter:
                 continue
             before = await writing.snapshot(self.session, self.sealer, row)
             fields = structs.replace(open_event(self.sealer, row), day=at.day, time=at.time)
-            row.sealed_event = sealed_event(self.sealer, row.id, fields)
+            row.sealed_event = seal_event(self.sealer, row.id, fields)
             writing.touch(row)
             effect = effect_on(
                 row, "event_changed", title=fields.summary, because=at.label, before=before
@@ -329,7 +329,7 @@ class ChronicleWriter:
         if not events:
             return
         message_ids = [message.id for message in self.messages.values()]
-        written = await read_events_from(
+        written = await read_message_events(
             self.session, self.sealer, self.chronicle_id, message_ids, audience=self.audience
         )
         if is_any_told([each.fields for each in events], written, seen=seen):

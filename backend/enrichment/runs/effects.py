@@ -22,7 +22,7 @@ from backend.chronicles.repository import (
     get_chronicle,
     open_chronicle,
     open_event,
-    read_events_from,
+    read_message_events,
 )
 from backend.core.audience import PUBLIC
 from backend.enrichment.agent.duplicates import is_any_told
@@ -130,7 +130,7 @@ class ProposalWriter:
         events = [each for each in proposals if isinstance(each, ProposedEvent)]
         if events:
             lines = [line.id for line in self.stretch.lines]
-            written = await read_events_from(
+            written = await read_message_events(
                 self.session, self.sealer, chronicle_id, lines, audience=self.stretch.audience
             )
             if is_any_told([each.fields for each in events], written, seen=seen):

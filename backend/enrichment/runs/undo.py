@@ -23,7 +23,7 @@ from backend.campaigns.ledger.records import find_campaign
 from backend.chats.questions import drop_questions
 from backend.chats.repository import get_chat
 from backend.chronicles import event_writer as writing
-from backend.chronicles.event_writer import is_there, supersede_again
+from backend.chronicles.event_writer import has_event, supersede_again
 from backend.chronicles.models import ChronicleEvent
 from backend.chronicles.repository import get_chronicle
 from backend.database.base import now, split_chunks
@@ -301,7 +301,7 @@ class _Undoer:
                 continue
             while heir is not None and heir in self.removed:
                 heir = superseded[heir].superseded_by
-            if heir is not None and await is_there(self.session, row.chronicle_id, heir):
+            if heir is not None and await has_event(self.session, row.chronicle_id, heir):
                 await supersede_again(self.session, row.chronicle_id, [event_id], heir)
 
     async def _item(self, effect: RunEffect) -> KeptBecause | None:

@@ -12,7 +12,7 @@ from backend.chats.models import Chat, Message
 from backend.chats.repository import first_behind
 from backend.chats.schemas import SummarySettings
 from backend.chats.service import read_settings
-from backend.context.budget import eviction_point, step_of
+from backend.context.budget import compute_step, find_eviction_point
 from backend.core.audience import GM, PUBLIC, Viewpoint, list_entities, may_know
 from backend.enrichment.story import lines_between, readable
 from backend.enrichment.summaries.store import StoredSummary, current_summary
@@ -60,7 +60,7 @@ async def find_goal(
         return None
     leaf = last.path_tokens
     reached, covered = (current.position, current.path_tokens) if current else (-1, 0)
-    next_begin = eviction_point(leaf + step_of(history_budget), history_budget)
+    next_begin = find_eviction_point(leaf + compute_step(history_budget), history_budget)
     needed = await _last_before(session, chat, next_begin)
     if needed is None or needed <= reached:
         return None
@@ -69,7 +69,7 @@ async def find_goal(
     goal = max(needed, needed if older is None else older)
     if is_begun or goal - reached >= interval:
         return goal
-    if covered >= eviction_point(leaf, history_budget):
+    if covered >= find_eviction_point(leaf, history_budget):
         return None
     least = min(_LEAST_BETWEEN, interval)
     goal = max(goal, min(reached + least, last.position - _LAST_EXCHANGE))

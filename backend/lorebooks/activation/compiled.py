@@ -13,15 +13,15 @@ import msgspec
 from backend.accounts.profile.settings import LoreMode
 from backend.context.macros import may_hold_macros
 from backend.generation.model import Role
-from backend.lorebooks.activation.keys import Key, KeyIndex, classify, hint_of
+from backend.lorebooks.activation.keys import Key, KeyIndex, classify, find_hint
 from backend.lorebooks.activation.timed import fingerprint
-from backend.lorebooks.entries import BookFields, LoreEntry, Position, mode_of
+from backend.lorebooks.entries import BookFields, LoreEntry, Position, find_mode
 from backend.regex.javascript import parse_key
 from backend.regex.patterns import REFUSED_SIZE, forget_compiled
 
 _LINE = re.compile(r"(@{2,3}+)(\w++)(?:[ \t]++(.*+))?")
-_MOST = 100_000
-_MOST_WORDS = 200
+_MAX_NUMBER = 100_000
+_MAX_WORDS = 200
 _POSITIONS: dict[str, Position] = {
     "before_desc": "before_character",
     "after_desc": "after_character",
@@ -57,13 +57,13 @@ class Decorators(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         return self.activate_only_after is not None or self.activate_only_every is not None
 
 
-NOTHING_SAID = Decorators()
+NO_DECORATORS = Decorators()
 
 
 def split_decorators(content: str) -> tuple[Decorators, str]:
     """Split `content` into the decorators at its start and the remaining text."""
     if not content.lstrip().startswith("@@"):
-        return NOTHING_SAID, content
+        return NO_DECORATORS, content
     said: dict[str, Any] = {}
     lines = content.lstrip().splitlines(keepends=True)
     settled = True  # an `@@@` line is a fallback only after a decorator that failed
@@ -82,7 +82,7 @@ def split_decorators(content: str) -> tuple[Decorators, str]:
         if settled:
             said.setdefault(name, value)  # the first decorator of a name counts
     if not used:
-        return NOTHING_SAID, content
+        return NO_DECORATORS, content
     return Decorators(**said), "".join(lines[used:])
 
 
@@ -92,7 +92,7 @@ def _flag(text: str) -> bool | None:
 
 def _number(text: str) -> int | None:
     try:
-        return max(0, min(_MOST, int(float(text))))
+        return max(0, min(_MAX_NUMBER, int(float(text))))
     except (ValueError, OverflowError):
         return None
 
@@ -103,7 +103,7 @@ def _positive(text: str) -> int | None:
 
 def _words(text: str) -> tuple[str, ...] | None:
     return (
-        tuple(word for part in text.split(",", _MOST_WORDS)[:_MOST_WORDS] if (word := part.strip()))
+        tuple(word for part in text.split(",", _MAX_WORDS)[:_MAX_WORDS] if (word := part.strip()))
         or None
     )
 
@@ -143,7 +143,7 @@ _READERS: dict[str, Callable[[str], object]] = {
 MAX_REGEX_SIZE: Final = 1_000_000
 """Total size of a book's regexes, in RE2 instructions. Regexes beyond it are ignored."""
 
-MAX_LOOSE: Final = 2_000
+MAX_LOOSE_KEYS: Final = 2_000
 """Keys of a book that are searched for individually."""
 
 MAX_NOTES: Final = 20
@@ -280,8 +280,10 @@ class CompiledBook:
 
     def _enlist(self, entry: CompiledEntry) -> None:
         """Add the entry to the indexes. Skip it if nothing can activate it."""
-        primary = {_number_of(key) for key in entry.primary}
-        others = {_number_of(key) for key in (*entry.secondary, *entry.additional, *entry.excluded)}
+        primary = {_find_number(key) for key in entry.primary}
+        others = {
+            _find_number(key) for key in (*entry.secondary, *entry.additional, *entry.excluded)
+        }
         # A regex can match across texts, so a new text can complete an earlier one.
         has_patterns = any(key.pattern for key in (*entry.primary, *entry.secondary))
         entry.is_indexed = not has_patterns and -1 not in primary and -1 not in others
@@ -293,7 +295,7 @@ class CompiledBook:
             self.by_other_key.setdefault(number, []).append(entry)
 
 
-def _number_of(key: Key) -> int:
+def _find_number(key: Key) -> int:
     """Return the number of the key, or of the hint of a regex, in the automaton; -1 if none."""
     return key.hint.number if key.hint is not None else key.number
 
@@ -329,7 +331,7 @@ class _KeyReader:
     def _classify(self, raw: str) -> Key | None:
         if any(mark in raw for mark in _MACRO_MARKS):
             self._macros += 1
-            return Key(raw, has_macro=True) if self._macros <= MAX_LOOSE else None
+            return Key(raw, has_macro=True) if self._macros <= MAX_LOOSE_KEYS else None
         is_regex = raw.lstrip().startswith("/") and parse_key(raw.strip()) is not None
         if is_regex and self._regex_size > MAX_REGEX_SIZE:
             self._note(f"The regex {raw} is left out: the book's regexes are too large together.")
@@ -340,7 +342,7 @@ class _KeyReader:
         if key.pattern is not None:
             self._regex_size += max(key.pattern.size, 16)
             self.needs_process |= key.pattern.engine == "regex"
-            key.hint = hint_of(key.pattern)
+            key.hint = find_hint(key.pattern)
             if key.hint is not None:
                 self.plain.append(key.hint)
             return key
@@ -353,9 +355,9 @@ class _KeyReader:
     def drop_loose(self) -> None:
         """Disable the keys beyond MAX_LOOSE that are not in the automaton."""
         loose = [key for key in self.plain if key.number < 0]
-        for key in loose[MAX_LOOSE:]:
+        for key in loose[MAX_LOOSE_KEYS:]:
             key.match_nothing()
-        if len(loose) > MAX_LOOSE:
+        if len(loose) > MAX_LOOSE_KEYS:
             self._note("Too many keys are endings of each other: some are left out.")
 
     def _note(self, text: str) -> None:
@@ -394,14 +396,14 @@ def _compile_entry(
         sensitive=_first(entry.case_sensitive, fields.case_sensitive),
         whole=_first(entry.match_whole_words, fields.match_whole_words),
         scoring=_first(entry.use_group_scoring, fields.use_group_scoring),
-        mode=mode_of(entry, fields),
+        mode=find_mode(entry, fields),
         has_macros=has_macros,
         least_tokens=max(1, length // LONGEST_TOKEN) if content.strip() else 0,
     )
     if compiled.is_timed:
         compiled.keys = fingerprint(entry)
     compiled.is_plain = (
-        says is NOTHING_SAID
+        says is NO_DECORATORS
         and entry.enabled
         and not (entry.constant or entry.triggers or entry.delay or compiled.is_timed)
         and not (entry.exclude_recursion or entry.delay_until_recursion)

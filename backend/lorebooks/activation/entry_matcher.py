@@ -11,7 +11,7 @@ from backend.lorebooks.activation.keys import Key
 from backend.lorebooks.activation.outcome import Scan
 from backend.lorebooks.activation.selection import GroupCandidate
 from backend.lorebooks.activation.timed import TimedEffect
-from backend.lorebooks.activation.window import Look, Window
+from backend.lorebooks.activation.window import Look, ScanWindow
 from backend.lorebooks.entries import CharacterFilter, LoreSettings
 
 
@@ -41,7 +41,7 @@ def is_recursive(book: CompiledBook, settings: LoreSettings) -> bool:
 class EntryMatcher:
     """Match entries against the chat and the window in the order of World Info."""
 
-    def __init__(self, scan: Scan, window: Window) -> None:
+    def __init__(self, scan: Scan, window: ScanWindow) -> None:
         self._scan, self._window = scan, window
         self._looks: dict[tuple[object, ...], Look] = {}
         self._known = {
@@ -76,20 +76,22 @@ class EntryMatcher:
         if entry.is_plain and entry not in self._known:
             if mode == "meaning":
                 return None
-            return self._by_keys(entry, self._look(entry, process=True), None)
+            return self._match_keys(entry, self._look(entry, process=True), None)
         effect = self.effect(entry)
         is_sticky = effect is not None and self._scan.message_count < effect.sticky_until
-        unasked = self._unasked(entry, effect, is_sticky=is_sticky)
-        gate = _gate(entry, self._scan, effect, step)
+        unasked = self._find_unconditional(entry, effect, is_sticky=is_sticky)
+        gate = _check_gates(entry, self._scan, effect, step)
         hit = None if mode == "keys" else self._scan.semantic.get(entry.entry_id)
         meant = [Reason(**hit._asdict())] if hit else []
         look = self._look(entry, process=gate is None and not unasked)
         if not unasked and not meant:
-            return None if mode == "meaning" else self._by_keys(entry, look, gate)
+            return None if mode == "meaning" else self._match_keys(entry, look, gate)
         keyed = [] if mode == "meaning" else self._key_reasons(entry, look)
-        refused = gate or (None if _is_forced(entry, effect) else self._decorated(entry, look))
+        refused = gate or (
+            None if _is_forced(entry, effect) else self._check_key_decorators(entry, look)
+        )
         if refused is None and not unasked and not keyed:
-            refused = self._excluded(entry, look)
+            refused = self._check_exclusion(entry, look)
         return refused or GroupCandidate(entry, [*unasked, *meant, *keyed], is_sticky)
 
     def score(self, entry: CompiledEntry) -> int:
@@ -132,13 +134,13 @@ class EntryMatcher:
         recursion = self._step.kind != "deeper" and is_recursive(entry.book, self._scan.settings)
         return self._window.look(entry, depth, recursion=recursion, process=process)
 
-    def _by_keys(
+    def _match_keys(
         self, entry: CompiledEntry, look: Look, gate: Reason | None
     ) -> GroupCandidate | Reason | None:
         primary = self._first(entry, entry.primary, look)
         if primary is None:
             return None
-        refused = gate or self._decorated(entry, look)
+        refused = gate or self._check_key_decorators(entry, look)
         if refused is not None:
             return refused
         secondary = self._secondary(entry, look)
@@ -146,7 +148,7 @@ class EntryMatcher:
             return Reason("secondary_keys")
         return GroupCandidate(entry, [primary, *secondary], is_sticky=False)
 
-    def _unasked(
+    def _find_unconditional(
         self, entry: CompiledEntry, effect: TimedEffect | None, *, is_sticky: bool
     ) -> list[Reason]:
         """Return the reasons to activate the entry regardless of its keys."""
@@ -162,7 +164,7 @@ class EntryMatcher:
             reasons.append(Reason("sticky", count=left))
         return reasons
 
-    def _excluded(self, entry: CompiledEntry, look: Look) -> Reason | None:
+    def _check_exclusion(self, entry: CompiledEntry, look: Look) -> Reason | None:
         """Return a reason if secondary keys exclude an entry that did not activate by its keys."""
         excludes = entry.entry.logic in {"not_any", "not_all"}
         is_out = excludes and self._secondary(entry, look) is None
@@ -179,7 +181,7 @@ class EntryMatcher:
         secondary = self._secondary(entry, look) if primary else None
         return [] if primary is None or secondary is None else [primary, *secondary]
 
-    def _decorated(self, entry: CompiledEntry, look: Look) -> Reason | None:
+    def _check_key_decorators(self, entry: CompiledEntry, look: Look) -> Reason | None:
         """Return the reason if a key decorator excludes the entry."""
         for key in entry.excluded:
             if self._window.where(entry, key, look) is not None:
@@ -223,33 +225,33 @@ def _is_forced(entry: CompiledEntry, effect: TimedEffect | None) -> bool:
     return entry.says.activate or (entry.says.keep_activate_after_match and effect is not None)
 
 
-def _gate(
+def _check_gates(
     entry: CompiledEntry, scan: Scan, effect: TimedEffect | None, step: Step
 ) -> Reason | None:
     """Return the first reason, apart from keys, why the entry cannot activate at this step."""
-    refused = _settings_gate(entry, scan) or _timed_gate(entry, scan, effect, step)
+    refused = _check_settings(entry, scan) or _check_timing(entry, scan, effect, step)
     if refused or _is_forced(entry, effect):
         return refused
-    return _decorator_gate(entry, scan, effect) or _counting_gate(entry, scan)
+    return _check_decorators(entry, scan, effect) or _check_counts(entry, scan)
 
 
-def _settings_gate(entry: CompiledEntry, scan: Scan) -> Reason | None:
+def _check_settings(entry: CompiledEntry, scan: Scan) -> Reason | None:
     stored = entry.entry
     if not stored.enabled:
         return Reason("disabled")
     if stored.triggers and not any(trigger in stored.triggers for trigger in scan.triggers):
         return Reason("trigger")
-    return None if _is_for(stored.character_filter, scan) else Reason("character_filter")
+    return None if _passes_filter(stored.character_filter, scan) else Reason("character_filter")
 
 
-def _is_for(wanted: CharacterFilter, scan: Scan) -> bool:
+def _passes_filter(wanted: CharacterFilter, scan: Scan) -> bool:
     """True if the names and the tags of the filter, if set, both admit the character."""
     if wanted.names and (scan.speaker in wanted.names) == wanted.is_exclude:
         return False
     return not wanted.tags or set(wanted.tags).isdisjoint(scan.tags) == wanted.is_exclude
 
 
-def _timed_gate(
+def _check_timing(
     entry: CompiledEntry, scan: Scan, effect: TimedEffect | None, step: Step
 ) -> Reason | None:
     now, delay = scan.message_count, entry.entry.delay or 0
@@ -267,7 +269,9 @@ def _timed_gate(
     return None
 
 
-def _decorator_gate(entry: CompiledEntry, scan: Scan, effect: TimedEffect | None) -> Reason | None:
+def _check_decorators(
+    entry: CompiledEntry, scan: Scan, effect: TimedEffect | None
+) -> Reason | None:
     says = entry.says
     if says.dont_activate:
         return Reason("dont_activate")
@@ -279,7 +283,7 @@ def _decorator_gate(entry: CompiledEntry, scan: Scan, effect: TimedEffect | None
     return None
 
 
-def _counting_gate(entry: CompiledEntry, scan: Scan) -> Reason | None:
+def _check_counts(entry: CompiledEntry, scan: Scan) -> Reason | None:
     after, every = entry.says.activate_only_after, entry.says.activate_only_every
     if after is not None and scan.reply_count < after:
         return Reason("activate_only_after", count=after - scan.reply_count)

@@ -25,11 +25,11 @@ keys like "a", "aa" and "aaa" would make the list as long as the text times the 
 MIN_HINT = 3
 """Characters in a regex's required literal that make a search for it worthwhile."""
 
-KEYS_AT_ONCE = 5_000
+MAX_AUTOMATON_KEYS = 5_000
 """Keys in one automaton. Building takes quadratic time if keys share prefixes, and blocks all other
 threads: 25 ms for 5,000 keys, a second for 30,000."""
 
-PIECE = 8_192
+PIECE_CHARACTERS = 8_192
 """Characters per search, which bounds the size of the list of matches."""
 
 # Scripts without spaces between words, or with endings joined to words, as in Korean. First and
@@ -107,7 +107,7 @@ class Key:
         self.folded = self.exact.casefold()
         self.is_word = len(text.split(None, 1)) == 1
 
-    def is_in(self, text: Folded, *, sensitive: bool, whole: bool) -> bool:
+    def occurs_in(self, text: Folded, *, sensitive: bool, whole: bool) -> bool:
         """True if the text contains this plain key."""
         if not self.exact:
             return False
@@ -129,7 +129,7 @@ def classify(raw: str) -> Key | None:
     return Key(raw, compile_pattern(*parsed) if parsed else None)
 
 
-def hint_of(pattern: Pattern) -> Key | None:
+def find_hint(pattern: Pattern) -> Key | None:
     """Return a plain key that every match of `pattern` contains, or None if none is useful."""
     literal = pattern.literal.strip()
     is_sound = literal.isprintable() and unicodedata.is_normalized("NFC", literal)
@@ -188,8 +188,8 @@ class KeyIndex:
         self._spellings = [tuple({key.exact for key in by_text[text]}) for text in patterns]
         self._longest = max(map(len, patterns), default=0)
         self._automata = [
-            (start, AhoCorasick(patterns[start : start + KEYS_AT_ONCE], store_patterns=False))
-            for start in range(0, len(patterns), KEYS_AT_ONCE)
+            (start, AhoCorasick(patterns[start : start + MAX_AUTOMATON_KEYS], store_patterns=False))
+            for start in range(0, len(patterns), MAX_AUTOMATON_KEYS)
         ]
 
     def scan(self, text: Folded, place: int, hits: Hits, *, spelling: bool, within: bool) -> None:
@@ -228,14 +228,14 @@ class KeyIndex:
 
     def _matches(self, text: str) -> Iterable[tuple[int, int, int]]:
         """Return matching keys as number, start and end. Matches near piece borders may repeat."""
-        if len(self._automata) == 1 and len(text) <= PIECE:
+        if len(self._automata) == 1 and len(text) <= PIECE_CHARACTERS:
             return self._automata[0][1].find_matches_as_indexes(text, overlapping=True)
         return self._matches_by_piece(text)
 
     def _matches_by_piece(self, text: str) -> Iterator[tuple[int, int, int]]:
-        for start in range(0, len(text), PIECE):
+        for start in range(0, len(text), PIECE_CHARACTERS):
             begin = max(0, start - self._longest + 1)
-            piece = text[begin : start + PIECE]
+            piece = text[begin : start + PIECE_CHARACTERS]
             for least, automaton in self._automata:
                 found = automaton.find_matches_as_indexes(piece, overlapping=True)
                 for number, first, end in found:

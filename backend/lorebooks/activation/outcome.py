@@ -11,7 +11,7 @@ from uuid import UUID
 from backend.core.reasons import FoundIn, Match, Reason
 from backend.generation.model import Role
 from backend.lorebooks.activation.compiled import CompiledBook
-from backend.lorebooks.activation.timed import NOTHING, TimedState
+from backend.lorebooks.activation.timed import NO_EFFECTS, TimedState
 from backend.lorebooks.entries import LinkSource, LoreSettings, MatchedField, Position, Trigger
 from backend.regex.patterns import Evaluator
 
@@ -87,7 +87,7 @@ class Scan:
     speaker: str = ""
     tags: Collection[str] = ()
     triggers: Sequence[Trigger] = ("normal",)
-    timed: TimedState = NOTHING
+    timed: TimedState = NO_EFFECTS
     semantic: Mapping[UUID, SemanticHit] = field(default_factory=dict[UUID, SemanticHit])
     by_meaning: bool = False
     inactive: Collection[UUID] = frozenset()
@@ -98,7 +98,7 @@ class Scan:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Activated:
+class ActiveEntry:
     """An active entry with its reasons. `rank` is its rank in the search by meaning, or None.
 
     `from_start` replaces `depth` if a decorator counts messages from the first of the chat.
@@ -131,7 +131,7 @@ class SkippedEntry:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
+class ScanOutcome:
     """The result of a scan.
 
     Attributes:
@@ -144,7 +144,7 @@ class Outcome:
         tokens: Total tokens of the active entries.
     """
 
-    activated: list[Activated]
+    activated: list[ActiveEntry]
     left_out: list[SkippedEntry]
     left_out_more: int
     not_found: int

@@ -15,7 +15,7 @@ from backend.lorebooks.activation.outcome import Scan
 from backend.lorebooks.activation.selection import percentage
 from backend.regex.patterns import MAX_SCAN_WORK, PATTERN_SECONDS, Pattern
 
-LOOK: Final = 1_000
+LOOKUP_COST: Final = 1_000
 """Fixed cost of a search, in characters, in addition to the text that it reads."""
 
 _WORD: Final = re.compile(r"\S*")
@@ -74,7 +74,7 @@ class PlaceFinder:
         if settings.min_activations and not entry.has_own_depth:
             depth = len(self._texts)
         for number in range(min(depth, len(self._texts))):
-            span = self._in_message(entry, expanded, number)
+            span = self._find_in_message(entry, expanded, number)
             if span is not None:
                 return number, *span
         return None
@@ -86,11 +86,13 @@ class PlaceFinder:
                 self._expanded[key.raw] = classify(self._scan.expand(key.raw))
         return self._expanded[key.raw]
 
-    def _in_message(self, entry: CompiledEntry, key: Key, number: int) -> tuple[int, int] | None:
+    def _find_in_message(
+        self, entry: CompiledEntry, key: Key, number: int
+    ) -> tuple[int, int] | None:
         text = self._texts[number]
-        self._work_left -= LOOK + len(text)
+        self._work_left -= LOOKUP_COST + len(text)
         if key.pattern is not None:
-            return self._by_pattern(entry, key.pattern, text)
+            return self._find_pattern(entry, key.pattern, text)
         settings = self._scan.settings
         sensitive = settings.case_sensitive if entry.sensitive is None else entry.sensitive
         whole = settings.match_whole_words if entry.whole is None else entry.whole
@@ -101,7 +103,7 @@ class PlaceFinder:
             return origin[start], origin[end - 1] + 1
         return None
 
-    def _by_pattern(
+    def _find_pattern(
         self, entry: CompiledEntry, pattern: Pattern, text: str
     ) -> tuple[int, int] | None:
         data = text.encode(errors="replace")
@@ -138,5 +140,5 @@ class PlaceFinder:
             end = start + len(key)
             if not whole or is_whole(text, start, end):
                 yield start, end
-            self._work_left -= LOOK
+            self._work_left -= LOOKUP_COST
             start = text.find(key, start + 1)

@@ -14,22 +14,22 @@ from backend.lorebooks.activation.compiled import CompiledBook, CompiledEntry
 from backend.lorebooks.activation.entry_matcher import EntryMatcher, Step, is_recursive
 from backend.lorebooks.activation.outcome import (
     TOO_MANY_MACROS,
-    Activated,
-    Outcome,
+    ActiveEntry,
     Scan,
+    ScanOutcome,
     SkippedEntry,
 )
 from backend.lorebooks.activation.selection import (
     GAVE_WAY,
     TOO_LONG,
     GroupCandidate,
+    GroupRules,
     LoreBudget,
-    Rules,
-    losers,
+    find_losers,
     percentage,
 )
-from backend.lorebooks.activation.timed import TimedEffect, TimedState, begun
-from backend.lorebooks.activation.window import Window
+from backend.lorebooks.activation.timed import TimedEffect, TimedState, start_effect
+from backend.lorebooks.activation.window import ScanWindow
 from backend.lorebooks.entries import LinkSource
 
 MAX_STEPS: Final = 100
@@ -50,7 +50,7 @@ MAX_LEFT_OUT: Final = 1_000
 """Entries listed with a reason why they were left out. Further ones are only counted."""
 
 
-def activate(scan: Scan) -> Outcome:
+def activate(scan: Scan) -> ScanOutcome:
     """Find the entries of the prompt.
 
     Deterministic: all random draws use the seed of the scan. The time depends on the matches in the
@@ -64,7 +64,7 @@ def activate(scan: Scan) -> Outcome:
 
 
 @dataclass(slots=True)
-class _In:
+class _Admission:
     """An active entry with its expanded content and its tokens."""
 
     found: GroupCandidate
@@ -75,12 +75,12 @@ class _In:
 class _Activation:
     def __init__(self, scan: Scan) -> None:
         self.scan = scan
-        self.tiers, self.books = _tiers_and_places(scan)
-        self.window = Window(scan)
+        self.tiers, self.books = _rank_books(scan)
+        self.window = ScanWindow(scan)
         self.matcher = EntryMatcher(scan, self.window)
         self.budget = LoreBudget(scan.budget, scan.room)
         self.candidates: set[CompiledEntry] = set()
-        self.inside: dict[CompiledEntry, _In] = {}
+        self.inside: dict[CompiledEntry, _Admission] = {}
         self.settled: set[CompiledEntry] = set()
         self.unasked: set[CompiledEntry] = set()  # checked even if no key occurs
         self.lost: set[CompiledEntry] = set()
@@ -91,7 +91,7 @@ class _Activation:
         self.step = Step("first", 0, self.levels.pop(0) if self.levels else 0, 0)
         self.is_recursive = any(is_recursive(book, scan.settings) for book in scan.books)
 
-    def run(self) -> Outcome:
+    def run(self) -> ScanOutcome:
         for book in self.scan.books:
             self.unasked.update(book.always)
             for entry_id in (*self.scan.semantic, *self.scan.timed.effects):
@@ -108,7 +108,7 @@ class _Activation:
         tier = self.tiers[entry.book]
         return tier, -entry.entry.order, self.books[entry.book], entry.place
 
-    def _pass(self, step: Step) -> list[_In]:
+    def _pass(self, step: Step) -> list[_Admission]:
         """Check all due candidates once. Return the entries that became active."""
         deepest = max((book.deepest for book in self.scan.books), default=0)
         self.window.read(max(deepest, self._reach() + step.further_back))
@@ -122,7 +122,7 @@ class _Activation:
                     found.append(verdict)
             elif verdict:
                 self.out[entry] = (0, verdict)
-        return self._let_in(found)
+        return self._admit(found)
 
     def _due(self, step: Step) -> set[CompiledEntry]:
         """Return the candidates whose result may have changed since the last step."""
@@ -152,10 +152,10 @@ class _Activation:
             default=0,
         )
 
-    def _let_in(self, found: list[GroupCandidate]) -> list[_In]:
-        rules = Rules(self.scan.seed, self.scan.settings.use_group_scoring, self.matcher.score)
-        lost = losers(found, self.groups, rules)
-        new: list[_In] = []
+    def _admit(self, found: list[GroupCandidate]) -> list[_Admission]:
+        rules = GroupRules(self.scan.seed, self.scan.settings.use_group_scoring, self.matcher.score)
+        lost = find_losers(found, self.groups, rules)
+        new: list[_Admission] = []
         # Constant entries come first, so the budget cannot end before them. Then sticky ones.
         found.sort(
             key=lambda one: (
@@ -180,7 +180,7 @@ class _Activation:
                 new.append(inside)
         return [one for one in new if one.found.entry in self.inside]
 
-    def _pay(self, found: GroupCandidate) -> _In | None:
+    def _pay(self, found: GroupCandidate) -> _Admission | None:
         """Activate an entry if there are tokens for it. Cheap checks come first."""
         entry = found.entry
         refused = self.budget.refusal(entry)
@@ -188,7 +188,7 @@ class _Activation:
             is_counted = not entry.has_macros and self.budget.may_read(len(entry.content))
             self._drop(entry, refused, self._count(entry, entry.content) if is_counted else 0)
             return None
-        content = self._expanded(entry)
+        content = self._expand(entry)
         if content is None:
             return None
         if not self.budget.may_read(len(content)):
@@ -202,7 +202,7 @@ class _Activation:
         for other in gave_way:
             paid = self.inside.pop(other)
             self._drop(other, GAVE_WAY, paid.tokens)
-        inside = self.inside[entry] = _In(found, content, tokens)
+        inside = self.inside[entry] = _Admission(found, content, tokens)
         self.candidates.discard(entry)
         self.out.pop(entry, None)
         self.settled.add(entry)
@@ -210,7 +210,7 @@ class _Activation:
             self.groups.setdefault(name, entry)
         return inside
 
-    def _expanded(self, entry: CompiledEntry) -> str | None:
+    def _expand(self, entry: CompiledEntry) -> str | None:
         """Return the expanded content. Beyond a macro limit, drop the entry and return None."""
         if not entry.has_macros:
             return entry.content
@@ -237,7 +237,7 @@ class _Activation:
         self.candidates.discard(entry)
         self.settled.add(entry)
 
-    def _next(self, step: Step, new: list[_In]) -> Step | None:
+    def _next(self, step: Step, new: list[_Admission]) -> Step | None:
         """Return the next step: recursion, older messages, or the next recursion level."""
         settings = self.scan.settings
         number = step.number + 1
@@ -259,7 +259,7 @@ class _Activation:
         limit = self.scan.settings.min_activations_depth or len(self.scan.messages)
         return self._reach() + step.further_back <= min(limit, len(self.scan.messages))
 
-    def _outcome(self) -> Outcome:
+    def _outcome(self) -> ScanOutcome:
         for one in self.inside.values():
             if not one.content.strip():
                 self.out[one.found.entry] = (0, Reason("empty"))
@@ -276,20 +276,20 @@ class _Activation:
         )
         entries = sum(len(book.entries) for book in self.scan.books)
         notes = [note for book in self.scan.books for note in book.notes]
-        return Outcome(
-            activated=[self._activated(one) for one in inside],
+        return ScanOutcome(
+            activated=[self._build_entry(one) for one in inside],
             left_out=left_out[:MAX_LEFT_OUT],
             left_out_more=max(0, len(left_out) - MAX_LEFT_OUT),
             not_found=entries - len(inside) - len(left_out),
-            timed=self._timed(),
+            timed=self._build_timed(),
             notes=list(dict.fromkeys(notes + self.window.notes + self.notes)),
             tokens=self.budget.used,
         )
 
-    def _activated(self, inside: _In) -> Activated:
+    def _build_entry(self, inside: _Admission) -> ActiveEntry:
         entry, stored = inside.found.entry, inside.found.entry.entry
         semantic = self.scan.semantic.get(entry.entry_id)
-        return Activated(
+        return ActiveEntry(
             entry_id=entry.entry_id,
             book_id=entry.book.book_id,
             title=entry.title,
@@ -306,7 +306,7 @@ class _Activation:
             rank=semantic.rank if semantic else None,
         )
 
-    def _timed(self) -> TimedState:
+    def _build_timed(self) -> TimedState:
         now = self.scan.message_count
         effects: dict[UUID, TimedEffect] = {}
         for book in self.scan.books:
@@ -319,11 +319,11 @@ class _Activation:
             entry, known = one.found.entry, effects.get(one.found.entry.entry_id)
             # A running effect is not restarted, so an entry cannot keep itself sticky.
             if entry.is_timed and (known is None or not known.is_cooling(now)):
-                effects[entry.entry_id] = begun(entry.entry, now=now, keys=entry.keys)
+                effects[entry.entry_id] = start_effect(entry.entry, now=now, keys=entry.keys)
         return TimedState(effects)
 
 
-def _tiers_and_places(scan: Scan) -> tuple[dict[CompiledBook, int], dict[CompiledBook, int]]:
+def _rank_books(scan: Scan) -> tuple[dict[CompiledBook, int], dict[CompiledBook, int]]:
     """Return the precedence of each book and its position among books of equal precedence.
 
     As in World Info: the books of the chat, then of the persona, then character books and global

@@ -24,7 +24,7 @@ class GroupCandidate:
 
 
 @dataclass(frozen=True, slots=True)
-class Rules:
+class GroupRules:
     """Settings of a scan that group selection needs.
 
     Attributes:
@@ -38,8 +38,8 @@ class Rules:
     score: Callable[[CompiledEntry], int]
 
 
-def losers(
-    found: Sequence[GroupCandidate], taken: Mapping[str, CompiledEntry], rules: Rules
+def find_losers(
+    found: Sequence[GroupCandidate], taken: Mapping[str, CompiledEntry], rules: GroupRules
 ) -> dict[UUID, Reason]:
     """Return the entries of `found` that lose in a group, with the reason.
 
@@ -54,15 +54,15 @@ def losers(
         ]
         if not members:
             continue
-        winners, winner = _winners(name, members, taken.get(name), rules)
+        winners, winner = _find_winners(name, members, taken.get(name), rules)
         for one in members:
             if one.entry not in winners:
                 lost[one.entry.entry_id] = Reason("group", name=name, winner=winner.title)
     return lost
 
 
-def _winners(
-    name: str, members: Sequence[GroupCandidate], taken: CompiledEntry | None, rules: Rules
+def _find_winners(
+    name: str, members: Sequence[GroupCandidate], taken: CompiledEntry | None, rules: GroupRules
 ) -> tuple[Sequence[CompiledEntry], CompiledEntry]:
     """Return the winners and the one to name in reasons. All sticky entries win."""
     sticky = [one.entry for one in members if one.is_sticky]
@@ -72,17 +72,17 @@ def _winners(
         return (), taken
     entries = [one.entry for one in members]
     if len(entries) > 1:
-        entries = _best_scored(entries, rules)
+        entries = _keep_best_scores(entries, rules)
     preferred = [entry for entry in entries if entry.entry.group_override]
     winner = (
         max(preferred, key=lambda entry: entry.entry.order)
         if preferred
-        else _drawn(name, entries, rules.seed)
+        else _draw_winner(name, entries, rules.seed)
     )
     return [winner], winner
 
 
-def _best_scored(entries: list[CompiledEntry], rules: Rules) -> list[CompiledEntry]:
+def _keep_best_scores(entries: list[CompiledEntry], rules: GroupRules) -> list[CompiledEntry]:
     """Remove entries with group scoring that have fewer matching keys than the best."""
     compared = [rules.scoring if entry.scoring is None else entry.scoring for entry in entries]
     if not any(compared):
@@ -96,14 +96,14 @@ def _best_scored(entries: list[CompiledEntry], rules: Rules) -> list[CompiledEnt
     ]
 
 
-def _drawn(name: str, entries: Sequence[CompiledEntry], seed: int) -> CompiledEntry:
+def _draw_winner(name: str, entries: Sequence[CompiledEntry], seed: int) -> CompiledEntry:
     has_weights = any(entry.entry.group_weight > 0 for entry in entries)
 
-    def time_of(entry: CompiledEntry) -> tuple[float, bytes]:
+    def draw_time(entry: CompiledEntry) -> tuple[float, bytes]:
         weight = entry.entry.group_weight if has_weights else 1.0
         return waiting_time(seed, f"group {name}", entry.entry_id, weight), entry.entry_id.bytes
 
-    return min(entries, key=time_of)
+    return min(entries, key=draw_time)
 
 
 def fraction(seed: int, purpose: str, entry_id: UUID) -> float:
@@ -139,10 +139,10 @@ GAVE_WAY: Final = Reason("gave_way")
 TOO_LONG: Final = Reason("too_long")
 """The entry was not read because the character limit was reached."""
 
-CHARACTERS_A_TOKEN: Final = 8
+MAX_CHARACTERS_PER_TOKEN: Final = 8
 """Upper bound for all languages: English has 4 to 5 characters per token."""
 
-ALWAYS_READ: Final = 500_000
+MIN_READ_CHARACTERS: Final = 500_000
 """Characters of entries that a scan may always read, regardless of the room."""
 
 
@@ -168,7 +168,9 @@ class LoreBudget:
         self.is_over = False
         self._room = room
         self._most = budget if room is None else min(budget, room)
-        self._unread = None if room is None else max(CHARACTERS_A_TOKEN * room, ALWAYS_READ)
+        self._unread = (
+            None if room is None else max(MAX_CHARACTERS_PER_TOKEN * room, MIN_READ_CHARACTERS)
+        )
         self._used_of_book: Counter[UUID] = Counter()
         self._books_over: set[UUID] = set()
         self._returnable: list[tuple[CompiledEntry, int]] = []
@@ -179,7 +181,7 @@ class LoreBudget:
             return TOO_LONG
         if _ignores_budget(entry):
             return NO_ROOM if self._is_beyond_room(entry.least_tokens) else None
-        if self._is_closed_to(entry):
+        if self._is_closed(entry):
             return self._reason(entry)
         gives_way = entry.says.ignore_on_max_context
         is_short = entry.least_tokens < self._most - self.used
@@ -212,7 +214,7 @@ class LoreBudget:
                 return NO_ROOM, ()
             self._pay(entry, tokens)
             return None, ()
-        if self._is_closed_to(entry):
+        if self._is_closed(entry):
             return self._reason(entry), ()
         gives_way = entry.says.ignore_on_max_context
         gone: Sequence[CompiledEntry] = ()
@@ -231,7 +233,7 @@ class LoreBudget:
     def _is_beyond_room(self, tokens: int) -> bool:
         return self._room is not None and self.used + tokens > self._room
 
-    def _is_closed_to(self, entry: CompiledEntry) -> bool:
+    def _is_closed(self, entry: CompiledEntry) -> bool:
         return self.is_over or entry.book.book_id in self._books_over
 
     def _reason(self, entry: CompiledEntry) -> Reason:

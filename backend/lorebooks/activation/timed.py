@@ -63,7 +63,7 @@ class TimedState(msgspec.Struct, frozen=True):
         return effect
 
 
-NOTHING = TimedState()
+NO_EFFECTS = TimedState()
 """The state of a chat without activations."""
 
 
@@ -73,7 +73,7 @@ def fingerprint(entry: LoreEntry) -> int:
     return int.from_bytes(hashlib.blake2b(data, digest_size=4).digest())
 
 
-def begun(entry: LoreEntry, *, now: int, keys: int) -> TimedEffect:
+def start_effect(entry: LoreEntry, *, now: int, keys: int) -> TimedEffect:
     """Return the effect of an activation at `now`: sticky first, then cooldown."""
     sticky, cooldown = entry.sticky or 0, entry.cooldown or 0
     until = None if sticky and cooldown else now + sticky + cooldown

@@ -15,7 +15,7 @@ from backend.lorebooks.activation.outcome import TOO_MANY_MACROS, Scan
 from backend.lorebooks.entries import MatchedField
 from backend.regex.patterns import MAX_SCAN_WORK, PATTERN_SECONDS, Pattern
 
-LEAST_SECONDS: Final = 0.03
+MIN_PATTERN_SECONDS: Final = 0.03
 """Minimum remaining time to try a pattern. With less, an answer would come too late."""
 
 MAX_NOTES: Final = 50
@@ -23,7 +23,7 @@ MAX_NOTES: Final = 50
 MAX_SCANNED: Final = 1_000_000
 """Characters of messages that a scan reads. Older messages are ignored."""
 
-MAX_WORK: Final = 100_000_000
+MAX_WINDOW_WORK: Final = 100_000_000
 """Characters that all books of a scan read together, in about 0.2 s."""
 
 BOOK_WORK: Final = 1_000
@@ -89,7 +89,7 @@ class PatternSearch:
         if self._evaluator is None:
             self._note(entry, "was not tried: there is no process for such patterns")
             return None
-        if self._seconds_left < LEAST_SECONDS:
+        if self._seconds_left < MIN_PATTERN_SECONDS:
             self._note(entry, "was not tried: others took the time there is for such patterns")
             return None
         seconds = min(PATTERN_SECONDS, self._seconds_left)
@@ -142,7 +142,7 @@ class Look(NamedTuple):
     process: bool
 
 
-class _Joined(NamedTuple):
+class _JointText(NamedTuple):
     """Texts joined into one, its number, and the offset of each text."""
 
     number: int
@@ -151,7 +151,7 @@ class _Joined(NamedTuple):
     labels: list[FoundIn]
 
 
-class Window:
+class ScanWindow:
     """The scanned texts. Texts are only added, and each is read once."""
 
     def __init__(self, scan: Scan) -> None:
@@ -162,10 +162,10 @@ class Window:
         self._note = WindowPart("note", scan.books)
         self._fields: dict[MatchedField, WindowPart] = {}
         self._expanded: dict[str, Key | None] = {}
-        self._joined: dict[tuple[bool, tuple[tuple[str, int], ...]], _Joined] = {}
+        self._joined: dict[tuple[bool, tuple[tuple[str, int], ...]], _JointText] = {}
         self._patterns = PatternSearch(scan, self.notes)
         self._characters = 0
-        self._work_left = MAX_WORK
+        self._work_left = MAX_WINDOW_WORK
         for name, text in scan.fields.items():
             books = [book for book in scan.books if name in book.matched_fields]
             if books and text:
@@ -239,7 +239,7 @@ class Window:
     def _where_loose(self, key: Key, look: Look) -> FoundIn | None:
         for part, _, limit in look.parts:
             for place, text in enumerate(part.texts[:limit]):
-                if key.is_in(text, sensitive=look.sensitive, whole=look.whole):
+                if key.occurs_in(text, sensitive=look.sensitive, whole=look.whole):
                     return part.labels[place]
         return None
 
@@ -257,7 +257,7 @@ class Window:
         at = self._patterns.find(entry, pattern, joined.number, joined.text, process=look.process)
         return None if at is None else joined.labels[max(0, bisect_right(joined.starts, at) - 1)]
 
-    def _join(self, look: Look, *, is_marked: bool) -> _Joined:
+    def _join(self, look: Look, *, is_marked: bool) -> _JointText:
         """Return the texts of a search as one, newest message first."""
         kind = is_marked, tuple((part.kind, limit) for part, _, limit in look.parts)
         joined = self._joined.get(kind)
@@ -269,7 +269,7 @@ class Window:
                 texts += [mark + text.raw for text in part.texts[:limit]]
                 labels += part.labels[:limit]
             starts = list(accumulate((len(text) + 1 for text in texts[:-1]), initial=0))
-            joined = self._joined[kind] = _Joined(
+            joined = self._joined[kind] = _JointText(
                 len(self._joined), "\n".join(texts), starts if texts else [], labels
             )
         return joined

@@ -62,14 +62,14 @@ def read_file(data: bytes, *, given_name: str) -> ReadBook:
     check_file_size(len(data))
     try:
         if data.startswith(png.SIGNATURE) or charx.is_archive(data):
-            return _read_book_of(read_card(data).card)
+            return _read_from_card(read_card(data).card)
         value: Any = parse_text(data)
         if isinstance(value, dict):
             raw = cast("Object", value)
             if (inside := _read_inside(raw, given_name=given_name)) is not None:
                 return inside
             if _is_card(raw):
-                return _read_book_of(normalise(raw).card)
+                return _read_from_card(normalise(raw).card)
         return read_value(cast("object", value), given_name=given_name)
     except CardLimitError as error:
         raise LoreLimitError(
@@ -79,7 +79,7 @@ def read_file(data: bytes, *, given_name: str) -> ReadBook:
         raise LoreFileError(error.detail) from error
 
 
-def _read_book_of(card: Card) -> ReadBook:
+def _read_from_card(card: Card) -> ReadBook:
     if card.character_book is None:
         raise LoreFileError("This character card has no lorebook in it.")
     return read_card_book(card.character_book, given_name=card.name)

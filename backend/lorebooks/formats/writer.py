@@ -44,7 +44,7 @@ def entry_object(entry: LoreEntry, source: EntrySource | None, target: Target) -
     if source is None:
         return written
     if source.format != target:
-        return _moved(written, source, target)
+        return _convert_entry(written, source, target)
     raw = _whole(source, entry)
     before = write_entry(read_entry(target, raw, Notes()), target)
     if before == written:
@@ -61,20 +61,20 @@ def _whole(source: EntrySource, entry: LoreEntry) -> Object:
     return {**source.raw, said: entry.content} if source.is_short else source.raw
 
 
-def _moved(written: Object, source: EntrySource, target: Target) -> Object:
+def _convert_entry(written: Object, source: EntrySource, target: Target) -> Object:
     raw = source.raw
     known = ENTRIES[source.format].members | _NOT_IN_TABLE.get(source.format, frozenset())
     extensions = without(object_in(raw, "extensions"), ENTRIES["character_book"].inner)
     kept = {**extensions, **without(raw, known)}
     if target == "world_info":
         own = {"extensions": kept} if kept else {}
-        return {**written, **own, **_numbered(raw.get("id"), "uid")}
+        return {**written, **own, **_pick_number(raw.get("id"), "uid")}
     priority = {"priority": kept.pop("priority")} if "priority" in kept else {}
     written["extensions"] = {**kept, **written["extensions"]}
-    return {**written, **priority, **_numbered(raw.get("uid"), "id")}
+    return {**written, **priority, **_pick_number(raw.get("uid"), "id")}
 
 
-def _numbered(value: object, member: str) -> Object:
+def _pick_number(value: object, member: str) -> Object:
     return {member: value} if isinstance(value, int) and not isinstance(value, bool) else {}
 
 
@@ -83,14 +83,14 @@ def world_info_object(
 ) -> Object:
     """Return a book as World Info: an object of entries by `uid`."""
     listed = [entry_object(entry, own, "world_info") for entry, own in entries]
-    found = _beside(book, source, "world_info")
+    found = _build_members(book, source, "world_info")
     if source is None or not _is_untouched(source, entries, listed):
         # SillyTavern's copy of the original card book is out of date now.
         found.pop("originalData", None)
     for member in ("description", "extensions"):
         if not found.get(member) and (source is None or member not in source.raw):
             found.pop(member, None)
-    return {**found, "entries": _by_uid(listed, [own for _, own in entries])}
+    return {**found, "entries": _index_by_uid(listed, [own for _, own in entries])}
 
 
 def _is_untouched(source: BookSource, entries: Sequence[Sourced], listed: Sequence[Object]) -> bool:
@@ -100,10 +100,10 @@ def _is_untouched(source: BookSource, entries: Sequence[Sourced], listed: Sequen
     )
 
 
-def _by_uid(listed: Iterable[Object], sources: Iterable[EntrySource | None]) -> Object:
+def _index_by_uid(listed: Iterable[Object], sources: Iterable[EntrySource | None]) -> Object:
     """Return entries by key, each with a unique `uid`. Valid keys and uids are kept."""
     pairs = list(zip(listed, sources, strict=True))
-    numbers = [each["uid"] for each, _ in pairs if _numbered(each.get("uid"), "uid")]
+    numbers = [each["uid"] for each, _ in pairs if _pick_number(each.get("uid"), "uid")]
     highest = max((number for number in numbers if number < 2**53), default=-1)
     free = iter(range(max(highest, -1) + 1, max(highest, -1) + 2 + 2 * len(pairs)))
     taken: set[int] = set()
@@ -111,7 +111,7 @@ def _by_uid(listed: Iterable[Object], sources: Iterable[EntrySource | None]) -> 
     found: Object = {}
     for each, own in pairs:
         uid = each.get("uid")
-        if not _numbered(uid, "uid") or uid in taken:
+        if not _pick_number(uid, "uid") or uid in taken:
             uid = next(number for number in free if str(number) not in wanted)
         taken.add(cast("int", uid))
         key = own.key if own and own.key and own.key not in found else str(uid)
@@ -140,7 +140,7 @@ def book_object(
             written: Object = {**write_entry(entry, "character_book"), "extensions": {}}
             each = {**each, **{member: written[member] for member in lacking}}
         listed.append(each)
-    found = _beside(book, source, "character_book")
+    found = _build_members(book, source, "character_book")
     if required:
         found.setdefault("extensions", {})
     return {**found, "entries": listed}
@@ -154,7 +154,7 @@ def lorebook_v3_object(
     return {"spec": "lorebook_v3", "data": data, **(source.envelope if source else {})}
 
 
-def _beside(book: BookFields, source: BookSource | None, target: Target) -> Object:
+def _build_members(book: BookFields, source: BookSource | None, target: Target) -> Object:
     """Return the members of a book next to its entries."""
     written = write_book(book)
     if source is None:

@@ -30,7 +30,7 @@ from backend.errors import PreconditionFailedError, ValidationError
 from backend.generation.registry import UnknownModelError
 from backend.http.schemas import EXAMPLE, PATCHES, RAISES, make_etag, merge_patch, reject_unknown
 from backend.regex.scripts import ScriptEngine, Scripts
-from backend.regex.service import ready_scripts, running_scripts
+from backend.regex.service import load_active_scripts, prepare_scripts
 from backend.turns.errors import OpeningTooLongError
 from backend.turns.prompt.macros import expanded_size, macros_of
 
@@ -79,7 +79,7 @@ class OpeningService:
                     session, persona_id, owner_id=identity.user_id, sealer=identity.sealer
                 )
             played = await find_player_name(session, identity.sealer, new.campaign_id)
-            scripts = await running_scripts(session, identity, new.character_ids[:1])
+            scripts = await load_active_scripts(session, identity, new.character_ids[:1])
         user = persona.name if persona else played or self._accounts.name_of(identity)
         greetings: list[MessageDraft] = []
         if first is not None:
@@ -94,7 +94,7 @@ class OpeningService:
                     persona=persona.description if persona else "",
                     is_group=is_group,
                     longest=self._longest_message,
-                    scripts=partial(ready_scripts, self._scripts, identity.user_id, scripts),
+                    scripts=partial(prepare_scripts, self._scripts, identity.user_id, scripts),
                 ),
                 size=expanded_size(greetings_of(first, is_group=is_group)),
             )

@@ -21,10 +21,10 @@ from backend.core.reasons import FoundIn, render_reasons
 from backend.database.engine import Database
 from backend.errors import ValidationError
 from backend.lorebooks.activation.compiled import CompiledEntry
-from backend.lorebooks.activation.outcome import Outcome, Scan, ScannedLine, lore_budget
+from backend.lorebooks.activation.outcome import Scan, ScannedLine, ScanOutcome, lore_budget
 from backend.lorebooks.activation.places import PlaceFinder
 from backend.lorebooks.entries import Position
-from backend.lorebooks.links import book_by_itself
+from backend.lorebooks.links import load_single_book
 from backend.turns.api.schemas import TurnRequest
 from backend.turns.lore_tester.schemas import (
     MAX_CHARACTERS,
@@ -122,7 +122,7 @@ class LoreTester:
         turn = TurnRequest(text=request.texts[-1])
         loaded = await loader.load(chat_id, turn)
         # Linked or not, as a turn of the chat would scan it.
-        book = await book_by_itself(session, book_id, owner_id=identity.user_id)
+        book = await load_single_book(session, book_id, owner_id=identity.user_id)
         lore = await self._lore.read(
             session,
             identity,
@@ -148,7 +148,7 @@ class LoreTester:
         self, session: AsyncSession, identity: Identity, book_id: UUID, request: LoreTestRequest
     ) -> tuple[PromptWindow, Scan]:
         """As in a chat without a character, in which nothing else was said."""
-        book = await book_by_itself(session, book_id, owner_id=identity.user_id)
+        book = await load_single_book(session, book_id, owner_id=identity.user_id)
         lore = await self._lore.read(
             session,
             identity,
@@ -201,7 +201,9 @@ def _lines(messages: Sequence[str], speakers: tuple[str, str]) -> list[ScannedLi
     ]
 
 
-def _answer(scan: Scan, outcome: Outcome, finder: PlaceFinder, window: PromptWindow) -> LoreTest:
+def _answer(
+    scan: Scan, outcome: ScanOutcome, finder: PlaceFinder, window: PromptWindow
+) -> LoreTest:
     book = scan.books[0]
     last = len(scan.messages) - 1
 

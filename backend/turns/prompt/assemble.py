@@ -267,4 +267,4 @@ def _in_model_tokens(ratio: float) -> Generator[None]:
     try:
         yield
     except ContextOverflowError as error:
-        raise error.scaled(ratio) from None
+        raise error.scale(ratio) from None

@@ -182,7 +182,7 @@ class PromptBuilder:
         """
         loaded = built.loaded
         if loaded.scripts is not None:
-            loaded = replace(loaded, scripts=loaded.scripts.renewed())
+            loaded = replace(loaded, scripts=loaded.scripts.renew())
         async with self._search.searching(identity.sealer) as search:
             async with self._database.read() as session:
                 await _check_path(session, loaded)
@@ -415,7 +415,7 @@ class PromptBuilder:
             stored_unit=CountUnit.parse(loaded.chat.count_unit) if loaded else unit,
             ratio=ratio,
             limits=limits,
-            budget=limits.counted(ratio),
+            budget=limits.convert(ratio),
             extra=extra,
         )
 

@@ -24,7 +24,7 @@ from backend.chats.models import MESSAGE_AUTHOR, MESSAGE_CONTENT, Chat
 from backend.chats.repository import SealedHistory
 from backend.chats.token_counting import line_text
 from backend.context.assembly import Counter, Plan, plan
-from backend.context.budget import ContextOverflowError, eviction_point, joined
+from backend.context.budget import ContextOverflowError, find_eviction_point, find_joined_start
 from backend.context.layout import History, Item, LeftOut
 from backend.core.audience import GM, PUBLIC, AudienceMarks, put_mark
 from backend.core.plain_cache import PlainCache
@@ -44,10 +44,10 @@ def read_from(loaded: LoadedChat, window: PromptWindow) -> int:
     They are as many as history may take beside nothing else, and what a summary needs of those
     before. They are cut when it is known what is always sent.
     """
-    begin = max(eviction_point(loaded.path_tokens, window.widest), loaded.summed_up)
+    begin = max(find_eviction_point(loaded.path_tokens, window.widest), loaded.summed_up)
     if loaded.summary is None or loaded.sums_rounds:
         return begin
-    reached = joined(
+    reached = find_joined_start(
         begin,
         summarised=loaded.summary.path_tokens,
         path_tokens=loaded.path_tokens,
@@ -149,7 +149,7 @@ def _begin(context: PromptContext, fixed: Plan, reserved: int, count: Counter) -
 
     def find_begin(taken: int) -> int:
         fits = window.to_stored(window.budget.for_history(taken))
-        return max(eviction_point(loaded.path_tokens, fits), loaded.summed_up)
+        return max(find_eviction_point(loaded.path_tokens, fits), loaded.summed_up)
 
     # Lines are cut by their stored tokens, in which neither thoughts nor marks are.
     taken = fixed.fixed + reserved + sum(context.history.thoughts.values())
@@ -167,7 +167,7 @@ def _following(context: PromptContext, fixed: Plan, begin: int, summarised: int)
     """History that reaches back to where a summary ends; None where there is no room for that."""
     room = context.window.budget.for_reaching(fixed.fixed)
     most, path_tokens = context.window.to_stored(room), context.loaded.path_tokens
-    start = joined(begin, summarised=summarised, path_tokens=path_tokens, most=most)
+    start = find_joined_start(begin, summarised=summarised, path_tokens=path_tokens, most=most)
     if start is None:
         return None
     history = _after(context, start)

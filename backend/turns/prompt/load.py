@@ -30,7 +30,7 @@ from backend.chats.service import read_settings
 from backend.chronicles.events import MAX_PINNED
 from backend.chronicles.repository import current_events
 from backend.context.blocks import PresetFields
-from backend.context.budget import eviction_point
+from backend.context.budget import find_eviction_point
 from backend.core.audience import GM, PUBLIC, Viewpoint, may_know
 from backend.enrichment.summaries.goals import HOT_ROUNDS
 from backend.enrichment.summaries.store import current_summary
@@ -350,7 +350,7 @@ async def first_kept(session: AsyncSession, loaded: LoadedChat, *, budget: int) 
     None where the whole path does.
     """
     leaf = loaded.target.leaf
-    begin = max(eviction_point(loaded.path_tokens, budget), loaded.summed_up)
+    begin = max(find_eviction_point(loaded.path_tokens, budget), loaded.summed_up)
     if leaf is None or begin == 0:
         return None
     from_sum = loaded.known_path.to_path(begin)

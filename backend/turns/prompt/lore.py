@@ -22,7 +22,7 @@ from backend.core.plain_cache import PlainCache
 from backend.database.base import upsert
 from backend.errors import ConflictError
 from backend.lorebooks.activation.compiled import CompiledBook
-from backend.lorebooks.activation.outcome import Outcome, Scan
+from backend.lorebooks.activation.outcome import Scan, ScanOutcome
 from backend.lorebooks.activation.places import PlaceFinder
 from backend.lorebooks.activation.scan import activate
 from backend.lorebooks.activation.timed import TimedState
@@ -120,7 +120,7 @@ class LoreReader(UserSignedOut):
             lore = replace(lore, reply_count=await chats.count_said(session, leaf, "assistant"))
         return lore
 
-    def scan(self, scan: Scan) -> Outcome:
+    def scan(self, scan: Scan) -> ScanOutcome:
         """Find what comes in: some milliseconds, a quarter of a second with hostile patterns."""
         if any(book.needs_process for book in scan.books):
             self._regexes.prepare()

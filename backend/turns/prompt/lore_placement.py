@@ -22,13 +22,13 @@ from backend.context.macros import (
 )
 from backend.core.reasons import FoundIn, Reason
 from backend.lorebooks.activation.outcome import (
-    Activated,
-    Outcome,
+    ActiveEntry,
     Scan,
     ScannedLine,
+    ScanOutcome,
     lore_budget,
 )
-from backend.lorebooks.activation.timed import NOTHING, TimedState
+from backend.lorebooks.activation.timed import NO_EFFECTS, TimedState
 from backend.lorebooks.entries import Position, Trigger
 from backend.turns.api.schemas import TurnRequest
 from backend.turns.prompt.context import LoadedChat, PromptWindow
@@ -131,12 +131,12 @@ class PlacedLore:
     slots: Mapping[Position, Sequence[Item]] = field(default_factory=dict[Position, list[Item]])
     ranked: Sequence[Item] = ()
     left_out: Sequence[LeftOut] = ()
-    timed: TimedState = NOTHING
+    timed: TimedState = NO_EFFECTS
     notes: Sequence[str] = ()
 
 
 def place(
-    outcome: Outcome, note: AuthorsNote, *, note_is_due: bool, as_written: bool
+    outcome: ScanOutcome, note: AuthorsNote, *, note_is_due: bool, as_written: bool
 ) -> PlacedLore:
     """Give each activated entry its place in the prompt.
 
@@ -232,7 +232,7 @@ def split_examples(text: str) -> list[str]:
     return [part.strip() for part in EXAMPLE_MARK.split(text) if part.strip()]
 
 
-def _item(entry: Activated, number: int) -> Item:
+def _item(entry: ActiveEntry, number: int) -> Item:
     is_example = entry.position in {"examples_top", "examples_bottom"}
     return Item(
         kind="lore",

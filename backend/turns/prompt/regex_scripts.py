@@ -9,9 +9,9 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from backend.accounts.auth.identity import Identity
 from backend.generation.model import Role
-from backend.lorebooks.activation.outcome import Activated, Outcome
+from backend.lorebooks.activation.outcome import ActiveEntry, ScanOutcome
 from backend.regex.scripts import ScriptEngine, Scripts
-from backend.regex.service import KINDS, ready_scripts, running_scripts
+from backend.regex.service import KINDS, load_active_scripts, prepare_scripts
 from backend.turns.prompt.context import LoadedChat, PromptWindow
 from backend.turns.prompt.macros import expand_line, macros_of
 
@@ -24,7 +24,7 @@ async def scripts_of(
     own = [speaker.id] if speaker.id and "regex_scripts" in speaker.card.extensions else []
     if not own and not loaded.has_scripts:
         return None
-    scripts = await running_scripts(session, identity, own)
+    scripts = await load_active_scripts(session, identity, own)
     if not scripts:
         return None
     macros = macros_of(
@@ -35,7 +35,7 @@ async def scripts_of(
         chat_seed=0,
         message_seed=0,
     )
-    return ready_scripts(engine, identity.user_id, scripts, macros)
+    return prepare_scripts(engine, identity.user_id, scripts, macros)
 
 
 def rewritten(loaded: LoadedChat, window: PromptWindow) -> LoadedChat:
@@ -78,12 +78,14 @@ def sent_texts(
     ]
 
 
-def sent_lore(scripts: Scripts | None, outcome: Outcome, count: Callable[[str], int]) -> Outcome:
+def sent_lore(
+    scripts: Scripts | None, outcome: ScanOutcome, count: Callable[[str], int]
+) -> ScanOutcome:
     """Activated lore as the model gets it. CPU-bound."""
     if scripts is None or not scripts.has("prompt"):
         return outcome
 
-    def sent(entry: Activated) -> Activated:
+    def sent(entry: ActiveEntry) -> ActiveEntry:
         depth = entry.depth if entry.position == "at_depth" else None
         content = scripts.run(entry.content, "lore", "prompt", depth=depth)
         if content == entry.content:

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from backend.accounts.auth.identity import Identity
 from backend.accounts.profile.settings import MemorySettings, SourceWeights, first_set
-from backend.chronicles.events import told
+from backend.chronicles.events import render_event
 from backend.chronicles.repository import StoryEvent
 from backend.context.layout import History, Item, LeftOut
 from backend.core.audience import NAMELESS_MARKS, AudienceMarks
@@ -307,7 +307,7 @@ def _pinned(
     marks: AudienceMarks,
     days: Mapping[UUID, str] | None,
 ) -> Item:
-    text = told(event.fields)
+    text = render_event(event.fields)
     return Item(
         kind="event",
         title=_title(text),

@@ -140,7 +140,7 @@ class TurnRun:
         scripts = self.built.loaded.scripts
         if scripts is None or self.rewritten is not None or self.kind == "impersonate":
             return
-        scripts = scripts.renewed()
+        scripts = scripts.renew()
         text, thinking = (self.progress.transcript.joined(kind) for kind in ("text", "thinking"))
         new = scripts.run(text, "reply", "stored", depth=0)
         reasoning = scripts.run(thinking, "reasoning", "stored", depth=0) if thinking else ""

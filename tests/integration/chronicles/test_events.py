@@ -329,8 +329,8 @@ async def test_events_are_found_by_what_they_say_and_are(writer: Chronicler, cha
 async def test_a_search_that_looked_at_enough_leads_on(
     writer: Chronicler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(event_search, "READ_AT_ONCE", 3)
-    monkeypatch.setattr(event_search, "SEARCHED_AT_ONCE", 5)
+    monkeypatch.setattr(event_search, "OPEN_BATCH_SIZE", 3)
+    monkeypatch.setattr(event_search, "MAX_SEARCHED_EVENTS", 5)
     chronicle = await writer.new_chronicle()
     for place in range(11):
         day = f"2026-03-{place + 1:02}T00:00:00Z"

@@ -25,7 +25,7 @@ from backend.chronicles.event_writer import (
     touch,
 )
 from backend.chronicles.events import MAX_EVENTS, EventFields
-from backend.chronicles.repository import StoryEvent, find_sources, get_events, sealed_event
+from backend.chronicles.repository import StoryEvent, find_sources, get_events, seal_event
 from backend.database.base import new_id
 from backend.errors import ValidationError
 from tests.integration.chronicles.chroniclers import Chronicler
@@ -99,7 +99,7 @@ async def test_an_event_that_is_still_there_becomes_what_it_was(
     row, later = await add_events(session, sealer, chronicle, [new("Out."), new("Lit.")])
     before = await _read(session, identity, row.id)
     taken = await snapshot(session, sealer, row)
-    row.sealed_event = sealed_event(sealer, row.id, EventFields(summary="Said anew.", day=3))
+    row.sealed_event = seal_event(sealer, row.id, EventFields(summary="Said anew.", day=3))
     touch(row)
     await supersede(session, row, later.id)
     row.significance, row.is_pinned = 5, True

@@ -8,7 +8,7 @@ from itertools import accumulate, pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from backend.context.budget import Budget, eviction_point, fill, middle_out
+from backend.context.budget import Budget, fill, find_eviction_point, find_middle_gap
 
 LINES = st.lists(st.integers(1, 400), max_size=120)
 
@@ -21,7 +21,7 @@ class Piece:
 def kept(lines: list[int], budget: int) -> list[int]:
     """Indices of the lines that stand wholly behind the eviction point, as the query picks them."""
     sums = list(accumulate(lines))
-    point = eviction_point(sums[-1] if sums else 0, budget)
+    point = find_eviction_point(sums[-1] if sums else 0, budget)
     return [index for index, total in enumerate(sums) if total - lines[index] >= point]
 
 
@@ -45,17 +45,17 @@ def test_growing_the_budget_never_drops_what_was_kept(lines: list[int], budget: 
 
 @given(st.integers(0, 100_000), st.integers(1, 50_000))
 def test_at_most_a_tenth_of_the_budget_stays_unused(path: int, budget: int) -> None:
-    left = path - eviction_point(path, budget)
+    left = path - find_eviction_point(path, budget)
     assert left == path if path <= budget else left > budget - max(1, budget // 10)
 
 
 def test_a_path_within_the_budget_is_kept_whole() -> None:
-    assert eviction_point(150_000, 150_000) == 0
+    assert find_eviction_point(150_000, 150_000) == 0
 
 
 def test_the_beginning_stays_the_same_for_many_turns() -> None:
     budget = 150_000
-    points = [eviction_point(length, budget) for length in range(0, 2_000_000, 300)]
+    points = [find_eviction_point(length, budget) for length in range(0, 2_000_000, 300)]
     moves = sum(1 for one, other in pairwise(points) if one != other)
     assert moves < 2_000_000 / (budget / 20)
 
@@ -88,7 +88,7 @@ def test_truncation_spares_the_first_message_and_the_last_exchange(
     lines: list[tuple[int, bool]], excess: int, gap_tokens: int, min_tail: int
 ) -> None:
     tokens = [size for size, _ in lines]
-    gap = middle_out(
+    gap = find_middle_gap(
         tokens,
         [start for _, start in lines],
         excess=excess,
@@ -112,22 +112,22 @@ def test_a_larger_limit_never_takes_more_out(
     lines: list[tuple[int, bool]], excess: int, min_tail: int
 ) -> None:
     tokens, starts = [size for size, _ in lines], [start for _, start in lines]
-    less = middle_out(tokens, starts, excess=excess, gap_tokens=5, min_tail=min_tail)
-    more = middle_out(tokens, starts, excess=excess + 1, gap_tokens=5, min_tail=min_tail)
+    less = find_middle_gap(tokens, starts, excess=excess, gap_tokens=5, min_tail=min_tail)
+    more = find_middle_gap(tokens, starts, excess=excess + 1, gap_tokens=5, min_tail=min_tail)
     assert more is None or (less is not None and less.stop <= more.stop)
 
 
 def test_whole_turns_go_before_the_tail_is_touched() -> None:
     # Turns of two lines, the user's first; eight lines at the end are spared.
     starts = [index % 2 == 0 for index in range(20)]
-    gap = middle_out([10] * 20, starts, excess=25, gap_tokens=5, min_tail=8)
+    gap = find_middle_gap([10] * 20, starts, excess=25, gap_tokens=5, min_tail=8)
     assert gap is not None
     assert (gap.start, gap.stop) == (1, 4)
 
 
 def test_the_tail_shrinks_only_when_whole_turns_are_not_enough() -> None:
     starts = [index % 2 == 0 for index in range(12)]
-    gap = middle_out([10] * 12, starts, excess=60, gap_tokens=5, min_tail=8)
+    gap = find_middle_gap([10] * 12, starts, excess=60, gap_tokens=5, min_tail=8)
     assert gap is not None
     assert gap.stop == 8
 

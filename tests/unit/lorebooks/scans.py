@@ -8,7 +8,7 @@ from uuid import NAMESPACE_OID, UUID, uuid5
 
 from backend.core.reasons import FoundIn, Reason, render_reasons
 from backend.lorebooks.activation.compiled import CompiledBook
-from backend.lorebooks.activation.outcome import Outcome, Scan, ScannedLine
+from backend.lorebooks.activation.outcome import Scan, ScannedLine, ScanOutcome
 from backend.lorebooks.activation.scan import activate
 from backend.lorebooks.entries import BookFields, LoreEntry, LoreSettings
 
@@ -72,12 +72,14 @@ def scan_of(books: CompiledBook | Sequence[CompiledBook], *texts: str, **changes
     return Scan(**fields)
 
 
-def scanned(books: CompiledBook | Sequence[CompiledBook], *texts: str, **changes: Any) -> Outcome:
+def scanned(
+    books: CompiledBook | Sequence[CompiledBook], *texts: str, **changes: Any
+) -> ScanOutcome:
     """The outcome of such a scan."""
     return activate(scan_of(books, *texts, **changes))
 
 
-def titles(outcome: Outcome) -> list[str]:
+def titles(outcome: ScanOutcome) -> list[str]:
     """Titles of what is in, in the order of the outcome."""
     return [one.title for one in outcome.activated]
 
@@ -86,11 +88,11 @@ def said(reason: Reason) -> str:
     return render_reasons([reason])
 
 
-def reasons(outcome: Outcome) -> dict[str, list[str]]:
+def reasons(outcome: ScanOutcome) -> dict[str, list[str]]:
     """Why what is in is in, in words."""
     return {one.title: list(map(said, one.reasons)) for one in outcome.activated}
 
 
-def refusals(outcome: Outcome) -> dict[str, str]:
+def refusals(outcome: ScanOutcome) -> dict[str, str]:
     """Why what was considered and is out is out, in words."""
     return {one.title: said(one.reason) for one in outcome.left_out}

@@ -30,7 +30,7 @@ def test_the_regexes_of_a_book_are_bounded_together(monkeypatch: pytest.MonkeyPa
 
 
 def test_keys_that_are_endings_of_each_other_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("backend.lorebooks.activation.compiled.MAX_LOOSE", 5)
+    monkeypatch.setattr("backend.lorebooks.activation.compiled.MAX_LOOSE_KEYS", 5)
     lore = book(*(entry(f"E{n}", "a" * n) for n in range(1, 60)))
     outcome = scanned(lore, "a" * 99, match_whole_words=False)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from backend.lorebooks.activation.compiled import NOTHING_SAID, Decorators, split_decorators
+from backend.lorebooks.activation.compiled import NO_DECORATORS, Decorators, split_decorators
 from tests.unit.lorebooks.scans import book, entry, reasons, refusals, scanned, titles
 
 
@@ -17,15 +17,15 @@ def test_decorators_are_taken_from_what_the_model_sees() -> None:
 @pytest.mark.parametrize(
     ("content", "said", "left"),
     [
-        ("Text.", NOTHING_SAID, "Text."),
-        ("Text.\n@@depth 4", NOTHING_SAID, "Text.\n@@depth 4"),
+        ("Text.", NO_DECORATORS, "Text."),
+        ("Text.\n@@depth 4", NO_DECORATORS, "Text.\n@@depth 4"),
         ("\n@@depth 4\r\n\r\nText.", Decorators(depth=4), "\r\nText."),
         ("@@depth 4\n\n@@role user\nText.", Decorators(depth=4), "\n@@role user\nText."),
-        ("@@ACTIVATE\n@@activate now\nText.", NOTHING_SAID, "Text."),
+        ("@@ACTIVATE\n@@activate now\nText.", NO_DECORATORS, "Text."),
         ("@@a\n@@@b2\n@@@depth 6\nText.", Decorators(depth=6), "Text."),
         ("@@depth 4\n@@depth 5\nText.", Decorators(depth=4), "Text."),
-        ("@@ hello\nText.", NOTHING_SAID, "@@ hello\nText."),
-        ("@@depth four\nText.", NOTHING_SAID, "Text."),
+        ("@@ hello\nText.", NO_DECORATORS, "@@ hello\nText."),
+        ("@@depth four\nText.", NO_DECORATORS, "Text."),
         ("@@depth -3\nText.", Decorators(depth=0), "Text."),
         ("@@other 1\n@@@depth 5\nText.", Decorators(depth=5), "Text."),
         ("@@depth 4\n@@@depth 5\n@@@role user\nText.", Decorators(depth=4), "Text."),
@@ -33,12 +33,12 @@ def test_decorators_are_taken_from_what_the_model_sees() -> None:
         ("@@a\n@@@scan_depth 1\n@@@depth 6\nText.", Decorators(scan_depth=1), "Text."),
         ("@@position nowhere\n@@@depth 6\nText.", Decorators(depth=6), "Text."),
         ("@@instruct_depth 100\n@@@depth 6\nText.", Decorators(depth=6), "Text."),
-        ("@@@depth 5\nText.", NOTHING_SAID, "Text."),
+        ("@@@depth 5\nText.", NO_DECORATORS, "Text."),
         ("@@exclude_keys a b, c ,,\nText.", Decorators(exclude_keys=("a b", "c")), "Text."),
-        ("@@exclude_keys\nText.", NOTHING_SAID, "Text."),
+        ("@@exclude_keys\nText.", NO_DECORATORS, "Text."),
         ("@@role Assistant\n@@role x\nText.", Decorators(role="assistant"), "Text."),
-        ("@@activate_only_every 0\nText.", NOTHING_SAID, "Text."),
-        ("@@depth 1e400\nText.", NOTHING_SAID, "Text."),
+        ("@@activate_only_every 0\nText.", NO_DECORATORS, "Text."),
+        ("@@depth 1e400\nText.", NO_DECORATORS, "Text."),
         ("@@activate", Decorators(activate=True), ""),
     ],
 )

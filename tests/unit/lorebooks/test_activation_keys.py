@@ -265,8 +265,8 @@ def test_a_book_that_is_linked_twice_counts_once() -> None:
 def test_many_automata_find_what_one_finds(raws: list[str], text: str) -> None:
     def found(at_once: int) -> tuple[set[str], set[str]]:
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(keys, "KEYS_AT_ONCE", at_once)
-            patch.setattr(keys, "PIECE", 8)
+            patch.setattr(keys, "MAX_AUTOMATON_KEYS", at_once)
+            patch.setattr(keys, "PIECE_CHARACTERS", 8)
             plain = [key for raw in raws if (key := classify(raw)) is not None]
             index, hits = KeyIndex(plain), Hits()
             index.scan(Folded(text), 0, hits, spelling=False, within=True)
@@ -279,7 +279,7 @@ def test_many_automata_find_what_one_finds(raws: list[str], text: str) -> None:
 
 
 def test_no_automaton_has_more_keys_than_are_built_quickly() -> None:
-    index = KeyIndex(Key(f"key{number}") for number in range(3 * keys.KEYS_AT_ONCE))
+    index = KeyIndex(Key(f"key{number}") for number in range(3 * keys.MAX_AUTOMATON_KEYS))
     assert len(index._automata) == 3
     hits = Hits()
     index.scan(Folded("key0 and key14999"), 0, hits, spelling=False, within=False)

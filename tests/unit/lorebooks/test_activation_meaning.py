@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from backend.accounts.profile.settings import LoreMode
-from backend.lorebooks.activation.outcome import Outcome, SemanticHit
-from backend.lorebooks.activation.timed import NOTHING
+from backend.lorebooks.activation.outcome import ScanOutcome, SemanticHit
+from backend.lorebooks.activation.timed import NO_EFFECTS
 from backend.lorebooks.entries import CharacterFilter
 from tests.unit.lorebooks.scans import book, entry, id_of, reasons, refusals, scanned, titles
 
@@ -16,7 +16,7 @@ MEANT = {"semantic": {id_of("It"): SemanticHit(0.6, 1)}, "by_meaning": True}
 SAID = ["semantic 0.60, rank 1"]
 
 
-def meant(line: str = "Rain.", **fields: Any) -> Outcome:
+def meant(line: str = "Rain.", **fields: Any) -> ScanOutcome:
     """A scan in which an entry of these fields was found by its meaning."""
     return scanned(book(entry("It", "inn", **fields)), line, **MEANT)
 
@@ -98,7 +98,7 @@ def test_secondary_keys_that_exclude_nothing_now_do_not_matter(logic: str) -> No
 def test_a_cooldown_holds_for_it_too() -> None:
     lore = book(entry("It", "inn", cooldown=9))
     state = scanned(lore, "The inn.", message_count=10).timed
-    assert state != NOTHING
+    assert state != NO_EFFECTS
     later = scanned(lore, "Rain.", **MEANT, message_count=12, timed=state)
     assert refusals(later) == {"It": "cooldown, 7 messages left"}
 

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from backend.lorebooks.activation.compiled import CompiledBook
-from backend.lorebooks.activation.outcome import Outcome
+from backend.lorebooks.activation.outcome import ScanOutcome
 from backend.lorebooks.entries import Logic, LoreEntry
 from tests.unit.lorebooks.scans import book, scanned, titles
 
@@ -119,7 +119,7 @@ def test_every_entry_is_in_or_out_or_counted_and_has_a_reason(
 def test_draws_do_not_depend_on_the_order_of_books(
     books: list[CompiledBook], chat: list[str], seed: int
 ) -> None:
-    def drawn(outcome: Outcome) -> set[str]:
+    def drawn(outcome: ScanOutcome) -> set[str]:
         return {one.title for one in outcome.left_out if one.reason.kind == "probability"}
 
     alone = [lore for lore in books if not any(one.groups for one in lore.entries)]

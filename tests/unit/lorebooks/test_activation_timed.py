@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from backend.lorebooks.activation.timed import NOTHING, TimedState
+from backend.lorebooks.activation.timed import NO_EFFECTS, TimedState
 from tests.unit.lorebooks.scans import book, entry, id_of, reasons, refusals, scanned, titles
 
 
@@ -129,7 +129,7 @@ def test_effects_of_an_entry_whose_keys_changed_or_which_is_gone_vanish() -> Non
     gone = scanned(book(), "-", message_count=12, timed=state)
 
     assert titles(changed) == []
-    assert changed.timed == gone.timed == NOTHING
+    assert changed.timed == gone.timed == NO_EFFECTS
 
 
 def test_effects_that_are_over_are_dropped_from_the_state() -> None:
@@ -138,17 +138,17 @@ def test_effects_that_are_over_are_dropped_from_the_state() -> None:
 
     state = scanned(lore, "-", message_count=12, timed=state).timed
     assert id_of("It") in state.effects
-    assert scanned(lore, "-", message_count=14, timed=state).timed == NOTHING
+    assert scanned(lore, "-", message_count=14, timed=state).timed == NO_EFFECTS
 
 
 def test_an_entry_that_did_not_get_in_leaves_no_effect() -> None:
     lore = book(entry("It", "inn", sticky=9))
 
-    assert scanned(lore, "inn", budget=0).timed == NOTHING
+    assert scanned(lore, "inn", budget=0).timed == NO_EFFECTS
 
 
 def test_the_state_is_the_same_after_storage() -> None:
     state = scanned(book(entry("It", "inn", sticky=4, cooldown=2)), "inn").timed
 
     assert TimedState.decode(state.encode()) == state
-    assert TimedState.decode(b"") == NOTHING
+    assert TimedState.decode(b"") == NO_EFFECTS

@@ -11,7 +11,7 @@ from backend.generation.tokens import best_tokenizer, get_tokenizer
 from backend.lorebooks.activation import window
 from backend.lorebooks.activation.compiled import LONGEST_TOKEN
 from backend.lorebooks.activation.outcome import TOO_MANY_MACROS
-from backend.lorebooks.activation.selection import ALWAYS_READ, NO_ROOM, TOO_LONG
+from backend.lorebooks.activation.selection import MIN_READ_CHARACTERS, NO_ROOM, TOO_LONG
 from tests.unit.lorebooks.scans import book, entry, refusals, said, scanned, titles, words_in
 
 
@@ -90,7 +90,7 @@ def test_a_scan_counts_no_more_characters_than_a_prompt_could_hold(content: str)
 
     outcome = scanned(book(*entries), "Hello.", room=1_000, count=count)
 
-    assert count.characters <= ALWAYS_READ
+    assert count.characters <= MIN_READ_CHARACTERS
     assert titles(outcome) == []
     assert refusals(outcome)["0"] == said(NO_ROOM)
     assert refusals(outcome)["399"] == said(TOO_LONG)
@@ -148,7 +148,7 @@ def test_the_books_of_a_scan_read_no_more_than_a_bound_together(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Newest messages first, and books in the order of precedence."""
-    monkeypatch.setattr(window, "MAX_WORK", 5 * (window.BOOK_WORK + 100))
+    monkeypatch.setattr(window, "MAX_WINDOW_WORK", 5 * (window.BOOK_WORK + 100))
     books = [book(entry(f"{number}", "sea", "rain"), name=f"{number}") for number in range(4)]
 
     outcome = scanned(books, "The sea.", "The rain.", include_names=False)

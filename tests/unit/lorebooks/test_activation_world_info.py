@@ -8,7 +8,7 @@ import pytest
 
 from backend.accounts.profile.settings import LoreStrategy
 from backend.lorebooks.activation.compiled import CompiledBook
-from backend.lorebooks.activation.outcome import Outcome
+from backend.lorebooks.activation.outcome import ScanOutcome
 from backend.lorebooks.entries import LinkSource
 from backend.regex.process import RegexProcess
 from tests.unit.lorebooks.scans import book, entry, refusals, scanned, titles
@@ -16,7 +16,7 @@ from tests.unit.lorebooks.scans import book, entry, refusals, scanned, titles
 SOURCES: tuple[LinkSource, ...] = ("global", "character", "persona", "chat")
 
 
-def in_turn(strategy: LoreStrategy, **settings: Any) -> Outcome:
+def in_turn(strategy: LoreStrategy, **settings: Any) -> ScanOutcome:
     """A scan of four books, each with an entry of a small and of a large order."""
     books: list[CompiledBook] = [
         book(

@@ -13,7 +13,13 @@ from hypothesis import strategies as st
 
 from backend.chats.repository import SealedHistory
 from backend.context.assembly import Plan, assemble
-from backend.context.budget import Budget, ContextOverflowError, eviction_point, joined, step_of
+from backend.context.budget import (
+    Budget,
+    ContextOverflowError,
+    compute_step,
+    find_eviction_point,
+    find_joined_start,
+)
 from backend.context.layout import History, Item
 from backend.core.reasons import Reason
 from backend.generation.model import PromptMessage
@@ -174,7 +180,7 @@ def test_a_summary_that_is_left_out_leaves_the_prompt_as_it_would_be_without(sce
         assert [each.kind for each in left_out] == ["summary"]
         return
     # Never fewer lines than are kept with that much always sent, and no others.
-    begin = eviction_point(scene.path_tokens, scene.budget.for_history(fixed.fixed))
+    begin = find_eviction_point(scene.path_tokens, scene.budget.for_history(fixed.fixed))
     kept = [line.position for line in scene.lines if line.start >= begin and not line.hidden]
     assert history.positions[len(history.positions) - len(kept) :] == kept
 
@@ -206,7 +212,7 @@ def test_a_summary_for_which_there_is_no_room_does_not_keep_the_turn_from_coming
 def test_what_is_joined_never_begins_behind_the_summary_nor_takes_too_much(
     begin: int, summarised: int, path_tokens: int, most: int
 ) -> None:
-    start = joined(begin, summarised=summarised, path_tokens=path_tokens, most=most)
+    start = find_joined_start(begin, summarised=summarised, path_tokens=path_tokens, most=most)
     if start is None:
         assert begin > summarised
         assert path_tokens - summarised > most
@@ -217,6 +223,6 @@ def test_what_is_joined_never_begins_behind_the_summary_nor_takes_too_much(
 
 @given(st.integers(0, 200_000), st.integers(1, 50_000))
 def test_the_history_loses_no_more_than_a_step_at_a_time(path: int, budget: int) -> None:
-    assert eviction_point(path + 1, budget) - eviction_point(path, budget) <= max(
-        step_of(budget), path + 1 - budget
+    assert find_eviction_point(path + 1, budget) - find_eviction_point(path, budget) <= max(
+        compute_step(budget), path + 1 - budget
     )

@@ -12,7 +12,7 @@ from backend.chronicles.repository import StoryEvent
 from backend.context.layout import History
 from backend.context.macros import MacroBudget, MacroContext, Variables
 from backend.core.reasons import FoundIn, Reason, render_reasons
-from backend.lorebooks.activation.outcome import Activated, Outcome, SkippedEntry
+from backend.lorebooks.activation.outcome import ActiveEntry, ScanOutcome, SkippedEntry
 from backend.lorebooks.activation.timed import TimedState
 from backend.memory.indexing.sources import Recalled
 from backend.memory.search.features import Scores
@@ -30,7 +30,7 @@ NOTE = AuthorsNote(text="It rains.", depth=3, role="user")
 CHAT = uuid4()
 
 
-def entry(title: str, **changes: Any) -> Activated:
+def entry(title: str, **changes: Any) -> ActiveEntry:
     values: dict[str, Any] = {
         "entry_id": uuid4(),
         "book_id": uuid4(),
@@ -48,16 +48,16 @@ def entry(title: str, **changes: Any) -> Activated:
         "rank": None,
         **changes,
     }
-    return Activated(**values)
+    return ActiveEntry(**values)
 
 
 def placed(
-    *entries: Activated,
+    *entries: ActiveEntry,
     left_out: list[SkippedEntry] | None = None,
     as_written: bool = False,
     **more: Any,
 ) -> PlacedLore:
-    outcome = Outcome(
+    outcome = ScanOutcome(
         activated=list(entries),
         left_out=left_out or [],
         left_out_more=more.get("left_out_more", 0),
