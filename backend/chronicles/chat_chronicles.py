@@ -86,10 +86,10 @@ class ChatChronicles(AudienceChanged, ChatCopied, ChatDeleted, WorldParted):
         rows = await session.execute(
             select(event.id, event.chronicle_id).where(event.user_id == identity.user_id, left)
         )
-        gone: dict[UUID, list[UUID]] = {}
+        by_chronicle: dict[UUID, list[UUID]] = {}
         for event_id, chronicle_id in rows:
-            gone.setdefault(chronicle_id, []).append(event_id)
-        for chronicle_id, event_ids in gone.items():
+            by_chronicle.setdefault(chronicle_id, []).append(event_id)
+        for chronicle_id, event_ids in by_chronicle.items():
             await remove_events(session, event_ids, owner_id=identity.user_id)
             # For a large number, compare the whole chronicle instead, because that is quicker to
             # record.

@@ -210,7 +210,7 @@ class EventController(Controller):
     tags = ("Chronicles",)
 
     @get(opt={RAISES: (ChronicleNotFoundError,)}, summary="List and search a chronicle's events")
-    async def list_chronicle_events(  # noqa: PLR0913, PLR0917  # what a list can be narrowed by
+    async def list_chronicle_events(  # noqa: PLR0913, PLR0917  # one parameter per filter
         self,
         chronicle_id: FromPath[UUID],
         identity: Caller,

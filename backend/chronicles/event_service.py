@@ -439,7 +439,7 @@ async def _read_all(
     session: AsyncSession, sealer: Sealer, chronicle_id: UUID, ids: Sequence[UUID]
 ) -> list[StoryEvent]:
     """Return the events to merge, in story order."""
-    if len(ids) < 2:  # noqa: PLR2004  # what merging takes
+    if len(ids) < 2:  # noqa: PLR2004  # a merge needs two
         raise ValidationError("Name at least two events.")
     found = await get_events(session, sealer, ids)
     for event_id in ids:

@@ -38,7 +38,7 @@ Sources = Annotated[list[UUID], msgspec.Meta(max_length=MAX_SOURCES)]
 class NewChronicle(ChronicleFields, frozen=True, kw_only=True):
     """A chronicle to create. Only `name` is required."""
 
-    name: ChronicleName  # pyright: ignore[reportGeneralTypeIssues]  # required when one is made
+    name: ChronicleName  # pyright: ignore[reportGeneralTypeIssues]  # required on creation
 
 
 class ChronicleView(msgspec.Struct, kw_only=True):
@@ -70,7 +70,7 @@ class NewChronicleEvent(EventFields, frozen=True, kw_only=True):
     if a campaign uses the chronicle.
     """
 
-    summary: Summary  # pyright: ignore[reportGeneralTypeIssues]  # required when one is made
+    summary: Summary  # pyright: ignore[reportGeneralTypeIssues]  # required on creation
     significance: Significance = 3
     pinned: bool = False
     happened_at: Moment | None = None

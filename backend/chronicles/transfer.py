@@ -174,10 +174,10 @@ def _check_kind(value: Any) -> None:
         _check_count("events", len(events), MAX_EVENTS, "chronicle_events")
 
 
-def _check_count(what: str, found: int, allowed: int, limit: str) -> None:
+def _check_count(noun: str, found: int, allowed: int, limit: str) -> None:
     if found > allowed:
         raise ChronicleFileError(
-            f"The chronicle has {found:,} {what}; {allowed:,} are allowed.",
+            f"The chronicle has {found:,} {noun}; {allowed:,} are allowed.",
             extra={"limit": limit, "allowed": allowed, "found": found},
         )
 

@@ -220,7 +220,7 @@ class LorebookLinkService:
         async with self._database.write() as session:
             await _check_holder(session, holder, holder_id, owner_id)
             await repository.get_book(session, book_id, owner_id=owner_id)
-            gone = await session.scalars(
+            deleted = await session.scalars(
                 delete(LorebookLink)
                 .where(
                     _COLUMNS[holder] == holder_id,
@@ -229,7 +229,7 @@ class LorebookLinkService:
                 )
                 .returning(LorebookLink.id)
             )
-            if gone.one_or_none() is None:
+            if deleted.one_or_none() is None:
                 raise LorebookNotLinkedError
 
     async def list_of_chat(self, identity: Identity, chat_id: UUID) -> Page[ChatLorebookItem]:
@@ -271,12 +271,12 @@ class LorebookLinkService:
         async with self._database.write() as session:
             await get_chat(session, chat_id, owner_id=identity.user_id)
             await repository.get_book(session, book_id, owner_id=identity.user_id)
-            gone = await session.scalars(
+            deleted = await session.scalars(
                 delete(ChatLorebook)
                 .where(ChatLorebook.chat_id == chat_id, ChatLorebook.lorebook_id == book_id)
                 .returning(ChatLorebook.lorebook_id)
             )
-            if gone.one_or_none() is None:
+            if deleted.one_or_none() is None:
                 raise LorebookNotLinkedError
 
 

@@ -27,7 +27,7 @@ class LorebookFields(BookFields, frozen=True, kw_only=True):
 class NewLorebook(LorebookFields, frozen=True, kw_only=True):
     """A lorebook to create. Only `name` is required."""
 
-    name: BookName  # pyright: ignore[reportGeneralTypeIssues]  # required when one is made
+    name: BookName  # pyright: ignore[reportGeneralTypeIssues]  # required on creation
 
 
 class NewLoreEntry(LoreEntry, frozen=True, kw_only=True):

@@ -174,7 +174,7 @@ class Process:
 
     def _message_size(self) -> int | None:
         """Return the length of the next complete message with its header, or None."""
-        if len(self._received) < 4:  # noqa: PLR2004  # the length
+        if len(self._received) < 4:  # noqa: PLR2004  # size of the length
             return None
         size = 4 + int.from_bytes(self._received[:4])
         return size if len(self._received) >= size else None

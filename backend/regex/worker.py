@@ -60,7 +60,7 @@ def main() -> None:
     _send(parent, ["ready", -1, []])
     while size := _read(parent, 4):
         request = _read(parent, int.from_bytes(size))
-        engine, pattern, text, seconds, most = marshal.loads(request)  # noqa: S302  our parent's
+        engine, pattern, text, seconds, most = marshal.loads(request)  # noqa: S302  # from the parent
         set_alarm(seconds + MAX_SECONDS_OVERDUE)
         answer = _search(engine, pattern, text, seconds, most)
         regex.purge()

@@ -163,7 +163,7 @@ class _Field:
     around: frozenset[str] = frozenset()
     draws: Counter[str] = field(default_factory=Counter[str])
 
-    def holds(self, name: str) -> bool:
+    def is_inside(self, name: str) -> bool:
         """True if this field is `name` or is nested in it."""
         return name == self.place or name in self.around
 
@@ -309,8 +309,8 @@ class Expander:
     ) -> None:
         self._count_macro()
         condition = self._condition(conditional.condition, within, depth + 1)
-        holds = is_true(condition)
-        chosen = conditional.otherwise if holds == conditional.negated else conditional.then
+        is_met = is_true(condition)
+        chosen = conditional.otherwise if is_met == conditional.negated else conditional.then
         self.write(chosen, output, within, depth=depth + 1)
 
     def _condition(self, parts: Parts, within: _Field, depth: int) -> str:
@@ -357,7 +357,7 @@ class Invocation:
 
     def put_field(self, name: str, text: str) -> bool:
         """Write an expanded field in place of the macro. Return False if it is inside itself."""
-        if self.within.holds(name):
+        if self.within.is_inside(name):
             return False
         self.output.write(self.expander.expand_field(name, text, self.within, depth=self.depth))
         return True

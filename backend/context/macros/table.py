@@ -274,14 +274,14 @@ def _variable_macros(scope: Scope, infix: str) -> Iterator[Macro]:
     yield Macro(f"delete{infix}var", delete, 1, 1, aliases=(f"flush{infix}var",))
 
 
-def _format_boolean(holds: bool) -> str:  # noqa: FBT001  # the one thing that it takes
-    return "true" if holds else "false"
+def _format_boolean(value: bool) -> str:  # noqa: FBT001  # its only argument
+    return "true" if value else "false"
 
 
 def _shorthand(scope: Scope) -> Run:
     """Return the macro for `{{.hp}}` and operations such as `{{.hp += 2}}`."""
 
-    def operate(call: Invocation) -> str | None:  # noqa: PLR0911  # a case an operator
+    def operate(call: Invocation) -> str | None:  # noqa: PLR0911  # one case per operator
         name, operator = call.text(0), call.text(1)
         value = call.get_variable(scope, name)
         match operator:

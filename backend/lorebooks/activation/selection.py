@@ -217,18 +217,18 @@ class LoreBudget:
         if self._is_closed(entry):
             return self._reason(entry), ()
         gives_way = entry.says.ignore_on_max_context
-        gone: Sequence[CompiledEntry] = ()
+        returned: Sequence[CompiledEntry] = ()
         if not self._fits(entry, tokens):
             if gives_way:
                 return GAVE_WAY, ()
-            gone = self._make_way(entry, tokens)
-            if not gone:
+            returned = self._make_way(entry, tokens)
+            if not returned:
                 self._end(entry, tokens)
                 return self._reason(entry), ()
         self._pay(entry, tokens)
         if gives_way:
             self._returnable.append((entry, tokens))
-        return None, gone
+        return None, returned
 
     def _is_beyond_room(self, tokens: int) -> bool:
         return self._room is not None and self.used + tokens > self._room
@@ -252,9 +252,9 @@ class LoreBudget:
         for kept in reversed(range(len(self._returnable))):
             self._pay(self._returnable[kept][0], -self._returnable[kept][1])
             if self._fits(entry, tokens):
-                gone = [one for one, _ in reversed(self._returnable[kept:])]
+                returned = [one for one, _ in reversed(self._returnable[kept:])]
                 del self._returnable[kept:]
-                return gone
+                return returned
         for one, paid in self._returnable:
             self._pay(one, paid)
         return []

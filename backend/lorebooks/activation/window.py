@@ -111,9 +111,9 @@ class PatternSearch:
             )
         return answer.start if answer.status == "found" else None
 
-    def _note(self, entry: CompiledEntry, what: str) -> None:
+    def _note(self, entry: CompiledEntry, problem: str) -> None:
         if len(self._notes) < MAX_NOTES:
-            self._notes.append(f'A regex of entry "{entry.title}" {what}.')
+            self._notes.append(f'A regex of entry "{entry.title}" {problem}.')
 
 
 class WindowPart:
