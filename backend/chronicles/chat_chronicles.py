@@ -33,7 +33,7 @@ from backend.chronicles.events import ChronicleFields
 from backend.chronicles.index_source import KIND
 from backend.chronicles.models import Chronicle, ChronicleEvent, EventSource
 from backend.chronicles.repository import (
-    UNNAMED,
+    DEFAULT_NAME,
     SourceMessage,
     StoryEvent,
     counting,
@@ -72,7 +72,7 @@ class ChatChronicles(AudienceChanged, ChatCopied, ChatDeleted, WorldParted):
                 raise ChronicleNotFoundError
             return wanted
         name = identity.sealer.open(CHAT_TITLE, chat.id, chat.sealed_title)
-        fields = ChronicleFields(name=name.strip() or UNNAMED)
+        fields = ChronicleFields(name=name.strip() or DEFAULT_NAME)
         return (await make_chronicle(session, identity, fields)).id
 
     async def chat_deleted(self, session: AsyncSession, identity: Identity, chat: Chat) -> None:

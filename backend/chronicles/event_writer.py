@@ -73,7 +73,7 @@ _RESTORED = (
 )
 
 
-class _Snapshot(StoredEvent, frozen=True, kw_only=True):
+class _EventSnapshot(StoredEvent, frozen=True, kw_only=True):
     """An event and the ids of the events that it supersedes."""
 
     supersedes: list[UUID]
@@ -254,7 +254,7 @@ async def snapshot(session: AsyncSession, sealer: Sealer, row: ChronicleEvent) -
     """Return an event as plain JSON, not sealed, for `restore`."""
     await session.flush()
     taken = make_struct(
-        _Snapshot,
+        _EventSnapshot,
         row,
         fields=open_event(sealer, row),
         supersedes=await find_superseded(session, [row.id]),
@@ -273,7 +273,7 @@ async def restore(
     supersedes its former events again, unless other events supersede them now. The revision
     increases, so that clients notice the change.
     """
-    taken = msgspec.convert(snapshot, _Snapshot)
+    taken = msgspec.convert(snapshot, _EventSnapshot)
     await session.flush()
     row = await session.scalar(
         select(ChronicleEvent).where(

@@ -39,7 +39,7 @@ from backend.errors import ValidationError
 from backend.http.schemas import make_struct
 from backend.vault.sealing import Sealer
 
-UNNAMED = "Chronicle"
+DEFAULT_NAME = "Chronicle"
 """Name of a chronicle if no name is given."""
 
 

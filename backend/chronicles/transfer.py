@@ -41,8 +41,8 @@ from backend.chronicles.events import (
 from backend.chronicles.index_source import KIND
 from backend.chronicles.models import ChronicleEvent, EventSourceName
 from backend.chronicles.repository import (
+    DEFAULT_NAME,
     STORY_ORDER,
-    UNNAMED,
     SourceMessage,
     StoryEvent,
     check_pins,
@@ -63,8 +63,8 @@ from backend.http.schemas import convert_list, make_struct
 from backend.memory.indexing.outbox import IndexOutbox
 from backend.vault.sealing import Sealer
 
-FORMAT = "talekeeper-chronicle"
-VERSION = 1
+FILE_FORMAT = "talekeeper-chronicle"
+FILE_VERSION = 1
 
 LocalId = Annotated[str, msgspec.Meta(max_length=100)]
 
@@ -164,11 +164,11 @@ def _check_kind(value: Any) -> None:
     if not isinstance(value, dict):
         raise ChronicleFileError("This is no chronicle: the file holds no JSON object.")
     raw = cast("dict[str, Any]", value)
-    if raw.get("format") != FORMAT:
-        raise ChronicleFileError(f"This is no chronicle: `format` is not `{FORMAT}`.")
+    if raw.get("format") != FILE_FORMAT:
+        raise ChronicleFileError(f"This is no chronicle: `format` is not `{FILE_FORMAT}`.")
     version = raw.get("version")
-    if isinstance(version, bool) or version != VERSION:
-        raise ChronicleFileError(f"`version` has to be {VERSION}: no other is known here.")
+    if isinstance(version, bool) or version != FILE_VERSION:
+        raise ChronicleFileError(f"`version` has to be {FILE_VERSION}: no other is known here.")
     events: list[Any] | None = raw.get("events")
     if isinstance(events, list):  # the value is not validated yet
         _check_count("events", len(events), MAX_EVENTS, "chronicle_events")
@@ -218,7 +218,7 @@ _Same = tuple[bytes, datetime]
 """Identity of an event: its content and its time."""
 
 
-class _Known(NamedTuple):
+class _KnownEvent(NamedTuple):
     """An existing event: its revision and its identity."""
 
     revision: int
@@ -270,7 +270,7 @@ class ChronicleTransfer:
         `name` is used if the file contains no name.
         """
         file, events = await self._read(identity.sealer, data)
-        called = file.name.strip() or name.strip()[:500] or UNNAMED
+        called = file.name.strip() or name.strip()[:500] or DEFAULT_NAME
         fields = ChronicleFields(name=called, description=file.description)
         async with self._database.write() as session:
             chronicle = await make_chronicle(session, identity, fields)
@@ -394,8 +394,8 @@ async def _hold_messages(
 
 
 async def _read_known(
-    session: AsyncSession, sealer: Sealer, chronicle_id: UUID, seen: Mapping[UUID, _Known]
-) -> dict[UUID, _Known]:
+    session: AsyncSession, sealer: Sealer, chronicle_id: UUID, seen: Mapping[UUID, _KnownEvent]
+) -> dict[UUID, _KnownEvent]:
     """Return the events of a chronicle in story order. Unchanged ones come from `seen`."""
     rows = await session.execute(
         select(ChronicleEvent.id, ChronicleEvent.revision)
@@ -409,7 +409,7 @@ async def _read_known(
         owned = ChronicleEvent.id.in_(ids), ChronicleEvent.user_id == sealer.user_id
         for event in await session.scalars(select(ChronicleEvent).where(*owned)):
             same = _same(open_event(sealer, event), event.happened_at)
-            known[event.id] = _Known(event.revision, same)
+            known[event.id] = _KnownEvent(event.revision, same)
         await asyncio.sleep(0)
     return {each: known[each] for each in revisions}
 

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from msgspec.structs import replace
 
 from backend.context.budget import Budget, ContextOverflowError, Gap, fill, find_middle_gap
-from backend.context.layout import History, Item, LeftOut, build_messages, layout
+from backend.context.layout import History, LeftOut, PromptItem, build_messages, layout
 from backend.core.reasons import Reason
 from backend.generation.catalogue import MessageShape
 from backend.generation.message_shapes import count_shape, limit_shape_tokens
@@ -48,7 +48,7 @@ class Plan:
     `fixed` includes `shape_limit`, the maximum overhead of the message shape.
     """
 
-    items: Sequence[Item]
+    items: Sequence[PromptItem]
     fixed: int
     budget: Budget
     shape: MessageShape = "lenient"
@@ -61,7 +61,7 @@ class Plan:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Assembled:
+class AssembledPrompt:
     """A prompt ready to be sent, and its parts.
 
     `gap` refers to the history passed in. `retrieved` contains the items that fit, by rank. The
@@ -71,8 +71,8 @@ class Assembled:
 
     messages: list[PromptMessage]
     stable: int
-    items: Sequence[Item]
-    retrieved: Sequence[Item]
+    items: Sequence[PromptItem]
+    retrieved: Sequence[PromptItem]
     history: History
     gap: Gap | None
     left_out: Sequence[LeftOut]
@@ -82,7 +82,7 @@ class Assembled:
     shape: MessageShape = "lenient"
     shape_tokens: int = 0
 
-    def with_shape(self, shape: MessageShape, count: Counter) -> Assembled:
+    def with_shape(self, shape: MessageShape, count: Counter) -> AssembledPrompt:
         """Return the same prompt with the overhead of another message shape."""
         tokens = count_shape(self.messages, shape, count)
         fixed = self.fixed_tokens - self.shape_tokens + tokens
@@ -95,7 +95,7 @@ class Assembled:
 
 
 def plan(
-    items: Sequence[Item], *, budget: Budget, count: Counter, shape: MessageShape = "lenient"
+    items: Sequence[PromptItem], *, budget: Budget, count: Counter, shape: MessageShape = "lenient"
 ) -> Plan:
     """Count the parts that are always sent, in the message shape used.
 
@@ -126,10 +126,10 @@ def assemble(
     *,
     count: Counter,
     render_omitted: Callable[[int], str],
-    retrieved: Sequence[Item] = (),
-    render_memory: Callable[[Sequence[Item]], str] = lambda _: "",
+    retrieved: Sequence[PromptItem] = (),
+    render_memory: Callable[[Sequence[PromptItem]], str] = lambda _: "",
     memory_first: bool = False,
-) -> Assembled:
+) -> AssembledPrompt:
     """Assemble the prompt. Truncate it as a last resort.
 
     History that fits `plan.history_budget` needs no truncation. It happens if counts exceed their
@@ -197,7 +197,7 @@ def assemble(
         memory=memory,
         memory_first=memory_first,
     )
-    assembled = Assembled(
+    assembled = AssembledPrompt(
         messages=messages,
         stable=stable,
         items=plan.items,
@@ -212,14 +212,14 @@ def assemble(
     return assembled.with_shape(plan.shape, count)
 
 
-def _count_item(item: Item, count: Counter) -> Item:
+def _count_item(item: PromptItem, count: Counter) -> PromptItem:
     # Items of the head share a message. Elsewhere each item is one message.
     overhead = 0 if item.place in {"head", "outlet"} else MESSAGE_OVERHEAD
     return replace(item, tokens=(item.tokens or count(item.text)) + overhead)
 
 
 def _overflow(
-    needed: int, budget: Budget, items: Sequence[Item], *, history: int = 0
+    needed: int, budget: Budget, items: Sequence[PromptItem], *, history: int = 0
 ) -> ContextOverflowError:
     sections = [{"kind": item.kind, "title": item.title, "tokens": item.tokens} for item in items]
     if history:

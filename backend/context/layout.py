@@ -34,7 +34,7 @@ class LeftOut:
     source_id: UUID | None = None
 
 
-class Item(Struct, frozen=True, kw_only=True):
+class PromptItem(Struct, frozen=True, kw_only=True):
     """One piece of a prompt and the reasons for it.
 
     `source_id` is the row it came from. `depth` counts messages from the end, including the user's
@@ -92,7 +92,7 @@ class History:
 
 
 def layout(
-    items: Sequence[Item],
+    items: Sequence[PromptItem],
     messages: Sequence[PromptMessage],
     *,
     gap: Gap | None,
@@ -156,9 +156,9 @@ def layout(
     return [*head, *between, *tail], len(head) + stays
 
 
-def _join_items(items: Iterable[Item]) -> list[Item]:
+def _join_items(items: Iterable[PromptItem]) -> list[PromptItem]:
     """Merge the text of items with `joins` into the previous item."""
-    found: list[Item] = []
+    found: list[PromptItem] = []
     for item in items:
         if item.joins and found:
             found[-1] = replace(found[-1], text=f"{found[-1].text}\n{item.text}")
@@ -167,7 +167,7 @@ def _join_items(items: Iterable[Item]) -> list[Item]:
     return found
 
 
-def build_messages(items: Iterable[Item], place: Place) -> list[PromptMessage]:
+def build_messages(items: Iterable[PromptItem], place: Place) -> list[PromptMessage]:
     """Return items of the head or tail as messages. Neighbours of one role are merged."""
     found: list[tuple[Role, list[str]]] = []
     for item in items:

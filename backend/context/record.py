@@ -17,7 +17,7 @@ from msgspec import structs
 
 from backend.context.blocks import ChosenBy
 from backend.context.budget import Gap
-from backend.context.layout import History, Item, LeftOut, Place, layout
+from backend.context.layout import History, LeftOut, Place, PromptItem, layout
 from backend.core.reasons import Reason
 from backend.errors import AppError
 from backend.generation.catalogue import FiguresFrom, MessageShape, ToolSupport
@@ -176,7 +176,7 @@ def hash_prompt(messages: Sequence[PromptMessage]) -> str:
     return hashlib.sha256(b"".join(parts)).hexdigest()
 
 
-def recorded_item(item: Item) -> RecordedItem:
+def recorded_item(item: PromptItem) -> RecordedItem:
     """An item with its text in it; `move_texts` takes the text out for storing."""
     return msgspec.convert(item, RecordedItem, from_attributes=True)
 
@@ -211,7 +211,7 @@ def rebuild(
     history: History,
     *,
     render_omitted: Callable[[int], str],
-    render_memory: Callable[[Sequence[Item]], str],
+    render_memory: Callable[[Sequence[PromptItem]], str],
 ) -> list[PromptMessage]:
     """The exact prompt of a record whose texts are restored.
 
@@ -224,13 +224,13 @@ def rebuild(
     Raises:
         RecordError: What comes out is not what was sent.
     """
-    items = msgspec.convert(record.items, list[Item], from_attributes=True)
+    items = msgspec.convert(record.items, list[PromptItem], from_attributes=True)
     if record.preset is None:
         # Records of before there were presets have roles here that were not sent.
         items = [
             structs.replace(each, role="system") if each.place == "head" else each for each in items
         ]
-    retrieved = msgspec.convert(record.retrieved, list[Item], from_attributes=True)
+    retrieved = msgspec.convert(record.retrieved, list[PromptItem], from_attributes=True)
     gap = _gap(record, history.positions)
     messages, _ = layout(
         items,

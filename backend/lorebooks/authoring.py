@@ -27,7 +27,7 @@ from backend.vault.sealing import Sealer
 
 
 @dataclass(frozen=True, slots=True)
-class Origin:
+class EntryOrigin:
     """The origin of an agent's entry: its run and the last message that the run read."""
 
     run_id: UUID
@@ -35,7 +35,7 @@ class Origin:
     message_id: UUID
 
 
-class _Snapshot(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class _EntrySnapshot(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The state of an entry, complete enough to restore it."""
 
     id: UUID
@@ -101,7 +101,7 @@ async def chronicle_book(
 
 
 async def add_entry(
-    session: AsyncSession, sealer: Sealer, book: Lorebook, entry: LoreEntry, origin: Origin
+    session: AsyncSession, sealer: Sealer, book: Lorebook, entry: LoreEntry, origin: EntryOrigin
 ) -> LoreEntryRow:
     """Add an entry of the agent after the others. `book` is locked.
 
@@ -134,7 +134,7 @@ async def change_entry(
     book: Lorebook,
     row: LoreEntryRow,
     entry: LoreEntry,
-    origin: Origin | None,
+    origin: EntryOrigin | None,
 ) -> None:
     """Replace an entry. `origin` is None if a user made the change.
 
@@ -165,7 +165,7 @@ def is_own(row: LoreEntryRow) -> bool:
 def snapshot(sealer: Sealer, row: LoreEntryRow) -> dict[str, Any]:
     """Return the entry in clear text, for `restore`."""
     kept: dict[str, Any] = msgspec.to_builtins(
-        _Snapshot(
+        _EntrySnapshot(
             id=row.id,
             place=row.place,
             revision=row.revision,
@@ -186,7 +186,7 @@ async def restore(
 
     Raises `LorebookFullError` if it was deleted and the book is full.
     """
-    kept = msgspec.convert(snapshot, _Snapshot)
+    kept = msgspec.convert(snapshot, _EntrySnapshot)
     row = await session.scalar(
         select(LoreEntryRow).where(
             LoreEntryRow.id == kept.id,

@@ -42,7 +42,7 @@ from backend.lorebooks.repository import SealedEntry
 from backend.lorebooks.schemas import ExportFormat
 from backend.vault.sealing import Sealer
 
-UNNAMED = "Lorebook"
+DEFAULT_NAME = "Lorebook"
 _BATCH_SIZE = 200
 
 
@@ -65,7 +65,7 @@ def import_rows(sealer: Sealer, data: bytes, given_name: str) -> LoreRows:
 
     Raises `LoreFileError`, `LoreLimitError`, `TooLargeError`.
     """
-    return new_rows(sealer, read_file(data, given_name=given_name.strip() or UNNAMED))
+    return new_rows(sealer, read_file(data, given_name=given_name.strip() or DEFAULT_NAME))
 
 
 def new_rows(

@@ -78,7 +78,7 @@ def translate(source: str, flags: str) -> Translated:
     """
     head = "".join(flag for flag in "ims" if flag in flags)
     prefix = f"(?{head})" if head else ""
-    writer = _Writer(source, flags)
+    writer = _PatternWriter(source, flags)
     writer.run()
     start, end = (rf"{prefix}\A(?:", ")") if "y" in flags else (prefix, "")
     re2_source = None if writer.beyond_re2 else start + "".join(writer.re2) + end
@@ -100,7 +100,7 @@ def _for_regex(text: str) -> str:
     return _HEX_BRACES.sub(lambda match: rf"\U{int(match[1], 16):08x}", text)
 
 
-class _Writer:
+class _PatternWriter:
     """Walk over a pattern once and write both translations."""
 
     def __init__(self, source: str, flags: str) -> None:

@@ -61,7 +61,7 @@ class EndedError(Exception):
     """The process has ended."""
 
 
-class Process:
+class WorkerProcess:
     """A running worker for one thread at a time.
 
     It sends one message after its start and one after each request. Until then it accepts no
@@ -192,8 +192,8 @@ class RegexProcess:
     def __init__(self) -> None:
         self.starts = HelperStarts("regex")
         self._lock = threading.Lock()
-        self._process: Process | None = None
-        self._killed: list[Process] = []
+        self._process: WorkerProcess | None = None
+        self._killed: list[WorkerProcess] = []
         self._condemned: set[int] = set()
         self._watch: threading.Thread | None = None
         self._is_closed = False
@@ -268,7 +268,7 @@ class RegexProcess:
             return Answer("late")
         return Answer(cast("Status", status), start, spans=spans)
 
-    def _ready_process(self, deadline: float) -> Process | None:
+    def _ready_process(self, deadline: float) -> WorkerProcess | None:
         """Return a process without pending messages, or None if there is none at `deadline`."""
         while (process := self._running()) and process.owes and time.monotonic() < deadline:
             try:
@@ -284,7 +284,7 @@ class RegexProcess:
                     self._condemned.add(process.asked)
         return None if process is None or process.owes else process
 
-    def _running(self) -> Process | None:
+    def _running(self) -> WorkerProcess | None:
         """Return the process. Start it if necessary, return None if it must not be started."""
         if self._is_closed:
             return None
@@ -297,11 +297,11 @@ class RegexProcess:
 
     def _start(self) -> None:
         try:
-            self._process = Process()
+            self._process = WorkerProcess()
         except OSError as error:
             self.starts.note_failure(error)
 
-    def _give_up(self, process: Process) -> None:
+    def _give_up(self, process: WorkerProcess) -> None:
         """Kill an unresponsive process and record if its pattern or the system is the cause."""
         if process.was_ready and process.owes:
             self._condemn(process)
@@ -309,7 +309,7 @@ class RegexProcess:
             self._kill(process)
             self.starts.note_failure()
 
-    def _condemn(self, process: Process) -> None:
+    def _condemn(self, process: WorkerProcess) -> None:
         """Replace a process and remember the pattern that caused this."""
         if len(self._condemned) >= MAX_CONDEMNED:
             self._condemned.clear()
@@ -317,12 +317,12 @@ class RegexProcess:
         self._kill(process)
         self._start()
 
-    def _kill(self, process: Process) -> None:
+    def _kill(self, process: WorkerProcess) -> None:
         process.kill()
         self._killed.append(process)
         self._process = None
 
-    def _watch_overdue(self, process: Process) -> None:
+    def _watch_overdue(self, process: WorkerProcess) -> None:
         """Watch an overdue search, so that it is killed even if no other search is requested."""
         if self._watch is None or not self._watch.is_alive():
             self._watch = threading.Thread(
@@ -330,7 +330,7 @@ class RegexProcess:
             )
             self._watch.start()
 
-    def _watch_search(self, process: Process) -> None:
+    def _watch_search(self, process: WorkerProcess) -> None:
         while True:
             time.sleep(WATCH_SECONDS)
             with self._lock:
@@ -339,7 +339,7 @@ class RegexProcess:
                 if process is not self._process or not process.owes:
                     return
 
-    def _end_overdue(self, process: Process) -> None:
+    def _end_overdue(self, process: WorkerProcess) -> None:
         """Replace a process if its search had its time, but not a process that is starting."""
         if process.was_ready and process.is_exhausted():
             self._condemn(process)

@@ -25,9 +25,9 @@ from backend.context.macros.model import (
 )
 from backend.context.macros.syntax import (
     ARGUMENTS,
-    Block,
-    Call,
     Conditional,
+    MacroBlock,
+    MacroCall,
     Part,
     Parts,
     parse,
@@ -252,11 +252,11 @@ class Expander:
             if isinstance(part, str):
                 self.spend(len(part))
                 output.write(part)
-            elif isinstance(part, Call):
+            elif isinstance(part, MacroCall):
                 if not self._run(part, None, output, within, depth):
                     self._budget.spend(characters=_BRACES, place=self._place)
                     self.write(("{{", *part.inside, "}}"), output, within, depth=depth + 1)
-            elif isinstance(part, Block):
+            elif isinstance(part, MacroBlock):
                 if not self._run(part.call, part.content, output, within, depth):
                     # Two calls and the parts between them.
                     self.write((part.call, *part.body, part.closing), output, within, depth=depth)
@@ -287,7 +287,7 @@ class Expander:
         return parse(text)
 
     def _run(
-        self, call: Call, content: Parts | None, output: _Output, within: _Field, depth: int
+        self, call: MacroCall, content: Parts | None, output: _Output, within: _Field, depth: int
     ) -> bool:
         """Run the macro of a call. Return False if no macro takes such arguments."""
         macro = self._macros.get(call.name)
@@ -334,7 +334,7 @@ class Invocation:
     """One macro call. Arguments are expanded only on request."""
 
     expander: Expander
-    call: Call
+    call: MacroCall
     arguments: Sequence[Parts]
     output: _Output
     within: _Field

@@ -13,12 +13,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, TypeAlias
 
-Part: TypeAlias = "str | Call | Block | Conditional"
+Part: TypeAlias = "str | MacroCall | MacroBlock | Conditional"
 Parts: TypeAlias = Sequence[Part]
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
-class Call:
+class MacroCall:
     """Closed braces, or an old `<USER>`. They may be a macro or just braces.
 
     Args:
@@ -44,17 +44,17 @@ class Call:
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
-class Block:
+class MacroBlock:
     """`{{reverse}}content{{/reverse}}`. The content is the last argument, if the macro takes one.
 
     Args:
         content: The parts between the calls, trimmed. `body` is the same as written.
     """
 
-    call: Call
+    call: MacroCall
     content: Parts
     body: Parts
-    closing: Call
+    closing: MacroCall
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
@@ -119,7 +119,7 @@ def parse(text: str) -> Parts:
                 parts[index:] = [_call(inside, text, start, token.end())]
             case "<":
                 name = _OLD_NAMES[token[0].lower()]
-                parts.append(Call(name, None, (), text, token.start(), token.end()))
+                parts.append(MacroCall(name, None, (), text, token.start(), token.end()))
             case _:
                 parts.append(token[0])
     if position < len(text):
@@ -153,16 +153,16 @@ def split_operation(argument: Parts) -> list[Parts]:
     return [[found[1]], [found[2]], value]
 
 
-def parse_condition(text: str) -> Call:
+def parse_condition(text: str) -> MacroCall:
     """Parse a condition without braces: `{{if persona}}`, `{{if .hp > 3}}`."""
     return _call([text], text, 0, len(text))
 
 
-def _call(inside: list[Part], text: str, start: int, end: int) -> Call:
+def _call(inside: list[Part], text: str, start: int, end: int) -> MacroCall:
     first = inside[0] if inside else ""
     head = _HEAD.match(first) if isinstance(first, str) else None
     if head is None:
-        return Call("", None, inside, text, start, end)
+        return MacroCall("", None, inside, text, start, end)
     flags, sign, name, separator = head.groups(default="")
     rest = head.string[head.end() :]
     argument: Parts | None = [rest, *inside[1:]]
@@ -171,14 +171,14 @@ def _call(inside: list[Part], text: str, start: int, end: int) -> Call:
             argument = None
         elif not separator:  # `{{user{{char}}}}`: the name continues
             name = ""
-    return Call(sign or name.lower(), argument, inside, text, start, end, "#" in flags)
+    return MacroCall(sign or name.lower(), argument, inside, text, start, end, "#" in flags)
 
 
 @dataclass(slots=True)
 class _Opening:
     """A call that a `{{/name}}` may close. `middle` is the index of its `{{else}}`."""
 
-    call: Call
+    call: MacroCall
     index: int
     middle: int | None = None
 
@@ -199,7 +199,7 @@ def _fold(parts: list[Part]) -> list[Part]:
         return None
 
     for part in parts:
-        if isinstance(part, Call) and part.name:
+        if isinstance(part, MacroCall) and part.name:
             if part.name[0] == "/" and (opening := innermost(part.name[1:])):
                 openings[part.name[1:]].pop()
                 body = folded[opening.index + 1 :]
@@ -214,10 +214,10 @@ def _fold(parts: list[Part]) -> list[Part]:
     return folded
 
 
-def _block(opening: _Opening, body: list[Part], closing: Call) -> Block | Conditional:
+def _block(opening: _Opening, body: list[Part], closing: MacroCall) -> MacroBlock | Conditional:
     call = opening.call
     if call.name != "if":
-        return Block(call, body if call.keeps_space else _trim_block(body), body, closing)
+        return MacroBlock(call, body if call.keeps_space else _trim_block(body), body, closing)
     condition = _trim_edges(call.argument or ())
     negated = bool(condition) and isinstance(condition[0], str) and condition[0].startswith("!")
     if negated:

@@ -275,9 +275,9 @@ class ProposalWriter:
             effect_on(row, "entry_changed", title=title, because=because, before=before)
         )
 
-    def _origin(self) -> authoring.Origin:
+    def _origin(self) -> authoring.EntryOrigin:
         stretch = self.stretch
-        return authoring.Origin(self.run_id, stretch.chat_id, stretch.lines[-1].id)
+        return authoring.EntryOrigin(self.run_id, stretch.chat_id, stretch.lines[-1].id)
 
     def _refuse(self, tool: str, reason: str) -> None:
         self.refused.append(Refused(tool=tool, reason=reason))

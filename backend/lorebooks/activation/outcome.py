@@ -47,7 +47,7 @@ class Scan:
         books: Books in order of precedence between entries of the same order: chat, chronicle,
             persona, characters, global. See `sources`.
         messages: Newest first. As many as the deepest scan may need, or all.
-        budget: Tokens for lore (see `lore_budget`).
+        budget: Tokens for lore (see `compute_lore_budget`).
         room: Tokens left in the prompt. Entries that ignore the budget stay within this limit.
         count: Returns the number of tokens of a text.
         vocabulary: The vocabulary of `count`. If set, counts of texts without macros are cached
@@ -153,12 +153,12 @@ class ScanOutcome:
     tokens: int
 
 
-def lore_reserve(settings: LoreSettings, context_tokens: int) -> int:
+def compute_lore_reserve(settings: LoreSettings, context_tokens: int) -> int:
     """Return the tokens that history cedes to lore at most if lore needs them."""
     return math.floor(settings.reserve_percent * context_tokens / 100)
 
 
-def lore_budget(settings: LoreSettings, context_tokens: int) -> int:
+def compute_lore_budget(settings: LoreSettings, context_tokens: int) -> int:
     """Return the tokens for lore in a context of that size. A cap of 0 means no cap."""
     share = round(settings.budget_percent * context_tokens / 100)
     return min(share, settings.budget_cap) if settings.budget_cap else share

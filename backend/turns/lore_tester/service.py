@@ -21,7 +21,7 @@ from backend.core.reasons import FoundIn, render_reasons
 from backend.database.engine import Database
 from backend.errors import ValidationError
 from backend.lorebooks.activation.compiled import CompiledEntry
-from backend.lorebooks.activation.outcome import Scan, ScannedLine, ScanOutcome, lore_budget
+from backend.lorebooks.activation.outcome import Scan, ScannedLine, ScanOutcome, compute_lore_budget
 from backend.lorebooks.activation.places import PlaceFinder
 from backend.lorebooks.entries import Position
 from backend.lorebooks.links import load_single_book
@@ -171,7 +171,7 @@ class LoreTester:
             books=lore.books,
             messages=_lines(request.texts, ("", "")),
             settings=lore.settings,
-            budget=lore_budget(lore.settings, context_tokens),
+            budget=compute_lore_budget(lore.settings, context_tokens),
             room=context_tokens,
             count=self._counter(identity, window),
             vocabulary=window.unit.tokenizer,

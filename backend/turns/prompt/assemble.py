@@ -12,12 +12,12 @@ from msgspec import structs
 from backend.accounts.auth.identity import Identity
 from backend.context.assembly import Counter, assemble
 from backend.context.budget import ContextOverflowError
-from backend.context.layout import Item, LeftOut
+from backend.context.layout import LeftOut, PromptItem
 from backend.context.macros import MacroBudget
 from backend.core.cpu_pool import CpuPool
 from backend.core.reasons import Reason
 from backend.generation.tokens import MESSAGE_OVERHEAD
-from backend.lorebooks.activation.outcome import lore_reserve
+from backend.lorebooks.activation.outcome import compute_lore_reserve
 from backend.prompts import PromptLibrary
 from backend.turns.api.schemas import TurnRequest
 from backend.turns.prompt.built_prompt import Built, loses_rounds_of
@@ -202,13 +202,15 @@ class PromptAssembler:
             as_written=order.lore_as_written,
         )
 
-    def _reserved(self, context: PromptContext, asked: Sequence[Item], count: Counter) -> int:
+    def _reserved(self, context: PromptContext, asked: Sequence[PromptItem], count: Counter) -> int:
         """Tokens that history leaves to pinned events and lore by key: at most a share."""
         if not asked:
             return 0
         around = count(render_memory(self._prompts, [structs.replace(asked[0], text="")]))
         tokens = sum(each.tokens for each in asked) + around + MESSAGE_OVERHEAD
-        return min(tokens, lore_reserve(context.loaded.lore.settings, context.window.budget.prompt))
+        return min(
+            tokens, compute_lore_reserve(context.loaded.lore.settings, context.window.budget.prompt)
+        )
 
 
 def render_omitted(prompts: PromptLibrary, count: int) -> str:
@@ -216,7 +218,7 @@ def render_omitted(prompts: PromptLibrary, count: int) -> str:
     return prompts["sections/omitted"].render(count=count)
 
 
-def render_memory(prompts: PromptLibrary, items: Sequence[Item]) -> str:
+def render_memory(prompts: PromptLibrary, items: Sequence[PromptItem]) -> str:
     """The section of what was retrieved."""
     return prompts["sections/memory"].render(**memory_texts(items))
 
@@ -248,9 +250,11 @@ def _ignored(macros: MacroBudget) -> list[str]:
     return [f"Macros that stand for nothing here: {names}."] if names else []
 
 
-def _read_outlets(items: Sequence[Item], outlets: Outlets) -> tuple[list[Item], list[LeftOut]]:
+def _read_outlets(
+    items: Sequence[PromptItem], outlets: Outlets
+) -> tuple[list[PromptItem], list[LeftOut]]:
     """Items without what stands in outlets that no field reads; and that."""
-    kept: list[Item] = []
+    kept: list[PromptItem] = []
     unread: list[LeftOut] = []
     for item in items:
         if item.place == "outlet" and item.outlet not in outlets.read:

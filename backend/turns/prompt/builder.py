@@ -41,7 +41,7 @@ from backend.llm.server_slots import ModelBusyError, ModelSlots
 from backend.llm.slot_rules import Rank, Work
 from backend.llm.token_ratios import RatioCache
 from backend.llm.user_models import UserModels
-from backend.lorebooks.activation.outcome import lore_reserve
+from backend.lorebooks.activation.outcome import compute_lore_reserve
 from backend.memory.index.protocol import Kind
 from backend.memory.search.request import Memory
 from backend.memory.search.search import MemorySearch, Searching, near_misses
@@ -448,7 +448,7 @@ async def _first_kept(
     """
     always = min(window.budget.prompt // 2, MOST_ALWAYS)
     if loaded.lore.books:
-        always += lore_reserve(loaded.lore.settings, window.budget.prompt)
+        always += compute_lore_reserve(loaded.lore.settings, window.budget.prompt)
     budget = window.to_stored(window.budget.for_history(always))
     return await first_kept(session, loaded, budget=budget)
 

@@ -8,7 +8,7 @@ from itertools import takewhile
 
 from msgspec import structs
 
-from backend.context.assembly import Assembled
+from backend.context.assembly import AssembledPrompt
 from backend.context.layout import LeftOut
 from backend.context.macros import Variables
 from backend.context.record import Totals
@@ -45,7 +45,7 @@ class Built:
 
     loaded: LoadedChat
     window: PromptWindow
-    assembled: Assembled
+    assembled: AssembledPrompt
     memory_first: bool
     variables: Variables
     prompt_files: dict[str, str]
@@ -158,7 +158,7 @@ class Built:
         return window.to_stored(window.budget.for_history(self.assembled.fixed_tokens))
 
 
-def loses_rounds_of(loaded: LoadedChat, assembled: Assembled) -> bool:
+def loses_rounds_of(loaded: LoadedChat, assembled: AssembledPrompt) -> bool:
     """Whether lines of a campaign stand neither in the history nor in what tells them."""
     leaf = loaded.target.leaf
     # What a viewpoint may not know is not lost to it.

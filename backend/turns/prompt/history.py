@@ -25,7 +25,7 @@ from backend.chats.repository import SealedHistory
 from backend.chats.token_counting import line_text
 from backend.context.assembly import Counter, Plan, plan
 from backend.context.budget import ContextOverflowError, find_eviction_point, find_joined_start
-from backend.context.layout import History, Item, LeftOut
+from backend.context.layout import History, LeftOut, PromptItem
 from backend.core.audience import GM, PUBLIC, AudienceMarks, put_mark
 from backend.core.plain_cache import PlainCache
 from backend.core.reasons import Reason, ReasonKind
@@ -107,7 +107,7 @@ def _mark_lines(texts: list[str], lines: SealedHistory, marks: AudienceMarks) ->
 
 
 def fit(
-    context: PromptContext, items: Sequence[Item], *, count: Counter, reserved: int = 0
+    context: PromptContext, items: Sequence[PromptItem], *, count: Counter, reserved: int = 0
 ) -> tuple[Plan, History, list[LeftOut]]:
     """What is always sent, counted, and the lines beside it; and the summary, if it is left out.
 

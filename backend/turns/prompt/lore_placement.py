@@ -11,7 +11,7 @@ from typing import Literal
 from msgspec.structs import replace
 
 from backend.chats.schemas import AuthorsNote
-from backend.context.layout import Item, LeftOut
+from backend.context.layout import LeftOut, PromptItem
 from backend.context.macros import (
     MAX_CHARACTERS,
     MAX_MACROS,
@@ -26,7 +26,7 @@ from backend.lorebooks.activation.outcome import (
     Scan,
     ScannedLine,
     ScanOutcome,
-    lore_budget,
+    compute_lore_budget,
 )
 from backend.lorebooks.activation.timed import NO_EFFECTS, TimedState
 from backend.lorebooks.entries import Position, Trigger
@@ -78,7 +78,7 @@ def scan_of(
         books=lore.books,
         messages=lines,
         settings=lore.settings,
-        budget=lore_budget(lore.settings, context_tokens),
+        budget=compute_lore_budget(lore.settings, context_tokens),
         room=context_tokens,
         count=count,
         vocabulary=window.unit.tokenizer,
@@ -128,8 +128,10 @@ class PlacedLore:
         ranked: What has no such place, best first: it shares the memory's budget.
     """
 
-    slots: Mapping[Position, Sequence[Item]] = field(default_factory=dict[Position, list[Item]])
-    ranked: Sequence[Item] = ()
+    slots: Mapping[Position, Sequence[PromptItem]] = field(
+        default_factory=dict[Position, list[PromptItem]]
+    )
+    ranked: Sequence[PromptItem] = ()
     left_out: Sequence[LeftOut] = ()
     timed: TimedState = NO_EFFECTS
     notes: Sequence[str] = ()
@@ -143,8 +145,8 @@ def place(
     With `as_written`, entries around the character and the examples stand there whenever they are
     activated, and not with the memory.
     """
-    slots: defaultdict[Position, list[Item]] = defaultdict(list)
-    ranked: list[tuple[int, Item]] = []
+    slots: defaultdict[Position, list[PromptItem]] = defaultdict(list)
+    ranked: list[tuple[int, PromptItem]] = []
     left_out = [
         LeftOut(
             kind="lore",
@@ -205,7 +207,7 @@ def note_place(note: AuthorsNote) -> Literal["depth", "head"]:
 class Outlets(Mapping[str, str]):
     """What stands in outlets, by name; remembers which of them were read."""
 
-    def __init__(self, items: Sequence[Item]) -> None:
+    def __init__(self, items: Sequence[PromptItem]) -> None:
         texts: dict[str, list[str]] = {}
         for item in items:
             texts.setdefault(item.outlet, []).append(item.text)
@@ -232,9 +234,9 @@ def split_examples(text: str) -> list[str]:
     return [part.strip() for part in EXAMPLE_MARK.split(text) if part.strip()]
 
 
-def _item(entry: ActiveEntry, number: int) -> Item:
+def _item(entry: ActiveEntry, number: int) -> PromptItem:
     is_example = entry.position in {"examples_top", "examples_bottom"}
-    return Item(
+    return PromptItem(
         kind="lore",
         title=entry.title,
         text="\n\n".join(split_examples(entry.content)) if is_example else entry.content,

@@ -13,7 +13,7 @@ from backend.accounts.auth.identity import Identity
 from backend.accounts.profile.settings import MemorySettings, SourceWeights, first_set
 from backend.chronicles.events import render_event
 from backend.chronicles.repository import StoryEvent
-from backend.context.layout import History, Item, LeftOut
+from backend.context.layout import History, LeftOut, PromptItem
 from backend.core.audience import NAMELESS_MARKS, AudienceMarks
 from backend.core.reasons import Reason
 from backend.database.base import now
@@ -136,14 +136,14 @@ def memory_items(
     told: Collection[UUID] = (),
     marks: AudienceMarks = NAMELESS_MARKS,
     days: Mapping[UUID, str] | None = None,
-) -> list[Item]:
+) -> list[PromptItem]:
     """Pinned events, then what was found by its rank, but for lore: as a prompt takes them.
 
     `told` are ids of what another part of the prompt tells; `marks` say who knows what is not for
     everyone. `days` are those of a campaign's story; without them memories carry the date on which
     they were said.
     """
-    items: list[Item] = []
+    items: list[PromptItem] = []
     times: list[_Time] = []
     found = {memory.recalled.source_id: memory.reason for memory in memories}
     for event in pinned:
@@ -161,13 +161,13 @@ def memory_items(
     return [replace(item, order=order[time]) for item, time in zip(items, times, strict=True)]
 
 
-def named_items(loaded: LoadedChat, *, count: Callable[[str], int]) -> list[Item]:
+def named_items(loaded: LoadedChat, *, count: Callable[[str], int]) -> list[PromptItem]:
     """What a campaign knows of those whom the last lines name."""
     if loaded.campaign is None:
         return []
     return [
         sized(
-            Item(
+            PromptItem(
                 kind="entity",
                 title=each.entity.name,
                 text=loaded.marks.mark(each.text, each.entity.audience),
@@ -181,12 +181,12 @@ def named_items(loaded: LoadedChat, *, count: Callable[[str], int]) -> list[Item
     ]
 
 
-def consequence_items(context: PromptContext, *, count: Callable[[str], int]) -> list[Item]:
+def consequence_items(context: PromptContext, *, count: Callable[[str], int]) -> list[PromptItem]:
     """What followed from the lines that were found, each before its line."""
     campaign = context.loaded.campaign
     known = {memory.recalled.source_id for memory in context.memories}
     known |= campaign.told if campaign else frozenset()
-    items: list[Item] = []
+    items: list[PromptItem] = []
     for memory in context.memories:
         for became in context.consequences.get(memory.recalled.source_id, ()):
             if became.source_id not in known and len(items) < MAX_CONSEQUENCES:
@@ -198,8 +198,8 @@ def consequence_items(context: PromptContext, *, count: Callable[[str], int]) ->
 
 
 def by_rank(
-    items: Sequence[Item], lore: Sequence[Item], memories: Sequence[Memory] = ()
-) -> list[Item]:
+    items: Sequence[PromptItem], lore: Sequence[PromptItem], memories: Sequence[Memory] = ()
+) -> list[PromptItem]:
     """What shares the memory's budget: what somebody asked for, then what was found.
 
     What a campaign says of the present is short, and true now: it comes before lines that would
@@ -207,7 +207,7 @@ def by_rank(
     """
     past = {memory.recalled.source_id for memory in memories if memory.recalled.is_past}
 
-    def place(item: Item) -> tuple[bool, int]:
+    def place(item: PromptItem) -> tuple[bool, int]:
         is_present = item.kind == "campaign" and item.source_id not in past
         return item.rank > 0 and not is_present, item.rank
 
@@ -215,8 +215,8 @@ def by_rank(
 
 
 def outside_history(
-    items: Sequence[Item], memories: Sequence[Memory], history: History, *, chat_id: UUID
-) -> tuple[list[Item], list[LeftOut]]:
+    items: Sequence[PromptItem], memories: Sequence[Memory], history: History, *, chat_id: UUID
+) -> tuple[list[PromptItem], list[LeftOut]]:
     """Items without the lines that the kept history holds, and what was drawn from them; and those.
 
     Of an event whose messages are all of this chat, the first one's position counts.
@@ -229,7 +229,7 @@ def outside_history(
         and memory.recalled.chat_id == chat_id
         and memory.recalled.position >= first
     }
-    kept: list[Item] = []
+    kept: list[PromptItem] = []
     left_out: list[LeftOut] = []
     for item in items:
         if item.rank and item.source_id in in_history:
@@ -259,7 +259,7 @@ def missed_items(
     ]
 
 
-def memory_texts(items: Sequence[Item]) -> dict[str, list[str]]:
+def memory_texts(items: Sequence[PromptItem]) -> dict[str, list[str]]:
     """The inputs of the memory's prompt file: memories by their time, lore by its order.
 
     Nothing in them reads as a tag of the section that they stand in: somebody may have said one.
@@ -272,7 +272,7 @@ def memory_texts(items: Sequence[Item]) -> dict[str, list[str]]:
     }
 
 
-def sized(item: Item, count: Callable[[str], int]) -> Item:
+def sized(item: PromptItem, count: Callable[[str], int]) -> PromptItem:
     """An item with what it takes as a line of the memory's section."""
     return replace(item, tokens=(item.tokens or count(item.text)) + MESSAGE_OVERHEAD)
 
@@ -283,12 +283,12 @@ def _found(
     rank: int,
     marks: AudienceMarks,
     days: Mapping[UUID, str] | None,
-) -> Item:
+) -> PromptItem:
     if source.kind == "message":
         kind, title = "memory", f"message {source.position + 1}"
     else:
         kind, title = source.kind, _title(source.text)
-    return Item(
+    return PromptItem(
         kind=kind,
         title=title,
         text=_dated(
@@ -306,9 +306,9 @@ def _pinned(
     reasons: Sequence[Reason],
     marks: AudienceMarks,
     days: Mapping[UUID, str] | None,
-) -> Item:
+) -> PromptItem:
     text = render_event(event.fields)
-    return Item(
+    return PromptItem(
         kind="event",
         title=_title(text),
         text=_dated(marks.mark(text, event.audience), event.id, event.happened_at, days),

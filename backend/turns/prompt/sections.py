@@ -14,7 +14,7 @@ from backend.campaigns.scenes.chapters import fitting_chapters
 from backend.chats.token_counting import line_text
 from backend.context.assembly import Counter
 from backend.context.blocks import USUAL_ORDER, Block, Marker
-from backend.context.layout import Item, LeftOut, Place
+from backend.context.layout import LeftOut, Place, PromptItem
 from backend.context.macros import MacroBudget, MacroContext, Variables, expand
 from backend.core.reasons import Reason, ReasonKind
 from backend.lorebooks.entries import Position
@@ -27,9 +27,9 @@ from backend.turns.prompt.order import PromptOrder
 
 def section(
     kind: str, title: str, text: str, reason: Reason, source_id: UUID | None = None
-) -> Item:
+) -> PromptItem:
     """A section of the head: where it stands in the end, its block says."""
-    return Item(
+    return PromptItem(
         kind=kind, title=title, text=text, place="head", reasons=[reason], source_id=source_id
     )
 
@@ -47,7 +47,7 @@ class CampaignSections:
         self._campaign = loaded.campaign
         self.chapter_ids: Collection[UUID] = ()
 
-    def campaign(self) -> list[Item]:
+    def campaign(self) -> list[PromptItem]:
         """What a campaign says of itself."""
         campaign = self._campaign
         if campaign is None:
@@ -63,7 +63,7 @@ class CampaignSections:
         )
         return [section("campaign", name, text, Reason("campaign"), campaign.campaign_id)]
 
-    def glossary(self, count: Counter) -> list[Item]:
+    def glossary(self, count: Counter) -> list[PromptItem]:
         """What the words mean that its story coined, within the campaign's budget."""
         campaign = self._campaign
         if campaign is None:
@@ -79,7 +79,7 @@ class CampaignSections:
         )
         return [section("glossary", "Glossary", text, reason, campaign.campaign_id)]
 
-    def chapters(self, count: Counter) -> list[Item]:
+    def chapters(self, count: Counter) -> list[PromptItem]:
         """What is long over, within the campaign's budget: the oldest chapters go first."""
         campaign = self._campaign
         if campaign is None or not campaign.chapters:
@@ -92,7 +92,7 @@ class CampaignSections:
         text = self._used.render("sections/chapters", chapters=list(chapters.values()))
         return [section("chapters", "Chapters", text, Reason("campaign"), campaign.campaign_id)]
 
-    def scenes(self) -> list[Item]:
+    def scenes(self) -> list[PromptItem]:
         """The last scenes that are over."""
         campaign = self._campaign
         if campaign is None or not campaign.scenes:
@@ -100,13 +100,13 @@ class CampaignSections:
         text = self._used.render("sections/scenes", scenes=list(campaign.scenes.values()))
         return [section("scenes", "Last scenes", text, Reason("campaign"), campaign.campaign_id)]
 
-    def state(self) -> list[Item]:
+    def state(self) -> list[PromptItem]:
         """The state block: behind the history, so that what comes before stays the same."""
         campaign = self._campaign
         if campaign is None:
             return []
         return [
-            Item(
+            PromptItem(
                 kind="state",
                 title=f"State, {campaign.block.form}",
                 text=campaign.block.injected.text,
@@ -117,13 +117,13 @@ class CampaignSections:
             )
         ]
 
-    def mood(self) -> list[Item]:
+    def mood(self) -> list[PromptItem]:
         """How a played turn is to be told, and what its tools are for: above the state block."""
         table, campaign = self._loaded.table, self._campaign
         if table is None or campaign is None:
             return []
         return [
-            Item(
+            PromptItem(
                 kind="mood",
                 title=table.play.mood.capitalize(),
                 text=table.guidance(self._prompts),
@@ -182,7 +182,7 @@ class SectionBuilder:
         self.off: Sequence[LeftOut] = ()
         self._campaign = CampaignSections(prompts, self.used, context.loaded)
 
-    def build(self, *, count: Counter, suggestions: int) -> list[Item]:
+    def build(self, *, count: Counter, suggestions: int) -> list[PromptItem]:
         """The items, in order.
 
         `variables` holds what macros wrote, `used` the prompt files, `chapter_ids` the chapters
@@ -191,7 +191,7 @@ class SectionBuilder:
         Raises `MacroLimitError`.
         """
         campaign, order = self._campaign, self._order
-        sections: dict[Marker | None, Callable[[Block], Sequence[Item]]] = {
+        sections: dict[Marker | None, Callable[[Block], Sequence[PromptItem]]] = {
             None: self._own_text,
             "system_prompt": self._system_prompt,
             "persona": self._persona,
@@ -223,7 +223,7 @@ class SectionBuilder:
         items += self._slot("outlet")
         return [item for item in items if item.text.strip()]
 
-    def _of_block(self, block: Block, made: Sequence[Item], place: Place) -> list[Item]:
+    def _of_block(self, block: Block, made: Sequence[PromptItem], place: Place) -> list[PromptItem]:
         """What a block is made of, where the block stands: one message, or a part of one."""
         order = self._order
         starts = not (order.squashes and block.role == "system")
@@ -243,9 +243,9 @@ class SectionBuilder:
 
     def _among_messages(
         self,
-        sections: Mapping[Marker | None, Callable[[Block], Sequence[Item]]],
+        sections: Mapping[Marker | None, Callable[[Block], Sequence[PromptItem]]],
         suggestions: int,
-    ) -> list[Item]:
+    ) -> list[PromptItem]:
         """What stands among the messages, and the user's line.
 
         Blocks of a smaller order than by default stand before what has a depth of its own.
@@ -256,7 +256,7 @@ class SectionBuilder:
         early = [block for block in deep if block.order < USUAL_ORDER]
         late = deep[len(early) :]
 
-        def items_of(blocks: Sequence[Block]) -> list[Item]:
+        def items_of(blocks: Sequence[Block]) -> list[PromptItem]:
             made = [(block, sections[block.marker](block)) for block in blocks]
             return [each for some in made for each in self._of_block(*some, "depth")]
 
@@ -277,10 +277,10 @@ class SectionBuilder:
         """Chapters that the campaign tells."""
         return self._campaign.chapter_ids
 
-    def _slot(self, position: Position) -> Sequence[Item]:
+    def _slot(self, position: Position) -> Sequence[PromptItem]:
         return self._lore.slots.get(position, ())
 
-    def _system_prompt(self, block: Block) -> list[Item]:
+    def _system_prompt(self, block: Block) -> list[PromptItem]:
         """The system prompt, and the author's note where it stands around it."""
         note = "" if self._order.places_note else self._loaded.note.position
         return [
@@ -296,7 +296,7 @@ class SectionBuilder:
             return False
         return all(block.marker != "system_prompt" for block in self._order.sent)
 
-    def _prompt(self, block: Block) -> Item:
+    def _prompt(self, block: Block) -> PromptItem:
         loaded, card = self._loaded, self._loaded.speaker.card
         names = {"char": loaded.speaker.name, "user": loaded.user_name}
         default = ""
@@ -312,24 +312,24 @@ class SectionBuilder:
         )
         return section("system_prompt", "System prompt", text, Reason(reason))
 
-    def _own_text(self, block: Block) -> list[Item]:
+    def _own_text(self, block: Block) -> list[PromptItem]:
         """The text of a block that is the user's."""
         text = self._expand(block.content, "block")
         return [section("block", block.title, text, Reason("preset"))]
 
-    def _persona(self, _: Block) -> list[Item]:
+    def _persona(self, _: Block) -> list[PromptItem]:
         loaded, text = self._loaded, ""
         if loaded.persona:
             persona = self._expand(loaded.persona, "persona")
             text = self.used.render("sections/persona", user=loaded.user_name, persona=persona)
         return [section("persona", loaded.user_name, text, Reason("persona"), loaded.persona_id)]
 
-    def _character(self, _: Block) -> list[Item]:
+    def _character(self, _: Block) -> list[PromptItem]:
         """What the card says of the character, but for what has a block of its own."""
         fields = ("description", "personality", "scenario")
         return self._card_text(*(each for each in fields if each not in self._order.markers))
 
-    def _card_text(self, *fields: str) -> list[Item]:
+    def _card_text(self, *fields: str) -> list[PromptItem]:
         speaker, text = self._loaded.speaker, ""
         texts = {field: getattr(speaker.card, field) for field in fields}
         if any(texts.values()):
@@ -338,7 +338,7 @@ class SectionBuilder:
             text = self.used.render("sections/character", char=speaker.name, **(empty | expanded))
         return [section("character", speaker.name, text, Reason("card"), speaker.id)]
 
-    def _examples(self, _: Block) -> list[Item]:
+    def _examples(self, _: Block) -> list[PromptItem]:
         speaker, text = self._loaded.speaker, ""
         top, bottom = self._slot("examples_top"), self._slot("examples_bottom")
         if examples := split_examples(self._expand(speaker.card.mes_example, "mesExamples")):
@@ -358,7 +358,7 @@ class SectionBuilder:
             item.left_out(Reason("block_off")) for each in lost for item in self._slot(each)
         ]
 
-    def _summary(self) -> list[Item]:
+    def _summary(self) -> list[PromptItem]:
         """What was summarised. Macros in it are not expanded: a model wrote it."""
         summary = self._loaded.summary
         if summary is None or not summary.text:
@@ -368,12 +368,12 @@ class SectionBuilder:
         reason = Reason("summary", count=summary.position + 1)
         return [section("summary", "Previously", text, reason, summary.message_id)]
 
-    def _depth_prompt(self) -> list[Item]:
+    def _depth_prompt(self) -> list[PromptItem]:
         speaker, prompt = self._loaded.speaker, self._loaded.speaker.card.depth_prompt
         if prompt is None:
             return []
         return [
-            Item(
+            PromptItem(
                 kind="depth_prompt",
                 title=speaker.name,
                 text=self._expand(prompt.prompt, "depthPrompt"),
@@ -385,10 +385,10 @@ class SectionBuilder:
             )
         ]
 
-    def _note(self) -> list[Item]:
+    def _note(self) -> list[PromptItem]:
         """The author's note with the lore around it: one message."""
         loaded, note = self._loaded, self._loaded.note
-        own = Item(
+        own = PromptItem(
             kind="authors_note",
             title="Author's note",
             text=self._expand(note.text, "authorsNote") if loaded.note_is_due else "",
@@ -401,7 +401,7 @@ class SectionBuilder:
         items = [item for item in around if item.text.strip()]
         return [structs.replace(item, joins=number > 0) for number, item in enumerate(items)]
 
-    def _line(self, suggestions: int) -> Item:
+    def _line(self, suggestions: int) -> PromptItem:
         """What the user says, or is asked of the model in its place.
 
         Macros in it are not expanded: it may quote what a model wrote.
@@ -421,7 +421,7 @@ class SectionBuilder:
             text = line_text(author, loaded.said or "", names=names_sent)
             audience = target.line.audience if target.line else loaded.audience
             text = loaded.marks.mark(text, audience)
-        return Item(
+        return PromptItem(
             kind="user_line" if reason == "turn" else "instruction",
             title="User's line" if reason == "turn" else reason.capitalize(),
             text=text,
@@ -431,7 +431,7 @@ class SectionBuilder:
             source_id=target.line.id if target.line else None,
         )
 
-    def _post_history(self, block: Block) -> list[Item]:
+    def _post_history(self, block: Block) -> list[PromptItem]:
         loaded, speaker = self._loaded, self._loaded.speaker
         card = "" if block.forbid_overrides else speaker.card.post_history_instructions
         text, reason = self._replaced(

@@ -12,7 +12,7 @@ from backend.chats.models import Chat
 from backend.chronicles import repository
 from backend.chronicles.models import ChronicleEvent, EventSource
 from backend.database.base import new_id
-from backend.lorebooks.authoring import Origin, add_entry, chronicle_book, is_own
+from backend.lorebooks.authoring import EntryOrigin, add_entry, chronicle_book, is_own
 from backend.lorebooks.entries import LoreEntry
 from backend.lorebooks.models import LoreEntryRow
 from tests.integration.chronicles.chroniclers import Chronicler
@@ -180,7 +180,7 @@ async def test_a_copy_of_a_chat_has_a_copy_of_its_chronicle_s_book(
             ("Far", other, elsewhere),
         ):
             entry = LoreEntry(title=title, keys=[title.lower()], content=f"{title}.")
-            origin = Origin(new_id(), UUID(where), UUID(message))
+            origin = EntryOrigin(new_id(), UUID(where), UUID(message))
             await add_entry(session, sealer, book, entry, origin)
         book_id = str(book.id)
     await writer.post(f"/lorebooks/{book_id}/entries", title="Hers", keys=["hers"])

@@ -14,7 +14,7 @@ from backend.accounts.auth.identity import Identity
 from backend.database.base import new_id
 from backend.lorebooks import entries as limits
 from backend.lorebooks.authoring import (
-    Origin,
+    EntryOrigin,
     add_entry,
     change_entry,
     chronicle_book,
@@ -50,8 +50,8 @@ class Desk:
     chronicle: UUID
     greetings: tuple[str, str]
 
-    def origin(self, message: str | None = None) -> Origin:
-        return Origin(new_id(), UUID(self.chat), UUID(message or self.greetings[0]))
+    def origin(self, message: str | None = None) -> EntryOrigin:
+        return EntryOrigin(new_id(), UUID(self.chat), UUID(message or self.greetings[0]))
 
     async def write(self, entry: LoreEntry, message: str | None = None) -> LoreEntryRow:
         async with self.server.parts.database.write() as session:
@@ -63,7 +63,9 @@ class Desk:
         async with self.server.parts.database.read() as session:
             return await session.scalar(select(LoreEntryRow).where(LoreEntryRow.id == entry_id))
 
-    async def change(self, entry_id: UUID, entry: LoreEntry, origin: Origin | None) -> LoreEntryRow:
+    async def change(
+        self, entry_id: UUID, entry: LoreEntry, origin: EntryOrigin | None
+    ) -> LoreEntryRow:
         async with self.server.parts.database.write() as session:
             book = await find_chronicle_book(
                 session, self.chronicle, owner_id=self.identity.user_id, lock=True

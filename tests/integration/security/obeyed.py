@@ -227,7 +227,7 @@ async def write_for_another_chronicle(
     made = await account.client.post(f"{API}/chronicles", json={"name": "Skarne"})
     identity, parts = await identity_of(server, account), server.parts
     entry = LoreEntry(title="The ferry", keys=["ferry"], content=FOREIGN)
-    origin = authoring.Origin(new_id(), UUID(chat_id), message_id)
+    origin = authoring.EntryOrigin(new_id(), UUID(chat_id), message_id)
     async with parts.database.write() as session:
         book = await authoring.chronicle_book(
             session, identity.sealer, UUID(ok(made, 201)["id"]), name="Skarne"

@@ -9,7 +9,7 @@ from uuid import UUID
 import pytest
 
 from backend.database.base import new_id
-from backend.lorebooks.authoring import Origin, add_entry, chronicle_book
+from backend.lorebooks.authoring import EntryOrigin, add_entry, chronicle_book
 from backend.lorebooks.entries import LoreEntry
 from tests.fakes.openai_server import OpenAIServer
 from tests.integration.turns.seeding import identity_of
@@ -56,7 +56,7 @@ async def write_down(
         book = await chronicle_book(
             session, identity.sealer, UUID(settings["chronicle_id"]), name="Of the coast"
         )
-        origin = Origin(new_id(), UUID(chat), UUID(message))
+        origin = EntryOrigin(new_id(), UUID(chat), UUID(message))
         row = await add_entry(session, identity.sealer, book, entry, origin)
         await server.parts.index.changed(
             session, identity, kind="lore", container_id=book.id, source_ids=[row.id]

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from backend.chronicles.errors import ChronicleFileError
-from backend.chronicles.transfer import FORMAT, ChronicleFile, read_file
+from backend.chronicles.transfer import FILE_FORMAT, ChronicleFile, read_file
 
 MEMBERS = [
     "id",
@@ -57,7 +57,7 @@ def taken(value: object) -> ChronicleFile | str:
 
 @given(EVENTS, st.dictionaries(st.sampled_from(["name", "version", "events", "x"]), VALUES))
 def test_any_json_is_read_or_refused(events: list[Any], odd: dict[str, Any]) -> None:
-    value: dict[str, Any] = {"format": FORMAT, "version": 1, "events": events, **odd}
+    value: dict[str, Any] = {"format": FILE_FORMAT, "version": 1, "events": events, **odd}
     file = taken(value)
     if isinstance(file, ChronicleFile):
         assert len(file.events) == len(value["events"])
@@ -85,6 +85,6 @@ def test_chains_are_taken_and_circles_are_not(following: dict[int, int]) -> None
         while at in following and steps <= len(following):
             at, steps = following[at], steps + 1
         goes_round |= steps > len(following)
-    file = taken({"format": FORMAT, "version": 1, "events": events})
+    file = taken({"format": FILE_FORMAT, "version": 1, "events": events})
     assert isinstance(file, str) == goes_round
     assert not isinstance(file, str) or "leads back" in file

@@ -7,9 +7,9 @@ from hypothesis import given, reject
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from backend.context.assembly import Assembled, assemble, plan
+from backend.context.assembly import AssembledPrompt, assemble, plan
 from backend.context.budget import Budget, ContextOverflowError
-from backend.context.layout import History, Item
+from backend.context.layout import History, PromptItem
 from backend.context.record import hash_prompt
 from backend.core.reasons import Reason
 from backend.generation.model import PromptMessage
@@ -33,9 +33,9 @@ def memory(items: object) -> str:
     return "memory " + " ".join(item.text for item in items)  # type: ignore[attr-defined]
 
 
-def item(kind: str, size: int, place: str, *, depth: int = 0) -> Item:
+def item(kind: str, size: int, place: str, *, depth: int = 0) -> PromptItem:
     role = "user" if place == "line" else "system"
-    return Item(
+    return PromptItem(
         kind=kind,
         title=kind,
         text=words(size, kind),
@@ -84,8 +84,8 @@ SIZES = st.lists(st.integers(1, 40), max_size=40)
 
 
 def build(
-    items: list[Item], sizes: list[int], limit: Budget, retrieved: list[int] | None = None
-) -> Assembled:
+    items: list[PromptItem], sizes: list[int], limit: Budget, retrieved: list[int] | None = None
+) -> AssembledPrompt:
     line = item("user_line", 3, "line")
     return assemble(
         plan([*items, line], budget=limit, count=count),
@@ -93,7 +93,7 @@ def build(
         count=count,
         render_omitted=omitted,
         retrieved=[
-            Item(
+            PromptItem(
                 kind="memory",
                 title=str(index),
                 text=words(size, "r"),
@@ -109,7 +109,7 @@ def build(
 
 @given(ITEMS, SIZES, st.integers(60, 2_000), st.lists(st.integers(1, 50), max_size=6))
 def test_what_is_sent_never_exceeds_the_limit(
-    items: list[Item], sizes: list[int], total: int, retrieved: list[int]
+    items: list[PromptItem], sizes: list[int], total: int, retrieved: list[int]
 ) -> None:
     limit = budget(total)
     try:
@@ -123,7 +123,7 @@ def test_what_is_sent_never_exceeds_the_limit(
 
 @given(ITEMS, st.lists(st.integers(1, 40), min_size=6, max_size=40), st.integers(100, 900))
 def test_truncation_keeps_the_first_message_and_the_tail(
-    items: list[Item], sizes: list[int], total: int
+    items: list[PromptItem], sizes: list[int], total: int
 ) -> None:
     try:
         assembled = build(items, sizes, budget(total))
@@ -139,7 +139,7 @@ def test_truncation_keeps_the_first_message_and_the_tail(
 
 @given(ITEMS, SIZES, st.integers(60, 2_000))
 def test_growing_the_limit_never_drops_what_was_there(
-    items: list[Item], sizes: list[int], total: int
+    items: list[PromptItem], sizes: list[int], total: int
 ) -> None:
     try:
         small = build(items, sizes, budget(total))
@@ -152,7 +152,7 @@ def test_growing_the_limit_never_drops_what_was_there(
 
 @given(ITEMS, SIZES, st.integers(60, 2_000))
 def test_the_same_input_gives_the_same_prompt(
-    items: list[Item], sizes: list[int], total: int
+    items: list[PromptItem], sizes: list[int], total: int
 ) -> None:
     try:
         first = build(items, sizes, budget(total))
@@ -164,7 +164,7 @@ def test_the_same_input_gives_the_same_prompt(
 
 @given(ITEMS, SIZES, st.integers(300, 900), st.lists(st.integers(1, 50), max_size=6))
 def test_what_is_stable_begins_the_next_turn_s_prompt_too(
-    items: list[Item], sizes: list[int], total: int, retrieved: list[int]
+    items: list[PromptItem], sizes: list[int], total: int, retrieved: list[int]
 ) -> None:
     try:
         now = build(items, sizes, budget(total), retrieved)

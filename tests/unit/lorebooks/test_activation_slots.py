@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from backend.lorebooks.activation.outcome import lore_budget
+from backend.lorebooks.activation.outcome import compute_lore_budget
 from backend.lorebooks.entries import LoreSettings, Position
 from tests.unit.lorebooks.scans import book, entry, refusals, replacing, scanned, titles
 
@@ -47,10 +47,10 @@ def test_entries_of_one_order_stand_in_reverse_of_their_turns() -> None:
 
 
 def test_the_budget_is_the_share_of_the_context_and_at_most_the_cap() -> None:
-    assert lore_budget(LoreSettings(), 8_000) == 2_000
-    assert lore_budget(LoreSettings(budget_percent=10, budget_cap=500), 8_000) == 500
-    assert lore_budget(LoreSettings(budget_percent=1, budget_cap=500), 8_000) == 80
-    assert lore_budget(LoreSettings(budget_percent=0), 8_000) == 0
+    assert compute_lore_budget(LoreSettings(), 8_000) == 2_000
+    assert compute_lore_budget(LoreSettings(budget_percent=10, budget_cap=500), 8_000) == 500
+    assert compute_lore_budget(LoreSettings(budget_percent=1, budget_cap=500), 8_000) == 80
+    assert compute_lore_budget(LoreSettings(budget_percent=0), 8_000) == 0
 
 
 def test_the_budget_goes_to_the_highest_order_and_stops_at_the_first_overflow() -> None:

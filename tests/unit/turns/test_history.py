@@ -20,7 +20,7 @@ from backend.context.budget import (
     find_eviction_point,
     find_joined_start,
 )
-from backend.context.layout import History, Item
+from backend.context.layout import History, PromptItem
 from backend.core.reasons import Reason
 from backend.generation.model import PromptMessage
 from backend.turns.prompt.context import PromptContext
@@ -60,10 +60,12 @@ class Scene:
         return sum(line.tokens for line in self.lines[: self.summary + 1] if not line.hidden)
 
     @property
-    def items(self) -> list[Item]:
-        always = Item(kind="system", title="", text="a " * self.always, place="head", reasons=[])
+    def items(self) -> list[PromptItem]:
+        always = PromptItem(
+            kind="system", title="", text="a " * self.always, place="head", reasons=[]
+        )
         text = "s " * self.words
-        summary = Item(
+        summary = PromptItem(
             kind="summary", title="", text=text, place="head", reasons=[Reason("summary", count=4)]
         )
         return [always] if self.summary is None else [always, summary]

@@ -7,7 +7,7 @@ from uuid import UUID, uuid4
 
 import pytest
 
-from backend.context.layout import Item
+from backend.context.layout import PromptItem
 from backend.core.reasons import Reason
 from backend.memory.indexing.sources import Recalled
 from backend.memory.search.features import Scores
@@ -16,8 +16,8 @@ from backend.prompts import load_prompts
 from backend.turns.prompt.retrieval import memory_items, memory_texts
 
 
-def item(kind: str, text: str) -> Item:
-    return Item(kind=kind, title="", text=text, place="memory", reasons=[Reason("semantic")])
+def item(kind: str, text: str) -> PromptItem:
+    return PromptItem(kind=kind, title="", text=text, place="memory", reasons=[Reason("semantic")])
 
 
 @pytest.mark.parametrize("kind", ["memory", "event", "lore"])
