@@ -56,10 +56,11 @@ from backend.lan.controller import LanController
 from backend.llm.controller import ModelController, TokenController
 from backend.llm.providers.addresses import ProviderAddressController
 from backend.llm.providers.controller import ProviderController, ProviderPresetController
-from backend.lorebooks.controller import LorebookController, LoreEntryController
-from backend.lorebooks.link_controller import (
+from backend.lorebooks.controller import (
     CharacterLorebookController,
     ChatLorebookController,
+    LorebookController,
+    LoreEntryController,
     PersonaLorebookController,
 )
 from backend.memory.controller import MemoryController

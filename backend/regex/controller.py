@@ -9,8 +9,7 @@ from litestar.params import JSONBody
 from backend.accounts.auth.identity import Identity
 from backend.errors import PreconditionFailedError
 from backend.http.schemas import RAISES, make_etag
-from backend.regex.schemas import ScriptList, ScriptListView, ScriptTest, ScriptTested
-from backend.regex.scripts import RegexScript
+from backend.regex.scripts import RegexScript, ScriptList, ScriptListView, ScriptTest, ScriptTested
 from backend.regex.service import ScriptService
 
 AnyRequest = Request[Any, Any, Any]

@@ -26,8 +26,16 @@ from backend.database.engine import Database
 from backend.errors import ForbiddenError, ValidationError
 from backend.generation.model import Role
 from backend.http.schemas import check_revision
-from backend.regex.schemas import ScriptStep, ScriptTest, ScriptTested
-from backend.regex.scripts import RegexScript, ScriptEngine, Scripts, TextKind, read_scripts
+from backend.regex.scripts import (
+    RegexScript,
+    ScriptEngine,
+    Scripts,
+    ScriptStep,
+    ScriptTest,
+    ScriptTested,
+    TextKind,
+    read_scripts,
+)
 from backend.vault.sealing import Sealer
 
 KINDS: Mapping[str, TextKind] = {"user": "user", "assistant": "reply"}
