@@ -156,7 +156,7 @@ async def check_audience(
         await part.audience_checked(session, chat, audience)
 
 
-async def tell_path_moved(
+async def notify_path_moved(
     participants: Participants,
     session: AsyncSession,
     sealer: Sealer | None,
@@ -182,7 +182,7 @@ class MessageShown(Protocol):
         ...
 
 
-async def lead_over(
+async def translate_audiences(
     session: AsyncSession,
     column: InstrumentedAttribute[str],
     translate: AudienceMap,

@@ -19,7 +19,7 @@ from backend.chats.errors import (
     MessageTooLongError,
     NotOnlyThoughtsError,
 )
-from backend.chats.events import AudienceChanged, MessageShown, check_audience, tell_path_moved
+from backend.chats.events import AudienceChanged, MessageShown, check_audience, notify_path_moved
 from backend.chats.index_source import windows_below
 from backend.chats.models import (
     MESSAGE_AUTHOR,
@@ -145,7 +145,7 @@ class MessageService:
         """A message and its swipes, in the order they were made. Raises `MessageNotFoundError`."""
         async with self._database.read() as session:
             message = await repository.get_message(session, message_id, owner_id=identity.user_id)
-            rows = await tree.siblings(session, message, after=after, limit=limit + 1)
+            rows = await tree.list_siblings(session, message, after=after, limit=limit + 1)
             page, following = make_page(rows, limit)
             items = await view_messages(session, identity.sealer, page)
         await self._scripts.show(identity, items)
@@ -157,7 +157,7 @@ class MessageService:
             message, chat = await repository.locked_message(
                 session, message_id, owner_id=identity.user_id
             )
-            leaf = await tree.last_path_below(session, message.id) if follow else message.id
+            leaf = await tree.find_last_leaf(session, message.id) if follow else message.id
             moved = await tree.choose_leaf(session, chat, leaf)
             await self._moved(session, identity, chat, moved)
             await self._changed(session, identity, chat, [message.id])
@@ -231,7 +231,7 @@ class MessageService:
                 )
                 above = message.parent_id
                 parent = await session.get(Message, above) if above else None
-                moved = await tree.attach(session, chat, edited, parent=parent)
+                moved = await tree.attach_message(session, chat, edited, parent=parent)
                 await self._moved(session, identity, chat, moved)
                 await self._changed(session, identity, chat, [edited.id])
             return await self.get(identity, edited.id)
@@ -336,7 +336,7 @@ class MessageService:
             if await repository.is_streaming_below(session, message):
                 raise MessageBusyError("Stop it first, or wait until it is there.")
             above = [message.parent_id] if message.parent_id else []
-            gone = await tree.remove(session, chat, message)
+            gone = await tree.remove_message(session, chat, message)
             await self._moved(session, identity, chat, message.position)
             await self._changed(session, identity, chat, [*gone, *above])
             return Deleted(deleted=len(gone), leaf_id=chat.leaf_id)
@@ -359,7 +359,7 @@ class MessageService:
     async def _moved(
         self, session: AsyncSession, identity: Identity, chat: Chat, above: int | None
     ) -> None:
-        await tell_path_moved(self._participants, session, identity.sealer, chat, above)
+        await notify_path_moved(self._participants, session, identity.sealer, chat, above)
 
     async def _changed(
         self, session: AsyncSession, identity: Identity, chat: Chat, message_ids: Sequence[UUID]

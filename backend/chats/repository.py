@@ -16,7 +16,7 @@ from sqlalchemy.types import NullType
 
 from backend.chats.errors import ChatNotFoundError, MessageNotFoundError
 from backend.chats.models import Chat, ChatCharacter, Message
-from backend.chats.tree import climb_from
+from backend.chats.tree import make_ancestors
 from backend.core.audience import GM, PUBLIC, Viewpoint, filter_known_to
 from backend.database.base import split_chunks
 from backend.generation.model import Role
@@ -280,7 +280,7 @@ async def greeting_number(session: AsyncSession, chat_id: UUID) -> int | None:
 
 async def path_to(session: AsyncSession, message: Message) -> list[Message]:
     """A message and its ancestors, from the root down."""
-    climb = climb_from(message.id)
+    climb = make_ancestors(message.id)
     query = select(Message).join(climb, climb.c.id == Message.id).order_by(Message.position)
     return list(await session.scalars(query))
 
@@ -290,7 +290,7 @@ async def path_pages(session: AsyncSession, message: Message) -> AsyncIterator[S
 
     Nothing else is asked of the session until the last page has come.
     """
-    climb = climb_from(message.id)
+    climb = make_ancestors(message.id)
     is_on_it = climb.c.id == Message.id
     query = select(Message.__table__).join(climb, is_on_it).order_by(Message.position)
     result = await session.stream(query.execution_options(yield_per=PAGE))
@@ -304,7 +304,7 @@ async def is_streaming_below(session: AsyncSession, message: Message) -> bool:
         Message.chat_id == message.chat_id, Message.status == "streaming"
     )
     for message_id in (await session.scalars(query)).all():
-        climb = climb_from(message_id)
+        climb = make_ancestors(message_id)
         if await session.scalar(select(climb.c.id).where(climb.c.id == message.id)):
             return True
     return False

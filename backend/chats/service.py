@@ -358,7 +358,7 @@ async def _copy_path(
     async for page in repository.path_pages(session, message):
         opened = iterate_in_slices(page, lambda row: 2 * len(row.sealed_content))
         rows += [copied_row(sealer, row, fork_id, copied) async for row in opened]
-    for part in split_chunks(rows, tree.AT_ONCE):
+    for part in split_chunks(rows, tree.INSERT_BATCH_SIZE):
         await session.execute(insert(Message), part)
     return copied
 

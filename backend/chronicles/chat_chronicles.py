@@ -16,7 +16,7 @@ from backend.chats.events import (
     ChatCopied,
     ChatDeleted,
     WorldParted,
-    lead_over,
+    translate_audiences,
 )
 from backend.chats.models import CHAT_TITLE, Chat, Message
 from backend.chats.repository import get_chat
@@ -197,7 +197,7 @@ class ChatChronicles(AudienceChanged, ChatCopied, ChatDeleted, WorldParted):
             delete(EventSource).where(elsewhere, EventSource.chat_id != fork.id),
             execution_options=UNSYNCHRONIZED,
         )
-        await lead_over(session, ChronicleEvent.audience, translate, *mine)
+        await translate_audiences(session, ChronicleEvent.audience, translate, *mine)
 
 
 async def _copy_events(

@@ -176,7 +176,7 @@ def hash_prompt(messages: Sequence[PromptMessage]) -> str:
     return hashlib.sha256(b"".join(parts)).hexdigest()
 
 
-def recorded_item(item: PromptItem) -> RecordedItem:
+def record_item(item: PromptItem) -> RecordedItem:
     """An item with its text in it; `move_texts` takes the text out for storing."""
     return msgspec.convert(item, RecordedItem, from_attributes=True)
 

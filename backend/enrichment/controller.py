@@ -25,7 +25,6 @@ from backend.enrichment.errors import (
     RunUndoneError,
     SummaryNotFoundError,
 )
-from backend.enrichment.scene_service import SceneService
 from backend.enrichment.schemas import (
     EnrichmentView,
     NewRebuild,
@@ -35,7 +34,7 @@ from backend.enrichment.schemas import (
     SummaryView,
     UndoView,
 )
-from backend.enrichment.service import EnrichmentService
+from backend.enrichment.service import EnrichmentService, SceneService
 from backend.enrichment.summaries.service import SummaryService
 from backend.errors import PreconditionFailedError
 from backend.http.schemas import PREVIEWS, RAISES, STORES, Page, PageSize, PlaceCursor, make_etag

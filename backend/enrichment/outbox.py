@@ -19,7 +19,6 @@ from backend.chats.schemas import ChatSettings
 from backend.database.base import UNSYNCHRONIZED, now
 from backend.enrichment.errors import ChronicleNotEnabledError
 from backend.enrichment.models import EnrichmentMark
-from backend.enrichment.summaries.watch import SummaryWatch
 from backend.jobs.models import Job
 from backend.jobs.queue import JobQueue, NewJob
 from backend.memory.indexing.outbox import KeyHolder

@@ -20,7 +20,7 @@ from backend.campaigns.models import CampaignProposal, ProposalState
 from backend.chats.models import Chat
 from backend.database.engine import Database
 from backend.enrichment.models import EnrichmentRun, RunKind
-from backend.enrichment.runs.store import run_shares
+from backend.enrichment.runs.store import select_run_shares
 from backend.generation.registry import ModelRegistry
 from backend.http.schemas import RAISES
 from backend.jobs.models import Job
@@ -45,7 +45,7 @@ _BY_KIND = (
     .group_by(_RUN.kind)
     .order_by(_RUN.kind)
 )
-_SHARES = run_shares().c
+_SHARES = select_run_shares().c
 _BY_MODEL = (
     select(
         _SHARES.model,

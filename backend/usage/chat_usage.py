@@ -26,7 +26,7 @@ from backend.accounts.auth.identity import Identity
 from backend.chats.errors import ChatNotFoundError
 from backend.chats.repository import get_chat
 from backend.database.engine import Database
-from backend.enrichment.runs.store import run_shares
+from backend.enrichment.runs.store import select_run_shares
 from backend.generation.registry import ModelRegistry
 from backend.http.schemas import RAISES
 from backend.llm.user_models import UserModels
@@ -102,7 +102,7 @@ def _by_model(dialect: str, *, of_reply: bool) -> Select[Any]:
     if of_reply:
         found = asked.where(Turn.reply_id == bindparam("reply")).subquery()
     else:
-        run = run_shares().c
+        run = select_run_shares().c
         after = select(
             run.model,
             *(run[name] if name in run else literal(0) for name in _COUNTED),

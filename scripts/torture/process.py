@@ -21,7 +21,7 @@ from backend.jobs import running, worker
 from backend.memory.index import server
 from backend.memory.indexing import outbox
 from backend.settings import Settings
-from backend.turns.play import store as play_store
+from backend.turns.run import resume as play_store
 from backend.turns.run import start, store
 from scripts.torture.index_process import RemoteIndex
 

@@ -30,7 +30,7 @@ from backend.core.audience import (
     may_all_know,
 )
 from backend.core.cpu_pool import SEALED_FACTOR, iterate_in_slices
-from backend.enrichment.cleaning import clipped, one_line
+from backend.enrichment.cleaning import clip, to_one_line
 from backend.enrichment.compaction.tools import UPDATERS, Updater
 from backend.vault.sealing import Sealer
 
@@ -230,7 +230,7 @@ def show(known: KnownWorld, text: str) -> ShownWorld:
     ][:MAX_FACTS]
     references: dict[str, UUID] = {}
     world = known.items[known.campaign_id].state
-    lines = [f"Day {world.get('day', 1)}, {one_line(world.get('time_of_day', ''))}".rstrip(", ")]
+    lines = [f"Day {world.get('day', 1)}, {to_one_line(world.get('time_of_day', ''))}".rstrip(", ")]
     for kind, ids in by_kind.items():
         for number, item_id in enumerate(ids, start=1):
             reference = f"{_LETTERS[kind]}{number}"
@@ -283,19 +283,19 @@ def _told(known: KnownWorld, held: Held) -> str:
     about = _value(known, state.get("about_id"))
     head = f"{about}: {called(state)}" if about else f"{called(state) or 'The scene'} ({kind})"
     said = known.marks.mark("; ".join([head, *values]), audience_of(state))
-    return clipped(one_line(said), MAX_LINE)
+    return clip(to_one_line(said), MAX_LINE)
 
 
 def _value(known: KnownWorld, value: Any) -> str:
     if isinstance(value, list):
         listed = [_value(known, each) for each in cast("Sequence[Any]", value)]
-        return clipped(", ".join(each for each in listed if each), MAX_VALUE)
+        return clip(", ".join(each for each in listed if each), MAX_VALUE)
     if isinstance(value, dict):  # an objective
         said = cast("State", value)
         return f"{said.get('text', '')} (done)" if said.get("done") else str(said.get("text", ""))
     if isinstance(value, str) and (named := _named(known, value)):
         return named
-    return "" if value is None else clipped(str(value), MAX_VALUE)
+    return "" if value is None else clip(str(value), MAX_VALUE)
 
 
 def _named(known: KnownWorld, value: str) -> str:

@@ -47,7 +47,7 @@ from backend.turns.api.schemas import (
     TurnView,
 )
 from backend.turns.api.service import TurnService
-from backend.turns.api.streaming import answer, last_event_id, stream
+from backend.turns.api.streaming import make_response, read_last_event_id, stream_events
 from backend.turns.api.suggestions import SuggestionService
 from backend.turns.errors import (
     ChatChangedError,
@@ -68,7 +68,7 @@ from backend.turns.run.events import EVENTS
 AnyRequest = Request[Any, Any, Any]
 
 
-PREPARING = (
+PROMPT_ERRORS = (
     ChatNotFoundError,
     MessageNotFoundError,
     CharacterNotFoundError,
@@ -96,7 +96,7 @@ class TurnController(Controller):
         },
         opt={
             RAISES: (
-                *PREPARING,
+                *PROMPT_ERRORS,
                 MessageTooLongError,
                 EmptyMessageError,
                 TurnInProgressError,
@@ -127,7 +127,7 @@ class TurnController(Controller):
         `/turns/{turn_id}/events`.
         """
         turn_id = await turns.take(identity, chat_id, data)
-        return await answer(request, turns, watch, identity, turn_id, last_id=0)
+        return await make_response(request, turns, watch, identity, turn_id, last_id=0)
 
     @get("/turns", opt={RAISES: (ChatNotFoundError,)}, summary="List turns")
     async def list_turns(
@@ -153,7 +153,7 @@ class TurnController(Controller):
             STORES: False,
             BEGINS_TURN: True,
             RAISES: (
-                *PREPARING,
+                *PROMPT_ERRORS,
                 ModelError,
                 ModelBusyError,
                 ChatChangedError,
@@ -177,7 +177,7 @@ class TurnController(Controller):
 
     @get(
         "/context",
-        opt={PREVIEWS: True, RAISES: (*PREPARING, MessageTooLongError)},
+        opt={PREVIEWS: True, RAISES: (*PROMPT_ERRORS, MessageTooLongError)},
         operation_id="previewContext",
         summary="Preview the context",
     )
@@ -203,7 +203,7 @@ class TurnController(Controller):
         opt={
             NEEDS: "read",
             PREVIEWS: True,
-            RAISES: (*PREPARING, MessageTooLongError),
+            RAISES: (*PROMPT_ERRORS, MessageTooLongError),
             EXAMPLE: {"text": "Is anyone there?", "budgets": {"history": 60_000}},
         },
         summary="Preview the context with other budgets",
@@ -255,8 +255,8 @@ class RunningTurnController(Controller):
     ) -> Response[Any]:
         """The turn's events after `Last-Event-ID`, from whichever process has them."""
         await turns.get(identity, turn_id)
-        last_id = last_event_id(request)
-        return stream(turns, watch, identity, turn_id, last_id=last_id)
+        last_id = read_last_event_id(request)
+        return stream_events(turns, watch, identity, turn_id, last_id=last_id)
 
     @post(
         "/stop",
@@ -282,7 +282,7 @@ class RunningTurnController(Controller):
         },
         opt={
             RAISES: (
-                *PREPARING,
+                *PROMPT_ERRORS,
                 TurnNotFoundError,
                 TurnNotWaitingError,
                 ChoiceMadeError,
@@ -313,7 +313,7 @@ class RunningTurnController(Controller):
         `Accept: application/json` the answer is the turn once it is over, or waits again.
         """
         last_id = await turns.choose(identity, turn_id, data)
-        return await answer(request, turns, watch, identity, turn_id, last_id=last_id)
+        return await make_response(request, turns, watch, identity, turn_id, last_id=last_id)
 
 
 class MessageContextController(Controller):

@@ -14,8 +14,7 @@ from backend.generation.registry import UnknownModelError
 from backend.generation.sampling import SettingNotTakenError
 from backend.http.schemas import EXAMPLE, PREVIEWS, RAISES
 from backend.lorebooks.errors import LorebookNotFoundError
-from backend.turns.lore_tester.schemas import LoreTest, LoreTestRequest
-from backend.turns.lore_tester.service import LoreTester
+from backend.turns.api.lore_tester import LoreTest, LoreTester, LoreTestRequest
 
 
 class LoreTesterController(Controller):

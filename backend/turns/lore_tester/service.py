@@ -25,8 +25,7 @@ from backend.lorebooks.activation.outcome import Scan, ScannedLine, ScanOutcome,
 from backend.lorebooks.activation.places import PlaceFinder
 from backend.lorebooks.entries import Position
 from backend.lorebooks.links import load_single_book
-from backend.turns.api.schemas import TurnRequest
-from backend.turns.lore_tester.schemas import (
+from backend.turns.api.lore_tester import (
     MAX_CHARACTERS,
     LoreMatch,
     LoreTest,
@@ -34,14 +33,13 @@ from backend.turns.lore_tester.schemas import (
     MissedEntry,
     TestedEntry,
 )
+from backend.turns.api.schemas import TurnRequest
+from backend.turns.prompt.assemble import CountCache
 from backend.turns.prompt.builder import PromptBuilder
 from backend.turns.prompt.context import PromptWindow
-from backend.turns.prompt.load import ChatLoader
-from backend.turns.prompt.lore import LoreReader
-from backend.turns.prompt.lore_placement import LoreExpander, scan_of
-from backend.turns.prompt.macros import macros_for, macros_of, seed_of
-from backend.turns.prompt.speaker import NARRATOR
-from backend.turns.prompt.token_counts import CountCache
+from backend.turns.prompt.load import NARRATOR, ChatLoader
+from backend.turns.prompt.lore import LoreExpander, LoreReader, make_scan
+from backend.turns.prompt.macros import make_card_macros, make_macros, make_seed
 
 MAX_LISTED = 1_000
 """Entries that come in and are listed; the rest are counted."""
@@ -133,12 +131,12 @@ class LoreTester:
         )
         loaded = replace(loaded, lore=lore, said=request.texts[-1] or " ")
         window = await self._builder.window(session, identity, loaded.settings)
-        scan = scan_of(
+        scan = make_scan(
             loaded,
             turn,
             window,
             count=self._counter(identity, window),
-            expander=LoreExpander(macros_for(loaded, window), loaded.variables, MacroBudget()),
+            expander=LoreExpander(make_macros(loaded, window), loaded.variables, MacroBudget()),
         )
         return window, replace(
             scan, messages=_lines(request.texts, (loaded.user_name, loaded.speaker.name))
@@ -158,8 +156,8 @@ class LoreTester:
             overrides=(identity.settings.lore,),
         )
         window = await self._builder.window(session, identity, ChatSettings())
-        context_tokens, seed = window.budget.prompt, seed_of(book_id)
-        macros = macros_of(
+        context_tokens, seed = window.budget.prompt, make_seed(book_id)
+        macros = make_card_macros(
             Card(name=NARRATOR),
             char=NARRATOR,
             user=self._accounts.name_of(identity),

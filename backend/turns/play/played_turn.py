@@ -45,11 +45,9 @@ from backend.generation.tools.streams import (
 )
 from backend.prompts import PromptLibrary
 from backend.turns.api.schemas import ChoiceRequest
-from backend.turns.prompt.built_prompt import Built, prompt_for_calls
-from backend.turns.prompt.refusals import count_extra
-from backend.turns.run.events import AWAITING, CALLS_REQUESTED
+from backend.turns.prompt.built_prompt import BuiltPrompt, count_extra, make_calls_prompt
+from backend.turns.run.events import AWAITING_CHOICE, CALLS_REQUESTED, PlayEvent
 from backend.turns.run.reply_text import PARAGRAPH
-from backend.turns.run.transcript import PlayEvent
 
 if TYPE_CHECKING:
     from backend.turns.run.turn_run import TurnRun
@@ -76,7 +74,7 @@ class SuspendedPlay(msgspec.Struct, kw_only=True):
 
 
 @dataclass(slots=True, kw_only=True)
-class _Heard:
+class _RequestResult:
     """The results of one request. `has_begun`: some of its text is in the transcript."""
 
     offered: Sequence[Tool]
@@ -143,7 +141,9 @@ class Play:
         self.requests += 1
         transcript = run.progress.transcript
         may_call = self.nudges < MAX_NUDGES or self._has_narrated(run)
-        heard = _Heard(offered=self.table.offered(may_wait=self.may_wait) if may_call else [])
+        heard = _RequestResult(
+            offered=self.table.offered(may_wait=self.may_wait) if may_call else []
+        )
         await self._hear(run, heard)
         self.support = tool_support(run.model)
         if run.finish == "tool_calls":
@@ -155,13 +155,13 @@ class Play:
         said = transcript.joined("text", since=run.request_begin)
         self.rounds.append(ToolRound(heard.calls, heard.results, said))
         if heard.decided == "wait":
-            transcript.append_event(AWAITING, msgspec.to_builtins(self.table.waiting))
+            transcript.append_event(AWAITING_CHOICE, msgspec.to_builtins(self.table.waiting))
             run.notify()
         else:
             run.built = self.guide(run.built)
         return heard.decided is None
 
-    async def _hear(self, run: TurnRun, heard: _Heard) -> None:
+    async def _hear(self, run: TurnRun, heard: _RequestResult) -> None:
         """Take what the model says, and let its calls happen as they come."""
 
         def ask() -> AsyncGenerator[Piece, None]:
@@ -172,7 +172,7 @@ class Play:
         try:
             async with contextlib.aclosing(run.hear(ask, count_extra=count)) as stream:
                 async for piece in stream:
-                    if heard.decided is not None and _is_said(piece):
+                    if heard.decided is not None and _is_speech(piece):
                         break  # it talks to nobody: hang up
                     await self._take(run, heard, piece)
         except ModelError as error:
@@ -182,7 +182,7 @@ class Play:
             if heard.decided is None and not has_ended:
                 raise
 
-    async def _take(self, run: TurnRun, heard: _Heard, piece: Piece) -> None:
+    async def _take(self, run: TurnRun, heard: _RequestResult, piece: Piece) -> None:
         match piece:
             case ToolCall():
                 # Nothing that is called after the end of a phase counts.
@@ -201,7 +201,7 @@ class Play:
             case _:
                 run.take(piece)
 
-    async def _use(self, run: TurnRun, heard: _Heard, call: ToolCall) -> None:
+    async def _use(self, run: TurnRun, heard: _RequestResult, call: ToolCall) -> None:
         """Execute a tool call and emit its events."""
         is_end = call.name == FINISH and any(tool.name == FINISH for tool in heard.offered)
         early = self._refuse_early_end(run, call) if is_end else None
@@ -262,7 +262,7 @@ class Play:
             run.progress.transcript.append_event(name, data)
         run.notify()
 
-    def guide(self, built: Built) -> Built:
+    def guide(self, built: BuiltPrompt) -> BuiltPrompt:
         """Return a prompt with the guidance of the mood that the turn is in."""
         return built.with_guidance(self.table.guidance(self.prompts))
 
@@ -288,7 +288,7 @@ class Play:
         """
         tools = self.table.offered(may_wait=False)
         request = self.prompts["moods/calls"].render()
-        prompt = await asyncio.to_thread(prompt_for_calls, run.built, run.text, request, tools)
+        prompt = await asyncio.to_thread(make_calls_prompt, run.built, run.text, request, tools)
         if prompt is None:
             return
         self.requests += 1
@@ -332,7 +332,7 @@ class Play:
         )
 
 
-def _is_said(piece: Piece) -> bool:
+def _is_speech(piece: Piece) -> bool:
     return isinstance(piece, TextPiece | ThinkingPiece) and bool(piece.text.strip())
 
 

@@ -21,22 +21,21 @@ from backend.errors import ConflictError
 from backend.prompts import PromptLibrary
 from backend.quotas.ledgers import add_tokens
 from backend.turns.api.schemas import ChoiceRequest
-from backend.turns.models import LEASE, TURN_PLAY, Turn
+from backend.turns.models import LEASE_DURATION, TURN_PLAY, Turn
 from backend.turns.play.played_turn import Play, SuspendedPlay
-from backend.turns.prompt.built_prompt import Built
-from backend.turns.prompt.context import version_of
-from backend.turns.prompt.recording import store_record
-from backend.turns.run.events import CHANGED, SUGGESTED
-from backend.turns.run.rows import (
-    counted,
-    encoded,
+from backend.turns.prompt.built_prompt import BuiltPrompt
+from backend.turns.prompt.context import get_version
+from backend.turns.prompt.record import store_record
+from backend.turns.run.events import STATE_CHANGED, SUGGESTIONS, PlayEvent
+from backend.turns.run.store import (
+    count_reply,
+    encode_json,
+    encode_segments,
+    make_usage_data,
     replace_totals,
-    sealed_events,
-    segments_of,
-    usage_event,
+    seal_events,
     write_reply,
 )
-from backend.turns.run.transcript import PlayEvent
 from backend.turns.run.turn_run import TurnRun
 from backend.vault.sealing import Sealer
 
@@ -63,9 +62,9 @@ async def close_play(
     ids, left_out = [*stored.ids, *new.ids], stored.left_out + new.left_out
     if ids or left_out:
         changes = await view_changes(session, run.sealer, ids)
-        events.append(PlayEvent(CHANGED, {"changes": changes, "left_out": left_out}))
+        events.append(PlayEvent(STATE_CHANGED, {"changes": changes, "left_out": left_out}))
     if is_complete and table.suggestions:
-        events.append(PlayEvent(SUGGESTED, {"items": list(table.suggestions)}))
+        events.append(PlayEvent(SUGGESTIONS, {"items": list(table.suggestions)}))
     return events
 
 
@@ -85,7 +84,7 @@ async def _record(
 
 async def suspend(database: Database, run: TurnRun, play: Play) -> bool:
     """Store a turn that waits for its player; False where it is to end instead."""
-    counts, record, spent = await asyncio.to_thread(counted, run)
+    counts, record, spent = await asyncio.to_thread(count_reply, run)
     suspended = play.suspended(run.usage)
     async with database.write() as session:
         chat = await session.get(Chat, run.chat_id, with_for_update=True)
@@ -104,9 +103,9 @@ async def suspend(database: Database, run: TurnRun, play: Play) -> bool:
             return False
         turn.state = "waiting"
         turn.lease_owner = turn.lease_until = turn.waits_for = None
-        turn.segments = segments_of(run)
-        turn.usage = encoded(usage_event(run))
-        turn.sealed_events = sealed_events(run)
+        turn.segments = encode_segments(run)
+        turn.usage = encode_json(make_usage_data(run))
+        turn.sealed_events = seal_events(run)
         turn.sealed_play = run.sealer.seal_bytes(TURN_PLAY, turn.id, suspended)
         if run.refused:
             replace_totals(run, turn)
@@ -128,8 +127,8 @@ def read_suspended(sealer: Sealer, turn: Turn) -> SuspendedPlay:
 
 
 def resume_play(
-    suspended: SuspendedPlay, built: Built, prompts: PromptLibrary, choice: ChoiceRequest
-) -> tuple[Play, Built]:
+    suspended: SuspendedPlay, built: BuiltPrompt, prompts: PromptLibrary, choice: ChoiceRequest
+) -> tuple[Play, BuiltPrompt]:
     """A turn that waited, with the player's choice, and its prompt as it is now.
 
     Raises `ConflictError` where the chat is no longer played as it was, and `ValidationError` for
@@ -165,7 +164,7 @@ async def claim(database: Database, run: TurnRun, play: Play, *, before: str) ->
     loaded = run.built.loaded
     async with database.write() as session:
         chat = await chats.get_chat(session, run.chat_id, owner_id=run.user_id, lock=True)
-        if version_of(chat) != version_of(loaded.chat):
+        if get_version(chat) != get_version(loaded.chat):
             return False
         claimed = (
             update(Turn)
@@ -179,9 +178,9 @@ async def claim(database: Database, run: TurnRun, play: Play, *, before: str) ->
                 state="running",
                 model=run.built.window.spec.id,
                 lease_owner=database.process_id,
-                lease_until=now() + LEASE,
-                segments=segments_of(run),
-                sealed_events=sealed_events(run),
+                lease_until=now() + LEASE_DURATION,
+                segments=encode_segments(run),
+                sealed_events=seal_events(run),
                 sealed_play=None,
             )
             .returning(Turn.id)

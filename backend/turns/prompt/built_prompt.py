@@ -32,12 +32,12 @@ MIN_REPLY_TOKENS = 256
 
 CHARACTERS_PER_TOKEN = 4
 
-_TOLD = frozenset({"summary", "chapters", "scenes", "state"})
+_SUMMARY_KINDS = frozenset({"summary", "chapters", "scenes", "state"})
 """Kinds of items that say what happened, in place of lines that are not sent."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Built:
+class BuiltPrompt:
     """A prompt, ready to be sent, and all that has to be stored with its reply.
 
     Counts are in the window's `unit`.
@@ -111,7 +111,7 @@ class Built:
     def sent_tokens(self) -> int:
         """What took its place: the lines that were sent, and what tells the rest."""
         assembled = self.assembled
-        told = [each for each in assembled.items if each.kind in _TOLD]
+        told = [each for each in assembled.items if each.kind in _SUMMARY_KINDS]
         told += [each for each in assembled.retrieved if each.kind != "lore"]
         tokens = assembled.history_tokens + sum(each.tokens for each in told)
         return self.window.to_model_tokens(tokens)
@@ -121,14 +121,14 @@ class Built:
         """The messages in the shape in which they are sent."""
         return shape_messages(self.assembled.messages, self.assembled.shape)
 
-    def with_shape(self, shape: MessageShape) -> Built:
+    def with_shape(self, shape: MessageShape) -> BuiltPrompt:
         """Return the same prompt, counted as it was sent in a shape."""
         if shape == self.assembled.shape:
             return self
         count = get_tokenizer(self.window.unit.tokenizer).count
         return replace(self, assembled=self.assembled.with_shape(shape, count))
 
-    def with_guidance(self, text: str) -> Built:
+    def with_guidance(self, text: str) -> BuiltPrompt:
         """The same prompt, for a mood that has other guidance."""
         assembled, messages = self.assembled, list(self.assembled.messages)
         old = next(item for item in assembled.items if item.kind == "mood")
@@ -149,7 +149,7 @@ class Built:
     @property
     def loses_rounds(self) -> bool:
         """Whether lines of a campaign stand neither in the history, its summary, nor its state."""
-        return loses_rounds_of(self.loaded, self.assembled)
+        return misses_rounds(self.loaded, self.assembled)
 
     @property
     def history_budget(self) -> int:
@@ -158,7 +158,7 @@ class Built:
         return window.to_stored(window.budget.for_history(self.assembled.fixed_tokens))
 
 
-def loses_rounds_of(loaded: LoadedChat, assembled: AssembledPrompt) -> bool:
+def misses_rounds(loaded: LoadedChat, assembled: AssembledPrompt) -> bool:
     """Whether lines of a campaign stand neither in the history nor in what tells them."""
     leaf = loaded.target.leaf
     # What a viewpoint may not know is not lost to it.
@@ -170,8 +170,8 @@ def loses_rounds_of(loaded: LoadedChat, assembled: AssembledPrompt) -> bool:
     return first > (max(told, loaded.unread.position) if loaded.unread else told)
 
 
-def prompt_for_calls(
-    built: Built, reply: str, request: str, tools: Sequence[Tool]
+def make_calls_prompt(
+    built: BuiltPrompt, reply: str, request: str, tools: Sequence[Tool]
 ) -> Prompt | None:
     """Return the reply's prompt, then the reply, then the request. CPU-bound: some milliseconds.
 

@@ -30,8 +30,7 @@ from backend.context.layout import History
 from backend.context.macros import Variables
 from backend.core.audience import GM, NAMELESS_MARKS, PUBLIC, AudienceMarks, Viewpoint
 from backend.core.reasons import ReasonKind
-from backend.enrichment.summaries.goals import HOT_ROUNDS
-from backend.enrichment.summaries.store import StoredSummary
+from backend.enrichment.summaries.store import HOT_ROUNDS, StoredSummary
 from backend.generation.model import ChatModel, ModelSpec
 from backend.generation.registry import ModelRegistry
 from backend.generation.sampling import Sampling
@@ -40,9 +39,9 @@ from backend.memory.indexing.sources import Recalled
 from backend.memory.search.request import Memory
 from backend.memory.search.search import NearMiss
 from backend.regex.scripts import Scripts
+from backend.turns.prompt.load import TurnTarget
 from backend.turns.prompt.lore import LoadedLore
-from backend.turns.prompt.order import LoadedPreset
-from backend.turns.prompt.target import Target
+from backend.turns.prompt.sections import LoadedPreset
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +147,7 @@ class LoadedChat:
     user_name: str
     persona: str
     persona_id: UUID | None
-    target: Target
+    target: TurnTarget
     variables: Variables
     stored_variables: Variables
     lore: LoadedLore
@@ -365,27 +364,27 @@ class PromptContext:
     notes: Sequence[str] = ()
 
 
-def version_of(chat: Chat) -> tuple[UUID | None, int, str]:
+def get_version(chat: Chat) -> tuple[UUID | None, int, str]:
     """What of a chat a prompt is built on: its path, what is set, how its messages are counted."""
     return chat.leaf_id, chat.revision, chat.count_unit
 
 
-class _Ours(msgspec.Struct):
+class _CardExtension(msgspec.Struct):
     authors_note: AuthorsNote
 
 
-class _Extensions(msgspec.Struct):
-    talekeeper: _Ours
+class _CardExtensions(msgspec.Struct):
+    talekeeper: _CardExtension
 
 
-def authors_note(own: AuthorsNote, card: Card) -> tuple[AuthorsNote, ReasonKind]:
+def choose_authors_note(own: AuthorsNote, card: Card) -> tuple[AuthorsNote, ReasonKind]:
     """The note that holds, and where it is from.
 
     A card keeps its character's in `extensions.talekeeper.authors_note`.
     """
     if not own.text.strip():
         try:
-            return msgspec.convert(card.extensions, _Extensions).talekeeper.authors_note, "card"
+            return msgspec.convert(card.extensions, _CardExtensions).talekeeper.authors_note, "card"
         except msgspec.ValidationError:  # there is none, or what is there is no note
             pass
     return own, "chat_settings"

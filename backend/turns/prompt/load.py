@@ -32,29 +32,20 @@ from backend.chronicles.repository import current_events
 from backend.context.blocks import PresetFields
 from backend.context.budget import find_eviction_point
 from backend.core.audience import GM, PUBLIC, Viewpoint, may_know
-from backend.enrichment.summaries.goals import HOT_ROUNDS
-from backend.enrichment.summaries.store import current_summary
+from backend.enrichment.summaries.store import HOT_ROUNDS, find_current_summary
 from backend.lorebooks.links import books_for_chat
 from backend.turns.api.schemas import TurnRequest
 from backend.turns.models import TurnKind
-from backend.turns.prompt.context import KnownPath, LoadedChat, RecentLine, authors_note
+from backend.turns.prompt.context import KnownPath, LoadedChat, RecentLine, choose_authors_note
 from backend.turns.prompt.lore import LoreReader
 from backend.turns.prompt.macros import read_variables
-from backend.turns.prompt.order import LoadedPreset
-from backend.turns.prompt.retrieval import EXCHANGE
-from backend.turns.prompt.speaker import find_preset, find_speaker
-from backend.turns.prompt.target import (
-    Target,
-    answerable,
-    find_audience,
-    find_target,
-    find_viewpoint,
-)
+from backend.turns.prompt.retrieve import EXCHANGE_LINES
+from backend.turns.prompt.sections import LoadedPreset
 
-QUOTED = 20
+MAX_QUOTED_LINES = 20
 """Last lines that macros may quote."""
 
-PLAYED: tuple[TurnKind, ...] = ("reply", "regenerate")
+PLAYED_KINDS: tuple[TurnKind, ...] = ("reply", "regenerate")
 """Turns in which the model may use tools."""
 
 RECENT_MACROS = ("last", "idle")
@@ -134,7 +125,7 @@ class ChatLoader:
         )
         if player is not None and not may_know(viewpoint, player.audience):
             user_name = self._user_name
-        target = answerable(
+        target = check_answerable(
             target, viewpoint, audience if request.text else PUBLIC, is_preview=self._is_preview
         )
         account = self._identity.settings
@@ -155,7 +146,7 @@ class ChatLoader:
             leaf=target.leaf,
             overrides=(settings.lore, account.lore),
         )
-        note, note_reason = authors_note(settings.authors_note, speaker.card)
+        note, note_reason = choose_authors_note(settings.authors_note, speaker.card)
         variables = read_variables(sealer, chat, sealed_globals)
         loaded = LoadedChat(
             chat=chat,
@@ -190,7 +181,7 @@ class ChatLoader:
                 else ()
             ),
             summary=(
-                await current_summary(
+                await find_current_summary(
                     self._session,
                     sealer,
                     chat,
@@ -216,7 +207,11 @@ class ChatLoader:
                 else await find_preset(self._session, self._identity, settings, speaker)
             ),
         )
-        quoted = QUOTED if any(map(_may_quote, [*loaded.fields, loaded.line or ""])) else EXCHANGE
+        quoted = (
+            MAX_QUOTED_LINES
+            if any(map(_may_quote, [*loaded.fields, loaded.line or ""]))
+            else EXCHANGE_LINES
+        )
         most = max(quoted, lore.depth, RECENT_LINES)
         recent = await self._recent(target, most, viewpoint)
         loaded = await self._with_rounds(replace(loaded, recent=recent))
@@ -309,7 +304,7 @@ class ChatLoader:
         """What the user says in this turn, stored or not."""
         if target.line_kind != "user_line":
             return None
-        return text_of(self._identity, target.line) if target.line else request.text
+        return read_text(self._identity, target.line) if target.line else request.text
 
     async def _is_due(self, note: AuthorsNote, target: Target, request: TurnRequest) -> bool:
         """Whether the author's note comes with this turn: it may go by the user's lines."""
@@ -335,16 +330,18 @@ class ChatLoader:
         return [
             RecentLine(
                 role=row.role,
-                author=author_of(self._identity, row),
+                author=read_author(self._identity, row),
                 position=row.position,
-                text=text_of(self._identity, row),
+                text=read_text(self._identity, row),
                 created_at=row.created_at,
             )
             for row in rows
         ]
 
 
-async def first_kept(session: AsyncSession, loaded: LoadedChat, *, budget: int) -> int | None:
+async def find_history_begin(
+    session: AsyncSession, loaded: LoadedChat, *, budget: int
+) -> int | None:
     """The position of the first line of a history that fits `budget` stored tokens.
 
     None where the whole path does.
@@ -365,7 +362,7 @@ def _is_played(target: Target) -> bool:
     goes on with words alone.
     """
     cut_off = target.continued is not None and target.continued.status != "complete"
-    return target.kind in PLAYED or cut_off
+    return target.kind in PLAYED_KINDS or cut_off
 
 
 def _may_quote(field: str) -> bool:
@@ -373,11 +370,11 @@ def _may_quote(field: str) -> bool:
     return "{{" in field and any(name in field.casefold() for name in RECENT_MACROS)
 
 
-def author_of(identity: Identity, message: Message) -> str:
+def read_author(identity: Identity, message: Message) -> str:
     """Who said a message, by name."""
     return identity.sealer.open(MESSAGE_AUTHOR, message.id, message.sealed_author)
 
 
-def text_of(identity: Identity, message: Message) -> str:
+def read_text(identity: Identity, message: Message) -> str:
     """What a message says."""
     return identity.sealer.open(MESSAGE_CONTENT, message.id, message.sealed_content)

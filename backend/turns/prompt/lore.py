@@ -35,13 +35,13 @@ from backend.vault.sealing import Sealer
 
 T = TypeVar("T")
 
-ATTEMPTS = 20
+MAX_COMPILE_RETRIES = 20
 """How often a turn is begun again because a book of it was changed while it was compiled."""
 
-MOST_ENTRIES = 50_000
+MAX_CACHED_ENTRIES = 50_000
 """Entries of all compiled books that are kept together; a book without any counts as one."""
 
-SECONDS = 600.0
+KEEP_SECONDS = 600.0
 """How long a compiled book is kept that nobody plays with."""
 
 DEEPEST_SCAN = 1_000
@@ -83,7 +83,9 @@ class LoreReader(UserSignedOut):
         self._pool = pool
         self._compiling: dict[tuple[UUID, int], asyncio.Task[CompiledBook]] = {}
         self._ready: dict[tuple[UUID, int], CompiledBook] = {}
-        self._cache: PlainCache[CompiledBook] = PlainCache(most=MOST_ENTRIES, seconds=SECONDS)
+        self._cache: PlainCache[CompiledBook] = PlainCache(
+            most=MAX_CACHED_ENTRIES, seconds=KEEP_SECONDS
+        )
         self._regexes = regexes
 
     async def read(
@@ -106,7 +108,7 @@ class LoreReader(UserSignedOut):
         written = [ref.id for ref in refs if ref.is_chronicles]
         lore = LoadedLore(
             books=books,
-            settings=_settings(overrides),
+            settings=_merge_settings(overrides),
             sources={ref.id: ref.source for ref in refs},
         )
         if written:
@@ -115,7 +117,7 @@ class LoreReader(UserSignedOut):
         if chat and any(book.asks_greeting for book in books):
             lore = replace(lore, greeting=await chats.greeting_number(session, chat.id))
         if leaf and any(book.is_timed for book in books):
-            lore = replace(lore, timed=await _timed(session, identity, leaf))
+            lore = replace(lore, timed=await _load_timed_state(session, identity, leaf))
         if leaf and any(book.asks_replies for book in books):
             lore = replace(lore, reply_count=await chats.count_said(session, leaf, "assistant"))
         return lore
@@ -150,7 +152,7 @@ class LoreReader(UserSignedOut):
         """
         ready: list[tuple[UUID, int]] = []
         try:
-            for _ in range(ATTEMPTS):
+            for _ in range(MAX_COMPILE_RETRIES):
                 try:
                     return await attempt()
                 except _NotCompiledError as missing:
@@ -180,7 +182,7 @@ class LoreReader(UserSignedOut):
                 if sealed.size > INLINE_CHARACTERS:
                     missing.append((ref, sealed))
                     continue
-                book = _compiled(identity, ref, sealed)
+                book = _compile(identity, ref, sealed)
                 self._keep(identity, book)
             found.append(book)
         if missing:
@@ -194,7 +196,7 @@ class LoreReader(UserSignedOut):
         """A compiled book, compiled once however many turns wait for it."""
 
         async def compiled() -> CompiledBook:
-            compiling = partial(_compiled, identity, ref, sealed)
+            compiling = partial(_compile, identity, ref, sealed)
             book = await self._pool.run(identity.user_id, compiling)
             self._keep(identity, book)
             return book
@@ -215,11 +217,11 @@ class _NotCompiledError(Exception):
         self.books = books
 
 
-def _compiled(identity: Identity, ref: ChatBook, sealed: SealedBook) -> CompiledBook:
+def _compile(identity: Identity, ref: ChatBook, sealed: SealedBook) -> CompiledBook:
     return CompiledBook(ref.id, ref.revision, *open_sealed(identity.sealer, sealed))
 
 
-def _settings(chain: Sequence[LoreOverrides]) -> LoreSettings:
+def _merge_settings(chain: Sequence[LoreOverrides]) -> LoreSettings:
     """How books are scanned: the chat's word, else the account's, else the default."""
     default = LoreSettings()
     return LoreSettings(
@@ -230,7 +232,7 @@ def _settings(chain: Sequence[LoreOverrides]) -> LoreSettings:
     )
 
 
-async def _timed(session: AsyncSession, identity: Identity, leaf: Message) -> TimedState:
+async def _load_timed_state(session: AsyncSession, identity: Identity, leaf: Message) -> TimedState:
     """The state after the nearest message of the path that changed it."""
     row = (
         await session.execute(
@@ -251,7 +253,7 @@ async def _timed(session: AsyncSession, identity: Identity, leaf: Message) -> Ti
     return TimedState.decode(identity.sealer.open_bytes(LORE_STATE, row.id, row.sealed_state))
 
 
-async def store_state(
+async def store_timed_state(
     session: AsyncSession,
     sealer: Sealer,
     message: Message,

@@ -32,7 +32,7 @@ from backend.lorebooks.activation.timed import NO_EFFECTS, TimedState
 from backend.lorebooks.entries import Position, Trigger
 from backend.turns.api.schemas import TurnRequest
 from backend.turns.prompt.context import LoadedChat, PromptWindow
-from backend.turns.prompt.macros import seed_of
+from backend.turns.prompt.macros import make_seed
 
 
 class LoreExpander:
@@ -85,7 +85,7 @@ def scan_of(
         message_count=(leaf.position + 1 if leaf else 0) + bool(loaded.said),
         reply_count=lore.reply_count,
         greeting=lore.greeting,
-        seed=seed_of(loaded.chat.id, leaf.id if leaf else None),
+        seed=make_seed(loaded.chat.id, leaf.id if leaf else None),
         expand=expander,
         fields={
             "persona_description": loaded.persona,

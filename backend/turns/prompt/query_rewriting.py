@@ -18,11 +18,16 @@ from backend.accounts.profile.settings import first_set
 from backend.core.logs import get_logger
 from backend.database.base import new_id
 from backend.database.engine import Database
-from backend.enrichment.budgets import RunBudget, open_budget
-from backend.enrichment.cleaning import without_tags
-from backend.enrichment.llm_selection import choose_model, limit_output, safe_sampling
+from backend.enrichment.cleaning import strip_tags
 from backend.enrichment.models import EnrichmentRun
-from backend.enrichment.runs.store import note_done
+from backend.enrichment.reader import (
+    RunBudget,
+    choose_model,
+    limit_output,
+    open_budget,
+    safe_sampling,
+)
+from backend.enrichment.runs.store import record_success
 from backend.errors import AppError
 from backend.generation.model import (
     ModelDeclinedError,
@@ -131,7 +136,7 @@ class Rephraser:
                 error=problem,
             )
             async with self._database.write() as session:
-                await note_done(session, run)
+                await record_success(session, run)
         if problem:
             note = "not looked up in other words: the task model gave no answer"
             return replace(found, notes=[*found.notes, note])
@@ -155,7 +160,7 @@ class Rephraser:
             return ""
         recent = "\n".join(f"{each.author}: {each.text}" for each in loaded.recent[-2:])
         asked = self._prompts["assist/rephrase"].render(
-            line=without_tags(line[:MOST_READ]), recent=without_tags(recent[-MOST_READ:])
+            line=strip_tags(line[:MOST_READ]), recent=strip_tags(recent[-MOST_READ:])
         )
         sampling = limit_output(safe_sampling(model.spec, window.sampling.safety), model.spec)
         prompt = Prompt([PromptMessage("user", asked)])

@@ -21,14 +21,14 @@ from backend.context.record import (
     RecordedWindow,
     hash_prompt,
     move_texts,
-    recorded_item,
+    record_item,
     recorded_left_out,
 )
 from backend.core.reasons import Reason
 from backend.database.base import new_id, now, upsert
 from backend.turns.models import CONTEXT_RECORD, CONTEXT_TEXT, ContextText, StoredContextRecord
-from backend.turns.prompt.built_prompt import Built
-from backend.turns.prompt.order import LoadedPreset
+from backend.turns.prompt.built_prompt import BuiltPrompt
+from backend.turns.prompt.sections import LoadedPreset
 from backend.turns.run.turn_run import TurnRun
 from backend.vault.sealing import digest
 
@@ -40,7 +40,7 @@ FEW_TEXTS = 8
 """So many texts are sent to the database without asking first which of them it has."""
 
 
-def record_of(built: Built) -> ContextRecord:
+def record_of(built: BuiltPrompt) -> ContextRecord:
     """The record of a built prompt, in the model's tokens. Hashes the whole prompt."""
     loaded, assembled = built.loaded, built.assembled
     record = ContextRecord(
@@ -49,8 +49,8 @@ def record_of(built: Built) -> ContextRecord:
         ratio=round(built.window.ratio, 4),
         budgets=RecordedBudget(**asdict(built.window.limits)),
         totals=built.totals,
-        items=[recorded_item(item) for item in assembled.items],
-        retrieved=[recorded_item(item) for item in assembled.retrieved],
+        items=[record_item(item) for item in assembled.items],
+        retrieved=[record_item(item) for item in assembled.retrieved],
         history=_recorded_history(built),
         left_out=_recorded_left_out(assembled.left_out),
         near_misses=list(map(recorded_left_out, built.near_misses)),
@@ -99,7 +99,7 @@ def _recorded_left_out(left_out: Sequence[LeftOut]) -> list[RecordedLeftOut]:
     return recorded
 
 
-def _recorded_history(built: Built) -> RecordedHistory | None:
+def _recorded_history(built: BuiltPrompt) -> RecordedHistory | None:
     history, leaf = built.assembled.history, built.loaded.target.leaf
     if leaf is None or not history.positions:
         return None
@@ -122,7 +122,7 @@ def _recorded_history(built: Built) -> RecordedHistory | None:
     )
 
 
-def _older(built: Built) -> RecordedLeftOut | None:
+def _older(built: BuiltPrompt) -> RecordedLeftOut | None:
     """What lies before the kept history, as one entry."""
     history = built.assembled.history
     leaf = built.loaded.target.leaf
@@ -136,7 +136,7 @@ def _older(built: Built) -> RecordedLeftOut | None:
     return RecordedLeftOut(kind="history", title=title, tokens=tokens, reasons=[Reason("budget")])
 
 
-def _to_real(record: ContextRecord, built: Built) -> None:
+def _to_real(record: ContextRecord, built: BuiltPrompt) -> None:
     """Turn the record's counts into the model's tokens."""
     if built.window.ratio == 1:
         return

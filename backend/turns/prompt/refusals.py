@@ -14,7 +14,7 @@ import msgspec
 
 from backend.generation.model import ModelContextOverflowError, Tool, ToolRound
 from backend.generation.tokens import RATIO_BOUNDS, get_tokenizer
-from backend.turns.prompt.built_prompt import Built
+from backend.turns.prompt.built_prompt import BuiltPrompt
 from backend.turns.prompt.context import Constraint
 
 MAX_REBUILDS = 2
@@ -69,7 +69,7 @@ class RefusedPrompt:
 
 
 def describe_refusal(
-    error: ModelContextOverflowError, built: Built, *, extra: int
+    error: ModelContextOverflowError, built: BuiltPrompt, *, extra: int
 ) -> RefusedPrompt:
     """Complete a refusal with the estimates of the prompt and the learned window.
 
@@ -100,7 +100,7 @@ def describe_refusal(
     )
 
 
-def constraint_after(refused: RefusedPrompt, built: Built) -> Constraint:
+def constraint_after(refused: RefusedPrompt, built: BuiltPrompt) -> Constraint:
     """Return the limits of the next prompt. They make it smaller than the refused one."""
     window = built.window
     ratio = (refused.needed - refused.extra) / max(1, refused.counted)
@@ -111,7 +111,7 @@ def constraint_after(refused: RefusedPrompt, built: Built) -> Constraint:
     return Constraint(ratio=ratio, extra=refused.extra)
 
 
-def count_extra(built: Built, *, tools: Sequence[Tool], rounds: Sequence[ToolRound]) -> int:
+def count_extra(built: BuiltPrompt, *, tools: Sequence[Tool], rounds: Sequence[ToolRound]) -> int:
     """Estimate the model's tokens of tools and rounds of calls. CPU-bound: some milliseconds."""
     declared = [(tool.name, tool.description, tool.parameters) for tool in tools]
     called = [

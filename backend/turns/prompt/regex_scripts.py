@@ -13,7 +13,7 @@ from backend.lorebooks.activation.outcome import ActiveEntry, ScanOutcome
 from backend.regex.scripts import ScriptEngine, Scripts
 from backend.regex.service import KINDS, load_active_scripts, prepare_scripts
 from backend.turns.prompt.context import LoadedChat, PromptWindow
-from backend.turns.prompt.macros import expand_line, macros_of
+from backend.turns.prompt.macros import expand_line, make_card_macros
 
 
 async def scripts_of(
@@ -27,7 +27,7 @@ async def scripts_of(
     scripts = await load_active_scripts(session, identity, own)
     if not scripts:
         return None
-    macros = macros_of(
+    macros = make_card_macros(
         speaker.card,
         char=speaker.name,
         user=loaded.user_name,

@@ -17,8 +17,8 @@ from backend.context.blocks import ChosenBy
 from backend.presets.models import Preset, open_preset
 from backend.turns.api.schemas import TurnRequest
 from backend.turns.prompt.context import Speaker
-from backend.turns.prompt.order import LoadedPreset
-from backend.turns.prompt.target import Target
+from backend.turns.prompt.load import Target
+from backend.turns.prompt.sections import LoadedPreset
 
 NARRATOR = "Narrator"
 """Who speaks in a chat without a character."""

@@ -9,7 +9,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from backend.accounts.auth.identity import Identity
 from backend.campaigns.ledger.store import has_changes
 from backend.chats import tree
-from backend.chats.events import tell_path_moved
+from backend.chats.events import notify_path_moved
 from backend.chats.models import Chat, Message
 from backend.core.events import Participants
 from backend.database.base import now
@@ -88,10 +88,10 @@ class TurnRecovery:
             has_text = len(message.sealed_content) > OVERHEAD
             if has_text or turn.kind == "continue" or await has_changes(session, message.id):
                 message.status = "interrupted"
-                tree.set_leaf_hidden(chat, message, hidden=message.hidden or not has_text)
+                tree.set_unfollowed_hidden(chat, message, hidden=message.hidden or not has_text)
             else:
                 turn.reply_id = None
-                await remove_reply(session, self._participants, sealer, chat, message)
+                await remove_empty_reply(session, self._participants, sealer, chat, message)
         said = [each for each in (turn.user_message_id, turn.reply_id) if each is not None]
         await self._index.left(
             session, turn.user_id, kind="message", container_id=chat.id, source_ids=said
@@ -101,7 +101,7 @@ class TurnRecovery:
         await self._enrichment.left(session, chat)
 
 
-async def remove_reply(
+async def remove_empty_reply(
     session: AsyncSession,
     participants: Participants,
     sealer: Sealer | None,
@@ -110,5 +110,5 @@ async def remove_reply(
 ) -> None:
     """Take back a reply that says nothing."""
     position = message.position
-    await tree.remove(session, chat, message)
-    await tell_path_moved(participants, session, sealer, chat, position)
+    await tree.remove_message(session, chat, message)
+    await notify_path_moved(participants, session, sealer, chat, position)

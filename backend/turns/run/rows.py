@@ -23,8 +23,8 @@ from backend.chats.token_counting import CountUnit
 from backend.database.base import now
 from backend.turns.models import TURN_EVENTS, Turn
 from backend.turns.play.played_turn import added
-from backend.turns.prompt.recording import SealedRecord, seal_record
-from backend.turns.run.transcript import PlayEvent
+from backend.turns.prompt.record import SealedRecord, seal_record
+from backend.turns.run.events import PlayEvent
 from backend.turns.run.turn_run import TurnRun
 
 
@@ -85,9 +85,9 @@ def write_reply(run: TurnRun, chat: Chat, message: Message, counts: dict[str, in
         message.notices = encode_notices(_notices(run, message))
     if counts:
         message.token_counts = msgspec.json.encode(counts).decode()
-        tree.recount(message, counts[chat.count_unit])
+        tree.set_unfollowed_tokens(message, counts[chat.count_unit])
         if run.outcome != "waiting" and not run.text.strip():
-            tree.set_leaf_hidden(chat, message, hidden=True)
+            tree.set_unfollowed_hidden(chat, message, hidden=True)
 
 
 def _notices(run: TurnRun, message: Message) -> list[Notice]:

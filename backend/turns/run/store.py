@@ -25,22 +25,12 @@ from backend.llm import token_ratios as ratios
 from backend.memory.indexing.outbox import IndexOutbox
 from backend.quotas.ledgers import add_tokens
 from backend.turns import repository
-from backend.turns.models import LEASE, TURN_OUTPUT, TURN_PROBLEM, Turn
-from backend.turns.play.store import close_play, suspend
-from backend.turns.prompt.lore import store_state
-from backend.turns.prompt.recording import seal_record, store_record
-from backend.turns.run.events import completed_event, cut_off
-from backend.turns.run.recovery import remove_reply
-from backend.turns.run.rows import (
-    capture_progress,
-    encoded,
-    finished,
-    replace_totals,
-    sealed_events,
-    segments_of,
-    usage_event,
-    write_reply,
-)
+from backend.turns.models import LEASE_DURATION, TURN_OUTPUT, TURN_PROBLEM, Turn
+from backend.turns.prompt.lore import store_timed_state
+from backend.turns.prompt.record import seal_record, store_record
+from backend.turns.run.events import make_completed_data, make_interrupted_error
+from backend.turns.run.recovery import remove_empty_reply
+from backend.turns.run.resume import close_play, suspend_turn
 from backend.turns.run.turn_run import TurnRun
 
 T = TypeVar("T")
@@ -103,13 +93,13 @@ class TurnStore:
         process's no longer, for their chat was deleted or their lease ran out.
         """
         runs = list(runs)
-        lease_until, owner = now() + LEASE, self._database.process_id
+        lease_until, owner = now() + LEASE_DURATION, self._database.process_id
         turns = [
             {
                 "key": run.turn_id,
                 "owner": owner,
                 "lease": lease_until,
-                "lengths": segments_of(run),
+                "lengths": encode_segments(run),
                 "occupation": run.progress.waits_for,
             }
             for run in runs
@@ -123,7 +113,7 @@ class TurnStore:
         events = {run.turn_id: len(run.progress.transcript.events) for run in runs}
         drops = {run.turn_id: run.progress.transcript.drops for run in dirty}
         told = [
-            {"key": run.turn_id, "owner": owner, "sealed_events": sealed_events(run)}
+            {"key": run.turn_id, "owner": owner, "sealed_events": seal_events(run)}
             for run in runs
             if events[run.turn_id] > run.stored_events
         ]
@@ -172,9 +162,9 @@ class TurnStore:
         this process's no longer (see `store_progress`) nothing is stored.
         """
         play = run.play
-        if play and run.outcome == "waiting" and await suspend(self._database, run, play):
+        if play and run.outcome == "waiting" and await suspend_turn(self._database, run, play):
             return
-        usage = usage_event(run)
+        usage = make_usage_data(run)
         saved, problem = await self._conclude(run, usage)
         progress = run.progress
         for name, data in play.closing if play and saved else ():
@@ -185,30 +175,30 @@ class TurnStore:
         if problem is not None:
             progress.failed = problem
         else:
-            progress.completed = completed_event(run.turn_id, run.outcome, run.finish)
+            progress.completed = make_completed_data(run.turn_id, run.outcome, run.finish)
 
     async def _conclude(
         self, run: TurnRun, usage: dict[str, Any] | None
     ) -> tuple[bool, dict[str, Any] | None]:
         """Store the end of a turn: whether there is a reply, and what went wrong."""
-        problem, saved = _problem(run), False
-        counts, record, spent = await asyncio.to_thread(finished, run)
+        problem, saved = _make_problem(run), False
+        counts, record, spent = await asyncio.to_thread(finish_reply, run)
         async with self._database.write() as session:
             chat, turn, reply = await repository.lock_turn(session, run.chat_id, run.turn_id)
             is_ours = turn is not None and turn.is_run_by(self._database.process_id)
             if chat is not None and turn is not None and is_ours:
-                _end(run, turn, usage, problem)
+                _write_end(run, turn, usage, problem)
                 saved = await self._conclude_reply(session, run, chat, turn, reply, counts)
                 # A continuation that added nothing leaves the reply, and its record, as they were.
                 saved = saved and (run.adds_to_reply or run.has_stored)
                 if saved and record is not None and (run.play or not run.record_stored):
                     await store_record(session, run, record)
                 closing = run.play.closing if run.play and saved else ()
-                turn.segments = segments_of(run, closing)
-                turn.sealed_events = sealed_events(run, closing)
+                turn.segments = encode_segments(run, closing)
+                turn.sealed_events = seal_events(run, closing)
             elif turn is not None:
-                problem = run.show_problem(cut_off())
-            await _learn(session, run)
+                problem = run.show_problem(make_interrupted_error())
+            await _learn_ratios(session, run)
             # A chat that was deleted meanwhile does not make its turn free; a gone account does.
             if turn is not None or await session.get(User, run.user_id) is not None:
                 await add_tokens(session, run.user_id, spent)
@@ -228,14 +218,14 @@ class TurnStore:
             return False
         if not counts:
             turn.reply_id = None
-            await remove_reply(session, self.participants, run.sealer, chat, message)
+            await remove_empty_reply(session, self.participants, run.sealer, chat, message)
             await self._spoken(session, run, turn, None)
             return False
         write_reply(run, chat, message, counts)
-        message.status = _status(run)
+        message.status = _get_status(run)
         if not run.prefix and opens_scene(run.text):
             message.scene_id, message.scene_place = message.id, 0
-        await store_state(
+        await store_timed_state(
             session,
             run.sealer,
             message,
@@ -298,15 +288,15 @@ def _call_each(functions: Mapping[UUID, Callable[[], T]]) -> dict[UUID, T]:
     return {key: function() for key, function in functions.items()}
 
 
-def _end(
+def _write_end(
     run: TurnRun, turn: Turn, usage: dict[str, Any] | None, problem: dict[str, Any] | None
 ) -> None:
     """Put how a turn ended into its row."""
     turn.state = run.outcome
     turn.finished_at = now()
-    turn.usage = encoded(usage)
+    turn.usage = encode_json(usage)
     turn.finish = run.finish or None
-    turn.sealed_events = sealed_events(run)
+    turn.sealed_events = seal_events(run)
     if run.refused:
         replace_totals(run, turn)
     turn.lease_owner = turn.lease_until = turn.waits_for = None
@@ -318,7 +308,7 @@ def _end(
         turn.sealed_output = run.sealer.seal(TURN_OUTPUT, turn.id, run.text)
 
 
-async def _learn(session: AsyncSession, run: TurnRun) -> None:
+async def _learn_ratios(session: AsyncSession, run: TurnRun) -> None:
     """Learn of the model's counts. What a played turn asks, round by round, is not its prompt.
 
     The report of a prompt that was cut is not learned from, because it is that of another prompt.
@@ -334,13 +324,13 @@ async def _learn(session: AsyncSession, run: TurnRun) -> None:
         await learn(counted=run.built.assembled.tokens, reported=run.usage.prompt_tokens)
 
 
-def _problem(run: TurnRun) -> dict[str, Any] | None:
+def _make_problem(run: TurnRun) -> dict[str, Any] | None:
     """Return the problem of a turn, as its last event has it."""
-    error = run.problem or (cut_off() if run.outcome == "interrupted" else None)
+    error = run.problem or (make_interrupted_error() if run.outcome == "interrupted" else None)
     return run.show_problem(error) if error else None
 
 
-def _status(run: TurnRun) -> MessageStatus:
+def _get_status(run: TurnRun) -> MessageStatus:
     if run.kind == "continue" and not run.adds_to_reply:
         return run.status_before
     match run.outcome:

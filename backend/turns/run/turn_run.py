@@ -38,22 +38,28 @@ from backend.llm.server_slots import ModelSlots
 from backend.llm.slot_rules import Occupation, Rank, Work
 from backend.turns.models import TurnKind, TurnState
 from backend.turns.play.played_turn import Play
-from backend.turns.prompt.built_prompt import Built
-from backend.turns.prompt.context import Constraint
-from backend.turns.prompt.refusals import (
+from backend.turns.prompt.built_prompt import (
     MAX_REBUILDS,
+    BuiltPrompt,
     RefusedPrompt,
-    constraint_after,
     describe_refusal,
+    make_constraint,
 )
-from backend.turns.run.events import CONTEXT_READY, EventCursor, Progress, TurnEvent
+from backend.turns.prompt.context import Constraint
+from backend.turns.run.events import (
+    CONTEXT_READY,
+    EventCursor,
+    Progress,
+    Segment,
+    SpokenKind,
+    TurnEvent,
+)
 from backend.turns.run.reply_text import PARAGRAPH, filter_speakers, find_joint, make_speaker_filter
-from backend.turns.run.transcript import Segment, Spoken
 from backend.vault.sealing import Sealer
 
 log = get_logger(__name__)
 
-Rebuild = Callable[[Built, Constraint], Awaitable[Built]]
+Rebuild = Callable[[BuiltPrompt, Constraint], Awaitable[BuiltPrompt]]
 """Builds the prompt of a turn again; see `PromptBuilder.rebuild`."""
 
 
@@ -80,7 +86,7 @@ class TurnRun:
     key_mode: KeyMode
     is_administrator: bool
     model: ChatModel = field(repr=False)
-    built: Built = field(repr=False)
+    built: BuiltPrompt = field(repr=False)
     progress: Progress
     prefix: str = field(default="", repr=False)
     prefix_thinking: str = field(default="", repr=False)
@@ -103,7 +109,7 @@ class TurnRun:
     stored_drops: int = 0
     record_stored: bool = False
     rewritten: tuple[str, str] | None = field(default=None, repr=False)
-    _begun: set[Spoken] = field(default_factory=set[Spoken])
+    _begun: set[SpokenKind] = field(default_factory=set[SpokenKind])
     _waiters: set[asyncio.Future[None]] = field(default_factory=set[asyncio.Future[None]])
     _speaking: asyncio.Task[None] | None = None
     _stop_as: TurnState | None = None
@@ -127,7 +133,7 @@ class TurnRun:
         left = min(self.built.reply_limit - new, MAX_REPLY_CHARACTERS - whole)
         return replace(self.built.prompt, reply_limit=max(0, left))
 
-    def _joined(self, kind: Spoken) -> str:
+    def _joined(self, kind: SpokenKind) -> str:
         if self.rewritten is not None:
             return self.rewritten[kind == "thinking"]
         return self.progress.transcript.joined(kind)
@@ -154,7 +160,7 @@ class TurnRun:
         What scripts added comes last; what they took leaves a gap, so that no event's id changes.
         """
         runs = self.progress.transcript.segments()
-        kinds: tuple[Spoken, ...] = ("thinking", "text")
+        kinds: tuple[SpokenKind, ...] = ("thinking", "text")
         for kind in kinds:
             more = len(self._joined(kind)) - sum(length for each, length in runs if each == kind)
             if more > 0:
@@ -337,7 +343,7 @@ class TurnRun:
             pieces, lambda: make_speaker_filter(self.built.loaded, has_text=has_text)
         )
 
-    def take_back(self, kind: Spoken, *, since: int) -> None:
+    def take_back(self, kind: SpokenKind, *, since: int) -> None:
         """Drop text or thoughts after the first `since` places, and add the event of that."""
         transcript = self.progress.transcript
         transcript.drop(kind, since=since)
@@ -350,7 +356,7 @@ class TurnRun:
         self,
         ask: Callable[[], AsyncGenerator[Piece, None]],
         *,
-        count_extra: Callable[[Built], int] = lambda _: 0,
+        count_extra: Callable[[BuiltPrompt], int] = lambda _: 0,
     ) -> AsyncGenerator[Piece, None]:
         """Yield the pieces of one request. A prompt that is refused as too long is built again.
 
@@ -381,7 +387,7 @@ class TurnRun:
                 self.refused.append(refused)
                 if not rebuilds_left:
                     raise refused.complete(error) from error
-                await self.build_again(constraint_after(refused, self.built))
+                await self.build_again(make_constraint(refused, self.built))
             else:
                 return
 
@@ -430,7 +436,7 @@ class TurnRun:
             case _:
                 pass
 
-    def _append(self, kind: Spoken, text: str) -> None:
+    def _append(self, kind: SpokenKind, text: str) -> None:
         """Add a piece. The first one of a request is separated from the reply so far."""
         if text and kind not in self._begun:
             self._begun.add(kind)

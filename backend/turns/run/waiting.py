@@ -17,10 +17,16 @@ from backend.turns.api.schemas import ChoiceRequest, TurnRequest
 from backend.turns.errors import ChatChangedError, ChoiceMadeError, TurnNotWaitingError
 from backend.turns.models import Turn
 from backend.turns.play.played_turn import Play
-from backend.turns.play.store import claim, read_suspended, resume_play
 from backend.turns.prompt.builder import PromptBuilder
-from backend.turns.run.events import AWAITING, CHOSEN, READY, Progress, stored_progress
-from backend.turns.run.transcript import Transcript
+from backend.turns.run.events import (
+    AWAITING_CHOICE,
+    CHOICE_MADE,
+    READY_ID,
+    Progress,
+    Transcript,
+    read_progress,
+)
+from backend.turns.run.resume import claim_turn, read_suspended, resume_play
 from backend.turns.run.turn_run import TurnRun
 
 log = get_logger(__name__)
@@ -62,8 +68,8 @@ class WaitingTurns:
             if not reply.is_active:
                 raise ChatChangedError("The turn is on another branch. Activate its reply first.")
             run, play = await self._resumed(identity, turn, reply, progress, choice)
-            if await claim(self._database, run, play, before=turn.segments):
-                return run, READY + progress.transcript.length - 1
+            if await claim_turn(self._database, run, play, before=turn.segments):
+                return run, READY_ID + progress.transcript.length - 1
             log.info("turn.not_claimed", turn_id=turn_id, attempt=attempt)
         raise ChatChangedError("Look at it again, and choose once more.")
 
@@ -81,7 +87,7 @@ class WaitingTurns:
         async with self._database.read() as session:
             turn = await repository.get_turn(session, turn_id, owner_id=identity.user_id)
             reply = await session.get(Message, turn.reply_id) if turn.reply_id else None
-        return turn, reply, stored_progress(identity.sealer, turn, reply)
+        return turn, reply, read_progress(identity.sealer, turn, reply)
 
     async def _resumed(
         self,
@@ -117,7 +123,7 @@ class WaitingTurns:
             stored_tokens=get_tokenizer(built.window.stored_unit.tokenizer).count(said),
         )
         progress.is_waiting, progress.usage = False, None
-        transcript.append_event(CHOSEN, _chosen(choice))
+        transcript.append_event(CHOICE_MADE, _chosen(choice))
         play.told_from = transcript.length
         return run, play
 
@@ -136,13 +142,13 @@ def made_before(transcript: Transcript, choice: ChoiceRequest) -> int | None:
     """
     asked = False
     for name, data, place in transcript.since(0):
-        if name == AWAITING:
+        if name == AWAITING_CHOICE:
             ids = {data.get("own") or None, *(each["id"] for each in data["options"])}
             asked = choice.option in ids
-        elif name == CHOSEN and asked:
+        elif name == CHOICE_MADE and asked:
             if data != _chosen(choice):
                 raise ChoiceMadeError(data["option"])
-            return READY + place - 1
+            return READY_ID + place - 1
     if not asked:
         raise ValidationError("The turn does not wait for this option.")
     return None

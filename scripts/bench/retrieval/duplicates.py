@@ -29,7 +29,12 @@ import numpy as np
 from backend.chronicles.events import EventFields
 from backend.core.cpu_pool import CpuPool
 from backend.core.logs import configure_logging
-from backend.enrichment.agent.duplicates import ASKED_FROM, AskedFrom, DuplicateFinder, Near
+from backend.enrichment.agent.duplicates import (
+    DUPLICATE_THRESHOLDS,
+    DuplicateFinder,
+    DuplicateThresholds,
+    SimilarEvent,
+)
 from backend.memory.embedding.local import LocalEmbedder
 from backend.memory.embedding.protocol import Floats
 from backend.vault.sealing import Sealer
@@ -67,7 +72,7 @@ class PairComparison:
     """A pair in one direction, with the finder's result and difflib's ratio."""
 
     pair: EventPair
-    near: Near[ComparedEvent]
+    near: SimilarEvent[ComparedEvent]
     ratio: float
 
 
@@ -76,11 +81,11 @@ class ComparedObservation:
     """An observation with the earlier ones of its dialogue, nearest first."""
 
     text: str
-    near: Sequence[Near[ComparedEvent]]
+    near: Sequence[SimilarEvent[ComparedEvent]]
 
 
 Decide = Callable[[PairComparison], bool]
-View = Callable[[Near[ComparedEvent]], Near[ComparedEvent]]
+View = Callable[[SimilarEvent[ComparedEvent]], SimilarEvent[ComparedEvent]]
 
 
 class EmbeddedTexts:
@@ -173,7 +178,9 @@ def print_constants(
     """Print how many events the model would be asked about with other constants."""
     rows: dict[str, dict[str, float]] = {}
     for cosine, likeness in product(COSINES, LIKENESSES):
-        least = AskedFrom(cosine=cosine or 0.0, likeness=likeness, likeness_alone=likeness)
+        least = DuplicateThresholds(
+            cosine=cosine or 0.0, likeness=likeness, likeness_alone=likeness
+        )
         view = keep_meaning if cosine else drop_meaning
         figures = measure(comparisons, _may_be_same(view, least))
         rows[f"cosine {cosine or '-'}, likeness {likeness}"] = {
@@ -184,17 +191,17 @@ def print_constants(
     print_grid("asked about", rows)
 
 
-def keep_meaning(near: Near[ComparedEvent]) -> Near[ComparedEvent]:
+def keep_meaning(near: SimilarEvent[ComparedEvent]) -> SimilarEvent[ComparedEvent]:
     """Return the result with an embedder."""
     return near
 
 
-def drop_meaning(near: Near[ComparedEvent]) -> Near[ComparedEvent]:
+def drop_meaning(near: SimilarEvent[ComparedEvent]) -> SimilarEvent[ComparedEvent]:
     """Return the result without an embedder."""
     return replace(near, cosine=None)
 
 
-def _may_be_same(view: View, least: AskedFrom = ASKED_FROM) -> Decide:
+def _may_be_same(view: View, least: DuplicateThresholds = DUPLICATE_THRESHOLDS) -> Decide:
     return lambda each: view(each.near).may_be_same(least)
 
 
@@ -204,7 +211,9 @@ def _is_noticed(view: View) -> Decide:
 
 
 def _count_asked(
-    observations: Sequence[ComparedObservation], view: View, least: AskedFrom = ASKED_FROM
+    observations: Sequence[ComparedObservation],
+    view: View,
+    least: DuplicateThresholds = DUPLICATE_THRESHOLDS,
 ) -> int:
     return sum(any(view(near).may_be_same(least) for near in each.near) for each in observations)
 
@@ -236,7 +245,7 @@ def summarize(
     check = halves["check"]
     return {
         "pairs": {split: len(half) // 2 for split, half in halves.items()},
-        "thresholds": asdict(ASKED_FROM),
+        "thresholds": asdict(DUPLICATE_THRESHOLDS),
         "methods": {
             split: {name: measure(half, decide) for name, decide in methods.items()}
             for split, half in halves.items()

@@ -27,6 +27,7 @@ from typing import Any
 from uuid import UUID, uuid5
 
 import numpy as np
+from backend.turns.prompt.retrieve import MAX_ITEMS, MAX_SHORT_ITEMS, ROOM_TOKENS
 from numpy.typing import NDArray
 
 from backend.core.logs import configure_logging
@@ -51,7 +52,6 @@ from backend.memory.search.ranking import (
 from backend.memory.search.recall import add_few, deeper, nearest, split, with_nearest
 from backend.memory.search.request import SearchRequest
 from backend.memory.search.search import MemorySearch
-from backend.turns.prompt.retrieval import MAX_ITEMS, MAX_SHORT_ITEMS, ROOM
 from scripts.bench.data import LOCOMO
 from scripts.bench.retrieval.search import (
     IDS,
@@ -239,11 +239,11 @@ def fill_prompt(
     searched: SearchedQuestion, order: Sequence[Candidate], kept: Sequence[Candidate], broad: float
 ) -> list[UUID]:
     """Return the turns of a prompt: relevant ones, the nearest by meaning, and a few others."""
-    kept = add_few(kept, order, RankingThresholds(), room=ROOM)
+    kept = add_few(kept, order, RankingThresholds(), room=ROOM_TOKENS)
     chosen = mmr.select(diversified(kept, broad), searched.vectors, count=MAX_ITEMS)
     spans = searched.reading.spans
     near = nearest(searched.deep, RankingThresholds(), speakers=searched.speakers, spans=spans)
-    taken = with_nearest(chosen, near, room=ROOM, most=MAX_SHORT_ITEMS)
+    taken = with_nearest(chosen, near, room=ROOM_TOKENS, most=MAX_SHORT_ITEMS)
     return [each.payload.source_id for each in taken]
 
 

@@ -26,6 +26,8 @@ from pathlib import Path
 from typing import Any
 from uuid import UUID, uuid5
 
+from backend.turns.prompt.retrieve import MAX_SHORT_ITEMS
+
 from backend.context.budget import fill
 from backend.core.logs import configure_logging
 from backend.generation.tokens import MESSAGE_OVERHEAD, get_tokenizer
@@ -36,7 +38,6 @@ from backend.memory.search.recall import with_nearest
 from backend.memory.search.request import SearchRequest
 from backend.memory.search.search import MemorySearch
 from backend.memory.search.terms import query_terms
-from backend.turns.prompt.retrieval import MAX_SHORT_ITEMS
 from backend.vault.sealing import Sealer
 from scripts.bench.data import CRD3
 from scripts.bench.retrieval.search import (

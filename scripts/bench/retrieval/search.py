@@ -21,6 +21,7 @@ from tempfile import TemporaryDirectory, gettempdir
 from typing import Any
 from uuid import UUID, uuid5
 
+from backend.turns.prompt.retrieve import MAX_ITEMS, MAX_SHORT_ITEMS, ROOM_TOKENS
 from tokenizers import Tokenizer
 
 from backend.chats.drafts import place_in_scene
@@ -62,7 +63,6 @@ from backend.memory.search.features import Found
 from backend.memory.search.request import SearchRequest
 from backend.memory.search.search import MemorySearch
 from backend.memory.search.terms import blinded, query_terms
-from backend.turns.prompt.retrieval import MAX_ITEMS, MAX_SHORT_ITEMS, ROOM
 from backend.vault.sealing import Sealer
 from scripts.bench.data import MINILM
 from scripts.bench.vectors import StoredVectors
@@ -302,7 +302,7 @@ def make_request(
         parts=parts,
         kinds=kinds,
         limit=MAX_ITEMS,
-        room=ROOM,
+        room=ROOM_TOKENS,
         most=MAX_SHORT_ITEMS,
         now=dialogue.ended,
         activates_lore=True,

@@ -13,7 +13,7 @@ from sqlalchemy import select
 from backend.database.base import now
 from backend.jobs.errors import RetryLaterError
 from backend.turns.models import StoredContextRecord
-from backend.turns.prompt import query_rewriting as rephrasing
+from backend.turns.prompt import retrieve as rephrasing
 from tests.fakes.holding_server import HoldingServer
 from tests.fakes.openai_server import OpenAIServer, error, reply
 from tests.fakes.scripted_server import Request
@@ -384,7 +384,7 @@ async def test_a_turn_searches_again_in_the_task_model_s_words_where_its_user_wa
     assert await notes() == failed
     model.script(reply('{"said": 1}'))
     assert await notes() == []
-    monkeypatch.setattr(rephrasing, "SECONDS", 0.1)
+    monkeypatch.setattr(rephrasing, "TIMEOUT_SECONDS", 0.1)
     async with model.thinking():
         assert await notes() == failed
     assert (await runs())["items"][0]["error"] == "too-slow"
