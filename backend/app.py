@@ -73,17 +73,16 @@ from backend.quotas.ledgers import fold_ledger
 from backend.quotas.middleware import QuotaMiddleware
 from backend.regex.controller import ScriptController
 from backend.turns.api.controller import (
+    LoreTesterController,
     MessageContextController,
     RunningTurnController,
     TurnController,
 )
 from backend.turns.api.openings import OpeningController
 from backend.turns.api.search import SearchController
-from backend.turns.lore_tester.controller import LoreTesterController
 from backend.turns.play.downtime import DowntimeController
-from backend.usage.campaign_usage import MeasureController
-from backend.usage.chat_usage import ChatUsageController
 from backend.usage.models_in_use import ModelsInUseController
+from backend.usage.spending import ChatUsageController, MeasureController
 from backend.web.controller import PageController
 
 log = get_logger(__name__)

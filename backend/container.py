@@ -94,25 +94,24 @@ from backend.regex.process import RegexProcess
 from backend.regex.scripts import ScriptEngine
 from backend.regex.service import ScriptService
 from backend.settings import Settings
+from backend.turns.api.lore_tester import LoreTester
 from backend.turns.api.openings import OpeningService
 from backend.turns.api.search import SearchService
 from backend.turns.api.service import TurnService
 from backend.turns.api.suggestions import SuggestionService
-from backend.turns.lore_tester.service import LoreTester
 from backend.turns.models import TURN_LEASES
 from backend.turns.play.downtime import DowntimeService
+from backend.turns.prompt.assemble import CountCache
 from backend.turns.prompt.builder import PromptBuilder
 from backend.turns.prompt.history import HistoryCache
 from backend.turns.prompt.lore import LoreReader
 from backend.turns.prompt.macros import LineMacroService
 from backend.turns.prompt.preview import ContextService
-from backend.turns.prompt.query_rewriting import Rephraser
-from backend.turns.prompt.token_counts import CountCache
+from backend.turns.prompt.retrieve import Rephraser
 from backend.turns.run.recovery import TurnRecovery
 from backend.turns.run.store import TurnStore
-from backend.usage.campaign_usage import MeasureService
-from backend.usage.chat_usage import ChatUsageService
 from backend.usage.models_in_use import ModelsInUseService
+from backend.usage.spending import ChatUsageService, MeasureService
 from backend.vault.root import RootKeys
 from backend.vault.slots import DEFAULT_KDF, PasswordKdf
 

@@ -19,7 +19,7 @@ from collections import defaultdict
 from collections.abc import Callable, Coroutine, Generator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from types import coroutine
+from types import ModuleType, coroutine
 from typing import Any
 
 import aiosqlite
@@ -34,12 +34,12 @@ from backend.quotas.middleware import QuotaMiddleware
 from backend.turns.api.service import TurnService
 from backend.turns.prompt.assemble import PromptAssembler
 from backend.turns.prompt.builder import PromptBuilder
+from backend.turns.run import registry
 from backend.turns.run.registry import RunRegistry
 from backend.turns.run.start import TurnStarter
 from backend.turns.run.store import TurnStore
-from backend.turns.run.turn_run import TurnRun
 
-STAGES: dict[str, tuple[tuple[type, str], ...]] = {
+STAGES: dict[str, tuple[tuple[type | ModuleType, str], ...]] = {
     "request: HTTP, who asks, limits": (
         (IdentityMiddleware, "handle"),
         (QuotaMiddleware, "handle"),
@@ -49,7 +49,7 @@ STAGES: dict[str, tuple[tuple[type, str], ...]] = {
     "request: retrieve": ((PromptBuilder, "_retrieve"),),
     "request: assemble": ((PromptAssembler, "assemble"),),
     "request: start": ((TurnStarter, "start"),),
-    "streaming: the model's stream": ((TurnRun, "_listen_to_model"),),
+    "streaming: the model's stream": ((registry, "take_reply"),),
     "streaming: events sent": ((ASGIStreamingResponse, "_stream"),),
     "streaming: stored each second": ((RunRegistry, "_store_all"),),
     "conclude": ((TurnStore, "conclude"),),
@@ -57,7 +57,7 @@ STAGES: dict[str, tuple[tuple[type, str], ...]] = {
     "jobs: indexing": ((Indexer, "index"),),
     "jobs: end": ((Worker, "_run"), (RunningJob, "_store")),
 }
-"""Methods of each stage. What none of them does is the rest: the event loop, HTTP, timers."""
+"""Methods and functions of each stage. What none of them does is the rest: the event loop, HTTP, timers."""
 
 
 class Clock:

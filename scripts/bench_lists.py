@@ -42,7 +42,7 @@ from backend.memory.indexing.points import Attempt, Blinders, PointMaker
 from backend.memory.indexing.sources import Recalled
 from backend.memory.search.request import SearchRequest
 from backend.memory.search.search import MemorySearch
-from backend.turns.prompt.retrieval import MAX_ITEMS, MAX_SHORT_ITEMS, ROOM
+from backend.turns.prompt.retrieve import MAX_ITEMS, MAX_SHORT_ITEMS, ROOM
 from backend.vault.sealing import Sealer
 from scripts._vectors import KeptVectors
 from scripts.bench_locomo import (

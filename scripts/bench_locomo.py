@@ -93,7 +93,7 @@ from backend.memory.search.recall import add_few, deeper, nearest, split, with_n
 from backend.memory.search.request import SearchRequest
 from backend.memory.search.search import MemorySearch
 from backend.memory.search.terms import blinded, query_terms
-from backend.turns.prompt.retrieval import MAX_ITEMS, MAX_SHORT_ITEMS, ROOM
+from backend.turns.prompt.retrieve import MAX_ITEMS, MAX_SHORT_ITEMS, ROOM
 from backend.vault.sealing import Sealer
 from scripts._vectors import KeptVectors
 

@@ -22,7 +22,7 @@ from backend import app
 from backend.accounts.auth import idempotency
 from backend.cli import main
 from backend.memory.indexing import outbox
-from backend.turns.play import store as play_store
+from backend.turns.run import resume as play_store
 from backend.turns.run import start, store
 from scripts._enrichment_process import hurry, share_index
 

@@ -37,6 +37,8 @@ from backend.http.schemas import (
     PageSize,
 )
 from backend.llm.server_slots import ModelBusyError
+from backend.lorebooks.errors import LorebookNotFoundError
+from backend.turns.api.lore_tester import LoreTest, LoreTester, LoreTestRequest
 from backend.turns.api.schemas import (
     ChoiceRequest,
     ContextRequest,
@@ -338,3 +340,40 @@ class MessageContextController(Controller):
         `diff=previous` adds how it differs from the prompt of the reply before it.
         """
         return await contexts.stored(identity, message_id, with_difference=diff is not None)
+
+
+class LoreTesterController(Controller):
+    """Trying lorebooks."""
+
+    path = "/lorebooks/{lorebook_id:uuid}/test"
+    tags = ("Lorebooks",)
+
+    @post(
+        status_code=200,
+        opt={
+            NEEDS: "read",
+            PREVIEWS: True,
+            RAISES: (
+                LorebookNotFoundError,
+                ChatNotFoundError,
+                CharacterNotFoundError,
+                UnknownModelError,
+                SettingNotTakenError,
+            ),
+            EXAMPLE: {"texts": ["Who lives in the lighthouse?"]},
+        },
+        summary="Try a lorebook on a text",
+    )
+    async def test_lorebook(
+        self,
+        lorebook_id: FromPath[UUID],
+        data: JSONBody[LoreTestRequest],
+        identity: NamedDependency[Identity],
+        lore_tester: NamedDependency[LoreTester],
+    ) -> LoreTest:
+        """Which entries a text would bring in, by which keys, and which it nearly would.
+
+        It is the scan that fills prompts, of this lorebook alone, linked or not. Only the text is
+        looked at, no message of a chat; nobody searches by meaning; nothing is stored.
+        """
+        return await lore_tester.test(identity, lorebook_id, data)

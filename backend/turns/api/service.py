@@ -44,10 +44,10 @@ from backend.turns.prompt.builder import PromptBuilder
 from backend.turns.run.events import EventCursor, Progress, TurnEvent, awaited, stored_progress
 from backend.turns.run.recovery import TurnRecovery
 from backend.turns.run.registry import RunRegistry
+from backend.turns.run.resume import WaitingTurns
 from backend.turns.run.start import TurnStarter
 from backend.turns.run.store import TurnStore
 from backend.turns.run.turn_run import TurnRun
-from backend.turns.run.waiting import WaitingTurns
 from backend.vault.sealing import Sealer, digest
 
 

@@ -34,9 +34,13 @@ from backend.quotas.service import Quotas
 from backend.turns.api.schemas import SuggestionRequest, Suggestions, TurnRequest
 from backend.turns.errors import ChatChangedError
 from backend.turns.prompt.builder import PromptBuilder
-from backend.turns.prompt.built_prompt import Built
+from backend.turns.prompt.built_prompt import (
+    MAX_REBUILDS,
+    Built,
+    constraint_after,
+    describe_refusal,
+)
 from backend.turns.prompt.context import Constraint, version_of
-from backend.turns.prompt.refusals import MAX_REBUILDS, constraint_after, describe_refusal
 
 _JSON_MEMBER = re.compile(r'"\w{1,40}"\s{0,9}:\s{0,9}(?:["{\[\d-]|true|false|null)')
 """A name in quotes and a value: an object, or a piece of one. Speech is not written like that."""

@@ -3,39 +3,43 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
+import os
+import threading
+from collections import OrderedDict
 from collections.abc import Generator, Sequence
 from dataclasses import replace
 from functools import partial
+from uuid import UUID
 
 from msgspec import structs
 
 from backend.accounts.auth.identity import Identity
+from backend.accounts.events import UserSignedOut
 from backend.context.assembly import Counter, assemble
 from backend.context.budget import ContextOverflowError
 from backend.context.layout import Item, LeftOut
 from backend.context.macros import MacroBudget
 from backend.core.cpu_pool import CpuPool
 from backend.core.reasons import Reason
-from backend.generation.tokens import MESSAGE_OVERHEAD
+from backend.generation.tokens import MESSAGE_OVERHEAD, get_tokenizer
 from backend.lorebooks.activation.outcome import lore_reserve
 from backend.prompts import PromptLibrary
 from backend.turns.api.schemas import TurnRequest
 from backend.turns.prompt.built_prompt import Built, loses_rounds_of
 from backend.turns.prompt.context import PromptContext
 from backend.turns.prompt.history import fit
-from backend.turns.prompt.lore import LoreReader
-from backend.turns.prompt.lore_placement import (
+from backend.turns.prompt.lore import (
     LoreExpander,
+    LoreReader,
     Outlets,
     PlacedLore,
     place,
     scan_of,
     triggers_of,
 )
-from backend.turns.prompt.macros import expanded_size, macros_for, within_limits
-from backend.turns.prompt.order import PromptOrder
-from backend.turns.prompt.regex_scripts import sent_lore
-from backend.turns.prompt.retrieval import (
+from backend.turns.prompt.macros import expanded_size, macros_for, sent_lore, within_limits
+from backend.turns.prompt.retrieve import (
     by_rank,
     consequence_items,
     memory_items,
@@ -46,8 +50,52 @@ from backend.turns.prompt.retrieval import (
     semantic_hits,
     sized,
 )
-from backend.turns.prompt.sections import SectionBuilder
-from backend.turns.prompt.token_counts import CountCache
+from backend.turns.prompt.sections import PromptOrder, SectionBuilder
+
+CAPACITY = 20_000
+SHORT = 200
+"""Below so many characters, counting costs no more than looking up."""
+
+
+class CountCache(UserSignedOut):
+    """Token counts by user, vocabulary and content hash, the least recently used forgotten first.
+
+    The hashes are under a key of this process: what was counted can't be guessed from them. Safe to
+    use from several threads.
+    """
+
+    def __init__(self, capacity: int = CAPACITY) -> None:
+        self._capacity = capacity
+        self._key = os.urandom(32)
+        self._counts: OrderedDict[tuple[UUID, bytes], int] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def count(self, user_id: UUID, tokenizer: str, text: str) -> int:
+        """Tokens of a user's text in a vocabulary."""
+        if len(text) < SHORT:
+            return get_tokenizer(tokenizer).count(text)
+        digest = hashlib.blake2b(
+            text.encode(), key=self._key, digest_size=16, person=tokenizer.encode()[:16]
+        ).digest()
+        key = user_id, digest
+        with self._lock:
+            found = self._counts.get(key)
+            if found is not None:
+                self._counts.move_to_end(key)
+                return found
+        found = get_tokenizer(tokenizer).count(text)
+        with self._lock:
+            self._counts[key] = found
+            if len(self._counts) > self._capacity:
+                self._counts.popitem(last=False)
+        return found
+
+    def user_signed_out(self, user_id: UUID) -> None:
+        """Drop what is kept of a user."""
+        with self._lock:
+            for key in [each for each in self._counts if each[0] == user_id]:
+                del self._counts[key]
+
 
 LOST_ROUNDS = "There was no room for all rounds that the campaign's summary does not tell yet."
 

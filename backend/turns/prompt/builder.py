@@ -50,18 +50,14 @@ from backend.regex.scripts import ScriptEngine
 from backend.settings import Settings
 from backend.turns.api.schemas import ContextRequest, TurnRequest
 from backend.turns.errors import ChatChangedError
-from backend.turns.prompt.assemble import PromptAssembler
+from backend.turns.prompt.assemble import CountCache, PromptAssembler
 from backend.turns.prompt.built_prompt import Built
 from backend.turns.prompt.context import Constraint, LoadedChat, PromptContext, PromptWindow
-from backend.turns.prompt.history import HistoryCache, open_history
+from backend.turns.prompt.history import HistoryCache, last_thoughts, open_history
 from backend.turns.prompt.load import ChatLoader, first_kept
 from backend.turns.prompt.lore import LoreReader
-from backend.turns.prompt.macros import expand_line
-from backend.turns.prompt.query_rewriting import Rephraser
-from backend.turns.prompt.regex_scripts import rewritten, scripts_of
-from backend.turns.prompt.retrieval import ask_for
-from backend.turns.prompt.thoughts import last_thoughts
-from backend.turns.prompt.token_counts import CountCache
+from backend.turns.prompt.macros import expand_line, rewritten, scripts_of
+from backend.turns.prompt.retrieve import Rephraser, ask_for
 
 MOST_ALWAYS = 16_384
 """Tokens that what is always sent hardly ever exceeds; half of a window that is smaller."""

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import takewhile
 
+import msgspec
 from msgspec import structs
 
 from backend.context.assembly import Assembled
@@ -15,13 +17,20 @@ from backend.context.record import Totals
 from backend.core.audience import GM
 from backend.generation.catalogue import MessageShape
 from backend.generation.message_shapes import shape_messages
-from backend.generation.model import MAX_REPLY_CHARACTERS, Prompt, PromptMessage, Tool
+from backend.generation.model import (
+    MAX_REPLY_CHARACTERS,
+    ModelContextOverflowError,
+    Prompt,
+    PromptMessage,
+    Tool,
+    ToolRound,
+)
 from backend.generation.sampling import Sampling
-from backend.generation.tokens import MESSAGE_OVERHEAD, get_tokenizer
+from backend.generation.tokens import MESSAGE_OVERHEAD, RATIO_BOUNDS, get_tokenizer
 from backend.generation.tools.arguments import describe_tools
 from backend.generation.tools.streams import BLOCK_TOKENS
 from backend.lorebooks.activation.timed import TimedState
-from backend.turns.prompt.context import LoadedChat, PromptWindow
+from backend.turns.prompt.context import Constraint, LoadedChat, PromptWindow
 
 REPLY_RESERVES = 4
 """A reply may be this many times as long as its reserve. The reserve only keeps room free in the
@@ -209,3 +218,109 @@ def _shorten(messages: Sequence[PromptMessage]) -> list[PromptMessage]:
     leading = list(takewhile(lambda message: message.role == "system", messages))
     spoken = [place for place, message in enumerate(messages) if message.role == "user"]
     return [*leading, *messages[max(len(leading), spoken[-1] if spoken else 0) :]]
+
+
+MAX_REBUILDS = 2
+"""Of one request. The first refusal names the window, or bounds it; the second corrects that."""
+
+STEP = 1.25
+"""Factor on the tokens of a prompt after a refusal that explains nothing: it has to get smaller."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RefusedPrompt:
+    """A prompt that was refused as too long.
+
+    Attributes:
+        needed: Its length in the model's tokens, reported or estimated.
+        window: The model's window, as the refusal named it or as it was learned from it.
+        counted: Its counted tokens.
+        is_reported: True if the server reported `needed`, and a tokenizer can explain it.
+        extra: The model's tokens that the request took in addition to the prompt.
+    """
+
+    needed: int
+    window: int
+    counted: int
+    is_reported: bool
+    extra: int
+
+    @property
+    def note(self) -> str:
+        """The sentence that the record of the next prompt has of it."""
+        return (
+            f"The model refused a first prompt of {self.needed:,} tokens: its context window has "
+            f"{self.window:,}. The prompt was built again."
+        )
+
+    def complete(self, error: ModelContextOverflowError) -> ModelContextOverflowError:
+        """Return the error of a turn that ends with this refusal: with both numbers.
+
+        Those that the server did not report are estimated.
+        """
+        if error.window is not None and error.needed is not None:
+            return error
+        completed = ModelContextOverflowError(
+            f"The prompt takes about {self.needed:,} tokens. The model's window has about "
+            f"{self.window:,} tokens. Lower the context size, or load the model with a larger "
+            "window.",
+            window=self.window,
+            needed=self.needed,
+        )
+        completed.extra, completed.private = {**error.extra, **completed.extra}, error.private
+        return completed
+
+
+def describe_refusal(
+    error: ModelContextOverflowError, built: Built, *, extra: int
+) -> RefusedPrompt:
+    """Complete a refusal with the estimates of the prompt and the learned window.
+
+    A server may report the prompt alone, or with the reply that was asked for. The reading that is
+    nearer to the estimate counts.
+
+    Args:
+        error: The refusal.
+        built: The prompt that was refused.
+        extra: The model's tokens of tools and rounds of calls in the request.
+    """
+    spec = built.window.models.spec(built.window.spec.id)
+    estimate = max(1, built.totals.prompt + extra)
+    needed = estimate
+    if error.needed is not None:
+        without_reply = error.needed - (error.reply_limit or 0)
+        readings = [each for each in (error.needed, without_reply) if each > 0]
+        needed = min(readings, key=lambda each: abs(math.log(each / estimate)))
+    counted = built.assembled.tokens
+    least, most = RATIO_BOUNDS
+    is_explained = counted * least <= needed - extra <= counted * most
+    return RefusedPrompt(
+        needed=needed,
+        window=error.window or spec.usable_window,
+        counted=counted,
+        is_reported=error.needed is not None and is_explained,
+        extra=extra,
+    )
+
+
+def constraint_after(refused: RefusedPrompt, built: Built) -> Constraint:
+    """Return the limits of the next prompt. They make it smaller than the refused one."""
+    window = built.window
+    ratio = (refused.needed - refused.extra) / max(1, refused.counted)
+    ratio = max(window.ratio, min(ratio, RATIO_BOUNDS[1]))
+    is_smaller = window.models.spec(window.spec.id).usable_window < window.limits.total
+    if not is_smaller and ratio == window.ratio and refused.extra <= window.extra:
+        ratio *= STEP
+    return Constraint(ratio=ratio, extra=refused.extra)
+
+
+def count_extra(built: Built, *, tools: Sequence[Tool], rounds: Sequence[ToolRound]) -> int:
+    """Estimate the model's tokens of tools and rounds of calls. CPU-bound: some milliseconds."""
+    declared = [(tool.name, tool.description, tool.parameters) for tool in tools]
+    called = [
+        (each.text, [(call.name, call.arguments) for call in each.calls], each.results)
+        for each in rounds
+    ]
+    text = msgspec.json.encode([declared, called]).decode()
+    window = built.window
+    return window.to_model_tokens(get_tokenizer(window.unit.tokenizer).count(text))

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from itertools import accumulate
+from typing import Literal
 from uuid import UUID
 
 import msgspec
@@ -20,11 +21,12 @@ from backend.campaigns.play.table import Table
 from backend.campaigns.rules import rules_of
 from backend.campaigns.state.situations import CampaignLayers
 from backend.characters.cards.model import Card
-from backend.chats.models import Chat
+from backend.chats.models import Chat, Message
 from backend.chats.repository import SealedHistory
 from backend.chats.schemas import AuthorsNote, ChatSettings
 from backend.chats.token_counting import CountUnit
 from backend.chronicles.repository import StoryEvent
+from backend.context.blocks import ChosenBy, PresetFields
 from backend.context.budget import Budget
 from backend.context.layout import History
 from backend.context.macros import Variables
@@ -36,13 +38,98 @@ from backend.generation.model import ChatModel, ModelSpec
 from backend.generation.registry import ModelRegistry
 from backend.generation.sampling import Sampling
 from backend.generation.tokens import starting_ratio
+from backend.lorebooks.activation.compiled import CompiledBook
+from backend.lorebooks.activation.timed import TimedState
+from backend.lorebooks.entries import LinkSource, LoreSettings
 from backend.memory.indexing.sources import Recalled
 from backend.memory.search.request import Memory
 from backend.memory.search.search import NearMiss
 from backend.regex.scripts import Scripts
-from backend.turns.prompt.lore import LoadedLore
-from backend.turns.prompt.order import LoadedPreset
-from backend.turns.prompt.target import Target
+from backend.turns.models import TurnKind
+
+LineKind = Literal["user_line", "continue", "impersonate", "opening", "next"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Target:
+    """Where a turn works in the tree.
+
+    `leaf` ends the history; None before the first message. `line` is the message that stands as
+    the user's line, when it is stored already. `parent` is what the reply will hang below when no
+    new line is stored. `continued` is the reply that goes on. `spoken_by` is whose reply goes on or
+    is written anew. `audience` is that of what is answered, gone on with or written anew, as its
+    column holds it.
+    """
+
+    kind: TurnKind
+    line_kind: LineKind
+    leaf: Message | None
+    line: Message | None = None
+    parent: Message | None = None
+    continued: Message | None = None
+    spoken_by: UUID | None = None
+    audience: str = PUBLIC
+
+    @property
+    def rewritten(self) -> int | None:
+        """The position of the reply that is written anew."""
+        if self.kind != "regenerate":
+            return None
+        return self.parent.position + 1 if self.parent else 0
+
+
+NARRATOR = "Narrator"
+"""Who speaks in a chat without a character."""
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedPreset:
+    """The preset that a prompt is made by, and what has chosen it.
+
+    `id` and `revision` are None and 0 where it is not saved.
+    """
+
+    id: UUID | None
+    revision: int
+    chosen_by: ChosenBy
+    fields: PresetFields
+
+    def refused_by(self, spec: ModelSpec) -> list[str]:
+        """What to say of samplers that a model does not take: they are left out."""
+        names = [name for name in self.fields.sampling.set_fields() if name not in spec.accepts]
+        return [f"The model does not take the preset's {', '.join(names)}."] if names else []
+
+
+DEEPEST_SCAN = 1_000
+"""Messages that a scan looks back at most, whatever entries ask for."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadedLore:
+    """A chat's books, ready to be scanned, and what earlier turns mean for them.
+
+    `inactive` are entries of a chronicle's book that come from a branch which was left.
+    """
+
+    books: Sequence[CompiledBook] = ()
+    inactive: Collection[UUID] = frozenset()
+    settings: LoreSettings = field(default_factory=LoreSettings)
+    timed: TimedState = field(default_factory=TimedState)
+    reply_count: int = 0
+    greeting: int | None = None
+    sources: Mapping[UUID, LinkSource] = field(default_factory=dict[UUID, LinkSource])
+
+    @property
+    def depth(self) -> int:
+        """Messages that a scan of these books looks back."""
+        if not self.books:
+            return 0
+        wanted = [self.settings.scan_depth, *(book.deepest for book in self.books)]
+        wanted += [book.fields.scan_depth or 0 for book in self.books]
+        if self.settings.min_activations:
+            # One beyond the limit: the step that goes there is still made.
+            wanted.append((self.settings.min_activations_depth or DEEPEST_SCAN) + 1)
+        return min(max(wanted), DEEPEST_SCAN)
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,18 +9,19 @@ whether lines were hidden or got another audience.
 from __future__ import annotations
 
 from collections import Counter as Counts
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from uuid import UUID
 
 from msgspec import structs
+from sqlalchemy import bindparam, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from backend.accounts.auth.identity import Identity
 from backend.accounts.events import UserSignedOut
 from backend.chats import repository as chats
-from backend.chats.models import MESSAGE_AUTHOR, MESSAGE_CONTENT, Chat
+from backend.chats.models import MESSAGE_AUTHOR, MESSAGE_CONTENT, MESSAGE_THINKING, Chat, Message
 from backend.chats.repository import SealedHistory
 from backend.chats.token_counting import line_text
 from backend.context.assembly import Counter, Plan, plan
@@ -31,8 +32,8 @@ from backend.core.plain_cache import PlainCache
 from backend.core.reasons import Reason, ReasonKind
 from backend.generation.model import PromptMessage
 from backend.turns.prompt.context import LoadedChat, PromptContext, PromptWindow
-from backend.turns.prompt.regex_scripts import sent_texts
-from backend.turns.prompt.thoughts import LARGEST_SHARE, add_thoughts
+from backend.turns.prompt.macros import sent_texts
+from backend.vault.sealing import Sealer
 
 SUMMARY = "summary"
 """The kind of the section that a summary is."""
@@ -330,3 +331,82 @@ def _may_be_kept(loaded: LoadedChat, window: PromptWindow) -> bool:
 
 def _mark(chat: Chat) -> tuple[str, int]:
     return chat.count_unit, chat.hidden_changes
+
+
+SealedThoughts = Mapping[int, tuple[UUID, bytes]]
+"""The message's id and its sealed thoughts, by its position on the path."""
+
+LARGEST_SHARE = 4
+"""Thoughts take at most a quarter of a prompt: those of the last replies first."""
+
+_LAST = (
+    select(Message.position, Message.id, Message.sealed_thinking)
+    .where(
+        Message.chat_id == bindparam("chat_id"),
+        Message.is_active,
+        ~Message.hidden,
+        Message.role == "assistant",
+        Message.position <= bindparam("to_position"),
+    )
+    .order_by(Message.position.desc())
+    .limit(bindparam("most"))
+)
+
+
+async def last_thoughts(session: AsyncSession, loaded: LoadedChat, most: int) -> SealedThoughts:
+    """The thoughts of the last `most` replies above what is said next.
+
+    Of a reply that goes on none are sent. Thoughts may tell what the characters don't know: in a
+    prompt from a viewpoint other than the game master's there are none.
+    """
+    leaf = loaded.target.leaf
+    if not most or leaf is None or loaded.viewpoint != GM:
+        return {}
+    last = leaf.position - (loaded.target.line_kind == "continue")
+    values = {"chat_id": loaded.chat.id, "to_position": last, "most": most}
+    rows = (await session.execute(_LAST, values)).all()
+    return {position: (key, sealed) for position, key, sealed in rows if sealed is not None}
+
+
+def think_aloud(text: str, thoughts: str) -> str:
+    """A reply with its thoughts before it, as models that think in their text write them."""
+    return f"<think>\n{thoughts}\n</think>\n\n{text}"
+
+
+def add_thoughts(
+    texts: list[str],
+    tokens: list[int],
+    positions: Sequence[int],
+    sealed: SealedThoughts,
+    *,
+    sealer: Sealer,
+    count: Callable[[str], int],
+    most: int,
+) -> dict[int, int]:
+    """Put thoughts before the replies in `texts`, the last first, and count them. CPU-bound.
+
+    Args:
+        texts: The lines of the history, oldest first; changed in place.
+        tokens: Their tokens; likewise.
+        positions: Where they stand on the path.
+        sealed: The thoughts.
+        sealer: Opens them.
+        count: Tokens of a text.
+        most: Tokens that thoughts may take in all.
+
+    Returns:
+        The tokens that thoughts added, by position.
+    """
+    added: dict[int, int] = {}
+    for at in range(len(texts) - 1, -1, -1):
+        if len(added) == len(sealed):
+            break
+        if (found := sealed.get(positions[at])) is None:
+            continue
+        thoughts = think_aloud("", sealer.open(MESSAGE_THINKING, *found))
+        more = count(thoughts)
+        if sum(added.values()) + more > most:
+            break
+        added[positions[at]] = more
+        texts[at], tokens[at] = thoughts + texts[at], tokens[at] + more
+    return added

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from uuid import UUID
 
@@ -20,36 +20,48 @@ from backend.campaigns.models import Campaign
 from backend.campaigns.play.store import read_table
 from backend.campaigns.state.situations import RECENT_LINES, SituationService
 from backend.campaigns.state.state_block import render_played_block
-from backend.campaigns.state.viewpoints import find_player
+from backend.campaigns.state.viewpoints import (
+    check_chat_audience,
+    check_viewpoint,
+    find_player,
+    players_viewpoint,
+)
 from backend.characters import repository as characters
+from backend.characters.cards.model import Card
+from backend.characters.errors import CharacterNotFoundError
+from backend.characters.models import Character, open_card
 from backend.chats import repository as chats
 from backend.chats.errors import ChatNotFoundError
 from backend.chats.models import MESSAGE_AUTHOR, MESSAGE_CONTENT, Chat, Message
-from backend.chats.schemas import AuthorsNote
+from backend.chats.schemas import AuthorsNote, ChatSettings
 from backend.chats.service import read_settings
 from backend.chronicles.events import MAX_PINNED
 from backend.chronicles.repository import current_events
-from backend.context.blocks import PresetFields
+from backend.context.blocks import ChosenBy, PresetFields
 from backend.context.budget import eviction_point
-from backend.core.audience import GM, PUBLIC, Viewpoint, is_known_to
+from backend.core.audience import GM, PUBLIC, Viewpoint, is_known_to, read_viewpoint, stored
 from backend.enrichment.summaries.goals import HOT_ROUNDS
 from backend.enrichment.summaries.store import current_summary
+from backend.errors import ValidationError
 from backend.lorebooks.links import books_for_chat
+from backend.presets.models import Preset, open_preset
 from backend.turns.api.schemas import TurnRequest
+from backend.turns.errors import NotContinuableError, NothingToAnswerError
 from backend.turns.models import TurnKind
-from backend.turns.prompt.context import KnownPath, LoadedChat, RecentLine, authors_note
+from backend.turns.prompt.context import (
+    NARRATOR,
+    KnownPath,
+    LoadedChat,
+    LoadedPreset,
+    RecentLine,
+    Speaker,
+    Target,
+    authors_note,
+)
 from backend.turns.prompt.lore import LoreReader
 from backend.turns.prompt.macros import read_variables
-from backend.turns.prompt.order import LoadedPreset
-from backend.turns.prompt.retrieval import EXCHANGE
-from backend.turns.prompt.speaker import find_preset, find_speaker
-from backend.turns.prompt.target import (
-    Target,
-    answerable,
-    find_audience,
-    find_target,
-    find_viewpoint,
-)
+from backend.turns.prompt.retrieve import EXCHANGE
+from backend.vault.sealing import OVERHEAD
 
 QUOTED = 20
 """Last lines that macros may quote."""
@@ -381,3 +393,232 @@ def author_of(identity: Identity, message: Message) -> str:
 def text_of(identity: Identity, message: Message) -> str:
     """What a message says."""
     return identity.sealer.open(MESSAGE_CONTENT, message.id, message.sealed_content)
+
+
+async def find_target(
+    session: AsyncSession,
+    chat: Chat,
+    leaf: Message | None,
+    request: TurnRequest,
+    *,
+    is_preview: bool,
+) -> Target:
+    """The place in a chat's tree that a request means; `leaf` ends its active path.
+
+    A preview need not have anything to answer. Raises `MessageNotFoundError`,
+    `NothingToAnswerError`, `NotContinuableError`, `ValidationError`.
+    """
+    _check_request(request)
+    if request.regenerate_of is not None:
+        return await _regeneration(session, chat, request.regenerate_of)
+    if leaf is not None and leaf.status == "streaming":
+        # What was said so far is no line to build on yet; storing will give the 409.
+        leaf = await _parent(session, leaf)
+    if request.continue_:
+        if leaf is None or leaf.role != "assistant":
+            raise NotContinuableError("The last message is not a character's.")
+        if len(leaf.sealed_content) == OVERHEAD:
+            # Thoughts alone: there is no text to continue, so it is written from its beginning.
+            fresh = await _rewriting(session, leaf)
+            return replace(fresh, kind="continue", continued=leaf)
+        return Target(
+            kind="continue",
+            line_kind="continue",
+            leaf=leaf,
+            continued=leaf,
+            spoken_by=leaf.character_id,
+            audience=leaf.audience,
+        )
+    if request.impersonate:
+        return Target(kind="impersonate", line_kind="impersonate", leaf=leaf)
+    if request.text is not None:
+        return Target(kind="reply", line_kind="user_line", leaf=leaf)
+    return await _unanswered(session, leaf, request, is_preview=is_preview)
+
+
+async def _unanswered(
+    session: AsyncSession, leaf: Message | None, request: TurnRequest, *, is_preview: bool
+) -> Target:
+    """What a reply without a new line answers."""
+    if leaf is None:
+        return Target(kind="reply", line_kind="opening", leaf=None)
+    if leaf.role == "user":
+        above = await _parent(session, leaf)
+        return Target(
+            kind="reply",
+            line_kind="user_line",
+            leaf=above,
+            line=leaf,
+            parent=leaf,
+            audience=leaf.audience,
+        )
+    if is_preview:
+        # Nothing typed yet: the same prompt, with no line in it.
+        return Target(kind="reply", line_kind="user_line", leaf=leaf)
+    if request.speaker is None:
+        raise NothingToAnswerError(
+            "Send `text`, or `continue` to go on with the last reply, or `regenerate_of`, or "
+            "`speaker` to let a character speak."
+        )
+    return Target(kind="reply", line_kind="next", leaf=leaf, parent=leaf)
+
+
+async def _regeneration(session: AsyncSession, chat: Chat, message_id: UUID) -> Target:
+    message = await chats.get_message(session, message_id, owner_id=chat.user_id)
+    if message.chat_id != chat.id:
+        raise ValidationError("regenerate_of is a message of another chat.")
+    if message.role != "assistant":
+        raise ValidationError("regenerate_of is not a character's message.")
+    if not message.is_active:
+        raise ValidationError(
+            "regenerate_of is on another branch. Activate it first: the prompt is made of the "
+            "active path."
+        )
+    return await _rewriting(session, message)
+
+
+async def _rewriting(session: AsyncSession, message: Message) -> Target:
+    """The target of a reply that is written from its beginning."""
+    parent = await _parent(session, message)
+    answers = parent is not None and parent.role == "user"
+    return Target(
+        kind="regenerate",
+        line_kind="user_line" if answers else "next" if parent else "opening",
+        leaf=await _parent(session, parent) if answers else parent,
+        line=parent if answers else None,
+        parent=parent,
+        spoken_by=message.character_id,
+        audience=message.audience,
+    )
+
+
+async def _parent(session: AsyncSession, message: Message | None) -> Message | None:
+    if message is None or message.parent_id is None:
+        return None
+    return await session.get(Message, message.parent_id)
+
+
+def _check_request(request: TurnRequest) -> None:
+    asked = [
+        name
+        for name, given in (
+            ("text", request.text is not None),
+            ("regenerate_of", request.regenerate_of is not None),
+            ("continue", request.continue_),
+            ("impersonate", request.impersonate),
+        )
+        if given
+    ]
+    if len(asked) > 1:
+        raise ValidationError(f"Send one of {', '.join(asked)}, not several.")
+
+
+async def find_audience(
+    session: AsyncSession, chat: Chat, request: TurnRequest, target: Target
+) -> str:
+    """Who may know what the turn stores, as a column holds it. Raises `ValidationError`."""
+    if request.audience is None:
+        return target.audience
+    if request.continue_ or request.impersonate:
+        raise ValidationError("`audience` goes with a new line or a new reply.")
+    await check_chat_audience(session, chat, request.audience)
+    return stored(request.audience)
+
+
+async def find_viewpoint(
+    session: AsyncSession,
+    identity: Identity,
+    chat: Chat,
+    request: TurnRequest,
+    user_name: str,
+    *,
+    usual: str | None,
+) -> Viewpoint:
+    """Whose knowledge the prompt may hold: as asked, or the chat's `usual` viewpoint.
+
+    Raises `ValidationError` for an entity that the chat's campaign does not have, and where a
+    player's line would be written with what only the game master knows.
+    """
+    players: Viewpoint = GM
+    if request.impersonate and chat.campaign_id is not None:
+        players = await players_viewpoint(session, identity, chat.campaign_id, user_name)
+    wanted = request.viewpoint
+    if wanted is None and not request.impersonate and chat.campaign_id is not None:
+        wanted = usual
+    if wanted is None:
+        return players
+    asked = read_viewpoint(wanted)
+    if asked == GM and players != GM:
+        raise ValidationError(
+            "The campaign has hidden information: the user's line can't be written with what "
+            "only the game master knows."
+        )
+    await check_viewpoint(session, asked, [chat.campaign_id], owner_id=identity.user_id)
+    return asked
+
+
+def answerable(target: Target, viewpoint: Viewpoint, said: str, *, is_preview: bool) -> Target:
+    """The target, if the viewpoint may know what the turn is about; `said` is the new line's.
+
+    A preview leaves a line out that it may not know. Raises `ValidationError`.
+    """
+    about = target.line or target.continued
+    if not is_known_to(viewpoint, said):
+        raise ValidationError("`audience` keeps the line from `viewpoint`.")
+    if about is None or is_known_to(viewpoint, about.audience):
+        return target
+    if is_preview and target.line is not None:
+        return replace(target, line=None)
+    raise ValidationError("`viewpoint` may not know the message that the turn is about.")
+
+
+_CHARACTER = select(Character.sealed_card, Character.preset_id).where(
+    Character.id == bindparam("character_id"), Character.user_id == bindparam("owner_id")
+)
+_PRESET = select(Preset.sealed_preset, Preset.revision).where(
+    Preset.id == bindparam("preset_id"), Preset.user_id == bindparam("owner_id")
+)
+
+
+async def find_speaker(
+    session: AsyncSession,
+    identity: Identity,
+    names: Mapping[UUID, str],
+    request: TurnRequest,
+    target: Target,
+) -> Speaker:
+    """Who speaks: as asked, else the speaker of the reply, else the chat's first character.
+
+    Raises `CharacterNotFoundError`.
+    """
+    if request.speaker is not None and request.speaker not in names:
+        raise CharacterNotFoundError
+    for character_id in (request.speaker, target.spoken_by, *names):
+        if character_id is not None and character_id in names:
+            values = {"character_id": character_id, "owner_id": identity.user_id}
+            row = (await session.execute(_CHARACTER, values)).one_or_none()
+            if row is None:
+                raise CharacterNotFoundError
+            card = open_card(identity.sealer, character_id, row.sealed_card)
+            name, preset_id = names[character_id], row.preset_id
+            return Speaker(id=character_id, card=card, name=name, preset_id=preset_id)
+    return Speaker(id=None, card=Card(name=NARRATOR), name=NARRATOR)
+
+
+async def find_preset(
+    session: AsyncSession, identity: Identity, settings: ChatSettings, speaker: Speaker
+) -> LoadedPreset | None:
+    """The nearest preset that is chosen and still there; None for the default order."""
+    choices: tuple[tuple[ChosenBy, UUID | None], ...] = (
+        ("chat", settings.preset_id),
+        ("character", speaker.preset_id),
+        ("account", identity.settings.preset_id),
+    )
+    for chosen_by, preset_id in choices:
+        if preset_id is not None:
+            values = {"preset_id": preset_id, "owner_id": identity.user_id}
+            row = (await session.execute(_PRESET, values)).one_or_none()
+            if row is not None:
+                fields = open_preset(identity.sealer, preset_id, row.sealed_preset)
+                return LoadedPreset(preset_id, row.revision, chosen_by, fields)
+    return None

@@ -51,9 +51,8 @@ from backend.turns.errors import ContextNotFoundError
 from backend.turns.models import CONTEXT_RECORD, CONTEXT_TEXT
 from backend.turns.prompt.assemble import render_memory, render_omitted
 from backend.turns.prompt.builder import PromptBuilder
-from backend.turns.prompt.history import SUMMARY
-from backend.turns.prompt.recording import record_of
-from backend.turns.prompt.thoughts import think_aloud
+from backend.turns.prompt.history import SUMMARY, think_aloud
+from backend.turns.prompt.record import record_of
 from backend.vault.sealing import Sealer
 
 MANY = frozenset({"lore", "event", "memory", "campaign", "entity"})

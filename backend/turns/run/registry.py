@@ -16,7 +16,10 @@ from prometheus_client import Counter
 
 from backend.core.logs import get_logger
 from backend.errors import AppError, InternalError, UnavailableError
+from backend.generation.model import MAX_REPLY_CHARACTERS, ModelEmptyReplyError
 from backend.llm.server_slots import ModelSlots
+from backend.llm.slot_rules import Occupation, Rank, Work
+from backend.turns.play.played_turn import PlayedTurn
 from backend.turns.run.turn_run import TurnRun
 
 log = get_logger(__name__)
@@ -91,7 +94,7 @@ class RunRegistry:
 
     async def _drive(self, run: TurnRun) -> None:
         try:
-            await run.run_model(self._slots)
+            await run.run_until_stopped(ask_model(run, self._slots))
             await self._conclude_surely(run)
         except Exception as error:  # nobody awaits this task: say it here
             log.exception("turn.not_stored", turn_id=run.turn_id, exc_info=error)
@@ -148,6 +151,45 @@ class RunRegistry:
             except Exception as error:  # the next second tries again
                 log.warning("turn.progress_not_stored", turn_id=run.turn_id, exc_info=error)
         return stopped
+
+
+async def ask_model(run: TurnRun, slots: ModelSlots) -> None:
+    """Wait for a slot of the model's server, and take the reply.
+
+    Raises `ModelError`, also if the model adds nothing to the reply.
+    """
+
+    def report_wait(occupation: Occupation | None) -> None:
+        run.progress.waits_for = occupation
+        run.notify()
+
+    window = run.built.window
+    limit = window.models.find_limit(window.spec.id)
+    work = Work(use="turn", rank=Rank.TURN, user_id=run.user_id, chat_id=run.chat_id)
+    async with slots.hold([limit], work, on_wait=report_wait):
+        run.is_asked = True
+        await take_reply(run)
+
+
+async def take_reply(run: TurnRun) -> None:
+    """Ask the model and take its reply. Raises as `ask_model` does."""
+    if run.play is not None:
+        await PlayedTurn(run, run.play).run()
+    else:
+        stream = run.hear(lambda: run.model.stream(run.prompt, run.built.sampling))
+        async with contextlib.aclosing(stream):
+            async for piece in stream:
+                run.take(piece)
+    if run.outcome != "waiting" and not run.adds_to_reply:
+        raise ModelEmptyReplyError(_explain_emptiness(run))
+
+
+def _explain_emptiness(run: TurnRun) -> str:
+    if not run.prompt.reply_limit:
+        return f"No reply may be longer than {MAX_REPLY_CHARACTERS:,} characters."
+    if run.progress.transcript.joined("thinking").strip():
+        return "The model wrote only thoughts. Try again, or switch its thinking off."
+    return "Try again, or choose another model."
 
 
 def _report(run: TurnRun) -> None:

@@ -33,7 +33,7 @@ from backend.database.engine import Database
 from backend.prompts import PromptLibrary
 from backend.turns.errors import NotContinuableError
 from backend.turns.models import LEASE, Turn
-from backend.turns.play.played_turn import Play
+from backend.turns.play.state import Play
 from backend.turns.prompt.built_prompt import Built
 from backend.turns.prompt.context import version_of
 from backend.turns.run.events import Progress, started_event
@@ -199,27 +199,12 @@ class TurnStarter:
                 thinking = sealer.open(MESSAGE_THINKING, continued.id, continued.sealed_thinking)
         turn.prefix_length = len(prefix)
         turn.thinking_prefix_length = len(thinking)
-        progress = Progress(
-            started=started_event(turn),
-            totals=built.totals,
-        )
-        return TurnRun(
-            turn_id=turn.id,
-            user_id=identity.user_id,
-            chat_id=turn.chat_id,
-            kind=built.loaded.target.kind,
-            reply_id=turn.reply_id,
-            sealer=sealer,
-            key_mode=identity.key_mode,
-            is_administrator=identity.user.is_administrator,
-            model=built.window.model,
-            built=built,
-            rebuild=rebuild,
-            progress=progress,
-            prefix=prefix,
-            prefix_thinking=thinking,
-            status_before=continued.status if continued else "streaming",
-        )
+        progress = Progress(started=started_event(turn), totals=built.totals)
+        run = TurnRun.create(identity, built, turn, progress, rebuild=rebuild)
+        run.prefix, run.prefix_thinking = prefix, thinking
+        if continued is not None:
+            run.status_before = continued.status
+        return run
 
 
 def _inject(sealer: Sealer, reply: Message, built: Built) -> None:

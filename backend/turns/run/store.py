@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 from uuid import UUID
 
 import msgspec
@@ -13,35 +14,225 @@ from sqlalchemy import Integer, bindparam, case, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from backend.accounts.models import User
+from backend.campaigns.ledger.records import find_campaign
+from backend.campaigns.play.store import record_table, view_changes
+from backend.campaigns.play.table import Table
+from backend.chats import tree
 from backend.chats.drafts import opens_scene
-from backend.chats.models import Chat, Message, MessageStatus
+from backend.chats.models import MESSAGE_CONTENT, MESSAGE_THINKING, Chat, Message, MessageStatus
+from backend.chats.notices import (
+    Notice,
+    PromptCutNotice,
+    ReplyCutNotice,
+    decode_notices,
+    encode_notices,
+)
 from backend.chats.repository import lock_trees
 from backend.chats.service import read_settings
+from backend.chats.token_counting import CountUnit
+from backend.context.record import move_texts
 from backend.core.events import Participants
-from backend.database.base import Base, now
+from backend.database.base import Base, new_id, now, upsert
 from backend.database.engine import Database
 from backend.enrichment.outbox import EnrichmentOutbox
 from backend.llm import token_ratios as ratios
 from backend.memory.indexing.outbox import IndexOutbox
 from backend.quotas.ledgers import add_tokens
 from backend.turns import repository
-from backend.turns.models import LEASE, TURN_OUTPUT, TURN_PROBLEM, Turn
-from backend.turns.play.store import close_play, suspend
-from backend.turns.prompt.lore import store_state
-from backend.turns.prompt.recording import seal_record, store_record
-from backend.turns.run.events import completed_event, cut_off
-from backend.turns.run.recovery import remove_reply
-from backend.turns.run.rows import (
-    capture_progress,
-    encoded,
-    finished,
-    replace_totals,
-    sealed_events,
-    segments_of,
-    usage_event,
-    write_reply,
+from backend.turns.models import (
+    CONTEXT_RECORD,
+    CONTEXT_TEXT,
+    LEASE,
+    TURN_EVENTS,
+    TURN_OUTPUT,
+    TURN_PLAY,
+    TURN_PROBLEM,
+    ContextText,
+    StoredContextRecord,
+    Turn,
 )
+from backend.turns.play.state import Play, added
+from backend.turns.prompt.lore import store_state
+from backend.turns.prompt.record import record_of
+from backend.turns.run.events import CHANGED, SUGGESTED, PlayEvent, completed_event, cut_off
+from backend.turns.run.recovery import remove_reply
 from backend.turns.run.turn_run import TurnRun
+from backend.vault.sealing import digest
+
+FEW_TEXTS = 8
+"""So many texts are sent to the database without asking first which of them it has."""
+
+
+_KNOWN = select(ContextText.digest).where(
+    ContextText.chat_id == bindparam("chat_id"),
+    ContextText.digest.in_(bindparam("digests", expanding=True)),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class SealedRecord:
+    """A context record, and its texts by their keyed hashes, sealed for storing."""
+
+    record: bytes
+    texts: dict[bytes, tuple[UUID, bytes]]
+
+
+def seal_record(run: TurnRun) -> SealedRecord:
+    """The record of a running turn. Hashes and seals a whole prompt: call it in a thread."""
+    record = record_of(run.built.with_shape(run.sent.shape))
+    record.unsent_settings = list(run.sent.left_out)
+    if run.play is not None:
+        record.tools, record.tool_support = list(run.play.used), run.play.support
+    record.notes += [refused.note for refused in run.refused]
+    key = run.sealer.derived("context-texts")
+    texts = move_texts(record, lambda text: digest(key, text.encode()).hex())
+    sealed: dict[bytes, tuple[UUID, bytes]] = {}
+    for text_hash, text in texts.items():
+        text_id = new_id()
+        sealed[bytes.fromhex(text_hash)] = text_id, run.sealer.seal(CONTEXT_TEXT, text_id, text)
+    if run.reply_id is None:
+        raise ValueError("Only a reply has a record.")
+    blob = run.sealer.seal_bytes(CONTEXT_RECORD, run.reply_id, msgspec.json.encode(record))
+    return SealedRecord(blob, sealed)
+
+
+async def store_record(session: AsyncSession, run: TurnRun, sealed: SealedRecord) -> None:
+    """Store a record, and those of its texts that the chat does not have yet."""
+    values = {
+        "id": run.reply_id,
+        "user_id": run.user_id,
+        "chat_id": run.chat_id,
+        "sealed_record": sealed.record,
+        "created_at": now(),
+    }
+    texts = sealed.texts
+    if len(texts) > FEW_TEXTS:
+        held = {"chat_id": run.chat_id, "digests": list(texts)}
+        known = set(await session.scalars(_KNOWN, held))
+        texts = {key: text for key, text in texts.items() if key not in known}
+    rows = [
+        {
+            "id": text_id,
+            "user_id": run.user_id,
+            "chat_id": run.chat_id,
+            "digest": key,
+            "sealed_text": blob,
+            "created_at": now(),
+        }
+        for key, (text_id, blob) in texts.items()
+    ]
+    if rows:
+        await upsert(session, ContextText, rows, key=("chat_id", "digest"))
+    await upsert(
+        session, StoredContextRecord, values, key=("id",), update=("sealed_record", "created_at")
+    )
+
+
+def usage_event(run: TurnRun) -> dict[str, Any] | None:
+    """The `usage` event's data: what the provider reported, of the whole turn."""
+    usage = added(run.play.earlier, run.usage) if run.play else run.usage
+    return {**asdict(usage), "model": run.built.window.spec.id} if usage else None
+
+
+def encoded(data: dict[str, Any] | None) -> str | None:
+    """Data as the column of a turn takes it."""
+    return msgspec.json.encode(data).decode() if data else None
+
+
+def segments_of(run: TurnRun, closing: Sequence[PlayEvent] = ()) -> str:
+    """The runs of what was said and what happened, with what is told at the end."""
+    segments = run.segments
+    if closing:
+        segments.append(("event", len(closing)))
+    return msgspec.json.encode(segments).decode()
+
+
+def replace_totals(run: TurnRun, turn: Turn) -> None:
+    """Put the totals of a prompt that was built again into its turn's row."""
+    turn.totals = msgspec.json.encode(run.built.totals).decode()
+    if turn.path_tokens is not None:
+        turn.path_tokens, turn.sent_tokens = run.built.path_tokens, run.built.sent_tokens
+
+
+def sealed_events(run: TurnRun, closing: Sequence[PlayEvent] = ()) -> bytes | None:
+    """What happened in a played turn, with what is told at its end."""
+    events = [*run.progress.transcript.events, *closing]
+    if not events:
+        return None
+    return run.sealer.seal_bytes(TURN_EVENTS, run.turn_id, msgspec.json.encode(events))
+
+
+def capture_progress(run: TurnRun) -> Callable[[], dict[str, Any]]:
+    """Capture the reply as it is now, and return a function that makes its row.
+
+    The function counts and seals: it is CPU-bound, and may be called in a thread.
+    """
+    if run.reply_id is None:
+        raise ValueError("Only a reply is stored as it grows.")
+    count = run.capture_unstored()
+    seal = partial(_seal_reply, run, run.reply_id, run.text, run.thinking)
+    return lambda: {"key": run.reply_id, "more": count(), **seal()}
+
+
+def write_reply(run: TurnRun, chat: Chat, message: Message, counts: dict[str, int]) -> None:
+    """Put what was said so far into the reply's row; `counts` by unit, none of a silent one.
+
+    A reply without text is hidden: it may not be sent to a model.
+    """
+    for name, value in _seal_reply(run, message.id, run.text, run.thinking).items():
+        setattr(message, name, value)
+    if run.adds_to_reply:
+        message.notices = encode_notices(_notices(run, message))
+    if counts:
+        message.token_counts = msgspec.json.encode(counts).decode()
+        tree.recount(message, counts[chat.count_unit])
+        if run.outcome != "waiting" and not run.text.strip():
+            tree.set_leaf_hidden(chat, message, hidden=True)
+
+
+def _notices(run: TurnRun, message: Message) -> list[Notice]:
+    """Return the notices of the whole reply: how a part before this one ended no longer counts."""
+    notices: list[Notice] = [
+        each for each in decode_notices(message.notices) if isinstance(each, PromptCutNotice)
+    ]
+    if run.cut is not None:
+        notices = [PromptCutNotice(run.built.window.spec.id, run.cut.sent, run.cut.read)]
+    match run.finish:
+        case "length" | "safety" as reason if run.outcome == "completed":
+            notices.append(ReplyCutNotice(reason))
+        case _:
+            pass
+    return notices
+
+
+def _seal_reply(run: TurnRun, reply_id: UUID, text: str, thinking: str) -> dict[str, Any]:
+    seal = run.sealer.seal
+    return {
+        "sealed_content": seal(MESSAGE_CONTENT, reply_id, text if text.strip() else ""),
+        "sealed_thinking": seal(MESSAGE_THINKING, reply_id, thinking) if thinking else None,
+        "updated_at": now(),
+    }
+
+
+def finished(run: TurnRun) -> tuple[dict[str, int], SealedRecord | None, int]:
+    """What `counted` gives, once regex scripts have changed what was said. CPU-bound."""
+    run.apply_scripts()
+    return counted(run)
+
+
+def counted(run: TurnRun) -> tuple[dict[str, int], SealedRecord | None, int]:
+    """The reply's counts by unit, its record, what the turn took in tokens. CPU-bound.
+
+    Counts are in the unit of the prompt and in that of the chat. Without a reply there are none.
+    """
+    is_kept = run.text.strip() or run.has_only_thoughts or run.has_stored
+    if run.reply_id is None or not is_kept:
+        return {}, None, run.spent_tokens()
+    loaded = run.built.loaded
+    units = {str(run.built.window.unit), loaded.chat.count_unit}
+    counts = {unit: CountUnit.parse(unit).count(loaded.speaker.name, run.text) for unit in units}
+    return counts, seal_record(run), run.spent_tokens()
+
 
 T = TypeVar("T")
 
@@ -292,6 +483,88 @@ class TurnStore:
         await self._index.changed(
             session, run, kind="message", container_id=turn.chat_id, source_ids=said
         )
+
+
+class RecordedChanges(NamedTuple):
+    """Changes that were written: their ids, and how many were not possible any more."""
+
+    ids: list[UUID]
+    left_out: int
+
+
+async def close_play(
+    session: AsyncSession, play: Play, run: TurnRun, chat: Chat, message: Message
+) -> list[PlayEvent]:
+    """Write the changes of a played turn with its reply, and return the events of that.
+
+    A turn that did not complete keeps only those that a choice has stored. The chat's row is
+    locked. Changes that are not possible any more are left out, and counted.
+    """
+    table, events = play.table, list[PlayEvent]()
+    is_complete = run.outcome == "completed"
+    new = (
+        await record_changes(session, table, run, chat, message)
+        if is_complete
+        else RecordedChanges([], 0)
+    )
+    stored = table.state.stored
+    ids, left_out = [*stored.ids, *new.ids], stored.left_out + new.left_out
+    if ids or left_out:
+        changes = await view_changes(session, run.sealer, ids)
+        events.append(PlayEvent(CHANGED, {"changes": changes, "left_out": left_out}))
+    if is_complete and table.suggestions:
+        events.append(PlayEvent(SUGGESTED, {"items": list(table.suggestions)}))
+    return events
+
+
+async def record_changes(
+    session: AsyncSession, table: Table, run: TurnRun, chat: Chat, message: Message
+) -> RecordedChanges:
+    """Write the changes of a table that are not stored. The chat's row is locked."""
+    if chat.campaign_id is None or chat.campaign_id != table.state.campaign_id:
+        return RecordedChanges([], 0)
+    campaign = await find_campaign(session, run.sealer, chat.campaign_id, lock=True)
+    if campaign is None:
+        return RecordedChanges([], 0)
+    wanted = len(table.ledger)
+    ids = await record_table(session, run.sealer, campaign, table, message, run.turn_id)
+    return RecordedChanges(ids, wanted - len(ids))
+
+
+async def suspend(database: Database, run: TurnRun, play: Play) -> bool:
+    """Store a turn that waits for its player; False where it is to end instead."""
+    counts, record, spent = await asyncio.to_thread(counted, run)
+    suspended = play.suspended(run.usage)
+    async with database.write() as session:
+        chat = await session.get(Chat, run.chat_id, with_for_update=True)
+        turn = await session.get(Turn, run.turn_id, with_for_update=True)
+        message = await session.get(Message, run.reply_id) if run.reply_id else None
+        if (
+            chat is None
+            or turn is None
+            or message is None
+            or not turn.is_run_by(database.process_id)
+        ):
+            run.end_waiting("interrupted")
+            return False
+        if turn.stop_requested:
+            run.end_waiting("stopped")
+            return False
+        turn.state = "waiting"
+        turn.lease_owner = turn.lease_until = turn.waits_for = None
+        turn.segments = segments_of(run)
+        turn.usage = encoded(usage_event(run))
+        turn.sealed_events = sealed_events(run)
+        turn.sealed_play = run.sealer.seal_bytes(TURN_PLAY, turn.id, suspended)
+        if run.refused:
+            replace_totals(run, turn)
+        write_reply(run, chat, message, counts)
+        if record is not None:
+            await store_record(session, run, record)
+        chat.updated_at = now()
+        await add_tokens(session, run.user_id, spent)
+    run.progress.is_waiting = True
+    return True
 
 
 def _call_each(functions: Mapping[UUID, Callable[[], T]]) -> dict[UUID, T]:

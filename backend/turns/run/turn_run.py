@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 from uuid import UUID
 
 import msgspec
 
+from backend.accounts.auth.identity import Identity
 from backend.accounts.models import KeyMode
 from backend.chats.models import MessageStatus
 from backend.core.logs import get_logger
@@ -22,7 +23,6 @@ from backend.generation.model import (
     Finish,
     FinishReason,
     ModelContextOverflowError,
-    ModelEmptyReplyError,
     Piece,
     Prompt,
     SentRequest,
@@ -34,21 +34,25 @@ from backend.generation.model import (
 )
 from backend.generation.servers.window_evidence import PromptCut, find_cut, window_after_cut
 from backend.generation.tokens import get_tokenizer
-from backend.llm.server_slots import ModelSlots
-from backend.llm.slot_rules import Occupation, Rank, Work
-from backend.turns.models import TurnKind, TurnState
-from backend.turns.play.played_turn import Play
-from backend.turns.prompt.built_prompt import Built
-from backend.turns.prompt.context import Constraint
-from backend.turns.prompt.refusals import (
+from backend.turns.models import Turn, TurnKind, TurnState
+from backend.turns.play.state import Play
+from backend.turns.prompt.built_prompt import (
     MAX_REBUILDS,
+    Built,
     RefusedPrompt,
     constraint_after,
     describe_refusal,
 )
-from backend.turns.run.events import CONTEXT_READY, EventCursor, Progress, TurnEvent
+from backend.turns.prompt.context import Constraint
+from backend.turns.run.events import (
+    CONTEXT_READY,
+    EventCursor,
+    Progress,
+    Segment,
+    Spoken,
+    TurnEvent,
+)
 from backend.turns.run.reply_text import PARAGRAPH, filter_speakers, find_joint, make_speaker_filter
-from backend.turns.run.transcript import Segment, Spoken
 from backend.vault.sealing import Sealer
 
 log = get_logger(__name__)
@@ -107,6 +111,32 @@ class TurnRun:
     _waiters: set[asyncio.Future[None]] = field(default_factory=set[asyncio.Future[None]])
     _speaking: asyncio.Task[None] | None = None
     _stop_as: TurnState | None = None
+
+    @classmethod
+    def create(
+        cls,
+        identity: Identity,
+        built: Built,
+        turn: Turn,
+        progress: Progress,
+        *,
+        rebuild: Rebuild,
+    ) -> TurnRun:
+        """Return the run of a stored turn, with the prompt that is sent first."""
+        return cls(
+            turn_id=turn.id,
+            user_id=identity.user_id,
+            chat_id=turn.chat_id,
+            kind=turn.kind,
+            reply_id=turn.reply_id,
+            sealer=identity.sealer,
+            key_mode=identity.key_mode,
+            is_administrator=identity.user.is_administrator,
+            model=built.window.model,
+            built=built,
+            progress=progress,
+            rebuild=rebuild,
+        )
 
     @property
     def text(self) -> str:
@@ -265,12 +295,12 @@ class TurnRun:
             if self._speaking is not None:
                 self._speaking.cancel()
 
-    async def run_model(self, slots: ModelSlots) -> None:
-        """Let the model speak to its end, once its server is free.
+    async def run_until_stopped(self, answer: Coroutine[Any, Any, None]) -> None:
+        """Run the request to the model until it ends or the turn is stopped.
 
-        Never raises: the error is in `problem`.
+        Never raises. An error is stored in `problem`.
         """
-        self._speaking = asyncio.create_task(self._take_turn(slots))
+        self._speaking = asyncio.create_task(answer)
         if self._stop_as is not None:
             self._speaking.cancel()
         try:
@@ -298,35 +328,6 @@ class TurnRun:
         if self._stop_as is None and self.play is not None and self.play.is_waiting:
             return "waiting"
         return self._stop_as or "completed"
-
-    async def _take_turn(self, slots: ModelSlots) -> None:
-        limit = self.built.window.models.find_limit(self.built.window.spec.id)
-        work = Work(use="turn", rank=Rank.TURN, user_id=self.user_id, chat_id=self.chat_id)
-        async with slots.hold([limit], work, on_wait=self._report_wait):
-            self.is_asked = True
-            await self._listen_to_model()
-
-    def _report_wait(self, occupation: Occupation | None) -> None:
-        self.progress.waits_for = occupation
-        self.notify()
-
-    async def _listen_to_model(self) -> None:
-        if self.play is not None:
-            await self.play.run(self)
-        else:
-            stream = self.hear(lambda: self.model.stream(self.prompt, self.built.sampling))
-            async with contextlib.aclosing(stream):
-                async for piece in stream:
-                    self.take(piece)
-        if self.outcome != "waiting" and not self.adds_to_reply:
-            raise ModelEmptyReplyError(self._explain_emptiness())
-
-    def _explain_emptiness(self) -> str:
-        if not self.prompt.reply_limit:
-            return f"No reply may be longer than {MAX_REPLY_CHARACTERS:,} characters."
-        if self.progress.transcript.joined("thinking").strip():
-            return "It wrote thoughts and nothing else. Try again, or switch its thinking off."
-        return "Try again, or choose another model."
 
     def _listen(self, pieces: AsyncGenerator[Piece, None]) -> AsyncGenerator[Piece, None]:
         """Begin a request. Yield its pieces without labels and lines of other speakers."""

@@ -13,7 +13,7 @@ from sqlalchemy import select
 from backend.database.base import now
 from backend.jobs.errors import RetryLaterError
 from backend.turns.models import StoredContextRecord
-from backend.turns.prompt import query_rewriting as rephrasing
+from backend.turns.prompt import retrieve as rephrasing
 from tests.fakes.holding_server import HoldingServer
 from tests.fakes.openai_server import OpenAIServer, error, reply
 from tests.fakes.scripted_server import Request

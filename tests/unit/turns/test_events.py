@@ -9,8 +9,7 @@ import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
-from backend.turns.run.events import Progress, TurnEvent
-from backend.turns.run.transcript import PlayEvent, Spoken, Transcript
+from backend.turns.run.events import PlayEvent, Progress, Spoken, Transcript, TurnEvent
 
 KINDS: st.SearchStrategy[Spoken] = st.sampled_from(["thinking", "text"])
 PIECES = st.lists(st.tuples(KINDS, st.text(max_size=12)), max_size=30)

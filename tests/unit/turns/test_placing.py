@@ -17,8 +17,8 @@ from backend.lorebooks.activation.timed import TimedState
 from backend.memory.indexing.sources import Recalled
 from backend.memory.search.features import Scores
 from backend.memory.search.request import Memory
-from backend.turns.prompt.lore_placement import LoreExpander, Outlets, PlacedLore, place
-from backend.turns.prompt.retrieval import (
+from backend.turns.prompt.lore import LoreExpander, Outlets, PlacedLore, place
+from backend.turns.prompt.retrieve import (
     by_rank,
     memory_items,
     memory_texts,

@@ -13,7 +13,7 @@ from backend.memory.indexing.sources import Recalled
 from backend.memory.search.features import Scores
 from backend.memory.search.request import Memory
 from backend.prompts import load_prompts
-from backend.turns.prompt.retrieval import memory_items, memory_texts
+from backend.turns.prompt.retrieve import memory_items, memory_texts
 
 
 def item(kind: str, text: str) -> Item:

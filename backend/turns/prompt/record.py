@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from uuid import UUID
+from dataclasses import asdict
 
-import msgspec
 from msgspec import structs
-from sqlalchemy import bindparam, select
-from sqlalchemy.ext.asyncio import AsyncSession
 
 from backend.context.layout import LeftOut
 from backend.context.record import (
@@ -20,24 +16,15 @@ from backend.context.record import (
     RecordedPreset,
     RecordedWindow,
     hash_prompt,
-    move_texts,
     recorded_item,
     recorded_left_out,
 )
 from backend.core.reasons import Reason
-from backend.database.base import new_id, now, upsert
-from backend.turns.models import CONTEXT_RECORD, CONTEXT_TEXT, ContextText, StoredContextRecord
 from backend.turns.prompt.built_prompt import Built
-from backend.turns.prompt.order import LoadedPreset
-from backend.turns.run.turn_run import TurnRun
-from backend.vault.sealing import digest
+from backend.turns.prompt.context import LoadedPreset
 
 MOST_LEFT_OUT = 200
 """Things left out that a record lists one by one."""
-
-
-FEW_TEXTS = 8
-"""So many texts are sent to the database without asking first which of them it has."""
 
 
 def record_of(built: Built) -> ContextRecord:
@@ -152,68 +139,3 @@ def _to_real(record: ContextRecord, built: Built) -> None:
         ]
     if record.history is not None:
         record.history.tokens = built.window.to_model_tokens(record.history.tokens)
-
-
-_KNOWN = select(ContextText.digest).where(
-    ContextText.chat_id == bindparam("chat_id"),
-    ContextText.digest.in_(bindparam("digests", expanding=True)),
-)
-
-
-@dataclass(frozen=True, slots=True)
-class SealedRecord:
-    """A context record, and its texts by their keyed hashes, sealed for storing."""
-
-    record: bytes
-    texts: dict[bytes, tuple[UUID, bytes]]
-
-
-def seal_record(run: TurnRun) -> SealedRecord:
-    """The record of a running turn. Hashes and seals a whole prompt: call it in a thread."""
-    record = record_of(run.built.with_shape(run.sent.shape))
-    record.unsent_settings = list(run.sent.left_out)
-    if run.play is not None:
-        record.tools, record.tool_support = list(run.play.used), run.play.support
-    record.notes += [refused.note for refused in run.refused]
-    key = run.sealer.derived("context-texts")
-    texts = move_texts(record, lambda text: digest(key, text.encode()).hex())
-    sealed: dict[bytes, tuple[UUID, bytes]] = {}
-    for text_hash, text in texts.items():
-        text_id = new_id()
-        sealed[bytes.fromhex(text_hash)] = text_id, run.sealer.seal(CONTEXT_TEXT, text_id, text)
-    if run.reply_id is None:
-        raise ValueError("Only a reply has a record.")
-    blob = run.sealer.seal_bytes(CONTEXT_RECORD, run.reply_id, msgspec.json.encode(record))
-    return SealedRecord(blob, sealed)
-
-
-async def store_record(session: AsyncSession, run: TurnRun, sealed: SealedRecord) -> None:
-    """Store a record, and those of its texts that the chat does not have yet."""
-    values = {
-        "id": run.reply_id,
-        "user_id": run.user_id,
-        "chat_id": run.chat_id,
-        "sealed_record": sealed.record,
-        "created_at": now(),
-    }
-    texts = sealed.texts
-    if len(texts) > FEW_TEXTS:
-        held = {"chat_id": run.chat_id, "digests": list(texts)}
-        known = set(await session.scalars(_KNOWN, held))
-        texts = {key: text for key, text in texts.items() if key not in known}
-    rows = [
-        {
-            "id": text_id,
-            "user_id": run.user_id,
-            "chat_id": run.chat_id,
-            "digest": key,
-            "sealed_text": blob,
-            "created_at": now(),
-        }
-        for key, (text_id, blob) in texts.items()
-    ]
-    if rows:
-        await upsert(session, ContextText, rows, key=("chat_id", "digest"))
-    await upsert(
-        session, StoredContextRecord, values, key=("id",), update=("sealed_record", "created_at")
-    )

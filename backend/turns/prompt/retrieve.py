@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
+import time
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from uuid import UUID
 
-from msgspec.structs import replace
+import msgspec
+from msgspec import structs
 
 from backend.accounts.auth.identity import Identity
 from backend.accounts.profile.settings import MemorySettings, SourceWeights, first_set
@@ -15,14 +19,35 @@ from backend.chronicles.events import told
 from backend.chronicles.repository import StoryEvent
 from backend.context.layout import History, Item, LeftOut
 from backend.core.audience import NAMELESS_MARKS, AudienceMarks
+from backend.core.logs import get_logger
 from backend.core.reasons import Reason
-from backend.database.base import now
+from backend.database.base import new_id, now
+from backend.database.engine import Database
+from backend.enrichment.budgets import RunBudget, open_budget
+from backend.enrichment.cleaning import without_tags
+from backend.enrichment.llm_selection import choose_model, limit_output, safe_sampling
+from backend.enrichment.models import EnrichmentRun
+from backend.enrichment.runs.store import note_done
+from backend.errors import AppError
+from backend.generation.model import (
+    ModelDeclinedError,
+    ModelMalformedAnswerError,
+    Prompt,
+    PromptMessage,
+)
 from backend.generation.tokens import MESSAGE_OVERHEAD
+from backend.generation.tools.arguments import plain_schema
+from backend.jobs.errors import RetryLaterError
+from backend.llm.server_slots import ModelSlots
+from backend.llm.slot_rules import Rank, Work
 from backend.lorebooks.activation.outcome import SemanticHit
 from backend.memory.index.protocol import Kind, ScopePart
 from backend.memory.indexing.sources import Recalled
-from backend.memory.search.request import Memory, SearchRequest
-from backend.turns.prompt.context import LoadedChat, PromptContext
+from backend.memory.search.request import Memory, SearchRequest, SearchResult
+from backend.memory.search.search import MemorySearch
+from backend.prompts import PromptLibrary
+from backend.settings import Settings
+from backend.turns.prompt.context import LoadedChat, PromptContext, PromptWindow
 
 MAX_ITEMS = 40
 """Memories in a prompt, where no setting says."""
@@ -158,7 +183,9 @@ def memory_items(
             items.append(sized(item, count))
             times.append((source.said_at or _UNDATED, source.position, source.source_id))
     order = {time: number for number, time in enumerate(sorted(times))}
-    return [replace(item, order=order[time]) for item, time in zip(items, times, strict=True)]
+    return [
+        structs.replace(item, order=order[time]) for item, time in zip(items, times, strict=True)
+    ]
 
 
 def named_items(loaded: LoadedChat, *, count: Callable[[str], int]) -> list[Item]:
@@ -274,7 +301,7 @@ def memory_texts(items: Sequence[Item]) -> dict[str, list[str]]:
 
 def sized(item: Item, count: Callable[[str], int]) -> Item:
     """An item with what it takes as a line of the memory's section."""
-    return replace(item, tokens=(item.tokens or count(item.text)) + MESSAGE_OVERHEAD)
+    return structs.replace(item, tokens=(item.tokens or count(item.text)) + MESSAGE_OVERHEAD)
 
 
 def _found(
@@ -334,3 +361,135 @@ def _dated(
     else:
         date = days.get(source_id, "")
     return f"[{date}] {text}" if date else text
+
+
+log = get_logger(__name__)
+
+SECONDS = 2.5
+"""How long a turn waits for the task model at most."""
+
+MOST_READ, MOST_WRITTEN = 4_000, 400
+"""Characters of the line, and of what was said before it; and of what the model writes."""
+
+
+class _Answer(msgspec.Struct, kw_only=True):
+    words: str
+
+
+SCHEMA = plain_schema(_Answer)
+
+
+class Rephraser:
+    """Searches again in other words, for users who want that."""
+
+    def __init__(
+        self,
+        database: Database,
+        search: MemorySearch,
+        settings: Settings,
+        prompts: PromptLibrary,
+        slots: ModelSlots,
+    ) -> None:
+        self._slots = slots
+        self._database = database
+        self._search = search
+        self._settings = settings
+        self._prompts = prompts
+
+    async def search_again(
+        self,
+        identity: Identity,
+        loaded: LoadedChat,
+        window: PromptWindow,
+        found: SearchResult,
+        rank: Rank,
+    ) -> SearchResult:
+        """What is found by the model's words, too; what was found where there are none.
+
+        `rank` is that of what the prompt is for: the task model is asked as a part of it.
+        Its notes say what the words are, or that there are none and why.
+        """
+        chain = (loaded.settings.memory, identity.settings.memory)
+        request = found.request
+        if request is None or not first_set(chain, "rephrase", default=False):
+            return found
+        own, account = loaded.settings, identity.settings
+        chosen = choose_model(window.models, self._settings, "triage", own, account, window.spec.id)
+        try:
+            async with self._database.read() as session:
+                budget = await open_budget(session, self._settings, identity.user_id)
+        except RetryLaterError:
+            note = "not looked up in other words: the tokens for the day are spent"
+            return replace(found, notes=[*found.notes, note])
+        words, problem, began = "", None, time.monotonic()
+        work = Work(
+            use="turn" if rank == Rank.TURN else "suggestions",
+            rank=rank,
+            user_id=identity.user_id,
+            chat_id=loaded.chat.id,
+        )
+        limit = window.models.find_limit(chosen)
+        try:
+            async with asyncio.timeout(SECONDS), self._slots.hold([limit], work):
+                words = await self._rephrase(chosen, budget, loaded, window, request.text)
+        except (AppError, TimeoutError) as error:
+            problem = error.slug if isinstance(error, AppError) else "too-slow"
+            log.info("memory.not_rephrased", problem=problem)
+        if budget.calls:
+            position = loaded.target.leaf.position if loaded.target.leaf else 0
+            run = EnrichmentRun(
+                id=new_id(),
+                user_id=identity.user_id,
+                chat_id=loaded.chat.id,
+                campaign_id=loaded.chat.campaign_id,
+                kind="rephrasing",
+                state="failed" if problem else "done",
+                model=chosen,
+                from_position=position,
+                to_position=position,
+                calls=budget.calls,
+                prompt_tokens=budget.prompt_tokens,
+                completion_tokens=budget.completion_tokens,
+                duration_ms=round((time.monotonic() - began) * 1000),
+                error=problem,
+            )
+            async with self._database.write() as session:
+                await note_done(session, run)
+        if problem:
+            note = "not looked up in other words: the task model gave no answer"
+            return replace(found, notes=[*found.notes, note])
+        if not words:
+            return found
+        text = f"{request.text}\n{words}"
+        again = await self._search.find(identity.sealer, replace(request, text=text))
+        return replace(again, notes=[*again.notes, f"looked up in other words as well: {words}"])
+
+    async def _rephrase(
+        self,
+        chosen: str,
+        budget: RunBudget,
+        loaded: LoadedChat,
+        window: PromptWindow,
+        line: str,
+    ) -> str:
+        """Other words for a line; none of the demo model's. Raises `ModelError` and the like."""
+        model = window.models.get(chosen)
+        if model.spec.provider == "demo":
+            return ""
+        recent = "\n".join(f"{each.author}: {each.text}" for each in loaded.recent[-2:])
+        asked = self._prompts["assist/rephrase"].render(
+            line=without_tags(line[:MOST_READ]), recent=without_tags(recent[-MOST_READ:])
+        )
+        sampling = limit_output(safe_sampling(model.spec, window.sampling.safety), model.spec)
+        prompt = Prompt([PromptMessage("user", asked)])
+        try:
+            said = await model.structured(prompt, SCHEMA, sampling)
+        except (ModelMalformedAnswerError, ModelDeclinedError, asyncio.CancelledError):
+            budget.take(None, prompt, "")  # the model has read it all the same
+            raise
+        budget.take(said.usage, prompt, str(said.value))
+        try:
+            words = msgspec.convert(said.value, _Answer).words
+        except msgspec.ValidationError:
+            return ""
+        return " ".join(words[:MOST_WRITTEN].split())

@@ -5,23 +5,119 @@ from __future__ import annotations
 from functools import partial
 from uuid import UUID
 
+import msgspec
+from sqlalchemy import update
+
 from backend.accounts.auth.identity import Identity
+from backend.campaigns.play.table import Table
+from backend.chats import repository as chats
 from backend.chats.models import Message
 from backend.core.logs import get_logger
+from backend.database.base import now
 from backend.database.engine import Database
-from backend.errors import ValidationError
+from backend.errors import ConflictError, ValidationError
 from backend.generation.tokens import get_tokenizer
 from backend.prompts import PromptLibrary
 from backend.turns import repository
 from backend.turns.api.schemas import ChoiceRequest, TurnRequest
 from backend.turns.errors import ChatChangedError, ChoiceMadeError, TurnNotWaitingError
-from backend.turns.models import Turn
-from backend.turns.play.played_turn import Play
-from backend.turns.play.store import claim, read_suspended, resume_play
+from backend.turns.models import LEASE, TURN_PLAY, Turn
+from backend.turns.play.state import Play, SuspendedPlay
 from backend.turns.prompt.builder import PromptBuilder
-from backend.turns.run.events import AWAITING, CHOSEN, READY, Progress, stored_progress
-from backend.turns.run.transcript import Transcript
+from backend.turns.prompt.built_prompt import Built
+from backend.turns.prompt.context import version_of
+from backend.turns.run.events import (
+    AWAITING,
+    CHOSEN,
+    READY,
+    Progress,
+    Transcript,
+    stored_progress,
+)
+from backend.turns.run.store import (
+    record_changes,
+    sealed_events,
+    segments_of,
+)
 from backend.turns.run.turn_run import TurnRun
+from backend.vault.sealing import Sealer
+
+
+def read_suspended(sealer: Sealer, turn: Turn) -> SuspendedPlay:
+    """What a turn that waits goes on with."""
+    if turn.sealed_play is None:
+        raise ValueError("It does not wait.")
+    data = sealer.open_bytes(TURN_PLAY, turn.id, turn.sealed_play)
+    return msgspec.json.decode(data, type=SuspendedPlay)
+
+
+def resume_play(
+    suspended: SuspendedPlay, built: Built, prompts: PromptLibrary, choice: ChoiceRequest
+) -> tuple[Play, Built]:
+    """A turn that waited, with the player's choice, and its prompt as it is now.
+
+    Raises `ConflictError` where the chat is no longer played as it was, and `ValidationError` for
+    a choice that the turn does not wait for.
+    """
+    fresh, table = built.loaded.table, Table.load(suspended.table)
+    if fresh is None or fresh.state.campaign_id != table.state.campaign_id:
+        raise ConflictError("The chat is no longer played in this campaign. Stop the turn.")
+    table.names, table.viewpoint = fresh.names, fresh.viewpoint
+    table.state.shown_place = fresh.state.shown_place
+    table.state.shows_people = fresh.state.shows_people
+    play = Play(
+        table=table,
+        prompts=prompts,
+        rounds=suspended.rounds,
+        used=suspended.used,
+        viewpoint=suspended.viewpoint,
+        earlier=suspended.earlier,
+    )
+    play.choose(choice)
+    return play, play.guide(built)
+
+
+async def claim(database: Database, run: TurnRun, play: Play, *, before: str) -> bool:
+    """Let a turn go on here; False where it does not wait any more, or its chat has changed.
+
+    All changes of the table are written in the same transaction, as changes of the reply. So the
+    choice counts, even if the rest of the turn is lost.
+
+    `before` are its segments as they were read: each wait has others, so that a choice that comes
+    late can't be taken for that of a later wait. One statement, so one of several claims it.
+    """
+    loaded = run.built.loaded
+    async with database.write() as session:
+        chat = await chats.get_chat(session, run.chat_id, owner_id=run.user_id, lock=True)
+        if version_of(chat) != version_of(loaded.chat):
+            return False
+        claimed = (
+            update(Turn)
+            .where(
+                Turn.id == run.turn_id,
+                Turn.user_id == run.user_id,
+                Turn.state == "waiting",
+                Turn.segments == before,
+            )
+            .values(
+                state="running",
+                model=run.built.window.spec.id,
+                lease_owner=database.process_id,
+                lease_until=now() + LEASE,
+                segments=segments_of(run),
+                sealed_events=sealed_events(run),
+                sealed_play=None,
+            )
+            .returning(Turn.id)
+            .execution_options(synchronize_session=False)
+        )
+        if await session.scalar(claimed) is None:
+            return False
+        reply = await session.get_one(Message, run.reply_id)
+        new = await record_changes(session, play.table, run, chat, reply)
+    play.table.note_stored(new.ids, left_out=new.left_out)
+    return True
+
 
 log = get_logger(__name__)
 
@@ -98,24 +194,12 @@ class WaitingTurns:
         play, built = resume_play(suspended, built, self._prompts, choice)
         transcript = progress.transcript
         said = transcript.joined("text")
-        run = TurnRun(
-            turn_id=turn.id,
-            user_id=identity.user_id,
-            chat_id=turn.chat_id,
-            kind=turn.kind,
-            reply_id=reply.id,
-            sealer=identity.sealer,
-            key_mode=identity.key_mode,
-            is_administrator=identity.user.is_administrator,
-            model=built.window.model,
-            built=built,
-            progress=progress,
-            play=play,
-            rebuild=partial(self._builder.rebuild, identity, request),
-            stored_length=transcript.length,
-            stored_events=len(transcript.events),
-            stored_tokens=get_tokenizer(built.window.stored_unit.tokenizer).count(said),
-        )
+        rebuild = partial(self._builder.rebuild, identity, request)
+        run = TurnRun.create(identity, built, turn, progress, rebuild=rebuild)
+        run.play = play
+        run.stored_length = transcript.length
+        run.stored_events = len(transcript.events)
+        run.stored_tokens = get_tokenizer(built.window.stored_unit.tokenizer).count(said)
         progress.is_waiting, progress.usage = False, None
         transcript.append_event(CHOSEN, _chosen(choice))
         play.told_from = transcript.length
