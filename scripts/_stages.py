@@ -57,7 +57,7 @@ STAGES: dict[str, tuple[tuple[type | ModuleType, str], ...]] = {
     "jobs: indexing": ((Indexer, "index"),),
     "jobs: end": ((Worker, "_run"), (RunningJob, "_store")),
 }
-"""Methods and functions of each stage. What none of them does is the rest: the event loop, HTTP, timers."""
+"""Methods and functions of each stage. The rest is the event loop, HTTP and timers."""
 
 
 class Clock:
