@@ -42,7 +42,7 @@ from backend.memory.indexing.points import Attempt, Blinders, PointMaker
 from backend.memory.indexing.sources import Recalled
 from backend.memory.search.request import SearchRequest
 from backend.memory.search.search import MemorySearch
-from backend.turns.prompt.retrieve import MAX_ITEMS, MAX_SHORT_ITEMS, ROOM
+from backend.turns.prompt.retrieve import MAX_ITEMS, MAX_SHORT_ITEMS, ROOM_TOKENS
 from backend.vault.sealing import Sealer
 from scripts._vectors import KeptVectors
 from scripts.bench_locomo import (
@@ -178,7 +178,7 @@ async def found(desk: Desk, question: Question, kind: Kind, container: UUID) -> 
         parts=[ScopePart(containers=[container])],
         kinds=[kind],
         limit=MAX_ITEMS,
-        room=ROOM,
+        room=ROOM_TOKENS,
         most=MAX_SHORT_ITEMS,
         now=desk.dialogue.ended,
         activates_lore=True,

@@ -93,7 +93,7 @@ from backend.memory.search.recall import add_few, deeper, nearest, split, with_n
 from backend.memory.search.request import SearchRequest
 from backend.memory.search.search import MemorySearch
 from backend.memory.search.terms import blinded, query_terms
-from backend.turns.prompt.retrieve import MAX_ITEMS, MAX_SHORT_ITEMS, ROOM
+from backend.turns.prompt.retrieve import MAX_ITEMS, MAX_SHORT_ITEMS, ROOM_TOKENS
 from backend.vault.sealing import Sealer
 from scripts._vectors import KeptVectors
 
@@ -408,11 +408,11 @@ def filled(
 
     If they leave the room almost empty, the best few of the others as well.
     """
-    kept = add_few(kept, order, RankingThresholds(), room=ROOM)
+    kept = add_few(kept, order, RankingThresholds(), room=ROOM_TOKENS)
     chosen = mmr.select(diversified(kept, broad), searched.vectors, count=MAX_ITEMS)
     spans = searched.reading.spans
     near = nearest(searched.deep, RankingThresholds(), speakers=searched.speakers, spans=spans)
-    taken = with_nearest(chosen, near, room=ROOM, most=MAX_SHORT_ITEMS)
+    taken = with_nearest(chosen, near, room=ROOM_TOKENS, most=MAX_SHORT_ITEMS)
     return [each.payload.source_id for each in taken]
 
 

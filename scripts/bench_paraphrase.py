@@ -55,7 +55,7 @@ from backend.memory.search.recall import with_nearest
 from backend.memory.search.request import SearchRequest
 from backend.memory.search.search import MemorySearch
 from backend.memory.search.terms import query_terms
-from backend.turns.prompt.retrieve import MAX_ITEMS, MAX_SHORT_ITEMS, ROOM
+from backend.turns.prompt.retrieve import MAX_ITEMS, MAX_SHORT_ITEMS, ROOM_TOKENS
 from backend.vault.sealing import Sealer
 from scripts._vectors import KeptVectors
 from scripts.bench_locomo import (
@@ -224,7 +224,7 @@ def ask_for(dialogue: Dialogue, question: str, **changes: Any) -> SearchRequest:
         ],
         "kinds": ["message", "question"],
         "limit": MAX_ITEMS,
-        "room": ROOM,
+        "room": ROOM_TOKENS,
         "most": MAX_SHORT_ITEMS,
         "now": dialogue.ended,
         "activates_lore": True,

@@ -17,10 +17,10 @@ from backend.vault.sealing import Column
 TurnKind = Literal["reply", "regenerate", "continue", "impersonate"]
 TurnState = Literal["running", "waiting", "completed", "stopped", "failed", "interrupted"]
 
-OPEN: tuple[TurnState, ...] = ("running", "waiting")
+OPEN_STATES: tuple[TurnState, ...] = ("running", "waiting")
 """States of a turn that is not over."""
 
-LEASE = timedelta(seconds=30)
+LEASE_DURATION = timedelta(seconds=30)
 """How long a running turn that no process renews is taken to be alive."""
 
 _IS_OPEN = text("state IN ('running', 'waiting')")

@@ -16,7 +16,7 @@ from backend.chronicles.models import ChronicleEvent
 from backend.database.base import unindexed
 from backend.lorebooks.models import LoreEntryRow
 from backend.turns.errors import TurnNotFoundError
-from backend.turns.models import OPEN, ContextText, StoredContextRecord, Turn, TurnState
+from backend.turns.models import OPEN_STATES, ContextText, StoredContextRecord, Turn, TurnState
 
 
 async def find_turn(session: AsyncSession, turn_id: UUID, *, owner_id: UUID) -> Turn | None:
@@ -55,10 +55,12 @@ async def lock_turn(
     return (chat, row[0], row[1]) if row else (chat, None, None)
 
 
-async def open_turn(session: AsyncSession, chat_id: UUID, *, owner_id: UUID) -> Turn | None:
+async def find_open_turn(session: AsyncSession, chat_id: UUID, *, owner_id: UUID) -> Turn | None:
     """The turn that runs in a chat, or waits for its player."""
     return await session.scalar(
-        select(Turn).where(Turn.chat_id == chat_id, Turn.user_id == owner_id, Turn.state.in_(OPEN))
+        select(Turn).where(
+            Turn.chat_id == chat_id, Turn.user_id == owner_id, Turn.state.in_(OPEN_STATES)
+        )
     )
 
 
@@ -106,7 +108,7 @@ async def find_record(
     )
 
 
-async def texts_of(
+async def find_texts(
     session: AsyncSession, chat_id: UUID, digests: Sequence[bytes]
 ) -> Iterable[ContextText]:
     """The kept texts of a chat with these hashes."""
@@ -115,7 +117,7 @@ async def texts_of(
     )
 
 
-async def last_recorded(
+async def find_last_recorded(
     session: AsyncSession, leaf: Message, *, owner_id: UUID, look_back: int
 ) -> Message | None:
     """The last message with a context record at or above `leaf`, of so many at most."""
@@ -139,7 +141,7 @@ async def last_recorded(
     return await session.scalar(query)
 
 
-async def active_stretch(
+async def list_active_messages(
     session: AsyncSession, chat_id: UUID, *, owner_id: UUID, first: int, last: int
 ) -> Iterable[Message]:
     """The active path's messages at positions `first` to `last`, hidden ones too."""
@@ -155,7 +157,7 @@ async def active_stretch(
     )
 
 
-async def usage_of(session: AsyncSession, message: Message, *, owner_id: UUID) -> str | None:
+async def find_usage(session: AsyncSession, message: Message, *, owner_id: UUID) -> str | None:
     """What the provider reported for the turn that wrote a reply, or last went on with it."""
     return await session.scalar(
         select(Turn.usage)
@@ -171,7 +173,7 @@ async def usage_of(session: AsyncSession, message: Message, *, owner_id: UUID) -
     )
 
 
-async def containers_of(
+async def find_containers(
     session: AsyncSession,
     *,
     entry_ids: Collection[UUID],

@@ -72,7 +72,7 @@ class ModelsInUseService:
         account = identity.settings
         uses: dict[str, set[Use]] = {}
         count: dict[str, int] = {}
-        for model_id, use in _account_uses(models, account):
+        for model_id, use in _list_account_uses(models, account):
             uses.setdefault(model_id, set()).add(use)
         for chat in chats:
             own = read_settings(identity.sealer, chat)
@@ -82,7 +82,7 @@ class ModelsInUseService:
             for model_id in {model_id for model_id, _ in asked}:
                 count[model_id] = count.get(model_id, 0) + 1
         return [
-            _view(models, model_id, found, chats=count.get(model_id, 0))
+            _view_model(models, model_id, found, chats=count.get(model_id, 0))
             for model_id, found in uses.items()
         ]
 
@@ -105,7 +105,7 @@ class ModelsInUseService:
                 yield choose_model(models, self._settings, task, own, account, reply), task
 
 
-def _account_uses(models: ModelRegistry, account: UserSettings) -> Iterator[tuple[str, Use]]:
+def _list_account_uses(models: ModelRegistry, account: UserSettings) -> Iterator[tuple[str, Use]]:
     """The models that the account's settings name, with their tasks."""
     yield account.model or models.default_id, "reply"
     for task in _TASKS:
@@ -116,7 +116,7 @@ def _account_uses(models: ModelRegistry, account: UserSettings) -> Iterator[tupl
         yield account.task_models.embedding, "embedding"
 
 
-def _view(models: ModelRegistry, model_id: str, uses: set[Use], *, chats: int) -> ModelInUse:
+def _view_model(models: ModelRegistry, model_id: str, uses: set[Use], *, chats: int) -> ModelInUse:
     title = provider_name = None
     try:
         spec = models.spec(model_id)

@@ -245,14 +245,14 @@ class MeasureService:
         async with self._database.read() as session:
             await get_campaign(session, identity, campaign_id)
             totals: Any = (await session.execute(_SENT, mine)).one()
-            prompts = await _read(session, _PROMPTS, mine, PromptMeasure)
+            prompts = await _read_rows(session, _PROMPTS, mine, PromptMeasure)
             conflicts = {row[0]: row[1] for row in await session.execute(_CONFLICTS, mine)}
-            work = await _work(session, mine)
+            work = await _read_work(session, mine)
             registry = await self._user_models.of(session, identity.user, identity.sealer)
-            asked = await _read(session, _BY_MODEL, mine, ModelMeasure)
+            asked = await _read_rows(session, _BY_MODEL, mine, ModelMeasure)
             models = [self._priced(registry, each) for each in asked]
-            by_day = _by_day(session.get_bind().dialect.name)
-            days = await _read(session, by_day, mine, DayMeasure)
+            by_day = _count_by_day(session.get_bind().dialect.name)
+            days = await _read_rows(session, by_day, mine, DayMeasure)
             failed: Sequence[Any] = (await session.execute(_FAILURES, mine)).all()
         costs = [each.cost for each in models if each.cost is not None]
         states: tuple[ProposalState, ...] = ("open", "accepted", "refused")
@@ -298,14 +298,14 @@ class MeasureService:
 T = TypeVar("T", bound=msgspec.Struct)
 
 
-async def _read(
+async def _read_rows(
     session: AsyncSession, query: Executable, mine: dict[str, UUID], kind: type[T]
 ) -> list[T]:
     rows = (await session.execute(query, mine)).mappings()
     return [msgspec.convert(dict(row), kind) for row in rows]
 
 
-async def _work(session: AsyncSession, mine: dict[str, UUID]) -> list[WorkMeasure]:
+async def _read_work(session: AsyncSession, mine: dict[str, UUID]) -> list[WorkMeasure]:
     delays = {row.kind: row for row in await session.execute(_DELAYS, mine)}
     found: list[WorkMeasure] = []
     for row in (await session.execute(_BY_KIND, mine)).mappings():
@@ -321,7 +321,7 @@ async def _work(session: AsyncSession, mine: dict[str, UUID]) -> list[WorkMeasur
 
 
 @cache
-def _by_day(dialect: str) -> Select[Any]:
+def _count_by_day(dialect: str) -> Select[Any]:
     """What was done day by day, in UTC, the last days first."""
     day: ColumnElement[Any] = (
         func.to_char(func.timezone("UTC", _RUN.created_at), "YYYY-MM-DD")
@@ -410,7 +410,7 @@ class ChatUsage(msgspec.Struct, kw_only=True, frozen=True):
 
 
 @cache
-def _by_model(dialect: str, *, of_reply: bool) -> Select[Any]:
+def _count_by_model(dialect: str, *, of_reply: bool) -> Select[Any]:
     """What each model was asked: in a whole chat, or for one reply of it."""
     # SQLite reads JSON out of texts; PostgreSQL has a type for it.
     report = cast(Turn.usage, JSON) if dialect == "postgresql" else type_coerce(Turn.usage, JSON)
@@ -434,10 +434,14 @@ def _by_model(dialect: str, *, of_reply: bool) -> Select[Any]:
             *(run[name] if name in run else literal(0) for name in _COUNTED),
         ).where(run.chat_id == bindparam("chat"), run.user_id == bindparam("owner"))
         found = union_all(asked, after).subquery()
-    return select(found.c.model, *_sums(found.c)).group_by(found.c.model).order_by(found.c.model)
+    return (
+        select(found.c.model, *_sum_columns(found.c))
+        .group_by(found.c.model)
+        .order_by(found.c.model)
+    )
 
 
-def _sums(columns: Any) -> list[ColumnElement[Any]]:
+def _sum_columns(columns: Any) -> list[ColumnElement[Any]]:
     return [func.sum(columns[name]).label(name) for name in _COUNTED]
 
 
@@ -458,7 +462,7 @@ class ChatUsageService:
         async with self._database.read() as session:
             await get_chat(session, chat_id, owner_id=identity.user_id)
             dialect = session.get_bind().dialect.name
-            query = _by_model(dialect, of_reply=reply_id is not None)
+            query = _count_by_model(dialect, of_reply=reply_id is not None)
             rows = (await session.execute(query, values)).mappings().all()
             registry = await self._user_models.of(session, identity.user, identity.sealer)
         models = [self._priced(registry, ModelUsage(**row)) for row in rows]

@@ -22,8 +22,7 @@ from backend import app
 from backend.accounts.auth import idempotency
 from backend.cli import main
 from backend.memory.indexing import outbox
-from backend.turns.run import resume as play_store
-from backend.turns.run import start, store
+from backend.turns.run import resume, start, store
 from scripts._enrichment_process import hurry, share_index
 
 TURN_LEASE = timedelta(seconds=4)
@@ -35,9 +34,9 @@ FORGOTTEN_AGAIN = timedelta(seconds=10)
 def hurry_turns() -> None:
     """Shorten what is waited for before a turn or a request is taken for abandoned."""
     shorter: tuple[tuple[Any, str, Any], ...] = (
-        (store, "LEASE", TURN_LEASE),
-        (start, "LEASE", TURN_LEASE),
-        (play_store, "LEASE", TURN_LEASE),
+        (store, "LEASE_DURATION", TURN_LEASE),
+        (start, "LEASE_DURATION", TURN_LEASE),
+        (resume, "LEASE_DURATION", TURN_LEASE),
         (app, "SWEEP_EVERY", SWEEP_EVERY),
         (idempotency, "GIVEN_UP_AFTER", GIVEN_UP_AFTER),
         (outbox, "FORGOTTEN_AGAIN", FORGOTTEN_AGAIN),

@@ -49,7 +49,7 @@ from backend.turns.api.schemas import (
     TurnView,
 )
 from backend.turns.api.service import TurnService
-from backend.turns.api.streaming import answer, last_event_id, stream
+from backend.turns.api.streaming import make_response, read_last_event_id, stream_events
 from backend.turns.api.suggestions import SuggestionService
 from backend.turns.errors import (
     ChatChangedError,
@@ -70,7 +70,7 @@ from backend.turns.run.events import EVENTS
 AnyRequest = Request[Any, Any, Any]
 
 
-PREPARING = (
+PROMPT_ERRORS = (
     ChatNotFoundError,
     MessageNotFoundError,
     CharacterNotFoundError,
@@ -98,7 +98,7 @@ class TurnController(Controller):
         },
         opt={
             RAISES: (
-                *PREPARING,
+                *PROMPT_ERRORS,
                 MessageTooLongError,
                 EmptyMessageError,
                 TurnInProgressError,
@@ -129,7 +129,7 @@ class TurnController(Controller):
         `/turns/{turn_id}/events`.
         """
         turn_id = await turns.take(identity, chat_id, data)
-        return await answer(request, turns, watch, identity, turn_id, last_id=0)
+        return await make_response(request, turns, watch, identity, turn_id, last_id=0)
 
     @get("/turns", opt={RAISES: (ChatNotFoundError,)}, summary="List turns")
     async def list_turns(
@@ -155,7 +155,7 @@ class TurnController(Controller):
             STORES: False,
             BEGINS_TURN: True,
             RAISES: (
-                *PREPARING,
+                *PROMPT_ERRORS,
                 ModelError,
                 ModelBusyError,
                 ChatChangedError,
@@ -179,7 +179,7 @@ class TurnController(Controller):
 
     @get(
         "/context",
-        opt={PREVIEWS: True, RAISES: (*PREPARING, MessageTooLongError)},
+        opt={PREVIEWS: True, RAISES: (*PROMPT_ERRORS, MessageTooLongError)},
         operation_id="previewContext",
         summary="Preview the context",
     )
@@ -205,7 +205,7 @@ class TurnController(Controller):
         opt={
             NEEDS: "read",
             PREVIEWS: True,
-            RAISES: (*PREPARING, MessageTooLongError),
+            RAISES: (*PROMPT_ERRORS, MessageTooLongError),
             EXAMPLE: {"text": "Is anyone there?", "budgets": {"history": 60_000}},
         },
         summary="Preview the context with other budgets",
@@ -257,8 +257,8 @@ class RunningTurnController(Controller):
     ) -> Response[Any]:
         """The turn's events after `Last-Event-ID`, from whichever process has them."""
         await turns.get(identity, turn_id)
-        last_id = last_event_id(request)
-        return stream(turns, watch, identity, turn_id, last_id=last_id)
+        last_id = read_last_event_id(request)
+        return stream_events(turns, watch, identity, turn_id, last_id=last_id)
 
     @post(
         "/stop",
@@ -284,7 +284,7 @@ class RunningTurnController(Controller):
         },
         opt={
             RAISES: (
-                *PREPARING,
+                *PROMPT_ERRORS,
                 TurnNotFoundError,
                 TurnNotWaitingError,
                 ChoiceMadeError,
@@ -315,7 +315,7 @@ class RunningTurnController(Controller):
         `Accept: application/json` the answer is the turn once it is over, or waits again.
         """
         last_id = await turns.choose(identity, turn_id, data)
-        return await answer(request, turns, watch, identity, turn_id, last_id=last_id)
+        return await make_response(request, turns, watch, identity, turn_id, last_id=last_id)
 
 
 class MessageContextController(Controller):

@@ -33,14 +33,14 @@ from backend.turns.prompt.assemble import CountCache
 from backend.turns.prompt.builder import PromptBuilder
 from backend.turns.prompt.context import NARRATOR, PromptWindow
 from backend.turns.prompt.load import ChatLoader
-from backend.turns.prompt.lore import LoreExpander, LoreReader, scan_of
-from backend.turns.prompt.macros import macros_for, macros_of, seed_of
+from backend.turns.prompt.lore import LoreExpander, LoreReader, make_scan
+from backend.turns.prompt.macros import make_card_macros, make_macros, make_seed
 
 MAX_MESSAGES = 100
 MAX_CHARACTERS = 100_000
 """Of all messages together."""
 
-Line = Annotated[str, msgspec.Meta(max_length=MAX_CHARACTERS)]
+TestedText = Annotated[str, msgspec.Meta(max_length=MAX_CHARACTERS)]
 
 
 class LoreTestRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -51,7 +51,7 @@ class LoreTestRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     same seed makes the same ones.
     """
 
-    texts: Annotated[list[Line], msgspec.Meta(min_length=1, max_length=MAX_MESSAGES)]
+    texts: Annotated[list[TestedText], msgspec.Meta(min_length=1, max_length=MAX_MESSAGES)]
     chat_id: UUID | None = None
     seed: Annotated[int, msgspec.Meta(ge=0, lt=2**53)] | None = None
 
@@ -165,7 +165,7 @@ class LoreTester:
         # In a thread: patterns that can't be trusted may take a quarter of a second together.
         return await self._pool.run(
             identity.user_id,
-            lambda: _answer(scan, self._lore.scan(scan), self._lore.finder(scan), window),
+            lambda: _view_outcome(scan, self._lore.scan(scan), self._lore.finder(scan), window),
         )
 
     async def _read(
@@ -206,15 +206,15 @@ class LoreTester:
         )
         loaded = replace(loaded, lore=lore, said=request.texts[-1] or " ")
         window = await self._builder.window(session, identity, loaded.settings)
-        scan = scan_of(
+        scan = make_scan(
             loaded,
             turn,
             window,
             count=self._counter(identity, window),
-            expander=LoreExpander(macros_for(loaded, window), loaded.variables, MacroBudget()),
+            expander=LoreExpander(make_macros(loaded, window), loaded.variables, MacroBudget()),
         )
         return window, replace(
-            scan, messages=_lines(request.texts, (loaded.user_name, loaded.speaker.name))
+            scan, messages=_scan_lines(request.texts, (loaded.user_name, loaded.speaker.name))
         )
 
     async def _alone(
@@ -231,8 +231,8 @@ class LoreTester:
             overrides=(identity.settings.lore,),
         )
         window = await self._builder.window(session, identity, ChatSettings())
-        context_tokens, seed = window.budget.prompt, seed_of(book_id)
-        macros = macros_of(
+        context_tokens, seed = window.budget.prompt, make_seed(book_id)
+        macros = make_card_macros(
             Card(name=NARRATOR),
             char=NARRATOR,
             user=self._accounts.name_of(identity),
@@ -242,7 +242,7 @@ class LoreTester:
         )
         return window, Scan(
             books=lore.books,
-            messages=_lines(request.texts, ("", "")),
+            messages=_scan_lines(request.texts, ("", "")),
             settings=lore.settings,
             budget=lore_budget(lore.settings, context_tokens),
             room=context_tokens,
@@ -261,7 +261,7 @@ class LoreTester:
         return partial(self._counts.count, identity.user_id, window.unit.tokenizer)
 
 
-def _lines(messages: Sequence[str], speakers: tuple[str, str]) -> list[ScannedLine]:
+def _scan_lines(messages: Sequence[str], speakers: tuple[str, str]) -> list[ScannedLine]:
     """As a scan has them, newest first: the user said the last one, then they take turns."""
     last = len(messages) - 1
     return [
@@ -274,7 +274,9 @@ def _lines(messages: Sequence[str], speakers: tuple[str, str]) -> list[ScannedLi
     ]
 
 
-def _answer(scan: Scan, outcome: Outcome, finder: PlaceFinder, window: PromptWindow) -> LoreTest:
+def _view_outcome(
+    scan: Scan, outcome: Outcome, finder: PlaceFinder, window: PromptWindow
+) -> LoreTest:
     book = scan.books[0]
     last = len(scan.messages) - 1
 

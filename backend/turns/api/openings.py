@@ -32,7 +32,7 @@ from backend.http.schemas import EXAMPLE, PATCHES, RAISES, etag, merge_patch, re
 from backend.regex.scripts import ScriptEngine, Scripts
 from backend.regex.service import ready_scripts, running_scripts
 from backend.turns.errors import OpeningTooLongError
-from backend.turns.prompt.macros import expanded_size, macros_of
+from backend.turns.prompt.macros import estimate_expansion, make_card_macros
 
 FALLBACK_TITLE = "New chat"
 
@@ -68,7 +68,7 @@ class OpeningService:
         """
         persona_id = new.persona_id or identity.settings.persona_id
         async with self._database.read() as session:
-            names = await _checked_names(session, identity, new.character_ids, new.persona_id)
+            names = await _check_members(session, identity, new.character_ids, new.persona_id)
             first = persona = None
             if new.character_ids:
                 first = await characters.get_card(
@@ -87,7 +87,7 @@ class OpeningService:
             greetings = await self._pool.run(
                 identity.user_id,
                 partial(
-                    _greetings,
+                    _draft_greetings,
                     first,
                     new.character_ids[0],
                     user=user,
@@ -96,11 +96,11 @@ class OpeningService:
                     longest=self._longest_message,
                     scripts=partial(ready_scripts, self._scripts, identity.user_id, scripts),
                 ),
-                size=expanded_size(greetings_of(first, is_group=is_group)),
+                size=estimate_expansion(greetings_of(first, is_group=is_group)),
             )
         return await self._chats.open(
             identity,
-            title=(new.title or "").strip() or _default_title(names),
+            title=(new.title or "").strip() or _make_title(names),
             character_ids=new.character_ids,
             persona_id=new.persona_id,
             greetings=greetings,
@@ -120,12 +120,12 @@ class OpeningService:
         reject_unknown(patch, ChatPatch)
         change = merge_patch(ChatPatch(), patch)
         async with self._database.read() as session:
-            names = await _checked_names(session, identity, change.character_ids, change.persona_id)
+            names = await _check_members(session, identity, change.character_ids, change.persona_id)
             if "title" in patch and not change.title.strip():
                 if "character_ids" not in patch:
                     members = (await chats.character_ids(session, [chat_id])).get(chat_id, [])
-                    names = await _names(session, identity, members)
-                change.title = _default_title(names)
+                    names = await _find_names(session, identity, members)
+                change.title = _make_title(names)
         return await self._chats.patch(
             identity, chat_id, change, named=frozenset(patch), if_match=if_match
         )
@@ -194,7 +194,7 @@ class OpeningController(Controller):
         return Response(view, headers={"ETag": etag(view.revision)})
 
 
-async def _checked_names(
+async def _check_members(
     session: AsyncSession,
     identity: Identity,
     character_ids: Sequence[UUID],
@@ -203,7 +203,7 @@ async def _checked_names(
     """The names of characters who are the user's, as the persona has to be."""
     if len(set(character_ids)) < len(character_ids):
         raise ValidationError("character_ids names a character twice.")
-    names = await _names(session, identity, character_ids)
+    names = await _find_names(session, identity, character_ids)
     if len(names) < len(character_ids):
         raise CharacterNotFoundError
     if persona_id is not None and not await characters.find_persona(
@@ -213,7 +213,7 @@ async def _checked_names(
     return names
 
 
-async def _names(
+async def _find_names(
     session: AsyncSession, identity: Identity, character_ids: Sequence[UUID]
 ) -> list[str]:
     names = await characters.find_names(
@@ -222,11 +222,11 @@ async def _names(
     return list(names.values())
 
 
-def _default_title(names: Sequence[str]) -> str:
+def _make_title(names: Sequence[str]) -> str:
     return ", ".join(names) or FALLBACK_TITLE
 
 
-def _greetings(
+def _draft_greetings(
     card: Card,
     character_id: UUID,
     *,
@@ -242,7 +242,7 @@ def _greetings(
     """
     seed = uuid4().int >> 64
     author = card.nickname or card.name
-    context = macros_of(
+    context = make_card_macros(
         card, char=author, user=user, persona=persona, chat_seed=seed, message_seed=seed
     )
     ready = scripts(context)

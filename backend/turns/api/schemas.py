@@ -23,7 +23,7 @@ from backend.generation.sampling import SamplingField
 from backend.llm.slot_rules import Occupation
 from backend.turns.models import TurnKind, TurnState
 
-MAX_ANSWER = 2_000
+MAX_ANSWER_CHARACTERS = 2_000
 """Characters of an answer in the player's own words."""
 
 
@@ -59,7 +59,7 @@ class ChoiceRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """
 
     option: Annotated[str, msgspec.Meta(min_length=1, max_length=40)]
-    text: Annotated[str, msgspec.Meta(max_length=MAX_ANSWER)] = ""
+    text: Annotated[str, msgspec.Meta(max_length=MAX_ANSWER_CHARACTERS)] = ""
 
 
 class TurnUsage(msgspec.Struct, kw_only=True):
@@ -153,7 +153,7 @@ class HistoryView(msgspec.Struct, kw_only=True):
     reason: str
 
 
-class Difference(msgspec.Struct, kw_only=True):
+class PromptDifference(msgspec.Struct, kw_only=True):
     """How a prompt differs from the one before it on the path.
 
     `shared_prefix` counts messages that are the same from the beginning on: what a provider's
@@ -170,7 +170,7 @@ class Difference(msgspec.Struct, kw_only=True):
     shared_tokens: int
 
 
-class Layers(msgspec.Struct, kw_only=True):
+class PromptLayers(msgspec.Struct, kw_only=True):
     """Tokens of a campaign's prompt: what stays, what is over, what was found, what is now."""
 
     frozen: int
@@ -208,10 +208,10 @@ class ContextView(msgspec.Struct, kw_only=True):
     preset: RecordedPreset | None = None
     window: RecordedWindow | None = None
     prompt: list[ShownMessage] | None = None
-    difference: Difference | None = None
+    difference: PromptDifference | None = None
     containers: dict[UUID, UUID] = {}
     usage: TurnUsage | None = None
-    layers: Layers | None = None
+    layers: PromptLayers | None = None
     tools: list[str] = []
     tool_support: ToolSupport | None = None
     shape: MessageShape = "lenient"

@@ -34,7 +34,7 @@ from backend.memory.indexing.sources import Recalled, Source
 from backend.memory.search.request import Memory, SearchRequest, SearchResult, SharedWords
 from backend.memory.search.search import MemorySearch, NearMiss, RowReader, near_misses
 
-MOST = 100
+MAX_RESULTS = 100
 
 SourceName = Literal["campaign", "event", "lore", "message"]
 SOURCE_NAMES: tuple[SourceName, ...] = ("campaign", "event", "lore", "message")
@@ -128,7 +128,7 @@ class SearchService:
                 parts = await self._everywhere(session, identity, kinds)
                 names: list[str] = []
             else:
-                parts, names = await _in_chat(session, identity, chat_id, kinds)
+                parts, names = await _find_chat_scope(session, identity, chat_id, kinds)
             await _check_viewpoint(session, identity, viewpoint, chat_id)
             if "message" in kinds and await has_questions(session, owner_id=identity.user_id):
                 kinds = [*kinds, "question"]
@@ -152,7 +152,7 @@ class SearchService:
         memories = await self._search.recall(self._database, identity.sealer, result, then=date)
         size = sum(len(memory.recalled.text) for memory in memories)
         items = await self._pool.run(
-            identity.user_id, partial(_shown, text, memories, days), size=size
+            identity.user_id, partial(_view_found, text, memories, days), size=size
         )
         answer = SearchAnswer(items=items, notes=list(result.notes))
         if with_near_misses:
@@ -168,7 +168,7 @@ class SearchService:
         kinds: dict[UUID, Kind] = {each.payload.source_id: each.payload.kind for each in missed}
         texts = await self._rows.texts(identity.sealer, kinds, viewpoint=viewpoint)
         return [
-            _missed(each, texts.get(each.payload.source_id))
+            _view_missed(each, texts.get(each.payload.source_id))
             for each in missed
             if each.payload.source_id in texts
             or (each.reason.kind == "not_current" and viewpoint == GM)
@@ -198,7 +198,7 @@ class SearchController(Controller):
         q: Annotated[str, QueryParameter(min_length=1, max_length=2000)],
         sources: Annotated[str, QueryParameter(max_length=100)] = "",
         chat_id: FromQuery[UUID | None] = None,
-        limit: Annotated[int, QueryParameter(ge=1, le=MOST)] = 20,
+        limit: Annotated[int, QueryParameter(ge=1, le=MAX_RESULTS)] = 20,
         viewpoint: FromQuery[ViewpointText] = GM,
         min_relevance: Annotated[float, QueryParameter(ge=0, le=1)] = 0,
         near_misses: FromQuery[bool] = False,  # noqa: FBT002  # a query parameter
@@ -220,7 +220,7 @@ class SearchController(Controller):
         return await search_service.search(
             identity,
             q,
-            kinds=_kinds(sources),
+            kinds=_read_kinds(sources),
             chat_id=chat_id,
             limit=limit,
             viewpoint=read_viewpoint(viewpoint),
@@ -240,7 +240,7 @@ async def _check_viewpoint(
     await check_viewpoint(session, viewpoint, campaigns, owner_id=identity.user_id)
 
 
-async def _in_chat(
+async def _find_chat_scope(
     session: AsyncSession, identity: Identity, chat_id: UUID, kinds: Sequence[Kind]
 ) -> tuple[list[ScopePart], list[str]]:
     """Where a chat's turns look, and who takes part in it."""
@@ -271,7 +271,7 @@ async def _in_chat(
     return parts, list(names.values())
 
 
-def _kinds(sources: str) -> list[Kind]:
+def _read_kinds(sources: str) -> list[Kind]:
     """The kinds that a list names. Raises `ValidationError` for one that is none."""
     named = [part.strip() for part in sources.split(",") if part.strip()]
     if unknown := sorted(set(named) - set(SOURCE_NAMES)):
@@ -281,7 +281,7 @@ def _kinds(sources: str) -> list[Kind]:
     return [name for name in SOURCE_NAMES if not named or name in named]
 
 
-def _missed(missed: NearMiss, recalled: Recalled | None) -> MissedMemory:
+def _view_missed(missed: NearMiss, recalled: Recalled | None) -> MissedMemory:
     payload, reason = missed
     return MissedMemory(
         kind=payload.kind,
@@ -295,13 +295,15 @@ def _missed(missed: NearMiss, recalled: Recalled | None) -> MissedMemory:
     )
 
 
-def _shown(asked: str, memories: Sequence[Memory], days: Mapping[UUID, str]) -> list[FoundMemory]:
+def _view_found(
+    asked: str, memories: Sequence[Memory], days: Mapping[UUID, str]
+) -> list[FoundMemory]:
     """What was found, with the words that it shares with what was asked. CPU-bound."""
     words = SharedWords(asked)
-    return [_found(memory, words, days) for memory in memories]
+    return [_view_memory(memory, words, days) for memory in memories]
 
 
-def _found(memory: Memory, words: SharedWords, days: Mapping[UUID, str]) -> FoundMemory:
+def _view_memory(memory: Memory, words: SharedWords, days: Mapping[UUID, str]) -> FoundMemory:
     recalled = memory.recalled
     signals = words.told(memory.reason, recalled.text).signals
     return FoundMemory(

@@ -41,10 +41,16 @@ from backend.turns.errors import (
 )
 from backend.turns.models import TURN_OUTPUT, TURN_PROBLEM, Turn, TurnState
 from backend.turns.prompt.builder import PromptBuilder
-from backend.turns.run.events import EventCursor, Progress, TurnEvent, awaited, stored_progress
+from backend.turns.run.events import (
+    EventCursor,
+    Progress,
+    TurnEvent,
+    find_awaited_choice,
+    read_progress,
+)
 from backend.turns.run.recovery import TurnRecovery
 from backend.turns.run.registry import RunRegistry
-from backend.turns.run.resume import WaitingTurns
+from backend.turns.run.resume import TurnResumer
 from backend.turns.run.start import TurnStarter
 from backend.turns.run.store import TurnStore
 from backend.turns.run.turn_run import TurnRun
@@ -68,7 +74,7 @@ def view_turn(sealer: Sealer, turn: Turn) -> TurnView:
             if turn.sealed_problem
             else None
         ),
-        waiting=awaited(sealer, turn),
+        waiting=find_awaited_choice(sealer, turn),
         waits_for=turn.waits_for,
         created_at=turn.created_at,
         finished_at=turn.finished_at,
@@ -77,8 +83,8 @@ def view_turn(sealer: Sealer, turn: Turn) -> TurnView:
 
 log = get_logger(__name__)
 
-ATTEMPTS = 3
-FOLLOW_EVERY = 0.5
+MAX_ATTEMPTS = 3
+FOLLOW_SECONDS = 0.5
 NEW_ID = "Make a new one for each turn."
 
 
@@ -105,7 +111,7 @@ class TurnService:
         self._store = store
         self._recovery = recovery
         self._starter = TurnStarter(database, pool, store.participants, prompts)
-        self._waiting = WaitingTurns(database, builder, prompts)
+        self._waiting = TurnResumer(database, builder, prompts)
         self._quotas = quotas
         self._recounts: set[asyncio.Task[None]] = set()
         self.runs = RunRegistry(
@@ -121,7 +127,10 @@ class TurnService:
         Raises `TurnInProgressError`, `TurnIdReusedError`, `QuotaExceededError`, `ChatChangedError`
         and what `PromptBuilder.build` raises. Nothing is stored then.
         """
-        turn_id, fingerprint = request.turn_id or new_id(), _fingerprint(identity, chat_id, request)
+        turn_id, fingerprint = (
+            request.turn_id or new_id(),
+            _compute_fingerprint(identity, chat_id, request),
+        )
         try:
             await self._quotas.check(TOKENS_PER_DAY, identity.user_id)
             with self._quotas.turns.hold(identity.user_id) as permit:
@@ -145,7 +154,7 @@ class TurnService:
     async def choose(self, identity: Identity, turn_id: UUID, choice: ChoiceRequest) -> int:
         """Let a turn that waits go on with the player's choice, once however often it is sent.
 
-        Returns the id of the event before that of the choice. Raises what `WaitingTurns.choose`
+        Returns the id of the event before that of the choice. Raises what `TurnResumer.choose`
         raises, and `QuotaExceededError`.
         """
         event_id = await self._waiting.made(identity, turn_id, choice)
@@ -172,14 +181,14 @@ class TurnService:
             """Look for this very turn, and for another one that is not over."""
             if request.turn_id and await _is_replay(session, identity, turn_id, fingerprint):
                 raise _ReplayError
-            turn = await repository.open_turn(session, chat_id, owner_id=identity.user_id)
+            turn = await repository.find_open_turn(session, chat_id, owner_id=identity.user_id)
             if turn is not None and turn.state == "waiting":
-                raise TurnWaitingError(turn.id, awaited(identity.sealer, turn))
+                raise TurnWaitingError(turn.id, find_awaited_choice(identity.sealer, turn))
             if turn is not None:
                 raise TurnInProgressError(turn.id)
 
         is_outrun = False
-        for attempt in range(ATTEMPTS):
+        for attempt in range(MAX_ATTEMPTS):
             # A new line without an id needs no look: the index on running turns refuses a second
             # one. Whatever else goes by the last message has to know that none runs.
             look = check if attempt or request.turn_id or request.text is None else None
@@ -234,11 +243,11 @@ class TurnService:
                 yield batch
             if progress.is_at_rest or self.runs.is_closing:
                 return  # the process that has the turn, or the next one, goes on
-            silence = 0.0 if batch else silence + FOLLOW_EVERY
+            silence = 0.0 if batch else silence + FOLLOW_SECONDS
             if silence >= beat:
                 silence = 0.0
                 yield []
-            await asyncio.sleep(FOLLOW_EVERY)
+            await asyncio.sleep(FOLLOW_SECONDS)
 
     async def get(self, identity: Identity, turn_id: UUID) -> TurnView:
         """Raises `TurnNotFoundError`."""
@@ -298,7 +307,7 @@ class TurnService:
         async with self._database.read() as session:
             turn = await repository.get_turn(session, turn_id, owner_id=identity.user_id)
             reply = await session.get(Message, turn.reply_id) if turn.reply_id else None
-        return stored_progress(identity.sealer, turn, reply)
+        return read_progress(identity.sealer, turn, reply)
 
     def _recount_if_needed(self, run: TurnRun) -> None:
         """Move a chat's stored counts to its model's vocabulary, beside the turn."""
@@ -334,7 +343,7 @@ async def _is_replay(
     return True
 
 
-def _fingerprint(identity: Identity, chat_id: UUID, request: TurnRequest) -> bytes:
+def _compute_fingerprint(identity: Identity, chat_id: UUID, request: TurnRequest) -> bytes:
     """What makes two requests the same turn: everything in them but the turn's id."""
     body = msgspec.json.encode(msgspec.structs.replace(request, turn_id=None))
     return digest(identity.sealer.derived("turn-requests"), chat_id.bytes, body)

@@ -20,7 +20,7 @@ AnyRequest = Request[Any, Any, Any]
 
 KEEP_ALIVE_SECONDS = 15.0
 
-LONGEST_EVENT_ID = 18
+MAX_EVENT_ID_DIGITS = 18
 """Digits; ids count characters."""
 
 BEAT_SECONDS = 2.0
@@ -32,7 +32,7 @@ def _wants_json(request: AnyRequest) -> bool:
     return "application/json" in accepted and "text/event-stream" not in accepted
 
 
-async def answer(
+async def make_response(
     request: AnyRequest,
     turns: TurnService,
     watch: SessionWatch,
@@ -43,34 +43,34 @@ async def answer(
 ) -> Response[Any]:
     """A turn's events after `last_id`, or, where JSON is asked for, the turn once no more come."""
     if not _wants_json(request):
-        return stream(turns, watch, identity, turn_id, last_id=last_id)
-    async for _ in _watched(turns, watch, identity, turn_id, last_id=last_id):
+        return stream_events(turns, watch, identity, turn_id, last_id=last_id)
+    async for _ in _watch_events(turns, watch, identity, turn_id, last_id=last_id):
         pass
     return Response(await turns.get(identity, turn_id))
 
 
-def last_event_id(request: AnyRequest) -> int:
+def read_last_event_id(request: AnyRequest) -> int:
     """The last event that a client has; 0 for none. Raises `BadRequestError`."""
     text = request.headers.get("last-event-id", "").strip()
     if not text:
         return 0
-    if not text.isdecimal() or len(text) > LONGEST_EVENT_ID:
+    if not text.isdecimal() or len(text) > MAX_EVENT_ID_DIGITS:
         raise BadRequestError("Last-Event-ID is the number of the last event that arrived.")
     return int(text)
 
 
-def stream(
+def stream_events(
     turns: TurnService, watch: SessionWatch, identity: Identity, turn_id: UUID, *, last_id: int
 ) -> Response[Any]:
     """A turn's events after `last_id`, as server-sent events."""
     return Stream(
-        _body(_watched(turns, watch, identity, turn_id, last_id=last_id)),
+        _encode_events(_watch_events(turns, watch, identity, turn_id, last_id=last_id)),
         media_type="text/event-stream",
         headers={"X-Accel-Buffering": "no", "X-Turn-ID": str(turn_id)},
     )
 
 
-async def _watched(
+async def _watch_events(
     turns: TurnService, watch: SessionWatch, identity: Identity, turn_id: UUID, *, last_id: int
 ) -> AsyncIterator[list[TurnEvent]]:
     """A turn's events, for as long as the session that asked is open.
@@ -84,7 +84,7 @@ async def _watched(
             yield batch
 
 
-async def _body(events: AsyncIterator[list[TurnEvent]]) -> AsyncIterator[bytes]:
+async def _encode_events(events: AsyncIterator[list[TurnEvent]]) -> AsyncIterator[bytes]:
     """Events on the wire, until the turn is over or the session has ended."""
     spoke_at = time.monotonic()
     try:

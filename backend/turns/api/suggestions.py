@@ -36,11 +36,11 @@ from backend.turns.errors import ChatChangedError
 from backend.turns.prompt.builder import PromptBuilder
 from backend.turns.prompt.built_prompt import (
     MAX_REBUILDS,
-    Built,
-    constraint_after,
+    BuiltPrompt,
     describe_refusal,
+    make_constraint,
 )
-from backend.turns.prompt.context import Constraint, version_of
+from backend.turns.prompt.context import Constraint, get_version
 
 _JSON_MEMBER = re.compile(r'"\w{1,40}"\s{0,9}:\s{0,9}(?:["{\[\d-]|true|false|null)')
 """A name in quotes and a value: an object, or a piece of one. Speech is not written like that."""
@@ -96,17 +96,17 @@ def _is_code(text: str) -> bool:
     return bool(_BRACKETS.match(text)) or (bool(words) and words <= _SCHEMA_WORDS)
 
 
-PATIENCE = 60.0
+PATIENCE_SECONDS = 60.0
 """Seconds that suggestions wait for turns which use the same model."""
 
-SCHEMA = {
+SUGGESTIONS_SCHEMA = {
     "type": "object",
     "properties": {"lines": {"type": "array", "items": {"type": "string"}}},
     "required": ["lines"],
 }
 
 
-class _Suggested(msgspec.Struct):
+class _SuggestionsAnswer(msgspec.Struct):
     """What a model is to answer."""
 
     lines: list[str]
@@ -145,30 +145,30 @@ class SuggestionService:
             await add_tokens_if_account(session, identity.user_id, spent)
             chat = await find_chat(session, chat_id, owner_id=identity.user_id)
             if chat is not None:
-                run = _run(identity.user_id, chat_id, built.window.spec.id, usage, seconds)
+                run = _make_run(identity.user_id, chat_id, built.window.spec.id, usage, seconds)
                 run.campaign_id = chat.campaign_id
                 session.add(run)
         if chat is None:
             raise ChatNotFoundError
         try:
-            lines = msgspec.convert(answer.value, _Suggested).lines
+            lines = msgspec.convert(answer.value, _SuggestionsAnswer).lines
         except msgspec.ValidationError:
             lines = []
         found = read_suggestions(lines, most=request.count)
         if not found.lines:
-            raise _nothing_left(found)
+            raise _explain_no_suggestions(found)
         return Suggestions(items=found.lines, dropped=found.dropped)
 
     async def _ask(
         self, identity: Identity, chat_id: UUID, request: SuggestionRequest
-    ) -> tuple[Built, StructuredAnswer, float]:
+    ) -> tuple[BuiltPrompt, StructuredAnswer, float]:
         """Ask the model, and again after a turn in another chat has cut it off.
 
         A prompt that it refuses as too long is built again, smaller. Returns also how many seconds
         the answer took.
         """
         turn = TurnRequest(impersonate=True, viewpoint=request.viewpoint)
-        until, version = time.monotonic() + PATIENCE, None
+        until, version = time.monotonic() + PATIENCE_SECONDS, None
         constraint: Constraint | None = None
         refusals = 0
         while True:
@@ -177,9 +177,9 @@ class SuggestionService:
                     identity, chat_id, turn, suggestions=request.count, constraint=constraint
                 )
                 # After a turn in this chat they would be for the line before it.
-                if version not in {None, version_of(built.loaded.chat)}:
+                if version not in {None, get_version(built.loaded.chat)}:
                     raise ChatChangedError("Ask for suggestions again.")
-                version = version_of(built.loaded.chat)
+                version = get_version(built.loaded.chat)
                 try:
                     return await self._ask_once(identity, built, until - time.monotonic())
                 except ModelContextOverflowError as error:
@@ -187,14 +187,14 @@ class SuggestionService:
                     refused = describe_refusal(error, built, extra=0)
                     if refusals > MAX_REBUILDS:
                         raise refused.complete(error) from error
-                    constraint = constraint_after(refused, built)
+                    constraint = make_constraint(refused, built)
             except SlotTakenError:
                 if time.monotonic() >= until:
                     raise ModelBusyError("Ask for suggestions again in a while.") from None
 
     async def _ask_once(
-        self, identity: Identity, built: Built, patience: float
-    ) -> tuple[Built, StructuredAnswer, float]:
+        self, identity: Identity, built: BuiltPrompt, patience: float
+    ) -> tuple[BuiltPrompt, StructuredAnswer, float]:
         window, chat_id = built.window, built.loaded.chat.id
         limit = window.models.find_limit(window.spec.id)
         work = Work(use="suggestions", rank=Rank.ASKED, user_id=identity.user_id, chat_id=chat_id)
@@ -202,20 +202,22 @@ class SuggestionService:
         async with self._slots.hold([limit], work, patience=patience):
             began = time.monotonic()
             try:
-                answer = await window.model.structured(built.prompt, SCHEMA, sampling)
+                answer = await window.model.structured(built.prompt, SUGGESTIONS_SCHEMA, sampling)
             except ModelWritesNoJsonError as error:
                 raise naming_setting(error, "suggestions") from error
             return built, answer, time.monotonic() - began
 
 
-def _nothing_left(found: SuggestedLines) -> ModelEmptyReplyError | ModelMalformedAnswerError:
+def _explain_no_suggestions(
+    found: SuggestedLines,
+) -> ModelEmptyReplyError | ModelMalformedAnswerError:
     setting = NAME_SETTING.format(task="suggestions")
     if found.code:
         return ModelMalformedAnswerError(f"The model wrote JSON in place of lines. {setting}")
     return ModelEmptyReplyError(f"The model suggested nothing. Try again. {setting}")
 
 
-def _run(
+def _make_run(
     user_id: UUID, chat_id: UUID, model: str, usage: TokenUsage, seconds: float
 ) -> EnrichmentRun:
     return EnrichmentRun(

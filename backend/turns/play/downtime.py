@@ -24,8 +24,8 @@ from backend.database.engine import Database
 from backend.errors import PreconditionFailedError, ValidationError
 from backend.http.schemas import RAISES, check_revision, etag
 from backend.turns.errors import TurnInProgressError, TurnWaitingError
-from backend.turns.models import OPEN, Turn
-from backend.turns.run.events import awaited
+from backend.turns.models import OPEN_STATES, Turn
+from backend.turns.run.events import find_awaited_choice
 
 AnyRequest = Request[Any, Any, Any]
 
@@ -105,7 +105,7 @@ async def _check_no_turn(session: AsyncSession, identity: Identity, campaign_id:
         .where(
             Chat.campaign_id == campaign_id,
             Turn.user_id == identity.user_id,
-            Turn.state.in_(OPEN),
+            Turn.state.in_(OPEN_STATES),
         )
         .order_by(Turn.state.desc())
         .limit(1)
@@ -113,7 +113,7 @@ async def _check_no_turn(session: AsyncSession, identity: Identity, campaign_id:
     if turn is None:
         return
     if turn.state == "waiting":
-        raise TurnWaitingError(turn.id, awaited(identity.sealer, turn))
+        raise TurnWaitingError(turn.id, find_awaited_choice(identity.sealer, turn))
     raise TurnInProgressError(turn.id)
 
 

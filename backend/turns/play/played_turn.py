@@ -45,9 +45,9 @@ from backend.generation.tools.streams import (
     stream_with_tools,
     tool_support,
 )
-from backend.turns.play.state import Play, added
-from backend.turns.prompt.built_prompt import count_extra, prompt_for_calls
-from backend.turns.run.events import AWAITING, CALLS_REQUESTED
+from backend.turns.play.state import TurnPlay, add_usage
+from backend.turns.prompt.built_prompt import count_extra, make_calls_prompt
+from backend.turns.run.events import AWAITING_CHOICE, CALLS_REQUESTED
 from backend.turns.run.reply_text import PARAGRAPH
 from backend.turns.run.turn_run import TurnRun
 
@@ -63,7 +63,7 @@ NARRATE = "There is no narration yet: narrate first, then call finish_turn."
 
 
 @dataclass(slots=True, kw_only=True)
-class _Heard:
+class _RequestResult:
     """The results of one request. `has_begun` if some of its text is in the transcript."""
 
     offered: Sequence[Tool]
@@ -76,7 +76,7 @@ class _Heard:
 class PlayedTurn:
     """Asks the model for one played turn: requests, tool calls and the change of moods."""
 
-    def __init__(self, run: TurnRun, play: Play) -> None:
+    def __init__(self, run: TurnRun, play: TurnPlay) -> None:
         self._run = run
         self._play = play
 
@@ -98,7 +98,7 @@ class PlayedTurn:
         self._play.requests += 1
         transcript = self._run.progress.transcript
         may_call = self._play.nudges < MAX_NUDGES or self._has_narrated()
-        heard = _Heard(
+        heard = _RequestResult(
             offered=self._play.table.offered(may_wait=self._play.may_wait) if may_call else []
         )
         await self._hear(heard)
@@ -112,13 +112,13 @@ class PlayedTurn:
         said = transcript.joined("text", since=self._run.request_begin)
         self._play.rounds.append(ToolRound(heard.calls, heard.results, said))
         if heard.decided == "wait":
-            transcript.append_event(AWAITING, msgspec.to_builtins(self._play.table.waiting))
+            transcript.append_event(AWAITING_CHOICE, msgspec.to_builtins(self._play.table.waiting))
             self._run.notify()
         else:
             self._run.built = self._play.guide(self._run.built)
         return heard.decided is None
 
-    async def _hear(self, heard: _Heard) -> None:
+    async def _hear(self, heard: _RequestResult) -> None:
         """Take what the model says, and let its calls happen as they come."""
 
         def ask() -> AsyncGenerator[Piece, None]:
@@ -131,7 +131,7 @@ class PlayedTurn:
         try:
             async with contextlib.aclosing(self._run.hear(ask, count_extra=count)) as stream:
                 async for piece in stream:
-                    if heard.decided is not None and _is_said(piece):
+                    if heard.decided is not None and _is_speech(piece):
                         break  # it talks to nobody: hang up
                     await self._take(heard, piece)
         except ModelError as error:
@@ -141,7 +141,7 @@ class PlayedTurn:
             if heard.decided is None and not has_ended:
                 raise
 
-    async def _take(self, heard: _Heard, piece: Piece) -> None:
+    async def _take(self, heard: _RequestResult, piece: Piece) -> None:
         match piece:
             case ToolCall():
                 # Nothing that is called after the end of a phase counts.
@@ -156,11 +156,11 @@ class PlayedTurn:
                 heard.has_begun = False
                 self._run.take(piece)
             case TokenUsage():
-                self._run.usage = added(self._run.usage, piece)
+                self._run.usage = add_usage(self._run.usage, piece)
             case _:
                 self._run.take(piece)
 
-    async def _use(self, heard: _Heard, call: ToolCall) -> None:
+    async def _use(self, heard: _RequestResult, call: ToolCall) -> None:
         """Execute a tool call and emit its events."""
         is_end = call.name == FINISH and any(tool.name == FINISH for tool in heard.offered)
         early = self._refuse_early_end(call) if is_end else None
@@ -244,7 +244,7 @@ class PlayedTurn:
         tools = self._play.table.offered(may_wait=False)
         request = self._play.prompts["moods/calls"].render()
         prompt = await asyncio.to_thread(
-            prompt_for_calls, self._run.built, self._run.text, request, tools
+            make_calls_prompt, self._run.built, self._run.text, request, tools
         )
         if prompt is None:
             return
@@ -256,7 +256,7 @@ class PlayedTurn:
             async with contextlib.aclosing(stream):
                 async for piece in stream:
                     if isinstance(piece, TokenUsage):
-                        self._run.usage = added(self._run.usage, piece)
+                        self._run.usage = add_usage(self._run.usage, piece)
                     elif not self._play.table.is_over:
                         self._play.used.append(piece.name)
                         self._emit(await self._play.table.use(piece, may_wait=False))
@@ -271,5 +271,5 @@ class PlayedTurn:
             self._run.take(TextPiece(PARAGRAPH))
 
 
-def _is_said(piece: Piece) -> bool:
+def _is_speech(piece: Piece) -> bool:
     return isinstance(piece, TextPiece | ThinkingPiece) and bool(piece.text.strip())

@@ -12,7 +12,7 @@ from backend.generation.catalogue import ToolSupport
 from backend.generation.model import TokenUsage, ToolCall, ToolRound
 from backend.prompts import PromptLibrary
 from backend.turns.api.schemas import ChoiceRequest
-from backend.turns.prompt.built_prompt import Built
+from backend.turns.prompt.built_prompt import BuiltPrompt
 from backend.turns.run.events import PlayEvent
 
 
@@ -27,7 +27,7 @@ class SuspendedPlay(msgspec.Struct, kw_only=True):
 
 
 @dataclass(slots=True, kw_only=True)
-class Play:
+class TurnPlay:
     """The progress of a played turn.
 
     Attributes:
@@ -65,7 +65,7 @@ class Play:
         """Whether it is the player's move."""
         return self.table.waiting is not None
 
-    def guide(self, built: Built) -> Built:
+    def guide(self, built: BuiltPrompt) -> BuiltPrompt:
         """Return a prompt with the guidance of the mood that the turn is in."""
         return built.with_guidance(self.table.guidance(self.prompts))
 
@@ -83,12 +83,12 @@ class Play:
                 rounds=self.rounds,
                 used=self.used,
                 viewpoint=self.viewpoint,
-                earlier=added(self.earlier, usage),
+                earlier=add_usage(self.earlier, usage),
             )
         )
 
 
-def added(one: TokenUsage | None, other: TokenUsage | None) -> TokenUsage | None:
+def add_usage(one: TokenUsage | None, other: TokenUsage | None) -> TokenUsage | None:
     """What two requests took together; None where neither was reported."""
     if one is None or other is None:
         return one or other

@@ -26,34 +26,39 @@ from backend.generation.tokens import MESSAGE_OVERHEAD, get_tokenizer
 from backend.lorebooks.activation.outcome import lore_reserve
 from backend.prompts import PromptLibrary
 from backend.turns.api.schemas import TurnRequest
-from backend.turns.prompt.built_prompt import Built, loses_rounds_of
+from backend.turns.prompt.built_prompt import BuiltPrompt, misses_rounds
 from backend.turns.prompt.context import PromptContext
-from backend.turns.prompt.history import fit
+from backend.turns.prompt.history import fit_history
 from backend.turns.prompt.lore import (
     LoreExpander,
     LoreReader,
     Outlets,
     PlacedLore,
-    place,
-    scan_of,
-    triggers_of,
+    list_triggers,
+    make_scan,
+    place_lore,
 )
-from backend.turns.prompt.macros import expanded_size, macros_for, sent_lore, within_limits
+from backend.turns.prompt.macros import (
+    estimate_expansion,
+    limit_variables,
+    make_macros,
+    rewrite_lore,
+)
 from backend.turns.prompt.retrieve import (
-    by_rank,
-    consequence_items,
-    memory_items,
-    memory_texts,
-    missed_items,
-    named_items,
-    outside_history,
-    semantic_hits,
-    sized,
+    count_item,
+    find_semantic_hits,
+    group_memory_texts,
+    list_near_misses,
+    make_consequence_items,
+    make_memory_items,
+    make_named_items,
+    sort_by_rank,
+    split_by_history,
 )
 from backend.turns.prompt.sections import PromptOrder, SectionBuilder
 
-CAPACITY = 20_000
-SHORT = 200
+MAX_COUNTS = 20_000
+MIN_CACHED_CHARACTERS = 200
 """Below so many characters, counting costs no more than looking up."""
 
 
@@ -64,7 +69,7 @@ class CountCache(UserSignedOut):
     use from several threads.
     """
 
-    def __init__(self, capacity: int = CAPACITY) -> None:
+    def __init__(self, capacity: int = MAX_COUNTS) -> None:
         self._capacity = capacity
         self._key = os.urandom(32)
         self._counts: OrderedDict[tuple[UUID, bytes], int] = OrderedDict()
@@ -72,7 +77,7 @@ class CountCache(UserSignedOut):
 
     def count(self, user_id: UUID, tokenizer: str, text: str) -> int:
         """Tokens of a user's text in a vocabulary."""
-        if len(text) < SHORT:
+        if len(text) < MIN_CACHED_CHARACTERS:
             return get_tokenizer(tokenizer).count(text)
         digest = hashlib.blake2b(
             text.encode(), key=self._key, digest_size=16, person=tokenizer.encode()[:16]
@@ -113,24 +118,24 @@ class PromptAssembler:
 
     async def assemble(
         self, identity: Identity, context: PromptContext, request: TurnRequest, *, suggestions: int
-    ) -> Built:
+    ) -> BuiltPrompt:
         """The prompt. Raises `ContextOverflowError` and `MacroLimitError`."""
         return await self._pool.run(
             identity.user_id,
             partial(self._assembled, identity, context, request, suggestions),
-            size=_size(context),
+            size=_estimate_size(context),
         )
 
     def _assembled(
         self, identity: Identity, context: PromptContext, request: TurnRequest, suggestions: int
-    ) -> Built:
+    ) -> BuiltPrompt:
         """The prompt. CPU-bound, without the database."""
         loaded, window = context.loaded, context.window
         order = PromptOrder(
-            loaded.preset, loaded.settings, triggers_of(request, is_quiet=bool(suggestions))
+            loaded.preset, loaded.settings, list_triggers(request, is_quiet=bool(suggestions))
         )
         count = partial(self._counts.count, identity.user_id, window.unit.tokenizer)
-        macros, macro_budget = macros_for(loaded, window), MacroBudget()
+        macros, macro_budget = make_macros(loaded, window), MacroBudget()
         expander = LoreExpander(macros, loaded.variables, macro_budget)
         placed = PlacedLore(timed=loaded.lore.timed)
         if loaded.lore.books:
@@ -146,11 +151,13 @@ class PromptAssembler:
             expander.variables,
             macro_budget,
         )
-        items, unread = _read_outlets(sections.build(count=count, suggestions=suggestions), outlets)
+        items, unread = _drop_unread_outlets(
+            sections.build(count=count, suggestions=suggestions), outlets
+        )
         sampling = structs.replace(window.sampling, start_reply_with=sections.reply_start())
         window = replace(window, sampling=sampling)
         told = [*(loaded.campaign.told if loaded.campaign else ()), *sections.chapter_ids]
-        memories = memory_items(
+        memories = make_memory_items(
             context.memories,
             count=count,
             pinned=loaded.pinned,
@@ -158,21 +165,21 @@ class PromptAssembler:
             marks=loaded.marks,
             days=context.days if loaded.campaign else None,
         )
-        named = named_items(loaded, count=count)
-        followed = consequence_items(context, count=count)
-        found = by_rank(
+        named = make_named_items(loaded, count=count)
+        followed = make_consequence_items(context, count=count)
+        found = sort_by_rank(
             [*named, *followed, *memories],
-            [sized(item, count) for item in placed.ranked],
+            [count_item(item, count) for item in placed.ranked],
             context.memories,
         )
         if not order.sends_memory:
             unsent = [item.left_out(Reason("block_off")) for item in found]
             placed = replace(placed, left_out=[*placed.left_out, *unsent])
             found = []
-        with _in_model_tokens(window.ratio):
+        with _convert_overflow(window.ratio):
             reserved = self._reserved(context, [item for item in found if not item.rank], count)
-            fixed, history, unsaid = fit(context, items, count=count, reserved=reserved)
-            retrieved, repeated = outside_history(
+            fixed, history, unsaid = fit_history(context, items, count=count, reserved=reserved)
+            retrieved, repeated = split_by_history(
                 found, context.memories, history, chat_id=loaded.chat.id
             )
             assembled = assemble(
@@ -194,13 +201,13 @@ class PromptAssembler:
             *placed.left_out,
             *sections.off,
         ]
-        variables, unkept = within_limits(loaded.stored_variables, sections.variables)
+        variables, unkept = limit_variables(loaded.stored_variables, sections.variables)
         files = dict(sections.used.digests)
         if unsaid:
             files.pop("sections/summary", None)
         if assembled.retrieved:
             files["sections/memory"] = self._prompts["sections/memory"].digest
-        return Built(
+        return BuiltPrompt(
             loaded=loaded,
             window=window,
             memory_first=order.memory_first,
@@ -208,14 +215,14 @@ class PromptAssembler:
             variables=variables,
             prompt_files=files,
             timed=placed.timed,
-            near_misses=missed_items(context, history, known | set(told)),
+            near_misses=list_near_misses(context, history, known | set(told)),
             notes=[
                 *context.notes,
-                *([LOST_ROUNDS] if loses_rounds_of(loaded, assembled) else ()),
+                *([LOST_ROUNDS] if misses_rounds(loaded, assembled) else ()),
                 *placed.notes,
                 *(loaded.preset.refused_by(window.spec) if loaded.preset else ()),
                 *unkept,
-                *_ignored(macro_budget),
+                *_note_ignored_macros(macro_budget),
                 *(loaded.scripts.notes if loaded.scripts else ()),
             ],
         )
@@ -231,7 +238,7 @@ class PromptAssembler:
         """Which lore comes in, and where it stands."""
         loaded = context.loaded
         scan = replace(
-            scan_of(
+            make_scan(
                 loaded,
                 request,
                 context.window,
@@ -239,11 +246,11 @@ class PromptAssembler:
                 expander=expander,
                 is_quiet="quiet" in order.triggers,
             ),
-            semantic=semantic_hits(context.memories),
+            semantic=find_semantic_hits(context.memories),
             by_meaning=context.by_meaning,
         )
-        outcome = sent_lore(loaded.scripts, self._lore.scan(scan), count)
-        return place(
+        outcome = rewrite_lore(loaded.scripts, self._lore.scan(scan), count)
+        return place_lore(
             outcome,
             loaded.note,
             note_is_due=loaded.note_is_due,
@@ -266,17 +273,17 @@ def render_omitted(prompts: PromptLibrary, count: int) -> str:
 
 def render_memory(prompts: PromptLibrary, items: Sequence[Item]) -> str:
     """The section of what was retrieved."""
-    return prompts["sections/memory"].render(**memory_texts(items))
+    return prompts["sections/memory"].render(**group_memory_texts(items))
 
 
-_COUNTED_ONCE = 8
+_CACHED_COUNT_FACTOR = 8
 """Fields come back turn after turn, and their counts are kept: most turns only expand them."""
 
-_LINE_SIZE = 2
+_LINE_CHARACTERS = 2
 """Laying out a line of the history takes as long as counting so many characters."""
 
 
-def _size(context: PromptContext) -> int | None:
+def _estimate_size(context: PromptContext) -> int | None:
     """How much work a prompt is, as `CpuPool.run` is told; None where lorebooks are scanned.
 
     Patterns that can't be trusted may take a quarter of a second together.
@@ -286,17 +293,19 @@ def _size(context: PromptContext) -> int | None:
     loaded = context.loaded
     texts = [*loaded.fields, loaded.summary.text if loaded.summary else "", loaded.said or ""]
     found = sum(len(memory.recalled.text) for memory in context.memories)
-    lines = _LINE_SIZE * len(context.lines.ids)
-    return lines + (expanded_size(texts) + found) // _COUNTED_ONCE
+    lines = _LINE_CHARACTERS * len(context.lines.ids)
+    return lines + (estimate_expansion(texts) + found) // _CACHED_COUNT_FACTOR
 
 
-def _ignored(macros: MacroBudget) -> list[str]:
+def _note_ignored_macros(macros: MacroBudget) -> list[str]:
     """What to say of macros that mean nothing here."""
     names = ", ".join(sorted(macros.ignored))
     return [f"Macros that stand for nothing here: {names}."] if names else []
 
 
-def _read_outlets(items: Sequence[Item], outlets: Outlets) -> tuple[list[Item], list[LeftOut]]:
+def _drop_unread_outlets(
+    items: Sequence[Item], outlets: Outlets
+) -> tuple[list[Item], list[LeftOut]]:
     """Items without what stands in outlets that no field reads; and that."""
     kept: list[Item] = []
     unread: list[LeftOut] = []
@@ -310,7 +319,7 @@ def _read_outlets(items: Sequence[Item], outlets: Outlets) -> tuple[list[Item], 
 
 
 @contextlib.contextmanager
-def _in_model_tokens(ratio: float) -> Generator[None]:
+def _convert_overflow(ratio: float) -> Generator[None]:
     """Let an overflow speak of the model's tokens, as everything that people read does."""
     try:
         yield

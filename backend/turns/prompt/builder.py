@@ -51,21 +51,21 @@ from backend.settings import Settings
 from backend.turns.api.schemas import ContextRequest, TurnRequest
 from backend.turns.errors import ChatChangedError
 from backend.turns.prompt.assemble import CountCache, PromptAssembler
-from backend.turns.prompt.built_prompt import Built
+from backend.turns.prompt.built_prompt import BuiltPrompt
 from backend.turns.prompt.context import Constraint, LoadedChat, PromptContext, PromptWindow
-from backend.turns.prompt.history import HistoryCache, last_thoughts, open_history
-from backend.turns.prompt.load import ChatLoader, first_kept
+from backend.turns.prompt.history import HistoryCache, load_last_thoughts, open_history
+from backend.turns.prompt.load import ChatLoader, find_history_begin
 from backend.turns.prompt.lore import LoreReader
-from backend.turns.prompt.macros import expand_line, rewritten, scripts_of
-from backend.turns.prompt.retrieve import Rephraser, ask_for
+from backend.turns.prompt.macros import expand_line, load_scripts, rewrite_line
+from backend.turns.prompt.retrieve import Rephraser, make_request
 
-MOST_ALWAYS = 16_384
+FIXED_RESERVE_TOKENS = 16_384
 """Tokens that what is always sent hardly ever exceeds; half of a window that is smaller."""
 
 QUICK_CHARACTERS, QUICK_MACROS = 20_000, 100
 """Limits of the macros of a line that are expanded on the event loop: 1 or 2 ms."""
 
-SCANNED: tuple[Kind, ...] = ("lore",)
+SCANNED_KINDS: tuple[Kind, ...] = ("lore",)
 """Of these the scan of the lorebooks has the texts at hand, and knows which of them count."""
 
 Check = Callable[[AsyncSession], Awaitable[None]]
@@ -123,7 +123,7 @@ class PromptBuilder:
         tried: ContextRequest | None = None,
         suggestions: int = 0,
         constraint: Constraint | None = None,
-    ) -> Built:
+    ) -> BuiltPrompt:
         """Read what the turn needs and put its prompt together; nothing is stored.
 
         `check` looks first, in the same view of the database, whether the turn may come at all.
@@ -141,7 +141,7 @@ class PromptBuilder:
 
         rank = Rank.ASKED if suggestions else Rank.TURN
 
-        async def attempt() -> Built:
+        async def attempt() -> BuiltPrompt:
             async with self._search.searching(identity.sealer) as search:
                 context = await self._load(
                     identity,
@@ -166,8 +166,8 @@ class PromptBuilder:
         return built
 
     async def rebuild(
-        self, identity: Identity, request: TurnRequest, built: Built, constraint: Constraint
-    ) -> Built:
+        self, identity: Identity, request: TurnRequest, built: BuiltPrompt, constraint: Constraint
+    ) -> BuiltPrompt:
         """Build the prompt of a turn again after its line was stored, as its model takes it now.
 
         The chat is as it was loaded for `built`: the same line, cast, lore and variables. No model
@@ -185,15 +185,17 @@ class PromptBuilder:
                 window = await self.window(
                     session, identity, loaded.settings, loaded=loaded, constraint=constraint
                 )
-                before = await _first_kept(session, loaded, window)
+                before = await _estimate_search_end(session, loaded, window)
                 await search.begin(
-                    ask_for(identity, loaded, before=before, budget=window.budget.retrieval)
+                    make_request(identity, loaded, before=before, budget=window.budget.retrieval)
                 )
                 context = await self._with_history(session, identity, loaded, window)
             await self._retrieve(identity, context, search, rank=None)
         return await self._assembler.assemble(identity, context, request, suggestions=0)
 
-    async def _fresh(self, identity: Identity, attempt: Callable[[], Awaitable[Built]]) -> Built:
+    async def _fresh(
+        self, identity: Identity, attempt: Callable[[], Awaitable[BuiltPrompt]]
+    ) -> BuiltPrompt:
         """What `attempt` gives, begun again once where its campaign has to be folded first."""
         try:
             return await self._lore.with_books(identity, attempt)
@@ -201,7 +203,7 @@ class PromptBuilder:
             await self._situations.fold(identity, stale.campaign_id)
             return await self._lore.with_books(identity, attempt)
 
-    async def _summarise(self, identity: Identity, built: Built, rank: Rank) -> bool:
+    async def _summarise(self, identity: Identity, built: BuiltPrompt, rank: Rank) -> bool:
         """Have lines summarised for which the history has no room. True if that was done.
 
         A job does it. It uses the place at the model's server that the turn holds for it.
@@ -250,7 +252,7 @@ class PromptBuilder:
                 tried=tried.preset if tried else None,
             )
             loaded = await loader.load(chat_id, request)
-            scripts = await scripts_of(session, identity, self._scripts, loaded)
+            scripts = await load_scripts(session, identity, self._scripts, loaded)
             if scripts is not None:
                 loaded = replace(loaded, scripts=scripts)
             window = await self.window(
@@ -263,9 +265,9 @@ class PromptBuilder:
                 constraint=constraint,
             )
             asked = partial(
-                ask_for,
+                make_request,
                 identity,
-                before=await _first_kept(session, loaded, window),
+                before=await _estimate_search_end(session, loaded, window),
                 budget=window.budget.retrieval,
             )
             is_rewritten = scripts is None
@@ -282,7 +284,7 @@ class PromptBuilder:
             context = await self._with_history(session, identity, loaded, window)
         if not is_rewritten:
             # After the transaction, which waits for no thread.
-            loaded = await self._pool.run(identity.user_id, partial(rewritten, loaded, window))
+            loaded = await self._pool.run(identity.user_id, partial(rewrite_line, loaded, window))
             self._check_line(loaded, request)
             await search.begin(asked(loaded))
             context.loaded = loaded
@@ -306,7 +308,7 @@ class PromptBuilder:
             loaded=loaded,
             window=window,
             lines=await self._histories.read(session, loaded, window),
-            thoughts=await last_thoughts(session, loaded, most),
+            thoughts=await load_last_thoughts(session, loaded, most),
         )
 
     async def _retrieve(
@@ -359,7 +361,7 @@ class PromptBuilder:
             self._database,
             identity.sealer,
             found,
-            known=SCANNED,
+            known=SCANNED_KINDS,
             instead=[CampaignSource(campaign.names, campaign.now.marks)] if campaign else [],
             then=follow,
         )
@@ -432,7 +434,7 @@ class PromptBuilder:
         return replace(budget, reply_reserve=reply).within(spec.context_window)
 
 
-async def _first_kept(
+async def _estimate_search_end(
     session: AsyncSession, loaded: LoadedChat, window: PromptWindow
 ) -> int | None:
     """Return the position from which on memory need not be searched, because history has the rest.
@@ -442,11 +444,11 @@ async def _first_kept(
     good part: memory is looked through from where history would begin then. What is kept all the
     same is left out later.
     """
-    always = min(window.budget.prompt // 2, MOST_ALWAYS)
+    always = min(window.budget.prompt // 2, FIXED_RESERVE_TOKENS)
     if loaded.lore.books:
         always += lore_reserve(loaded.lore.settings, window.budget.prompt)
     budget = window.to_stored(window.budget.for_history(always))
-    return await first_kept(session, loaded, budget=budget)
+    return await find_history_begin(session, loaded, budget=budget)
 
 
 async def _check_path(session: AsyncSession, loaded: LoadedChat) -> None:

@@ -41,12 +41,12 @@ MIN_REPLY_TOKENS = 256
 
 CHARACTERS_PER_TOKEN = 4
 
-_TOLD = frozenset({"summary", "chapters", "scenes", "state"})
+_SUMMARY_KINDS = frozenset({"summary", "chapters", "scenes", "state"})
 """Kinds of items that say what happened, in place of lines that are not sent."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Built:
+class BuiltPrompt:
     """A prompt, ready to be sent, and all that has to be stored with its reply.
 
     Counts are in the window's `unit`.
@@ -120,7 +120,7 @@ class Built:
     def sent_tokens(self) -> int:
         """What took its place: the lines that were sent, and what tells the rest."""
         assembled = self.assembled
-        told = [each for each in assembled.items if each.kind in _TOLD]
+        told = [each for each in assembled.items if each.kind in _SUMMARY_KINDS]
         told += [each for each in assembled.retrieved if each.kind != "lore"]
         tokens = assembled.history_tokens + sum(each.tokens for each in told)
         return self.window.to_model_tokens(tokens)
@@ -130,14 +130,14 @@ class Built:
         """The messages in the shape in which they are sent."""
         return shape_messages(self.assembled.messages, self.assembled.shape)
 
-    def with_shape(self, shape: MessageShape) -> Built:
+    def with_shape(self, shape: MessageShape) -> BuiltPrompt:
         """Return the same prompt, counted as it was sent in a shape."""
         if shape == self.assembled.shape:
             return self
         count = get_tokenizer(self.window.unit.tokenizer).count
         return replace(self, assembled=self.assembled.with_shape(shape, count))
 
-    def with_guidance(self, text: str) -> Built:
+    def with_guidance(self, text: str) -> BuiltPrompt:
         """The same prompt, for a mood that has other guidance."""
         assembled, messages = self.assembled, list(self.assembled.messages)
         old = next(item for item in assembled.items if item.kind == "mood")
@@ -158,7 +158,7 @@ class Built:
     @property
     def loses_rounds(self) -> bool:
         """Whether lines of a campaign stand neither in the history, its summary, nor its state."""
-        return loses_rounds_of(self.loaded, self.assembled)
+        return misses_rounds(self.loaded, self.assembled)
 
     @property
     def history_budget(self) -> int:
@@ -167,7 +167,7 @@ class Built:
         return window.to_stored(window.budget.for_history(self.assembled.fixed_tokens))
 
 
-def loses_rounds_of(loaded: LoadedChat, assembled: Assembled) -> bool:
+def misses_rounds(loaded: LoadedChat, assembled: Assembled) -> bool:
     """Whether lines of a campaign stand neither in the history nor in what tells them."""
     leaf = loaded.target.leaf
     # What a viewpoint may not know is not lost to it.
@@ -179,8 +179,8 @@ def loses_rounds_of(loaded: LoadedChat, assembled: Assembled) -> bool:
     return first > (max(told, loaded.unread.position) if loaded.unread else told)
 
 
-def prompt_for_calls(
-    built: Built, reply: str, request: str, tools: Sequence[Tool]
+def make_calls_prompt(
+    built: BuiltPrompt, reply: str, request: str, tools: Sequence[Tool]
 ) -> Prompt | None:
     """Return the reply's prompt, then the reply, then the request. CPU-bound: some milliseconds.
 
@@ -223,7 +223,7 @@ def _shorten(messages: Sequence[PromptMessage]) -> list[PromptMessage]:
 MAX_REBUILDS = 2
 """Of one request. The first refusal names the window, or bounds it; the second corrects that."""
 
-STEP = 1.25
+UNEXPLAINED_FACTOR = 1.25
 """Factor on the tokens of a prompt after a refusal that explains nothing: it has to get smaller."""
 
 
@@ -272,7 +272,7 @@ class RefusedPrompt:
 
 
 def describe_refusal(
-    error: ModelContextOverflowError, built: Built, *, extra: int
+    error: ModelContextOverflowError, built: BuiltPrompt, *, extra: int
 ) -> RefusedPrompt:
     """Complete a refusal with the estimates of the prompt and the learned window.
 
@@ -303,18 +303,18 @@ def describe_refusal(
     )
 
 
-def constraint_after(refused: RefusedPrompt, built: Built) -> Constraint:
+def make_constraint(refused: RefusedPrompt, built: BuiltPrompt) -> Constraint:
     """Return the limits of the next prompt. They make it smaller than the refused one."""
     window = built.window
     ratio = (refused.needed - refused.extra) / max(1, refused.counted)
     ratio = max(window.ratio, min(ratio, RATIO_BOUNDS[1]))
     is_smaller = window.models.spec(window.spec.id).usable_window < window.limits.total
     if not is_smaller and ratio == window.ratio and refused.extra <= window.extra:
-        ratio *= STEP
+        ratio *= UNEXPLAINED_FACTOR
     return Constraint(ratio=ratio, extra=refused.extra)
 
 
-def count_extra(built: Built, *, tools: Sequence[Tool], rounds: Sequence[ToolRound]) -> int:
+def count_extra(built: BuiltPrompt, *, tools: Sequence[Tool], rounds: Sequence[ToolRound]) -> int:
     """Estimate the model's tokens of tools and rounds of calls. CPU-bound: some milliseconds."""
     declared = [(tool.name, tool.description, tool.parameters) for tool in tools]
     called = [

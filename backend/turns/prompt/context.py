@@ -51,7 +51,7 @@ LineKind = Literal["user_line", "continue", "impersonate", "opening", "next"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Target:
+class TurnTarget:
     """Where a turn works in the tree.
 
     `leaf` ends the history; None before the first message. `line` is the message that stands as
@@ -100,7 +100,7 @@ class LoadedPreset:
         return [f"The model does not take the preset's {', '.join(names)}."] if names else []
 
 
-DEEPEST_SCAN = 1_000
+MAX_SCAN_DEPTH = 1_000
 """Messages that a scan looks back at most, whatever entries ask for."""
 
 
@@ -128,8 +128,8 @@ class LoadedLore:
         wanted += [book.fields.scan_depth or 0 for book in self.books]
         if self.settings.min_activations:
             # One beyond the limit: the step that goes there is still made.
-            wanted.append((self.settings.min_activations_depth or DEEPEST_SCAN) + 1)
-        return min(max(wanted), DEEPEST_SCAN)
+            wanted.append((self.settings.min_activations_depth or MAX_SCAN_DEPTH) + 1)
+        return min(max(wanted), MAX_SCAN_DEPTH)
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,7 +235,7 @@ class LoadedChat:
     user_name: str
     persona: str
     persona_id: UUID | None
-    target: Target
+    target: TurnTarget
     variables: Variables
     stored_variables: Variables
     lore: LoadedLore
@@ -452,27 +452,27 @@ class PromptContext:
     notes: Sequence[str] = ()
 
 
-def version_of(chat: Chat) -> tuple[UUID | None, int, str]:
+def get_version(chat: Chat) -> tuple[UUID | None, int, str]:
     """What of a chat a prompt is built on: its path, what is set, how its messages are counted."""
     return chat.leaf_id, chat.revision, chat.count_unit
 
 
-class _Ours(msgspec.Struct):
+class _CardExtension(msgspec.Struct):
     authors_note: AuthorsNote
 
 
-class _Extensions(msgspec.Struct):
-    talekeeper: _Ours
+class _CardExtensions(msgspec.Struct):
+    talekeeper: _CardExtension
 
 
-def authors_note(own: AuthorsNote, card: Card) -> tuple[AuthorsNote, ReasonKind]:
+def choose_authors_note(own: AuthorsNote, card: Card) -> tuple[AuthorsNote, ReasonKind]:
     """The note that holds, and where it is from.
 
     A card keeps its character's in `extensions.talekeeper.authors_note`.
     """
     if not own.text.strip():
         try:
-            return msgspec.convert(card.extensions, _Extensions).talekeeper.authors_note, "card"
+            return msgspec.convert(card.extensions, _CardExtensions).talekeeper.authors_note, "card"
         except msgspec.ValidationError:  # there is none, or what is there is no note
             pass
     return own, "chat_settings"

@@ -32,14 +32,14 @@ from backend.core.plain_cache import PlainCache
 from backend.core.reasons import Reason, ReasonKind
 from backend.generation.model import PromptMessage
 from backend.turns.prompt.context import LoadedChat, PromptContext, PromptWindow
-from backend.turns.prompt.macros import sent_texts
+from backend.turns.prompt.macros import rewrite_history
 from backend.vault.sealing import Sealer
 
-SUMMARY = "summary"
+SUMMARY_KIND = "summary"
 """The kind of the section that a summary is."""
 
 
-def read_from(loaded: LoadedChat, window: PromptWindow) -> int:
+def find_read_begin(loaded: LoadedChat, window: PromptWindow) -> int:
     """Stored tokens from the root after which lines are read: those of known lines.
 
     They are as many as history may take beside nothing else, and what a summary needs of those
@@ -64,7 +64,7 @@ def open_history(identity: Identity, context: PromptContext) -> History:
     stored = [*lines.opened, *identity.sealer.open_many(MESSAGE_CONTENT, sealed)]
     context.texts = stored
     tokens = list(lines.tokens)
-    texts = sent_texts(scripts, lines.roles, stored, has_line=context.loaded.said is not None)
+    texts = rewrite_history(scripts, lines.roles, stored, has_line=context.loaded.said is not None)
     changed = [at for at, text in enumerate(texts) if text != stored[at]]
     if context.window.needs_authors:
         authors = identity.sealer.open_many(
@@ -90,7 +90,7 @@ def open_history(identity: Identity, context: PromptContext) -> History:
         context.thoughts,
         sealer=identity.sealer,
         count=lambda text: unnamed.count_many([("", text)])[0],
-        most=context.window.budget.prompt // LARGEST_SHARE,
+        most=context.window.budget.prompt // MAX_THOUGHTS_SHARE,
     )
     messages = list(map(PromptMessage, lines.roles, texts))
     positions = list(lines.positions)
@@ -107,7 +107,7 @@ def _mark_lines(texts: list[str], lines: SealedHistory, marks: AudienceMarks) ->
     return found
 
 
-def fit(
+def fit_history(
     context: PromptContext, items: Sequence[Item], *, count: Counter, reserved: int = 0
 ) -> tuple[Plan, History, list[LeftOut]]:
     """What is always sent, counted, and the lines beside it; and the summary, if it is left out.
@@ -122,18 +122,18 @@ def fit(
     """
     budget, summarised = context.window.budget, context.loaded.summary
     shape = context.window.spec.shape
-    summary = next((item for item in items if item.kind == SUMMARY), None)
+    summary = next((item for item in items if item.kind == SUMMARY_KIND), None)
     if summary is None or summarised is None or context.loaded.sums_rounds:
         fixed = plan(items, budget=budget, count=count, shape=shape)
-        return fixed, _after(context, _begin(context, fixed, reserved, count)), []
+        return fixed, _drop_before(context, _find_begin(context, fixed, reserved, count)), []
     kind: ReasonKind = "summary_no_room"
     try:
         fixed = plan(items, budget=budget, count=count, shape=shape)
     except ContextOverflowError:
         pass
     else:
-        begin = _begin(context, fixed, reserved, count)
-        history = _following(context, fixed, begin, summarised.path_tokens)
+        begin = _find_begin(context, fixed, reserved, count)
+        history = _reach_summary(context, fixed, begin, summarised.path_tokens)
         if history is not None:
             return fixed, history, []
         kind = "summary_too_old"
@@ -141,10 +141,10 @@ def fit(
     fixed = plan(rest, budget=budget, count=count, shape=shape)
     reasons = [Reason(kind, count=each.count) for each in summary.reasons]
     left_out = structs.replace(summary, tokens=count(summary.text)).left_out(*reasons)
-    return fixed, _after(context, _begin(context, fixed, reserved, count)), [left_out]
+    return fixed, _drop_before(context, _find_begin(context, fixed, reserved, count)), [left_out]
 
 
-def _begin(context: PromptContext, fixed: Plan, reserved: int, count: Counter) -> int:
+def _find_begin(context: PromptContext, fixed: Plan, reserved: int, count: Counter) -> int:
     """Stored tokens from the root after which history fits beside what is always sent."""
     window, loaded = context.window, context.loaded
 
@@ -157,26 +157,28 @@ def _begin(context: PromptContext, fixed: Plan, reserved: int, count: Counter) -
     begin = find_begin(taken)
     if not context.history.marks:
         return begin
-    history = _after(context, begin)
+    history = _drop_before(context, begin)
     kept = Counts(history.marks[at] for at in history.positions if at in history.marks)
     return find_begin(
         taken + sum(times * count(put_mark("", each)) for each, times in kept.items())
     )
 
 
-def _following(context: PromptContext, fixed: Plan, begin: int, summarised: int) -> History | None:
+def _reach_summary(
+    context: PromptContext, fixed: Plan, begin: int, summarised: int
+) -> History | None:
     """History that reaches back to where a summary ends; None where there is no room for that."""
     room = context.window.budget.for_reaching(fixed.fixed)
     most, path_tokens = context.window.to_stored(room), context.loaded.path_tokens
     start = joined(begin, summarised=summarised, path_tokens=path_tokens, most=most)
     if start is None:
         return None
-    history = _after(context, start)
+    history = _drop_before(context, start)
     # Stored counts may be estimates: what they let through has to fit as it is counted.
     return history if start == begin or sum(history.tokens) <= room else None
 
 
-def _after(context: PromptContext, begin: int) -> History:
+def _drop_before(context: PromptContext, begin: int) -> History:
     """The lines that stand wholly after `begin` stored tokens from the root."""
     history, stored = context.history, context.lines.tokens
     start = context.loaded.path_tokens - sum(stored)
@@ -195,10 +197,10 @@ def _after(context: PromptContext, begin: int) -> History:
     )
 
 
-MOST = 20_000_000
+MAX_CHARACTERS = 20_000_000
 """Characters that are kept of all chats together."""
 
-SECONDS = 300.0
+KEEP_SECONDS = 300.0
 """As long as a user's keys stay in memory after the last request."""
 
 
@@ -265,13 +267,13 @@ class HistoryCache(UserSignedOut):
     """The last history of each chat, as the game master may know it."""
 
     def __init__(self) -> None:
-        self._kept: PlainCache[KeptHistory] = PlainCache(most=MOST, seconds=SECONDS)
+        self._kept: PlainCache[KeptHistory] = PlainCache(most=MAX_CHARACTERS, seconds=KEEP_SECONDS)
 
     async def read(
         self, session: AsyncSession, loaded: LoadedChat, window: PromptWindow
     ) -> SealedHistory:
         """The lines that history may take, down to the leaf. Kept lines are not read again."""
-        leaf, chat, begin = loaded.target.leaf, loaded.chat, read_from(loaded, window)
+        leaf, chat, begin = loaded.target.leaf, loaded.chat, find_read_begin(loaded, window)
         if leaf is None:
             return SealedHistory()
         read = partial(
@@ -282,9 +284,9 @@ class HistoryCache(UserSignedOut):
             authors=window.needs_authors,
             viewpoint=loaded.viewpoint,
         )
-        if _may_be_kept(loaded, window):
+        if _is_cacheable(loaded, window):
             kept = self._kept.get(chat.user_id, chat.id)
-            if kept is not None and kept.mark == _mark(chat):
+            if kept is not None and kept.mark == _get_mark(chat):
                 later = await read(from_sum=kept.end)
                 lines = kept.continued(later, begin=begin, path_tokens=leaf.path_tokens)
                 if lines is not None:
@@ -297,7 +299,7 @@ class HistoryCache(UserSignedOut):
         A reply without a line after it can be continued, which changes its text.
         """
         loaded, lines, texts = context.loaded, context.lines, context.texts
-        if len(texts) <= 1 or not _may_be_kept(loaded, context.window):
+        if len(texts) <= 1 or not _is_cacheable(loaded, context.window):
             return
         chat = loaded.chat
         kept = SealedHistory(
@@ -309,8 +311,8 @@ class HistoryCache(UserSignedOut):
             opened=texts[:-1],
         )
         history = KeptHistory(
-            _mark(chat),
-            begin=read_from(loaded, context.window),
+            _get_mark(chat),
+            begin=find_read_begin(loaded, context.window),
             start=loaded.path_tokens - sum(lines.tokens),
             lines=kept,
         )
@@ -325,18 +327,18 @@ class HistoryCache(UserSignedOut):
         self._kept.sweep()
 
 
-def _may_be_kept(loaded: LoadedChat, window: PromptWindow) -> bool:
+def _is_cacheable(loaded: LoadedChat, window: PromptWindow) -> bool:
     return loaded.viewpoint == GM and not window.needs_authors
 
 
-def _mark(chat: Chat) -> tuple[str, int]:
+def _get_mark(chat: Chat) -> tuple[str, int]:
     return chat.count_unit, chat.hidden_changes
 
 
 SealedThoughts = Mapping[int, tuple[UUID, bytes]]
 """The message's id and its sealed thoughts, by its position on the path."""
 
-LARGEST_SHARE = 4
+MAX_THOUGHTS_SHARE = 4
 """Thoughts take at most a quarter of a prompt: those of the last replies first."""
 
 _LAST = (
@@ -353,7 +355,9 @@ _LAST = (
 )
 
 
-async def last_thoughts(session: AsyncSession, loaded: LoadedChat, most: int) -> SealedThoughts:
+async def load_last_thoughts(
+    session: AsyncSession, loaded: LoadedChat, most: int
+) -> SealedThoughts:
     """The thoughts of the last `most` replies above what is said next.
 
     Of a reply that goes on none are sent. Thoughts may tell what the characters don't know: in a
@@ -368,7 +372,7 @@ async def last_thoughts(session: AsyncSession, loaded: LoadedChat, most: int) ->
     return {position: (key, sealed) for position, key, sealed in rows if sealed is not None}
 
 
-def think_aloud(text: str, thoughts: str) -> str:
+def prefix_thoughts(text: str, thoughts: str) -> str:
     """A reply with its thoughts before it, as models that think in their text write them."""
     return f"<think>\n{thoughts}\n</think>\n\n{text}"
 
@@ -403,7 +407,7 @@ def add_thoughts(
             break
         if (found := sealed.get(positions[at])) is None:
             continue
-        thoughts = think_aloud("", sealer.open(MESSAGE_THINKING, *found))
+        thoughts = prefix_thoughts("", sealer.open(MESSAGE_THINKING, *found))
         more = count(thoughts)
         if sum(added.values()) + more > most:
             break

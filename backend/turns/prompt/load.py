@@ -55,18 +55,18 @@ from backend.turns.prompt.context import (
     LoadedPreset,
     RecentLine,
     Speaker,
-    Target,
-    authors_note,
+    TurnTarget,
+    choose_authors_note,
 )
 from backend.turns.prompt.lore import LoreReader
 from backend.turns.prompt.macros import read_variables
-from backend.turns.prompt.retrieve import EXCHANGE
+from backend.turns.prompt.retrieve import EXCHANGE_LINES
 from backend.vault.sealing import OVERHEAD
 
-QUOTED = 20
+MAX_QUOTED_LINES = 20
 """Last lines that macros may quote."""
 
-PLAYED: tuple[TurnKind, ...] = ("reply", "regenerate")
+PLAYED_KINDS: tuple[TurnKind, ...] = ("reply", "regenerate")
 """Turns in which the model may use tools."""
 
 RECENT_MACROS = ("last", "idle")
@@ -146,7 +146,7 @@ class ChatLoader:
         )
         if player is not None and not is_known_to(viewpoint, player.audience):
             user_name = self._user_name
-        target = answerable(
+        target = check_answerable(
             target, viewpoint, audience if request.text else PUBLIC, is_preview=self._is_preview
         )
         account = self._identity.settings
@@ -167,7 +167,7 @@ class ChatLoader:
             leaf=target.leaf,
             overrides=(settings.lore, account.lore),
         )
-        note, note_reason = authors_note(settings.authors_note, speaker.card)
+        note, note_reason = choose_authors_note(settings.authors_note, speaker.card)
         variables = read_variables(sealer, chat, sealed_globals)
         loaded = LoadedChat(
             chat=chat,
@@ -228,7 +228,11 @@ class ChatLoader:
                 else await find_preset(self._session, self._identity, settings, speaker)
             ),
         )
-        quoted = QUOTED if any(map(_may_quote, [*loaded.fields, loaded.line or ""])) else EXCHANGE
+        quoted = (
+            MAX_QUOTED_LINES
+            if any(map(_may_quote, [*loaded.fields, loaded.line or ""]))
+            else EXCHANGE_LINES
+        )
         most = max(quoted, lore.depth, RECENT_LINES)
         recent = await self._recent(target, most, viewpoint)
         loaded = await self._with_rounds(replace(loaded, recent=recent))
@@ -317,13 +321,13 @@ class ChatLoader:
             campaign = structs.replace(campaign, block=block)
         return replace(loaded, campaign=campaign, table=table)
 
-    def _said(self, target: Target, request: TurnRequest) -> str | None:
+    def _said(self, target: TurnTarget, request: TurnRequest) -> str | None:
         """What the user says in this turn, stored or not."""
         if target.line_kind != "user_line":
             return None
-        return text_of(self._identity, target.line) if target.line else request.text
+        return read_text(self._identity, target.line) if target.line else request.text
 
-    async def _is_due(self, note: AuthorsNote, target: Target, request: TurnRequest) -> bool:
+    async def _is_due(self, note: AuthorsNote, target: TurnTarget, request: TurnRequest) -> bool:
         """Whether the author's note comes with this turn: it may go by the user's lines."""
         if not note.text or note.interval <= 1:
             return note.interval == 1
@@ -332,7 +336,7 @@ class ChatLoader:
         return bool(said) and said % note.interval == 0
 
     async def _recent(
-        self, target: Target, limit: int, viewpoint: Viewpoint
+        self, target: TurnTarget, limit: int, viewpoint: Viewpoint
     ) -> Sequence[RecentLine]:
         if target.leaf is None:
             return []
@@ -347,16 +351,18 @@ class ChatLoader:
         return [
             RecentLine(
                 role=row.role,
-                author=author_of(self._identity, row),
+                author=read_author(self._identity, row),
                 position=row.position,
-                text=text_of(self._identity, row),
+                text=read_text(self._identity, row),
                 created_at=row.created_at,
             )
             for row in rows
         ]
 
 
-async def first_kept(session: AsyncSession, loaded: LoadedChat, *, budget: int) -> int | None:
+async def find_history_begin(
+    session: AsyncSession, loaded: LoadedChat, *, budget: int
+) -> int | None:
     """The position of the first line of a history that fits `budget` stored tokens.
 
     None where the whole path does.
@@ -370,14 +376,14 @@ async def first_kept(session: AsyncSession, loaded: LoadedChat, *, budget: int) 
     return leaf.position + 1 if first is None else first
 
 
-def _is_played(target: Target) -> bool:
+def _is_played(target: TurnTarget) -> bool:
     """True if the model may use tools.
 
     A reply that was cut off goes on with them, because its turn has not ended. One that is complete
     goes on with words alone.
     """
     cut_off = target.continued is not None and target.continued.status != "complete"
-    return target.kind in PLAYED or cut_off
+    return target.kind in PLAYED_KINDS or cut_off
 
 
 def _may_quote(field: str) -> bool:
@@ -385,12 +391,12 @@ def _may_quote(field: str) -> bool:
     return "{{" in field and any(name in field.casefold() for name in RECENT_MACROS)
 
 
-def author_of(identity: Identity, message: Message) -> str:
+def read_author(identity: Identity, message: Message) -> str:
     """Who said a message, by name."""
     return identity.sealer.open(MESSAGE_AUTHOR, message.id, message.sealed_author)
 
 
-def text_of(identity: Identity, message: Message) -> str:
+def read_text(identity: Identity, message: Message) -> str:
     """What a message says."""
     return identity.sealer.open(MESSAGE_CONTENT, message.id, message.sealed_content)
 
@@ -402,7 +408,7 @@ async def find_target(
     request: TurnRequest,
     *,
     is_preview: bool,
-) -> Target:
+) -> TurnTarget:
     """The place in a chat's tree that a request means; `leaf` ends its active path.
 
     A preview need not have anything to answer. Raises `MessageNotFoundError`,
@@ -410,18 +416,18 @@ async def find_target(
     """
     _check_request(request)
     if request.regenerate_of is not None:
-        return await _regeneration(session, chat, request.regenerate_of)
+        return await _find_regeneration(session, chat, request.regenerate_of)
     if leaf is not None and leaf.status == "streaming":
         # What was said so far is no line to build on yet; storing will give the 409.
-        leaf = await _parent(session, leaf)
+        leaf = await _load_parent(session, leaf)
     if request.continue_:
         if leaf is None or leaf.role != "assistant":
             raise NotContinuableError("The last message is not a character's.")
         if len(leaf.sealed_content) == OVERHEAD:
             # Thoughts alone: there is no text to continue, so it is written from its beginning.
-            fresh = await _rewriting(session, leaf)
+            fresh = await _make_rewrite_target(session, leaf)
             return replace(fresh, kind="continue", continued=leaf)
-        return Target(
+        return TurnTarget(
             kind="continue",
             line_kind="continue",
             leaf=leaf,
@@ -430,21 +436,21 @@ async def find_target(
             audience=leaf.audience,
         )
     if request.impersonate:
-        return Target(kind="impersonate", line_kind="impersonate", leaf=leaf)
+        return TurnTarget(kind="impersonate", line_kind="impersonate", leaf=leaf)
     if request.text is not None:
-        return Target(kind="reply", line_kind="user_line", leaf=leaf)
-    return await _unanswered(session, leaf, request, is_preview=is_preview)
+        return TurnTarget(kind="reply", line_kind="user_line", leaf=leaf)
+    return await _find_unanswered(session, leaf, request, is_preview=is_preview)
 
 
-async def _unanswered(
+async def _find_unanswered(
     session: AsyncSession, leaf: Message | None, request: TurnRequest, *, is_preview: bool
-) -> Target:
+) -> TurnTarget:
     """What a reply without a new line answers."""
     if leaf is None:
-        return Target(kind="reply", line_kind="opening", leaf=None)
+        return TurnTarget(kind="reply", line_kind="opening", leaf=None)
     if leaf.role == "user":
-        above = await _parent(session, leaf)
-        return Target(
+        above = await _load_parent(session, leaf)
+        return TurnTarget(
             kind="reply",
             line_kind="user_line",
             leaf=above,
@@ -454,16 +460,16 @@ async def _unanswered(
         )
     if is_preview:
         # Nothing typed yet: the same prompt, with no line in it.
-        return Target(kind="reply", line_kind="user_line", leaf=leaf)
+        return TurnTarget(kind="reply", line_kind="user_line", leaf=leaf)
     if request.speaker is None:
         raise NothingToAnswerError(
             "Send `text`, or `continue` to go on with the last reply, or `regenerate_of`, or "
             "`speaker` to let a character speak."
         )
-    return Target(kind="reply", line_kind="next", leaf=leaf, parent=leaf)
+    return TurnTarget(kind="reply", line_kind="next", leaf=leaf, parent=leaf)
 
 
-async def _regeneration(session: AsyncSession, chat: Chat, message_id: UUID) -> Target:
+async def _find_regeneration(session: AsyncSession, chat: Chat, message_id: UUID) -> TurnTarget:
     message = await chats.get_message(session, message_id, owner_id=chat.user_id)
     if message.chat_id != chat.id:
         raise ValidationError("regenerate_of is a message of another chat.")
@@ -474,17 +480,17 @@ async def _regeneration(session: AsyncSession, chat: Chat, message_id: UUID) -> 
             "regenerate_of is on another branch. Activate it first: the prompt is made of the "
             "active path."
         )
-    return await _rewriting(session, message)
+    return await _make_rewrite_target(session, message)
 
 
-async def _rewriting(session: AsyncSession, message: Message) -> Target:
+async def _make_rewrite_target(session: AsyncSession, message: Message) -> TurnTarget:
     """The target of a reply that is written from its beginning."""
-    parent = await _parent(session, message)
+    parent = await _load_parent(session, message)
     answers = parent is not None and parent.role == "user"
-    return Target(
+    return TurnTarget(
         kind="regenerate",
         line_kind="user_line" if answers else "next" if parent else "opening",
-        leaf=await _parent(session, parent) if answers else parent,
+        leaf=await _load_parent(session, parent) if answers else parent,
         line=parent if answers else None,
         parent=parent,
         spoken_by=message.character_id,
@@ -492,7 +498,7 @@ async def _rewriting(session: AsyncSession, message: Message) -> Target:
     )
 
 
-async def _parent(session: AsyncSession, message: Message | None) -> Message | None:
+async def _load_parent(session: AsyncSession, message: Message | None) -> Message | None:
     if message is None or message.parent_id is None:
         return None
     return await session.get(Message, message.parent_id)
@@ -514,7 +520,7 @@ def _check_request(request: TurnRequest) -> None:
 
 
 async def find_audience(
-    session: AsyncSession, chat: Chat, request: TurnRequest, target: Target
+    session: AsyncSession, chat: Chat, request: TurnRequest, target: TurnTarget
 ) -> str:
     """Who may know what the turn stores, as a column holds it. Raises `ValidationError`."""
     if request.audience is None:
@@ -557,7 +563,9 @@ async def find_viewpoint(
     return asked
 
 
-def answerable(target: Target, viewpoint: Viewpoint, said: str, *, is_preview: bool) -> Target:
+def check_answerable(
+    target: TurnTarget, viewpoint: Viewpoint, said: str, *, is_preview: bool
+) -> TurnTarget:
     """The target, if the viewpoint may know what the turn is about; `said` is the new line's.
 
     A preview leaves a line out that it may not know. Raises `ValidationError`.
@@ -585,7 +593,7 @@ async def find_speaker(
     identity: Identity,
     names: Mapping[UUID, str],
     request: TurnRequest,
-    target: Target,
+    target: TurnTarget,
 ) -> Speaker:
     """Who speaks: as asked, else the speaker of the reply, else the chat's first character.
 

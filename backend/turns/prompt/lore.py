@@ -53,18 +53,18 @@ from backend.lorebooks.models import LORE_STATE, LoreState
 from backend.regex.process import RegexProcess
 from backend.turns.api.schemas import TurnRequest
 from backend.turns.prompt.context import LoadedChat, LoadedLore, PromptWindow
-from backend.turns.prompt.macros import seed_of
+from backend.turns.prompt.macros import make_seed
 from backend.vault.sealing import Sealer
 
 T = TypeVar("T")
 
-ATTEMPTS = 20
+MAX_COMPILE_RETRIES = 20
 """How often a turn is begun again because a book of it was changed while it was compiled."""
 
-MOST_ENTRIES = 50_000
+MAX_CACHED_ENTRIES = 50_000
 """Entries of all compiled books that are kept together; a book without any counts as one."""
 
-SECONDS = 600.0
+KEEP_SECONDS = 600.0
 """How long a compiled book is kept that nobody plays with."""
 
 
@@ -75,7 +75,9 @@ class LoreReader(UserSignedOut):
         self._pool = pool
         self._compiling: dict[tuple[UUID, int], asyncio.Task[CompiledBook]] = {}
         self._ready: dict[tuple[UUID, int], CompiledBook] = {}
-        self._cache: PlainCache[CompiledBook] = PlainCache(most=MOST_ENTRIES, seconds=SECONDS)
+        self._cache: PlainCache[CompiledBook] = PlainCache(
+            most=MAX_CACHED_ENTRIES, seconds=KEEP_SECONDS
+        )
         self._regexes = regexes
 
     async def read(
@@ -98,7 +100,7 @@ class LoreReader(UserSignedOut):
         written = [ref.id for ref in refs if ref.is_chronicles]
         lore = LoadedLore(
             books=books,
-            settings=_settings(overrides),
+            settings=_merge_settings(overrides),
             sources={ref.id: ref.source for ref in refs},
         )
         if written:
@@ -107,7 +109,7 @@ class LoreReader(UserSignedOut):
         if chat and any(book.asks_greeting for book in books):
             lore = replace(lore, greeting=await chats.greeting_number(session, chat.id))
         if leaf and any(book.is_timed for book in books):
-            lore = replace(lore, timed=await _timed(session, identity, leaf))
+            lore = replace(lore, timed=await _load_timed_state(session, identity, leaf))
         if leaf and any(book.asks_replies for book in books):
             lore = replace(lore, reply_count=await chats.count_said(session, leaf, "assistant"))
         return lore
@@ -142,7 +144,7 @@ class LoreReader(UserSignedOut):
         """
         ready: list[tuple[UUID, int]] = []
         try:
-            for _ in range(ATTEMPTS):
+            for _ in range(MAX_COMPILE_RETRIES):
                 try:
                     return await attempt()
                 except _NotCompiledError as missing:
@@ -172,7 +174,7 @@ class LoreReader(UserSignedOut):
                 if sealed.size > SMALL:
                     missing.append((ref, sealed))
                     continue
-                book = _compiled(identity, ref, sealed)
+                book = _compile(identity, ref, sealed)
                 self._keep(identity, book)
             found.append(book)
         if missing:
@@ -186,7 +188,7 @@ class LoreReader(UserSignedOut):
         """A compiled book, compiled once however many turns wait for it."""
 
         async def compiled() -> CompiledBook:
-            compiling = partial(_compiled, identity, ref, sealed)
+            compiling = partial(_compile, identity, ref, sealed)
             book = await self._pool.run(identity.user_id, compiling)
             self._keep(identity, book)
             return book
@@ -207,11 +209,11 @@ class _NotCompiledError(Exception):
         self.books = books
 
 
-def _compiled(identity: Identity, ref: ChatBook, sealed: SealedBook) -> CompiledBook:
+def _compile(identity: Identity, ref: ChatBook, sealed: SealedBook) -> CompiledBook:
     return CompiledBook(ref.id, ref.revision, *open_sealed(identity.sealer, sealed))
 
 
-def _settings(chain: Sequence[LoreOverrides]) -> LoreSettings:
+def _merge_settings(chain: Sequence[LoreOverrides]) -> LoreSettings:
     """How books are scanned: the chat's word, else the account's, else the default."""
     default = LoreSettings()
     return LoreSettings(
@@ -222,7 +224,7 @@ def _settings(chain: Sequence[LoreOverrides]) -> LoreSettings:
     )
 
 
-async def _timed(session: AsyncSession, identity: Identity, leaf: Message) -> TimedState:
+async def _load_timed_state(session: AsyncSession, identity: Identity, leaf: Message) -> TimedState:
     """The state after the nearest message of the path that changed it."""
     row = (
         await session.execute(
@@ -243,7 +245,7 @@ async def _timed(session: AsyncSession, identity: Identity, leaf: Message) -> Ti
     return TimedState.decode(identity.sealer.open_bytes(LORE_STATE, row.id, row.sealed_state))
 
 
-async def store_state(
+async def store_timed_state(
     session: AsyncSession,
     sealer: Sealer,
     message: Message,
@@ -285,7 +287,7 @@ class LoreExpander:
         return expansion.text
 
 
-def scan_of(
+def make_scan(
     loaded: LoadedChat,
     request: TurnRequest,
     window: PromptWindow,
@@ -314,7 +316,7 @@ def scan_of(
         message_count=(leaf.position + 1 if leaf else 0) + bool(loaded.said),
         reply_count=lore.reply_count,
         greeting=lore.greeting,
-        seed=seed_of(loaded.chat.id, leaf.id if leaf else None),
+        seed=make_seed(loaded.chat.id, leaf.id if leaf else None),
         expand=expander,
         fields={
             "persona_description": loaded.persona,
@@ -326,7 +328,7 @@ def scan_of(
         },
         speaker=loaded.speaker.name,
         tags=card.tags,
-        triggers=triggers_of(request, is_quiet=is_quiet),
+        triggers=list_triggers(request, is_quiet=is_quiet),
         note=loaded.note.text if loaded.note.scan and loaded.note_is_due else "",
         timed=lore.timed,
         inactive=lore.inactive,
@@ -334,7 +336,7 @@ def scan_of(
     )
 
 
-def triggers_of(request: TurnRequest, *, is_quiet: bool) -> Sequence[Trigger]:
+def list_triggers(request: TurnRequest, *, is_quiet: bool) -> Sequence[Trigger]:
     """The kinds of turns that a request is."""
     if is_quiet:
         return ["quiet"]
@@ -364,7 +366,7 @@ class PlacedLore:
     notes: Sequence[str] = ()
 
 
-def place(
+def place_lore(
     outcome: Outcome, note: AuthorsNote, *, note_is_due: bool, as_written: bool
 ) -> PlacedLore:
     """Give each activated entry its place in the prompt.
@@ -385,7 +387,7 @@ def place(
         for each in outcome.left_out
     ]
     for number, entry in enumerate(outcome.activated):
-        item = _item(entry, number)
+        item = _make_item(entry, number)
         if entry.from_start is not None:
             slots["at_depth"].append(
                 structs.replace(item, place="depth", depth=entry.from_start, from_start=True)
@@ -396,7 +398,7 @@ def place(
             left_out.append(item.left_out(Reason("note_not_due")))
         elif entry.position in {"note_top", "note_bottom"}:
             slots[entry.position].append(
-                structs.replace(item, place=note_place(note), depth=note.depth, role=note.role)
+                structs.replace(item, place=get_note_place(note), depth=note.depth, role=note.role)
             )
         elif entry.position == "outlet":
             # Outlets alone stand in descending order, as in World Info.
@@ -426,7 +428,7 @@ def place(
     )
 
 
-def note_place(note: AuthorsNote) -> Literal["depth", "head"]:
+def get_note_place(note: AuthorsNote) -> Literal["depth", "head"]:
     """Where the author's note and its lore stand."""
     return "depth" if note.position == "at_depth" else "head"
 
@@ -461,7 +463,7 @@ def split_examples(text: str) -> list[str]:
     return [part.strip() for part in EXAMPLE_MARK.split(text) if part.strip()]
 
 
-def _item(entry: Activated, number: int) -> Item:
+def _make_item(entry: Activated, number: int) -> Item:
     is_example = entry.position in {"examples_top", "examples_bottom"}
     return Item(
         kind="lore",

@@ -43,7 +43,7 @@ MAX_VARIABLE_BYTES: Final = 200_000
 """What the variables of a chat may take as JSON, and what a user's may."""
 
 
-def macros_of(
+def make_card_macros(
     card: Card, *, char: str, user: str, persona: str, chat_seed: int, message_seed: int
 ) -> MacroContext:
     """What a card's macros stand for. Texts of a conversation are the caller's to add.
@@ -72,16 +72,16 @@ def macros_of(
     )
 
 
-def macros_for(loaded: LoadedChat, window: PromptWindow) -> MacroContext:
+def make_macros(loaded: LoadedChat, window: PromptWindow) -> MacroContext:
     """What the macros of a prompt's fields stand for."""
     leaf = loaded.target.leaf
-    context = macros_of(
+    context = make_card_macros(
         loaded.speaker.card,
         char=loaded.speaker.name,
         user=loaded.user_name,
         persona=loaded.persona,
-        chat_seed=seed_of(loaded.chat.id),
-        message_seed=seed_of(loaded.chat.id, leaf.id if leaf else None),
+        chat_seed=make_seed(loaded.chat.id),
+        message_seed=make_seed(loaded.chat.id, leaf.id if leaf else None),
     )
     said = [line.created_at for line in loaded.recent if line.role == "user"]
     return replace(
@@ -93,28 +93,28 @@ def macros_for(loaded: LoadedChat, window: PromptWindow) -> MacroContext:
         not_char=", ".join((*loaded.others, loaded.user_name)),
         last_message_id=str(loaded.recent[-1].position) if loaded.recent else "",
         authors_note=loaded.note.text,
-        last_message=_last(loaded, None),
-        last_user_message=_last(loaded, "user"),
-        last_char_message=_last(loaded, "assistant"),
+        last_message=_find_last(loaded, None),
+        last_user_message=_find_last(loaded, "user"),
+        last_char_message=_find_last(loaded, "assistant"),
         idle=context.now - said[-1] if said else timedelta(0),
     )
 
 
-def _last(loaded: LoadedChat, role: Role | None) -> str:
+def _find_last(loaded: LoadedChat, role: Role | None) -> str:
     texts = [line.text for line in loaded.recent if role is None or line.role == role]
     return texts[-1] if texts else ""
 
 
-MACRO_SIZE = 40
+MACRO_CHARACTERS = 40
 """A macro takes as long to expand as so many characters to count."""
 
 
-def expanded_size(texts: Iterable[str]) -> int:
+def estimate_expansion(texts: Iterable[str]) -> int:
     """What `CpuPool.run` is told of texts whose macros are expanded."""
-    return sum(len(text) + MACRO_SIZE * text.count("{{") for text in texts)
+    return sum(len(text) + MACRO_CHARACTERS * text.count("{{") for text in texts)
 
 
-def seed_of(*ids: UUID | None) -> int:
+def make_seed(*ids: UUID | None) -> int:
     """A seed that is the same for the same ids."""
     joined = b"".join(each.bytes if each else b"-" for each in ids)
     return int.from_bytes(hashlib.blake2b(joined, digest_size=8).digest(), "big")
@@ -124,8 +124,10 @@ def read_variables(sealer: Sealer, chat: Chat, sealed_globals: bytes | None) -> 
     """Open a chat's variables, and the user's."""
     local = chat.sealed_variables
     return Variables(
-        local=_decoded(sealer.open_bytes(CHAT_VARIABLES, chat.id, local) if local else None),
-        global_=_decoded(
+        local=_decode_variables(
+            sealer.open_bytes(CHAT_VARIABLES, chat.id, local) if local else None
+        ),
+        global_=_decode_variables(
             sealer.open_bytes(USER_VARIABLES, sealer.user_id, sealed_globals)
             if sealed_globals
             else None
@@ -133,19 +135,19 @@ def read_variables(sealer: Sealer, chat: Chat, sealed_globals: bytes | None) -> 
     )
 
 
-def _decoded(data: bytes | None) -> dict[str, str]:
+def _decode_variables(data: bytes | None) -> dict[str, str]:
     return msgspec.json.decode(data, type=dict[str, str]) if data else {}
 
 
-def within_limits(before: Variables, after: Variables) -> tuple[Variables, list[str]]:
+def limit_variables(before: Variables, after: Variables) -> tuple[Variables, list[str]]:
     """The variables after a prompt, each scope as it was where it is too large; and what to say."""
     notes: list[str] = []
-    local = _within(before.local, after.local, "the chat's", notes)
-    global_ = _within(before.global_, after.global_, "the user's", notes)
+    local = _limit_scope(before.local, after.local, "the chat's", notes)
+    global_ = _limit_scope(before.global_, after.global_, "the user's", notes)
     return (Variables(local, global_) if notes else after), notes
 
 
-def _within(
+def _limit_scope(
     before: Mapping[str, str], after: Mapping[str, str], whose: str, notes: list[str]
 ) -> Mapping[str, str]:
     if after is before:
@@ -160,7 +162,7 @@ def _within(
     return before
 
 
-PLACE = "line"
+LINE_PLACE = "line"
 """The place of the line's draws, and its name in errors."""
 
 
@@ -176,9 +178,9 @@ def expand_line(
         return loaded
     expansion = expand(
         line,
-        macros_for(loaded, window),
+        make_macros(loaded, window),
         loaded.variables,
-        place=PLACE,
+        place=LINE_PLACE,
         budget=budget or MacroBudget(),
     )
     return replace(
@@ -217,7 +219,7 @@ class LineMacroService:
         if found is None:
             return text
         context, variables = found
-        run = partial(expand, text, context, variables, place=PLACE, budget=MacroBudget())
+        run = partial(expand, text, context, variables, place=LINE_PLACE, budget=MacroBudget())
         return (await self._pool.run(identity.user_id, run)).text
 
     async def _load(
@@ -242,13 +244,13 @@ class LineMacroService:
             session, persona_id, owner_id=owner_id, sealer=sealer
         )
         user = persona.name if persona else self._accounts.name_of(identity)
-        context = macros_of(
+        context = make_card_macros(
             card,
             char=names[first_id] if first_id else card.name,
             user=user,
             persona=persona.description if persona else "",
-            chat_seed=seed_of(chat.id),
-            message_seed=seed_of(chat.id, parent_id),
+            chat_seed=make_seed(chat.id),
+            message_seed=make_seed(chat.id, parent_id),
         )
         everyone = list(names.values())
         sealed_globals = await session.scalar(
@@ -264,7 +266,7 @@ class LineMacroService:
         )
 
 
-async def scripts_of(
+async def load_scripts(
     session: AsyncSession, identity: Identity, engine: ScriptEngine, loaded: LoadedChat
 ) -> Scripts | None:
     """The scripts of a turn: the account's, then those of the character that speaks."""
@@ -275,7 +277,7 @@ async def scripts_of(
     scripts = await running_scripts(session, identity, own)
     if not scripts:
         return None
-    macros = macros_of(
+    macros = make_card_macros(
         speaker.card,
         char=speaker.name,
         user=loaded.user_name,
@@ -286,7 +288,7 @@ async def scripts_of(
     return ready_scripts(engine, identity.user_id, scripts, macros)
 
 
-def rewritten(loaded: LoadedChat, window: PromptWindow) -> LoadedChat:
+def rewrite_line(loaded: LoadedChat, window: PromptWindow) -> LoadedChat:
     """Apply regex scripts, and the macros of the line that is to be stored. CPU-bound.
 
     The line is stored as it is then; that one, the line that is answered again, and the last
@@ -313,7 +315,7 @@ def rewritten(loaded: LoadedChat, window: PromptWindow) -> LoadedChat:
     return replace(loaded, said=said, recent=recent)
 
 
-def sent_texts(
+def rewrite_history(
     scripts: Scripts | None, roles: Sequence[Role], texts: Sequence[str], *, has_line: bool
 ) -> list[str]:
     """Messages of the history, oldest first, as the model gets them. CPU-bound."""
@@ -326,7 +328,7 @@ def sent_texts(
     ]
 
 
-def sent_lore(scripts: Scripts | None, outcome: Outcome, count: Callable[[str], int]) -> Outcome:
+def rewrite_lore(scripts: Scripts | None, outcome: Outcome, count: Callable[[str], int]) -> Outcome:
     """Activated lore as the model gets it. CPU-bound."""
     if scripts is None or not scripts.has("prompt"):
         return outcome

@@ -40,9 +40,9 @@ from backend.turns import repository
 from backend.turns.api.schemas import (
     ContextRequest,
     ContextView,
-    Difference,
     HistoryView,
-    Layers,
+    PromptDifference,
+    PromptLayers,
     ShownMessage,
     TurnRequest,
     TurnUsage,
@@ -51,18 +51,18 @@ from backend.turns.errors import ContextNotFoundError
 from backend.turns.models import CONTEXT_RECORD, CONTEXT_TEXT
 from backend.turns.prompt.assemble import render_memory, render_omitted
 from backend.turns.prompt.builder import PromptBuilder
-from backend.turns.prompt.history import SUMMARY, think_aloud
-from backend.turns.prompt.record import record_of
+from backend.turns.prompt.history import SUMMARY_KIND, prefix_thoughts
+from backend.turns.prompt.record import make_record
 from backend.vault.sealing import Sealer
 
-MANY = frozenset({"lore", "event", "memory", "campaign", "entity"})
+REPEATED_KINDS = frozenset({"lore", "event", "memory", "campaign", "entity"})
 """Kinds of which a prompt holds several pieces."""
 
-COLD = frozenset({"chapters", "summary", "scenes"})
+COLD_KINDS = frozenset({"chapters", "summary", "scenes"})
 """Kinds of sections that tell of what is over."""
 
 
-def context_view(record: ContextRecord) -> ContextView:
+def view_context(record: ContextRecord) -> ContextView:
     """A record without its prompt, its reasons in words."""
     history = record.history
     for item in (*record.items, *record.retrieved):
@@ -102,11 +102,11 @@ def context_view(record: ContextRecord) -> ContextView:
         tool_support=record.tool_support,
         shape=record.shape,
         unsent_settings=record.unsent_settings,
-        layers=_layers(record),
+        layers=_count_layers(record),
     )
 
 
-def with_words(record: ContextRecord, asked: str) -> ContextRecord:
+def add_words(record: ContextRecord, asked: str) -> ContextRecord:
     """A record, changed in place: reasons say which words a text has of those asked for."""
     words = SharedWords(asked)
     for item in (*record.items, *record.retrieved):
@@ -114,14 +114,14 @@ def with_words(record: ContextRecord, asked: str) -> ContextRecord:
     return record
 
 
-def with_near_misses(
+def add_near_misses(
     record: ContextRecord, texts: Mapping[UUID, Recalled], *, is_all: bool
 ) -> ContextRecord:
     """A record, changed in place: what came close has its text.
 
     What has none goes; with `is_all` not what stayed out because it did not count.
     """
-    shown: list[RecordedLeftOut] = []
+    kept: list[RecordedLeftOut] = []
     for each in record.near_misses:
         recalled = texts.get(each.source_id) if each.source_id else None
         if recalled is not None:
@@ -129,36 +129,36 @@ def with_near_misses(
             each.title = each.title or recalled.title or shorten(recalled.text, 60)
         is_past = is_all and any(one.kind == "not_current" for one in each.reasons)
         if recalled is not None or is_past:
-            shown.append(each)
-    record.near_misses = shown
+            kept.append(each)
+    record.near_misses = kept
     return record
 
 
-def _layers(record: ContextRecord) -> Layers | None:
+def _count_layers(record: ContextRecord) -> PromptLayers | None:
     """The layers of a campaign's prompt; None where there is no campaign."""
     if not any(item.kind == "campaign" for item in record.items):
         return None
-    cold = sum(item.tokens for item in record.items if item.kind in COLD)
+    cold = sum(item.tokens for item in record.items if item.kind in COLD_KINDS)
     frozen = sum(item.tokens for item in record.items if item.place == "head") - cold
     rest = record.totals.prompt - record.totals.retrieved - frozen - cold
-    return Layers(frozen=frozen, cold=cold, search=record.totals.retrieved, hot=rest)
+    return PromptLayers(frozen=frozen, cold=cold, search=record.totals.retrieved, hot=rest)
 
 
-def shown(messages: Sequence[PromptMessage]) -> list[ShownMessage]:
+def view_messages(messages: Sequence[PromptMessage]) -> list[ShownMessage]:
     """The messages of a prompt as the API shows them."""
     return [ShownMessage(role=message.role, text=message.text) for message in messages]
 
 
-def compare(
+def compare_prompts(
     earlier_id: UUID,
     before: ContextView,
     before_messages: Sequence[PromptMessage],
     after: ContextView,
     after_messages: Sequence[PromptMessage],
-) -> Difference:
+) -> PromptDifference:
     """How one prompt differs from an earlier one, the one of `earlier_id`."""
-    old = {_identity(item): item for item in (*before.items, *before.retrieved)}
-    new = {_identity(item): item for item in (*after.items, *after.retrieved)}
+    old = {_get_identity(item): item for item in (*before.items, *before.retrieved)}
+    new = {_get_identity(item): item for item in (*after.items, *after.retrieved)}
     shared = 0
     for one, other in zip(before_messages, after_messages, strict=False):
         if one != other:
@@ -166,32 +166,34 @@ def compare(
         shared += 1
     characters = sum(len(message.text) for message in after_messages)
     same = sum(len(message.text) for message in after_messages[:shared])
-    return Difference(
+    return PromptDifference(
         previous_message_id=earlier_id,
         added=[item for key, item in new.items() if key not in old],
         removed=[item for key, item in old.items() if key not in new],
         changed=[item for key, item in new.items() if key in old and old[key].text != item.text],
-        history_first=(_first(before), _first(after)),
-        history_last=(_last(before), _last(after)),
+        history_first=(_get_first(before), _get_first(after)),
+        history_last=(_get_last(before), _get_last(after)),
         shared_prefix=shared,
         shared_tokens=round(after.totals.prompt * same / characters) if characters else 0,
     )
 
 
-def _identity(item: RecordedItem) -> tuple[str, str]:
+def _get_identity(item: RecordedItem) -> tuple[str, str]:
     """Of entries and memories there are many, and some share a title."""
-    return item.kind, str(item.source_id) if item.kind in MANY and item.source_id else item.title
+    return item.kind, str(
+        item.source_id
+    ) if item.kind in REPEATED_KINDS and item.source_id else item.title
 
 
-def _first(view: ContextView) -> int | None:
+def _get_first(view: ContextView) -> int | None:
     return view.history.first if view.history else None
 
 
-def _last(view: ContextView) -> int | None:
+def _get_last(view: ContextView) -> int | None:
     return view.history.last if view.history else None
 
 
-_KINDS: dict[str, Kind] = {
+_ROW_KINDS: dict[str, Kind] = {
     "memory": "message",
     "lore": "lore",
     "event": "event",
@@ -199,11 +201,11 @@ _KINDS: dict[str, Kind] = {
 }
 """Kinds of rows by the kinds of pieces that are made of them."""
 
-LOOK_BACK = 1000
+MAX_LOOK_BACK = 1000
 """How many messages above a reply the one before it is looked for."""
 
 
-class _Loaded(NamedTuple):
+class _LoadedRecord(NamedTuple):
     """A reply's record, its texts in it, and the lines of its history, still sealed."""
 
     message_id: UUID
@@ -244,10 +246,12 @@ class ContextService:
             tried=request,
         )
         messages = built.sent_messages
-        record = await self._explained(identity, record_of(built), messages, built.loaded.viewpoint)
-        view = context_view(record)
+        record = await self._explained(
+            identity, make_record(built), messages, built.loaded.viewpoint
+        )
+        view = view_context(record)
         if request.prompt:
-            view.prompt = shown(messages)
+            view.prompt = view_messages(messages)
         leaf = built.loaded.target.leaf
         if request.diff is not None and leaf is not None:
             async with self._database.read() as session:
@@ -267,7 +271,7 @@ class ContextService:
             built = await self._builder.build(identity, chat_id, request, tried=ContextRequest())
         except ContextOverflowError:
             return False
-        return any(item.kind == SUMMARY for item in built.assembled.items)
+        return any(item.kind == SUMMARY_KIND for item in built.assembled.items)
 
     async def stored(
         self, identity: Identity, message_id: UUID, *, with_difference: bool
@@ -279,22 +283,24 @@ class ContextService:
         async with self._database.read() as session:
             message = await chats.get_message(session, message_id, owner_id=identity.user_id)
             loaded = await self._load(session, identity, message)
-            earlier: _Loaded | None = None
+            earlier: _LoadedRecord | None = None
             if with_difference and message.parent_id is not None:
                 leaf = await session.get(Message, message.parent_id)
                 earlier = await self._earlier(session, identity, leaf) if leaf else None
-            usage = await repository.usage_of(session, message, owner_id=identity.user_id)
+            usage = await repository.find_usage(session, message, owner_id=identity.user_id)
         # Without a transaction: the prompt waits for a thread.
         messages = await self._rebuild(identity, loaded)
-        view = context_view(await self._explained(identity, loaded.record, messages))
-        view.prompt = shown(messages)
+        view = view_context(await self._explained(identity, loaded.record, messages))
+        view.prompt = view_messages(messages)
         if earlier is not None:
             view.difference = await self._difference(identity, earlier, view, messages)
         await self._say_containers(identity, view)
         view.usage = msgspec.json.decode(usage, type=TurnUsage) if usage else None
         return view
 
-    async def _load(self, session: AsyncSession, identity: Identity, message: Message) -> _Loaded:
+    async def _load(
+        self, session: AsyncSession, identity: Identity, message: Message
+    ) -> _LoadedRecord:
         """A reply's record, and the lines that its history names, still sealed."""
         row = await repository.find_record(session, message.id, owner_id=identity.user_id)
         if row is None:
@@ -304,18 +310,18 @@ class ContextService:
         digests = [bytes.fromhex(item.text_hash) for item in (*record.items, *record.retrieved)]
         texts = {
             text.digest.hex(): identity.sealer.open(CONTEXT_TEXT, text.id, text.sealed_text)
-            for text in await repository.texts_of(session, message.chat_id, digests)
+            for text in await repository.find_texts(session, message.chat_id, digests)
         }
         restore_texts(record, texts)
-        lines = await _lines(session, message, record.history) if record.history else ()
-        return _Loaded(message.id, record, lines)
+        lines = await _load_lines(session, message, record.history) if record.history else ()
+        return _LoadedRecord(message.id, record, lines)
 
     async def _earlier(
         self, session: AsyncSession, identity: Identity, leaf: Message
-    ) -> _Loaded | None:
+    ) -> _LoadedRecord | None:
         """The record of the last reply at or above `leaf`; None where it can't be shown."""
-        earlier = await repository.last_recorded(
-            session, leaf, owner_id=identity.user_id, look_back=LOOK_BACK
+        earlier = await repository.find_last_recorded(
+            session, leaf, owner_id=identity.user_id, look_back=MAX_LOOK_BACK
         )
         if earlier is None:
             return None
@@ -324,13 +330,13 @@ class ContextService:
         except (ContextNotFoundError, RecordError):
             return None
 
-    async def _rebuild(self, identity: Identity, loaded: _Loaded) -> list[PromptMessage]:
+    async def _rebuild(self, identity: Identity, loaded: _LoadedRecord) -> list[PromptMessage]:
         """The prompt of a record. Raises `RecordError`."""
 
         def rebuilt() -> list[PromptMessage]:
             return rebuild(
                 loaded.record,
-                _history(identity.sealer, loaded.lines, loaded.record.history),
+                _open_lines(identity.sealer, loaded.lines, loaded.record.history),
                 render_omitted=partial(render_omitted, self._prompts),
                 render_memory=partial(render_memory, self._prompts),
             )
@@ -350,57 +356,59 @@ class ContextService:
         To a viewpoint only what it may know.
         """
         kinds: dict[UUID, Kind] = {
-            each.source_id: _KINDS[each.kind]
+            each.source_id: _ROW_KINDS[each.kind]
             for each in record.near_misses
             if each.source_id is not None
         }
         texts = await self._rows.texts(identity.sealer, kinds, viewpoint=viewpoint)
-        record = with_near_misses(record, texts, is_all=viewpoint == GM)
+        record = add_near_misses(record, texts, is_all=viewpoint == GM)
         asked = next((each.text for each in reversed(messages) if each.role == "user"), "")
         size = len(asked) + sum(len(item.text or "") for item in record.retrieved)
-        worded = partial(with_words, record, asked)
+        worded = partial(add_words, record, asked)
         return await self._pool.run(identity.user_id, worded, size=size)
 
     async def _difference(
         self,
         identity: Identity,
-        earlier: _Loaded,
+        earlier: _LoadedRecord,
         view: ContextView,
         messages: Sequence[PromptMessage],
-    ) -> Difference | None:
+    ) -> PromptDifference | None:
         """How a prompt differs from an earlier one."""
         try:
             before = await self._rebuild(identity, earlier)
         except RecordError:
             return None
-        return compare(earlier.message_id, context_view(earlier.record), before, view, messages)
+        return compare_prompts(
+            earlier.message_id, view_context(earlier.record), before, view, messages
+        )
 
     async def _say_containers(self, identity: Identity, view: ContextView) -> None:
         """Say where what a view names is found."""
         removed = view.difference.removed if view.difference else ()
         named = [*view.items, *view.retrieved, *view.left_out, *view.near_misses, *removed]
         async with self._database.read() as session:
-            view.containers = await repository.containers_of(
+            view.containers = await repository.find_containers(
                 session,
-                entry_ids=_sources(named, "lore"),
-                event_ids=_sources(named, "event"),
-                item_ids=_sources(named, "campaign"),
+                entry_ids=_find_source_ids(named, "lore"),
+                event_ids=_find_source_ids(named, "event"),
+                item_ids=_find_source_ids(named, "campaign"),
                 owner_id=identity.user_id,
             )
 
 
-def _sources(named: Sequence[RecordedItem | RecordedLeftOut], kind: str) -> set[UUID]:
+def _find_source_ids(named: Sequence[RecordedItem | RecordedLeftOut], kind: str) -> set[UUID]:
     """What pieces of one kind come from."""
     return {each.source_id for each in named if each.kind == kind and each.source_id is not None}
 
 
-async def _lines(
+async def _load_lines(
     session: AsyncSession, message: Message, recorded: RecordedHistory
 ) -> Sequence[Message]:
     """The lines that a record's history has, of the path down to its message."""
     if message.is_active:
         # One range on an index, however long the chat is.
-        path = await repository.active_stretch(
+        path = await repository.list_active_messages(
             session,
             message.chat_id,
             owner_id=message.user_id,
@@ -413,7 +421,9 @@ async def _lines(
     return [row for row in path if row.position in present]
 
 
-def _history(sealer: Sealer, rows: Sequence[Message], recorded: RecordedHistory | None) -> History:
+def _open_lines(
+    sealer: Sealer, rows: Sequence[Message], recorded: RecordedHistory | None
+) -> History:
     """The lines of a recorded history, as they were sent. CPU-bound, no database."""
     if recorded is None:
         return History()
@@ -433,7 +443,7 @@ def _history(sealer: Sealer, rows: Sequence[Message], recorded: RecordedHistory 
     for at, row in enumerate(rows):
         if row.position in recorded.thoughts and row.sealed_thinking is not None:
             thoughts = sealer.open(MESSAGE_THINKING, row.id, row.sealed_thinking)
-            lines[at] = think_aloud(lines[at], thoughts)
+            lines[at] = prefix_thoughts(lines[at], thoughts)
     return History(
         [PromptMessage(row.role, line) for row, line in zip(rows, lines, strict=True)],
         [row.tokens for row in rows],

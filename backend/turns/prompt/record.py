@@ -20,14 +20,14 @@ from backend.context.record import (
     recorded_left_out,
 )
 from backend.core.reasons import Reason
-from backend.turns.prompt.built_prompt import Built
+from backend.turns.prompt.built_prompt import BuiltPrompt
 from backend.turns.prompt.context import LoadedPreset
 
-MOST_LEFT_OUT = 200
+MAX_LEFT_OUT = 200
 """Things left out that a record lists one by one."""
 
 
-def record_of(built: Built) -> ContextRecord:
+def make_record(built: BuiltPrompt) -> ContextRecord:
     """The record of a built prompt, in the model's tokens. Hashes the whole prompt."""
     loaded, assembled = built.loaded, built.assembled
     record = ContextRecord(
@@ -38,13 +38,13 @@ def record_of(built: Built) -> ContextRecord:
         totals=built.totals,
         items=[recorded_item(item) for item in assembled.items],
         retrieved=[recorded_item(item) for item in assembled.retrieved],
-        history=_recorded_history(built),
-        left_out=_recorded_left_out(assembled.left_out),
+        history=_record_history(built),
+        left_out=_record_left_out(assembled.left_out),
         near_misses=list(map(recorded_left_out, built.near_misses)),
         memory_first=built.memory_first,
         prompt_files=dict(built.prompt_files),
         prompt_hash=hash_prompt(assembled.messages),
-        preset=_recorded_preset(loaded.preset),
+        preset=_record_preset(loaded.preset),
         window=RecordedWindow(
             tokens=built.window.spec.context_window, source=built.window.spec.figures_from
         ),
@@ -53,14 +53,14 @@ def record_of(built: Built) -> ContextRecord:
     record.notes += built.notes
     if built.window.is_estimated:
         record.notes.append("the chat's stored counts are being made anew for this model")
-    older = _older(built)
+    older = _summarise_older(built)
     if older is not None:
         record.left_out.insert(0, older)
-    _to_real(record, built)
+    _convert_counts(record, built)
     return record
 
 
-def _recorded_preset(preset: LoadedPreset | None) -> RecordedPreset | None:
+def _record_preset(preset: LoadedPreset | None) -> RecordedPreset | None:
     if preset is None:
         return None
     return RecordedPreset(
@@ -71,10 +71,10 @@ def _recorded_preset(preset: LoadedPreset | None) -> RecordedPreset | None:
     )
 
 
-def _recorded_left_out(left_out: Sequence[LeftOut]) -> list[RecordedLeftOut]:
+def _record_left_out(left_out: Sequence[LeftOut]) -> list[RecordedLeftOut]:
     """What was left out, the first of it one by one: a record has to stay small."""
-    recorded = [recorded_left_out(each) for each in left_out[:MOST_LEFT_OUT]]
-    if more := left_out[MOST_LEFT_OUT:]:
+    recorded = [recorded_left_out(each) for each in left_out[:MAX_LEFT_OUT]]
+    if more := left_out[MAX_LEFT_OUT:]:
         recorded.append(
             RecordedLeftOut(
                 kind="more",
@@ -86,7 +86,7 @@ def _recorded_left_out(left_out: Sequence[LeftOut]) -> list[RecordedLeftOut]:
     return recorded
 
 
-def _recorded_history(built: Built) -> RecordedHistory | None:
+def _record_history(built: BuiltPrompt) -> RecordedHistory | None:
     history, leaf = built.assembled.history, built.loaded.target.leaf
     if leaf is None or not history.positions:
         return None
@@ -109,7 +109,7 @@ def _recorded_history(built: Built) -> RecordedHistory | None:
     )
 
 
-def _older(built: Built) -> RecordedLeftOut | None:
+def _summarise_older(built: BuiltPrompt) -> RecordedLeftOut | None:
     """What lies before the kept history, as one entry."""
     history = built.assembled.history
     leaf = built.loaded.target.leaf
@@ -123,7 +123,7 @@ def _older(built: Built) -> RecordedLeftOut | None:
     return RecordedLeftOut(kind="history", title=title, tokens=tokens, reasons=[Reason("budget")])
 
 
-def _to_real(record: ContextRecord, built: Built) -> None:
+def _convert_counts(record: ContextRecord, built: BuiltPrompt) -> None:
     """Turn the record's counts into the model's tokens."""
     if built.window.ratio == 1:
         return

@@ -52,7 +52,7 @@ from backend.turns.prompt.context import LoadedChat, PromptContext, PromptWindow
 MAX_ITEMS = 40
 """Memories in a prompt, where no setting says."""
 
-ROOM = 4_000
+ROOM_TOKENS = 4_000
 """Tokens of memories up to which lines come in that are near by their meaning alone, where no
 setting says how near or how many."""
 
@@ -62,7 +62,7 @@ MAX_SHORT_ITEMS = 100
 MAX_CONSEQUENCES = 10
 """Items of a campaign that come in because lines which were found changed them."""
 
-EXCHANGE = 2
+EXCHANGE_LINES = 2
 """Last lines that the search goes by, beside the user's."""
 
 _SECTION_TAG = re.compile(
@@ -71,7 +71,7 @@ _SECTION_TAG = re.compile(
 
 _UNDATED = datetime.min.replace(tzinfo=UTC)
 
-_TITLE = 60
+_TITLE_CHARACTERS = 60
 """Characters of an event's title, which it has for people who look at a prompt."""
 
 _Time = tuple[datetime, int, UUID]
@@ -81,7 +81,7 @@ A line and its reply may be made in one moment.
 """
 
 
-def ask_for(
+def make_request(
     identity: Identity, loaded: LoadedChat, *, before: int | None, budget: int
 ) -> SearchRequest | None:
     """What to look for, and where; None where there is nothing to look in or for.
@@ -118,7 +118,7 @@ def ask_for(
             )
         )
         kinds += ("message", *asked)
-    recent = [each.text for each in loaded.recent[-EXCHANGE:]]
+    recent = [each.text for each in loaded.recent[-EXCHANGE_LINES:]]
     text = loaded.said or (recent.pop() if recent else "")
     if not parts or not text.strip():
         return None
@@ -131,7 +131,7 @@ def ask_for(
         weights={kind: getattr(weights, kind) for kind in kinds if kind != "question"},
         limit=limit,
         min_relevance=min_relevance,
-        room=min(ROOM, budget) if min_relevance is None else 0,
+        room=min(ROOM_TOKENS, budget) if min_relevance is None else 0,
         most=first_set(chain, "max_items", MAX_SHORT_ITEMS),
         now=now(),
         activates_lore=True,
@@ -139,7 +139,7 @@ def ask_for(
     )
 
 
-def semantic_hits(memories: Sequence[Memory]) -> dict[UUID, SemanticHit]:
+def find_semantic_hits(memories: Sequence[Memory]) -> dict[UUID, SemanticHit]:
     """The lore among what was found, by its entries."""
     return {
         memory.recalled.source_id: SemanticHit(
@@ -153,7 +153,7 @@ def semantic_hits(memories: Sequence[Memory]) -> dict[UUID, SemanticHit]:
     }
 
 
-def memory_items(
+def make_memory_items(
     memories: Sequence[Memory],
     *,
     count: Callable[[str], int],
@@ -173,14 +173,14 @@ def memory_items(
     found = {memory.recalled.source_id: memory.reason for memory in memories}
     for event in pinned:
         reasons = [Reason("pinned"), *([found[event.id]] if event.id in found else [])]
-        items.append(sized(_pinned(event, reasons, marks, days), count))
+        items.append(count_item(_make_pinned_item(event, reasons, marks, days), count))
         times.append((event.happened_at, event.place, event.id))
     elsewhere = {*told, *(event.id for event in pinned)}
     for memory in memories:
         source = memory.recalled
         if source.kind != "lore" and source.source_id not in elsewhere:
-            item = _found(source, memory.reason, memory.rank, marks, days)
-            items.append(sized(item, count))
+            item = _make_item(source, memory.reason, memory.rank, marks, days)
+            items.append(count_item(item, count))
             times.append((source.said_at or _UNDATED, source.position, source.source_id))
     order = {time: number for number, time in enumerate(sorted(times))}
     return [
@@ -188,12 +188,12 @@ def memory_items(
     ]
 
 
-def named_items(loaded: LoadedChat, *, count: Callable[[str], int]) -> list[Item]:
+def make_named_items(loaded: LoadedChat, *, count: Callable[[str], int]) -> list[Item]:
     """What a campaign knows of those whom the last lines name."""
     if loaded.campaign is None:
         return []
     return [
-        sized(
+        count_item(
             Item(
                 kind="entity",
                 title=each.entity.name,
@@ -208,7 +208,7 @@ def named_items(loaded: LoadedChat, *, count: Callable[[str], int]) -> list[Item
     ]
 
 
-def consequence_items(context: PromptContext, *, count: Callable[[str], int]) -> list[Item]:
+def make_consequence_items(context: PromptContext, *, count: Callable[[str], int]) -> list[Item]:
     """What followed from the lines that were found, each before its line."""
     campaign = context.loaded.campaign
     known = {memory.recalled.source_id for memory in context.memories}
@@ -219,12 +219,12 @@ def consequence_items(context: PromptContext, *, count: Callable[[str], int]) ->
             if became.source_id not in known and len(items) < MAX_CONSEQUENCES:
                 known.add(became.source_id)
                 reason = Reason("followed", count=memory.recalled.position + 1)
-                item = _found(became, reason, memory.rank, context.loaded.marks, context.days)
-                items.append(sized(item, count))
+                item = _make_item(became, reason, memory.rank, context.loaded.marks, context.days)
+                items.append(count_item(item, count))
     return items
 
 
-def by_rank(
+def sort_by_rank(
     items: Sequence[Item], lore: Sequence[Item], memories: Sequence[Memory] = ()
 ) -> list[Item]:
     """What shares the memory's budget: what somebody asked for, then what was found.
@@ -241,7 +241,7 @@ def by_rank(
     return sorted([*items, *lore], key=place)
 
 
-def outside_history(
+def split_by_history(
     items: Sequence[Item], memories: Sequence[Memory], history: History, *, chat_id: UUID
 ) -> tuple[list[Item], list[LeftOut]]:
     """Items without the lines that the kept history holds, and what was drawn from them; and those.
@@ -266,7 +266,7 @@ def outside_history(
     return kept, left_out
 
 
-def missed_items(
+def list_near_misses(
     context: PromptContext, history: History, known: Collection[UUID | None]
 ) -> list[LeftOut]:
     """What was found and not brought up, but for what the prompt has all the same: `known` rows."""
@@ -286,7 +286,7 @@ def missed_items(
     ]
 
 
-def memory_texts(items: Sequence[Item]) -> dict[str, list[str]]:
+def group_memory_texts(items: Sequence[Item]) -> dict[str, list[str]]:
     """The inputs of the memory's prompt file: memories by their time, lore by its order.
 
     Nothing in them reads as a tag of the section that they stand in: somebody may have said one.
@@ -299,12 +299,12 @@ def memory_texts(items: Sequence[Item]) -> dict[str, list[str]]:
     }
 
 
-def sized(item: Item, count: Callable[[str], int]) -> Item:
+def count_item(item: Item, count: Callable[[str], int]) -> Item:
     """An item with what it takes as a line of the memory's section."""
     return structs.replace(item, tokens=(item.tokens or count(item.text)) + MESSAGE_OVERHEAD)
 
 
-def _found(
+def _make_item(
     source: Recalled,
     reason: Reason,
     rank: int,
@@ -314,11 +314,11 @@ def _found(
     if source.kind == "message":
         kind, title = "memory", f"message {source.position + 1}"
     else:
-        kind, title = source.kind, _title(source.text)
+        kind, title = source.kind, _shorten(source.text)
     return Item(
         kind=kind,
         title=title,
-        text=_dated(
+        text=_add_date(
             marks.mark(source.line, source.audience), source.source_id, source.said_at, days
         ),
         place="memory",
@@ -328,7 +328,7 @@ def _found(
     )
 
 
-def _pinned(
+def _make_pinned_item(
     event: StoryEvent,
     reasons: Sequence[Reason],
     marks: AudienceMarks,
@@ -337,23 +337,23 @@ def _pinned(
     text = told(event.fields)
     return Item(
         kind="event",
-        title=_title(text),
-        text=_dated(marks.mark(text, event.audience), event.id, event.happened_at, days),
+        title=_shorten(text),
+        text=_add_date(marks.mark(text, event.audience), event.id, event.happened_at, days),
         place="memory",
         reasons=reasons,
         source_id=event.id,
     )
 
 
-def _title(text: str) -> str:
+def _shorten(text: str) -> str:
     """The first words of a text, on one line."""
-    words = " ".join(text[: 2 * _TITLE].split())
-    if len(words) <= _TITLE and len(text) <= 2 * _TITLE:
+    words = " ".join(text[: 2 * _TITLE_CHARACTERS].split())
+    if len(words) <= _TITLE_CHARACTERS and len(text) <= 2 * _TITLE_CHARACTERS:
         return words
-    return words[: _TITLE - 3].rpartition(" ")[0] + "..."
+    return words[: _TITLE_CHARACTERS - 3].rpartition(" ")[0] + "..."
 
 
-def _dated(
+def _add_date(
     text: str, source_id: UUID, said_at: datetime | None, days: Mapping[UUID, str] | None
 ) -> str:
     if days is None:
@@ -365,18 +365,18 @@ def _dated(
 
 log = get_logger(__name__)
 
-SECONDS = 2.5
+TIMEOUT_SECONDS = 2.5
 """How long a turn waits for the task model at most."""
 
-MOST_READ, MOST_WRITTEN = 4_000, 400
+MAX_READ_CHARACTERS, MAX_WRITTEN_CHARACTERS = 4_000, 400
 """Characters of the line, and of what was said before it; and of what the model writes."""
 
 
-class _Answer(msgspec.Struct, kw_only=True):
+class _RephrasingAnswer(msgspec.Struct, kw_only=True):
     words: str
 
 
-SCHEMA = plain_schema(_Answer)
+REPHRASING_SCHEMA = plain_schema(_RephrasingAnswer)
 
 
 class Rephraser:
@@ -430,7 +430,7 @@ class Rephraser:
         )
         limit = window.models.find_limit(chosen)
         try:
-            async with asyncio.timeout(SECONDS), self._slots.hold([limit], work):
+            async with asyncio.timeout(TIMEOUT_SECONDS), self._slots.hold([limit], work):
                 words = await self._rephrase(chosen, budget, loaded, window, request.text)
         except (AppError, TimeoutError) as error:
             problem = error.slug if isinstance(error, AppError) else "too-slow"
@@ -478,18 +478,19 @@ class Rephraser:
             return ""
         recent = "\n".join(f"{each.author}: {each.text}" for each in loaded.recent[-2:])
         asked = self._prompts["assist/rephrase"].render(
-            line=without_tags(line[:MOST_READ]), recent=without_tags(recent[-MOST_READ:])
+            line=without_tags(line[:MAX_READ_CHARACTERS]),
+            recent=without_tags(recent[-MAX_READ_CHARACTERS:]),
         )
         sampling = limit_output(safe_sampling(model.spec, window.sampling.safety), model.spec)
         prompt = Prompt([PromptMessage("user", asked)])
         try:
-            said = await model.structured(prompt, SCHEMA, sampling)
+            said = await model.structured(prompt, REPHRASING_SCHEMA, sampling)
         except (ModelMalformedAnswerError, ModelDeclinedError, asyncio.CancelledError):
             budget.take(None, prompt, "")  # the model has read it all the same
             raise
         budget.take(said.usage, prompt, str(said.value))
         try:
-            words = msgspec.convert(said.value, _Answer).words
+            words = msgspec.convert(said.value, _RephrasingAnswer).words
         except msgspec.ValidationError:
             return ""
-        return " ".join(words[:MOST_WRITTEN].split())
+        return " ".join(words[:MAX_WRITTEN_CHARACTERS].split())

@@ -27,8 +27,8 @@ from backend.core.reasons import Reason, ReasonKind
 from backend.lorebooks.entries import Position, Trigger
 from backend.prompts import PromptLibrary, UsedPrompts
 from backend.turns.prompt.context import LoadedChat, LoadedPreset, PromptContext
-from backend.turns.prompt.load import author_of
-from backend.turns.prompt.lore import PlacedLore, note_place, split_examples
+from backend.turns.prompt.load import read_author
+from backend.turns.prompt.lore import PlacedLore, get_note_place, split_examples
 
 
 @dataclass(frozen=True)
@@ -103,7 +103,7 @@ class PromptOrder:
         return places[0] if places else None
 
 
-def section(
+def make_section(
     kind: str, title: str, text: str, reason: Reason, source_id: UUID | None = None
 ) -> Item:
     """A section of the head: where it stands in the end, its block says."""
@@ -139,7 +139,7 @@ class CampaignSections:
             hook=brief.hook,
             roster=brief.roster,
         )
-        return [section("campaign", name, text, Reason("campaign"), campaign.campaign_id)]
+        return [make_section("campaign", name, text, Reason("campaign"), campaign.campaign_id)]
 
     def glossary(self, count: Counter) -> list[Item]:
         """What the words mean that its story coined, within the campaign's budget."""
@@ -155,7 +155,7 @@ class CampaignSections:
         reason = Reason(
             "glossary", name=f"{len(lines)}" if is_all else f"the {len(lines)} most used"
         )
-        return [section("glossary", "Glossary", text, reason, campaign.campaign_id)]
+        return [make_section("glossary", "Glossary", text, reason, campaign.campaign_id)]
 
     def chapters(self, count: Counter) -> list[Item]:
         """What is long over, within the campaign's budget: the oldest chapters go first."""
@@ -168,7 +168,9 @@ class CampaignSections:
             return []
         self.chapter_ids = chapters.keys()
         text = self._used.render("sections/chapters", chapters=list(chapters.values()))
-        return [section("chapters", "Chapters", text, Reason("campaign"), campaign.campaign_id)]
+        return [
+            make_section("chapters", "Chapters", text, Reason("campaign"), campaign.campaign_id)
+        ]
 
     def scenes(self) -> list[Item]:
         """The last scenes that are over."""
@@ -176,7 +178,9 @@ class CampaignSections:
         if campaign is None or not campaign.scenes:
             return []
         text = self._used.render("sections/scenes", scenes=list(campaign.scenes.values()))
-        return [section("scenes", "Last scenes", text, Reason("campaign"), campaign.campaign_id)]
+        return [
+            make_section("scenes", "Last scenes", text, Reason("campaign"), campaign.campaign_id)
+        ]
 
     def state(self) -> list[Item]:
         """The state block: behind the history, so that what comes before stays the same."""
@@ -219,7 +223,7 @@ class CampaignSections:
         return 1 if has_line else 0
 
 
-ORIGINAL = "{{original}}"
+ORIGINAL_MACRO = "{{original}}"
 """What a system prompt is that is Talekeeper's own."""
 
 LORE_BLOCKS: dict[Position, Marker] = {
@@ -384,23 +388,25 @@ class SectionBuilder:
             default = self.used.render("reply/system", **names)
         text, reason = self._replaced(
             default,
-            (block.content if block.content != ORIGINAL else "", "systemPrompt", "preset"),
+            (block.content if block.content != ORIGINAL_MACRO else "", "systemPrompt", "preset"),
             (loaded.system_prompt, "systemPrompt", "settings"),
             ("" if block.forbid_overrides else card.system_prompt, "charPrompt", "card"),
         )
-        return section("system_prompt", "System prompt", text, Reason(reason))
+        return make_section("system_prompt", "System prompt", text, Reason(reason))
 
     def _own_text(self, block: Block) -> list[Item]:
         """The text of a block that is the user's."""
         text = self._expand(block.content, "block")
-        return [section("block", block.title, text, Reason("preset"))]
+        return [make_section("block", block.title, text, Reason("preset"))]
 
     def _persona(self, _: Block) -> list[Item]:
         loaded, text = self._loaded, ""
         if loaded.persona:
             persona = self._expand(loaded.persona, "persona")
             text = self.used.render("sections/persona", user=loaded.user_name, persona=persona)
-        return [section("persona", loaded.user_name, text, Reason("persona"), loaded.persona_id)]
+        return [
+            make_section("persona", loaded.user_name, text, Reason("persona"), loaded.persona_id)
+        ]
 
     def _character(self, _: Block) -> list[Item]:
         """What the card says of the character, but for what has a block of its own."""
@@ -414,14 +420,14 @@ class SectionBuilder:
             expanded = {field: self._expand(text, field) for field, text in texts.items()}
             empty = {"description": "", "personality": "", "scenario": ""}
             text = self.used.render("sections/character", char=speaker.name, **(empty | expanded))
-        return [section("character", speaker.name, text, Reason("card"), speaker.id)]
+        return [make_section("character", speaker.name, text, Reason("card"), speaker.id)]
 
     def _examples(self, _: Block) -> list[Item]:
         speaker, text = self._loaded.speaker, ""
         top, bottom = self._slot("examples_top"), self._slot("examples_bottom")
         if examples := split_examples(self._expand(speaker.card.mes_example, "mesExamples")):
             text = self.used.render("sections/examples", char=speaker.name, examples=examples)
-        own = section("examples", "Example dialogue", text, Reason("card"), speaker.id)
+        own = make_section("examples", "Example dialogue", text, Reason("card"), speaker.id)
         return [*top, own, *bottom]
 
     def _leave_out_unplaced(self) -> None:
@@ -444,7 +450,7 @@ class SectionBuilder:
         audience = self._loaded.marks.words(summary.audience)
         text = self.used.render("sections/summary", summary=summary.text, audience=audience)
         reason = Reason("summary", count=summary.position + 1)
-        return [section("summary", "Previously", text, reason, summary.message_id)]
+        return [make_section("summary", "Previously", text, reason, summary.message_id)]
 
     def _depth_prompt(self) -> list[Item]:
         speaker, prompt = self._loaded.speaker, self._loaded.speaker.card.depth_prompt
@@ -470,7 +476,7 @@ class SectionBuilder:
             kind="authors_note",
             title="Author's note",
             text=self._expand(note.text, "authorsNote") if loaded.note_is_due else "",
-            place=note_place(note),
+            place=get_note_place(note),
             depth=note.depth,
             role=note.role,
             reasons=[Reason(loaded.note_reason)],
@@ -494,7 +500,7 @@ class SectionBuilder:
             prompt, reason = self._prompts[f"assist/{target.line_kind}"], target.line_kind
             text = prompt.render(**{key: names[key] for key in prompt.inputs})
         else:
-            author = author_of(self._identity, target.line) if target.line else loaded.user_name
+            author = read_author(self._identity, target.line) if target.line else loaded.user_name
             names_sent = self._context.window.unit.names
             text = line_text(author, loaded.said or "", names=names_sent)
             audience = target.line.audience if target.line else loaded.audience
@@ -520,7 +526,7 @@ class SectionBuilder:
         )
         source_id = speaker.id if reason == "card" else None
         title = "Post-history instructions"
-        return [section("post_history", title, text, Reason(reason), source_id)]
+        return [make_section("post_history", title, text, Reason(reason), source_id)]
 
     def _replaced(self, text: str, *fields: tuple[str, str, ReasonKind]) -> tuple[str, ReasonKind]:
         """What the last of the fields (text, place, where from) says; each may quote the former."""

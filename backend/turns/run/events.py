@@ -25,10 +25,10 @@ import msgspec
 from backend.chats.models import MESSAGE_CONTENT, MESSAGE_THINKING, Message
 from backend.llm.slot_rules import Occupation
 from backend.turns.errors import TurnInterruptedError
-from backend.turns.models import OPEN, TURN_EVENTS, TURN_OUTPUT, TURN_PROBLEM, Turn
+from backend.turns.models import OPEN_STATES, TURN_EVENTS, TURN_OUTPUT, TURN_PROBLEM, Turn
 from backend.vault.sealing import Sealer
 
-Spoken = Literal["thinking", "text"]
+SpokenKind = Literal["thinking", "text"]
 SegmentKind = Literal["thinking", "text", "event", "dropped"]
 """An event takes one place, all else one for each character. What was dropped keeps its places."""
 
@@ -58,7 +58,7 @@ class Transcript:
         self.length = 0
         self.drops = 0
 
-    def append(self, kind: Spoken, text: str) -> None:
+    def append(self, kind: SpokenKind, text: str) -> None:
         """Add a piece; empty ones are passed over.
 
         Half characters, which some servers send, have no UTF-8 form: they become U+FFFD.
@@ -72,7 +72,7 @@ class Transcript:
         self._add("event", "", 1)
         self._events[self.length] = PlayEvent(name, data)
 
-    def drop(self, kind: Spoken, *, since: int = 0) -> None:
+    def drop(self, kind: SpokenKind, *, since: int = 0) -> None:
         """Take back everything of one kind after the first `since` places, and count it in `drops`.
 
         The places remain, so that no event's id changes.
@@ -88,7 +88,7 @@ class Transcript:
         """What happened, in order."""
         return list(self._events.values())
 
-    def joined(self, kind: Spoken, *, since: int = 0) -> str:
+    def joined(self, kind: SpokenKind, *, since: int = 0) -> str:
         """Everything of one kind that came after the first `since` places."""
         first = bisect_right(self._ends, since) if since else 0
         pieces = zip(self._kinds[first:], self._texts[first:], strict=True)
@@ -168,9 +168,9 @@ class Transcript:
         self._ends.append(self.length)
 
 
-AWAITING, CHOSEN = "turn.awaiting_choice", "turn.choice_made"
-CHANGED, SUGGESTED = "state.changed", "suggestions"
-BUSY = "model.busy"
+AWAITING_CHOICE, CHOICE_MADE = "turn.awaiting_choice", "turn.choice_made"
+STATE_CHANGED, SUGGESTIONS = "state.changed", "suggestions"
+MODEL_BUSY = "model.busy"
 """The work that the turn waits for before it can ask the model; null once it waits no longer.
 
 It is a state and not a part of the reply: it has the id of the event before it."""
@@ -181,7 +181,7 @@ CONTEXT_READY = "context.ready"
 EVENTS: Mapping[str, tuple[str, ...]] = {
     "turn.started": ("turn_id", "user_message_id", "reply_id"),
     CONTEXT_READY: ("totals",),
-    BUSY: ("work",),
+    MODEL_BUSY: ("work",),
     "thinking.delta": ("text",),
     "text.delta": ("text",),
     "thinking.reset": ("length",),
@@ -189,10 +189,10 @@ EVENTS: Mapping[str, tuple[str, ...]] = {
     "mood.changed": ("mood", "variant", "position", "effect"),
     "tool.used": ("name", "summary"),
     CALLS_REQUESTED: (),
-    AWAITING: ("kind", "prompt", "options", "own"),
-    CHOSEN: ("option", "text"),
-    CHANGED: ("changes", "left_out"),
-    SUGGESTED: ("items",),
+    AWAITING_CHOICE: ("kind", "prompt", "options", "own"),
+    CHOICE_MADE: ("option", "text"),
+    STATE_CHANGED: ("changes", "left_out"),
+    SUGGESTIONS: ("items",),
     "usage": ("prompt_tokens", "completion_tokens", "cached_tokens", "thinking_tokens", "model"),
     "message.saved": ("message_id",),
     "turn.completed": ("turn_id", "state", "finish_reason"),
@@ -200,11 +200,11 @@ EVENTS: Mapping[str, tuple[str, ...]] = {
 }
 """The members of each event's data."""
 
-STARTED, READY = 1, 2
-USAGE, SAVED, OVER = 1, 2, 3
+STARTED_ID, READY_ID = 1, 2
+USAGE_OFFSET, SAVED_OFFSET, END_OFFSET = 1, 2, 3
 """Ids of the closing events, counted from the last delta's."""
 
-UNSTORED = 1_000_000
+MAX_UNSTORED_CHARACTERS = 1_000_000
 """Characters that no model says in the second that a crash can lose."""
 
 KEEP_ALIVE = b": still here\n\n"
@@ -261,26 +261,28 @@ class Progress:
 
     def events_after(self, last_id: int) -> Iterator[TurnEvent]:
         """Every event that there is by now after `last_id` (0: from the beginning)."""
-        if last_id < STARTED:
-            yield TurnEvent(STARTED, "turn.started", self.started)
+        if last_id < STARTED_ID:
+            yield TurnEvent(STARTED_ID, "turn.started", self.started)
         if self.totals is None:
             return
-        if last_id < READY:
-            yield TurnEvent(READY, CONTEXT_READY, {"totals": self.totals})
-        for name, data, place in self.transcript.since(max(0, last_id - READY)):
-            yield TurnEvent(READY + place, name, data)
+        if last_id < READY_ID:
+            yield TurnEvent(READY_ID, CONTEXT_READY, {"totals": self.totals})
+        for name, data, place in self.transcript.since(max(0, last_id - READY_ID)):
+            yield TurnEvent(READY_ID + place, name, data)
         if not self.is_over:
             return
-        last = READY + self.transcript.length + (UNSTORED if self.is_cut_off else 0)
-        if self.usage is not None and last_id < last + USAGE:
-            yield TurnEvent(last + USAGE, "usage", self.usage)
-        if self.saved is not None and last_id < last + SAVED:
-            yield TurnEvent(last + SAVED, "message.saved", self.saved)
-        if last_id < last + OVER:
+        last = (
+            READY_ID + self.transcript.length + (MAX_UNSTORED_CHARACTERS if self.is_cut_off else 0)
+        )
+        if self.usage is not None and last_id < last + USAGE_OFFSET:
+            yield TurnEvent(last + USAGE_OFFSET, "usage", self.usage)
+        if self.saved is not None and last_id < last + SAVED_OFFSET:
+            yield TurnEvent(last + SAVED_OFFSET, "message.saved", self.saved)
+        if last_id < last + END_OFFSET:
             if self.completed is not None:
-                yield TurnEvent(last + OVER, "turn.completed", self.completed)
+                yield TurnEvent(last + END_OFFSET, "turn.completed", self.completed)
             else:
-                yield TurnEvent(last + OVER, "turn.failed", self.failed)
+                yield TurnEvent(last + END_OFFSET, "turn.failed", self.failed)
 
 
 @dataclass(slots=True)
@@ -297,11 +299,11 @@ class EventCursor:
             self.last_id = batch[-1].id
         if progress.waits_for != self.waits_for:
             self.waits_for = progress.waits_for
-            batch.append(TurnEvent(self.last_id, BUSY, {"work": self.waits_for}))
+            batch.append(TurnEvent(self.last_id, MODEL_BUSY, {"work": self.waits_for}))
         return batch
 
 
-def started_event(turn: Turn) -> dict[str, Any]:
+def make_started_data(turn: Turn) -> dict[str, Any]:
     """The `turn.started` event's data."""
     return {
         "turn_id": str(turn.id),
@@ -310,45 +312,45 @@ def started_event(turn: Turn) -> dict[str, Any]:
     }
 
 
-def stored_progress(sealer: Sealer, turn: Turn, reply: Message | None) -> Progress:
+def read_progress(sealer: Sealer, turn: Turn, reply: Message | None) -> Progress:
     """How far a turn is, as any process can read it, at most a second late."""
     progress = Progress(
-        started=started_event(turn),
+        started=make_started_data(turn),
         totals=msgspec.json.decode(turn.totals),
-        transcript=_transcript(sealer, turn, reply),
+        transcript=_read_transcript(sealer, turn, reply),
         usage=msgspec.json.decode(turn.usage) if turn.usage else None,
     )
-    if turn.state in OPEN:
+    if turn.state in OPEN_STATES:
         progress.is_waiting = turn.state == "waiting"
         progress.waits_for = turn.waits_for
         return progress
     said = progress.transcript
-    is_kept = bool(said.joined("text")) or any(each.name == CHOSEN for each in said.events)
+    is_kept = bool(said.joined("text")) or any(each.name == CHOICE_MADE for each in said.events)
     if reply is not None and (turn.state == "completed" or is_kept):
         progress.saved = {"message_id": str(reply.id)}
     if turn.state in {"completed", "stopped"}:
-        progress.completed = completed_event(turn.id, turn.state, turn.finish or "")
+        progress.completed = make_completed_data(turn.id, turn.state, turn.finish or "")
     elif turn.sealed_problem is not None:
         problem = sealer.open_bytes(TURN_PROBLEM, turn.id, turn.sealed_problem)
         progress.failed = {"turn_id": str(turn.id), **msgspec.json.decode(problem)}
     else:
         # Nobody was there to seal a problem.
         progress.is_cut_off = True
-        progress.failed = {"turn_id": str(turn.id), **cut_off().to_problem()}
+        progress.failed = {"turn_id": str(turn.id), **make_interrupted_error().to_problem()}
     return progress
 
 
-def completed_event(turn_id: UUID, state: str, finish: str) -> dict[str, Any]:
+def make_completed_data(turn_id: UUID, state: str, finish: str) -> dict[str, Any]:
     """The `turn.completed` event's data."""
     return {"turn_id": str(turn_id), "state": state, "finish_reason": finish or state}
 
 
-def cut_off() -> TurnInterruptedError:
+def make_interrupted_error() -> TurnInterruptedError:
     """What a turn ends with when the process that it runs in goes down."""
     return TurnInterruptedError("Continue it, or regenerate it.")
 
 
-def events_of(sealer: Sealer, turn: Turn) -> list[PlayEvent]:
+def read_play_events(sealer: Sealer, turn: Turn) -> list[PlayEvent]:
     """What happened in a played turn, as its row tells it."""
     if turn.sealed_events is None:
         return []
@@ -356,16 +358,21 @@ def events_of(sealer: Sealer, turn: Turn) -> list[PlayEvent]:
     return _PLAY_EVENTS.decode(data)
 
 
-def awaited(sealer: Sealer, turn: Turn) -> Any:
+def find_awaited_choice(sealer: Sealer, turn: Turn) -> Any:
     """What a turn waits for, as `turn.awaiting_choice` told it; None where it does not wait."""
     if turn.state != "waiting":
         return None
     return next(
-        (each.data for each in reversed(events_of(sealer, turn)) if each.name == AWAITING), None
+        (
+            each.data
+            for each in reversed(read_play_events(sealer, turn))
+            if each.name == AWAITING_CHOICE
+        ),
+        None,
     )
 
 
-def _transcript(sealer: Sealer, turn: Turn, reply: Message | None) -> Transcript:
+def _read_transcript(sealer: Sealer, turn: Turn, reply: Message | None) -> Transcript:
     text = thinking = ""
     if reply is not None:
         text = sealer.open(MESSAGE_CONTENT, reply.id, reply.sealed_content)[turn.prefix_length :]
@@ -378,5 +385,5 @@ def _transcript(sealer: Sealer, turn: Turn, reply: Message | None) -> Transcript
         msgspec.json.decode(turn.segments, type=list[Segment]),
         thinking=thinking,
         text=text,
-        events=events_of(sealer, turn),
+        events=read_play_events(sealer, turn),
     )

@@ -91,7 +91,7 @@ class TurnRecovery:
                 tree.set_leaf_hidden(chat, message, hidden=message.hidden or not has_text)
             else:
                 turn.reply_id = None
-                await remove_reply(session, self._participants, sealer, chat, message)
+                await remove_empty_reply(session, self._participants, sealer, chat, message)
         said = [each for each in (turn.user_message_id, turn.reply_id) if each is not None]
         await self._index.left(
             session, turn.user_id, kind="message", container_id=chat.id, source_ids=said
@@ -101,7 +101,7 @@ class TurnRecovery:
         await self._enrichment.left(session, chat)
 
 
-async def remove_reply(
+async def remove_empty_reply(
     session: AsyncSession,
     participants: Participants,
     sealer: Sealer | None,

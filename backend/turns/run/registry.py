@@ -26,17 +26,17 @@ log = get_logger(__name__)
 
 TURNS = Counter("talekeeper_turns", "Turns that are over", ["provider", "state"])
 
-STORE_EVERY = 1.0
+STORE_SECONDS = 1.0
 
-CONCLUDE_AGAIN_AFTER = (0.5, 2.0, 5.0, 10.0)
+RETRY_SECONDS = (0.5, 2.0, 5.0, 10.0)
 """Seconds between attempts to store a finished turn while the database does not answer."""
 
-ENDING = 2
+MAX_CONCURRENT_ENDS = 2
 """How many ended turns are stored at a time. Their replies have been streamed by then. If all were
 stored at once, they would share the processor and SQLite's one writer with turns that begin, and
 delay these turns' first tokens."""
 
-ENDS_ANYWAY_AFTER = 3.0
+MAX_END_WAIT_SECONDS = 3.0
 """Seconds after which an ended turn no longer waits for the others, so that one that hangs does not
 hold them up."""
 
@@ -58,7 +58,7 @@ class RunRegistry:
         self._runs: dict[UUID, TurnRun] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._keeper: asyncio.Task[None] | None = None
-        self._ending = asyncio.Semaphore(ENDING)
+        self._ending = asyncio.Semaphore(MAX_CONCURRENT_ENDS)
         self.is_closing = False
 
     def __len__(self) -> int:
@@ -101,7 +101,7 @@ class RunRegistry:
             problem = error if isinstance(error, AppError) else InternalError("The log says more.")
             run.progress.failed = run.show_problem(problem)
         finally:
-            _report(run)
+            _report_end(run)
             # One that waited may have gone on meanwhile.
             if self._runs.get(run.turn_id) is run:
                 del self._runs[run.turn_id]
@@ -109,7 +109,7 @@ class RunRegistry:
             run.notify()
 
     async def _conclude_surely(self, run: TurnRun) -> None:
-        for pause in CONCLUDE_AGAIN_AFTER:
+        for pause in RETRY_SECONDS:
             try:
                 await self._conclude_in_order(run)
             except UnavailableError as error:
@@ -122,13 +122,13 @@ class RunRegistry:
     async def _conclude_in_order(self, run: TurnRun) -> None:
         async with contextlib.AsyncExitStack() as place:
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(ENDS_ANYWAY_AFTER):
+                async with asyncio.timeout(MAX_END_WAIT_SECONDS):
                     await place.enter_async_context(self._ending)
             await self._conclude(run)
 
     async def _keep(self) -> None:
         while True:
-            await asyncio.sleep(STORE_EVERY)
+            await asyncio.sleep(STORE_SECONDS)
             if not self._runs:
                 continue
             stopped = await self._store_all(list(self._runs.values()))
@@ -192,7 +192,7 @@ def _explain_emptiness(run: TurnRun) -> str:
     return "Try again, or choose another model."
 
 
-def _report(run: TurnRun) -> None:
+def _report_end(run: TurnRun) -> None:
     """One line in the log and one more in the metrics for a turn that is over."""
     spec, usage, failed = run.built.window.spec, run.usage, run.progress.failed
     # Without a problem of the model's, it could not be stored, or was another process's by then.

@@ -19,7 +19,7 @@ from backend.turns.prompt.context import LoadedChat
 
 PARAGRAPH = "\n\n"
 
-_TAIL = 10_000
+_TAIL_CHARACTERS = 10_000
 """Characters at the end of a text that are looked at."""
 
 _UNSPACED = regex.compile(
@@ -45,7 +45,7 @@ def find_joint(before: str, more: str) -> str:
     A space, unless one of them has white space there, or the characters on both sides belong
     together: punctuation to the word before it, the inside of a quotation to its marks.
     """
-    before = before[-_TAIL:]
+    before = before[-_TAIL_CHARACTERS:]
     if not before or not more or before[-1].isspace() or more[0].isspace():
         return ""
     if before.rpartition("\n")[2].startswith(_FENCES):

@@ -21,23 +21,23 @@ from backend.prompts import PromptLibrary
 from backend.turns import repository
 from backend.turns.api.schemas import ChoiceRequest, TurnRequest
 from backend.turns.errors import ChatChangedError, ChoiceMadeError, TurnNotWaitingError
-from backend.turns.models import LEASE, TURN_PLAY, Turn
-from backend.turns.play.state import Play, SuspendedPlay
+from backend.turns.models import LEASE_DURATION, TURN_PLAY, Turn
+from backend.turns.play.state import SuspendedPlay, TurnPlay
 from backend.turns.prompt.builder import PromptBuilder
-from backend.turns.prompt.built_prompt import Built
-from backend.turns.prompt.context import version_of
+from backend.turns.prompt.built_prompt import BuiltPrompt
+from backend.turns.prompt.context import get_version
 from backend.turns.run.events import (
-    AWAITING,
-    CHOSEN,
-    READY,
+    AWAITING_CHOICE,
+    CHOICE_MADE,
+    READY_ID,
     Progress,
     Transcript,
-    stored_progress,
+    read_progress,
 )
 from backend.turns.run.store import (
+    encode_segments,
     record_changes,
-    sealed_events,
-    segments_of,
+    seal_events,
 )
 from backend.turns.run.turn_run import TurnRun
 from backend.vault.sealing import Sealer
@@ -52,8 +52,8 @@ def read_suspended(sealer: Sealer, turn: Turn) -> SuspendedPlay:
 
 
 def resume_play(
-    suspended: SuspendedPlay, built: Built, prompts: PromptLibrary, choice: ChoiceRequest
-) -> tuple[Play, Built]:
+    suspended: SuspendedPlay, built: BuiltPrompt, prompts: PromptLibrary, choice: ChoiceRequest
+) -> tuple[TurnPlay, BuiltPrompt]:
     """A turn that waited, with the player's choice, and its prompt as it is now.
 
     Raises `ConflictError` where the chat is no longer played as it was, and `ValidationError` for
@@ -65,7 +65,7 @@ def resume_play(
     table.names, table.viewpoint = fresh.names, fresh.viewpoint
     table.state.shown_place = fresh.state.shown_place
     table.state.shows_people = fresh.state.shows_people
-    play = Play(
+    play = TurnPlay(
         table=table,
         prompts=prompts,
         rounds=suspended.rounds,
@@ -77,7 +77,7 @@ def resume_play(
     return play, play.guide(built)
 
 
-async def claim(database: Database, run: TurnRun, play: Play, *, before: str) -> bool:
+async def claim_turn(database: Database, run: TurnRun, play: TurnPlay, *, before: str) -> bool:
     """Let a turn go on here; False where it does not wait any more, or its chat has changed.
 
     All changes of the table are written in the same transaction, as changes of the reply. So the
@@ -89,7 +89,7 @@ async def claim(database: Database, run: TurnRun, play: Play, *, before: str) ->
     loaded = run.built.loaded
     async with database.write() as session:
         chat = await chats.get_chat(session, run.chat_id, owner_id=run.user_id, lock=True)
-        if version_of(chat) != version_of(loaded.chat):
+        if get_version(chat) != get_version(loaded.chat):
             return False
         claimed = (
             update(Turn)
@@ -103,9 +103,9 @@ async def claim(database: Database, run: TurnRun, play: Play, *, before: str) ->
                 state="running",
                 model=run.built.window.spec.id,
                 lease_owner=database.process_id,
-                lease_until=now() + LEASE,
-                segments=segments_of(run),
-                sealed_events=sealed_events(run),
+                lease_until=now() + LEASE_DURATION,
+                segments=encode_segments(run),
+                sealed_events=seal_events(run),
                 sealed_play=None,
             )
             .returning(Turn.id)
@@ -121,10 +121,10 @@ async def claim(database: Database, run: TurnRun, play: Play, *, before: str) ->
 
 log = get_logger(__name__)
 
-ATTEMPTS = 3
+MAX_ATTEMPTS = 3
 
 
-class WaitingTurns:
+class TurnResumer:
     """Lets turns go on with what their player chose: in any process, and once."""
 
     def __init__(
@@ -149,17 +149,17 @@ class WaitingTurns:
         `ValidationError` for an option that the turn never had, and what `PromptBuilder.build`
         raises. Nothing changes then.
         """
-        for attempt in range(ATTEMPTS):
+        for attempt in range(MAX_ATTEMPTS):
             turn, reply, progress = await self._read(identity, turn_id)
-            if (event_id := made_before(progress.transcript, choice)) is not None:
+            if (event_id := find_choice_id(progress.transcript, choice)) is not None:
                 return None, event_id
             if turn.state != "waiting" or reply is None:
                 raise TurnNotWaitingError("It runs, or is over.")
             if not reply.is_active:
                 raise ChatChangedError("The turn is on another branch. Activate its reply first.")
             run, play = await self._resumed(identity, turn, reply, progress, choice)
-            if await claim(self._database, run, play, before=turn.segments):
-                return run, READY + progress.transcript.length - 1
+            if await claim_turn(self._database, run, play, before=turn.segments):
+                return run, READY_ID + progress.transcript.length - 1
             log.info("turn.not_claimed", turn_id=turn_id, attempt=attempt)
         raise ChatChangedError("Look at it again, and choose once more.")
 
@@ -169,7 +169,7 @@ class WaitingTurns:
         Raises as `choose` does.
         """
         _, _, progress = await self._read(identity, turn_id)
-        return made_before(progress.transcript, choice)
+        return find_choice_id(progress.transcript, choice)
 
     async def _read(
         self, identity: Identity, turn_id: UUID
@@ -177,7 +177,7 @@ class WaitingTurns:
         async with self._database.read() as session:
             turn = await repository.get_turn(session, turn_id, owner_id=identity.user_id)
             reply = await session.get(Message, turn.reply_id) if turn.reply_id else None
-        return turn, reply, stored_progress(identity.sealer, turn, reply)
+        return turn, reply, read_progress(identity.sealer, turn, reply)
 
     async def _resumed(
         self,
@@ -186,7 +186,7 @@ class WaitingTurns:
         reply: Message,
         progress: Progress,
         choice: ChoiceRequest,
-    ) -> tuple[TurnRun, Play]:
+    ) -> tuple[TurnRun, TurnPlay]:
         """The turn as it goes on: its prompt is made again, from what came before its reply."""
         suspended = read_suspended(identity.sealer, turn)
         request = TurnRequest(regenerate_of=reply.id, viewpoint=suspended.viewpoint)
@@ -201,18 +201,18 @@ class WaitingTurns:
         run.stored_events = len(transcript.events)
         run.stored_tokens = get_tokenizer(built.window.stored_unit.tokenizer).count(said)
         progress.is_waiting, progress.usage = False, None
-        transcript.append_event(CHOSEN, _chosen(choice))
+        transcript.append_event(CHOICE_MADE, _make_choice_data(choice))
         play.told_from = transcript.length
         return run, play
 
 
-def _chosen(choice: ChoiceRequest) -> dict[str, str]:
+def _make_choice_data(choice: ChoiceRequest) -> dict[str, str]:
     """Return the data of the event of a choice."""
     text = choice.text.strip()
     return {"option": choice.option, "text": text} if text else {"option": choice.option}
 
 
-def made_before(transcript: Transcript, choice: ChoiceRequest) -> int | None:
+def find_choice_id(transcript: Transcript, choice: ChoiceRequest) -> int | None:
     """Return the id of the event before that of a choice that was made; None if it is still open.
 
     Raises `ChoiceMadeError` if the same wait got another choice, and `ValidationError` if no wait
@@ -220,13 +220,13 @@ def made_before(transcript: Transcript, choice: ChoiceRequest) -> int | None:
     """
     asked = False
     for name, data, place in transcript.since(0):
-        if name == AWAITING:
+        if name == AWAITING_CHOICE:
             ids = {data.get("own") or None, *(each["id"] for each in data["options"])}
             asked = choice.option in ids
-        elif name == CHOSEN and asked:
-            if data != _chosen(choice):
+        elif name == CHOICE_MADE and asked:
+            if data != _make_choice_data(choice):
                 raise ChoiceMadeError(data["option"])
-            return READY + place - 1
+            return READY_ID + place - 1
     if not asked:
         raise ValidationError("The turn does not wait for this option.")
     return None

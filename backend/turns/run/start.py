@@ -32,11 +32,11 @@ from backend.database.base import now
 from backend.database.engine import Database
 from backend.prompts import PromptLibrary
 from backend.turns.errors import NotContinuableError
-from backend.turns.models import LEASE, Turn
-from backend.turns.play.state import Play
-from backend.turns.prompt.built_prompt import Built
-from backend.turns.prompt.context import version_of
-from backend.turns.run.events import Progress, started_event
+from backend.turns.models import LEASE_DURATION, Turn
+from backend.turns.play.state import TurnPlay
+from backend.turns.prompt.built_prompt import BuiltPrompt
+from backend.turns.prompt.context import get_version
+from backend.turns.run.events import Progress, make_started_data
 from backend.turns.run.turn_run import Rebuild, TurnRun
 from backend.vault.sealing import OVERHEAD, Sealer
 
@@ -59,7 +59,7 @@ class TurnStarter:
     async def start(
         self,
         identity: Identity,
-        built: Built,
+        built: BuiltPrompt,
         turn_id: UUID,
         fingerprint: bytes,
         *,
@@ -79,7 +79,7 @@ class TurnStarter:
             chat = await chats.get_chat(
                 session, loaded.chat.id, owner_id=identity.user_id, lock=True
             )
-            if version_of(chat) != version_of(loaded.chat):
+            if get_version(chat) != get_version(loaded.chat):
                 return None
             turn = Turn(
                 id=turn_id,
@@ -91,7 +91,7 @@ class TurnStarter:
                 request_digest=fingerprint,
                 totals=msgspec.json.encode(built.totals).decode(),
                 lease_owner=self._database.process_id,
-                lease_until=now() + LEASE,
+                lease_until=now() + LEASE_DURATION,
                 user_message_id=target.line.id if target.line else None,
             )
             if loaded.campaign is not None:
@@ -112,7 +112,7 @@ class TurnStarter:
             continued = reply if target.continued else None
             run = self._make_run(identity, built, turn, continued, rebuild=rebuild)
             if loaded.table is not None:
-                run.play = Play(
+                run.play = TurnPlay(
                     table=loaded.table,
                     prompts=self._prompts,
                     viewpoint=viewpoint,
@@ -123,7 +123,7 @@ class TurnStarter:
             session.add(turn)  # last, in one statement with what it refers to
             return run
 
-    async def _line_draft(self, identity: Identity, built: Built) -> dict[str, Any] | None:
+    async def _line_draft(self, identity: Identity, built: BuiltPrompt) -> dict[str, Any] | None:
         """The user's line, sealed and counted before the transaction, which waits for no thread."""
         loaded = built.loaded
         if loaded.line is None:
@@ -147,7 +147,7 @@ class TurnStarter:
         session: AsyncSession,
         identity: Identity,
         chat: Chat,
-        built: Built,
+        built: BuiltPrompt,
         parent: Message | None,
     ) -> Message | None:
         """The row that the reply is written into; a continued reply's own."""
@@ -163,7 +163,7 @@ class TurnStarter:
             if len(message.sealed_content) == OVERHEAD:
                 # It was hidden, being thoughts alone.
                 tree.set_leaf_hidden(chat, message, hidden=False)
-            _inject(identity.sealer, message, built)
+            _store_injected_context(identity.sealer, message, built)
             return message
         reply = draft_message(
             identity.sealer,
@@ -177,7 +177,7 @@ class TurnStarter:
             unit=CountUnit.parse(chat.count_unit),
         )
         reply.audience = built.loaded.audience
-        _inject(identity.sealer, reply, built)
+        _store_injected_context(identity.sealer, reply, built)
         moved = await tree.attach(session, chat, reply, parent=parent)
         await tell_path_moved(self._participants, session, identity.sealer, chat, moved)
         return reply
@@ -185,7 +185,7 @@ class TurnStarter:
     def _make_run(
         self,
         identity: Identity,
-        built: Built,
+        built: BuiltPrompt,
         turn: Turn,
         continued: Message | None,
         *,
@@ -199,7 +199,7 @@ class TurnStarter:
                 thinking = sealer.open(MESSAGE_THINKING, continued.id, continued.sealed_thinking)
         turn.prefix_length = len(prefix)
         turn.thinking_prefix_length = len(thinking)
-        progress = Progress(started=started_event(turn), totals=built.totals)
+        progress = Progress(started=make_started_data(turn), totals=built.totals)
         run = TurnRun.create(identity, built, turn, progress, rebuild=rebuild)
         run.prefix, run.prefix_thinking = prefix, thinking
         if continued is not None:
@@ -207,7 +207,7 @@ class TurnStarter:
         return run
 
 
-def _inject(sealer: Sealer, reply: Message, built: Built) -> None:
+def _store_injected_context(sealer: Sealer, reply: Message, built: BuiltPrompt) -> None:
     """Keep with a reply what its campaign put into the prompt."""
     if campaign := built.loaded.campaign:
         data = msgspec.json.encode(campaign.block.injected)

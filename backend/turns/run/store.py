@@ -42,7 +42,7 @@ from backend.turns import repository
 from backend.turns.models import (
     CONTEXT_RECORD,
     CONTEXT_TEXT,
-    LEASE,
+    LEASE_DURATION,
     TURN_EVENTS,
     TURN_OUTPUT,
     TURN_PLAY,
@@ -51,15 +51,21 @@ from backend.turns.models import (
     StoredContextRecord,
     Turn,
 )
-from backend.turns.play.state import Play, added
-from backend.turns.prompt.lore import store_state
-from backend.turns.prompt.record import record_of
-from backend.turns.run.events import CHANGED, SUGGESTED, PlayEvent, completed_event, cut_off
-from backend.turns.run.recovery import remove_reply
+from backend.turns.play.state import TurnPlay, add_usage
+from backend.turns.prompt.lore import store_timed_state
+from backend.turns.prompt.record import make_record
+from backend.turns.run.events import (
+    STATE_CHANGED,
+    SUGGESTIONS,
+    PlayEvent,
+    make_completed_data,
+    make_interrupted_error,
+)
+from backend.turns.run.recovery import remove_empty_reply
 from backend.turns.run.turn_run import TurnRun
 from backend.vault.sealing import digest
 
-FEW_TEXTS = 8
+MAX_UNCHECKED_TEXTS = 8
 """So many texts are sent to the database without asking first which of them it has."""
 
 
@@ -79,7 +85,7 @@ class SealedRecord:
 
 def seal_record(run: TurnRun) -> SealedRecord:
     """The record of a running turn. Hashes and seals a whole prompt: call it in a thread."""
-    record = record_of(run.built.with_shape(run.sent.shape))
+    record = make_record(run.built.with_shape(run.sent.shape))
     record.unsent_settings = list(run.sent.left_out)
     if run.play is not None:
         record.tools, record.tool_support = list(run.play.used), run.play.support
@@ -106,7 +112,7 @@ async def store_record(session: AsyncSession, run: TurnRun, sealed: SealedRecord
         "created_at": now(),
     }
     texts = sealed.texts
-    if len(texts) > FEW_TEXTS:
+    if len(texts) > MAX_UNCHECKED_TEXTS:
         held = {"chat_id": run.chat_id, "digests": list(texts)}
         known = set(await session.scalars(_KNOWN, held))
         texts = {key: text for key, text in texts.items() if key not in known}
@@ -128,18 +134,18 @@ async def store_record(session: AsyncSession, run: TurnRun, sealed: SealedRecord
     )
 
 
-def usage_event(run: TurnRun) -> dict[str, Any] | None:
+def make_usage_data(run: TurnRun) -> dict[str, Any] | None:
     """The `usage` event's data: what the provider reported, of the whole turn."""
-    usage = added(run.play.earlier, run.usage) if run.play else run.usage
+    usage = add_usage(run.play.earlier, run.usage) if run.play else run.usage
     return {**asdict(usage), "model": run.built.window.spec.id} if usage else None
 
 
-def encoded(data: dict[str, Any] | None) -> str | None:
+def encode_json(data: dict[str, Any] | None) -> str | None:
     """Data as the column of a turn takes it."""
     return msgspec.json.encode(data).decode() if data else None
 
 
-def segments_of(run: TurnRun, closing: Sequence[PlayEvent] = ()) -> str:
+def encode_segments(run: TurnRun, closing: Sequence[PlayEvent] = ()) -> str:
     """The runs of what was said and what happened, with what is told at the end."""
     segments = run.segments
     if closing:
@@ -154,7 +160,7 @@ def replace_totals(run: TurnRun, turn: Turn) -> None:
         turn.path_tokens, turn.sent_tokens = run.built.path_tokens, run.built.sent_tokens
 
 
-def sealed_events(run: TurnRun, closing: Sequence[PlayEvent] = ()) -> bytes | None:
+def seal_events(run: TurnRun, closing: Sequence[PlayEvent] = ()) -> bytes | None:
     """What happened in a played turn, with what is told at its end."""
     events = [*run.progress.transcript.events, *closing]
     if not events:
@@ -182,7 +188,7 @@ def write_reply(run: TurnRun, chat: Chat, message: Message, counts: dict[str, in
     for name, value in _seal_reply(run, message.id, run.text, run.thinking).items():
         setattr(message, name, value)
     if run.adds_to_reply:
-        message.notices = encode_notices(_notices(run, message))
+        message.notices = encode_notices(_make_notices(run, message))
     if counts:
         message.token_counts = msgspec.json.encode(counts).decode()
         tree.recount(message, counts[chat.count_unit])
@@ -190,7 +196,7 @@ def write_reply(run: TurnRun, chat: Chat, message: Message, counts: dict[str, in
             tree.set_leaf_hidden(chat, message, hidden=True)
 
 
-def _notices(run: TurnRun, message: Message) -> list[Notice]:
+def _make_notices(run: TurnRun, message: Message) -> list[Notice]:
     """Return the notices of the whole reply: how a part before this one ended no longer counts."""
     notices: list[Notice] = [
         each for each in decode_notices(message.notices) if isinstance(each, PromptCutNotice)
@@ -214,13 +220,13 @@ def _seal_reply(run: TurnRun, reply_id: UUID, text: str, thinking: str) -> dict[
     }
 
 
-def finished(run: TurnRun) -> tuple[dict[str, int], SealedRecord | None, int]:
-    """What `counted` gives, once regex scripts have changed what was said. CPU-bound."""
+def finish_reply(run: TurnRun) -> tuple[dict[str, int], SealedRecord | None, int]:
+    """What `count_reply` gives, once regex scripts have changed what was said. CPU-bound."""
     run.apply_scripts()
-    return counted(run)
+    return count_reply(run)
 
 
-def counted(run: TurnRun) -> tuple[dict[str, int], SealedRecord | None, int]:
+def count_reply(run: TurnRun) -> tuple[dict[str, int], SealedRecord | None, int]:
     """The reply's counts by unit, its record, what the turn took in tokens. CPU-bound.
 
     Counts are in the unit of the prompt and in that of the chat. Without a reply there are none.
@@ -294,13 +300,13 @@ class TurnStore:
         process's no longer, for their chat was deleted or their lease ran out.
         """
         runs = list(runs)
-        lease_until, owner = now() + LEASE, self._database.process_id
+        lease_until, owner = now() + LEASE_DURATION, self._database.process_id
         turns = [
             {
                 "key": run.turn_id,
                 "owner": owner,
                 "lease": lease_until,
-                "lengths": segments_of(run),
+                "lengths": encode_segments(run),
                 "occupation": run.progress.waits_for,
             }
             for run in runs
@@ -314,7 +320,7 @@ class TurnStore:
         events = {run.turn_id: len(run.progress.transcript.events) for run in runs}
         drops = {run.turn_id: run.progress.transcript.drops for run in dirty}
         told = [
-            {"key": run.turn_id, "owner": owner, "sealed_events": sealed_events(run)}
+            {"key": run.turn_id, "owner": owner, "sealed_events": seal_events(run)}
             for run in runs
             if events[run.turn_id] > run.stored_events
         ]
@@ -363,9 +369,9 @@ class TurnStore:
         this process's no longer (see `store_progress`) nothing is stored.
         """
         play = run.play
-        if play and run.outcome == "waiting" and await suspend(self._database, run, play):
+        if play and run.outcome == "waiting" and await suspend_turn(self._database, run, play):
             return
-        usage = usage_event(run)
+        usage = make_usage_data(run)
         saved, problem = await self._conclude(run, usage)
         progress = run.progress
         for name, data in play.closing if play and saved else ():
@@ -376,30 +382,30 @@ class TurnStore:
         if problem is not None:
             progress.failed = problem
         else:
-            progress.completed = completed_event(run.turn_id, run.outcome, run.finish)
+            progress.completed = make_completed_data(run.turn_id, run.outcome, run.finish)
 
     async def _conclude(
         self, run: TurnRun, usage: dict[str, Any] | None
     ) -> tuple[bool, dict[str, Any] | None]:
         """Store the end of a turn: whether there is a reply, and what went wrong."""
-        problem, saved = _problem(run), False
-        counts, record, spent = await asyncio.to_thread(finished, run)
+        problem, saved = _make_problem(run), False
+        counts, record, spent = await asyncio.to_thread(finish_reply, run)
         async with self._database.write() as session:
             chat, turn, reply = await repository.lock_turn(session, run.chat_id, run.turn_id)
             is_ours = turn is not None and turn.is_run_by(self._database.process_id)
             if chat is not None and turn is not None and is_ours:
-                _end(run, turn, usage, problem)
+                _write_end(run, turn, usage, problem)
                 saved = await self._conclude_reply(session, run, chat, turn, reply, counts)
                 # A continuation that added nothing leaves the reply, and its record, as they were.
                 saved = saved and (run.adds_to_reply or run.has_stored)
                 if saved and record is not None and (run.play or not run.record_stored):
                     await store_record(session, run, record)
                 closing = run.play.closing if run.play and saved else ()
-                turn.segments = segments_of(run, closing)
-                turn.sealed_events = sealed_events(run, closing)
+                turn.segments = encode_segments(run, closing)
+                turn.sealed_events = seal_events(run, closing)
             elif turn is not None:
-                problem = run.show_problem(cut_off())
-            await _learn(session, run)
+                problem = run.show_problem(make_interrupted_error())
+            await _learn_ratios(session, run)
             # A chat that was deleted meanwhile does not make its turn free; a gone account does.
             if turn is not None or await session.get(User, run.user_id) is not None:
                 await add_tokens(session, run.user_id, spent)
@@ -419,14 +425,14 @@ class TurnStore:
             return False
         if not counts:
             turn.reply_id = None
-            await remove_reply(session, self.participants, run.sealer, chat, message)
+            await remove_empty_reply(session, self.participants, run.sealer, chat, message)
             await self._spoken(session, run, turn, None)
             return False
         write_reply(run, chat, message, counts)
-        message.status = _status(run)
+        message.status = _get_status(run)
         if not run.prefix and opens_scene(run.text):
             message.scene_id, message.scene_place = message.id, 0
-        await store_state(
+        await store_timed_state(
             session,
             run.sealer,
             message,
@@ -493,7 +499,7 @@ class RecordedChanges(NamedTuple):
 
 
 async def close_play(
-    session: AsyncSession, play: Play, run: TurnRun, chat: Chat, message: Message
+    session: AsyncSession, play: TurnPlay, run: TurnRun, chat: Chat, message: Message
 ) -> list[PlayEvent]:
     """Write the changes of a played turn with its reply, and return the events of that.
 
@@ -511,9 +517,9 @@ async def close_play(
     ids, left_out = [*stored.ids, *new.ids], stored.left_out + new.left_out
     if ids or left_out:
         changes = await view_changes(session, run.sealer, ids)
-        events.append(PlayEvent(CHANGED, {"changes": changes, "left_out": left_out}))
+        events.append(PlayEvent(STATE_CHANGED, {"changes": changes, "left_out": left_out}))
     if is_complete and table.suggestions:
-        events.append(PlayEvent(SUGGESTED, {"items": list(table.suggestions)}))
+        events.append(PlayEvent(SUGGESTIONS, {"items": list(table.suggestions)}))
     return events
 
 
@@ -531,9 +537,9 @@ async def record_changes(
     return RecordedChanges(ids, wanted - len(ids))
 
 
-async def suspend(database: Database, run: TurnRun, play: Play) -> bool:
+async def suspend_turn(database: Database, run: TurnRun, play: TurnPlay) -> bool:
     """Store a turn that waits for its player; False where it is to end instead."""
-    counts, record, spent = await asyncio.to_thread(counted, run)
+    counts, record, spent = await asyncio.to_thread(count_reply, run)
     suspended = play.suspended(run.usage)
     async with database.write() as session:
         chat = await session.get(Chat, run.chat_id, with_for_update=True)
@@ -552,9 +558,9 @@ async def suspend(database: Database, run: TurnRun, play: Play) -> bool:
             return False
         turn.state = "waiting"
         turn.lease_owner = turn.lease_until = turn.waits_for = None
-        turn.segments = segments_of(run)
-        turn.usage = encoded(usage_event(run))
-        turn.sealed_events = sealed_events(run)
+        turn.segments = encode_segments(run)
+        turn.usage = encode_json(make_usage_data(run))
+        turn.sealed_events = seal_events(run)
         turn.sealed_play = run.sealer.seal_bytes(TURN_PLAY, turn.id, suspended)
         if run.refused:
             replace_totals(run, turn)
@@ -571,15 +577,15 @@ def _call_each(functions: Mapping[UUID, Callable[[], T]]) -> dict[UUID, T]:
     return {key: function() for key, function in functions.items()}
 
 
-def _end(
+def _write_end(
     run: TurnRun, turn: Turn, usage: dict[str, Any] | None, problem: dict[str, Any] | None
 ) -> None:
     """Put how a turn ended into its row."""
     turn.state = run.outcome
     turn.finished_at = now()
-    turn.usage = encoded(usage)
+    turn.usage = encode_json(usage)
     turn.finish = run.finish or None
-    turn.sealed_events = sealed_events(run)
+    turn.sealed_events = seal_events(run)
     if run.refused:
         replace_totals(run, turn)
     turn.lease_owner = turn.lease_until = turn.waits_for = None
@@ -591,7 +597,7 @@ def _end(
         turn.sealed_output = run.sealer.seal(TURN_OUTPUT, turn.id, run.text)
 
 
-async def _learn(session: AsyncSession, run: TurnRun) -> None:
+async def _learn_ratios(session: AsyncSession, run: TurnRun) -> None:
     """Learn of the model's counts. What a played turn asks, round by round, is not its prompt.
 
     The report of a prompt that was cut is not learned from, because it is that of another prompt.
@@ -607,13 +613,13 @@ async def _learn(session: AsyncSession, run: TurnRun) -> None:
         await learn(counted=run.built.assembled.tokens, reported=run.usage.prompt_tokens)
 
 
-def _problem(run: TurnRun) -> dict[str, Any] | None:
+def _make_problem(run: TurnRun) -> dict[str, Any] | None:
     """Return the problem of a turn, as its last event has it."""
-    error = run.problem or (cut_off() if run.outcome == "interrupted" else None)
+    error = run.problem or (make_interrupted_error() if run.outcome == "interrupted" else None)
     return run.show_problem(error) if error else None
 
 
-def _status(run: TurnRun) -> MessageStatus:
+def _get_status(run: TurnRun) -> MessageStatus:
     if run.kind == "continue" and not run.adds_to_reply:
         return run.status_before
     match run.outcome:

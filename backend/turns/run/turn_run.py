@@ -35,13 +35,13 @@ from backend.generation.model import (
 from backend.generation.servers.window_evidence import PromptCut, find_cut, window_after_cut
 from backend.generation.tokens import get_tokenizer
 from backend.turns.models import Turn, TurnKind, TurnState
-from backend.turns.play.state import Play
+from backend.turns.play.state import TurnPlay
 from backend.turns.prompt.built_prompt import (
     MAX_REBUILDS,
-    Built,
+    BuiltPrompt,
     RefusedPrompt,
-    constraint_after,
     describe_refusal,
+    make_constraint,
 )
 from backend.turns.prompt.context import Constraint
 from backend.turns.run.events import (
@@ -49,7 +49,7 @@ from backend.turns.run.events import (
     EventCursor,
     Progress,
     Segment,
-    Spoken,
+    SpokenKind,
     TurnEvent,
 )
 from backend.turns.run.reply_text import PARAGRAPH, filter_speakers, find_joint, make_speaker_filter
@@ -57,7 +57,7 @@ from backend.vault.sealing import Sealer
 
 log = get_logger(__name__)
 
-Rebuild = Callable[[Built, Constraint], Awaitable[Built]]
+Rebuild = Callable[[BuiltPrompt, Constraint], Awaitable[BuiltPrompt]]
 """Builds the prompt of a turn again; see `PromptBuilder.rebuild`."""
 
 
@@ -84,12 +84,12 @@ class TurnRun:
     key_mode: KeyMode
     is_administrator: bool
     model: ChatModel = field(repr=False)
-    built: Built = field(repr=False)
+    built: BuiltPrompt = field(repr=False)
     progress: Progress
     prefix: str = field(default="", repr=False)
     prefix_thinking: str = field(default="", repr=False)
     status_before: MessageStatus = "streaming"
-    play: Play | None = None
+    play: TurnPlay | None = None
     rebuild: Rebuild = field(repr=False)
     refused: list[RefusedPrompt] = field(default_factory=list[RefusedPrompt])
     cut: PromptCut | None = None
@@ -107,7 +107,7 @@ class TurnRun:
     stored_drops: int = 0
     record_stored: bool = False
     rewritten: tuple[str, str] | None = field(default=None, repr=False)
-    _begun: set[Spoken] = field(default_factory=set[Spoken])
+    _begun: set[SpokenKind] = field(default_factory=set[SpokenKind])
     _waiters: set[asyncio.Future[None]] = field(default_factory=set[asyncio.Future[None]])
     _speaking: asyncio.Task[None] | None = None
     _stop_as: TurnState | None = None
@@ -116,7 +116,7 @@ class TurnRun:
     def create(
         cls,
         identity: Identity,
-        built: Built,
+        built: BuiltPrompt,
         turn: Turn,
         progress: Progress,
         *,
@@ -157,7 +157,7 @@ class TurnRun:
         left = min(self.built.reply_limit - new, MAX_REPLY_CHARACTERS - whole)
         return replace(self.built.prompt, reply_limit=max(0, left))
 
-    def _joined(self, kind: Spoken) -> str:
+    def _joined(self, kind: SpokenKind) -> str:
         if self.rewritten is not None:
             return self.rewritten[kind == "thinking"]
         return self.progress.transcript.joined(kind)
@@ -184,7 +184,7 @@ class TurnRun:
         What scripts added comes last; what they took leaves a gap, so that no event's id changes.
         """
         runs = self.progress.transcript.segments()
-        kinds: tuple[Spoken, ...] = ("thinking", "text")
+        kinds: tuple[SpokenKind, ...] = ("thinking", "text")
         for kind in kinds:
             more = len(self._joined(kind)) - sum(length for each, length in runs if each == kind)
             if more > 0:
@@ -338,7 +338,7 @@ class TurnRun:
             pieces, lambda: make_speaker_filter(self.built.loaded, has_text=has_text)
         )
 
-    def take_back(self, kind: Spoken, *, since: int) -> None:
+    def take_back(self, kind: SpokenKind, *, since: int) -> None:
         """Drop text or thoughts after the first `since` places, and add the event of that."""
         transcript = self.progress.transcript
         transcript.drop(kind, since=since)
@@ -351,7 +351,7 @@ class TurnRun:
         self,
         ask: Callable[[], AsyncGenerator[Piece, None]],
         *,
-        count_extra: Callable[[Built], int] = lambda _: 0,
+        count_extra: Callable[[BuiltPrompt], int] = lambda _: 0,
     ) -> AsyncGenerator[Piece, None]:
         """Yield the pieces of one request. A prompt that is refused as too long is built again.
 
@@ -382,7 +382,7 @@ class TurnRun:
                 self.refused.append(refused)
                 if not rebuilds_left:
                     raise refused.complete(error) from error
-                await self.build_again(constraint_after(refused, self.built))
+                await self.build_again(make_constraint(refused, self.built))
             else:
                 return
 
@@ -431,7 +431,7 @@ class TurnRun:
             case _:
                 pass
 
-    def _append(self, kind: Spoken, text: str) -> None:
+    def _append(self, kind: SpokenKind, text: str) -> None:
         """Add a piece. The first one of a request is separated from the reply so far."""
         if text and kind not in self._begun:
             self._begun.add(kind)

@@ -35,7 +35,7 @@ pytestmark = pytest.mark.anyio
 @pytest.fixture(autouse=True)
 def often(monkeypatch: pytest.MonkeyPatch) -> None:
     """Store what was said five times a second, so that tests need not wait for it."""
-    monkeypatch.setattr(runs, "STORE_EVERY", 0.2)
+    monkeypatch.setattr(runs, "STORE_SECONDS", 0.2)
 
 
 async def test_thoughts_that_no_reply_follows_leave_none_and_whoever_comes_back_hears_so(

@@ -384,7 +384,7 @@ async def test_a_turn_searches_again_in_the_task_model_s_words_where_its_user_wa
     assert await notes() == failed
     model.script(reply('{"said": 1}'))
     assert await notes() == []
-    monkeypatch.setattr(rephrasing, "SECONDS", 0.1)
+    monkeypatch.setattr(rephrasing, "TIMEOUT_SECONDS", 0.1)
     async with model.thinking():
         assert await notes() == failed
     assert (await runs())["items"][0]["error"] == "too-slow"

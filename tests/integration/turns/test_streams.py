@@ -62,7 +62,7 @@ async def server(
 @pytest.fixture(autouse=True)
 def often(monkeypatch: pytest.MonkeyPatch) -> None:
     """Store what was said five times a second, so that tests need not wait for it."""
-    monkeypatch.setattr(runs, "STORE_EVERY", 0.2)
+    monkeypatch.setattr(runs, "STORE_SECONDS", 0.2)
 
 
 async def stop(ada: Account, turn_id: str) -> None:
@@ -297,8 +297,8 @@ async def test_replies_are_stored_a_few_at_a_time_and_past_any_that_hang(
         await conclude(run)
 
     monkeypatch.setattr(registry, "_conclude", hang)
-    monkeypatch.setattr(runs, "ENDS_ANYWAY_AFTER", 3600)
-    chats = [str((await ada.new_chat())["id"]) for _ in range(2 * runs.ENDING + 1)]
+    monkeypatch.setattr(runs, "MAX_END_WAIT_SECONDS", 3600)
+    chats = [str((await ada.new_chat())["id"]) for _ in range(2 * runs.MAX_CONCURRENT_ENDS + 1)]
     turns = [asyncio.create_task(ada.turn(chat, text="/demo long 3")) for chat in chats]
 
     async def have_been_said() -> bool:
@@ -308,12 +308,12 @@ async def test_replies_are_stored_a_few_at_a_time_and_past_any_that_hang(
         )
 
     await until(have_been_said)
-    assert len(begun) == runs.ENDING
-    monkeypatch.setattr(runs, "ENDS_ANYWAY_AFTER", 0)
+    assert len(begun) == runs.MAX_CONCURRENT_ENDS
+    monkeypatch.setattr(runs, "MAX_END_WAIT_SECONDS", 0)
     turns.append(asyncio.create_task(ada.turn((await ada.new_chat())["id"], text="/demo long 3")))
 
     async def has_passed() -> bool:
-        return len(begun) > runs.ENDING
+        return len(begun) > runs.MAX_CONCURRENT_ENDS
 
     await until(has_passed)
     may_end.set()
@@ -325,7 +325,7 @@ async def test_replies_are_stored_a_few_at_a_time_and_past_any_that_hang(
 async def test_a_reply_is_stored_once_the_database_answers_again(
     ada: Account, chat: str, server: Running, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(runs, "CONCLUDE_AGAIN_AFTER", (0.05,) * 100)
+    monkeypatch.setattr(runs, "RETRY_SECONDS", (0.05,) * 100)
     outage = Outage(server.parts.database, monkeypatch)
     async with turn_under_way(ada, chat, text="/demo long 60") as (turn_id, events):
         await take_words(events, 30)
@@ -352,7 +352,7 @@ async def complete_reply(ada: Account, chat: str) -> dict[str, Any] | None:
 async def test_a_reply_that_can_not_be_stored_is_told_and_picked_up_by_the_sweep(
     ada: Account, chat: str, server: Running, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(runs, "CONCLUDE_AGAIN_AFTER", (0.01,))
+    monkeypatch.setattr(runs, "RETRY_SECONDS", (0.01,))
     outage = Outage(server.parts.database, monkeypatch)
     async with turn_under_way(ada, chat, text="/demo long 60") as (turn_id, events):
         heard = await take_words(events, 40)
@@ -435,7 +435,7 @@ async def test_changes_of_a_tree_and_stores_of_a_reply_never_wait_for_each_other
     ada: Account, chat: str, server: Running, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """On PostgreSQL a ring of locks would end with an error for one of them."""
-    monkeypatch.setattr(runs, "STORE_EVERY", 0.01)
+    monkeypatch.setattr(runs, "STORE_SECONDS", 0.01)
     (greeting,) = await ada.messages(chat)
 
     async def change(number: int) -> None:

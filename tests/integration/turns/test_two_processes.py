@@ -49,8 +49,8 @@ pytestmark = [pytest.mark.anyio, pytest.mark.postgres]
 @pytest.fixture(autouse=True)
 def often(monkeypatch: pytest.MonkeyPatch) -> None:
     """Store and look five times as often, so that tests need not wait for it."""
-    monkeypatch.setattr(runs, "STORE_EVERY", 0.2)
-    monkeypatch.setattr(service, "FOLLOW_EVERY", 0.1)
+    monkeypatch.setattr(runs, "STORE_SECONDS", 0.2)
+    monkeypatch.setattr(service, "FOLLOW_SECONDS", 0.1)
 
 
 @pytest.fixture

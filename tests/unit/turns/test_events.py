@@ -9,9 +9,9 @@ import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
-from backend.turns.run.events import PlayEvent, Progress, Spoken, Transcript, TurnEvent
+from backend.turns.run.events import PlayEvent, Progress, SpokenKind, Transcript, TurnEvent
 
-KINDS: st.SearchStrategy[Spoken] = st.sampled_from(["thinking", "text"])
+KINDS: st.SearchStrategy[SpokenKind] = st.sampled_from(["thinking", "text"])
 PIECES = st.lists(st.tuples(KINDS, st.text(max_size=12)), max_size=30)
 STEPS = st.lists(
     st.tuples(KINDS, st.text(max_size=12))
@@ -20,7 +20,7 @@ STEPS = st.lists(
     max_size=30,
 )
 
-Pieces = list[tuple[Spoken, str]]
+Pieces = list[tuple[SpokenKind, str]]
 Steps = list[tuple[str, str]]
 
 
@@ -44,7 +44,7 @@ def take(transcript: Transcript, kind: str, text: str) -> None:
 
 def reset(transcript: Transcript, name: str, *, since: int) -> int:
     """Drop what was said after a place, and return the length of what is left."""
-    dropped: Spoken = "text" if name == "text.reset" else "thinking"
+    dropped: SpokenKind = "text" if name == "text.reset" else "thinking"
     transcript.drop(dropped, since=since)
     return len(transcript.joined(dropped))
 
@@ -89,7 +89,7 @@ def test_what_was_said_before_an_offset_and_after_it_is_everything(
 @given(PIECES)
 def test_each_kind_is_kept_apart_and_in_order(pieces: Pieces) -> None:
     transcript = transcript_of(pieces)
-    kinds: tuple[Spoken, ...] = ("thinking", "text")
+    kinds: tuple[SpokenKind, ...] = ("thinking", "text")
     for kind in kinds:
         assert transcript.joined(kind) == "".join(text for each, text in pieces if each == kind)
     assert transcript.length == sum(len(text) for _, text in pieces)

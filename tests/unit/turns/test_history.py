@@ -18,7 +18,7 @@ from backend.context.layout import History, Item
 from backend.core.reasons import Reason
 from backend.generation.model import PromptMessage
 from backend.turns.prompt.context import PromptContext
-from backend.turns.prompt.history import fit, read_from
+from backend.turns.prompt.history import find_read_begin, fit_history
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ def read(scene: Scene) -> PromptContext:
     window: Any = SimpleNamespace(
         budget=scene.budget, to_stored=to_stored, widest=widest, spec=spec
     )
-    begin = read_from(loaded, window)
+    begin = find_read_begin(loaded, window)
     lines = [line for line in scene.lines if not line.hidden and line.start >= begin]
     positions, counted = [line.position for line in lines], [line.counted for line in lines]
     messages = [PromptMessage("user", str(line.position)) for line in lines]
@@ -130,7 +130,7 @@ def has_summary(fixed: Plan) -> bool:
 @given(scenes(scales=(1.0, 0.8, 1.25)))
 def test_between_a_summary_and_the_oldest_kept_line_there_is_never_a_gap(scene: Scene) -> None:
     try:
-        fixed, history, left_out = fit(read(scene), scene.items, count=words)
+        fixed, history, left_out = fit_history(read(scene), scene.items, count=words)
     except ContextOverflowError:
         assert scene.always > scene.budget.prompt - 8
         return
@@ -148,7 +148,7 @@ def test_between_a_summary_and_the_oldest_kept_line_there_is_never_a_gap(scene: 
 @given(scenes())
 def test_history_that_reaches_back_to_a_summary_needs_no_truncation(scene: Scene) -> None:
     try:
-        fixed, history, _ = fit(read(scene), scene.items, count=words)
+        fixed, history, _ = fit_history(read(scene), scene.items, count=words)
     except ContextOverflowError:
         return
     assembled = assemble(fixed, history, count=words, render_omitted=str)
@@ -162,12 +162,12 @@ def test_history_that_reaches_back_to_a_summary_needs_no_truncation(scene: Scene
 def test_a_summary_that_is_left_out_leaves_the_prompt_as_it_would_be_without(scene: Scene) -> None:
     without = Scene(scene.lines, scene.budget, scene.scale, scene.always, None, 0)
     try:
-        fixed, history, left_out = fit(read(scene), scene.items, count=words)
+        fixed, history, left_out = fit_history(read(scene), scene.items, count=words)
     except ContextOverflowError:
         with pytest.raises(ContextOverflowError):
-            fit(read(without), without.items, count=words)
+            fit_history(read(without), without.items, count=words)
         return
-    plain, plain_history, nothing = fit(read(without), without.items, count=words)
+    plain, plain_history, nothing = fit_history(read(without), without.items, count=words)
     assert not nothing
     if left_out:
         assert (fixed, history) == (plain, plain_history)
@@ -183,10 +183,10 @@ def test_history_reaches_back_to_a_summary_out_of_what_retrieval_may_take() -> N
     lines = [Line(place, 10, 10, hidden=False, start=10 * place) for place in range(50)]
     budget = Budget(total=400, history=200, retrieval=200, reply_reserve=1, min_tail_messages=4)
     scene = Scene(lines, budget, 1.0, always=10, summary=24, words=10)
-    _, history, left_out = fit(read(scene), scene.items, count=words)
+    _, history, left_out = fit_history(read(scene), scene.items, count=words)
     assert (history.positions[0], left_out) == (25, [])
     too_far = Scene(lines, budget, 1.0, always=10, summary=4, words=10)
-    fixed, history, left_out = fit(read(too_far), too_far.items, count=words)
+    fixed, history, left_out = fit_history(read(too_far), too_far.items, count=words)
     assert not has_summary(fixed)
     assert history.positions[0] == 31
     assert left_out[0].reasons == [Reason("summary_too_old", count=4)]
@@ -196,7 +196,7 @@ def test_a_summary_for_which_there_is_no_room_does_not_keep_the_turn_from_coming
     line = Line(0, 10, 10, hidden=False, start=0)
     budget = Budget(total=100, history=50, retrieval=0, reply_reserve=1, min_tail_messages=4)
     scene = Scene([line], budget, 1.0, always=50, summary=0, words=90)
-    fixed, history, left_out = fit(read(scene), scene.items, count=words)
+    fixed, history, left_out = fit_history(read(scene), scene.items, count=words)
     assert not has_summary(fixed)
     assert history.positions == [0]
     assert left_out[0].reasons == [Reason("summary_no_room", count=4)]

@@ -17,13 +17,13 @@ from backend.lorebooks.activation.timed import TimedState
 from backend.memory.indexing.sources import Recalled
 from backend.memory.search.features import Scores
 from backend.memory.search.request import Memory
-from backend.turns.prompt.lore import LoreExpander, Outlets, PlacedLore, place
+from backend.turns.prompt.lore import LoreExpander, Outlets, PlacedLore, place_lore
 from backend.turns.prompt.retrieve import (
-    by_rank,
-    memory_items,
-    memory_texts,
-    outside_history,
-    semantic_hits,
+    find_semantic_hits,
+    group_memory_texts,
+    make_memory_items,
+    sort_by_rank,
+    split_by_history,
 )
 
 NOTE = AuthorsNote(text="It rains.", depth=3, role="user")
@@ -66,7 +66,7 @@ def placed(
         notes=[],
         tokens=0,
     )
-    return place(outcome, NOTE, note_is_due=True, as_written=as_written)
+    return place_lore(outcome, NOTE, note_is_due=True, as_written=as_written)
 
 
 def count(text: str) -> int:
@@ -170,8 +170,8 @@ def test_lore_whose_keys_were_said_asks_before_what_was_found_by_meaning() -> No
         rank=1,
     )
     found = placed(by_meaning, by_key, both)
-    memories = memory_items([memory(1), memory(3)], count=count)
-    assert titles(by_rank(memories, found.ranked)) == [
+    memories = make_memory_items([memory(1), memory(3)], count=count)
+    assert titles(sort_by_rank(memories, found.ranked)) == [
         "Both",
         "Said",
         "message 2",
@@ -187,7 +187,7 @@ def test_what_a_campaign_says_of_the_present_comes_before_lines_and_its_past_amo
         memory(3, kind="campaign", title="", text="Now."),
         memory(4),
     ]
-    items = by_rank(memory_items(found, count=count), (), found)
+    items = sort_by_rank(make_memory_items(found, count=count), (), found)
     assert titles(items) == ["Now.", "message 2", "Over.", "message 5"]
 
 
@@ -205,7 +205,7 @@ def test_entries_without_their_keys_are_counted_and_not_listed() -> None:
 
 
 def test_memories_stand_in_the_order_in_which_they_were_said() -> None:
-    texts = memory_texts(memory_items([memory(1), memory(2), memory(3)], count=count))
+    texts = group_memory_texts(make_memory_items([memory(1), memory(2), memory(3)], count=count))
     assert [text.split("]")[0] for text in texts["memories"]] == [
         "[9 March 2026",
         "[10 March 2026",
@@ -217,7 +217,9 @@ def test_memories_stand_in_the_order_in_which_they_were_said() -> None:
 def test_what_the_kept_history_holds_is_not_remembered_as_well() -> None:
     history = History(positions=[5, 6, 7])
     found = [memory(5), memory(2)]
-    kept, left_out = outside_history(memory_items(found, count=count), found, history, chat_id=CHAT)
+    kept, left_out = split_by_history(
+        make_memory_items(found, count=count), found, history, chat_id=CHAT
+    )
     assert titles(kept) == ["message 3"]
     assert [each.reasons for each in left_out] == [[Reason("in_history")]]
 
@@ -230,8 +232,8 @@ def test_an_event_drawn_from_the_kept_history_is_not_remembered_as_well() -> Non
         memory(3, kind="event", title="", text="From another chat.", position=6, chat_id=uuid4()),
         memory(4, kind="event", title="", text="Written by hand.", position=0, chat_id=None),
     ]
-    kept, left_out = outside_history(
-        memory_items(events, count=count), events, history, chat_id=CHAT
+    kept, left_out = split_by_history(
+        make_memory_items(events, count=count), events, history, chat_id=CHAT
     )
     assert titles(kept) == [
         "From before.",
@@ -243,12 +245,12 @@ def test_an_event_drawn_from_the_kept_history_is_not_remembered_as_well() -> Non
 
 def test_a_pinned_event_stands_once_and_asks_before_all_else() -> None:
     event = pinned("Mara lost her lamp.")
-    found = memory_items(
+    found = make_memory_items(
         [memory(1), memory(2, kind="event", source_id=event.id, title="", chat_id=None)],
         count=count,
         pinned=[event],
     )
-    shared = by_rank(found, placed(entry("Said")).ranked)
+    shared = sort_by_rank(found, placed(entry("Said")).ranked)
     assert titles(shared) == ["Ada: Mara lost her lamp.", "Said", "message 2"]
     assert told(shared[0].reasons) == "pinned; semantic 0.80, rank 2"
     assert shared[0].text == "[3 March 2026] Ada: Mara lost her lamp."
@@ -257,8 +259,8 @@ def test_a_pinned_event_stands_once_and_asks_before_all_else() -> None:
 def test_lore_found_by_meaning_is_handed_to_the_scan() -> None:
     lore_id = uuid4()
     found = [memory(1, kind="lore", source_id=lore_id)]
-    assert memory_items(found, count=count) == []
-    assert semantic_hits(found)[lore_id].rank == 1
+    assert make_memory_items(found, count=count) == []
+    assert find_semantic_hits(found)[lore_id].rank == 1
 
 
 def test_what_one_entry_writes_the_next_one_reads() -> None:
