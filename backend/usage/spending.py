@@ -1,6 +1,6 @@
-"""What a chat took of its models, in tokens and in money: `GET /chats/{chat_id}/usage`."""
+"""Tokens and cost of chats and campaigns."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from datetime import date, datetime
 from functools import cache
 from typing import Any, Literal, TypeVar
@@ -90,7 +90,7 @@ _RANKED = (
 
 
 def _percentile(percent: int) -> ColumnElement[Any]:
-    """The delay that so many percent of a kind's runs do not exceed: the nearest rank."""
+    """Return the delay that `percent` of the runs of a kind do not exceed (nearest rank)."""
     rank = (_RANKED.c.total * percent + 99) // 100
     return func.max(case((_RANKED.c.rank == rank, _RANKED.c.delay_ms)))
 
@@ -138,12 +138,18 @@ _FAILURES = (
 )
 
 
-class WorkMeasure(msgspec.Struct, kw_only=True, frozen=True):
-    """What one kind of work took.
+class Money(msgspec.Struct, kw_only=True, frozen=True):
+    """An amount in US dollars."""
 
-    Seconds are from the reply that caused it to the end of a run that went well: half of the runs,
-    and 95 of 100, took at most so long. The same failure of a job counts once, however often it is
-    tried again.
+    amount: float
+    currency: Literal["USD"] = "USD"
+
+
+class WorkMeasure(msgspec.Struct, kw_only=True, frozen=True):
+    """Runs, tokens and delays of one kind of background work.
+
+    Seconds are from the reply to the end of a successful run. They are the 50th and the 95th
+    percentile. Repeated failures of a job count once if the error is the same.
     """
 
     kind: RunKind
@@ -157,9 +163,9 @@ class WorkMeasure(msgspec.Struct, kw_only=True, frozen=True):
 
 
 class ModelMeasure(msgspec.Struct, kw_only=True, frozen=True):
-    """What one model was asked by the work after replies, in tokens as its provider counts them.
+    """Tokens of one model in background work, as its provider counts them.
 
-    `cost` is in US dollars, by the model's price; null where nobody knows one.
+    `cost` is in US dollars. It is null if the model has no known price.
     """
 
     model: str
@@ -170,7 +176,7 @@ class ModelMeasure(msgspec.Struct, kw_only=True, frozen=True):
 
 
 class PromptMeasure(msgspec.Struct, kw_only=True, frozen=True):
-    """A reply's prompt: what the whole history would have taken, and what was sent in its place."""
+    """The tokens of one prompt: the whole history, and the text that was sent in its place."""
 
     at: datetime
     whole_tokens: int
@@ -178,7 +184,7 @@ class PromptMeasure(msgspec.Struct, kw_only=True, frozen=True):
 
 
 class DayMeasure(msgspec.Struct, kw_only=True, frozen=True):
-    """What the work after replies took on a day, in UTC."""
+    """The background work of one day, in UTC."""
 
     day: date
     runs: int
@@ -189,10 +195,10 @@ class DayMeasure(msgspec.Struct, kw_only=True, frozen=True):
 
 
 class FailureMeasure(msgspec.Struct, kw_only=True, frozen=True):
-    """A run that failed, and wrote nothing.
+    """A run that failed and wrote nothing.
 
-    `error` is the last part of a problem's `type`. `job` tries again, or gave up; null once the
-    work is done.
+    `error` is the last part of a problem's `type`. `job` is the job that is still to be done. It is
+    null once the work is done.
     """
 
     id: UUID
@@ -204,15 +210,14 @@ class FailureMeasure(msgspec.Struct, kw_only=True, frozen=True):
 
 
 class CampaignMemory(msgspec.Struct, kw_only=True, frozen=True):
-    """What a campaign's memory takes and saves.
+    """The tokens that a campaign's memory saves, and the work that it needs.
 
-    Of the `replies` of its chats since this is noted, prompts with the whole history would have had
-    `whole_tokens` of it. They had `sent_tokens`: the lines that were sent, the summary, the state
-    block, and what was recalled. A turn counts once, however often its tools ask the model.
-    `conflicts` counts proposals by what was decided. `cost` adds up that of the models with a
-    known price, in US dollars; null where none has one. `prompts` are the last 60, `days`
-    the last 30 on which something was done, both oldest first; `problems` are the last 10
-    failures, newest first.
+    For the last `replies` of its chats, prompts with the whole history would have taken
+    `whole_tokens` for it. They took `sent_tokens` for the sent messages, the summary, the state
+    block and recalled memories. A turn counts once, even if its tools ask the model several times.
+    `conflicts` counts proposals by decision. `cost` is the sum for models with a known price, in US
+    dollars. It is null if no price is known. `prompts` are the last 60, `days` the last 30 with any
+    work, both oldest first. `problems` are the last 10 failures, newest first.
     """
 
     replies: int
@@ -233,14 +238,14 @@ class CampaignMemory(msgspec.Struct, kw_only=True, frozen=True):
 
 
 class MeasureService:
-    """Adds up what campaigns took."""
+    """Adds up the work of campaigns."""
 
     def __init__(self, database: Database, user_models: UserModels) -> None:
         self._database = database
         self._user_models = user_models
 
     async def get(self, identity: Identity, campaign_id: UUID) -> CampaignMemory:
-        """Raises `CampaignNotFoundError`."""
+        """Return the figures of a campaign. Raises `CampaignNotFoundError`."""
         mine = {"campaign": campaign_id, "owner": identity.user_id}
         async with self._database.read() as session:
             await get_campaign(session, identity, campaign_id)
@@ -250,11 +255,12 @@ class MeasureService:
             work = await _read_work(session, mine)
             registry = await self._user_models.of(session, identity.user, identity.sealer)
             asked = await _read_rows(session, _BY_MODEL, mine, ModelMeasure)
-            models = [self._priced(registry, each) for each in asked]
+            models = [
+                msgspec.structs.replace(each, cost=find_cost(registry, each)) for each in asked
+            ]
             by_day = _count_by_day(session.get_bind().dialect.name)
             days = await _read_rows(session, by_day, mine, DayMeasure)
             failed: Sequence[Any] = (await session.execute(_FAILURES, mine)).all()
-        costs = [each.cost for each in models if each.cost is not None]
         states: tuple[ProposalState, ...] = ("open", "accepted", "refused")
         return CampaignMemory(
             replies=totals.replies,
@@ -268,7 +274,7 @@ class MeasureService:
             conflicts={state: conflicts.get(state, 0) for state in states},
             calls=sum(each.calls for each in work),
             tokens=sum(each.prompt_tokens + each.completion_tokens for each in work),
-            cost=sum(costs) if costs else None,
+            cost=add_costs(each.cost for each in models),
             work=work,
             models=models,
             prompts=prompts[::-1],
@@ -285,14 +291,6 @@ class MeasureService:
                 for run, job in failed
             ],
         )
-
-    @staticmethod
-    def _priced(registry: ModelRegistry, measure: ModelMeasure) -> ModelMeasure:
-        price = registry.price(measure.model)
-        if price is None:
-            return measure
-        cost = price.cost(measure.prompt_tokens, measure.completion_tokens)
-        return msgspec.structs.replace(measure, cost=cost)
 
 
 T = TypeVar("T", bound=msgspec.Struct)
@@ -322,7 +320,7 @@ async def _read_work(session: AsyncSession, mine: dict[str, UUID]) -> list[WorkM
 
 @cache
 def _count_by_day(dialect: str) -> Select[Any]:
-    """What was done day by day, in UTC, the last days first."""
+    """Return the query for the work by day, in UTC, latest first."""
     day: ColumnElement[Any] = (
         func.to_char(func.timezone("UTC", _RUN.created_at), "YYYY-MM-DD")
         if dialect == "postgresql"
@@ -338,7 +336,7 @@ def _count_by_day(dialect: str) -> Select[Any]:
 
 
 class MeasureController(Controller):
-    """What campaigns take."""
+    """Figures of a campaign's memory."""
 
     path = "/campaigns/{campaign_id:uuid}/memory"
     tags = ("Campaigns",)
@@ -354,7 +352,7 @@ class MeasureController(Controller):
         identity: NamedDependency[Identity],
         measures: NamedDependency[MeasureService],
     ) -> CampaignMemory:
-        """Tokens saved and spent, compactions, failures and conflicts, and how long work took."""
+        """Return tokens saved and used, compactions, failures, conflicts and delays."""
         return await measures.get(identity, campaign_id)
 
 
@@ -362,21 +360,13 @@ _REPORTED = ("prompt_tokens", "cached_tokens", "completion_tokens", "thinking_to
 _COUNTED = ("turns", "runs", "unreported", *_REPORTED)
 
 
-class Money(msgspec.Struct, kw_only=True, frozen=True):
-    """An amount in US dollars."""
-
-    amount: float
-    currency: Literal["USD"] = "USD"
-
-
 class ModelUsage(msgspec.Struct, kw_only=True, frozen=True):
-    """What one model was asked, in tokens as its provider reported them.
+    """Tokens of one model, as its provider reported them.
 
     `completion_tokens` includes `thinking_tokens`, `prompt_tokens` includes `cached_tokens`. `runs`
-    are those of the work after replies and of suggestions, which report no cached tokens; what
-    another model said first of whether there is anything to do, is that one's tokens. `unreported`
-    are turns that wrote something of which the provider told no tokens. `cost` is null where nobody
-    knows the model's price.
+    are background work and suggestions. They report no cached tokens. The tokens of a triage model
+    count for that model. `unreported` are turns with output for which the provider reported no
+    tokens. `cost` is null if the model has no known price.
     """
 
     model: str
@@ -391,11 +381,11 @@ class ModelUsage(msgspec.Struct, kw_only=True, frozen=True):
 
 
 class ChatUsage(msgspec.Struct, kw_only=True, frozen=True):
-    """What a chat took: its turns on all branches, the work after its replies, and suggestions.
+    """Tokens of a chat: turns on all branches, background work and suggestions.
 
-    `cost` adds up that of the models with a known price; null where none has one. `by_model` is in
-    the order of the models' ids. Turns count with what their providers reported; those without a
-    report are `unreported`, and in no other figure. What embedding cost is not in it.
+    `cost` is the sum for models with a known price. It is null if no price is known. `by_model` is
+    in the order of model ids. Turns without a report count as `unreported` and in no other figure.
+    The cost of embedding is not included.
     """
 
     turns: int
@@ -409,10 +399,29 @@ class ChatUsage(msgspec.Struct, kw_only=True, frozen=True):
     by_model: list[ModelUsage]
 
 
+def find_cost(registry: ModelRegistry, usage: ModelMeasure | ModelUsage) -> float | None:
+    """Return the cost of tokens in US dollars. None if the model has no known price."""
+    price = registry.price(usage.model)
+    if price is None:
+        return None
+    cached = usage.cached_tokens if isinstance(usage, ModelUsage) else 0
+    return price.cost(usage.prompt_tokens, usage.completion_tokens, cached)
+
+
+def add_costs(costs: Iterable[float | None]) -> float | None:
+    """Return the sum of the known costs. None if no cost is known."""
+    known = [cost for cost in costs if cost is not None]
+    return sum(known) if known else None
+
+
+def _make_money(amount: float | None) -> Money | None:
+    return None if amount is None else Money(amount=amount)
+
+
 @cache
 def _count_by_model(dialect: str, *, of_reply: bool) -> Select[Any]:
-    """What each model was asked: in a whole chat, or for one reply of it."""
-    # SQLite reads JSON out of texts; PostgreSQL has a type for it.
+    """Return the query for the tokens by model, of a chat or of one of its replies."""
+    # SQLite reads JSON from text columns. PostgreSQL needs a cast.
     report = cast(Turn.usage, JSON) if dialect == "postgresql" else type_coerce(Turn.usage, JSON)
     asked = select(
         Turn.model,
@@ -446,7 +455,7 @@ def _sum_columns(columns: Any) -> list[ColumnElement[Any]]:
 
 
 class ChatUsageService:
-    """Adds up what chats took."""
+    """Adds up the tokens of chats."""
 
     def __init__(self, database: Database, user_models: UserModels) -> None:
         self._database = database
@@ -455,7 +464,7 @@ class ChatUsageService:
     async def get(
         self, identity: Identity, chat_id: UUID, reply_id: UUID | None = None
     ) -> ChatUsage:
-        """Raises `ChatNotFoundError`."""
+        """Return the figures of a chat, or of one of its replies. Raises `ChatNotFoundError`."""
         values = {"chat": chat_id, "owner": identity.user_id}
         if reply_id is not None:
             values["reply"] = reply_id
@@ -465,25 +474,20 @@ class ChatUsageService:
             query = _count_by_model(dialect, of_reply=reply_id is not None)
             rows = (await session.execute(query, values)).mappings().all()
             registry = await self._user_models.of(session, identity.user, identity.sealer)
-        models = [self._priced(registry, ModelUsage(**row)) for row in rows]
-        costs = [each.cost.amount for each in models if each.cost is not None]
+        models = [ModelUsage(**row) for row in rows]
+        costs = [find_cost(registry, each) for each in models]
         return ChatUsage(
             **{name: sum(getattr(each, name) for each in models) for name in _COUNTED},
-            cost=Money(amount=sum(costs)) if costs else None,
-            by_model=models,
+            cost=_make_money(add_costs(costs)),
+            by_model=[
+                msgspec.structs.replace(each, cost=_make_money(cost))
+                for each, cost in zip(models, costs, strict=True)
+            ],
         )
-
-    @staticmethod
-    def _priced(registry: ModelRegistry, usage: ModelUsage) -> ModelUsage:
-        price = registry.price(usage.model)
-        if price is None:
-            return usage
-        cost = price.cost(usage.prompt_tokens, usage.completion_tokens, usage.cached_tokens)
-        return msgspec.structs.replace(usage, cost=Money(amount=cost))
 
 
 class ChatUsageController(Controller):
-    """What chats take of their models."""
+    """Tokens and cost of a chat."""
 
     path = "/chats/{chat_id:uuid}/usage"
     tags = ("Chats",)
@@ -500,5 +504,5 @@ class ChatUsageController(Controller):
         chat_usage: NamedDependency[ChatUsageService],
         reply_id: FromQuery[UUID | None] = None,
     ) -> ChatUsage:
-        """Tokens and money by model; with `reply_id`, of the turns that wrote that reply alone."""
+        """Return tokens and cost by model. `reply_id` counts only turns that wrote that reply."""
         return await chat_usage.get(identity, chat_id, reply_id)

@@ -214,7 +214,8 @@ class LoreTester:
             expander=LoreExpander(make_macros(loaded, window), loaded.variables, MacroBudget()),
         )
         return window, replace(
-            scan, messages=_scan_lines(request.texts, (loaded.user_name, loaded.speaker.name))
+            scan,
+            messages=_scan_lines(request.texts, (loaded.cast.user_name, loaded.cast.speaker.name)),
         )
 
     async def _alone(

@@ -27,7 +27,7 @@ from backend.lorebooks.activation.outcome import lore_reserve
 from backend.prompts import PromptLibrary
 from backend.turns.api.schemas import TurnRequest
 from backend.turns.prompt.built_prompt import BuiltPrompt, misses_rounds
-from backend.turns.prompt.context import PromptContext
+from backend.turns.prompt.context import RetrievedPrompt
 from backend.turns.prompt.history import fit_history
 from backend.turns.prompt.lore import (
     LoreExpander,
@@ -117,7 +117,12 @@ class PromptAssembler:
         self._lore = lore
 
     async def assemble(
-        self, identity: Identity, context: PromptContext, request: TurnRequest, *, suggestions: int
+        self,
+        identity: Identity,
+        context: RetrievedPrompt,
+        request: TurnRequest,
+        *,
+        suggestions: int,
     ) -> BuiltPrompt:
         """The prompt. Raises `ContextOverflowError` and `MacroLimitError`."""
         return await self._pool.run(
@@ -127,7 +132,7 @@ class PromptAssembler:
         )
 
     def _assembled(
-        self, identity: Identity, context: PromptContext, request: TurnRequest, suggestions: int
+        self, identity: Identity, context: RetrievedPrompt, request: TurnRequest, suggestions: int
     ) -> BuiltPrompt:
         """The prompt. CPU-bound, without the database."""
         loaded, window = context.loaded, context.window
@@ -156,14 +161,17 @@ class PromptAssembler:
         )
         sampling = structs.replace(window.sampling, start_reply_with=sections.reply_start())
         window = replace(window, sampling=sampling)
-        told = [*(loaded.campaign.told if loaded.campaign else ()), *sections.chapter_ids]
+        told = [
+            *(loaded.story.campaign.told if loaded.story.campaign else ()),
+            *sections.chapter_ids,
+        ]
         memories = make_memory_items(
             context.memories,
             count=count,
             pinned=loaded.pinned,
             told=told,
             marks=loaded.marks,
-            days=context.days if loaded.campaign else None,
+            days=context.days if loaded.story.campaign else None,
         )
         named = make_named_items(loaded, count=count)
         followed = make_consequence_items(context, count=count)
@@ -220,7 +228,7 @@ class PromptAssembler:
                 *context.notes,
                 *([LOST_ROUNDS] if misses_rounds(loaded, assembled) else ()),
                 *placed.notes,
-                *(loaded.preset.refused_by(window.spec) if loaded.preset else ()),
+                *(loaded.preset.describe_refused(window.spec) if loaded.preset else ()),
                 *unkept,
                 *_note_ignored_macros(macro_budget),
                 *(loaded.scripts.notes if loaded.scripts else ()),
@@ -229,7 +237,7 @@ class PromptAssembler:
 
     def _scan(
         self,
-        context: PromptContext,
+        context: RetrievedPrompt,
         request: TurnRequest,
         order: PromptOrder,
         expander: LoreExpander,
@@ -252,12 +260,12 @@ class PromptAssembler:
         outcome = rewrite_lore(loaded.scripts, self._lore.scan(scan), count)
         return place_lore(
             outcome,
-            loaded.note,
-            note_is_due=loaded.note_is_due,
+            loaded.note.fields,
+            note_is_due=loaded.note.is_due,
             as_written=order.lore_as_written,
         )
 
-    def _reserved(self, context: PromptContext, asked: Sequence[Item], count: Counter) -> int:
+    def _reserved(self, context: RetrievedPrompt, asked: Sequence[Item], count: Counter) -> int:
         """Tokens that history leaves to pinned events and lore by key: at most a share."""
         if not asked:
             return 0
@@ -283,7 +291,7 @@ _LINE_CHARACTERS = 2
 """Laying out a line of the history takes as long as counting so many characters."""
 
 
-def _estimate_size(context: PromptContext) -> int | None:
+def _estimate_size(context: RetrievedPrompt) -> int | None:
     """How much work a prompt is, as `CpuPool.run` is told; None where lorebooks are scanned.
 
     Patterns that can't be trusted may take a quarter of a second together.
@@ -291,7 +299,7 @@ def _estimate_size(context: PromptContext) -> int | None:
     if context.loaded.lore.books:
         return None
     loaded = context.loaded
-    texts = [*loaded.fields, loaded.summary.text if loaded.summary else "", loaded.said or ""]
+    texts = [*loaded.macro_texts, loaded.summary.text if loaded.summary else "", loaded.said or ""]
     found = sum(len(memory.recalled.text) for memory in context.memories)
     lines = _LINE_CHARACTERS * len(context.lines.ids)
     return lines + (estimate_expansion(texts) + found) // _CACHED_COUNT_FACTOR

@@ -176,7 +176,7 @@ def misses_rounds(loaded: LoadedChat, assembled: Assembled) -> bool:
     kept = assembled.history.positions
     first = kept[0] if kept else leaf.position + 1
     told = loaded.summary.position + 1 if loaded.summary else 0
-    return first > (max(told, loaded.unread.position) if loaded.unread else told)
+    return first > (max(told, loaded.story.unread.position) if loaded.story.unread else told)
 
 
 def make_calls_prompt(

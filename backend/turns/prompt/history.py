@@ -1,15 +1,15 @@
-"""Unsealed histories, kept between turns: the history of a turn is that of the last one, and more.
+"""The history of a prompt: cached messages, the summary before them, and the thoughts of replies.
 
-Reading and unsealing a full window takes longer than everything else that a turn reads. Once a
-message has a reply, neither its text nor the messages above it change. Everything else that decides
-which lines are sent is compared with the database: the end of the path, the token counts, and
-whether lines were hidden or got another audience.
+Unsealed histories are kept between turns, because reading and unsealing a full window takes longer
+than everything else that a turn reads. Once a message has a reply, its text and the messages above
+it cannot change. Everything else is compared with the database: the end of the path, the token
+counts, and changes of visibility or audience.
 """
 
 from __future__ import annotations
 
 from collections import Counter as Counts
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from uuid import UUID
@@ -31,19 +31,25 @@ from backend.core.audience import GM, PUBLIC, AudienceMarks, put_mark
 from backend.core.plain_cache import PlainCache
 from backend.core.reasons import Reason, ReasonKind
 from backend.generation.model import PromptMessage
-from backend.turns.prompt.context import LoadedChat, PromptContext, PromptWindow
+from backend.turns.prompt.context import (
+    LoadedChat,
+    LoadedPrompt,
+    PromptWindow,
+    RetrievedPrompt,
+    SealedThoughts,
+)
 from backend.turns.prompt.macros import rewrite_history
 from backend.vault.sealing import Sealer
 
 SUMMARY_KIND = "summary"
-"""The kind of the section that a summary is."""
+"""The kind of the section with the summary."""
 
 
 def find_read_begin(loaded: LoadedChat, window: PromptWindow) -> int:
-    """Stored tokens from the root after which lines are read: those of known lines.
+    """Return the stored tokens from the root after which messages are read. Counts known messages.
 
-    They are as many as history may take beside nothing else, and what a summary needs of those
-    before. They are cut when it is known what is always sent.
+    The history may take these messages if there are no fixed sections. Messages that connect it to
+    a summary are added. They are cut once the fixed sections are known.
     """
     begin = max(eviction_point(loaded.path_tokens, window.widest), loaded.summed_up)
     if loaded.summary is None or loaded.sums_rounds:
@@ -57,27 +63,26 @@ def find_read_begin(loaded: LoadedChat, window: PromptWindow) -> int:
     return begin if reached is None else reached
 
 
-def open_history(identity: Identity, context: PromptContext) -> History:
-    """The lines unsealed, as they are sent, with their tokens. CPU-bound."""
-    lines, unit, scripts = context.lines, context.window.unit, context.loaded.scripts
+def open_history(identity: Identity, prompt: LoadedPrompt) -> tuple[History, Sequence[str]]:
+    """Return the unsealed history as it is sent, and the stored texts. CPU-bound."""
+    lines, unit, scripts = prompt.lines, prompt.window.unit, prompt.loaded.scripts
     sealed = zip(lines.ids[len(lines.opened) :], lines.sealed_contents, strict=True)
     stored = [*lines.opened, *identity.sealer.open_many(MESSAGE_CONTENT, sealed)]
-    context.texts = stored
     tokens = list(lines.tokens)
-    texts = rewrite_history(scripts, lines.roles, stored, has_line=context.loaded.said is not None)
+    texts = rewrite_history(scripts, lines.roles, stored, has_line=prompt.loaded.said is not None)
     changed = [at for at, text in enumerate(texts) if text != stored[at]]
-    if context.window.needs_authors:
+    if prompt.window.needs_authors:
         authors = identity.sealer.open_many(
             MESSAGE_AUTHOR, zip(lines.ids, lines.sealed_authors, strict=True)
         )
         spoken = list(zip(authors, texts, strict=True))
-        if context.window.is_estimated:
+        if prompt.window.is_estimated:
             tokens = unit.count_many(spoken)
             changed = []
         texts = [line_text(author, text, names=unit.names) for author, text in spoken]
-    marks = _mark_lines(texts, lines, context.loaded.marks)
+    marks = _mark_lines(texts, lines, prompt.loaded.marks)
     changed = [*changed, *marks]
-    # The names, if they are sent, stand in the texts by now.
+    # The texts already contain the names, if they are sent.
     unnamed = replace(unit, names=False)
     for at, count in zip(
         changed, unnamed.count_many([("", texts[at]) for at in changed]), strict=True
@@ -87,19 +92,19 @@ def open_history(identity: Identity, context: PromptContext) -> History:
         texts,
         tokens,
         lines.positions,
-        context.thoughts,
+        prompt.thoughts,
         sealer=identity.sealer,
         count=lambda text: unnamed.count_many([("", text)])[0],
-        most=context.window.budget.prompt // MAX_THOUGHTS_SHARE,
+        most=prompt.window.budget.prompt // MAX_THOUGHTS_SHARE,
     )
     messages = list(map(PromptMessage, lines.roles, texts))
     positions = list(lines.positions)
     words = {positions[at]: said for at, said in marks.items()}
-    return History(messages, tokens, positions, thoughts, words)
+    return History(messages, tokens, positions, thoughts, words), stored
 
 
 def _mark_lines(texts: list[str], lines: SealedHistory, marks: AudienceMarks) -> dict[int, str]:
-    """Put who knows a line before each that is not for everyone; the words, by place in `texts`."""
+    """Mark messages that not everyone knows. Returns the marks by place in `texts`."""
     found: dict[int, str] = {}
     for at, audience in enumerate(lines.audiences):
         if audience != PUBLIC and (words := marks.words(audience)):
@@ -108,17 +113,16 @@ def _mark_lines(texts: list[str], lines: SealedHistory, marks: AudienceMarks) ->
 
 
 def fit_history(
-    context: PromptContext, items: Sequence[Item], *, count: Counter, reserved: int = 0
+    context: RetrievedPrompt, items: Sequence[Item], *, count: Counter, reserved: int = 0
 ) -> tuple[Plan, History, list[LeftOut]]:
-    """What is always sent, counted, and the lines beside it; and the summary, if it is left out.
+    """Return the counted fixed sections, the history, and the summary if it is left out.
 
-    The lines leave `reserved` tokens to others, unless they have to reach back to a summary. A
-    summary that the kept lines do not follow on from is left out, as is one that would leave no
-    room for what has to be sent; but a campaign's stays, and its history holds what it does not
-    tell.
+    The history leaves `reserved` tokens to other items, unless it has to reach back to a summary. A
+    summary is left out if the history does not connect to it, or if it leaves no room for the fixed
+    sections. The summary of a campaign always stays.
 
     Raises:
-        ContextOverflowError: What is always sent is over the budget by itself.
+        ContextOverflowError: The fixed sections alone exceed the budget.
     """
     budget, summarised = context.window.budget, context.loaded.summary
     shape = context.window.spec.shape
@@ -144,15 +148,15 @@ def fit_history(
     return fixed, _drop_before(context, _find_begin(context, fixed, reserved, count)), [left_out]
 
 
-def _find_begin(context: PromptContext, fixed: Plan, reserved: int, count: Counter) -> int:
-    """Stored tokens from the root after which history fits beside what is always sent."""
+def _find_begin(context: RetrievedPrompt, fixed: Plan, reserved: int, count: Counter) -> int:
+    """Return the stored tokens from the root after which the history fits the budget."""
     window, loaded = context.window, context.loaded
 
     def find_begin(taken: int) -> int:
         fits = window.to_stored(window.budget.for_history(taken))
         return max(eviction_point(loaded.path_tokens, fits), loaded.summed_up)
 
-    # Lines are cut by their stored tokens, in which neither thoughts nor marks are.
+    # Stored tokens do not include thoughts and marks.
     taken = fixed.fixed + reserved + sum(context.history.thoughts.values())
     begin = find_begin(taken)
     if not context.history.marks:
@@ -165,21 +169,21 @@ def _find_begin(context: PromptContext, fixed: Plan, reserved: int, count: Count
 
 
 def _reach_summary(
-    context: PromptContext, fixed: Plan, begin: int, summarised: int
+    context: RetrievedPrompt, fixed: Plan, begin: int, summarised: int
 ) -> History | None:
-    """History that reaches back to where a summary ends; None where there is no room for that."""
+    """Return the history that reaches back to a summary. None if it does not fit."""
     room = context.window.budget.for_reaching(fixed.fixed)
     most, path_tokens = context.window.to_stored(room), context.loaded.path_tokens
     start = joined(begin, summarised=summarised, path_tokens=path_tokens, most=most)
     if start is None:
         return None
     history = _drop_before(context, start)
-    # Stored counts may be estimates: what they let through has to fit as it is counted.
+    # Stored counts may be estimates, so the counted tokens have to fit as well.
     return history if start == begin or sum(history.tokens) <= room else None
 
 
-def _drop_before(context: PromptContext, begin: int) -> History:
-    """The lines that stand wholly after `begin` stored tokens from the root."""
+def _drop_before(context: RetrievedPrompt, begin: int) -> History:
+    """Return the messages that begin after `begin` stored tokens from the root."""
     history, stored = context.history, context.lines.tokens
     start = context.loaded.path_tokens - sum(stored)
     dropped = 0
@@ -198,21 +202,21 @@ def _drop_before(context: PromptContext, begin: int) -> History:
 
 
 MAX_CHARACTERS = 20_000_000
-"""Characters that are kept of all chats together."""
+"""Characters of all cached histories together."""
 
 KEEP_SECONDS = 300.0
-"""As long as a user's keys stay in memory after the last request."""
+"""The same time for which a user's keys stay in memory after the last request."""
 
 
 @dataclass(frozen=True, slots=True)
 class KeptHistory:
-    """The lines of a chat that lie wholly after `begin` stored tokens from the root.
+    """The messages of a chat after `begin` stored tokens from the root.
 
     Attributes:
-        mark: How lines are counted, and how often one was hidden, shown, or got another audience.
-        begin: As it was asked for.
-        start: Stored tokens from the root to the first line.
-        lines: Without the last line of the path.
+        mark: The counting unit, and the number of changes of visibility or audience.
+        begin: The requested begin.
+        start: Stored tokens from the root to the first message.
+        lines: The messages without the last one of the path.
     """
 
     mark: tuple[str, int]
@@ -222,21 +226,19 @@ class KeptHistory:
 
     @property
     def end(self) -> int:
-        """Stored tokens from the root to where the last line begins."""
+        """Stored tokens from the root to the last message."""
         return self.start + sum(self.lines.tokens[:-1])
 
-    def continued(
-        self, later: SealedHistory, *, begin: int, path_tokens: int
-    ) -> SealedHistory | None:
-        """The lines that lie wholly after `begin`, with new ones at the end.
+    def extend(self, later: SealedHistory, *, begin: int, path_tokens: int) -> SealedHistory | None:
+        """Return the cached messages after `begin`, followed by new ones.
 
         Args:
-            later: The lines that lie wholly after `end`.
+            later: The messages after `end`.
             begin: Stored tokens from the root.
             path_tokens: Stored tokens of the whole path.
 
         Returns:
-            None if the path has changed, or if not all of them are kept.
+            None if the path has changed, or if a message is not cached.
         """
         kept, end = self.lines, self.end
         if (
@@ -264,7 +266,7 @@ class KeptHistory:
 
 
 class HistoryCache(UserSignedOut):
-    """The last history of each chat, as the game master may know it."""
+    """The last history of each chat, as the game master knows it."""
 
     def __init__(self) -> None:
         self._kept: PlainCache[KeptHistory] = PlainCache(most=MAX_CHARACTERS, seconds=KEEP_SECONDS)
@@ -272,7 +274,7 @@ class HistoryCache(UserSignedOut):
     async def read(
         self, session: AsyncSession, loaded: LoadedChat, window: PromptWindow
     ) -> SealedHistory:
-        """The lines that history may take, down to the leaf. Kept lines are not read again."""
+        """Return the messages that the history may take, up to the leaf. Reads only new ones."""
         leaf, chat, begin = loaded.target.leaf, loaded.chat, find_read_begin(loaded, window)
         if leaf is None:
             return SealedHistory()
@@ -288,18 +290,18 @@ class HistoryCache(UserSignedOut):
             kept = self._kept.get(chat.user_id, chat.id)
             if kept is not None and kept.mark == _get_mark(chat):
                 later = await read(from_sum=kept.end)
-                lines = kept.continued(later, begin=begin, path_tokens=leaf.path_tokens)
+                lines = kept.extend(later, begin=begin, path_tokens=leaf.path_tokens)
                 if lines is not None:
                     return lines
         return await read(from_sum=loaded.known_path.to_path(begin))
 
-    def keep(self, context: PromptContext) -> None:
-        """Keep the lines of a prompt with their texts, except for the last one.
+    def keep(self, prompt: LoadedPrompt, texts: Sequence[str]) -> None:
+        """Cache the messages of a prompt with their texts, except for the last one.
 
-        A reply without a line after it can be continued, which changes its text.
+        The last message may still be continued, which changes its text.
         """
-        loaded, lines, texts = context.loaded, context.lines, context.texts
-        if len(texts) <= 1 or not _is_cacheable(loaded, context.window):
+        loaded, lines = prompt.loaded, prompt.lines
+        if len(texts) <= 1 or not _is_cacheable(loaded, prompt.window):
             return
         chat = loaded.chat
         kept = SealedHistory(
@@ -312,7 +314,7 @@ class HistoryCache(UserSignedOut):
         )
         history = KeptHistory(
             _get_mark(chat),
-            begin=find_read_begin(loaded, context.window),
+            begin=find_read_begin(loaded, prompt.window),
             start=loaded.path_tokens - sum(lines.tokens),
             lines=kept,
         )
@@ -323,7 +325,7 @@ class HistoryCache(UserSignedOut):
         self._kept.forget(user_id)
 
     def sweep(self) -> None:
-        """Drop histories that were not used for some minutes."""
+        """Drop histories that have not been used for some minutes."""
         self._kept.sweep()
 
 
@@ -335,11 +337,8 @@ def _get_mark(chat: Chat) -> tuple[str, int]:
     return chat.count_unit, chat.hidden_changes
 
 
-SealedThoughts = Mapping[int, tuple[UUID, bytes]]
-"""The message's id and its sealed thoughts, by its position on the path."""
-
 MAX_THOUGHTS_SHARE = 4
-"""Thoughts take at most a quarter of a prompt: those of the last replies first."""
+"""Thoughts take at most a quarter of a prompt. The last replies come first."""
 
 _LAST = (
     select(Message.position, Message.id, Message.sealed_thinking)
@@ -358,10 +357,10 @@ _LAST = (
 async def load_last_thoughts(
     session: AsyncSession, loaded: LoadedChat, most: int
 ) -> SealedThoughts:
-    """The thoughts of the last `most` replies above what is said next.
+    """Return the thoughts of the last `most` replies on the path.
 
-    Of a reply that goes on none are sent. Thoughts may tell what the characters don't know: in a
-    prompt from a viewpoint other than the game master's there are none.
+    The thoughts of a reply that is continued are not sent. A prompt for a viewpoint has none,
+    because thoughts may contain secrets.
     """
     leaf = loaded.target.leaf
     if not most or leaf is None or loaded.viewpoint != GM:
@@ -373,7 +372,7 @@ async def load_last_thoughts(
 
 
 def prefix_thoughts(text: str, thoughts: str) -> str:
-    """A reply with its thoughts before it, as models that think in their text write them."""
+    """Return a reply with its thoughts before it, in the form that thinking models write."""
     return f"<think>\n{thoughts}\n</think>\n\n{text}"
 
 
@@ -387,16 +386,16 @@ def add_thoughts(
     count: Callable[[str], int],
     most: int,
 ) -> dict[int, int]:
-    """Put thoughts before the replies in `texts`, the last first, and count them. CPU-bound.
+    """Put thoughts before the replies in `texts`, the last reply first, and count them. CPU-bound.
 
     Args:
-        texts: The lines of the history, oldest first; changed in place.
-        tokens: Their tokens; likewise.
-        positions: Where they stand on the path.
+        texts: The messages of the history, oldest first. Changed in place.
+        tokens: Their tokens. Changed in place.
+        positions: Their positions on the path.
         sealed: The thoughts.
-        sealer: Opens them.
-        count: Tokens of a text.
-        most: Tokens that thoughts may take in all.
+        sealer: Opens the thoughts.
+        count: Counts the tokens of a text.
+        most: Tokens that all thoughts together may take.
 
     Returns:
         The tokens that thoughts added, by position.

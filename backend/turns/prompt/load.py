@@ -1,4 +1,4 @@
-"""What a turn needs from the database, read in one view of it."""
+"""Load everything that a turn needs from the database, in one transaction."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from backend.chats.models import MESSAGE_AUTHOR, MESSAGE_CONTENT, Chat, Message
 from backend.chats.schemas import AuthorsNote, ChatSettings
 from backend.chats.service import read_settings
 from backend.chronicles.events import MAX_PINNED
-from backend.chronicles.repository import current_events
+from backend.chronicles.repository import StoryEvent, current_events
 from backend.context.blocks import ChosenBy, PresetFields
 from backend.context.budget import eviction_point
 from backend.core.audience import GM, PUBLIC, Viewpoint, is_known_to, read_viewpoint, stored
@@ -50,11 +50,15 @@ from backend.turns.errors import NotContinuableError, NothingToAnswerError
 from backend.turns.models import TurnKind
 from backend.turns.prompt.context import (
     NARRATOR,
+    Cast,
     KnownPath,
     LoadedChat,
+    LoadedLore,
     LoadedPreset,
+    Note,
     RecentLine,
     Speaker,
+    Story,
     TurnTarget,
     choose_authors_note,
 )
@@ -64,13 +68,13 @@ from backend.turns.prompt.retrieve import EXCHANGE_LINES
 from backend.vault.sealing import OVERHEAD
 
 MAX_QUOTED_LINES = 20
-"""Last lines that macros may quote."""
+"""The number of last messages that macros may quote."""
 
 PLAYED_KINDS: tuple[TurnKind, ...] = ("reply", "regenerate")
-"""Turns in which the model may use tools."""
+"""Kinds of turns in which the model may use tools."""
 
 RECENT_MACROS = ("last", "idle")
-"""In the names of macros that quote the last lines, or ask how old they are."""
+"""Parts of the names of macros that quote the last messages or use their age."""
 
 _CHAT = (
     select(Chat, Message, Campaign, User.sealed_variables, User.sealed_scripts.is_not(None))
@@ -82,10 +86,10 @@ _CHAT = (
 
 
 class ChatLoader:
-    """Reads what a turn needs, through a session of the caller's, for one user.
+    """Loads the data of a turn for one user, through the caller's session.
 
-    A preview need not have anything to answer; it may try a preset. Without `situations`, a
-    campaign is left out. What it says now is read by `with_campaign`, while memory is searched.
+    A preview may have no line to answer, and may try a preset. Without `situations`, the campaign
+    is left out. `with_campaign` loads its state later, while memory is searched.
     """
 
     def __init__(
@@ -109,66 +113,50 @@ class ChatLoader:
         self._campaign: Campaign | None = None
 
     async def load(self, chat_id: UUID, request: TurnRequest) -> LoadedChat:
-        """Read the chat, its cast and the place in its tree.
+        """Read the chat, its cast and the place in its message tree.
 
         Raises `ChatNotFoundError`, `MessageNotFoundError`, `CharacterNotFoundError`,
         `NothingToAnswerError`, `NotContinuableError`, `ValidationError`, `StaleCampaignError`.
         """
-        owner_id, sealer = self._identity.user_id, self._identity.sealer
+        session, identity = self._session, self._identity
+        owner_id, sealer, account = identity.user_id, identity.sealer, identity.settings
         asked = {"chat_id": chat_id, "owner_id": owner_id}
-        row = (await self._session.execute(_CHAT, asked)).one_or_none()
+        row = (await session.execute(_CHAT, asked)).one_or_none()
         if row is None:
             raise ChatNotFoundError
         chat, leaf, campaign, sealed_globals, has_scripts = row
         self._campaign = campaign if self._situations else None
         settings = read_settings(sealer, chat)
-        target = await find_target(self._session, chat, leaf, request, is_preview=self._is_preview)
-        audience = await find_audience(self._session, chat, request, target)
-        member_ids = (await chats.character_ids(self._session, [chat.id])).get(chat.id, [])
-        names = await characters.find_names(
-            self._session, member_ids, owner_id=owner_id, sealer=sealer
-        )
-        speaker = await find_speaker(self._session, self._identity, names, request, target)
-        persona_id = chat.persona_id or self._identity.settings.persona_id
-        persona = (
-            await characters.find_persona(
-                self._session, persona_id, owner_id=owner_id, sealer=sealer
-            )
-            if persona_id
-            else None
-        )
-        player = None
-        if persona is None:
-            player = await find_player(self._session, sealer, chat.campaign_id)
-        user_name = persona.name if persona else player.name if player else self._user_name
-        viewpoint = await find_viewpoint(
-            self._session, self._identity, chat, request, user_name, usual=settings.viewpoint
-        )
-        if player is not None and not is_known_to(viewpoint, player.audience):
-            user_name = self._user_name
+        target = await find_target(session, chat, leaf, request, is_preview=self._is_preview)
+        audience = await find_audience(session, chat, request, target)
+        member_ids = (await chats.character_ids(session, [chat.id])).get(chat.id, [])
+        cast, viewpoint = await self._load_cast(chat, settings, request, target, member_ids)
         target = check_answerable(
             target, viewpoint, audience if request.text else PUBLIC, is_preview=self._is_preview
         )
-        account = self._identity.settings
-        member_books = first_set((settings.lore, account.lore), "member_books", default="speaker")
-        speaker_ids = [speaker.id] if speaker.id is not None else []
-        books = await books_for_chat(
-            self._session,
-            owner_id=owner_id,
-            chat_id=chat.id,
-            character_ids=member_ids if member_books == "all" else speaker_ids,
-            persona_id=persona_id,
-        )
-        lore = await self._lore.read(
-            self._session,
-            self._identity,
-            books,
-            chat=chat,
-            leaf=target.leaf,
-            overrides=(settings.lore, account.lore),
-        )
-        note, note_reason = choose_authors_note(settings.authors_note, speaker.card)
+        lore = await self._load_lore(chat, settings, target, cast, member_ids)
+        fields, reason = choose_authors_note(settings.authors_note, cast.speaker.card)
+        is_due = await self._is_note_due(fields, target, request)
         variables = read_variables(sealer, chat, sealed_globals)
+        pinned: Sequence[StoryEvent] = ()
+        if chat.chronicle_id:
+            pinned = await current_events(
+                session,
+                sealer,
+                chat.chronicle_id,
+                limit=MAX_PINNED,
+                pinned=True,
+                viewpoint=viewpoint,
+            )
+        summary = None
+        if target.leaf and (settings.summary.enabled or chat.campaign_id):
+            summary = await current_summary(
+                session, sealer, chat, up_to_position=target.leaf.position, viewpoint=viewpoint
+            )
+        if self._tried:
+            preset: LoadedPreset | None = LoadedPreset(None, 0, "preview", self._tried)
+        else:
+            preset = await find_preset(session, identity, settings, cast.speaker)
         loaded = LoadedChat(
             chat=chat,
             settings=settings,
@@ -176,44 +164,16 @@ class ChatLoader:
             post_history=(
                 settings.post_history_instructions or account.post_history_instructions or ""
             ),
-            speaker=speaker,
-            others=[name for key, name in names.items() if key != speaker.id],
-            member_count=len(member_ids),
-            user_name=user_name,
-            persona=persona.description if persona else "",
-            persona_id=persona.id if persona else None,
+            cast=cast,
             target=target,
             variables=variables,
             stored_variables=variables,
             lore=lore,
-            note=note,
-            note_reason=note_reason,
-            note_is_due=await self._is_due(note, target, request),
-            pinned=(
-                await current_events(
-                    self._session,
-                    sealer,
-                    chat.chronicle_id,
-                    limit=MAX_PINNED,
-                    pinned=True,
-                    viewpoint=viewpoint,
-                )
-                if chat.chronicle_id
-                else ()
-            ),
-            summary=(
-                await current_summary(
-                    self._session,
-                    sealer,
-                    chat,
-                    up_to_position=target.leaf.position,
-                    viewpoint=viewpoint,
-                )
-                if target.leaf and (settings.summary.enabled or chat.campaign_id)
-                else None
-            ),
+            note=Note(fields=fields, reason=reason, is_due=is_due),
+            pinned=pinned,
+            summary=summary,
             line=request.text,
-            said=self._said(target, request),
+            said=self._read_line(target, request),
             viewpoint=viewpoint,
             audience=audience,
             by_questions=first_set((settings.memory, account.memory), "questions", default=False),
@@ -222,47 +182,101 @@ class ChatLoader:
             ),
             expands_macros=first_set((settings, account), "expand_macros", default=True),
             has_scripts=has_scripts,
-            preset=(
-                LoadedPreset(None, 0, "preview", self._tried)
-                if self._tried
-                else await find_preset(self._session, self._identity, settings, speaker)
-            ),
+            preset=preset,
         )
-        quoted = (
-            MAX_QUOTED_LINES
-            if any(map(_may_quote, [*loaded.fields, loaded.line or ""]))
-            else EXCHANGE_LINES
-        )
-        most = max(quoted, lore.depth, RECENT_LINES)
-        recent = await self._recent(target, most, viewpoint)
-        loaded = await self._with_rounds(replace(loaded, recent=recent))
-        return await self._with_known_path(loaded)
+        texts = [*loaded.macro_texts, loaded.line or ""]
+        quoted = MAX_QUOTED_LINES if any(map(_may_quote, texts)) else EXCHANGE_LINES
+        limit = max(quoted, lore.depth, RECENT_LINES)
+        recent = await self._load_recent(target, limit, viewpoint)
+        loaded = await self._add_rounds(replace(loaded, recent=recent))
+        return await self._add_known_path(loaded)
 
-    async def _with_rounds(self, loaded: LoadedChat) -> LoadedChat:
-        """The same with how far its campaign's story is told, and read, where it has one."""
+    async def _load_cast(
+        self,
+        chat: Chat,
+        settings: ChatSettings,
+        request: TurnRequest,
+        target: TurnTarget,
+        member_ids: Sequence[UUID],
+    ) -> tuple[Cast, Viewpoint]:
+        """Return the cast and the viewpoint. They depend on each other through the user's name."""
+        session, identity = self._session, self._identity
+        owner_id, sealer = identity.user_id, identity.sealer
+        names = await characters.find_names(session, member_ids, owner_id=owner_id, sealer=sealer)
+        speaker = await find_speaker(session, identity, names, request, target)
+        persona_id = chat.persona_id or identity.settings.persona_id
+        persona = player = None
+        if persona_id:
+            persona = await characters.find_persona(
+                session, persona_id, owner_id=owner_id, sealer=sealer
+            )
+        if persona is None:
+            player = await find_player(session, sealer, chat.campaign_id)
+        user_name = persona.name if persona else player.name if player else self._user_name
+        viewpoint = await find_viewpoint(
+            session, identity, chat, request, user_name, usual=settings.viewpoint
+        )
+        if player is not None and not is_known_to(viewpoint, player.audience):
+            user_name = self._user_name
+        cast = Cast(
+            speaker=speaker,
+            others=[name for key, name in names.items() if key != speaker.id],
+            member_count=len(member_ids),
+            user_name=user_name,
+            persona=persona.description if persona else "",
+            persona_id=persona.id if persona else None,
+        )
+        return cast, viewpoint
+
+    async def _load_lore(
+        self,
+        chat: Chat,
+        settings: ChatSettings,
+        target: TurnTarget,
+        cast: Cast,
+        member_ids: Sequence[UUID],
+    ) -> LoadedLore:
+        account = self._identity.settings
+        member_books = first_set((settings.lore, account.lore), "member_books", default="speaker")
+        speaker_ids = [cast.speaker.id] if cast.speaker.id is not None else []
+        books = await books_for_chat(
+            self._session,
+            owner_id=self._identity.user_id,
+            chat_id=chat.id,
+            character_ids=member_ids if member_books == "all" else speaker_ids,
+            persona_id=chat.persona_id or account.persona_id,
+        )
+        return await self._lore.read(
+            self._session,
+            self._identity,
+            books,
+            chat=chat,
+            leaf=target.leaf,
+            overrides=(settings.lore, account.lore),
+        )
+
+    async def _add_rounds(self, loaded: LoadedChat) -> LoadedChat:
+        """Add the campaign's rounds, and the position up to which they were read."""
         campaign = self._campaign
         if campaign is None:
             return loaded
         if campaign.is_stale:
             raise StaleCampaignError(campaign.id)
         fields, leaf = open_campaign(self._identity.sealer, campaign), loaded.target.leaf
-        loaded = replace(loaded, campaign_fields=fields)
         if leaf is None:
-            return loaded
+            return replace(loaded, story=Story(fields=fields))
         limit = HOT_ROUNDS + fields.settings.memory_interval
-        rounds = await chats.round_starts(self._session, leaf, limit=limit)
+        all_rounds = rounds = await chats.round_starts(self._session, leaf, limit=limit)
+        if loaded.viewpoint != GM:
+            rounds = await chats.round_starts(
+                self._session, leaf, limit=limit, viewpoint=loaded.viewpoint
+            )
         covered = loaded.summary.path_tokens if loaded.summary else 0
-        return replace(
-            loaded,
-            rounds=(
-                rounds
-                if loaded.viewpoint == GM
-                else await chats.round_starts(
-                    self._session, leaf, limit=limit, viewpoint=loaded.viewpoint
-                )
-            ),
-            untold_rounds=sum(begin >= covered for begin in rounds),
-            # Some of what was told may be in the campaign's state alone.
+        story = Story(
+            fields=fields,
+            rounds=rounds,
+            untold_rounds=sum(begin >= covered for begin in all_rounds),
+            # After a compaction, the campaign's state may replace messages.
             unread=(
                 await first_unread(
                     self._session, leaf, after=loaded.summary.position if loaded.summary else -1
@@ -276,24 +290,25 @@ class ChatLoader:
                 else 0
             ),
         )
+        return replace(loaded, story=story)
 
-    async def _with_known_path(self, loaded: LoadedChat) -> LoadedChat:
-        """The same, counted by the lines that the viewpoint may know."""
+    async def _add_known_path(self, loaded: LoadedChat) -> LoadedChat:
+        """Count only messages that the viewpoint knows."""
         leaf = loaded.target.leaf
         if leaf is None or loaded.viewpoint == GM:
             return loaded
         lines = await chats.list_unknown_lines(self._session, leaf, loaded.viewpoint)
-        path, summary, unread = KnownPath.without(lines), loaded.summary, loaded.unread
+        path, summary, unread = KnownPath.without(lines), loaded.summary, loaded.story.unread
         if summary is not None:
-            told = path.to_known(summary.path_tokens)
-            summary = structs.replace(summary, path_tokens=told)
+            summary = structs.replace(summary, path_tokens=path.to_known(summary.path_tokens))
         if unread is not None:
             unread = unread._replace(path_tokens=path.to_known(unread.path_tokens))
-        rounds = list(map(path.to_known, loaded.rounds))
-        return replace(loaded, known_path=path, summary=summary, unread=unread, rounds=rounds)
+        rounds = list(map(path.to_known, loaded.story.rounds))
+        story = replace(loaded.story, unread=unread, rounds=rounds)
+        return replace(loaded, known_path=path, summary=summary, story=story)
 
     async def with_campaign(self, loaded: LoadedChat) -> LoadedChat:
-        """What `load` gave, with what its campaign says now, where it has one."""
+        """Add the current state of the campaign."""
         if self._situations is None or self._campaign is None:
             return loaded
         campaign = await self._situations.layers(
@@ -306,9 +321,9 @@ class ChatLoader:
             recent=[each.text for each in loaded.recent],
             until=loaded.target.rewritten,
             viewpoint=loaded.viewpoint,
-            player=loaded.user_name,
+            player=loaded.cast.user_name,
         )
-        # More people know the world that tools change than know of a private turn.
+        # More people know the changes that tools make than know of a private turn.
         hides = campaign.fields.settings.hidden_information
         is_private = hides and loaded.audience != PUBLIC
         table = (
@@ -319,23 +334,26 @@ class ChatLoader:
         if table is not None and not is_private:
             block = render_played_block(campaign.block, campaign.now)
             campaign = structs.replace(campaign, block=block)
-        return replace(loaded, campaign=campaign, table=table)
+        story = replace(loaded.story, campaign=campaign, table=table)
+        return replace(loaded, story=story)
 
-    def _said(self, target: TurnTarget, request: TurnRequest) -> str | None:
-        """What the user says in this turn, stored or not."""
+    def _read_line(self, target: TurnTarget, request: TurnRequest) -> str | None:
+        """Return the user's line of this turn, stored or new."""
         if target.line_kind != "user_line":
             return None
         return read_text(self._identity, target.line) if target.line else request.text
 
-    async def _is_due(self, note: AuthorsNote, target: TurnTarget, request: TurnRequest) -> bool:
-        """Whether the author's note comes with this turn: it may go by the user's lines."""
+    async def _is_note_due(
+        self, note: AuthorsNote, target: TurnTarget, request: TurnRequest
+    ) -> bool:
+        """True if this turn sends the author's note, which may come with every n-th line."""
         if not note.text or note.interval <= 1:
             return note.interval == 1
         before = await chats.count_said(self._session, target.leaf, "user") if target.leaf else 0
         said = before + (target.line is not None or bool(request.text))
         return bool(said) and said % note.interval == 0
 
-    async def _recent(
+    async def _load_recent(
         self, target: TurnTarget, limit: int, viewpoint: Viewpoint
     ) -> Sequence[RecentLine]:
         if target.leaf is None:
@@ -363,9 +381,9 @@ class ChatLoader:
 async def find_history_begin(
     session: AsyncSession, loaded: LoadedChat, *, budget: int
 ) -> int | None:
-    """The position of the first line of a history that fits `budget` stored tokens.
+    """Return the position of the first message of a history that fits `budget` stored tokens.
 
-    None where the whole path does.
+    Returns None if the whole path fits.
     """
     leaf = loaded.target.leaf
     begin = max(eviction_point(loaded.path_tokens, budget), loaded.summed_up)
@@ -379,25 +397,25 @@ async def find_history_begin(
 def _is_played(target: TurnTarget) -> bool:
     """True if the model may use tools.
 
-    A reply that was cut off goes on with them, because its turn has not ended. One that is complete
-    goes on with words alone.
+    A reply that was cut off continues with tools, because its turn has not ended. A complete reply
+    continues with text alone.
     """
     cut_off = target.continued is not None and target.continued.status != "complete"
     return target.kind in PLAYED_KINDS or cut_off
 
 
 def _may_quote(field: str) -> bool:
-    """Whether a field may hold a macro that quotes the last lines, or asks how old they are."""
+    """True if a text may contain a macro that quotes the last messages or uses their age."""
     return "{{" in field and any(name in field.casefold() for name in RECENT_MACROS)
 
 
 def read_author(identity: Identity, message: Message) -> str:
-    """Who said a message, by name."""
+    """Unseal the name of a message's author."""
     return identity.sealer.open(MESSAGE_AUTHOR, message.id, message.sealed_author)
 
 
 def read_text(identity: Identity, message: Message) -> str:
-    """What a message says."""
+    """Unseal the text of a message."""
     return identity.sealer.open(MESSAGE_CONTENT, message.id, message.sealed_content)
 
 
@@ -409,22 +427,23 @@ async def find_target(
     *,
     is_preview: bool,
 ) -> TurnTarget:
-    """The place in a chat's tree that a request means; `leaf` ends its active path.
+    """Return the place in the message tree that a request refers to. `leaf` ends the active path.
 
-    A preview need not have anything to answer. Raises `MessageNotFoundError`,
-    `NothingToAnswerError`, `NotContinuableError`, `ValidationError`.
+    A preview may have nothing to answer. Raises `MessageNotFoundError`, `NothingToAnswerError`,
+    `NotContinuableError`, `ValidationError`.
     """
     _check_request(request)
     if request.regenerate_of is not None:
         return await _find_regeneration(session, chat, request.regenerate_of)
     if leaf is not None and leaf.status == "streaming":
-        # What was said so far is no line to build on yet; storing will give the 409.
+        # A reply that is still being written cannot be answered. Storing the turn will return the
+        # 409.
         leaf = await _load_parent(session, leaf)
     if request.continue_:
         if leaf is None or leaf.role != "assistant":
             raise NotContinuableError("The last message is not a character's.")
         if len(leaf.sealed_content) == OVERHEAD:
-            # Thoughts alone: there is no text to continue, so it is written from its beginning.
+            # The reply has thoughts but no text to continue, so it is written from its beginning.
             fresh = await _make_rewrite_target(session, leaf)
             return replace(fresh, kind="continue", continued=leaf)
         return TurnTarget(
@@ -445,7 +464,7 @@ async def find_target(
 async def _find_unanswered(
     session: AsyncSession, leaf: Message | None, request: TurnRequest, *, is_preview: bool
 ) -> TurnTarget:
-    """What a reply without a new line answers."""
+    """Return the target of a reply without a new line."""
     if leaf is None:
         return TurnTarget(kind="reply", line_kind="opening", leaf=None)
     if leaf.role == "user":
@@ -459,7 +478,7 @@ async def _find_unanswered(
             audience=leaf.audience,
         )
     if is_preview:
-        # Nothing typed yet: the same prompt, with no line in it.
+        # The user has typed nothing yet: preview the prompt without a line.
         return TurnTarget(kind="reply", line_kind="user_line", leaf=leaf)
     if request.speaker is None:
         raise NothingToAnswerError(
@@ -484,7 +503,7 @@ async def _find_regeneration(session: AsyncSession, chat: Chat, message_id: UUID
 
 
 async def _make_rewrite_target(session: AsyncSession, message: Message) -> TurnTarget:
-    """The target of a reply that is written from its beginning."""
+    """Return the target of a reply that is written from its beginning."""
     parent = await _load_parent(session, message)
     answers = parent is not None and parent.role == "user"
     return TurnTarget(
@@ -522,7 +541,7 @@ def _check_request(request: TurnRequest) -> None:
 async def find_audience(
     session: AsyncSession, chat: Chat, request: TurnRequest, target: TurnTarget
 ) -> str:
-    """Who may know what the turn stores, as a column holds it. Raises `ValidationError`."""
+    """Return the audience of the messages that the turn stores. Raises `ValidationError`."""
     if request.audience is None:
         return target.audience
     if request.continue_ or request.impersonate:
@@ -540,10 +559,10 @@ async def find_viewpoint(
     *,
     usual: str | None,
 ) -> Viewpoint:
-    """Whose knowledge the prompt may hold: as asked, or the chat's `usual` viewpoint.
+    """Return the requested viewpoint, or the `usual` viewpoint of the chat.
 
-    Raises `ValidationError` for an entity that the chat's campaign does not have, and where a
-    player's line would be written with what only the game master knows.
+    Raises `ValidationError` if the campaign does not have the entity, or if a player's line would
+    use the game master's knowledge.
     """
     players: Viewpoint = GM
     if request.impersonate and chat.campaign_id is not None:
@@ -566,9 +585,9 @@ async def find_viewpoint(
 def check_answerable(
     target: TurnTarget, viewpoint: Viewpoint, said: str, *, is_preview: bool
 ) -> TurnTarget:
-    """The target, if the viewpoint may know what the turn is about; `said` is the new line's.
+    """Return the target if the viewpoint knows the line. `said` is the audience of a new line.
 
-    A preview leaves a line out that it may not know. Raises `ValidationError`.
+    A preview leaves out a line that the viewpoint does not know. Raises `ValidationError`.
     """
     about = target.line or target.continued
     if not is_known_to(viewpoint, said):
@@ -595,7 +614,7 @@ async def find_speaker(
     request: TurnRequest,
     target: TurnTarget,
 ) -> Speaker:
-    """Who speaks: as asked, else the speaker of the reply, else the chat's first character.
+    """Return the requested speaker, else the reply's, else the first character of the chat.
 
     Raises `CharacterNotFoundError`.
     """
@@ -616,7 +635,7 @@ async def find_speaker(
 async def find_preset(
     session: AsyncSession, identity: Identity, settings: ChatSettings, speaker: Speaker
 ) -> LoadedPreset | None:
-    """The nearest preset that is chosen and still there; None for the default order."""
+    """Return the nearest preset that is chosen and exists. None for the default order."""
     choices: tuple[tuple[ChosenBy, UUID | None], ...] = (
         ("chat", settings.preset_id),
         ("character", speaker.preset_id),

@@ -1,4 +1,4 @@
-"""Lorebooks in a turn: which books are scanned, and what earlier turns began in them."""
+"""Lorebooks of a turn: load and compile books, build a scan, and place activated entries."""
 
 from __future__ import annotations
 
@@ -59,17 +59,17 @@ from backend.vault.sealing import Sealer
 T = TypeVar("T")
 
 MAX_COMPILE_RETRIES = 20
-"""How often a turn is begun again because a book of it was changed while it was compiled."""
+"""Maximum retries when a lorebook changes during compilation."""
 
 MAX_CACHED_ENTRIES = 50_000
-"""Entries of all compiled books that are kept together; a book without any counts as one."""
+"""Entries of all cached books together. A book without entries counts as one."""
 
 KEEP_SECONDS = 600.0
-"""How long a compiled book is kept that nobody plays with."""
+"""Time after the last use for which a compiled book is cached."""
 
 
 class LoreReader(UserSignedOut):
-    """Reads a chat's books, compiled once a revision."""
+    """Loads the lorebooks of chats. Each revision is compiled once."""
 
     def __init__(self, pool: CpuPool, regexes: RegexProcess) -> None:
         self._pool = pool
@@ -90,9 +90,9 @@ class LoreReader(UserSignedOut):
         leaf: Message | None,
         overrides: Sequence[LoreOverrides],
     ) -> LoadedLore:
-        """These books, as a turn of `chat` scans them, within an attempt of `with_books`.
+        """Return the books of a chat. Call it within an attempt of `with_books`.
 
-        `overrides` are the chat's settings, then the account's.
+        `overrides` are the settings of the chat, then of the account.
         """
         if not refs:
             return LoadedLore()
@@ -115,13 +115,13 @@ class LoreReader(UserSignedOut):
         return lore
 
     def scan(self, scan: Scan) -> Outcome:
-        """Find what comes in: some milliseconds, a quarter of a second with hostile patterns."""
+        """Run a scan. Takes some milliseconds, or a quarter of a second with hostile patterns."""
         if any(book.needs_process for book in scan.books):
             self._regexes.prepare()
         return activate(replace(scan, evaluator=self._regexes))
 
     def finder(self, scan: Scan) -> PlaceFinder:
-        """What finds the places of keys in the messages of a scan that is over."""
+        """Return the object that finds the places of keys in the messages of a finished scan."""
         return PlaceFinder(replace(scan, evaluator=self._regexes))
 
     def user_signed_out(self, user_id: UUID) -> None:
@@ -129,18 +129,18 @@ class LoreReader(UserSignedOut):
         self._cache.forget(user_id)
 
     def sweep(self) -> None:
-        """Drop what nobody used for a while: it is text in the clear."""
+        """Drop books that have not been used for a while, because they contain unsealed text."""
         self._cache.sweep()
 
     def close(self) -> None:
-        """End the process that searches with patterns which can't be trusted."""
+        """Stop the process that runs untrusted patterns."""
         self._regexes.close()
 
     async def with_books(self, identity: Identity, attempt: Callable[[], Awaitable[T]]) -> T:
-        """What `attempt` gives, begun again once the books that it lacks are compiled.
+        """Return the result of `attempt`. Compile missing books and run it again.
 
-        Between two attempts: while books wait for a thread, no transaction is open. Raises
-        `ConflictError` where its books change again and again.
+        No transaction is open while books are compiled. Raises `ConflictError` if the books change
+        again and again.
         """
         ready: list[tuple[UUID, int]] = []
         try:
@@ -149,8 +149,8 @@ class LoreReader(UserSignedOut):
                     return await attempt()
                 except _NotCompiledError as missing:
                     for ref, sealed in missing.books:
-                        # Kept here as well: one that is too large is not in the cache.
-                        self._ready[ref.id, ref.revision] = await self._shared(
+                        # A book that is too large for the cache is kept here.
+                        self._ready[ref.id, ref.revision] = await self._compile_once(
                             identity, ref, sealed
                         )
                         ready.append((ref.id, ref.revision))
@@ -162,7 +162,7 @@ class LoreReader(UserSignedOut):
     async def _books(
         self, session: AsyncSession, identity: Identity, refs: Sequence[ChatBook]
     ) -> list[CompiledBook]:
-        """Compiled books. Raises `_NotCompiledError` where some have to be compiled first."""
+        """Return compiled books. Raises `_NotCompiledError` if large books are not compiled yet."""
         found: list[CompiledBook] = []
         missing: list[tuple[ChatBook, SealedBook]] = []
         for ref in refs:
@@ -184,10 +184,12 @@ class LoreReader(UserSignedOut):
     def _keep(self, identity: Identity, book: CompiledBook) -> None:
         self._cache.put(identity.user_id, book.book_id, book, size=len(book.entries))
 
-    async def _shared(self, identity: Identity, ref: ChatBook, sealed: SealedBook) -> CompiledBook:
-        """A compiled book, compiled once however many turns wait for it."""
+    async def _compile_once(
+        self, identity: Identity, ref: ChatBook, sealed: SealedBook
+    ) -> CompiledBook:
+        """Compile a book once, even if several turns wait for it."""
 
-        async def compiled() -> CompiledBook:
+        async def compile_book() -> CompiledBook:
             compiling = partial(_compile, identity, ref, sealed)
             book = await self._pool.run(identity.user_id, compiling)
             self._keep(identity, book)
@@ -196,13 +198,13 @@ class LoreReader(UserSignedOut):
         key = ref.id, ref.revision
         task = self._compiling.get(key)
         if task is None:
-            task = self._compiling[key] = asyncio.create_task(compiled())
+            task = self._compiling[key] = asyncio.create_task(compile_book())
             task.add_done_callback(lambda _: self._compiling.pop(key, None))
         return await asyncio.shield(task)
 
 
 class _NotCompiledError(Exception):
-    """Books that have to be compiled before what needs them can be read."""
+    """Large books have to be compiled first."""
 
     def __init__(self, books: Sequence[tuple[ChatBook, SealedBook]]) -> None:
         super().__init__()
@@ -214,7 +216,7 @@ def _compile(identity: Identity, ref: ChatBook, sealed: SealedBook) -> CompiledB
 
 
 def _merge_settings(chain: Sequence[LoreOverrides]) -> LoreSettings:
-    """How books are scanned: the chat's word, else the account's, else the default."""
+    """Merge the settings of scans: the chat's, else the account's, else the default."""
     default = LoreSettings()
     return LoreSettings(
         **{
@@ -225,7 +227,7 @@ def _merge_settings(chain: Sequence[LoreOverrides]) -> LoreSettings:
 
 
 async def _load_timed_state(session: AsyncSession, identity: Identity, leaf: Message) -> TimedState:
-    """The state after the nearest message of the path that changed it."""
+    """Return the timed state after the last message of the path that changed it."""
     row = (
         await session.execute(
             select(LoreState.id, LoreState.sealed_state)
@@ -253,7 +255,7 @@ async def store_timed_state(
     before: TimedState,
     after: TimedState,
 ) -> None:
-    """Keep with a reply what it began and ended, where that is anything."""
+    """Store the timed state with a reply if the reply has changed it."""
     if dict(before.effects) == dict(after.effects):
         return
     row = {
@@ -267,10 +269,10 @@ async def store_timed_state(
 
 
 class LoreExpander:
-    """Expands macros of entries, one after the other: what one writes, the next one reads.
+    """Expands the macros of entries in order, so that an entry reads the variables set before it.
 
-    All lore together may take what a single field may; the rest of the request's budget is left to
-    the fields.
+    All lore together may use the limits of one field. The rest of the macro budget is left to the
+    fields.
     """
 
     def __init__(
@@ -281,7 +283,7 @@ class LoreExpander:
         self.variables = variables
 
     def __call__(self, text: str) -> str:
-        """A key or a content, expanded. Raises `MacroLimitError`."""
+        """Return a key or a content with its macros expanded. Raises `MacroLimitError`."""
         expansion = expand(text, self._context, self.variables, place="lore", budget=self._budget)
         self.variables = expansion.variables
         return expansion.text
@@ -296,14 +298,14 @@ def make_scan(
     expander: LoreExpander,
     is_quiet: bool = False,
 ) -> Scan:
-    """What lorebooks are scanned against: what the user says, the last messages, the cast."""
-    lore, leaf, card = loaded.lore, loaded.target.leaf, loaded.speaker.card
+    """Return the scan of a turn: its line, the last messages, and the texts of the cast."""
+    lore, leaf, card = loaded.lore, loaded.target.leaf, loaded.cast.speaker.card
     lines = [
         ScannedLine(line.author, line.text, FoundIn("message", line.position + 1))
         for line in reversed(loaded.recent)
     ]
     if loaded.said:
-        lines.insert(0, ScannedLine(loaded.user_name, loaded.said, FoundIn("line")))
+        lines.insert(0, ScannedLine(loaded.cast.user_name, loaded.said, FoundIn("line")))
     context_tokens = window.budget.prompt
     return Scan(
         books=lore.books,
@@ -319,17 +321,17 @@ def make_scan(
         seed=make_seed(loaded.chat.id, leaf.id if leaf else None),
         expand=expander,
         fields={
-            "persona_description": loaded.persona,
+            "persona_description": loaded.cast.persona,
             "character_description": card.description,
             "character_personality": card.personality,
             "character_depth_prompt": card.depth_prompt.prompt if card.depth_prompt else "",
             "scenario": card.scenario,
             "creator_notes": card.creator_notes,
         },
-        speaker=loaded.speaker.name,
+        speaker=loaded.cast.speaker.name,
         tags=card.tags,
         triggers=list_triggers(request, is_quiet=is_quiet),
-        note=loaded.note.text if loaded.note.scan and loaded.note_is_due else "",
+        note=loaded.note.fields.text if loaded.note.fields.scan and loaded.note.is_due else "",
         timed=lore.timed,
         inactive=lore.inactive,
         sources=lore.sources,
@@ -337,26 +339,26 @@ def make_scan(
 
 
 def list_triggers(request: TurnRequest, *, is_quiet: bool) -> Sequence[Trigger]:
-    """The kinds of turns that a request is."""
+    """Return the triggers of entries that match a request."""
     if is_quiet:
         return ["quiet"]
     if request.continue_:
         return ["continue"]
     if request.impersonate:
         return ["impersonate"]
-    # What others do in two ways is one here: a regenerated reply is a swipe beside the first.
+    # Regenerating and swiping are two actions in other programs. Here they are the same.
     return ["regenerate", "swipe"] if request.regenerate_of else ["normal"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlacedLore:
-    """Activated lore by where it stands.
+    """Activated lore by its place in the prompt.
 
     Attributes:
-        slots: By its place among the fixed sections, each slot in ascending order. Texts are
-            expanded already. Around the character and the examples stands what is always on: the
-            head of a prompt must not change from turn to turn.
-        ranked: What has no such place, best first: it shares the memory's budget.
+        slots: Entries with a place among the fixed sections, in ascending order, with expanded
+            texts. Around the character and the examples there are only constant entries, because
+            the head of a prompt must stay the same from turn to turn.
+        ranked: Entries without such a place, best first. They share the memory budget.
     """
 
     slots: Mapping[Position, Sequence[Item]] = field(default_factory=dict[Position, list[Item]])
@@ -371,8 +373,8 @@ def place_lore(
 ) -> PlacedLore:
     """Give each activated entry its place in the prompt.
 
-    With `as_written`, entries around the character and the examples stand there whenever they are
-    activated, and not with the memory.
+    With `as_written`, entries around the character and the examples always keep that place.
+    Otherwise those that are not constant go to the memory section.
     """
     slots: defaultdict[Position, list[Item]] = defaultdict(list)
     ranked: list[tuple[int, Item]] = []
@@ -401,7 +403,7 @@ def place_lore(
                 structs.replace(item, place=get_note_place(note), depth=note.depth, role=note.role)
             )
         elif entry.position == "outlet":
-            # Outlets alone stand in descending order, as in World Info.
+            # Only outlets are in descending order, as in World Info.
             slots["outlet"].insert(0, structs.replace(item, place="outlet", outlet=entry.outlet))
         elif entry.is_constant or as_written:
             slots[entry.position].append(structs.replace(item, place="head"))
@@ -429,12 +431,12 @@ def place_lore(
 
 
 def get_note_place(note: AuthorsNote) -> Literal["depth", "head"]:
-    """Where the author's note and its lore stand."""
+    """Return the place of the author's note and of its lore."""
     return "depth" if note.position == "at_depth" else "head"
 
 
 class Outlets(Mapping[str, str]):
-    """What stands in outlets, by name; remembers which of them were read."""
+    """The texts of outlets by name. Records which of them were read."""
 
     def __init__(self, items: Sequence[Item]) -> None:
         texts: dict[str, list[str]] = {}
@@ -459,7 +461,7 @@ EXAMPLE_MARK = re.compile(r"<START>", re.IGNORECASE)
 
 
 def split_examples(text: str) -> list[str]:
-    """The example dialogues of a text, which `<START>` stands before."""
+    """Split a text into its example dialogues, which begin with `<START>`."""
     return [part.strip() for part in EXAMPLE_MARK.split(text) if part.strip()]
 
 

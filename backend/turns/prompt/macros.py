@@ -1,4 +1,4 @@
-"""Macros in the user's line, expanded before the line is stored."""
+"""Macros and regex scripts of a turn."""
 
 from __future__ import annotations
 
@@ -40,15 +40,15 @@ from backend.turns.prompt.context import NARRATOR, LoadedChat, PromptWindow
 from backend.vault.sealing import Sealer
 
 MAX_VARIABLE_BYTES: Final = 200_000
-"""What the variables of a chat may take as JSON, and what a user's may."""
+"""Limit for the variables of a chat as JSON. The same limit applies to a user's variables."""
 
 
 def make_card_macros(
     card: Card, *, char: str, user: str, persona: str, chat_seed: int, message_seed: int
 ) -> MacroContext:
-    """What a card's macros stand for. Texts of a conversation are the caller's to add.
+    """Return the macro values of a card, without the texts of a conversation.
 
-    The time is the server's, in the server's zone.
+    The time is the server's, in its own time zone.
     """
     return MacroContext(
         user=user,
@@ -73,13 +73,13 @@ def make_card_macros(
 
 
 def make_macros(loaded: LoadedChat, window: PromptWindow) -> MacroContext:
-    """What the macros of a prompt's fields stand for."""
+    """Return the macro values for the fields of a prompt."""
     leaf = loaded.target.leaf
     context = make_card_macros(
-        loaded.speaker.card,
-        char=loaded.speaker.name,
-        user=loaded.user_name,
-        persona=loaded.persona,
+        loaded.cast.speaker.card,
+        char=loaded.cast.speaker.name,
+        user=loaded.cast.user_name,
+        persona=loaded.cast.persona,
         chat_seed=make_seed(loaded.chat.id),
         message_seed=make_seed(loaded.chat.id, leaf.id if leaf else None),
     )
@@ -89,10 +89,12 @@ def make_macros(loaded: LoadedChat, window: PromptWindow) -> MacroContext:
         model=window.spec.id,
         max_prompt=window.to_model_tokens(window.budget.prompt),
         max_response=window.limits.reply_reserve,
-        group=", ".join((loaded.speaker.name, *loaded.others)) if loaded.others else "",
-        not_char=", ".join((*loaded.others, loaded.user_name)),
+        group=", ".join((loaded.cast.speaker.name, *loaded.cast.others))
+        if loaded.cast.others
+        else "",
+        not_char=", ".join((*loaded.cast.others, loaded.cast.user_name)),
         last_message_id=str(loaded.recent[-1].position) if loaded.recent else "",
-        authors_note=loaded.note.text,
+        authors_note=loaded.note.fields.text,
         last_message=_find_last(loaded, None),
         last_user_message=_find_last(loaded, "user"),
         last_char_message=_find_last(loaded, "assistant"),
@@ -106,22 +108,22 @@ def _find_last(loaded: LoadedChat, role: Role | None) -> str:
 
 
 MACRO_CHARACTERS = 40
-"""A macro takes as long to expand as so many characters to count."""
+"""Expanding a macro takes as long as counting so many characters."""
 
 
 def estimate_expansion(texts: Iterable[str]) -> int:
-    """What `CpuPool.run` is told of texts whose macros are expanded."""
+    """Return the size of texts with macros for `CpuPool.run`."""
     return sum(len(text) + MACRO_CHARACTERS * text.count("{{") for text in texts)
 
 
 def make_seed(*ids: UUID | None) -> int:
-    """A seed that is the same for the same ids."""
+    """Return a seed that is the same for the same ids."""
     joined = b"".join(each.bytes if each else b"-" for each in ids)
     return int.from_bytes(hashlib.blake2b(joined, digest_size=8).digest(), "big")
 
 
 def read_variables(sealer: Sealer, chat: Chat, sealed_globals: bytes | None) -> Variables:
-    """Open a chat's variables, and the user's."""
+    """Unseal the variables of a chat and of its user."""
     local = chat.sealed_variables
     return Variables(
         local=_decode_variables(
@@ -140,7 +142,7 @@ def _decode_variables(data: bytes | None) -> dict[str, str]:
 
 
 def limit_variables(before: Variables, after: Variables) -> tuple[Variables, list[str]]:
-    """The variables after a prompt, each scope as it was where it is too large; and what to say."""
+    """Return the variables after a prompt, and notes. A scope that is too large is not changed."""
     notes: list[str] = []
     local = _limit_scope(before.local, after.local, "the chat's", notes)
     global_ = _limit_scope(before.global_, after.global_, "the user's", notes)
@@ -163,15 +165,15 @@ def _limit_scope(
 
 
 LINE_PLACE = "line"
-"""The place of the line's draws, and its name in errors."""
+"""The name of the line's field in random draws and in errors."""
 
 
 def expand_line(
     loaded: LoadedChat, window: PromptWindow, budget: MacroBudget | None = None
 ) -> LoadedChat:
-    """Expand the macros of the line that is to be stored. CPU-bound.
+    """Expand the macros of the line that is stored. CPU-bound.
 
-    `budget` limits the work; without one the limits of a request apply. Raises `MacroLimitError`.
+    `budget` limits the work. By default, the limits of one request apply. Raises `MacroLimitError`.
     """
     line = loaded.line
     if line is None or not loaded.expands_macros or not may_hold_macros(line):
@@ -195,7 +197,7 @@ def expand_line(
 class LineMacroService:
     """Expands macros in lines that the user edits.
 
-    Variables are read, not written. Macros that quote messages or describe the model are empty,
+    Variables are read but not written. Macros that quote messages or describe the model are empty,
     because no prompt is built.
     """
 
@@ -207,10 +209,10 @@ class LineMacroService:
     async def expand(
         self, identity: Identity, chat_id: UUID, *, parent_id: UUID | None, text: str
     ) -> str:
-        """Return the text with its macros expanded; the same text if a setting forbids it.
+        """Return the text with its macros expanded, unless a setting forbids it.
 
-        The line draws what a line after `parent_id` draws in a turn. Raises `ChatNotFoundError`,
-        `MacroLimitError`.
+        Random draws are the same as for a turn's line after `parent_id`. Raises
+        `ChatNotFoundError`, `MacroLimitError`.
         """
         if not may_hold_macros(text):
             return text
@@ -225,7 +227,7 @@ class LineMacroService:
     async def _load(
         self, session: AsyncSession, identity: Identity, chat_id: UUID, parent_id: UUID | None
     ) -> tuple[MacroContext, Variables] | None:
-        """Read the values of the macros. None if the chat's lines are not expanded."""
+        """Load the values of the macros. None if macros are not expanded in this chat."""
         owner_id, sealer = identity.user_id, identity.sealer
         chat = await chats.get_chat(session, chat_id, owner_id=owner_id)
         settings = read_settings(sealer, chat)
@@ -269,8 +271,8 @@ class LineMacroService:
 async def load_scripts(
     session: AsyncSession, identity: Identity, engine: ScriptEngine, loaded: LoadedChat
 ) -> Scripts | None:
-    """The scripts of a turn: the account's, then those of the character that speaks."""
-    speaker = loaded.speaker
+    """Load the regex scripts of a turn: the account's, then the speaker's."""
+    speaker = loaded.cast.speaker
     own = [speaker.id] if speaker.id and "regex_scripts" in speaker.card.extensions else []
     if not own and not loaded.has_scripts:
         return None
@@ -280,8 +282,8 @@ async def load_scripts(
     macros = make_card_macros(
         speaker.card,
         char=speaker.name,
-        user=loaded.user_name,
-        persona=loaded.persona,
+        user=loaded.cast.user_name,
+        persona=loaded.cast.persona,
         chat_seed=0,
         message_seed=0,
     )
@@ -289,11 +291,11 @@ async def load_scripts(
 
 
 def rewrite_line(loaded: LoadedChat, window: PromptWindow) -> LoadedChat:
-    """Apply regex scripts, and the macros of the line that is to be stored. CPU-bound.
+    """Apply regex scripts and macros to the line that is stored. CPU-bound.
 
-    The line is stored as it is then; that one, the line that is answered again, and the last
-    messages are as the model gets them. As in SillyTavern, scripts for stored text run before
-    macros are expanded. Raises `MacroLimitError`.
+    Scripts for prompts then change the line, an old line that is answered again, and the last
+    messages. As in SillyTavern, scripts for stored text run before macros are expanded. Raises
+    `MacroLimitError`.
     """
     scripts = loaded.scripts
     if scripts is not None and loaded.line is not None:
@@ -318,7 +320,7 @@ def rewrite_line(loaded: LoadedChat, window: PromptWindow) -> LoadedChat:
 def rewrite_history(
     scripts: Scripts | None, roles: Sequence[Role], texts: Sequence[str], *, has_line: bool
 ) -> list[str]:
-    """Messages of the history, oldest first, as the model gets them. CPU-bound."""
+    """Apply regex scripts to the messages of the history, oldest first. CPU-bound."""
     if scripts is None or not scripts.has("prompt"):
         return list(texts)
     last = len(texts) - (not has_line)
@@ -329,7 +331,7 @@ def rewrite_history(
 
 
 def rewrite_lore(scripts: Scripts | None, outcome: Outcome, count: Callable[[str], int]) -> Outcome:
-    """Activated lore as the model gets it. CPU-bound."""
+    """Apply regex scripts to activated lore. CPU-bound."""
     if scripts is None or not scripts.has("prompt"):
         return outcome
 

@@ -47,7 +47,7 @@ from backend.memory.search.request import Memory, SearchRequest, SearchResult
 from backend.memory.search.search import MemorySearch
 from backend.prompts import PromptLibrary
 from backend.settings import Settings
-from backend.turns.prompt.context import LoadedChat, PromptContext, PromptWindow
+from backend.turns.prompt.context import LoadedChat, PromptWindow, RetrievedPrompt
 
 MAX_ITEMS = 40
 """Memories in a prompt, where no setting says."""
@@ -125,7 +125,7 @@ def make_request(
     return SearchRequest(
         text=text,
         context="\n".join(recent),
-        names=[loaded.speaker.name, *loaded.others, loaded.user_name],
+        names=[loaded.cast.speaker.name, *loaded.cast.others, loaded.cast.user_name],
         parts=parts,
         kinds=kinds,
         weights={kind: getattr(weights, kind) for kind in kinds if kind != "question"},
@@ -190,7 +190,7 @@ def make_memory_items(
 
 def make_named_items(loaded: LoadedChat, *, count: Callable[[str], int]) -> list[Item]:
     """What a campaign knows of those whom the last lines name."""
-    if loaded.campaign is None:
+    if loaded.story.campaign is None:
         return []
     return [
         count_item(
@@ -204,13 +204,13 @@ def make_named_items(loaded: LoadedChat, *, count: Callable[[str], int]) -> list
             ),
             count,
         )
-        for each in loaded.campaign.named
+        for each in loaded.story.campaign.named
     ]
 
 
-def make_consequence_items(context: PromptContext, *, count: Callable[[str], int]) -> list[Item]:
+def make_consequence_items(context: RetrievedPrompt, *, count: Callable[[str], int]) -> list[Item]:
     """What followed from the lines that were found, each before its line."""
-    campaign = context.loaded.campaign
+    campaign = context.loaded.story.campaign
     known = {memory.recalled.source_id for memory in context.memories}
     known |= campaign.told if campaign else frozenset()
     items: list[Item] = []
@@ -267,7 +267,7 @@ def split_by_history(
 
 
 def list_near_misses(
-    context: PromptContext, history: History, known: Collection[UUID | None]
+    context: RetrievedPrompt, history: History, known: Collection[UUID | None]
 ) -> list[LeftOut]:
     """What was found and not brought up, but for what the prompt has all the same: `known` rows."""
     chat_id = context.loaded.chat.id

@@ -26,7 +26,7 @@ from backend.context.macros import MacroBudget, MacroContext, Variables, expand
 from backend.core.reasons import Reason, ReasonKind
 from backend.lorebooks.entries import Position, Trigger
 from backend.prompts import PromptLibrary, UsedPrompts
-from backend.turns.prompt.context import LoadedChat, LoadedPreset, PromptContext
+from backend.turns.prompt.context import LoadedChat, LoadedPreset, RetrievedPrompt
 from backend.turns.prompt.load import read_author
 from backend.turns.prompt.lore import PlacedLore, get_note_place, split_examples
 
@@ -122,7 +122,7 @@ class CampaignSections:
         self._prompts = prompts
         self._used = used
         self._loaded = loaded
-        self._campaign = loaded.campaign
+        self._campaign = loaded.story.campaign
         self.chapter_ids: Collection[UUID] = ()
 
     def campaign(self) -> list[Item]:
@@ -201,7 +201,7 @@ class CampaignSections:
 
     def mood(self) -> list[Item]:
         """How a played turn is to be told, and what its tools are for: above the state block."""
-        table, campaign = self._loaded.table, self._campaign
+        table, campaign = self._loaded.story.table, self._campaign
         if table is None or campaign is None:
             return []
         return [
@@ -242,7 +242,7 @@ class SectionBuilder:
         self,
         prompts: PromptLibrary,
         identity: Identity,
-        context: PromptContext,
+        context: RetrievedPrompt,
         order: PromptOrder,
         lore: PlacedLore,
         macros: MacroContext,
@@ -342,7 +342,7 @@ class SectionBuilder:
             made = [(block, sections[block.marker](block)) for block in blocks]
             return [each for some in made for each in self._of_block(*some, "depth")]
 
-        note = self._loaded.note.position
+        note = self._loaded.note.fields.position
         return [
             *items_of(early),
             *self._campaign.mood(),
@@ -364,7 +364,7 @@ class SectionBuilder:
 
     def _system_prompt(self, block: Block) -> list[Item]:
         """The system prompt, and the author's note where it stands around it."""
-        note = "" if self._order.places_note else self._loaded.note.position
+        note = "" if self._order.places_note else self._loaded.note.fields.position
         return [
             *(self._note() if note == "before_prompt" else ()),
             self._prompt(block),
@@ -374,16 +374,16 @@ class SectionBuilder:
     @property
     def _loses_note(self) -> bool:
         """Whether the author's note stands around a system prompt that no block sends."""
-        if self._order.places_note or self._loaded.note.position == "at_depth":
+        if self._order.places_note or self._loaded.note.fields.position == "at_depth":
             return False
         return all(block.marker != "system_prompt" for block in self._order.sent)
 
     def _prompt(self, block: Block) -> Item:
-        loaded, card = self._loaded, self._loaded.speaker.card
-        names = {"char": loaded.speaker.name, "user": loaded.user_name}
+        loaded, card = self._loaded, self._loaded.cast.speaker.card
+        names = {"char": loaded.cast.speaker.name, "user": loaded.cast.user_name}
         default = ""
-        if loaded.others and block.content:
-            default = self.used.render("reply/group", **names, others=", ".join(loaded.others))
+        if loaded.cast.others and block.content:
+            default = self.used.render("reply/group", **names, others=", ".join(loaded.cast.others))
         elif block.content:
             default = self.used.render("reply/system", **names)
         text, reason = self._replaced(
@@ -401,11 +401,13 @@ class SectionBuilder:
 
     def _persona(self, _: Block) -> list[Item]:
         loaded, text = self._loaded, ""
-        if loaded.persona:
-            persona = self._expand(loaded.persona, "persona")
-            text = self.used.render("sections/persona", user=loaded.user_name, persona=persona)
+        if loaded.cast.persona:
+            persona = self._expand(loaded.cast.persona, "persona")
+            text = self.used.render("sections/persona", user=loaded.cast.user_name, persona=persona)
         return [
-            make_section("persona", loaded.user_name, text, Reason("persona"), loaded.persona_id)
+            make_section(
+                "persona", loaded.cast.user_name, text, Reason("persona"), loaded.cast.persona_id
+            )
         ]
 
     def _character(self, _: Block) -> list[Item]:
@@ -414,7 +416,7 @@ class SectionBuilder:
         return self._card_text(*(each for each in fields if each not in self._order.markers))
 
     def _card_text(self, *fields: str) -> list[Item]:
-        speaker, text = self._loaded.speaker, ""
+        speaker, text = self._loaded.cast.speaker, ""
         texts = {field: getattr(speaker.card, field) for field in fields}
         if any(texts.values()):
             expanded = {field: self._expand(text, field) for field, text in texts.items()}
@@ -423,7 +425,7 @@ class SectionBuilder:
         return [make_section("character", speaker.name, text, Reason("card"), speaker.id)]
 
     def _examples(self, _: Block) -> list[Item]:
-        speaker, text = self._loaded.speaker, ""
+        speaker, text = self._loaded.cast.speaker, ""
         top, bottom = self._slot("examples_top"), self._slot("examples_bottom")
         if examples := split_examples(self._expand(speaker.card.mes_example, "mesExamples")):
             text = self.used.render("sections/examples", char=speaker.name, examples=examples)
@@ -453,7 +455,7 @@ class SectionBuilder:
         return [make_section("summary", "Previously", text, reason, summary.message_id)]
 
     def _depth_prompt(self) -> list[Item]:
-        speaker, prompt = self._loaded.speaker, self._loaded.speaker.card.depth_prompt
+        speaker, prompt = self._loaded.cast.speaker, self._loaded.cast.speaker.card.depth_prompt
         if prompt is None:
             return []
         return [
@@ -471,15 +473,15 @@ class SectionBuilder:
 
     def _note(self) -> list[Item]:
         """The author's note with the lore around it: one message."""
-        loaded, note = self._loaded, self._loaded.note
+        loaded, note = self._loaded, self._loaded.note.fields
         own = Item(
             kind="authors_note",
             title="Author's note",
-            text=self._expand(note.text, "authorsNote") if loaded.note_is_due else "",
+            text=self._expand(note.text, "authorsNote") if loaded.note.is_due else "",
             place=get_note_place(note),
             depth=note.depth,
             role=note.role,
-            reasons=[Reason(loaded.note_reason)],
+            reasons=[Reason(loaded.note.reason)],
         )
         around = [*self._slot("note_top"), own, *self._slot("note_bottom")]
         items = [item for item in around if item.text.strip()]
@@ -491,7 +493,7 @@ class SectionBuilder:
         Macros in it are not expanded: it may quote what a model wrote.
         """
         loaded, target = self._loaded, self._loaded.target
-        names = {"user": loaded.user_name, "char": loaded.speaker.name}
+        names = {"user": loaded.cast.user_name, "char": loaded.cast.speaker.name}
         reason: ReasonKind = "turn"
         if suggestions:
             prompt = self._prompts["assist/suggestions"]
@@ -500,7 +502,9 @@ class SectionBuilder:
             prompt, reason = self._prompts[f"assist/{target.line_kind}"], target.line_kind
             text = prompt.render(**{key: names[key] for key in prompt.inputs})
         else:
-            author = read_author(self._identity, target.line) if target.line else loaded.user_name
+            author = (
+                read_author(self._identity, target.line) if target.line else loaded.cast.user_name
+            )
             names_sent = self._context.window.unit.names
             text = line_text(author, loaded.said or "", names=names_sent)
             audience = target.line.audience if target.line else loaded.audience
@@ -516,7 +520,7 @@ class SectionBuilder:
         )
 
     def _post_history(self, block: Block) -> list[Item]:
-        loaded, speaker = self._loaded, self._loaded.speaker
+        loaded, speaker = self._loaded, self._loaded.cast.speaker
         card = "" if block.forbid_overrides else speaker.card.post_history_instructions
         text, reason = self._replaced(
             "",

@@ -78,11 +78,11 @@ def _is_closing(before: str, first: str) -> bool:
 
 def make_speaker_filter(loaded: LoadedChat, *, has_text: bool) -> SpeakerFilter:
     """Return the filter for the text of one request; `has_text`: the reply has text before it."""
-    cast = [loaded.speaker.name, *loaded.others]
+    cast = [loaded.cast.speaker.name, *loaded.cast.others]
     speaker, *others = (
-        [loaded.user_name, *cast]
+        [loaded.cast.user_name, *cast]
         if loaded.target.kind == "impersonate"
-        else [*cast, loaded.user_name]
+        else [*cast, loaded.cast.user_name]
     )
     return SpeakerFilter(
         speaker,

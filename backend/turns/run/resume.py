@@ -59,7 +59,7 @@ def resume_play(
     Raises `ConflictError` where the chat is no longer played as it was, and `ValidationError` for
     a choice that the turn does not wait for.
     """
-    fresh, table = built.loaded.table, Table.load(suspended.table)
+    fresh, table = built.loaded.story.table, Table.load(suspended.table)
     if fresh is None or fresh.state.campaign_id != table.state.campaign_id:
         raise ConflictError("The chat is no longer played in this campaign. Stop the turn.")
     table.names, table.viewpoint = fresh.names, fresh.viewpoint

@@ -94,7 +94,7 @@ class TurnStarter:
                 lease_until=now() + LEASE_DURATION,
                 user_message_id=target.line.id if target.line else None,
             )
-            if loaded.campaign is not None:
+            if loaded.story.campaign is not None:
                 turn.path_tokens, turn.sent_tokens = built.path_tokens, built.sent_tokens
             parent = target.parent or target.leaf
             line: Message | None = None
@@ -111,9 +111,9 @@ class TurnStarter:
             chat.updated_at = now()
             continued = reply if target.continued else None
             run = self._make_run(identity, built, turn, continued, rebuild=rebuild)
-            if loaded.table is not None:
+            if loaded.story.table is not None:
                 run.play = TurnPlay(
-                    table=loaded.table,
+                    table=loaded.story.table,
                     prompts=self._prompts,
                     viewpoint=viewpoint,
                     may_wait=target.kind != "continue",
@@ -130,10 +130,10 @@ class TurnStarter:
             return None
         draft = MessageDraft(
             role="user",
-            author=loaded.user_name,
+            author=loaded.cast.user_name,
             text=loaded.line,
             typed=loaded.typed,
-            persona_id=loaded.persona_id,
+            persona_id=loaded.cast.persona_id,
         )
         unit = CountUnit.parse(loaded.chat.count_unit)
         return await self._pool.run(
@@ -151,7 +151,7 @@ class TurnStarter:
         parent: Message | None,
     ) -> Message | None:
         """The row that the reply is written into; a continued reply's own."""
-        target, speaker = built.loaded.target, built.loaded.speaker
+        target, speaker = built.loaded.target, built.loaded.cast.speaker
         if target.kind == "impersonate":
             return None
         if target.continued is not None:
@@ -209,7 +209,7 @@ class TurnStarter:
 
 def _store_injected_context(sealer: Sealer, reply: Message, built: BuiltPrompt) -> None:
     """Keep with a reply what its campaign put into the prompt."""
-    if campaign := built.loaded.campaign:
+    if campaign := built.loaded.story.campaign:
         data = msgspec.json.encode(campaign.block.injected)
         reply.sealed_injected_context = sealer.seal_bytes(MESSAGE_CONTEXT, reply.id, data)
 

@@ -236,7 +236,9 @@ def count_reply(run: TurnRun) -> tuple[dict[str, int], SealedRecord | None, int]
         return {}, None, run.spent_tokens()
     loaded = run.built.loaded
     units = {str(run.built.window.unit), loaded.chat.count_unit}
-    counts = {unit: CountUnit.parse(unit).count(loaded.speaker.name, run.text) for unit in units}
+    counts = {
+        unit: CountUnit.parse(unit).count(loaded.cast.speaker.name, run.text) for unit in units
+    }
     return counts, seal_record(run), run.spent_tokens()
 
 
@@ -459,7 +461,7 @@ class TurnStore:
             await self._enrichment.write_questions(session, run, chat)
         if run.built.loaded.is_compaction_due:
             await self._enrichment.compact(session, run, chat)
-        elif run.built.loaded.begins_unsettled or run.has_stored:
+        elif run.built.loaded.story.begins_unsettled or run.has_stored:
             await self._enrichment.go_on(session, chat)
         return True
 
@@ -471,7 +473,7 @@ class TurnStore:
         The beat is of the scene that was open before the turn's changes.
         """
         if run.is_beat:
-            campaign = run.built.loaded.campaign
+            campaign = run.built.loaded.story.campaign
             lead_id = campaign.now.lead_id if campaign else None
             await self._enrichment.count_beat(
                 session, run, chat, message, turn_id=run.turn_id, lead_id=lead_id
