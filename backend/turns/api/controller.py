@@ -339,7 +339,7 @@ class MessageContextController(Controller):
 
         `diff=previous` adds how it differs from the prompt of the reply before it.
         """
-        return await contexts.stored(identity, message_id, with_difference=diff is not None)
+        return await contexts.read_stored(identity, message_id, with_difference=diff is not None)
 
 
 class LoreTesterController(Controller):

@@ -1,4 +1,4 @@
-"""From what was read to the prompt: lore, sections, history, memories, within the budget."""
+"""Assemble a prompt from its retrieved data, within the token budgets."""
 
 from __future__ import annotations
 
@@ -59,14 +59,13 @@ from backend.turns.prompt.sections import PromptOrder, SectionBuilder
 
 MAX_COUNTS = 20_000
 MIN_CACHED_CHARACTERS = 200
-"""Below so many characters, counting costs no more than looking up."""
+"""For shorter texts, counting is as fast as the cache."""
 
 
 class CountCache(UserSignedOut):
-    """Token counts by user, vocabulary and content hash, the least recently used forgotten first.
+    """Token counts by user, tokenizer and text hash, with the least recently used dropped first.
 
-    The hashes are under a key of this process: what was counted can't be guessed from them. Safe to
-    use from several threads.
+    The hashes use a key of this process, so that texts cannot be guessed from them. Thread-safe.
     """
 
     def __init__(self, capacity: int = MAX_COUNTS) -> None:
@@ -76,7 +75,7 @@ class CountCache(UserSignedOut):
         self._lock = threading.Lock()
 
     def count(self, user_id: UUID, tokenizer: str, text: str) -> int:
-        """Tokens of a user's text in a vocabulary."""
+        """Count the tokens of a user's text."""
         if len(text) < MIN_CACHED_CHARACTERS:
             return get_tokenizer(tokenizer).count(text)
         digest = hashlib.blake2b(
@@ -96,7 +95,7 @@ class CountCache(UserSignedOut):
         return found
 
     def user_signed_out(self, user_id: UUID) -> None:
-        """Drop what is kept of a user."""
+        """Drop the counts of a user."""
         with self._lock:
             for key in [each for each in self._counts if each[0] == user_id]:
                 del self._counts[key]
@@ -106,7 +105,7 @@ LOST_ROUNDS = "There was no room for all rounds that the campaign's summary does
 
 
 class PromptAssembler:
-    """Puts prompts together from what was loaded alone: no database, no index."""
+    """Assembles prompts from retrieved data. Uses neither the database nor the index."""
 
     def __init__(
         self, prompts: PromptLibrary, counts: CountCache, lore: LoreReader, pool: CpuPool
@@ -124,17 +123,17 @@ class PromptAssembler:
         *,
         suggestions: int,
     ) -> BuiltPrompt:
-        """The prompt. Raises `ContextOverflowError` and `MacroLimitError`."""
+        """Assemble the prompt in a thread. Raises `ContextOverflowError` and `MacroLimitError`."""
         return await self._pool.run(
             identity.user_id,
-            partial(self._assembled, identity, context, request, suggestions),
+            partial(self._assemble, identity, context, request, suggestions),
             size=_estimate_size(context),
         )
 
-    def _assembled(
+    def _assemble(
         self, identity: Identity, context: RetrievedPrompt, request: TurnRequest, suggestions: int
     ) -> BuiltPrompt:
-        """The prompt. CPU-bound, without the database."""
+        """Assemble the prompt. CPU-bound."""
         loaded, window = context.loaded, context.window
         order = PromptOrder(
             loaded.preset, loaded.settings, list_triggers(request, is_quiet=bool(suggestions))
@@ -185,7 +184,9 @@ class PromptAssembler:
             placed = replace(placed, left_out=[*placed.left_out, *unsent])
             found = []
         with _convert_overflow(window.ratio):
-            reserved = self._reserved(context, [item for item in found if not item.rank], count)
+            reserved = self._count_reserved(
+                context, [item for item in found if not item.rank], count
+            )
             fixed, history, unsaid = fit_history(context, items, count=count, reserved=reserved)
             retrieved, repeated = split_by_history(
                 found, context.memories, history, chat_id=loaded.chat.id
@@ -243,7 +244,7 @@ class PromptAssembler:
         expander: LoreExpander,
         count: Counter,
     ) -> PlacedLore:
-        """Which lore comes in, and where it stands."""
+        """Scan the lorebooks and place the activated entries."""
         loaded = context.loaded
         scan = replace(
             make_scan(
@@ -265,8 +266,10 @@ class PromptAssembler:
             as_written=order.lore_as_written,
         )
 
-    def _reserved(self, context: RetrievedPrompt, asked: Sequence[Item], count: Counter) -> int:
-        """Tokens that history leaves to pinned events and lore by key: at most a share."""
+    def _count_reserved(
+        self, context: RetrievedPrompt, asked: Sequence[Item], count: Counter
+    ) -> int:
+        """Return the tokens that the history leaves to pinned events and lore."""
         if not asked:
             return 0
         around = count(render_memory(self._prompts, [structs.replace(asked[0], text="")]))
@@ -275,26 +278,26 @@ class PromptAssembler:
 
 
 def render_omitted(prompts: PromptLibrary, count: int) -> str:
-    """The line that stands for messages taken out of the middle."""
+    """Render the line that replaces messages from the middle of the history."""
     return prompts["sections/omitted"].render(count=count)
 
 
 def render_memory(prompts: PromptLibrary, items: Sequence[Item]) -> str:
-    """The section of what was retrieved."""
+    """Render the memory section."""
     return prompts["sections/memory"].render(**group_memory_texts(items))
 
 
 _CACHED_COUNT_FACTOR = 8
-"""Fields come back turn after turn, and their counts are kept: most turns only expand them."""
+"""Most turns only expand fields, because their token counts are cached."""
 
 _LINE_CHARACTERS = 2
-"""Laying out a line of the history takes as long as counting so many characters."""
+"""Adding a message of the history takes as long as counting so many characters."""
 
 
 def _estimate_size(context: RetrievedPrompt) -> int | None:
-    """How much work a prompt is, as `CpuPool.run` is told; None where lorebooks are scanned.
+    """Return the size of the work for `CpuPool.run`. None if lorebooks are scanned.
 
-    Patterns that can't be trusted may take a quarter of a second together.
+    Untrusted patterns may take a quarter of a second together.
     """
     if context.loaded.lore.books:
         return None
@@ -306,7 +309,7 @@ def _estimate_size(context: RetrievedPrompt) -> int | None:
 
 
 def _note_ignored_macros(macros: MacroBudget) -> list[str]:
-    """What to say of macros that mean nothing here."""
+    """Return a note about unknown macros."""
     names = ", ".join(sorted(macros.ignored))
     return [f"Macros that stand for nothing here: {names}."] if names else []
 
@@ -314,7 +317,7 @@ def _note_ignored_macros(macros: MacroBudget) -> list[str]:
 def _drop_unread_outlets(
     items: Sequence[Item], outlets: Outlets
 ) -> tuple[list[Item], list[LeftOut]]:
-    """Items without what stands in outlets that no field reads; and that."""
+    """Split off the items of outlets that no field reads."""
     kept: list[Item] = []
     unread: list[LeftOut] = []
     for item in items:
@@ -328,7 +331,7 @@ def _drop_unread_outlets(
 
 @contextlib.contextmanager
 def _convert_overflow(ratio: float) -> Generator[None]:
-    """Let an overflow speak of the model's tokens, as everything that people read does."""
+    """Convert the numbers of an overflow error to the model's tokens."""
     try:
         yield
     except ContextOverflowError as error:

@@ -1,4 +1,8 @@
-"""The prompt that asks a model for the tool calls of a reply that it has already written."""
+"""The third phase of a prompt: ready to be sent, asked for tool calls, or refused as too long.
+
+The adapter of a model learns the window from a refusal. If the prompt was built for that window,
+its tokens are worth more than was assumed, or tools and rounds of calls took the rest.
+"""
 
 from __future__ import annotations
 
@@ -33,21 +37,22 @@ from backend.lorebooks.activation.timed import TimedState
 from backend.turns.prompt.context import Constraint, LoadedChat, PromptWindow
 
 REPLY_RESERVES = 4
-"""A reply may be this many times as long as its reserve. The reserve only keeps room free in the
-window, so a model that is asked for no length may write more."""
+"""A reply may be this many times as long as its reserve.
+
+The reserve only keeps room free in the window. A model without an output limit may write more."""
 
 MIN_REPLY_TOKENS = 256
-"""Tokens that a reply may be expected to take in any case: a user may reserve a single one."""
+"""The expected length of a reply is at least this, because a user may reserve a single token."""
 
 CHARACTERS_PER_TOKEN = 4
 
 _SUMMARY_KINDS = frozenset({"summary", "chapters", "scenes", "state"})
-"""Kinds of items that say what happened, in place of lines that are not sent."""
+"""Kinds of items that replace messages of the history."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BuiltPrompt:
-    """A prompt, ready to be sent, and all that has to be stored with its reply.
+    """An assembled prompt, and everything that is stored with its reply.
 
     Counts are in the window's `unit`.
     """
@@ -64,14 +69,14 @@ class BuiltPrompt:
 
     @property
     def prompt(self) -> Prompt:
-        """What is sent."""
+        """The prompt that is sent."""
         return Prompt(
             self.assembled.messages, stable=self.assembled.stable, reply_room=self.reply_room
         )
 
     @property
     def sampling(self) -> Sampling:
-        """The settings that are sent. The longest reply is limited to `reply_room`."""
+        """The settings that are sent. `reply_room` limits the length of the reply."""
         sampling = self.window.sampling
         if (sampling.max_output_tokens or 0) <= self.reply_room:
             return sampling
@@ -79,14 +84,14 @@ class BuiltPrompt:
 
     @property
     def reply_room(self) -> int:
-        """The rest of the model's window after the prompt, in the model's tokens: at least 1."""
+        """The model's tokens that the prompt leaves in the window. At least 1."""
         window = self.window
         prompt = window.to_model_tokens(self.assembled.tokens)
         return max(1, window.spec.usable_window - window.extra - prompt)
 
     @property
     def reply_limit(self) -> int:
-        """Characters after which a reply is cut: four times those that it was expected to take."""
+        """Characters after which a reply is cut: four times the expected length."""
         expected = max(
             self.window.limits.reply_reserve,
             self.window.sampling.max_output_tokens or 0,
@@ -96,7 +101,7 @@ class BuiltPrompt:
 
     @property
     def totals(self) -> Totals:
-        """How the window is used, in the model's tokens."""
+        """The use of the window in the model's tokens."""
         assembled, limits, model = self.assembled, self.window.limits, self.window.to_model_tokens
         prompt = model(assembled.tokens)
         return Totals(
@@ -112,13 +117,13 @@ class BuiltPrompt:
 
     @property
     def path_tokens(self) -> int:
-        """What the whole history would have taken, in the model's tokens."""
+        """The model's tokens of the whole history."""
         window = self.window
         return window.to_model_tokens(round(self.loaded.whole_tokens * window.scale))
 
     @property
     def sent_tokens(self) -> int:
-        """What took its place: the lines that were sent, and what tells the rest."""
+        """The model's tokens of the sent messages and of the items that replace the others."""
         assembled = self.assembled
         told = [each for each in assembled.items if each.kind in _SUMMARY_KINDS]
         told += [each for each in assembled.retrieved if each.kind != "lore"]
@@ -131,14 +136,14 @@ class BuiltPrompt:
         return shape_messages(self.assembled.messages, self.assembled.shape)
 
     def with_shape(self, shape: MessageShape) -> BuiltPrompt:
-        """Return the same prompt, counted as it was sent in a shape."""
+        """Return the same prompt, with the token counts of a message shape."""
         if shape == self.assembled.shape:
             return self
         count = get_tokenizer(self.window.unit.tokenizer).count
         return replace(self, assembled=self.assembled.with_shape(shape, count))
 
     def with_guidance(self, text: str) -> BuiltPrompt:
-        """The same prompt, for a mood that has other guidance."""
+        """Return the same prompt with the guidance of another mood."""
         assembled, messages = self.assembled, list(self.assembled.messages)
         old = next(item for item in assembled.items if item.kind == "mood")
         if old.text == text:
@@ -157,20 +162,20 @@ class BuiltPrompt:
 
     @property
     def loses_rounds(self) -> bool:
-        """Whether lines of a campaign stand neither in the history, its summary, nor its state."""
+        """True if rounds of a campaign are missing from the history, its summary and its state."""
         return misses_rounds(self.loaded, self.assembled)
 
     @property
     def history_budget(self) -> int:
-        """What history may take beside what is always sent, in tokens as they are stored."""
+        """Stored tokens that the history may take next to the fixed sections."""
         window = self.window
         return window.to_stored(window.budget.for_history(self.assembled.fixed_tokens))
 
 
 def misses_rounds(loaded: LoadedChat, assembled: Assembled) -> bool:
-    """Whether lines of a campaign stand neither in the history nor in what tells them."""
+    """Return True if rounds of a campaign are missing from the prompt."""
     leaf = loaded.target.leaf
-    # What a viewpoint may not know is not lost to it.
+    # Messages that the viewpoint does not know are not missing.
     if leaf is None or not loaded.sums_rounds or loaded.viewpoint != GM:
         return False
     kept = assembled.history.positions
@@ -182,19 +187,21 @@ def misses_rounds(loaded: LoadedChat, assembled: Assembled) -> bool:
 def make_calls_prompt(
     built: BuiltPrompt, reply: str, request: str, tools: Sequence[Tool]
 ) -> Prompt | None:
-    """Return the reply's prompt, then the reply, then the request. CPU-bound: some milliseconds.
+    """Return a prompt with the reply and a request for its tool calls.
 
-    The prompt is kept whole if the window has room for it, because a local server has it in its
-    cache. Else the system messages that lead it are kept, and all from the user's last line on.
+    CPU-bound: some milliseconds.
+
+    The prompt is kept whole if it fits, because a local server has it in its cache. Otherwise only
+    its leading system messages remain, and the messages from the user's last line on.
 
     Args:
-        built: The prompt that the reply was written for.
+        built: The prompt of the reply.
         reply: The text of the reply.
         request: The text that asks for the calls.
         tools: The tools that may be called.
 
     Returns:
-        None if the window has no room for the shorter form either.
+        None if the shorter form does not fit either.
     """
     window = built.window
 
@@ -221,10 +228,12 @@ def _shorten(messages: Sequence[PromptMessage]) -> list[PromptMessage]:
 
 
 MAX_REBUILDS = 2
-"""Of one request. The first refusal names the window, or bounds it; the second corrects that."""
+"""Maximum rebuilds of one prompt.
+
+The first refusal reveals the window or a limit of it, the second corrects it."""
 
 UNEXPLAINED_FACTOR = 1.25
-"""Factor on the tokens of a prompt after a refusal that explains nothing: it has to get smaller."""
+"""Factor on the tokens of a prompt after a refusal without numbers, so that it becomes smaller."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -233,9 +242,9 @@ class RefusedPrompt:
 
     Attributes:
         needed: Its length in the model's tokens, reported or estimated.
-        window: The model's window, as the refusal named it or as it was learned from it.
+        window: The model's window, reported or learned from the refusal.
         counted: Its counted tokens.
-        is_reported: True if the server reported `needed`, and a tokenizer can explain it.
+        is_reported: True if the server reported `needed`, and a tokenizer can explain the number.
         extra: The model's tokens that the request took in addition to the prompt.
     """
 
@@ -247,16 +256,16 @@ class RefusedPrompt:
 
     @property
     def note(self) -> str:
-        """The sentence that the record of the next prompt has of it."""
+        """The note about it in the context record of the next prompt."""
         return (
             f"The model refused a first prompt of {self.needed:,} tokens: its context window has "
             f"{self.window:,}. The prompt was built again."
         )
 
     def complete(self, error: ModelContextOverflowError) -> ModelContextOverflowError:
-        """Return the error of a turn that ends with this refusal: with both numbers.
+        """Return the error of a turn that ends with this refusal, with both numbers.
 
-        Those that the server did not report are estimated.
+        Numbers that the server did not report are estimated.
         """
         if error.window is not None and error.needed is not None:
             return error
@@ -274,14 +283,14 @@ class RefusedPrompt:
 def describe_refusal(
     error: ModelContextOverflowError, built: BuiltPrompt, *, extra: int
 ) -> RefusedPrompt:
-    """Complete a refusal with the estimates of the prompt and the learned window.
+    """Complete a refusal with the estimated prompt size and the learned window.
 
-    A server may report the prompt alone, or with the reply that was asked for. The reading that is
-    nearer to the estimate counts.
+    A server may report the prompt with or without the requested reply. The reading that is closer
+    to the estimate is used.
 
     Args:
         error: The refusal.
-        built: The prompt that was refused.
+        built: The refused prompt.
         extra: The model's tokens of tools and rounds of calls in the request.
     """
     spec = built.window.models.spec(built.window.spec.id)

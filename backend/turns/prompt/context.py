@@ -59,7 +59,7 @@ NARRATOR = "Narrator"
 """The speaker of a chat without a character."""
 
 MAX_SCAN_DEPTH = 1_000
-"""Messages that a lorebook scan reads at most, whatever depth the entries ask for."""
+"""Maximum depth of a lorebook scan in messages."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -279,7 +279,7 @@ class LoadedChat:
         has_scripts: True if the account has regex scripts. `scripts` are the ones that run.
         known_path: The path as the viewpoint knows it. `summary` and `story` count tokens of
             known messages.
-        viewpoint: The viewpoint whose knowledge the prompt may contain.
+        viewpoint: The prompt contains only the knowledge of this viewpoint.
         audience: The audience of the messages that the turn stores, in the form of the column.
         by_questions: True if old messages are searched by the questions that they answer.
         variables: The variables of macros: `stored_variables`, changed by the line's macros.
@@ -359,7 +359,7 @@ class LoadedChat:
 
     @property
     def macro_texts(self) -> list[str]:
-        """The texts whose macros the prompt expands."""
+        """The texts with macros that the prompt expands."""
         card = self.cast.speaker.card
         return [
             *(card.description, card.personality, card.scenario, card.mes_example),

@@ -1,4 +1,4 @@
-"""From a built prompt to its record, in the model's tokens, and on to the database, sealed."""
+"""The context record of a built prompt, in the model's tokens."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from backend.turns.prompt.built_prompt import BuiltPrompt
 from backend.turns.prompt.context import LoadedPreset
 
 MAX_LEFT_OUT = 200
-"""Things left out that a record lists one by one."""
+"""A record lists this many left-out items one by one."""
 
 
 def make_record(built: BuiltPrompt) -> ContextRecord:
-    """The record of a built prompt, in the model's tokens. Hashes the whole prompt."""
+    """Return the record of a prompt, in the model's tokens. Hashes the whole prompt."""
     loaded, assembled = built.loaded, built.assembled
     record = ContextRecord(
         model=built.window.spec.id,
@@ -72,7 +72,10 @@ def _record_preset(preset: LoadedPreset | None) -> RecordedPreset | None:
 
 
 def _record_left_out(left_out: Sequence[LeftOut]) -> list[RecordedLeftOut]:
-    """What was left out, the first of it one by one: a record has to stay small."""
+    """Return the left-out items.
+
+    Only the first ones are listed, because a record has to stay small.
+    """
     recorded = [recorded_left_out(each) for each in left_out[:MAX_LEFT_OUT]]
     if more := left_out[MAX_LEFT_OUT:]:
         recorded.append(
@@ -110,7 +113,7 @@ def _record_history(built: BuiltPrompt) -> RecordedHistory | None:
 
 
 def _summarise_older(built: BuiltPrompt) -> RecordedLeftOut | None:
-    """What lies before the kept history, as one entry."""
+    """Return one entry for all messages before the history."""
     history = built.assembled.history
     leaf = built.loaded.target.leaf
     first = history.positions[0] if history.positions else (leaf.position + 1 if leaf else 0)
@@ -124,7 +127,7 @@ def _summarise_older(built: BuiltPrompt) -> RecordedLeftOut | None:
 
 
 def _convert_counts(record: ContextRecord, built: BuiltPrompt) -> None:
-    """Turn the record's counts into the model's tokens."""
+    """Convert the counts of a record to the model's tokens."""
     if built.window.ratio == 1:
         return
     for item in (*record.items, *record.retrieved):

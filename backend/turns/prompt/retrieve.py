@@ -1,4 +1,4 @@
-"""What a turn asks memory for, and how what is found stands in the prompt."""
+"""The memory search of a turn, and the prompt items of its results."""
 
 from __future__ import annotations
 
@@ -50,20 +50,21 @@ from backend.settings import Settings
 from backend.turns.prompt.context import LoadedChat, PromptWindow, RetrievedPrompt
 
 MAX_ITEMS = 40
-"""Memories in a prompt, where no setting says."""
+"""Default maximum of memories in a prompt."""
 
 ROOM_TOKENS = 4_000
-"""Tokens of memories up to which lines come in that are near by their meaning alone, where no
-setting says how near or how many."""
+"""By default, messages that match by meaning alone are added up to this many tokens of memories.
+
+This applies if no setting limits relevance or number."""
 
 MAX_SHORT_ITEMS = 100
-"""Memories in a prompt where they are so short that they leave room."""
+"""Default maximum of memories in a prompt if they are so short that they leave room."""
 
 MAX_CONSEQUENCES = 10
-"""Items of a campaign that come in because lines which were found changed them."""
+"""Maximum number of campaign items that are added because recalled messages changed them."""
 
 EXCHANGE_LINES = 2
-"""Last lines that the search goes by, beside the user's."""
+"""Last messages that the search uses, in addition to the user's line."""
 
 _SECTION_TAG = re.compile(
     r"<(?=\s*+(?:/\s*+)?(?:long_term_memory|lorebook_entries)\b)", re.IGNORECASE
@@ -72,22 +73,21 @@ _SECTION_TAG = re.compile(
 _UNDATED = datetime.min.replace(tzinfo=UTC)
 
 _TITLE_CHARACTERS = 60
-"""Characters of an event's title, which it has for people who look at a prompt."""
+"""Characters of the title that an event gets in the context record."""
 
 _Time = tuple[datetime, int, UUID]
-"""Where a memory stands among the others: its moment, its place in the chat, its id.
+"""The order of memories: time, position in the chat, and id.
 
-A line and its reply may be made in one moment.
-"""
+A line and its reply may have the same time."""
 
 
 def make_request(
     identity: Identity, loaded: LoadedChat, *, before: int | None, budget: int
 ) -> SearchRequest | None:
-    """What to look for, and where; None where there is nothing to look in or for.
+    """Return the search request of a turn. None if there is nothing to search or to search for.
 
-    Of a chat's own messages only those are looked through that stand before position `before`.
-    Memories may take `budget` tokens.
+    Only messages of the chat before position `before` are searched. Memories may take `budget`
+    tokens.
     """
     chain: Sequence[MemorySettings] = (loaded.settings.memory, identity.settings.memory)
     limit = first_set(chain, "max_items", MAX_ITEMS)
@@ -140,7 +140,7 @@ def make_request(
 
 
 def find_semantic_hits(memories: Sequence[Memory]) -> dict[UUID, SemanticHit]:
-    """The lore among what was found, by its entries."""
+    """Return the lorebook entries among the search results, by id."""
     return {
         memory.recalled.source_id: SemanticHit(
             memory.score,
@@ -162,11 +162,10 @@ def make_memory_items(
     marks: AudienceMarks = NAMELESS_MARKS,
     days: Mapping[UUID, str] | None = None,
 ) -> list[Item]:
-    """Pinned events, then what was found by its rank, but for lore: as a prompt takes them.
+    """Return the prompt items of pinned events, then of search results by rank, without lore.
 
-    `told` are ids of what another part of the prompt tells; `marks` say who knows what is not for
-    everyone. `days` are those of a campaign's story; without them memories carry the date on which
-    they were said.
+    `told` are ids of rows that another section contains. `marks` describe limited audiences. `days`
+    are days of a campaign's story; without them, memories carry their real date.
     """
     items: list[Item] = []
     times: list[_Time] = []
@@ -189,7 +188,7 @@ def make_memory_items(
 
 
 def make_named_items(loaded: LoadedChat, *, count: Callable[[str], int]) -> list[Item]:
-    """What a campaign knows of those whom the last lines name."""
+    """Return the campaign's items about entities that the last messages name."""
     if loaded.story.campaign is None:
         return []
     return [
@@ -209,7 +208,7 @@ def make_named_items(loaded: LoadedChat, *, count: Callable[[str], int]) -> list
 
 
 def make_consequence_items(context: RetrievedPrompt, *, count: Callable[[str], int]) -> list[Item]:
-    """What followed from the lines that were found, each before its line."""
+    """Return the consequences of recalled messages, each before its message."""
     campaign = context.loaded.story.campaign
     known = {memory.recalled.source_id for memory in context.memories}
     known |= campaign.told if campaign else frozenset()
@@ -227,10 +226,10 @@ def make_consequence_items(context: RetrievedPrompt, *, count: Callable[[str], i
 def sort_by_rank(
     items: Sequence[Item], lore: Sequence[Item], memories: Sequence[Memory] = ()
 ) -> list[Item]:
-    """What shares the memory's budget: what somebody asked for, then what was found.
+    """Sort items that share the memory budget: requested items first, then search results.
 
-    What a campaign says of the present is short, and true now: it comes before lines that would
-    take its room. Its scenes and chapters stand among the lines.
+    Items about the campaign's present are short and current, so they precede messages. Its scenes
+    and chapters are ranked like messages.
     """
     past = {memory.recalled.source_id for memory in memories if memory.recalled.is_past}
 
@@ -244,9 +243,9 @@ def sort_by_rank(
 def split_by_history(
     items: Sequence[Item], memories: Sequence[Memory], history: History, *, chat_id: UUID
 ) -> tuple[list[Item], list[LeftOut]]:
-    """Items without the lines that the kept history holds, and what was drawn from them; and those.
+    """Split items into those outside the history, and those that it already contains.
 
-    Of an event whose messages are all of this chat, the first one's position counts.
+    If all messages of an event belong to this chat, it has the position of its first message.
     """
     first = history.positions[0] if history.positions else None
     in_history = {
@@ -269,7 +268,10 @@ def split_by_history(
 def list_near_misses(
     context: RetrievedPrompt, history: History, known: Collection[UUID | None]
 ) -> list[LeftOut]:
-    """What was found and not brought up, but for what the prompt has all the same: `known` rows."""
+    """Return the search results that the prompt does not contain in any other form.
+
+    `known` are the rows that it contains.
+    """
     chat_id = context.loaded.chat.id
     first = history.positions[0] if history.positions else None
     return [
@@ -287,9 +289,9 @@ def list_near_misses(
 
 
 def group_memory_texts(items: Sequence[Item]) -> dict[str, list[str]]:
-    """The inputs of the memory's prompt file: memories by their time, lore by its order.
+    """Return the inputs of the memory section's prompt file: memories by time, lore by order.
 
-    Nothing in them reads as a tag of the section that they stand in: somebody may have said one.
+    Tags of the section are disabled in the texts, because a message may contain them.
     """
     ordered = sorted(items, key=lambda item: item.order)
     texts = [(item.kind, _SECTION_TAG.sub("\u2039", item.text)) for item in ordered]
@@ -300,7 +302,7 @@ def group_memory_texts(items: Sequence[Item]) -> dict[str, list[str]]:
 
 
 def count_item(item: Item, count: Callable[[str], int]) -> Item:
-    """An item with what it takes as a line of the memory's section."""
+    """Add the tokens of an item in the memory section."""
     return structs.replace(item, tokens=(item.tokens or count(item.text)) + MESSAGE_OVERHEAD)
 
 
@@ -346,7 +348,7 @@ def _make_pinned_item(
 
 
 def _shorten(text: str) -> str:
-    """The first words of a text, on one line."""
+    """Return the first words of a text, on one line."""
     words = " ".join(text[: 2 * _TITLE_CHARACTERS].split())
     if len(words) <= _TITLE_CHARACTERS and len(text) <= 2 * _TITLE_CHARACTERS:
         return words
@@ -366,10 +368,10 @@ def _add_date(
 log = get_logger(__name__)
 
 TIMEOUT_SECONDS = 2.5
-"""How long a turn waits for the task model at most."""
+"""Time limit for the model that rephrases the search."""
 
 MAX_READ_CHARACTERS, MAX_WRITTEN_CHARACTERS = 4_000, 400
-"""Characters of the line, and of what was said before it; and of what the model writes."""
+"""Maximum characters of the line and of the messages before it, and of the answer."""
 
 
 class _RephrasingAnswer(msgspec.Struct, kw_only=True):
@@ -380,7 +382,11 @@ REPHRASING_SCHEMA = plain_schema(_RephrasingAnswer)
 
 
 class Rephraser:
-    """Searches again in other words, for users who want that."""
+    """Repeats a memory search with words of a model, if the user wants that (`memory.rephrase`).
+
+    The task model gets little time. If it fails, the first search remains and a note says so. Its
+    tokens count towards the daily limit of background work, and each use is stored as a run.
+    """
 
     def __init__(
         self,
@@ -404,10 +410,10 @@ class Rephraser:
         found: SearchResult,
         rank: Rank,
     ) -> SearchResult:
-        """What is found by the model's words, too; what was found where there are none.
+        """Return the results with the model's words, or the first results if there are none.
 
-        `rank` is that of what the prompt is for: the task model is asked as a part of it.
-        Its notes say what the words are, or that there are none and why.
+        `rank` is the rank of the prompt's own request, because this request is a part of it. Notes
+        contain the words, or the reason why there are none.
         """
         chain = (loaded.settings.memory, identity.settings.memory)
         request = found.request
@@ -472,7 +478,10 @@ class Rephraser:
         window: PromptWindow,
         line: str,
     ) -> str:
-        """Other words for a line; none of the demo model's. Raises `ModelError` and the like."""
+        """Return other words for a line.
+
+        Empty for the demo model. Raises `ModelError` and `AppError`.
+        """
         model = window.models.get(chosen)
         if model.spec.provider == "demo":
             return ""
@@ -486,7 +495,7 @@ class Rephraser:
         try:
             said = await model.structured(prompt, REPHRASING_SCHEMA, sampling)
         except (ModelMalformedAnswerError, ModelDeclinedError, asyncio.CancelledError):
-            budget.take(None, prompt, "")  # the model has read it all the same
+            budget.take(None, prompt, "")  # the model has read the prompt even if it failed
             raise
         budget.take(said.usage, prompt, str(said.value))
         try:

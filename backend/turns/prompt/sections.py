@@ -1,4 +1,4 @@
-"""The fixed sections of a prompt: which there are, where they stand, and what fills them."""
+"""The fixed sections of a prompt: their order, places and texts."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ from backend.turns.prompt.lore import PlacedLore, get_note_place, split_examples
 
 @dataclass(frozen=True)
 class PromptOrder:
-    """Which blocks are sent with a turn, and what follows from where they stand.
+    """The blocks that are sent with a turn, and their order.
 
-    `triggers` are the kinds of turns that it is.
+    `triggers` are the kinds of this turn. A block may be limited to some of them.
     """
 
     preset: LoadedPreset | None
@@ -49,36 +49,36 @@ class PromptOrder:
 
     @cached_property
     def sent(self) -> Sequence[Block]:
-        """Those that are sent. The history always is."""
+        """The blocks that are sent. The history always is."""
         return [block for block in self.blocks if block.marker == "history" or self._is_sent(block)]
 
     @cached_property
     def markers(self) -> frozenset[Marker | None]:
-        """Markers of blocks that are there, sent or not."""
+        """The markers of all blocks, sent or not."""
         return frozenset(block.marker for block in self.blocks)
 
     @property
     def places_note(self) -> bool:
-        """Whether a block says where the author's note stands, and not the note itself."""
+        """True if a block places the author's note. Otherwise the note has its own position."""
         return "authors_note" in self.markers
 
     @property
     def sends_memory(self) -> bool:
-        """Whether there is a place for what is retrieved."""
+        """True if the memory section is sent."""
         return self._place("memory") is not None
 
     @property
     def memory_first(self) -> bool:
-        """Whether the memory stands before the history."""
+        """True if the memory section comes before the history."""
         memory = self._place("memory")
         is_before = memory is not None and memory < (self._place("history") or 0)
         return is_before or self.settings.memory_placement == "before_history"
 
     @property
     def lore_as_written(self) -> bool:
-        """Whether lore by key stands around the character and the examples.
+        """True if lore that was found by key keeps its place around the character and the examples.
 
-        It has to where there is no memory that it could stand in.
+        Without a memory section it has no other place.
         """
         said = {self.settings.lore_placement}
         if self.preset:
@@ -87,11 +87,11 @@ class PromptOrder:
 
     @property
     def squashes(self) -> bool:
-        """Whether neighbouring blocks of the role `system` are one message."""
+        """True if neighbouring blocks of the role `system` are merged into one message."""
         return self.preset is None or self.preset.fields.squash_system_messages
 
     def title(self, block: Block) -> str:
-        """What a record says of where a piece comes from; nothing where no preset is chosen."""
+        """Return the title of a block for the context record. Empty if no preset is chosen."""
         return block.title if self.preset else ""
 
     def _is_sent(self, block: Block) -> bool:
@@ -106,16 +106,16 @@ class PromptOrder:
 def make_section(
     kind: str, title: str, text: str, reason: Reason, source_id: UUID | None = None
 ) -> Item:
-    """A section of the head: where it stands in the end, its block says."""
+    """Return a section of the head. Its block may change the place later."""
     return Item(
         kind=kind, title=title, text=text, place="head", reasons=[reason], source_id=source_id
     )
 
 
 class CampaignSections:
-    """The sections of a chat's campaign; each is empty in a chat of none.
+    """The sections of a chat's campaign. They are empty in a chat without a campaign.
 
-    `chapter_ids` holds the chapters that are told.
+    `chapter_ids` are the chapters in the prompt, once `build_chapters` was called.
     """
 
     def __init__(self, prompts: PromptLibrary, used: UsedPrompts, loaded: LoadedChat) -> None:
@@ -125,8 +125,8 @@ class CampaignSections:
         self._campaign = loaded.story.campaign
         self.chapter_ids: Collection[UUID] = ()
 
-    def campaign(self) -> list[Item]:
-        """What a campaign says of itself."""
+    def build_campaign(self) -> list[Item]:
+        """Return the section that describes the campaign."""
         campaign = self._campaign
         if campaign is None:
             return []
@@ -141,8 +141,8 @@ class CampaignSections:
         )
         return [make_section("campaign", name, text, Reason("campaign"), campaign.campaign_id)]
 
-    def glossary(self, count: Counter) -> list[Item]:
-        """What the words mean that its story coined, within the campaign's budget."""
+    def build_glossary(self, count: Counter) -> list[Item]:
+        """Return the glossary of the story's own words, within the campaign's budget."""
         campaign = self._campaign
         if campaign is None:
             return []
@@ -157,8 +157,11 @@ class CampaignSections:
         )
         return [make_section("glossary", "Glossary", text, reason, campaign.campaign_id)]
 
-    def chapters(self, count: Counter) -> list[Item]:
-        """What is long over, within the campaign's budget: the oldest chapters go first."""
+    def build_chapters(self, count: Counter) -> list[Item]:
+        """Return the summaries of past chapters, within the campaign's budget.
+
+        The oldest are dropped.
+        """
         campaign = self._campaign
         if campaign is None or not campaign.chapters:
             return []
@@ -172,8 +175,8 @@ class CampaignSections:
             make_section("chapters", "Chapters", text, Reason("campaign"), campaign.campaign_id)
         ]
 
-    def scenes(self) -> list[Item]:
-        """The last scenes that are over."""
+    def build_scenes(self) -> list[Item]:
+        """Return the last completed scenes."""
         campaign = self._campaign
         if campaign is None or not campaign.scenes:
             return []
@@ -182,8 +185,11 @@ class CampaignSections:
             make_section("scenes", "Last scenes", text, Reason("campaign"), campaign.campaign_id)
         ]
 
-    def state(self) -> list[Item]:
-        """The state block: behind the history, so that what comes before stays the same."""
+    def build_state(self) -> list[Item]:
+        """Return the state block.
+
+        It comes after the history, so that the text before it stays the same.
+        """
         campaign = self._campaign
         if campaign is None:
             return []
@@ -199,8 +205,11 @@ class CampaignSections:
             )
         ]
 
-    def mood(self) -> list[Item]:
-        """How a played turn is to be told, and what its tools are for: above the state block."""
+    def build_mood(self) -> list[Item]:
+        """Return the guidance and tool instructions of a played turn.
+
+        They precede the state block.
+        """
         table, campaign = self._loaded.story.table, self._campaign
         if table is None or campaign is None:
             return []
@@ -218,13 +227,13 @@ class CampaignSections:
 
     @property
     def _above_line(self) -> int:
-        """The depth of what stands right above the user's line."""
+        """The depth directly above the user's line."""
         has_line = bool(self._loaded.said) or self._loaded.target.line_kind != "user_line"
         return 1 if has_line else 0
 
 
 ORIGINAL_MACRO = "{{original}}"
-"""What a system prompt is that is Talekeeper's own."""
+"""The content of a block that sends the default system prompt."""
 
 LORE_BLOCKS: dict[Position, Marker] = {
     "before_character": "lore_before",
@@ -232,11 +241,11 @@ LORE_BLOCKS: dict[Position, Marker] = {
     "examples_top": "examples",
     "examples_bottom": "examples",
 }
-"""Whose block lore stands with that is around the character or the examples."""
+"""The blocks that lore around the character and the examples belongs to."""
 
 
 class SectionBuilder:
-    """Expands a prompt's fields in the order in which the prompt reads them."""
+    """Builds the fixed sections, and expands their macros in the order of the prompt."""
 
     def __init__(
         self,
@@ -249,8 +258,8 @@ class SectionBuilder:
         variables: Variables,
         macro_budget: MacroBudget,
     ) -> None:
-        # Two objects that name each other keep the whole prompt until the garbage collector comes:
-        # in the middle of the next turn, which waits 2 ms for it.
+        # There is no reference back to this object. A cycle would keep the prompt alive until the
+        # garbage collector runs, which delays the next turn by 2 ms.
         self.used = UsedPrompts(prompts)
         self._prompts = prompts
         self._identity = identity
@@ -265,12 +274,11 @@ class SectionBuilder:
         self._campaign = CampaignSections(prompts, self.used, context.loaded)
 
     def build(self, *, count: Counter, suggestions: int) -> list[Item]:
-        """The items, in order.
+        """Return the items in order, without empty ones.
 
-        `variables` holds what macros wrote, `used` the prompt files, `chapter_ids` the chapters
-        that are told, `off` the lore that no block sends. `count` counts the tokens of a text. An
-        empty one leaves its section out.
-        Raises `MacroLimitError`.
+        Sets `variables` to the values that macros wrote, `used` to the prompt files, `chapter_ids`
+        to the chapters in the prompt, and `off` to lore without a sent block. `count` counts the
+        tokens of a text. Raises `MacroLimitError`.
         """
         campaign, order = self._campaign, self._order
         sections: dict[Marker | None, Callable[[Block], Sequence[Item]]] = {
@@ -284,11 +292,11 @@ class SectionBuilder:
             "lore_after": lambda _: self._slot("after_character"),
             "examples": self._examples,
             "campaign": lambda _: [
-                *campaign.campaign(),
-                *campaign.glossary(count),
-                *campaign.chapters(count),
+                *campaign.build_campaign(),
+                *campaign.build_glossary(count),
+                *campaign.build_chapters(count),
             ],
-            "summary": lambda _: [*self._summary(), *campaign.scenes()],
+            "summary": lambda _: [*self._summary(), *campaign.build_scenes()],
             "authors_note": lambda _: self._note(),
             "post_history": self._post_history,
         }
@@ -297,16 +305,16 @@ class SectionBuilder:
         place: Place = "head"
         for block in order.sent:
             if block.marker == "history":
-                items += self._among_messages(sections, suggestions)
+                items += self._build_middle(sections, suggestions)
                 place = "tail"
             elif block.marker != "memory" and block.depth is None:
-                items += self._of_block(block, sections[block.marker](block), place)
+                items += self._place_items(block, sections[block.marker](block), place)
         self._leave_out_unplaced()
         items += self._slot("outlet")
         return [item for item in items if item.text.strip()]
 
-    def _of_block(self, block: Block, made: Sequence[Item], place: Place) -> list[Item]:
-        """What a block is made of, where the block stands: one message, or a part of one."""
+    def _place_items(self, block: Block, made: Sequence[Item], place: Place) -> list[Item]:
+        """Move the items of a block to its place. They form one message or a part of one."""
         order = self._order
         starts = not (order.squashes and block.role == "system")
         return [
@@ -323,14 +331,14 @@ class SectionBuilder:
             for number, item in enumerate(item for item in made if item.text.strip())
         ]
 
-    def _among_messages(
+    def _build_middle(
         self,
         sections: Mapping[Marker | None, Callable[[Block], Sequence[Item]]],
         suggestions: int,
     ) -> list[Item]:
-        """What stands among the messages, and the user's line.
+        """Return the items among the messages, and the user's line.
 
-        Blocks of a smaller order than by default stand before what has a depth of its own.
+        Blocks with an order below the default come before items with their own depth.
         """
         deep = [block for block in self._order.sent if block.depth is not None]
         deep = [block for block in deep if block.marker not in {"history", "memory"}]
@@ -338,32 +346,32 @@ class SectionBuilder:
         early = [block for block in deep if block.order < USUAL_ORDER]
         late = deep[len(early) :]
 
-        def items_of(blocks: Sequence[Block]) -> list[Item]:
+        def place_blocks(blocks: Sequence[Block]) -> list[Item]:
             made = [(block, sections[block.marker](block)) for block in blocks]
-            return [each for some in made for each in self._of_block(*some, "depth")]
+            return [each for some in made for each in self._place_items(*some, "depth")]
 
         note = self._loaded.note.fields.position
         return [
-            *items_of(early),
-            *self._campaign.mood(),
-            *self._campaign.state(),
+            *place_blocks(early),
+            *self._campaign.build_mood(),
+            *self._campaign.build_state(),
             *self._depth_prompt(),
             *(self._note() if note == "at_depth" and not self._order.places_note else ()),
             *self._slot("at_depth"),
-            *items_of(late),
+            *place_blocks(late),
             self._line(suggestions),
         ]
 
     @property
     def chapter_ids(self) -> Collection[UUID]:
-        """Chapters that the campaign tells."""
+        """The chapters in the prompt."""
         return self._campaign.chapter_ids
 
     def _slot(self, position: Position) -> Sequence[Item]:
         return self._lore.slots.get(position, ())
 
     def _system_prompt(self, block: Block) -> list[Item]:
-        """The system prompt, and the author's note where it stands around it."""
+        """Return the system prompt, with the author's note if it belongs next to it."""
         note = "" if self._order.places_note else self._loaded.note.fields.position
         return [
             *(self._note() if note == "before_prompt" else ()),
@@ -373,7 +381,7 @@ class SectionBuilder:
 
     @property
     def _loses_note(self) -> bool:
-        """Whether the author's note stands around a system prompt that no block sends."""
+        """True if no block sends the system prompt that the author's note belongs to."""
         if self._order.places_note or self._loaded.note.fields.position == "at_depth":
             return False
         return all(block.marker != "system_prompt" for block in self._order.sent)
@@ -386,7 +394,7 @@ class SectionBuilder:
             default = self.used.render("reply/group", **names, others=", ".join(loaded.cast.others))
         elif block.content:
             default = self.used.render("reply/system", **names)
-        text, reason = self._replaced(
+        text, reason = self._choose_text(
             default,
             (block.content if block.content != ORIGINAL_MACRO else "", "systemPrompt", "preset"),
             (loaded.system_prompt, "systemPrompt", "settings"),
@@ -395,7 +403,7 @@ class SectionBuilder:
         return make_section("system_prompt", "System prompt", text, Reason(reason))
 
     def _own_text(self, block: Block) -> list[Item]:
-        """The text of a block that is the user's."""
+        """Return the text that the user has written for a block."""
         text = self._expand(block.content, "block")
         return [make_section("block", block.title, text, Reason("preset"))]
 
@@ -411,7 +419,7 @@ class SectionBuilder:
         ]
 
     def _character(self, _: Block) -> list[Item]:
-        """What the card says of the character, but for what has a block of its own."""
+        """Return the card's description, and its other texts that have no own block."""
         fields = ("description", "personality", "scenario")
         return self._card_text(*(each for each in fields if each not in self._order.markers))
 
@@ -433,7 +441,7 @@ class SectionBuilder:
         return [*top, own, *bottom]
 
     def _leave_out_unplaced(self) -> None:
-        """Say of lore whose block is not sent that it is left out."""
+        """Record lore as left out if its block is not sent."""
         sent = {block.marker for block in self._order.sent}
         lost: list[Position] = [
             position for position, marker in LORE_BLOCKS.items() if marker not in sent
@@ -445,7 +453,7 @@ class SectionBuilder:
         ]
 
     def _summary(self) -> list[Item]:
-        """What was summarised. Macros in it are not expanded: a model wrote it."""
+        """Return the summary. Its macros are not expanded, because a model wrote it."""
         summary = self._loaded.summary
         if summary is None or not summary.text:
             return []
@@ -472,7 +480,7 @@ class SectionBuilder:
         ]
 
     def _note(self) -> list[Item]:
-        """The author's note with the lore around it: one message."""
+        """Return the author's note and the lore around it, as one message."""
         loaded, note = self._loaded, self._loaded.note.fields
         own = Item(
             kind="authors_note",
@@ -488,9 +496,9 @@ class SectionBuilder:
         return [structs.replace(item, joins=number > 0) for number, item in enumerate(items)]
 
     def _line(self, suggestions: int) -> Item:
-        """What the user says, or is asked of the model in its place.
+        """Return the user's line, or the instruction that replaces it.
 
-        Macros in it are not expanded: it may quote what a model wrote.
+        Its macros are not expanded, because it may quote text that a model wrote.
         """
         loaded, target = self._loaded, self._loaded.target
         names = {"user": loaded.cast.user_name, "char": loaded.cast.speaker.name}
@@ -522,7 +530,7 @@ class SectionBuilder:
     def _post_history(self, block: Block) -> list[Item]:
         loaded, speaker = self._loaded, self._loaded.cast.speaker
         card = "" if block.forbid_overrides else speaker.card.post_history_instructions
-        text, reason = self._replaced(
+        text, reason = self._choose_text(
             "",
             (block.content, "postHistory", "preset"),
             (loaded.post_history, "postHistory", "settings"),
@@ -532,8 +540,15 @@ class SectionBuilder:
         title = "Post-history instructions"
         return [make_section("post_history", title, text, Reason(reason), source_id)]
 
-    def _replaced(self, text: str, *fields: tuple[str, str, ReasonKind]) -> tuple[str, ReasonKind]:
-        """What the last of the fields (text, place, where from) says; each may quote the former."""
+    def _choose_text(
+        self, text: str, *fields: tuple[str, str, ReasonKind]
+    ) -> tuple[str, ReasonKind]:
+        """Return the last of the fields that is not empty, and its source.
+
+        Each may quote the one before.
+
+        A field is its text, its place and its source.
+        """
         reason: ReasonKind = "default"
         for field, place, source in fields:
             if field:
@@ -541,7 +556,7 @@ class SectionBuilder:
         return text, reason
 
     def reply_start(self) -> str | None:
-        """What the reply starts with. Raises `MacroLimitError`."""
+        """Return the text that the reply begins with. Raises `MacroLimitError`."""
         start = self._context.window.sampling.start_reply_with
         return (self._expand(start, "startReplyWith") or None) if start else None
 
