@@ -1,4 +1,4 @@
-"""What can go wrong with a turn before the model is asked."""
+"""Errors of turns before the model is asked."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from backend.errors import (
 
 
 class TurnNotFoundError(NotFoundError):
-    """No such turn, or someone else's."""
+    """The turn does not exist or belongs to another user."""
 
     slug, title = "turn-not-found", "No such turn"
 
 
 class TurnInProgressError(ConflictError):
-    """Another turn runs in this chat; `turn_id` names it, so that a client can follow it."""
+    """Another turn runs in this chat. Clients can follow it by its `turn_id`."""
 
     slug, title = "turn-in-progress", "A turn is in progress in this chat"
 
@@ -32,7 +32,7 @@ class TurnInProgressError(ConflictError):
 
 
 class TurnWaitingError(ConflictError):
-    """A turn of the chat waits for its player: `turn_id` names it, `waiting` says for what."""
+    """A turn of the chat waits for its player. `waiting` is the data of the choice."""
 
     slug, title = "turn-waiting", "A turn waits for a choice"
 
@@ -44,13 +44,13 @@ class TurnWaitingError(ConflictError):
 
 
 class TurnNotWaitingError(ConflictError):
-    """The turn waits for nothing: it runs, or is over."""
+    """The turn runs or has ended."""
 
     slug, title = "turn-not-waiting", "The turn waits for no choice"
 
 
 class ChoiceMadeError(ConflictError):
-    """Another option was chosen before; `option` is that one."""
+    """Another option was chosen before. `option` is its id."""
 
     slug, title = "choice-made", "The choice is made"
 
@@ -59,42 +59,42 @@ class ChoiceMadeError(ConflictError):
 
 
 class TurnIdReusedError(ConflictError):
-    """The turn's id was used before, for something else."""
+    """The turn id was used for another request."""
 
     slug, title = "turn-id-reused", "This turn id was used for another request"
 
 
 class ChatChangedError(ConflictError):
-    """The chat's path changed again and again while the prompt was put together."""
+    """The chat changed several times while its prompt was built."""
 
     slug, title = "chat-changed", "The chat changed meanwhile"
 
 
 class NothingToAnswerError(ValidationError):
-    """There is no line to answer and none was sent."""
+    """The request has no line, and the chat has no line to answer."""
 
     slug, title = "nothing-to-answer", "There is nothing to answer"
 
 
 class NotContinuableError(ConflictError):
-    """The path does not end with a reply that could go on."""
+    """The path does not end with a reply that can be continued."""
 
     slug, title = "not-continuable", "There is no reply to continue"
 
 
 class TurnInterruptedError(AppError):
-    """The server went down while the reply was being written; what there was of it is kept."""
+    """The server stopped while the reply was written. The text so far is kept."""
 
     status, slug, title = 503, "turn-interrupted", "The reply was cut off"
 
 
 class ContextNotFoundError(NotFoundError):
-    """The message has no context record: only replies that a model wrote have one."""
+    """The message has no context record. Only replies of a model have one."""
 
     slug, title = "context-not-found", "No context record"
 
 
 class OpeningTooLongError(ValidationError):
-    """The greetings that a chat would open with are too long together."""
+    """The greetings of a new chat are too long together."""
 
     slug, title = "opening-too-long", "The greetings are too long together"

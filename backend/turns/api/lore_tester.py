@@ -1,4 +1,4 @@
-"""Trying a lorebook on a text, as a turn would scan it."""
+"""Test a lorebook on texts, with the scan of a turn."""
 
 from __future__ import annotations
 
@@ -38,17 +38,16 @@ from backend.turns.prompt.macros import make_card_macros, make_macros, make_seed
 
 MAX_MESSAGES = 100
 MAX_CHARACTERS = 100_000
-"""Of all messages together."""
+"""Limit for all messages together."""
 
 TestedText = Annotated[str, msgspec.Meta(max_length=MAX_CHARACTERS)]
 
 
 class LoreTestRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """Texts to try a lorebook on: messages, the newest last, as if they had just been said.
+    """Texts to test a lorebook on: new messages, the newest last.
 
-    With `chat_id` they are said in that chat, by the user and the character in turns: its cast, its
-    names, its settings, and what is sticky or cools down there count. `seed` decides the draws; the
-    same seed makes the same ones.
+    With `chat_id` they are lines of that chat, by the user and the character in turns. Its cast,
+    names, settings and timed effects apply. The same `seed` makes the same random draws.
     """
 
     texts: Annotated[list[TestedText], msgspec.Meta(min_length=1, max_length=MAX_MESSAGES)]
@@ -57,7 +56,7 @@ class LoreTestRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 class LoreMatch(msgspec.Struct, kw_only=True):
-    """A key in the text: which message, from 0, and which characters of it, in Unicode's NFC."""
+    """A key in the text: the number of the message from 0, and the characters in Unicode's NFC."""
 
     key: str
     is_secondary: bool
@@ -67,10 +66,11 @@ class LoreMatch(msgspec.Struct, kw_only=True):
 
 
 class TestedEntry(msgspec.Struct, kw_only=True):
-    """An entry that would come in, and why: for programs, and in words.
+    """An activated entry with its reasons, for programs and as text.
 
-    `matches` are the first places of its keys in the text. `roll` is what was drawn where the entry
-    has a probability, in per cent: it comes in below that. `depth` is set where it counts.
+    `matches` are the first places of its keys in the text. `roll` is the random number of an entry
+    with a probability, in percent. Numbers below the probability activate it. `depth` is set if the
+    position uses it.
     """
 
     id: UUID
@@ -88,7 +88,7 @@ class TestedEntry(msgspec.Struct, kw_only=True):
 
 
 class MissedEntry(msgspec.Struct, kw_only=True):
-    """An entry that nearly came in, and why it did not. `tokens` is 0 where none were counted."""
+    """An entry that was nearly activated, and the reason. `tokens` is 0 if none were counted."""
 
     id: UUID
     title: str
@@ -100,11 +100,11 @@ class MissedEntry(msgspec.Struct, kw_only=True):
 
 
 class LoreTest(msgspec.Struct, kw_only=True):
-    """What would come in, in the order of the prompt, and what nearly would.
+    """Activated entries in the order of the prompt, and entries that were nearly activated.
 
-    `tokens` is what it takes, `budget` what lore may take: of the chat, else of the account, or of
-    the book where that says less. `more` counts entries beyond those listed, `not_found` those of
-    which nothing is in the text. `notes` are about keys that could not be used.
+    `tokens` is their size, `budget` the limit of the chat, else of the account, or of the book if
+    that is lower. `more` is the number of unlisted entries, `not_found` the number of entries
+    without any match. `notes` are about unusable keys.
     """
 
     entries: list[TestedEntry]
@@ -117,7 +117,7 @@ class LoreTest(msgspec.Struct, kw_only=True):
 
 
 MAX_LISTED = 1_000
-"""Entries that come in and are listed; the rest are counted."""
+"""Activated entries beyond this number are only counted."""
 
 POSITIONS: tuple[Position, ...] = (
     "before_character",
@@ -129,11 +129,11 @@ POSITIONS: tuple[Position, ...] = (
     "note_bottom",
     "outlet",
 )
-"""In the order in which they stand in a prompt."""
+"""The order of positions in a prompt."""
 
 
 class LoreTester:
-    """Scans one lorebook against a text, as a turn would. Nothing is stored."""
+    """Scans one lorebook with the given texts, like a turn. Stores nothing."""
 
     def __init__(
         self,
@@ -154,7 +154,7 @@ class LoreTester:
         self._accounts = accounts
 
     async def test(self, identity: Identity, book_id: UUID, request: LoreTestRequest) -> LoreTest:
-        """Raises `LorebookNotFoundError`, and what gathering a chat raises."""
+        """Run the test. Raises `LorebookNotFoundError` and the errors of `ChatLoader.load`."""
         if sum(map(len, request.texts)) > MAX_CHARACTERS:
             raise ValidationError(f"The text has more than {MAX_CHARACTERS:,} characters.")
         window, scan = await self._lore.with_books(
@@ -162,7 +162,7 @@ class LoreTester:
         )
         if request.seed is not None:
             scan = replace(scan, seed=request.seed)
-        # In a thread: patterns that can't be trusted may take a quarter of a second together.
+        # Untrusted patterns may take a quarter of a second together.
         return await self._pool.run(
             identity.user_id,
             lambda: _view_outcome(scan, self._lore.scan(scan), self._lore.finder(scan), window),
@@ -191,10 +191,10 @@ class LoreTester:
             lore=self._lore,
             is_preview=True,
         )
-        # Said next, whatever the chat's last line is.
+        # The text is a new line, independent of the chat's last message.
         turn = TurnRequest(text=request.texts[-1])
         loaded = await loader.load(chat_id, turn)
-        # Linked or not, as a turn of the chat would scan it.
+        # The book is scanned like a linked one.
         book = await book_by_itself(session, book_id, owner_id=identity.user_id)
         lore = await self._lore.read(
             session,
@@ -221,7 +221,7 @@ class LoreTester:
     async def _alone(
         self, session: AsyncSession, identity: Identity, book_id: UUID, request: LoreTestRequest
     ) -> tuple[PromptWindow, Scan]:
-        """As in a chat without a character, in which nothing else was said."""
+        """Build a scan for an empty chat without characters."""
         book = await book_by_itself(session, book_id, owner_id=identity.user_id)
         lore = await self._lore.read(
             session,
@@ -263,7 +263,7 @@ class LoreTester:
 
 
 def _scan_lines(messages: Sequence[str], speakers: tuple[str, str]) -> list[ScannedLine]:
-    """As a scan has them, newest first: the user said the last one, then they take turns."""
+    """Return the messages of the scan, newest first. The user has written the last one."""
     last = len(messages) - 1
     return [
         ScannedLine(

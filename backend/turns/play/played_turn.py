@@ -54,10 +54,10 @@ from backend.turns.run.turn_run import TurnRun
 log = get_logger(__name__)
 
 MAX_REQUESTS = 20
-"""To the model in one turn: more than calls and breaks can need."""
+"""Maximum requests to the model in one turn. Calls and changes of mood never need more."""
 
 MAX_NUDGES = 2
-"""Requests in one turn to narrate first. After them the model gets no more tools."""
+"""Maximum requests to narrate first. After them the model gets no more tools."""
 
 NARRATE = "There is no narration yet: narrate first, then call finish_turn."
 
@@ -81,7 +81,7 @@ class PlayedTurn:
         self._play = play
 
     async def run(self) -> None:
-        """Ask the model until the turn is over, or waits. Raises `ModelError`."""
+        """Ask the model until the turn ends or waits. Raises `ModelError`."""
         while self._play.requests < MAX_REQUESTS and await self._ask():
             pass
         if self._play.is_waiting:
@@ -94,7 +94,7 @@ class PlayedTurn:
             self._run.progress.transcript.append_event(name, data)
 
     async def _ask(self) -> bool:
-        """One request to the model; whether another one follows."""
+        """Ask the model once. True if another request follows."""
         self._play.requests += 1
         transcript = self._run.progress.transcript
         may_call = self._play.nudges < MAX_NUDGES or self._has_narrated()
@@ -108,8 +108,8 @@ class PlayedTurn:
         if heard.decided in {"break", "end"}:
             return heard.decided == "break"
         if not heard.calls:
-            return self._goes_on()
-        said = transcript.joined("text", since=self._run.request_begin)
+            return self._needs_request()
+        said = transcript.join("text", since=self._run.request_begin)
         self._play.rounds.append(ToolRound(heard.calls, heard.results, said))
         if heard.decided == "wait":
             transcript.append_event(AWAITING_CHOICE, msgspec.to_builtins(self._play.table.waiting))
@@ -119,7 +119,7 @@ class PlayedTurn:
         return heard.decided is None
 
     async def _hear(self, heard: _RequestResult) -> None:
-        """Take what the model says, and let its calls happen as they come."""
+        """Take the output of the model and execute its calls as they arrive."""
 
         def ask() -> AsyncGenerator[Piece, None]:
             prompt = replace(self._run.prompt, rounds=self._play.rounds)
@@ -132,10 +132,10 @@ class PlayedTurn:
             async with contextlib.aclosing(self._run.hear(ask, count_extra=count)) as stream:
                 async for piece in stream:
                     if heard.decided is not None and _is_speech(piece):
-                        break  # it talks to nobody: hang up
+                        break  # text after the decision is not used: close the request
                     await self._take(heard, piece)
         except ModelError as error:
-            # A decision stays; a model that has spoken or called may have nothing to add.
+            # A decision is kept. A model that has written or called before may have nothing to add.
             has_begun = self._run.has_spoken or bool(self._play.used)
             has_ended = isinstance(error, ModelEmptyReplyError) and has_begun
             if heard.decided is None and not has_ended:
@@ -144,7 +144,7 @@ class PlayedTurn:
     async def _take(self, heard: _RequestResult, piece: Piece) -> None:
         match piece:
             case ToolCall():
-                # Nothing that is called after the end of a phase counts.
+                # Calls after the end of a phase are ignored.
                 if heard.offered and heard.decided is None:
                     await self._use(heard, piece)
             case TextPiece(text):
@@ -176,7 +176,7 @@ class PlayedTurn:
         self._emit(outcome)
 
     def _refuse_early_end(self, call: ToolCall) -> Outcome | None:
-        """Return the outcome of an end that comes too early; None if the turn may end."""
+        """Return the outcome of an end that comes too early. None if the turn may end."""
         if self._play.table.is_decided:
             return self._play.table.move_on()
         if self._has_narrated():
@@ -185,8 +185,8 @@ class PlayedTurn:
         self._play.nudges += 1
         return refusal(NARRATE)
 
-    def _goes_on(self) -> bool:
-        """True if a model that has ended its reply is asked again, because the turn is not over."""
+    def _needs_request(self) -> bool:
+        """True if the turn has not ended, so that the model has to be asked again."""
         if self._play.requests >= MAX_REQUESTS:
             return False
         if self._play.table.is_decided:
@@ -206,7 +206,7 @@ class PlayedTurn:
 
     def _has_narrated(self) -> bool:
         """True if the model has narrated something since the player's last choice."""
-        said = self._run.progress.transcript.joined("text", since=self._play.told_from)
+        said = self._run.progress.transcript.join("text", since=self._play.told_from)
         return bool(said.strip())
 
     def _break(self) -> None:
@@ -222,9 +222,9 @@ class PlayedTurn:
         self._run.notify()
 
     def _lacks_calls(self) -> bool:
-        """True if the rules need a call, none was made, and it is open whether the model can.
+        """True if the rules need a call, none was made, and the model may be able to call.
 
-        A reply that was cut off, or that continues another one, shows nothing.
+        A reply that was cut off or continued proves nothing.
         """
         return (
             self._play.table.needs_calls
@@ -236,10 +236,10 @@ class PlayedTurn:
         )
 
     async def _ask_for_calls(self) -> None:
-        """Ask the model, in the fenced form, for the calls that belong to its reply.
+        """Ask the model for the calls that belong to its reply, in the fenced form.
 
-        The text stays. A change of mood counts from the next turn on. If the request fails, or has
-        no room in the window, the turn ends without calls, and the next one may ask again.
+        The text is kept. A change of mood applies from the next turn on. If the request fails or
+        does not fit the window, the turn ends without calls, and the next turn may ask again.
         """
         tools = self._play.table.offered(may_wait=False)
         request = self._play.prompts["moods/calls"].render()
@@ -265,8 +265,8 @@ class PlayedTurn:
         self._play.support = "fenced"
 
     def _begin_paragraph(self, text: str) -> None:
-        """Set what is said after a tool's answer apart from what was said before it."""
-        said = self._run.progress.transcript.joined("text")
+        """Separate text after a tool's answer from the text before it."""
+        said = self._run.progress.transcript.join("text")
         if said and not said[-1].isspace() and not text[0].isspace():
             self._run.take(TextPiece(PARAGRAPH))
 

@@ -17,7 +17,7 @@ from backend.turns.run.events import PlayEvent
 
 
 class SuspendedPlay(msgspec.Struct, kw_only=True):
-    """What a turn that waits goes on with. `rounds` lack the result that the choice will be."""
+    """The stored state of a waiting turn. The last round lacks the result of the choice."""
 
     table: bytes
     rounds: list[ToolRound]
@@ -28,22 +28,22 @@ class SuspendedPlay(msgspec.Struct, kw_only=True):
 
 @dataclass(slots=True, kw_only=True)
 class TurnPlay:
-    """The progress of a played turn.
+    """The state of a played turn.
 
     Attributes:
-        table: The items that its tools see and change.
-        rounds: Calls of this phase that were answered.
-        used: Names of the tools that were called, in order.
-        viewpoint: As it was asked for: whose knowledge the prompt may hold.
-        support: How the model was asked for calls last.
-        earlier: What the model took before the turn was suspended.
-        requests: How often the model was asked since then.
-        may_wait: False if the turn can't be suspended, because it goes on with a reply.
-        told_from: The place in the transcript of the player's last choice. The narration has to
+        table: The items that its tools read and change.
+        rounds: The answered calls of this phase.
+        used: The names of called tools, in order.
+        viewpoint: The requested viewpoint.
+        support: The way in which the model was last asked for calls.
+        earlier: The tokens that were used before the turn was suspended.
+        requests: The number of requests to the model since then.
+        may_wait: False if the turn cannot be suspended, because it continues a reply.
+        told_from: The place of the player's last choice in the transcript. The narration has to
             come after it.
         nudges: The number of requests to narrate first.
-        held: The call of `finish_turn` that came before the narration.
-        closing: What is told once the reply is stored.
+        held: A call of `finish_turn` that came before the narration.
+        closing: The events that follow once the reply is stored.
     """
 
     table: Table
@@ -62,21 +62,24 @@ class TurnPlay:
 
     @property
     def is_waiting(self) -> bool:
-        """Whether it is the player's move."""
+        """True if the turn waits for the player."""
         return self.table.waiting is not None
 
     def guide(self, built: BuiltPrompt) -> BuiltPrompt:
-        """Return a prompt with the guidance of the mood that the turn is in."""
+        """Return a prompt with the guidance of the current mood."""
         return built.with_guidance(self.table.guidance(self.prompts))
 
     def choose(self, choice: ChoiceRequest) -> None:
-        """Answer the call that waits with the player's choice. Raises `ValidationError`."""
+        """Answer the waiting call with the player's choice. Raises `ValidationError`."""
         last = self.rounds[-1]
         chosen = self.table.choose(choice.option, choice.text)
         self.rounds[-1] = ToolRound(last.calls, [*last.results, chosen], last.text)
 
-    def suspended(self, usage: TokenUsage | None) -> bytes:
-        """What is stored while the turn waits; `usage` is what was taken since it went on."""
+    def encode(self, usage: TokenUsage | None) -> bytes:
+        """Return the state to store while the turn waits.
+
+        `usage` are tokens since the last wait.
+        """
         return msgspec.json.encode(
             SuspendedPlay(
                 table=self.table.save(),
@@ -89,7 +92,7 @@ class TurnPlay:
 
 
 def add_usage(one: TokenUsage | None, other: TokenUsage | None) -> TokenUsage | None:
-    """What two requests took together; None where neither was reported."""
+    """Return the sum of two usages. None if neither was reported."""
     if one is None or other is None:
         return one or other
     return TokenUsage(

@@ -1,7 +1,7 @@
-"""Turns that run in this process: each a task of its own, with or without listeners.
+"""The running turns of this process. Each is a task that runs with or without listeners.
 
-What was said is stored every second, for all running turns in one transaction, and once more, with
-everything that belongs to the reply, when a turn is over.
+Once a second, the text of all running turns is stored in one transaction. When a turn ends, its
+reply is stored with everything that belongs to it.
 """
 
 from __future__ import annotations
@@ -29,23 +29,23 @@ TURNS = Counter("talekeeper_turns", "Turns that are over", ["provider", "state"]
 STORE_SECONDS = 1.0
 
 RETRY_SECONDS = (0.5, 2.0, 5.0, 10.0)
-"""Seconds between attempts to store a finished turn while the database does not answer."""
+"""Delays before further attempts to store an ended turn while the database is unavailable."""
 
 MAX_CONCURRENT_ENDS = 2
-"""How many ended turns are stored at a time. Their replies have been streamed by then. If all were
-stored at once, they would share the processor and SQLite's one writer with turns that begin, and
-delay these turns' first tokens."""
+"""Store at most two ended turns concurrently, so that new turns are not delayed.
+
+Their replies have been streamed already. If all were stored at once, they would share the processor
+and SQLite's only writer with new turns."""
 
 MAX_END_WAIT_SECONDS = 3.0
-"""Seconds after which an ended turn no longer waits for the others, so that one that hangs does not
-hold them up."""
+"""An ended turn stops waiting for the others after this time, because one of them may hang."""
 
 
 Store = Callable[[Iterable[TurnRun]], Awaitable[set[UUID]]]
-"""Stores what running turns have said; gives back the ids of those that are to stop."""
+"""Stores the text of running turns, and returns the ids of turns that have to stop."""
 
 Conclude = Callable[[TurnRun], Awaitable[None]]
-"""Stores a turn that is over, and fills in its closing events."""
+"""Stores an ended turn and sets its closing events."""
 
 
 class RunRegistry:
@@ -65,11 +65,11 @@ class RunRegistry:
         return len(self._runs)
 
     def get(self, turn_id: UUID) -> TurnRun | None:
-        """A turn that runs here."""
+        """Return a turn that runs in this process."""
         return self._runs.get(turn_id)
 
     def start(self, run: TurnRun) -> None:
-        """Let a turn run until it is over, on its own."""
+        """Run a turn in its own task."""
         self._runs[run.turn_id] = run
         if self.is_closing:
             run.stop(state="interrupted")
@@ -80,7 +80,7 @@ class RunRegistry:
             self._keeper = asyncio.create_task(self._keep())
 
     async def close(self) -> None:
-        """Cut every turn off, and those that still come, and store what there is."""
+        """Interrupt all turns, also ones that start later, and store their text."""
         self.is_closing = True
         for run in list(self._runs.values()):
             run.stop(state="interrupted")
@@ -96,13 +96,13 @@ class RunRegistry:
         try:
             await run.run_until_stopped(ask_model(run, self._slots))
             await self._conclude_surely(run)
-        except Exception as error:  # nobody awaits this task: say it here
+        except Exception as error:  # no one awaits this task, so the error is logged here
             log.exception("turn.not_stored", turn_id=run.turn_id, exc_info=error)
             problem = error if isinstance(error, AppError) else InternalError("The log says more.")
             run.progress.failed = run.show_problem(problem)
         finally:
             _report_end(run)
-            # One that waited may have gone on meanwhile.
+            # A turn that waited may have been resumed.
             if self._runs.get(run.turn_id) is run:
                 del self._runs[run.turn_id]
             run.finished.set()
@@ -137,10 +137,13 @@ class RunRegistry:
                     run.stop()
 
     async def _store_all(self, runs: list[TurnRun]) -> set[UUID]:
-        """Store all at once; where that fails, each by itself, so that one can't hold up others."""
+        """Store all turns together.
+
+        If that fails, store each one alone, so that one cannot block others.
+        """
         try:
             return await self._store(runs)
-        except Exception as error:  # the next second tries again
+        except Exception as error:  # retried after a second
             log.warning("turn.progress_not_stored", count=len(runs), exc_info=error)
         if len(runs) == 1:
             return set()
@@ -148,7 +151,7 @@ class RunRegistry:
         for run in runs:
             try:
                 stopped |= await self._store([run])
-            except Exception as error:  # the next second tries again
+            except Exception as error:  # retried after a second
                 log.warning("turn.progress_not_stored", turn_id=run.turn_id, exc_info=error)
         return stopped
 
@@ -187,15 +190,15 @@ async def take_reply(run: TurnRun) -> None:
 def _explain_emptiness(run: TurnRun) -> str:
     if not run.prompt.reply_limit:
         return f"No reply may be longer than {MAX_REPLY_CHARACTERS:,} characters."
-    if run.progress.transcript.joined("thinking").strip():
+    if run.progress.transcript.join("thinking").strip():
         return "The model wrote only thoughts. Try again, or switch its thinking off."
     return "Try again, or choose another model."
 
 
 def _report_end(run: TurnRun) -> None:
-    """One line in the log and one more in the metrics for a turn that is over."""
+    """Log the end of a turn and count it in the metrics."""
     spec, usage, failed = run.built.window.spec, run.usage, run.progress.failed
-    # Without a problem of the model's, it could not be stored, or was another process's by then.
+    # A failure without a problem means that storing failed, or that another process owned the turn.
     state = "interrupted" if failed and run.problem is None else run.outcome
     TURNS.labels(provider=spec.provider, state=state).inc()
     log.info(

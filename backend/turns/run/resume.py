@@ -1,4 +1,4 @@
-"""Turns that wait for their player: what was chosen, and how they go on."""
+"""Resume turns that wait for a choice of their player."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ from backend.vault.sealing import Sealer
 
 
 def read_suspended(sealer: Sealer, turn: Turn) -> SuspendedPlay:
-    """What a turn that waits goes on with."""
+    """Return the stored state of a waiting turn."""
     if turn.sealed_play is None:
         raise ValueError("It does not wait.")
     data = sealer.open_bytes(TURN_PLAY, turn.id, turn.sealed_play)
@@ -54,10 +54,10 @@ def read_suspended(sealer: Sealer, turn: Turn) -> SuspendedPlay:
 def resume_play(
     suspended: SuspendedPlay, built: BuiltPrompt, prompts: PromptLibrary, choice: ChoiceRequest
 ) -> tuple[TurnPlay, BuiltPrompt]:
-    """A turn that waited, with the player's choice, and its prompt as it is now.
+    """Return the state and the prompt of a waiting turn after the player's choice.
 
-    Raises `ConflictError` where the chat is no longer played as it was, and `ValidationError` for
-    a choice that the turn does not wait for.
+    Raises `ConflictError` if the chat is no longer played in the same campaign, and
+    `ValidationError` if the turn does not wait for this choice.
     """
     fresh, table = built.loaded.story.table, Table.load(suspended.table)
     if fresh is None or fresh.state.campaign_id != table.state.campaign_id:
@@ -78,13 +78,14 @@ def resume_play(
 
 
 async def claim_turn(database: Database, run: TurnRun, play: TurnPlay, *, before: str) -> bool:
-    """Let a turn go on here; False where it does not wait any more, or its chat has changed.
+    """Claim a waiting turn for this process. False if it no longer waits or its chat has changed.
 
-    All changes of the table are written in the same transaction, as changes of the reply. So the
-    choice counts, even if the rest of the turn is lost.
+    All changes of the table are stored in the same transaction as changes of the reply. Therefore
+    the choice is kept even if the rest of the turn is lost.
 
-    `before` are its segments as they were read: each wait has others, so that a choice that comes
-    late can't be taken for that of a later wait. One statement, so one of several claims it.
+    `before` are the segments of the turn as they were read. Each wait has different ones, so a late
+    choice cannot answer a later wait. A single statement claims the turn, so only one process
+    succeeds.
     """
     loaded = run.built.loaded
     async with database.write() as session:
@@ -125,7 +126,7 @@ MAX_ATTEMPTS = 3
 
 
 class TurnResumer:
-    """Lets turns go on with what their player chose: in any process, and once."""
+    """Resumes waiting turns with the player's choice: in any process, and only once."""
 
     def __init__(
         self,
@@ -142,12 +143,12 @@ class TurnResumer:
     ) -> tuple[TurnRun | None, int]:
         """Claim a turn with a choice. The choice and its costs are stored in the same transaction.
 
-        Returns the turn, to be run, or None if this choice was made before; and the id of the
-        event before that of the choice.
+        Returns the turn to run, or None if this choice was made before; and the id of the event
+        before that of the choice.
 
         Raises `TurnNotFoundError`, `TurnNotWaitingError`, `ChoiceMadeError`, `ChatChangedError`,
-        `ValidationError` for an option that the turn never had, and what `PromptBuilder.build`
-        raises. Nothing changes then.
+        `ValidationError` for an unknown option, and the errors of `PromptBuilder.build`. Nothing
+        changes then.
         """
         for attempt in range(MAX_ATTEMPTS):
             turn, reply, progress = await self._read(identity, turn_id)
@@ -157,16 +158,20 @@ class TurnResumer:
                 raise TurnNotWaitingError("It runs, or is over.")
             if not reply.is_active:
                 raise ChatChangedError("The turn is on another branch. Activate its reply first.")
-            run, play = await self._resumed(identity, turn, reply, progress, choice)
+            run, play = await self._resume(identity, turn, reply, progress, choice)
             if await claim_turn(self._database, run, play, before=turn.segments):
                 return run, READY_ID + progress.transcript.length - 1
             log.info("turn.not_claimed", turn_id=turn_id, attempt=attempt)
         raise ChatChangedError("Look at it again, and choose once more.")
 
-    async def made(self, identity: Identity, turn_id: UUID, choice: ChoiceRequest) -> int | None:
-        """Return the id of the event before that of a choice that was made; None if it was not.
+    async def find_made_choice(
+        self, identity: Identity, turn_id: UUID, choice: ChoiceRequest
+    ) -> int | None:
+        """Return the id of the event before that of a choice that was made.
 
-        Raises as `choose` does.
+        None if it was not made.
+
+        Raises the errors of `choose`.
         """
         _, _, progress = await self._read(identity, turn_id)
         return find_choice_id(progress.transcript, choice)
@@ -179,7 +184,7 @@ class TurnResumer:
             reply = await session.get(Message, turn.reply_id) if turn.reply_id else None
         return turn, reply, read_progress(identity.sealer, turn, reply)
 
-    async def _resumed(
+    async def _resume(
         self,
         identity: Identity,
         turn: Turn,
@@ -187,13 +192,13 @@ class TurnResumer:
         progress: Progress,
         choice: ChoiceRequest,
     ) -> tuple[TurnRun, TurnPlay]:
-        """The turn as it goes on: its prompt is made again, from what came before its reply."""
+        """Return the resumed turn. Its prompt is built again from the messages before its reply."""
         suspended = read_suspended(identity.sealer, turn)
         request = TurnRequest(regenerate_of=reply.id, viewpoint=suspended.viewpoint)
         built = await self._builder.build(identity, turn.chat_id, request)
         play, built = resume_play(suspended, built, self._prompts, choice)
         transcript = progress.transcript
-        said = transcript.joined("text")
+        said = transcript.join("text")
         rebuild = partial(self._builder.rebuild, identity, request)
         run = TurnRun.create(identity, built, turn, progress, rebuild=rebuild)
         run.play = play
@@ -213,10 +218,10 @@ def _make_choice_data(choice: ChoiceRequest) -> dict[str, str]:
 
 
 def find_choice_id(transcript: Transcript, choice: ChoiceRequest) -> int | None:
-    """Return the id of the event before that of a choice that was made; None if it is still open.
+    """Return the id of the event before that of a choice. None if the choice is still open.
 
-    Raises `ChoiceMadeError` if the same wait got another choice, and `ValidationError` if no wait
-    had this option.
+    Raises `ChoiceMadeError` if the wait has got another choice, and `ValidationError` if no wait
+    has had this option.
     """
     asked = False
     for name, data, place in transcript.since(0):

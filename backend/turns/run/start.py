@@ -1,4 +1,4 @@
-"""The first transaction of a turn: what is stored before the model is asked."""
+"""Store the start of a turn in one transaction, before the model is asked."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ from backend.vault.sealing import OVERHEAD, Sealer
 
 
 class TurnStarter:
-    """Stores turns that may start."""
+    """Stores the start of turns."""
 
     def __init__(
         self,
@@ -66,15 +66,15 @@ class TurnStarter:
         viewpoint: str | None,
         rebuild: Rebuild,
     ) -> TurnRun | None:
-        """Transaction 1: the user's line, a row for the reply, the turn.
+        """Store the user's line, a row for the reply, and the turn.
 
-        `viewpoint` is as the request names it: a turn that waits keeps it.
+        `viewpoint` is the requested one. A turn that waits stores it.
 
-        None when the chat changed since the prompt was built. Raises `OvertakenError` when another
-        turn came first, `NotContinuableError`.
+        Returns None if the chat has changed since the prompt was built. Raises `OvertakenError` if
+        another turn came first, and `NotContinuableError`.
         """
         loaded, target = built.loaded, built.loaded.target
-        line_draft = await self._line_draft(identity, built)
+        line_draft = await self._draft_line(identity, built)
         async with self._database.write() as session:
             chat = await chats.get_chat(
                 session, loaded.chat.id, owner_id=identity.user_id, lock=True
@@ -106,7 +106,7 @@ class TurnStarter:
                 await _save_variables(
                     session, identity.sealer, chat, loaded.stored_variables, built.variables
                 )
-            reply = await self._reply_row(session, identity, chat, built, line or parent)
+            reply = await self._make_reply_row(session, identity, chat, built, line or parent)
             turn.reply_id = reply.id if reply else None
             chat.updated_at = now()
             continued = reply if target.continued else None
@@ -120,11 +120,13 @@ class TurnStarter:
                 )
             if reply is not None:
                 reply.status = "streaming"
-            session.add(turn)  # last, in one statement with what it refers to
+            session.add(
+                turn
+            )  # last, so that it is inserted in one flush with the rows that it refers to
             return run
 
-    async def _line_draft(self, identity: Identity, built: BuiltPrompt) -> dict[str, Any] | None:
-        """The user's line, sealed and counted before the transaction, which waits for no thread."""
+    async def _draft_line(self, identity: Identity, built: BuiltPrompt) -> dict[str, Any] | None:
+        """Seal and count the user's line in a thread, before the transaction."""
         loaded = built.loaded
         if loaded.line is None:
             return None
@@ -142,7 +144,7 @@ class TurnStarter:
             size=len(loaded.line),
         )
 
-    async def _reply_row(
+    async def _make_reply_row(
         self,
         session: AsyncSession,
         identity: Identity,
@@ -150,7 +152,7 @@ class TurnStarter:
         built: BuiltPrompt,
         parent: Message | None,
     ) -> Message | None:
-        """The row that the reply is written into; a continued reply's own."""
+        """Return the row of the reply. A continued reply keeps its row."""
         target, speaker = built.loaded.target, built.loaded.cast.speaker
         if target.kind == "impersonate":
             return None
@@ -161,7 +163,7 @@ class TurnStarter:
                     "It has been answered on another branch. Edit it to make a branch of its own."
                 )
             if len(message.sealed_content) == OVERHEAD:
-                # It was hidden, being thoughts alone.
+                # It was hidden because it had only thoughts.
                 tree.set_leaf_hidden(chat, message, hidden=False)
             _store_injected_context(identity.sealer, message, built)
             return message
@@ -208,7 +210,7 @@ class TurnStarter:
 
 
 def _store_injected_context(sealer: Sealer, reply: Message, built: BuiltPrompt) -> None:
-    """Keep with a reply what its campaign put into the prompt."""
+    """Store the text that the campaign has added to the prompt with the reply."""
     if campaign := built.loaded.story.campaign:
         data = msgspec.json.encode(campaign.block.injected)
         reply.sealed_injected_context = sealer.seal_bytes(MESSAGE_CONTEXT, reply.id, data)
@@ -217,7 +219,7 @@ def _store_injected_context(sealer: Sealer, reply: Message, built: BuiltPrompt) 
 async def _save_variables(
     session: AsyncSession, sealer: Sealer, chat: Chat, before: Variables, after: Variables
 ) -> None:
-    """Keep what macros wrote; `macro_fields.within_limits` has seen to the limits."""
+    """Store the variables that macros have changed. `limit_variables` has checked their size."""
     if after.local is not before.local:
         data = msgspec.json.encode(dict(after.local))
         chat.sealed_variables = sealer.seal_bytes(CHAT_VARIABLES, chat.id, data)

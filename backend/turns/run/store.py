@@ -1,4 +1,4 @@
-"""What turns leave in the database: while they run, when they are over, and after a crash."""
+"""Store running and ended turns with their replies and context records."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ from backend.turns.run.turn_run import TurnRun
 from backend.vault.sealing import digest
 
 MAX_UNCHECKED_TEXTS = 8
-"""So many texts are sent to the database without asking first which of them it has."""
+"""Up to this many texts are inserted without a query for the ones that exist."""
 
 
 _KNOWN = select(ContextText.digest).where(
@@ -77,14 +77,14 @@ _KNOWN = select(ContextText.digest).where(
 
 @dataclass(frozen=True, slots=True)
 class SealedRecord:
-    """A context record, and its texts by their keyed hashes, sealed for storing."""
+    """A sealed context record, and its sealed texts by keyed hash."""
 
     record: bytes
     texts: dict[bytes, tuple[UUID, bytes]]
 
 
 def seal_record(run: TurnRun) -> SealedRecord:
-    """The record of a running turn. Hashes and seals a whole prompt: call it in a thread."""
+    """Make and seal the context record of a turn. CPU-bound: it hashes the whole prompt."""
     record = make_record(run.built.with_shape(run.sent.shape))
     record.unsent_settings = list(run.sent.left_out)
     if run.play is not None:
@@ -103,7 +103,7 @@ def seal_record(run: TurnRun) -> SealedRecord:
 
 
 async def store_record(session: AsyncSession, run: TurnRun, sealed: SealedRecord) -> None:
-    """Store a record, and those of its texts that the chat does not have yet."""
+    """Store a context record, and the texts that the chat does not have yet."""
     values = {
         "id": run.reply_id,
         "user_id": run.user_id,
@@ -135,18 +135,18 @@ async def store_record(session: AsyncSession, run: TurnRun, sealed: SealedRecord
 
 
 def make_usage_data(run: TurnRun) -> dict[str, Any] | None:
-    """The `usage` event's data: what the provider reported, of the whole turn."""
+    """Return the data of the `usage` event: the tokens that the provider reported for the turn."""
     usage = add_usage(run.play.earlier, run.usage) if run.play else run.usage
     return {**asdict(usage), "model": run.built.window.spec.id} if usage else None
 
 
 def encode_json(data: dict[str, Any] | None) -> str | None:
-    """Data as the column of a turn takes it."""
+    """Return data as JSON for a column of a turn."""
     return msgspec.json.encode(data).decode() if data else None
 
 
 def encode_segments(run: TurnRun, closing: Sequence[PlayEvent] = ()) -> str:
-    """The runs of what was said and what happened, with what is told at the end."""
+    """Return the segments of a turn as JSON, including its closing events."""
     segments = run.segments
     if closing:
         segments.append(("event", len(closing)))
@@ -154,14 +154,14 @@ def encode_segments(run: TurnRun, closing: Sequence[PlayEvent] = ()) -> str:
 
 
 def replace_totals(run: TurnRun, turn: Turn) -> None:
-    """Put the totals of a prompt that was built again into its turn's row."""
+    """Store the totals of a prompt that was built again."""
     turn.totals = msgspec.json.encode(run.built.totals).decode()
     if turn.path_tokens is not None:
         turn.path_tokens, turn.sent_tokens = run.built.path_tokens, run.built.sent_tokens
 
 
 def seal_events(run: TurnRun, closing: Sequence[PlayEvent] = ()) -> bytes | None:
-    """What happened in a played turn, with what is told at its end."""
+    """Seal the events of a played turn, including its closing events."""
     events = [*run.progress.transcript.events, *closing]
     if not events:
         return None
@@ -169,9 +169,9 @@ def seal_events(run: TurnRun, closing: Sequence[PlayEvent] = ()) -> bytes | None
 
 
 def capture_progress(run: TurnRun) -> Callable[[], dict[str, Any]]:
-    """Capture the reply as it is now, and return a function that makes its row.
+    """Capture the current reply, and return a function that makes its row.
 
-    The function counts and seals: it is CPU-bound, and may be called in a thread.
+    The function counts and seals. It is CPU-bound and can run in a thread.
     """
     if run.reply_id is None:
         raise ValueError("Only a reply is stored as it grows.")
@@ -181,9 +181,9 @@ def capture_progress(run: TurnRun) -> Callable[[], dict[str, Any]]:
 
 
 def write_reply(run: TurnRun, chat: Chat, message: Message, counts: dict[str, int]) -> None:
-    """Put what was said so far into the reply's row; `counts` by unit, none of a silent one.
+    """Write the current text to the row of the reply. `counts` are by unit, empty without text.
 
-    A reply without text is hidden: it may not be sent to a model.
+    A reply without text is hidden, because it must not be sent to a model.
     """
     for name, value in _seal_reply(run, message.id, run.text, run.thinking).items():
         setattr(message, name, value)
@@ -197,7 +197,7 @@ def write_reply(run: TurnRun, chat: Chat, message: Message, counts: dict[str, in
 
 
 def _make_notices(run: TurnRun, message: Message) -> list[Notice]:
-    """Return the notices of the whole reply: how a part before this one ended no longer counts."""
+    """Return the notices of the whole reply. The end of an earlier part no longer matters."""
     notices: list[Notice] = [
         each for each in decode_notices(message.notices) if isinstance(each, PromptCutNotice)
     ]
@@ -221,15 +221,15 @@ def _seal_reply(run: TurnRun, reply_id: UUID, text: str, thinking: str) -> dict[
 
 
 def finish_reply(run: TurnRun) -> tuple[dict[str, int], SealedRecord | None, int]:
-    """What `count_reply` gives, once regex scripts have changed what was said. CPU-bound."""
+    """Run regex scripts on the reply, then count it. CPU-bound."""
     run.apply_scripts()
     return count_reply(run)
 
 
 def count_reply(run: TurnRun) -> tuple[dict[str, int], SealedRecord | None, int]:
-    """The reply's counts by unit, its record, what the turn took in tokens. CPU-bound.
+    """Return the token counts of the reply by unit, its record, and the used tokens. CPU-bound.
 
-    Counts are in the unit of the prompt and in that of the chat. Without a reply there are none.
+    Counts use the units of the prompt and of the chat. Without a reply there are none.
     """
     is_kept = run.text.strip() or run.has_only_thoughts or run.has_stored
     if run.reply_id is None or not is_kept:
@@ -246,7 +246,7 @@ T = TypeVar("T")
 
 _NOT_COUNTED = "{}"
 
-# Tables, not mapped classes: many rows at once, each by its key and a condition beside it.
+# These are tables and not mapped classes, because many rows are updated at once by key.
 _TURNS, _MESSAGES = Base.metadata.tables["turns"], Base.metadata.tables["messages"]
 _IS_OURS = (_TURNS.c.state == "running", _TURNS.c.lease_owner == bindparam("owner"))
 _RENEW = (
@@ -270,8 +270,8 @@ _STORE_REPLY = (
         sealed_content=bindparam("sealed_content"),
         sealed_thinking=bindparam("sealed_thinking"),
         updated_at=bindparam("updated_at"),
-        # After a crash nobody who can read it comes by to count it: a running sum, at most a few
-        # tokens too high, stands until then. Nothing hangs below a message that is being written.
+        # After a crash no one has the key to count the text, so a running sum is stored. It is at
+        # most a few tokens too high. The reply has no children while it is written.
         tokens=_MESSAGES.c.tokens + bindparam("more"),
         path_tokens=_MESSAGES.c.path_tokens
         + case((_MESSAGES.c.hidden, 0), else_=bindparam("more", type_=Integer)),
@@ -281,7 +281,7 @@ _STORE_REPLY = (
 
 
 class TurnStore:
-    """Writes running and finished turns."""
+    """Stores running and ended turns."""
 
     def __init__(
         self,
@@ -296,10 +296,10 @@ class TurnStore:
         self._enrichment = enrichment
 
     async def store_progress(self, runs: Iterable[TurnRun]) -> set[UUID]:
-        """Store what running turns have said and renew their leases, in one transaction.
+        """Store the text of running turns and renew their leases, in one transaction.
 
-        Gives back the turns that are to stop: another process was asked to, or they are this
-        process's no longer, for their chat was deleted or their lease ran out.
+        Returns the turns that have to stop. Another process has requested that, or they no longer
+        belong to this process, because the chat was deleted or the lease has expired.
         """
         runs = list(runs)
         lease_until, owner = now() + LEASE_DURATION, self._database.process_id
@@ -346,7 +346,7 @@ class TurnStore:
                 {"owner": owner},
             )
             stop_requested = {row.id: row.stop_requested for row in rows}
-            # The reply of a turn that was lost may be another turn's by now.
+            # If a turn was lost, its reply may belong to another turn.
             dirty = [run for run in dirty if run.turn_id in stop_requested]
             if dirty:
                 await connection.execute(_STORE_REPLY, [replies[run.turn_id] for run in dirty])
@@ -362,13 +362,12 @@ class TurnStore:
         return {run.turn_id for run in runs if stop_requested.get(run.turn_id, True)}
 
     async def conclude(self, run: TurnRun) -> None:
-        """Store what a run leaves once its model has ended: a turn that waits, or that is over.
+        """Store a turn when its model has finished: a waiting turn, or an ended one.
 
-        One transaction: the reply's text, its counts, its context record, what a played turn has
-        changed, what was learned of the model's counts, and the turn's end, with which the closing
-        events are filled in. A reply without text or thoughts leaves no message, unless a choice
-        has stored changes of it. Where the turn is
-        this process's no longer (see `store_progress`) nothing is stored.
+        One transaction stores the text of the reply, its counts, its context record, the changes of
+        a played turn, the learned token ratio, and the end of the turn. The closing events are set.
+        A reply without text or thoughts is deleted, unless a choice has stored changes of it.
+        Nothing is stored if the turn no longer belongs to this process; see `store_progress`.
         """
         play = run.play
         if play and run.outcome == "waiting" and await suspend_turn(self._database, run, play):
@@ -389,7 +388,7 @@ class TurnStore:
     async def _conclude(
         self, run: TurnRun, usage: dict[str, Any] | None
     ) -> tuple[bool, dict[str, Any] | None]:
-        """Store the end of a turn: whether there is a reply, and what went wrong."""
+        """Store the end of a turn. Returns whether there is a reply, and the problem."""
         problem, saved = _make_problem(run), False
         counts, record, spent = await asyncio.to_thread(finish_reply, run)
         async with self._database.write() as session:
@@ -398,7 +397,7 @@ class TurnStore:
             if chat is not None and turn is not None and is_ours:
                 _write_end(run, turn, usage, problem)
                 saved = await self._conclude_reply(session, run, chat, turn, reply, counts)
-                # A continuation that added nothing leaves the reply, and its record, as they were.
+                # If a continuation has added nothing, the reply and its record do not change.
                 saved = saved and (run.adds_to_reply or run.has_stored)
                 if saved and record is not None and (run.play or not run.record_stored):
                     await store_record(session, run, record)
@@ -408,7 +407,7 @@ class TurnStore:
             elif turn is not None:
                 problem = run.show_problem(make_interrupted_error())
             await _learn_ratios(session, run)
-            # A chat that was deleted meanwhile does not make its turn free; a gone account does.
+            # Tokens are charged even if the chat was deleted, but not if the account was deleted.
             if turn is not None or await session.get(User, run.user_id) is not None:
                 await add_tokens(session, run.user_id, spent)
         return saved, problem
@@ -422,7 +421,7 @@ class TurnStore:
         message: Message | None,
         counts: dict[str, int],
     ) -> bool:
-        """Store the reply; False if there is none, because nothing was said."""
+        """Store the reply. False if there is none, because the model wrote nothing."""
         if message is None:
             return False
         if not counts:
@@ -468,9 +467,9 @@ class TurnStore:
     async def _play_on(
         self, session: AsyncSession, run: TurnRun, chat: Chat, message: Message
     ) -> None:
-        """Write what a reply does to its campaign: a beat, a played turn's changes, scenes' ends.
+        """Store the effects on the campaign: a beat, the changes of a played turn, ended scenes.
 
-        The beat is of the scene that was open before the turn's changes.
+        The beat belongs to the scene that was open before the changes.
         """
         if run.is_beat:
             campaign = run.built.loaded.story.campaign
@@ -486,7 +485,7 @@ class TurnStore:
     async def _spoken(
         self, session: AsyncSession, run: TurnRun, turn: Turn, reply_id: UUID | None
     ) -> None:
-        """Have the index follow what was said in a turn."""
+        """Queue the messages of a turn for the index."""
         said = [each for each in (turn.user_message_id, reply_id) if each is not None]
         await self._index.changed(
             session, run, kind="message", container_id=turn.chat_id, source_ids=said
@@ -494,7 +493,7 @@ class TurnStore:
 
 
 class RecordedChanges(NamedTuple):
-    """Changes that were written: their ids, and how many were not possible any more."""
+    """The ids of stored changes, and the number of changes that were no longer possible."""
 
     ids: list[UUID]
     left_out: int
@@ -503,10 +502,10 @@ class RecordedChanges(NamedTuple):
 async def close_play(
     session: AsyncSession, play: TurnPlay, run: TurnRun, chat: Chat, message: Message
 ) -> list[PlayEvent]:
-    """Write the changes of a played turn with its reply, and return the events of that.
+    """Store the changes of a played turn with its reply, and return the closing events.
 
-    A turn that did not complete keeps only those that a choice has stored. The chat's row is
-    locked. Changes that are not possible any more are left out, and counted.
+    A turn that did not complete keeps only the changes that a choice has stored. The chat's row is
+    locked.
     """
     table, events = play.table, list[PlayEvent]()
     is_complete = run.outcome == "completed"
@@ -528,7 +527,7 @@ async def close_play(
 async def record_changes(
     session: AsyncSession, table: Table, run: TurnRun, chat: Chat, message: Message
 ) -> RecordedChanges:
-    """Write the changes of a table that are not stored. The chat's row is locked."""
+    """Store the new changes of a table. The chat's row is locked."""
     if chat.campaign_id is None or chat.campaign_id != table.state.campaign_id:
         return RecordedChanges([], 0)
     campaign = await find_campaign(session, run.sealer, chat.campaign_id, lock=True)
@@ -540,9 +539,9 @@ async def record_changes(
 
 
 async def suspend_turn(database: Database, run: TurnRun, play: TurnPlay) -> bool:
-    """Store a turn that waits for its player; False where it is to end instead."""
+    """Store a turn that waits for its player. False if it has to end instead."""
     counts, record, spent = await asyncio.to_thread(count_reply, run)
-    suspended = play.suspended(run.usage)
+    suspended = play.encode(run.usage)
     async with database.write() as session:
         chat = await session.get(Chat, run.chat_id, with_for_update=True)
         turn = await session.get(Turn, run.turn_id, with_for_update=True)
@@ -582,7 +581,7 @@ def _call_each(functions: Mapping[UUID, Callable[[], T]]) -> dict[UUID, T]:
 def _write_end(
     run: TurnRun, turn: Turn, usage: dict[str, Any] | None, problem: dict[str, Any] | None
 ) -> None:
-    """Put how a turn ended into its row."""
+    """Write the end of a turn to its row."""
     turn.state = run.outcome
     turn.finished_at = now()
     turn.usage = encode_json(usage)
@@ -600,9 +599,9 @@ def _write_end(
 
 
 async def _learn_ratios(session: AsyncSession, run: TurnRun) -> None:
-    """Learn of the model's counts. What a played turn asks, round by round, is not its prompt.
+    """Learn the model's token ratio. A played turn sends more than its prompt, so it is ignored.
 
-    The report of a prompt that was cut is not learned from, because it is that of another prompt.
+    The report of a prompt that the server has cut is ignored, because it is about a shorter prompt.
     """
     if run.play is not None:
         return
@@ -616,7 +615,7 @@ async def _learn_ratios(session: AsyncSession, run: TurnRun) -> None:
 
 
 def _make_problem(run: TurnRun) -> dict[str, Any] | None:
-    """Return the problem of a turn, as its last event has it."""
+    """Return the problem of a turn for its last event."""
     error = run.problem or (make_interrupted_error() if run.outcome == "interrupted" else None)
     return run.show_problem(error) if error else None
 

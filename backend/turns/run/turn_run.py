@@ -1,4 +1,4 @@
-"""One running turn: what the model says, and who listens."""
+"""One running turn: the reply of the model, and the listeners."""
 
 from __future__ import annotations
 
@@ -58,21 +58,27 @@ from backend.vault.sealing import Sealer
 log = get_logger(__name__)
 
 Rebuild = Callable[[BuiltPrompt, Constraint], Awaitable[BuiltPrompt]]
-"""Builds the prompt of a turn again; see `PromptBuilder.rebuild`."""
+"""Builds the prompt of a turn again. See `PromptBuilder.rebuild`."""
 
 
 @dataclass(slots=True, kw_only=True)
 class TurnRun:
     """One running turn.
 
-    `prefix` is what a continued reply said before, `status_before` how it had ended.
-    `request_begin` is where in the transcript the current request to the model begins. `usage` and
-    `finish` come from the model, once `is_asked`; `sent` is the form of its requests. `rewritten`
-    are text and thoughts as regex scripts leave them, once the model has ended. `play` is how a
-    played turn goes on. `rebuild` builds the prompt again for the same line; `refused` are the
-    prompts that the model refused as too long. `cut` says that its server read only the rest of a
-    prompt. `stored_length`, `stored_events`, `stored_tokens` and `stored_drops` say how far the
-    rows are. `finished` is set when everything is stored.
+    Attributes:
+        prefix: The text of a continued reply before the turn. `prefix_thinking` are its thoughts.
+        status_before: The status of a continued reply before the turn.
+        play: The state of a played turn.
+        rebuild: Builds the prompt again for the same line.
+        refused: The prompts that the model refused as too long.
+        cut: Set if the model's server has read only the end of a prompt.
+        request_begin: The place in the transcript at which the current request begins.
+        finished: Set when everything is stored.
+        is_asked: True once the model was asked. `usage` and `finish` come from the model.
+        sent: The form of the requests.
+        stored_length: The length of the stored transcript. `stored_events`, `stored_tokens` and
+            `stored_drops` are the other stored numbers.
+        rewritten: Text and thoughts after regex scripts, once the model has finished.
     """
 
     turn_id: UUID
@@ -140,38 +146,38 @@ class TurnRun:
 
     @property
     def text(self) -> str:
-        """The reply so far, with what it continues."""
-        return self.prefix + self._joined("text")
+        """The reply so far, including the text that it continues."""
+        return self.prefix + self._join("text")
 
     @property
     def thinking(self) -> str:
-        """What the model has thought aloud."""
-        return self.prefix_thinking + self._joined("thinking")
+        """The thoughts so far."""
+        return self.prefix_thinking + self._join("thinking")
 
     @property
     def prompt(self) -> Prompt:
-        """The prompt of the next request, with the characters that are left for the whole reply."""
+        """The prompt of the next request, limited to the rest of the reply's characters."""
         transcript = self.progress.transcript
-        new = max(len(transcript.joined("text")), len(transcript.joined("thinking")))
+        new = max(len(transcript.join("text")), len(transcript.join("thinking")))
         whole = max(len(self.text), len(self.thinking))
         left = min(self.built.reply_limit - new, MAX_REPLY_CHARACTERS - whole)
         return replace(self.built.prompt, reply_limit=max(0, left))
 
-    def _joined(self, kind: SpokenKind) -> str:
+    def _join(self, kind: SpokenKind) -> str:
         if self.rewritten is not None:
             return self.rewritten[kind == "thinking"]
-        return self.progress.transcript.joined(kind)
+        return self.progress.transcript.join(kind)
 
     def apply_scripts(self) -> None:
-        """Let regex scripts change what was said, once. CPU-bound.
+        """Apply regex scripts to the reply, once. CPU-bound.
 
-        A reply of which they would leave nothing stays as it is, as do thoughts without text.
+        If they would remove the whole reply, it stays as it is, and so do thoughts without text.
         """
         scripts = self.built.loaded.scripts
         if scripts is None or self.rewritten is not None or self.kind == "impersonate":
             return
         scripts = scripts.renewed()
-        text, thinking = (self.progress.transcript.joined(kind) for kind in ("text", "thinking"))
+        text, thinking = (self.progress.transcript.join(kind) for kind in ("text", "thinking"))
         new = scripts.run(text, "reply", "stored", depth=0)
         reasoning = scripts.run(thinking, "reasoning", "stored", depth=0) if thinking else ""
         new = new if new.strip() else text
@@ -179,28 +185,29 @@ class TurnRun:
 
     @property
     def segments(self) -> list[Segment]:
-        """Lengths of the runs of thoughts, text and events, in order.
+        """The lengths of the runs of thoughts, text and events, in order.
 
-        What scripts added comes last; what they took leaves a gap, so that no event's id changes.
+        Text that scripts have added comes last. Removed text leaves a gap, so that event ids do not
+        change.
         """
         runs = self.progress.transcript.segments()
         kinds: tuple[SpokenKind, ...] = ("thinking", "text")
         for kind in kinds:
-            more = len(self._joined(kind)) - sum(length for each, length in runs if each == kind)
+            more = len(self._join(kind)) - sum(length for each, length in runs if each == kind)
             if more > 0:
                 runs.append((kind, more))
         return runs
 
     @property
     def has_spoken(self) -> bool:
-        """True if the turn has added text to its reply. White space alone is none."""
-        return bool(self.progress.transcript.joined("text").strip())
+        """True if the turn has added text to its reply. White space does not count."""
+        return bool(self.progress.transcript.join("text").strip())
 
     @property
     def has_only_thoughts(self) -> bool:
-        """True if the model has finished a reply that is thoughts without text, which is kept.
+        """True if the finished reply has thoughts but no text. Such a reply is kept.
 
-        So is such a reply that was to go on, however that ended.
+        A continued reply of this kind is kept in any case.
         """
         is_kept = self.outcome == "completed" or bool(self.prefix_thinking)
         return (
@@ -212,7 +219,7 @@ class TurnRun:
 
     @property
     def adds_to_reply(self) -> bool:
-        """True if the reply is not as it was before the turn."""
+        """True if the turn has changed the reply."""
         return self.has_spoken or (self.has_only_thoughts and self.outcome == "completed")
 
     @property
@@ -222,44 +229,44 @@ class TurnRun:
 
     @property
     def is_beat(self) -> bool:
-        """Whether it completes a reply, which counts once, however often it goes on."""
+        """True if the turn completes a reply. A reply counts once, even if it is continued."""
         return self.outcome == "completed" and self.status_before != "complete"
 
     def capture_unstored(self) -> Callable[[], int]:
-        """Return a function that counts how many tokens the reply is longer than its row says.
+        """Return a function that counts the tokens of the reply that its row does not include.
 
         The function is CPU-bound. It counts the reply as it was when it was captured.
         """
         tokenizer = self.built.window.stored_unit.tokenizer
         transcript, before = self.progress.transcript, 0
-        text = transcript.joined("text", since=max(0, self.stored_length))
+        text = transcript.join("text", since=max(0, self.stored_length))
         if transcript.drops > self.stored_drops:
-            text, before = transcript.joined("text"), self.stored_tokens
+            text, before = transcript.join("text"), self.stored_tokens
         return lambda: get_tokenizer(tokenizer).count(text) - before
 
     def spent_tokens(self) -> int:
-        """Tokens that it took, also if the provider reported none. CPU-bound."""
+        """Return the used tokens, estimated if the provider reported none. CPU-bound."""
         if self.usage is not None:
             return self.usage.prompt_tokens + self.usage.completion_tokens
         transcript = self.progress.transcript
         if not self.is_asked:
             return 0
-        said = transcript.joined("text") + transcript.joined("thinking")
+        said = transcript.join("text") + transcript.join("thinking")
         if self.outcome == "failed" and not said and not (self.play and self.play.used):
-            return 0  # the provider refused it
+            return 0  # the provider refused the request
         tokenizer = get_tokenizer(self.built.window.unit.tokenizer)
         requests = self.play.requests if self.play else 1
         return requests * self.built.assembled.tokens + tokenizer.count(said)
 
     def notify(self) -> None:
-        """Wake everyone who listens."""
+        """Wake all listeners."""
         waiters, self._waiters = self._waiters, set()
         for waiter in waiters:
             if not waiter.done():
                 waiter.set_result(None)
 
     async def wait_for_update(self, *, within: float) -> bool:
-        """Wait for something new to be said; False after `within` seconds of silence."""
+        """Wait for new output. False after `within` seconds of silence."""
         waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiters.add(waiter)
         try:
@@ -272,7 +279,10 @@ class TurnRun:
         return True
 
     async def events(self, last_id: int, *, beat: float) -> AsyncIterator[list[TurnEvent]]:
-        """Events after `last_id` as they come; an empty list every `beat` seconds of silence."""
+        """Yield the events after `last_id` as they come.
+
+        Yields an empty list after `beat` silent seconds.
+        """
         cursor = EventCursor(last_id)
         while True:
             is_at_rest = self.progress.is_at_rest
@@ -285,11 +295,11 @@ class TurnRun:
                 yield []
 
     def end_waiting(self, state: TurnState) -> None:
-        """End it though the model has done its part: somebody stopped it before it was stored."""
+        """End a waiting turn that was stopped before it was stored."""
         self._stop_as = state
 
     def stop(self, *, state: TurnState = "stopped") -> None:
-        """End it where it is; what was said is kept. Once it has ended, nothing changes."""
+        """Stop the turn and keep its text. Does nothing if the model has finished."""
         if self._stop_as is None and not (self._speaking and self._speaking.done()):
             self._stop_as = state
             if self._speaking is not None:
@@ -307,22 +317,22 @@ class TurnRun:
             await self._speaking
         except asyncio.CancelledError:
             if self._stop_as is None:
-                # Not asked for here: the process is going down.
+                # No one has stopped the turn, so the process is stopping.
                 self._stop_as = "interrupted"
         except AppError as error:
             self.problem = error
-        except Exception as error:  # a fault of ours must end the turn, not hang it
+        except Exception as error:  # an error in the code must end the turn and not block it
             log.exception("turn.crashed", turn_id=self.turn_id, exc_info=error)
             self.problem = InternalError("The log says more.")
 
     def show_problem(self, error: AppError) -> dict[str, Any]:
-        """Return the members of an error that the user may see, for `turn.failed`."""
+        """Return the data of `turn.failed`, with the members of the error that the user may see."""
         problem = error.to_problem(for_administrator=self.is_administrator)
         return {"turn_id": str(self.turn_id), **problem}
 
     @property
     def outcome(self) -> TurnState:
-        """How it ended, once the model no longer speaks."""
+        """The state of the turn after the model has finished."""
         if self.problem is not None:
             return "failed"
         if self._stop_as is None and self.play is not None and self.play.is_waiting:
@@ -330,7 +340,7 @@ class TurnRun:
         return self._stop_as or "completed"
 
     def _listen(self, pieces: AsyncGenerator[Piece, None]) -> AsyncGenerator[Piece, None]:
-        """Begin a request. Yield its pieces without labels and lines of other speakers."""
+        """Begin a request. Yields its pieces without labels and other speakers."""
         self.request_begin = self.progress.transcript.length
         self._begun.clear()
         has_text = bool(self.text.strip())
@@ -339,7 +349,7 @@ class TurnRun:
         )
 
     def take_back(self, kind: SpokenKind, *, since: int) -> None:
-        """Drop text or thoughts after the first `since` places, and add the event of that."""
+        """Drop text or thoughts after the first `since` places, and add a reset event."""
         transcript = self.progress.transcript
         transcript.drop(kind, since=since)
         self._begun.discard(kind)
@@ -353,15 +363,15 @@ class TurnRun:
         *,
         count_extra: Callable[[BuiltPrompt], int] = lambda _: 0,
     ) -> AsyncGenerator[Piece, None]:
-        """Yield the pieces of one request. A prompt that is refused as too long is built again.
+        """Yield the pieces of one request. Rebuilds the prompt if the model refuses it as too long.
 
         Args:
-            ask: Sends the request, with the prompt of `built` as it is then.
+            ask: Sends the request with the current prompt of `built`.
             count_extra: Counts the model's tokens that the request takes in addition to the prompt.
-                It may be CPU-bound.
+                May be CPU-bound.
 
         Raises:
-            ModelContextOverflowError: Prompts were refused `MAX_REBUILDS` times, or the model had
+            ModelContextOverflowError: The model has refused `MAX_REBUILDS` more prompts, or it had
                 begun to answer.
             AppError: As `PromptBuilder.rebuild` does.
         """
@@ -387,9 +397,9 @@ class TurnRun:
                 return
 
     async def build_again(self, constraint: Constraint) -> None:
-        """Replace the prompt by one for the same line that fits, and send its totals to clients.
+        """Replace the prompt by a smaller one for the same line, and send its totals.
 
-        Raises what `PromptBuilder.rebuild` raises.
+        Raises the errors of `PromptBuilder.rebuild`.
         """
         built = await self.rebuild(self.built, constraint)
         self.built = self.play.guide(built) if self.play is not None else built
@@ -399,9 +409,9 @@ class TurnRun:
         self.notify()
 
     def _check_usage(self, usage: TokenUsage) -> None:
-        """Learn from the usage of one request that the server cut its prompt.
+        """Learn from the usage of one request whether the server has cut the prompt.
 
-        Tools and rounds of calls are not counted: with them the prompt was even longer.
+        Tools and rounds of calls are not counted. They only make the prompt longer.
         """
         window = self.built.window
         cut = find_cut(usage, counted=self.built.assembled.tokens, ratio=window.ratio)
@@ -411,7 +421,7 @@ class TurnRun:
             window.models.learn_window(window.spec.id, learned)
 
     def take(self, piece: Piece) -> None:
-        """Hear a piece of what the model says."""
+        """Add a piece of the model's output."""
         match piece:
             case TextReset():
                 self.take_back("text", since=self.request_begin)
@@ -432,7 +442,7 @@ class TurnRun:
                 pass
 
     def _append(self, kind: SpokenKind, text: str) -> None:
-        """Add a piece. The first one of a request is separated from the reply so far."""
+        """Add a piece, and separate the first one of a request from the reply so far."""
         if text and kind not in self._begun:
             self._begun.add(kind)
             if kind == "text":
