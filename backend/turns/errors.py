@@ -16,7 +16,7 @@ from backend.errors import (
 class TurnNotFoundError(NotFoundError):
     """The turn does not exist or belongs to another user."""
 
-    slug, title = "turn-not-found", "No such turn"
+    slug, title = "turn-not-found", "Turn not found"
 
 
 class TurnInProgressError(ConflictError):
@@ -26,7 +26,7 @@ class TurnInProgressError(ConflictError):
 
     def __init__(self, turn_id: UUID | None = None) -> None:
         super().__init__(
-            "Follow it at /turns/{turn_id}/events, stop it, or wait until it is over.",
+            "Follow it at /turns/{turn_id}/events, stop it, or wait until it has ended.",
             extra={"turn_id": str(turn_id)} if turn_id else {},
         )
 
@@ -34,11 +34,11 @@ class TurnInProgressError(ConflictError):
 class TurnWaitingError(ConflictError):
     """A turn of the chat waits for its player. `waiting` is the data of the choice."""
 
-    slug, title = "turn-waiting", "A turn waits for a choice"
+    slug, title = "turn-waiting", "A turn waits for your choice"
 
     def __init__(self, turn_id: UUID, waiting: dict[str, Any] | None) -> None:
         super().__init__(
-            "Choose with POST /turns/{turn_id}/choice, or stop it.",
+            "Choose with POST /turns/{turn_id}/choice, or stop the turn.",
             extra={"turn_id": str(turn_id), "waiting": waiting},
         )
 
@@ -46,16 +46,16 @@ class TurnWaitingError(ConflictError):
 class TurnNotWaitingError(ConflictError):
     """The turn runs or has ended."""
 
-    slug, title = "turn-not-waiting", "The turn waits for no choice"
+    slug, title = "turn-not-waiting", "The turn does not wait for a choice"
 
 
 class ChoiceMadeError(ConflictError):
     """Another option was chosen before. `option` is its id."""
 
-    slug, title = "choice-made", "The choice is made"
+    slug, title = "choice-made", "Another option was already chosen"
 
     def __init__(self, option: str) -> None:
-        super().__init__("What was chosen stays.", extra={"option": option})
+        super().__init__("The choice cannot be changed.", extra={"option": option})
 
 
 class TurnIdReusedError(ConflictError):
@@ -67,19 +67,19 @@ class TurnIdReusedError(ConflictError):
 class ChatChangedError(ConflictError):
     """The chat changed several times while its prompt was built."""
 
-    slug, title = "chat-changed", "The chat changed meanwhile"
+    slug, title = "chat-changed", "The chat has changed"
 
 
 class NothingToAnswerError(ValidationError):
     """The request has no line, and the chat has no line to answer."""
 
-    slug, title = "nothing-to-answer", "There is nothing to answer"
+    slug, title = "nothing-to-answer", "No line to answer"
 
 
 class NotContinuableError(ConflictError):
     """The path does not end with a reply that can be continued."""
 
-    slug, title = "not-continuable", "There is no reply to continue"
+    slug, title = "not-continuable", "No reply to continue"
 
 
 class TurnInterruptedError(AppError):
@@ -91,10 +91,10 @@ class TurnInterruptedError(AppError):
 class ContextNotFoundError(NotFoundError):
     """The message has no context record. Only replies of a model have one."""
 
-    slug, title = "context-not-found", "No context record"
+    slug, title = "context-not-found", "Context record not found"
 
 
 class OpeningTooLongError(ValidationError):
     """The greetings of a new chat are too long together."""
 
-    slug, title = "opening-too-long", "The greetings are too long together"
+    slug, title = "opening-too-long", "The greetings are too long"

@@ -205,7 +205,7 @@ async def _check_members(
 ) -> list[str]:
     """Return the names of the characters. Raises if one, or the persona, is not the user's."""
     if len(set(character_ids)) < len(character_ids):
-        raise ValidationError("character_ids names a character twice.")
+        raise ValidationError("character_ids contains a character twice.")
     names = await _find_names(session, identity, character_ids)
     if len(names) < len(character_ids):
         raise CharacterNotFoundError
@@ -270,7 +270,7 @@ def _draft_greetings(
         together += len(text)
         if together > MAX_OPENING:
             raise OpeningTooLongError(
-                f"Up to greeting {number + 1} they have {together:,} characters; {MAX_OPENING:,} "
+                f"The first {number + 1} greetings have {together:,} characters; {MAX_OPENING:,} "
                 "are allowed. Shorten or delete some in the character.",
                 extra={"greeting": number + 1, "length": together, "limit": MAX_OPENING},
             )

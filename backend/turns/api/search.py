@@ -218,7 +218,7 @@ class SearchController(Controller):
         campaign.
         """
         if not q.strip():
-            raise ValidationError("q holds nothing but blanks.")
+            raise ValidationError("q is blank.")
         return await search_service.search(
             identity,
             q,
@@ -278,7 +278,7 @@ def _read_kinds(sources: str) -> list[Kind]:
     named = [part.strip() for part in sources.split(",") if part.strip()]
     if unknown := sorted(set(named) - set(SOURCE_NAMES)):
         raise ValidationError(
-            f"There is no source {', '.join(unknown)}; there are {', '.join(SOURCE_NAMES)}."
+            f"Unknown source: {', '.join(unknown)}. Use {', '.join(SOURCE_NAMES)}."
         )
     return [name for name in SOURCE_NAMES if not named or name in named]
 

@@ -85,7 +85,7 @@ log = get_logger(__name__)
 
 MAX_ATTEMPTS = 3
 FOLLOW_SECONDS = 0.5
-NEW_ID = "Make a new one for each turn."
+NEW_ID = "Use a new id for each turn."
 
 
 class TurnService:
@@ -215,7 +215,7 @@ class TurnService:
             log.info("turn.chat_changed", chat_id=chat_id, turn_id=turn_id, attempt=attempt)
         if is_outrun and request.turn_id is not None:
             raise TurnIdReusedError(NEW_ID)
-        raise ChatChangedError("Look at it again, and send the line once more.")
+        raise ChatChangedError("Reload the chat and send the line again.")
 
     async def events(
         self, identity: Identity, turn_id: UUID, *, last_id: int, beat: float

@@ -55,7 +55,7 @@ def read_last_event_id(request: AnyRequest) -> int:
     if not text:
         return 0
     if not text.isdecimal() or len(text) > MAX_EVENT_ID_DIGITS:
-        raise BadRequestError("Last-Event-ID is the number of the last event that arrived.")
+        raise BadRequestError("Last-Event-ID has to be the number of the last received event.")
     return int(text)
 
 
@@ -80,7 +80,7 @@ async def _watch_events(
     with watch.watching(identity.slot_id):
         async for batch in turns.events(identity, turn_id, last_id=last_id, beat=BEAT_SECONDS):
             if not watch.is_open(identity.slot_id):
-                raise UnauthenticatedError("The session has ended; the turn goes on.")
+                raise UnauthenticatedError("The session has ended. The turn continues.")
             yield batch
 
 

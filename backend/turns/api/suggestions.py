@@ -190,7 +190,7 @@ class SuggestionService:
                     constraint = make_constraint(refused, built)
             except SlotTakenError:
                 if time.monotonic() >= until:
-                    raise ModelBusyError("Ask for suggestions again in a while.") from None
+                    raise ModelBusyError("Ask for suggestions again later.") from None
 
     async def _ask_once(
         self, identity: Identity, built: BuiltPrompt, patience: float
@@ -213,8 +213,8 @@ def _explain_no_suggestions(
 ) -> ModelEmptyReplyError | ModelMalformedAnswerError:
     setting = NAME_SETTING.format(task="suggestions")
     if found.code:
-        return ModelMalformedAnswerError(f"The model wrote JSON in place of lines. {setting}")
-    return ModelEmptyReplyError(f"The model suggested nothing. Try again. {setting}")
+        return ModelMalformedAnswerError(f"The model wrote JSON instead of lines. {setting}")
+    return ModelEmptyReplyError(f"The model suggested no lines. Try again. {setting}")
 
 
 def _make_run(

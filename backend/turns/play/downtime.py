@@ -83,7 +83,9 @@ class DowntimeService:
             campaign = await get_campaign(session, identity, campaign_id, lock=True)
             check_revision(if_match, campaign.version)
             if not open_campaign(sealer, campaign).settings.tools:
-                raise ValidationError("The campaign is not played: its setting `tools` is off.")
+                raise ValidationError(
+                    "Downtime needs the campaign's setting `tools`, which is off."
+                )
             await _check_no_turn(session, identity, campaign_id)
             names = await self._names.names(session, sealer, campaign)
             table = await table_now(session, sealer, campaign, names)

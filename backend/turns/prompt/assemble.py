@@ -101,7 +101,7 @@ class CountCache(UserSignedOut):
                 del self._counts[key]
 
 
-LOST_ROUNDS = "There was no room for all rounds that the campaign's summary does not tell yet."
+LOST_ROUNDS = "The prompt has no room for all rounds that the campaign's summary does not cover."
 
 
 class PromptAssembler:
@@ -311,7 +311,7 @@ def _estimate_size(context: RetrievedPrompt) -> int | None:
 def _note_ignored_macros(macros: MacroBudget) -> list[str]:
     """Return a note about unknown macros."""
     names = ", ".join(sorted(macros.ignored))
-    return [f"Macros that stand for nothing here: {names}."] if names else []
+    return [f"Macros without a value: {names}."] if names else []
 
 
 def _drop_unread_outlets(

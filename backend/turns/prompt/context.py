@@ -108,7 +108,7 @@ class LoadedPreset:
     def describe_refused(self, spec: ModelSpec) -> list[str]:
         """Return a note about the samplers that the model does not accept. They are not sent."""
         names = [name for name in self.fields.sampling.set_fields() if name not in spec.accepts]
-        return [f"The model does not take the preset's {', '.join(names)}."] if names else []
+        return [f"The model does not accept the preset's {', '.join(names)}."] if names else []
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

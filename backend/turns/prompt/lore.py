@@ -157,7 +157,7 @@ class LoreReader(UserSignedOut):
         finally:
             for key in ready:
                 self._ready.pop(key, None)
-        raise ConflictError("Its lorebooks are being changed. Try again.")
+        raise ConflictError("The lorebooks of the chat are being changed. Try again.")
 
     async def _books(
         self, session: AsyncSession, identity: Identity, refs: Sequence[ChatBook]

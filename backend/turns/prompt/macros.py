@@ -158,7 +158,7 @@ def _limit_scope(
     if size <= MAX_VARIABLE_BYTES:
         return after
     notes.append(
-        f"{whose} variables stay as they were: they would have {size:,} bytes, "
+        f"{whose} variables were not changed: they would have {size:,} bytes, "
         f"of {MAX_VARIABLE_BYTES:,} allowed"
     )
     return before

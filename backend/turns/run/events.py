@@ -356,7 +356,7 @@ def make_completed_data(turn_id: UUID, state: str, finish: str) -> dict[str, Any
 
 def make_interrupted_error() -> TurnInterruptedError:
     """Return the error of a turn that ends because its process stops."""
-    return TurnInterruptedError("Continue it, or regenerate it.")
+    return TurnInterruptedError("Continue or regenerate the reply.")
 
 
 def read_play_events(sealer: Sealer, turn: Turn) -> list[PlayEvent]:

@@ -98,7 +98,11 @@ class RunRegistry:
             await self._conclude_surely(run)
         except Exception as error:  # no one awaits this task, so the error is logged here
             log.exception("turn.not_stored", turn_id=run.turn_id, exc_info=error)
-            problem = error if isinstance(error, AppError) else InternalError("The log says more.")
+            problem = (
+                error
+                if isinstance(error, AppError)
+                else InternalError("See the server log for details.")
+            )
             run.progress.failed = run.show_problem(problem)
         finally:
             _report_end(run)

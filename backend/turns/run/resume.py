@@ -46,7 +46,7 @@ from backend.vault.sealing import Sealer
 def read_suspended(sealer: Sealer, turn: Turn) -> SuspendedPlay:
     """Return the stored state of a waiting turn."""
     if turn.sealed_play is None:
-        raise ValueError("It does not wait.")
+        raise ValueError("The turn does not wait.")
     data = sealer.open_bytes(TURN_PLAY, turn.id, turn.sealed_play)
     return msgspec.json.decode(data, type=SuspendedPlay)
 
@@ -61,7 +61,7 @@ def resume_play(
     """
     fresh, table = built.loaded.story.table, Table.load(suspended.table)
     if fresh is None or fresh.state.campaign_id != table.state.campaign_id:
-        raise ConflictError("The chat is no longer played in this campaign. Stop the turn.")
+        raise ConflictError("The chat no longer belongs to the campaign. Stop the turn.")
     table.names, table.viewpoint = fresh.names, fresh.viewpoint
     table.state.shown_place = fresh.state.shown_place
     table.state.shows_people = fresh.state.shows_people
@@ -155,14 +155,14 @@ class TurnResumer:
             if (event_id := find_choice_id(progress.transcript, choice)) is not None:
                 return None, event_id
             if turn.state != "waiting" or reply is None:
-                raise TurnNotWaitingError("It runs, or is over.")
+                raise TurnNotWaitingError("The turn runs or has ended.")
             if not reply.is_active:
                 raise ChatChangedError("The turn is on another branch. Activate its reply first.")
             run, play = await self._resume(identity, turn, reply, progress, choice)
             if await claim_turn(self._database, run, play, before=turn.segments):
                 return run, READY_ID + progress.transcript.length - 1
             log.info("turn.not_claimed", turn_id=turn_id, attempt=attempt)
-        raise ChatChangedError("Look at it again, and choose once more.")
+        raise ChatChangedError("Reload the chat and choose again.")
 
     async def find_made_choice(
         self, identity: Identity, turn_id: UUID, choice: ChoiceRequest
@@ -233,5 +233,5 @@ def find_choice_id(transcript: Transcript, choice: ChoiceRequest) -> int | None:
                 raise ChoiceMadeError(data["option"])
             return READY_ID + place - 1
     if not asked:
-        raise ValidationError("The turn does not wait for this option.")
+        raise ValidationError("The turn does not have this option.")
     return None

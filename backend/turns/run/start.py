@@ -160,7 +160,7 @@ class TurnStarter:
             message = await session.get_one(Message, target.continued.id)
             if await tree.has_children(session, message.id):
                 raise NotContinuableError(
-                    "It has been answered on another branch. Edit it to make a branch of its own."
+                    "The reply was answered on another branch. Edit it to start a new branch."
                 )
             if len(message.sealed_content) == OVERHEAD:
                 # It was hidden because it had only thoughts.
