@@ -20,70 +20,70 @@ class TurnNotFoundError(NotFoundError):
 
 
 class TurnInProgressError(ConflictError):
-    """Another turn runs in this chat. Clients can follow it by its `turn_id`."""
+    """Another turn is running in this chat: `turn_id` is its id."""
 
-    slug, title = "turn-in-progress", "A turn is in progress in this chat"
+    slug, title = "turn-in-progress", "A turn is already in progress"
 
     def __init__(self, turn_id: UUID | None = None) -> None:
         super().__init__(
-            "Follow it at /turns/{turn_id}/events, stop it, or wait until it has ended.",
+            "Follow it at /turns/{turn_id}/events, stop it, or wait until it is over.",
             extra={"turn_id": str(turn_id)} if turn_id else {},
         )
 
 
 class TurnWaitingError(ConflictError):
-    """A turn of the chat waits for its player. `waiting` is the data of the choice."""
+    """A turn of the chat is waiting for the player: `turn_id` is its id, `waiting` the question."""
 
-    slug, title = "turn-waiting", "A turn waits for your choice"
+    slug, title = "turn-waiting", "A turn is waiting for a choice"
 
     def __init__(self, turn_id: UUID, waiting: dict[str, Any] | None) -> None:
         super().__init__(
-            "Choose with POST /turns/{turn_id}/choice, or stop the turn.",
+            "Choose with POST /turns/{turn_id}/choice, or stop it.",
             extra={"turn_id": str(turn_id), "waiting": waiting},
         )
 
 
 class TurnNotWaitingError(ConflictError):
-    """The turn runs or has ended."""
+    """The turn is running, or has ended."""
 
-    slug, title = "turn-not-waiting", "The turn does not wait for a choice"
+    slug, title = "turn-not-waiting", "The turn is not waiting for a choice"
 
 
 class ChoiceMadeError(ConflictError):
-    """Another option was chosen before. `option` is its id."""
+    """Another option was chosen before: `option` is its id."""
 
-    slug, title = "choice-made", "Another option was already chosen"
+    slug, title = "choice-made", "A choice was already made"
 
     def __init__(self, option: str) -> None:
-        super().__init__("The choice cannot be changed.", extra={"option": option})
+        super().__init__("What was chosen stays.", extra={"option": option})
 
 
 class TurnIdReusedError(ConflictError):
-    """The turn id was used for another request."""
+    """The turn id was used before, for a different request."""
 
-    slug, title = "turn-id-reused", "This turn id was used for another request"
+    slug, title = "turn-id-reused", "The turn id was already used"
 
 
 class ChatChangedError(ConflictError):
-    """The chat changed several times while its prompt was built."""
+    """The chat's active path kept changing while the prompt was built."""
 
-    slug, title = "chat-changed", "The chat has changed"
+    slug, title = "chat-changed", "The chat changed during the request"
 
 
 class NothingToAnswerError(ValidationError):
-    """The request has no line, and the chat has no line to answer."""
+    """The request has no text, and there is no message to reply to."""
 
-    slug, title = "nothing-to-answer", "No line to answer"
+    slug, title = "nothing-to-answer", "Nothing to reply to"
 
 
 class NotContinuableError(ConflictError):
-    """The path does not end with a reply that can be continued."""
+    """The active path does not end with a reply that can be continued."""
 
     slug, title = "not-continuable", "No reply to continue"
 
 
 class TurnInterruptedError(AppError):
-    """The server stopped while the reply was written. The text so far is kept."""
+    """The server stopped while the reply was being written. The text so far is kept."""
 
     status, slug, title = 503, "turn-interrupted", "The reply was cut off"
 
@@ -95,6 +95,6 @@ class ContextNotFoundError(NotFoundError):
 
 
 class OpeningTooLongError(ValidationError):
-    """The greetings of a new chat are too long together."""
+    """The greetings of the new chat are too long together."""
 
     slug, title = "opening-too-long", "The greetings are too long"

@@ -344,7 +344,7 @@ class MeasureController(Controller):
     @get(
         opt={RAISES: (CampaignNotFoundError,)},
         operation_id="getCampaignMemory",
-        summary="Read what its memory takes",
+        summary="Read a campaign's memory statistics",
     )
     async def get_memory(
         self,
@@ -495,7 +495,7 @@ class ChatUsageController(Controller):
     @get(
         opt={RAISES: (ChatNotFoundError,)},
         operation_id="getChatUsage",
-        summary="Read what a chat took of its models",
+        summary="Read a chat's usage",
     )
     async def get_usage(
         self,

@@ -111,7 +111,7 @@ class TurnController(Controller):
             STREAMS: EVENTS,
             EXAMPLE: {"text": "Is anyone there?"},
         },
-        summary="Take a turn",
+        summary="Start a turn",
     )
     async def take_turn(
         self,
@@ -301,7 +301,7 @@ class RunningTurnController(Controller):
             EXAMPLE: {"option": "1.0"},
         },
         operation_id="choose",
-        summary="Choose what a turn waits for",
+        summary="Answer a waiting turn",
     )
     async def choose(
         self,

@@ -278,7 +278,7 @@ def _read_kinds(sources: str) -> list[Kind]:
     named = [part.strip() for part in sources.split(",") if part.strip()]
     if unknown := sorted(set(named) - set(SOURCE_NAMES)):
         raise ValidationError(
-            f"Unknown source: {', '.join(unknown)}. Use {', '.join(SOURCE_NAMES)}."
+            f"Unknown source {', '.join(unknown)}. Available: {', '.join(SOURCE_NAMES)}."
         )
     return [name for name in SOURCE_NAMES if not named or name in named]
 

@@ -215,7 +215,7 @@ class TurnService:
             log.info("turn.chat_changed", chat_id=chat_id, turn_id=turn_id, attempt=attempt)
         if is_outrun and request.turn_id is not None:
             raise TurnIdReusedError(NEW_ID)
-        raise ChatChangedError("Reload the chat and send the line again.")
+        raise ChatChangedError("Read the chat again, and send the message again.")
 
     async def events(
         self, identity: Identity, turn_id: UUID, *, last_id: int, beat: float

@@ -55,7 +55,7 @@ def read_last_event_id(request: AnyRequest) -> int:
     if not text:
         return 0
     if not text.isdecimal() or len(text) > MAX_EVENT_ID_DIGITS:
-        raise BadRequestError("Last-Event-ID has to be the number of the last received event.")
+        raise BadRequestError("Last-Event-ID must be the number of the last event received.")
     return int(text)
 
 

@@ -213,7 +213,7 @@ def _explain_no_suggestions(
 ) -> ModelEmptyReplyError | ModelMalformedAnswerError:
     setting = NAME_SETTING.format(task="suggestions")
     if found.code:
-        return ModelMalformedAnswerError(f"The model wrote JSON instead of lines. {setting}")
+        return ModelMalformedAnswerError(f"The model wrote JSON instead of messages. {setting}")
     return ModelEmptyReplyError(f"The model suggested no lines. Try again. {setting}")
 
 

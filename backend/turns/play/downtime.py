@@ -84,7 +84,7 @@ class DowntimeService:
             check_revision(if_match, campaign.version)
             if not open_campaign(sealer, campaign).settings.tools:
                 raise ValidationError(
-                    "Downtime needs the campaign's setting `tools`, which is off."
+                    "Downtime needs the campaign's setting `tools`. Turn it on first."
                 )
             await _check_no_turn(session, identity, campaign_id)
             names = await self._names.names(session, sealer, campaign)
@@ -137,7 +137,7 @@ class DowntimeController(Controller):
             ),
         },
         operation_id="beginDowntime",
-        summary="Begin downtime",
+        summary="Start downtime",
     )
     async def begin_downtime(
         self,

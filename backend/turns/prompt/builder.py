@@ -309,7 +309,7 @@ class PromptBuilder:
         if loaded.line is None or loaded.line == request.text:
             return
         if not loaded.line.strip():
-            raise EmptyMessageError("Its macros or your regex scripts remove all of its text.")
+            raise EmptyMessageError("The macros or your regex scripts removed the whole text.")
         self._messages.check_text(loaded.line)
 
     async def _load_history(
@@ -482,4 +482,6 @@ async def _check_path(session: AsyncSession, loaded: LoadedChat) -> None:
         return
     query = select(Message.is_active).where(Message.id == leaf.id, Message.user_id == leaf.user_id)
     if not await session.scalar(query):
-        raise ChatChangedError("The chat is on another branch now. Send the line again.")
+        raise ChatChangedError(
+            "The chat is on another branch than the turn. Send the message again."
+        )

@@ -270,7 +270,7 @@ class RefusedPrompt:
         if error.window is not None and error.needed is not None:
             return error
         completed = ModelContextOverflowError(
-            f"The prompt takes about {self.needed:,} tokens. The model's window has about "
+            f"The prompt needs about {self.needed:,} tokens. The model's context window has about "
             f"{self.window:,} tokens. Lower the context size, or load the model with a larger "
             "window.",
             window=self.window,

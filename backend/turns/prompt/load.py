@@ -441,7 +441,7 @@ async def find_target(
         leaf = await _load_parent(session, leaf)
     if request.continue_:
         if leaf is None or leaf.role != "assistant":
-            raise NotContinuableError("The last message is not a reply of a character.")
+            raise NotContinuableError("The last message was not written by a character.")
         if len(leaf.sealed_content) == OVERHEAD:
             # The reply has thoughts but no text to continue, so it is written from its beginning.
             fresh = await _make_rewrite_target(session, leaf)
@@ -482,8 +482,8 @@ async def _find_unanswered(
         return TurnTarget(kind="reply", line_kind="user_line", leaf=leaf)
     if request.speaker is None:
         raise NothingToAnswerError(
-            "Send `text` to answer, `continue` to continue the last reply, `regenerate_of` to "
-            "regenerate a reply, or `speaker` to let a character speak."
+            "Send `text`, or `continue` to continue the last reply, or `regenerate_of`, or "
+            "`speaker` to choose a character to reply."
         )
     return TurnTarget(kind="reply", line_kind="next", leaf=leaf, parent=leaf)
 
@@ -491,13 +491,13 @@ async def _find_unanswered(
 async def _find_regeneration(session: AsyncSession, chat: Chat, message_id: UUID) -> TurnTarget:
     message = await chats.get_message(session, message_id, owner_id=chat.user_id)
     if message.chat_id != chat.id:
-        raise ValidationError("regenerate_of is in another chat.")
+        raise ValidationError("regenerate_of belongs to another chat.")
     if message.role != "assistant":
-        raise ValidationError("regenerate_of is not a reply of a character.")
+        raise ValidationError("regenerate_of is not a message of a character.")
     if not message.is_active:
         raise ValidationError(
-            "regenerate_of is on another branch. Activate that branch first, because the prompt "
-            "contains the active path."
+            "regenerate_of is on another branch. Activate it first: the prompt is built from the "
+            "active path."
         )
     return await _make_rewrite_target(session, message)
 
@@ -545,7 +545,7 @@ async def find_audience(
     if request.audience is None:
         return target.audience
     if request.continue_ or request.impersonate:
-        raise ValidationError("`audience` requires a new line or a new reply.")
+        raise ValidationError("`audience` is allowed only with a new message or a new reply.")
     await check_chat_audience(session, chat, request.audience)
     return stored(request.audience)
 
@@ -575,8 +575,8 @@ async def find_viewpoint(
     asked = read_viewpoint(wanted)
     if asked == GM and players != GM:
         raise ValidationError(
-            "The campaign has hidden information, so the user's line cannot be written with the "
-            "game master's knowledge."
+            "The campaign has hidden information: the user's message cannot be written with what "
+            "only the game master knows."
         )
     await check_viewpoint(session, asked, [chat.campaign_id], owner_id=identity.user_id)
     return asked
@@ -591,12 +591,12 @@ def check_answerable(
     """
     about = target.line or target.continued
     if not is_known_to(viewpoint, said):
-        raise ValidationError("`audience` hides the line from `viewpoint`.")
+        raise ValidationError("`audience` must include `viewpoint`.")
     if about is None or is_known_to(viewpoint, about.audience):
         return target
     if is_preview and target.line is not None:
         return replace(target, line=None)
-    raise ValidationError("The message is hidden from `viewpoint`.")
+    raise ValidationError("`viewpoint` is not allowed to know the message of this turn.")
 
 
 _CHARACTER = select(Character.sealed_card, Character.preset_id).where(

@@ -302,7 +302,7 @@ class ContextService:
         """Load the record of a reply and the sealed messages of its history."""
         row = await repository.find_record(session, message.id, owner_id=identity.user_id)
         if row is None:
-            raise ContextNotFoundError("Only replies that a model wrote have a context record.")
+            raise ContextNotFoundError("Only replies of a model have a context record.")
         data = identity.sealer.open_bytes(CONTEXT_RECORD, row.id, row.sealed_record)
         record = msgspec.json.decode(data, type=ContextRecord)
         digests = [bytes.fromhex(item.text_hash) for item in (*record.items, *record.retrieved)]

@@ -52,7 +52,7 @@ def make_record(built: BuiltPrompt) -> ContextRecord:
     )
     record.notes += built.notes
     if built.window.is_estimated:
-        record.notes.append("the chat's stored token counts are being updated for this model")
+        record.notes.append("the chat's token counts are being recalculated for this model")
     older = _summarise_older(built)
     if older is not None:
         record.left_out.insert(0, older)

@@ -425,7 +425,7 @@ class Rephraser:
             async with self._database.read() as session:
                 budget = await open_budget(session, self._settings, identity.user_id)
         except RetryLaterError:
-            note = "the search was not rephrased: the daily token limit is reached"
+            note = "query not rephrased: today's token limit is used up"
             return replace(found, notes=[*found.notes, note])
         words, problem, began = "", None, time.monotonic()
         work = Work(
@@ -462,13 +462,13 @@ class Rephraser:
             async with self._database.write() as session:
                 await note_done(session, run)
         if problem:
-            note = "the search was not rephrased: the task model did not answer"
+            note = "query not rephrased: the task model returned no answer"
             return replace(found, notes=[*found.notes, note])
         if not words:
             return found
         text = f"{request.text}\n{words}"
         again = await self._search.find(identity.sealer, replace(request, text=text))
-        return replace(again, notes=[*again.notes, f"the search was also made with: {words}"])
+        return replace(again, notes=[*again.notes, f"also searched for: {words}"])
 
     async def _rephrase(
         self,

@@ -101,7 +101,7 @@ class RunRegistry:
             problem = (
                 error
                 if isinstance(error, AppError)
-                else InternalError("See the server log for details.")
+                else InternalError("The server log has the details.")
             )
             run.progress.failed = run.show_problem(problem)
         finally:

@@ -61,7 +61,7 @@ def resume_play(
     """
     fresh, table = built.loaded.story.table, Table.load(suspended.table)
     if fresh is None or fresh.state.campaign_id != table.state.campaign_id:
-        raise ConflictError("The chat no longer belongs to the campaign. Stop the turn.")
+        raise ConflictError("The chat is no longer in this campaign. Stop the turn.")
     table.names, table.viewpoint = fresh.names, fresh.viewpoint
     table.state.shown_place = fresh.state.shown_place
     table.state.shows_people = fresh.state.shows_people
@@ -155,14 +155,14 @@ class TurnResumer:
             if (event_id := find_choice_id(progress.transcript, choice)) is not None:
                 return None, event_id
             if turn.state != "waiting" or reply is None:
-                raise TurnNotWaitingError("The turn runs or has ended.")
+                raise TurnNotWaitingError("The turn is running or has ended.")
             if not reply.is_active:
                 raise ChatChangedError("The turn is on another branch. Activate its reply first.")
             run, play = await self._resume(identity, turn, reply, progress, choice)
             if await claim_turn(self._database, run, play, before=turn.segments):
                 return run, READY_ID + progress.transcript.length - 1
             log.info("turn.not_claimed", turn_id=turn_id, attempt=attempt)
-        raise ChatChangedError("Reload the chat and choose again.")
+        raise ChatChangedError("Read the chat again, and choose again.")
 
     async def find_made_choice(
         self, identity: Identity, turn_id: UUID, choice: ChoiceRequest
@@ -233,5 +233,5 @@ def find_choice_id(transcript: Transcript, choice: ChoiceRequest) -> int | None:
                 raise ChoiceMadeError(data["option"])
             return READY_ID + place - 1
     if not asked:
-        raise ValidationError("The turn does not have this option.")
+        raise ValidationError("The turn does not offer this option.")
     return None

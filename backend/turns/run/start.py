@@ -160,7 +160,7 @@ class TurnStarter:
             message = await session.get_one(Message, target.continued.id)
             if await tree.has_children(session, message.id):
                 raise NotContinuableError(
-                    "The reply was answered on another branch. Edit it to start a new branch."
+                    "The message has a reply on another branch. Edit it to create a new branch."
                 )
             if len(message.sealed_content) == OVERHEAD:
                 # It was hidden because it had only thoughts.

@@ -323,7 +323,7 @@ class TurnRun:
             self.problem = error
         except Exception as error:  # an error in the code must end the turn and not block it
             log.exception("turn.crashed", turn_id=self.turn_id, exc_info=error)
-            self.problem = InternalError("See the server log for details.")
+            self.problem = InternalError("The server log has the details.")
 
     def show_problem(self, error: AppError) -> dict[str, Any]:
         """Return the data of `turn.failed`, with the members of the error that the user may see."""

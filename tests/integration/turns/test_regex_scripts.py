@@ -126,7 +126,7 @@ async def test_a_line_of_which_scripts_leave_nothing_is_refused(ada: Account, ch
 
     answer = await ada.client.post(f"/api/v1/chats/{chat}/turns", json={"text": "Hello."})
 
-    assert problem(answer, 422, "message-empty")["detail"].startswith("Its macros or your regex")
+    assert problem(answer, 422, "message-empty")["detail"].startswith("The macros or your regex")
     assert await ada.messages(chat) == before
 
 
