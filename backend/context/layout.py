@@ -23,15 +23,19 @@ Place = Literal["head", "depth", "memory", "line", "tail", "outlet"]
 """Where an item stands; in an `outlet` it stands inside another item, which counts it."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LeftOut:
-    """Something that is not in the prompt, and why."""
+class LeftOut(Struct, kw_only=True, omit_defaults=True):
+    """Something that is not in the prompt, and the reasons: for programs, and as text.
+
+    `reason` and `text` are not stored. They are added when a user looks at the record.
+    """
 
     kind: str
     title: str
     tokens: int
-    reasons: Sequence[Reason]
+    reasons: list[Reason] = []
+    reason: str = ""
     source_id: UUID | None = None
+    text: str | None = None
 
 
 class Item(Struct, frozen=True, kw_only=True):

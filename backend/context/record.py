@@ -80,21 +80,6 @@ class RecordedHistory(msgspec.Struct, kw_only=True, omit_defaults=True):
     marks: dict[int, str] = {}
 
 
-class RecordedLeftOut(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """Something that is not in the prompt, and why: for programs, and in words.
-
-    The words and `text` are not stored. They are made when somebody looks at the record.
-    """
-
-    kind: str
-    title: str
-    tokens: int
-    reasons: list[Reason] = []
-    reason: str = ""
-    source_id: UUID | None = None
-    text: str | None = None
-
-
 class RecordedBudget(msgspec.Struct, kw_only=True):
     """The budgets in force, in the model's tokens."""
 
@@ -153,8 +138,8 @@ class ContextRecord(msgspec.Struct, kw_only=True, omit_defaults=True):
     items: list[RecordedItem]
     retrieved: list[RecordedItem] = []
     history: RecordedHistory | None = None
-    left_out: list[RecordedLeftOut] = []
-    near_misses: list[RecordedLeftOut] = []
+    left_out: list[LeftOut] = []
+    near_misses: list[LeftOut] = []
     memory_first: bool = False
     notes: list[str] = []
     prompt_files: dict[str, str] = {}
@@ -179,11 +164,6 @@ def hash_prompt(messages: Sequence[PromptMessage]) -> str:
 def recorded_item(item: Item) -> RecordedItem:
     """An item with its text in it; `move_texts` takes the text out for storing."""
     return msgspec.convert(item, RecordedItem, from_attributes=True)
-
-
-def recorded_left_out(each: LeftOut) -> RecordedLeftOut:
-    """Something left out, as it is stored."""
-    return msgspec.convert(each, RecordedLeftOut, from_attributes=True)
 
 
 def move_texts(record: ContextRecord, hash_text: Callable[[str], str]) -> dict[str, str]:

@@ -95,7 +95,6 @@ async def list_turns(
 
 
 async def find_abandoned_turns(session: AsyncSession, *, at: datetime) -> Sequence[Turn]:
-    """Return running turns with an expired lease."""
     is_over = or_(Turn.lease_until.is_(None), Turn.lease_until <= at)
     return list(await session.scalars(select(Turn).where(Turn.state == "running", is_over)))
 
@@ -103,7 +102,6 @@ async def find_abandoned_turns(session: AsyncSession, *, at: datetime) -> Sequen
 async def find_record(
     session: AsyncSession, message_id: UUID, *, owner_id: UUID
 ) -> StoredContextRecord | None:
-    """Return the context record of a reply."""
     return await session.scalar(
         select(StoredContextRecord).where(
             StoredContextRecord.id == message_id, StoredContextRecord.user_id == owner_id
@@ -114,7 +112,6 @@ async def find_record(
 async def find_texts(
     session: AsyncSession, chat_id: UUID, digests: Sequence[bytes]
 ) -> Iterable[ContextText]:
-    """Return the texts of a chat with these hashes."""
     return await session.scalars(
         select(ContextText).where(ContextText.chat_id == chat_id, ContextText.digest.in_(digests))
     )

@@ -57,8 +57,6 @@ class ModelInUse(msgspec.Struct, kw_only=True):
 
 
 class ModelsInUseService:
-    """Lists the models that an account uses."""
-
     def __init__(self, database: Database, user_models: UserModels, settings: Settings) -> None:
         self._database = database
         self._user_models = user_models

@@ -238,8 +238,6 @@ class CampaignMemory(msgspec.Struct, kw_only=True, frozen=True):
 
 
 class MeasureService:
-    """Adds up the work of campaigns."""
-
     def __init__(self, database: Database, user_models: UserModels) -> None:
         self._database = database
         self._user_models = user_models
@@ -320,7 +318,6 @@ async def _read_work(session: AsyncSession, mine: dict[str, UUID]) -> list[WorkM
 
 @cache
 def _count_by_day(dialect: str) -> Select[Any]:
-    """Return the query for the work by day, in UTC, latest first."""
     day: ColumnElement[Any] = (
         func.to_char(func.timezone("UTC", _RUN.created_at), "YYYY-MM-DD")
         if dialect == "postgresql"
@@ -455,8 +452,6 @@ def _sum_columns(columns: Any) -> list[ColumnElement[Any]]:
 
 
 class ChatUsageService:
-    """Adds up the tokens of chats."""
-
     def __init__(self, database: Database, user_models: UserModels) -> None:
         self._database = database
         self._user_models = user_models

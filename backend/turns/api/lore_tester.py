@@ -24,7 +24,7 @@ from backend.database.engine import Database
 from backend.errors import ValidationError
 from backend.generation.model import Role
 from backend.lorebooks.activation.compiled import CompiledEntry
-from backend.lorebooks.activation.outcome import Outcome, Scan, ScannedLine, lore_budget
+from backend.lorebooks.activation.outcome import Outcome, Scan, ScannedLine
 from backend.lorebooks.activation.places import PlaceFinder
 from backend.lorebooks.entries import Position
 from backend.lorebooks.links import book_by_itself
@@ -33,7 +33,7 @@ from backend.turns.prompt.assemble import CountCache
 from backend.turns.prompt.builder import PromptBuilder
 from backend.turns.prompt.context import NARRATOR, PromptWindow
 from backend.turns.prompt.load import ChatLoader
-from backend.turns.prompt.lore import LoreExpander, LoreReader, make_scan
+from backend.turns.prompt.lore import LoreExpander, LoreReader, make_scan, make_turn_scan
 from backend.turns.prompt.macros import make_card_macros, make_macros, make_seed
 
 MAX_MESSAGES = 100
@@ -173,10 +173,10 @@ class LoreTester:
     ) -> tuple[PromptWindow, Scan]:
         async with self._database.read() as session:
             if request.chat_id is None:
-                return await self._alone(session, identity, book_id, request)
-            return await self._in_chat(session, identity, book_id, request, request.chat_id)
+                return await self._load_empty_scan(session, identity, book_id, request)
+            return await self._load_chat_scan(session, identity, book_id, request, request.chat_id)
 
-    async def _in_chat(
+    async def _load_chat_scan(
         self,
         session: AsyncSession,
         identity: Identity,
@@ -206,7 +206,7 @@ class LoreTester:
         )
         loaded = replace(loaded, lore=lore, said=request.texts[-1] or " ")
         window = await self._builder.window(session, identity, loaded.settings)
-        scan = make_scan(
+        scan = make_turn_scan(
             loaded,
             turn,
             window,
@@ -218,7 +218,7 @@ class LoreTester:
             messages=_scan_lines(request.texts, (loaded.cast.user_name, loaded.cast.speaker.name)),
         )
 
-    async def _alone(
+    async def _load_empty_scan(
         self, session: AsyncSession, identity: Identity, book_id: UUID, request: LoreTestRequest
     ) -> tuple[PromptWindow, Scan]:
         """Build a scan for an empty chat without characters."""
@@ -232,7 +232,7 @@ class LoreTester:
             overrides=(identity.settings.lore,),
         )
         window = await self._builder.window(session, identity, ChatSettings())
-        context_tokens, seed = window.budget.prompt, make_seed(book_id)
+        seed = make_seed(book_id)
         macros = make_card_macros(
             Card(name=NARRATOR),
             char=NARRATOR,
@@ -241,21 +241,14 @@ class LoreTester:
             chat_seed=seed,
             message_seed=seed,
         )
-        return window, Scan(
-            books=lore.books,
-            messages=_scan_lines(request.texts, ("", "")),
-            settings=lore.settings,
-            budget=lore_budget(lore.settings, context_tokens),
-            room=context_tokens,
+        return window, make_scan(
+            lore,
+            window,
+            _scan_lines(request.texts, ("", "")),
             count=self._counter(identity, window),
-            vocabulary=window.unit.tokenizer,
-            message_count=len(request.texts),
-            seed=seed,
-            expand=LoreExpander(macros, Variables(), MacroBudget()),
+            expander=LoreExpander(macros, Variables(), MacroBudget()),
             speaker=NARRATOR,
-            timed=lore.timed,
-            inactive=lore.inactive,
-            sources=lore.sources,
+            seed=seed,
         )
 
     def _counter(self, identity: Identity, window: PromptWindow) -> Counter:
@@ -263,7 +256,6 @@ class LoreTester:
 
 
 def _scan_lines(messages: Sequence[str], speakers: tuple[str, str]) -> list[ScannedLine]:
-    """Return the messages of the scan, newest first. The user has written the last one."""
     last = len(messages) - 1
     return [
         ScannedLine(

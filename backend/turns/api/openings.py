@@ -38,8 +38,6 @@ FALLBACK_TITLE = "New chat"
 
 
 class OpeningService:
-    """Opens chats and changes their members."""
-
     def __init__(
         self,
         database: Database,

@@ -9,10 +9,10 @@ import msgspec
 from backend.accounts.profile.settings import BudgetSettings
 from backend.chats.schemas import MessageView
 from backend.context.blocks import PresetFields
+from backend.context.layout import LeftOut
 from backend.context.record import (
     RecordedBudget,
     RecordedItem,
-    RecordedLeftOut,
     RecordedPreset,
     RecordedWindow,
     Totals,
@@ -199,8 +199,8 @@ class ContextView(msgspec.Struct, kw_only=True):
     items: list[RecordedItem]
     retrieved: list[RecordedItem]
     history: HistoryView | None
-    left_out: list[RecordedLeftOut]
-    near_misses: list[RecordedLeftOut]
+    left_out: list[LeftOut]
+    near_misses: list[LeftOut]
     notes: list[str]
     prompt_files: dict[str, str]
     prompt_hash: str

@@ -162,7 +162,6 @@ class SearchService:
     async def _near_misses(
         self, identity: Identity, result: SearchResult, memories: Sequence[Memory]
     ) -> list[MissedMemory]:
-        """Return the near misses that the viewpoint knows."""
         viewpoint = result.request.viewpoint if result.request else GM
         missed = near_misses(result, memories)
         kinds: dict[UUID, Kind] = {each.payload.source_id: each.payload.kind for each in missed}

@@ -58,7 +58,6 @@ from backend.vault.sealing import Sealer, digest
 
 
 def view_turn(sealer: Sealer, turn: Turn) -> TurnView:
-    """Return the view of a turn, without its reply."""
     return TurnView(
         id=turn.id,
         chat_id=turn.chat_id,
@@ -89,8 +88,6 @@ NEW_ID = "Use a new id for each turn."
 
 
 class TurnService:
-    """Starts, follows and stops turns."""
-
     def __init__(  # noqa: PLR0913  # the application hands it its parts
         self,
         database: Database,
@@ -295,13 +292,11 @@ class TurnService:
             run.stop()
 
     async def recover(self) -> None:
-        """Mark turns that a crash has interrupted."""
         count = await self._recovery.recover()
         if count:
             log.warning("turn.recovered", count=count)
 
     async def close(self) -> None:
-        """Interrupt running turns. Their text so far is kept."""
         await self.runs.close()
         for task in list(self._recounts):
             task.cancel()
@@ -337,7 +332,6 @@ class _ReplayError(Exception):
 async def _is_replay(
     session: AsyncSession, identity: Identity, turn_id: UUID, fingerprint: bytes
 ) -> bool:
-    """True if this request has started this turn before. Raises `TurnIdReusedError`."""
     turn = await repository.find_turn(session, turn_id, owner_id=identity.user_id)
     if turn is None:
         return False

@@ -85,7 +85,6 @@ async def _watch_events(
 
 
 async def _encode_events(events: AsyncIterator[list[TurnEvent]]) -> AsyncIterator[bytes]:
-    """Encode events until the turn or the session ends."""
     spoke_at = time.monotonic()
     try:
         async for batch in events:

@@ -70,7 +70,6 @@ class SuggestedLines:
 
     @property
     def dropped(self) -> int:
-        """The number of dropped lines."""
         return self.code + self.empty
 
 
@@ -107,8 +106,6 @@ SUGGESTIONS_SCHEMA = {
 
 
 class _SuggestionsAnswer(msgspec.Struct):
-    """The answer of the model."""
-
     lines: list[str]
 
 

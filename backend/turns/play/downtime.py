@@ -100,7 +100,6 @@ class DowntimeService:
 
 
 async def _check_no_turn(session: AsyncSession, identity: Identity, campaign_id: UUID) -> None:
-    """Raise `TurnWaitingError` or `TurnInProgressError` if a turn of the campaign is open."""
     turn = await session.scalar(
         select(Turn)
         .join(Chat, Chat.id == Turn.chat_id)

@@ -161,7 +161,6 @@ class PlayedTurn:
                 self._run.take(piece)
 
     async def _use(self, heard: _RequestResult, call: ToolCall) -> None:
-        """Execute a tool call and emit its events."""
         is_end = call.name == FINISH and any(tool.name == FINISH for tool in heard.offered)
         early = self._refuse_early_end(call) if is_end else None
         outcome = early or await self._play.table.use(call, may_wait=self._play.may_wait)
@@ -205,7 +204,6 @@ class PlayedTurn:
         return True
 
     def _has_narrated(self) -> bool:
-        """True if the model has narrated something since the player's last choice."""
         said = self._run.progress.transcript.join("text", since=self._play.told_from)
         return bool(said.strip())
 

@@ -62,11 +62,9 @@ class TurnPlay:
 
     @property
     def is_waiting(self) -> bool:
-        """True if the turn waits for the player."""
         return self.table.waiting is not None
 
     def guide(self, built: BuiltPrompt) -> BuiltPrompt:
-        """Return a prompt with the guidance of the current mood."""
         return built.with_guidance(self.table.guidance(self.prompts))
 
     def choose(self, choice: ChoiceRequest) -> None:

@@ -35,7 +35,7 @@ from backend.turns.prompt.lore import (
     Outlets,
     PlacedLore,
     list_triggers,
-    make_scan,
+    make_turn_scan,
     place_lore,
 )
 from backend.turns.prompt.macros import (
@@ -75,7 +75,6 @@ class CountCache(UserSignedOut):
         self._lock = threading.Lock()
 
     def count(self, user_id: UUID, tokenizer: str, text: str) -> int:
-        """Count the tokens of a user's text."""
         if len(text) < MIN_CACHED_CHARACTERS:
             return get_tokenizer(tokenizer).count(text)
         digest = hashlib.blake2b(
@@ -95,7 +94,6 @@ class CountCache(UserSignedOut):
         return found
 
     def user_signed_out(self, user_id: UUID) -> None:
-        """Drop the counts of a user."""
         with self._lock:
             for key in [each for each in self._counts if each[0] == user_id]:
                 del self._counts[key]
@@ -133,7 +131,6 @@ class PromptAssembler:
     def _assemble(
         self, identity: Identity, context: RetrievedPrompt, request: TurnRequest, suggestions: int
     ) -> BuiltPrompt:
-        """Assemble the prompt. CPU-bound."""
         loaded, window = context.loaded, context.window
         order = PromptOrder(
             loaded.preset, loaded.settings, list_triggers(request, is_quiet=bool(suggestions))
@@ -244,10 +241,9 @@ class PromptAssembler:
         expander: LoreExpander,
         count: Counter,
     ) -> PlacedLore:
-        """Scan the lorebooks and place the activated entries."""
         loaded = context.loaded
         scan = replace(
-            make_scan(
+            make_turn_scan(
                 loaded,
                 request,
                 context.window,
@@ -283,7 +279,6 @@ def render_omitted(prompts: PromptLibrary, count: int) -> str:
 
 
 def render_memory(prompts: PromptLibrary, items: Sequence[Item]) -> str:
-    """Render the memory section."""
     return prompts["sections/memory"].render(**group_memory_texts(items))
 
 
@@ -309,7 +304,6 @@ def _estimate_size(context: RetrievedPrompt) -> int | None:
 
 
 def _note_ignored_macros(macros: MacroBudget) -> list[str]:
-    """Return a note about unknown macros."""
     names = ", ".join(sorted(macros.ignored))
     return [f"Macros without a value: {names}."] if names else []
 

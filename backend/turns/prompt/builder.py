@@ -79,8 +79,6 @@ Check = Callable[[AsyncSession], Awaitable[None]]
 
 
 class PromptBuilder:
-    """Builds the prompt of the next turn of a chat."""
-
     def __init__(  # noqa: PLR0913  # the application hands it its parts
         self,
         database: Database,
@@ -358,7 +356,6 @@ class PromptBuilder:
         consequences: dict[UUID, Sequence[Recalled]] = {}
 
         async def load_consequences(session: AsyncSession, memories: Sequence[Memory]) -> None:
-            """Load the consequences of recalled messages, and the days of all memories."""
             if campaign is not None:
                 recalled = [each.recalled for each in memories]
                 days.update(await self._clock.find_days(session, identity.sealer, recalled))
@@ -476,7 +473,6 @@ async def _estimate_search_end(
 
 
 async def _check_path(session: AsyncSession, loaded: LoadedChat) -> None:
-    """Raise `ChatChangedError` unless the target of the turn is on the active path."""
     leaf = loaded.target.leaf
     if leaf is None:
         return

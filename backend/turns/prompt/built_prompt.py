@@ -69,7 +69,6 @@ class BuiltPrompt:
 
     @property
     def prompt(self) -> Prompt:
-        """The prompt that is sent."""
         return Prompt(
             self.assembled.messages, stable=self.assembled.stable, reply_room=self.reply_room
         )
@@ -101,7 +100,6 @@ class BuiltPrompt:
 
     @property
     def totals(self) -> Totals:
-        """The use of the window in the model's tokens."""
         assembled, limits, model = self.assembled, self.window.limits, self.window.to_model_tokens
         prompt = model(assembled.tokens)
         return Totals(
@@ -132,7 +130,6 @@ class BuiltPrompt:
 
     @property
     def sent_messages(self) -> list[PromptMessage]:
-        """The messages in the shape in which they are sent."""
         return shape_messages(self.assembled.messages, self.assembled.shape)
 
     def with_shape(self, shape: MessageShape) -> BuiltPrompt:
@@ -162,7 +159,6 @@ class BuiltPrompt:
 
     @property
     def loses_rounds(self) -> bool:
-        """True if rounds of a campaign are missing from the history, its summary and its state."""
         return misses_rounds(self.loaded, self.assembled)
 
     @property

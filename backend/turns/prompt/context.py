@@ -128,7 +128,6 @@ class LoadedLore:
 
     @property
     def depth(self) -> int:
-        """The number of messages that a scan of these books reads."""
         if not self.books:
             return 0
         wanted = [self.settings.scan_depth, *(book.deepest for book in self.books)]
@@ -208,8 +207,6 @@ class Cast:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecentLine:
-    """One of the last messages, for macros and lorebook scans."""
-
     role: str
     author: str
     text: str
@@ -359,7 +356,6 @@ class LoadedChat:
 
     @property
     def macro_texts(self) -> list[str]:
-        """The texts with macros that the prompt expands."""
         card = self.cast.speaker.card
         return [
             *(card.description, card.personality, card.scenario, card.mes_example),
@@ -371,7 +367,6 @@ class LoadedChat:
 
     @property
     def whole_tokens(self) -> int:
-        """Stored tokens of the whole path."""
         return self.target.leaf.path_tokens if self.target.leaf else 0
 
     @property
@@ -424,7 +419,6 @@ class PromptWindow:
 
     @property
     def model(self) -> ChatModel:
-        """The model that writes the reply."""
         return self.models.get(self.spec.id)
 
     @property
@@ -448,11 +442,9 @@ class PromptWindow:
         return self.to_stored(self.budget.for_history(0))
 
     def to_stored(self, count: int) -> int:
-        """Convert counted tokens to stored tokens."""
         return math.floor(count / self.scale)
 
     def to_model_tokens(self, count: int) -> int:
-        """Convert counted tokens to the model's tokens."""
         return round(count * self.ratio)
 
 

@@ -321,11 +321,9 @@ class HistoryCache(UserSignedOut):
         self._kept.put(chat.user_id, chat.id, history, size=sum(map(len, texts)))
 
     def user_signed_out(self, user_id: UUID) -> None:
-        """Drop the histories of a user's chats."""
         self._kept.forget(user_id)
 
     def sweep(self) -> None:
-        """Drop histories that have not been used for some minutes."""
         self._kept.sweep()
 
 

@@ -308,7 +308,6 @@ class ChatLoader:
         return replace(loaded, known_path=path, summary=summary, story=story)
 
     async def with_campaign(self, loaded: LoadedChat) -> LoadedChat:
-        """Add the current state of the campaign."""
         if self._situations is None or self._campaign is None:
             return loaded
         campaign = await self._situations.layers(
@@ -338,7 +337,6 @@ class ChatLoader:
         return replace(loaded, story=story)
 
     def _read_line(self, target: TurnTarget, request: TurnRequest) -> str | None:
-        """Return the user's line of this turn, stored or new."""
         if target.line_kind != "user_line":
             return None
         return read_text(self._identity, target.line) if target.line else request.text
@@ -410,12 +408,10 @@ def _may_quote(field: str) -> bool:
 
 
 def read_author(identity: Identity, message: Message) -> str:
-    """Unseal the name of a message's author."""
     return identity.sealer.open(MESSAGE_AUTHOR, message.id, message.sealed_author)
 
 
 def read_text(identity: Identity, message: Message) -> str:
-    """Unseal the text of a message."""
     return identity.sealer.open(MESSAGE_CONTENT, message.id, message.sealed_content)
 
 
@@ -464,7 +460,6 @@ async def find_target(
 async def _find_unanswered(
     session: AsyncSession, leaf: Message | None, request: TurnRequest, *, is_preview: bool
 ) -> TurnTarget:
-    """Return the target of a reply without a new line."""
     if leaf is None:
         return TurnTarget(kind="reply", line_kind="opening", leaf=None)
     if leaf.role == "user":

@@ -125,7 +125,6 @@ class LoreReader(UserSignedOut):
         return PlaceFinder(replace(scan, evaluator=self._regexes))
 
     def user_signed_out(self, user_id: UUID) -> None:
-        """Drop a user's books."""
         self._cache.forget(user_id)
 
     def sweep(self) -> None:
@@ -216,7 +215,6 @@ def _compile(identity: Identity, ref: ChatBook, sealed: SealedBook) -> CompiledB
 
 
 def _merge_settings(chain: Sequence[LoreOverrides]) -> LoreSettings:
-    """Merge the settings of scans: the chat's, else the account's, else the default."""
     default = LoreSettings()
     return LoreSettings(
         **{
@@ -227,7 +225,6 @@ def _merge_settings(chain: Sequence[LoreOverrides]) -> LoreSettings:
 
 
 async def _load_timed_state(session: AsyncSession, identity: Identity, leaf: Message) -> TimedState:
-    """Return the timed state after the last message of the path that changed it."""
     row = (
         await session.execute(
             select(LoreState.id, LoreState.sealed_state)
@@ -290,22 +287,16 @@ class LoreExpander:
 
 
 def make_scan(
-    loaded: LoadedChat,
-    request: TurnRequest,
+    lore: LoadedLore,
     window: PromptWindow,
+    lines: Sequence[ScannedLine],
     *,
     count: Callable[[str], int],
     expander: LoreExpander,
-    is_quiet: bool = False,
+    speaker: str,
+    seed: int,
 ) -> Scan:
-    """Return the scan of a turn: its line, the last messages, and the texts of the cast."""
-    lore, leaf, card = loaded.lore, loaded.target.leaf, loaded.cast.speaker.card
-    lines = [
-        ScannedLine(line.author, line.text, FoundIn("message", line.position + 1))
-        for line in reversed(loaded.recent)
-    ]
-    if loaded.said:
-        lines.insert(0, ScannedLine(loaded.cast.user_name, loaded.said, FoundIn("line")))
+    """Return a scan of messages, newest first, without the state and the cast of a chat."""
     context_tokens = window.budget.prompt
     return Scan(
         books=lore.books,
@@ -315,11 +306,47 @@ def make_scan(
         room=context_tokens,
         count=count,
         vocabulary=window.unit.tokenizer,
-        message_count=(leaf.position + 1 if leaf else 0) + bool(loaded.said),
+        message_count=len(lines),
         reply_count=lore.reply_count,
         greeting=lore.greeting,
-        seed=make_seed(loaded.chat.id, leaf.id if leaf else None),
+        seed=seed,
         expand=expander,
+        speaker=speaker,
+        timed=lore.timed,
+        inactive=lore.inactive,
+        sources=lore.sources,
+    )
+
+
+def make_turn_scan(
+    loaded: LoadedChat,
+    request: TurnRequest,
+    window: PromptWindow,
+    *,
+    count: Callable[[str], int],
+    expander: LoreExpander,
+    is_quiet: bool = False,
+) -> Scan:
+    """Return the scan of a turn: its line, the last messages, and the texts of the cast."""
+    leaf, card, note = loaded.target.leaf, loaded.cast.speaker.card, loaded.note
+    lines = [
+        ScannedLine(line.author, line.text, FoundIn("message", line.position + 1))
+        for line in reversed(loaded.recent)
+    ]
+    if loaded.said:
+        lines.insert(0, ScannedLine(loaded.cast.user_name, loaded.said, FoundIn("line")))
+    scan = make_scan(
+        loaded.lore,
+        window,
+        lines,
+        count=count,
+        expander=expander,
+        speaker=loaded.cast.speaker.name,
+        seed=make_seed(loaded.chat.id, leaf.id if leaf else None),
+    )
+    return replace(
+        scan,
+        message_count=(leaf.position + 1 if leaf else 0) + bool(loaded.said),
         fields={
             "persona_description": loaded.cast.persona,
             "character_description": card.description,
@@ -328,13 +355,9 @@ def make_scan(
             "scenario": card.scenario,
             "creator_notes": card.creator_notes,
         },
-        speaker=loaded.cast.speaker.name,
         tags=card.tags,
         triggers=list_triggers(request, is_quiet=is_quiet),
-        note=loaded.note.fields.text if loaded.note.fields.scan and loaded.note.is_due else "",
-        timed=lore.timed,
-        inactive=lore.inactive,
-        sources=lore.sources,
+        note=note.fields.text if note.fields.scan and note.is_due else "",
     )
 
 
@@ -431,7 +454,6 @@ def place_lore(
 
 
 def get_note_place(note: AuthorsNote) -> Literal["depth", "head"]:
-    """Return the place of the author's note and of its lore."""
     return "depth" if note.position == "at_depth" else "head"
 
 

@@ -73,7 +73,6 @@ def make_card_macros(
 
 
 def make_macros(loaded: LoadedChat, window: PromptWindow) -> MacroContext:
-    """Return the macro values for the fields of a prompt."""
     leaf = loaded.target.leaf
     context = make_card_macros(
         loaded.cast.speaker.card,
@@ -117,13 +116,11 @@ def estimate_expansion(texts: Iterable[str]) -> int:
 
 
 def make_seed(*ids: UUID | None) -> int:
-    """Return a seed that is the same for the same ids."""
     joined = b"".join(each.bytes if each else b"-" for each in ids)
     return int.from_bytes(hashlib.blake2b(joined, digest_size=8).digest(), "big")
 
 
 def read_variables(sealer: Sealer, chat: Chat, sealed_globals: bytes | None) -> Variables:
-    """Unseal the variables of a chat and of its user."""
     local = chat.sealed_variables
     return Variables(
         local=_decode_variables(

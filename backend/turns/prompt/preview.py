@@ -16,12 +16,11 @@ from backend.chats import repository as chats
 from backend.chats.models import MESSAGE_AUTHOR, MESSAGE_CONTENT, MESSAGE_THINKING, Message
 from backend.chats.token_counting import line_text
 from backend.context.budget import ContextOverflowError
-from backend.context.layout import History
+from backend.context.layout import History, LeftOut
 from backend.context.record import (
     ContextRecord,
     RecordedHistory,
     RecordedItem,
-    RecordedLeftOut,
     RecordError,
     rebuild,
     restore_texts,
@@ -121,7 +120,7 @@ def add_near_misses(
 
     Near misses without a text are dropped. With `is_all`, those that no longer apply stay.
     """
-    kept: list[RecordedLeftOut] = []
+    kept: list[LeftOut] = []
     for each in record.near_misses:
         recalled = texts.get(each.source_id) if each.source_id else None
         if recalled is not None:
@@ -135,7 +134,6 @@ def add_near_misses(
 
 
 def _count_layers(record: ContextRecord) -> PromptLayers | None:
-    """Return the tokens by layer. None if there is no campaign."""
     if not any(item.kind == "campaign" for item in record.items):
         return None
     cold = sum(item.tokens for item in record.items if item.kind in COLD_KINDS)
@@ -145,7 +143,6 @@ def _count_layers(record: ContextRecord) -> PromptLayers | None:
 
 
 def view_messages(messages: Sequence[PromptMessage]) -> list[ShownMessage]:
-    """Return messages in the form of the API."""
     return [ShownMessage(role=message.role, text=message.text) for message in messages]
 
 
@@ -332,8 +329,6 @@ class ContextService:
             return None
 
     async def _rebuild(self, identity: Identity, loaded: _LoadedRecord) -> list[PromptMessage]:
-        """Rebuild the prompt of a record. Raises `RecordError`."""
-
         def rebuild_prompt() -> list[PromptMessage]:
             return rebuild(
                 loaded.record,
@@ -375,7 +370,6 @@ class ContextService:
         view: ContextView,
         messages: Sequence[PromptMessage],
     ) -> PromptDifference | None:
-        """Compare a prompt with an earlier one. None if that cannot be rebuilt."""
         try:
             before = await self._rebuild(identity, earlier)
         except RecordError:
@@ -398,8 +392,7 @@ class ContextService:
             )
 
 
-def _find_source_ids(named: Sequence[RecordedItem | RecordedLeftOut], kind: str) -> set[UUID]:
-    """Return the source ids of items of one kind."""
+def _find_source_ids(named: Sequence[RecordedItem | LeftOut], kind: str) -> set[UUID]:
     return {each.source_id for each in named if each.kind == kind and each.source_id is not None}
 
 

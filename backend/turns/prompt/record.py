@@ -12,12 +12,10 @@ from backend.context.record import (
     ContextRecord,
     RecordedBudget,
     RecordedHistory,
-    RecordedLeftOut,
     RecordedPreset,
     RecordedWindow,
     hash_prompt,
     recorded_item,
-    recorded_left_out,
 )
 from backend.core.reasons import Reason
 from backend.turns.prompt.built_prompt import BuiltPrompt
@@ -40,7 +38,7 @@ def make_record(built: BuiltPrompt) -> ContextRecord:
         retrieved=[recorded_item(item) for item in assembled.retrieved],
         history=_record_history(built),
         left_out=_record_left_out(assembled.left_out),
-        near_misses=list(map(recorded_left_out, built.near_misses)),
+        near_misses=[structs.replace(each) for each in built.near_misses],
         memory_first=built.memory_first,
         prompt_files=dict(built.prompt_files),
         prompt_hash=hash_prompt(assembled.messages),
@@ -71,15 +69,15 @@ def _record_preset(preset: LoadedPreset | None) -> RecordedPreset | None:
     )
 
 
-def _record_left_out(left_out: Sequence[LeftOut]) -> list[RecordedLeftOut]:
+def _record_left_out(left_out: Sequence[LeftOut]) -> list[LeftOut]:
     """Return the left-out items.
 
     Only the first ones are listed, because a record has to stay small.
     """
-    recorded = [recorded_left_out(each) for each in left_out[:MAX_LEFT_OUT]]
+    recorded = [structs.replace(each) for each in left_out[:MAX_LEFT_OUT]]
     if more := left_out[MAX_LEFT_OUT:]:
         recorded.append(
-            RecordedLeftOut(
+            LeftOut(
                 kind="more",
                 title=f"{len(more):,} more",
                 tokens=sum(each.tokens for each in more),
@@ -112,7 +110,7 @@ def _record_history(built: BuiltPrompt) -> RecordedHistory | None:
     )
 
 
-def _summarise_older(built: BuiltPrompt) -> RecordedLeftOut | None:
+def _summarise_older(built: BuiltPrompt) -> LeftOut | None:
     """Return one entry for all messages before the history."""
     history = built.assembled.history
     leaf = built.loaded.target.leaf
@@ -123,11 +121,10 @@ def _summarise_older(built: BuiltPrompt) -> RecordedLeftOut | None:
     if tokens == 0:
         return None
     title = "message 1" if first == 1 else f"messages 1 to {first}"
-    return RecordedLeftOut(kind="history", title=title, tokens=tokens, reasons=[Reason("budget")])
+    return LeftOut(kind="history", title=title, tokens=tokens, reasons=[Reason("budget")])
 
 
 def _convert_counts(record: ContextRecord, built: BuiltPrompt) -> None:
-    """Convert the counts of a record to the model's tokens."""
     if built.window.ratio == 1:
         return
     for item in (*record.items, *record.retrieved):

@@ -348,7 +348,6 @@ def _make_pinned_item(
 
 
 def _shorten(text: str) -> str:
-    """Return the first words of a text, on one line."""
     words = " ".join(text[: 2 * _TITLE_CHARACTERS].split())
     if len(words) <= _TITLE_CHARACTERS and len(text) <= 2 * _TITLE_CHARACTERS:
         return words

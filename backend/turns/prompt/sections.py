@@ -44,7 +44,6 @@ class PromptOrder:
 
     @cached_property
     def blocks(self) -> Sequence[Block]:
-        """All blocks, in order."""
         return self.preset.fields.blocks if self.preset else DEFAULT_BLOCKS
 
     @cached_property
@@ -54,7 +53,6 @@ class PromptOrder:
 
     @cached_property
     def markers(self) -> frozenset[Marker | None]:
-        """The markers of all blocks, sent or not."""
         return frozenset(block.marker for block in self.blocks)
 
     @property
@@ -64,12 +62,10 @@ class PromptOrder:
 
     @property
     def sends_memory(self) -> bool:
-        """True if the memory section is sent."""
         return self._place("memory") is not None
 
     @property
     def memory_first(self) -> bool:
-        """True if the memory section comes before the history."""
         memory = self._place("memory")
         is_before = memory is not None and memory < (self._place("history") or 0)
         return is_before or self.settings.memory_placement == "before_history"
@@ -126,7 +122,6 @@ class CampaignSections:
         self.chapter_ids: Collection[UUID] = ()
 
     def build_campaign(self) -> list[Item]:
-        """Return the section that describes the campaign."""
         campaign = self._campaign
         if campaign is None:
             return []
@@ -176,7 +171,6 @@ class CampaignSections:
         ]
 
     def build_scenes(self) -> list[Item]:
-        """Return the last completed scenes."""
         campaign = self._campaign
         if campaign is None or not campaign.scenes:
             return []
@@ -364,7 +358,6 @@ class SectionBuilder:
 
     @property
     def chapter_ids(self) -> Collection[UUID]:
-        """The chapters in the prompt."""
         return self._campaign.chapter_ids
 
     def _slot(self, position: Position) -> Sequence[Item]:
@@ -403,7 +396,6 @@ class SectionBuilder:
         return make_section("system_prompt", "System prompt", text, Reason(reason))
 
     def _own_text(self, block: Block) -> list[Item]:
-        """Return the text that the user has written for a block."""
         text = self._expand(block.content, "block")
         return [make_section("block", block.title, text, Reason("preset"))]
 

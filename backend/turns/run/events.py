@@ -75,7 +75,6 @@ class Transcript:
             self._add(kind, text, len(text))
 
     def append_event(self, name: str, data: Any) -> None:
-        """Add an event."""
         self._add("event", "", 1)
         self._events[self.length] = PlayEvent(name, data)
 
@@ -92,7 +91,6 @@ class Transcript:
 
     @property
     def events(self) -> list[PlayEvent]:
-        """All events in order."""
         return list(self._events.values())
 
     def join(self, kind: SpokenKind, *, since: int = 0) -> str:
@@ -224,8 +222,6 @@ _PLAY_EVENTS = msgspec.json.Decoder(list[PlayEvent])
 
 @dataclass(frozen=True, slots=True)
 class TurnEvent:
-    """One event of a turn."""
-
     id: int
     name: str
     data: Any
@@ -302,7 +298,6 @@ class EventCursor:
     waits_for: Occupation | None = None
 
     def next_events(self, progress: Progress) -> list[TurnEvent]:
-        """Return the events that the listener has not received."""
         batch = list(progress.events_after(self.last_id))
         if batch:
             self.last_id = batch[-1].id
@@ -313,7 +308,6 @@ class EventCursor:
 
 
 def make_started_data(turn: Turn) -> dict[str, Any]:
-    """Return the data of the `turn.started` event."""
     return {
         "turn_id": str(turn.id),
         "user_message_id": str(turn.user_message_id) if turn.user_message_id else None,
@@ -350,7 +344,6 @@ def read_progress(sealer: Sealer, turn: Turn, reply: Message | None) -> Progress
 
 
 def make_completed_data(turn_id: UUID, state: str, finish: str) -> dict[str, Any]:
-    """Return the data of the `turn.completed` event."""
     return {"turn_id": str(turn_id), "state": state, "finish_reason": finish or state}
 
 
@@ -360,7 +353,6 @@ def make_interrupted_error() -> TurnInterruptedError:
 
 
 def read_play_events(sealer: Sealer, turn: Turn) -> list[PlayEvent]:
-    """Return the stored events of a played turn."""
     if turn.sealed_events is None:
         return []
     data = sealer.open_bytes(TURN_EVENTS, turn.id, turn.sealed_events)

@@ -49,8 +49,6 @@ Conclude = Callable[[TurnRun], Awaitable[None]]
 
 
 class RunRegistry:
-    """The running turns of this process."""
-
     def __init__(self, *, store: Store, conclude: Conclude, slots: ModelSlots) -> None:
         self._store = store
         self._slots = slots
@@ -65,11 +63,9 @@ class RunRegistry:
         return len(self._runs)
 
     def get(self, turn_id: UUID) -> TurnRun | None:
-        """Return a turn that runs in this process."""
         return self._runs.get(turn_id)
 
     def start(self, run: TurnRun) -> None:
-        """Run a turn in its own task."""
         self._runs[run.turn_id] = run
         if self.is_closing:
             run.stop(state="interrupted")

@@ -44,7 +44,6 @@ from backend.vault.sealing import Sealer
 
 
 def read_suspended(sealer: Sealer, turn: Turn) -> SuspendedPlay:
-    """Return the stored state of a waiting turn."""
     if turn.sealed_play is None:
         raise ValueError("The turn does not wait.")
     data = sealer.open_bytes(TURN_PLAY, turn.id, turn.sealed_play)
@@ -212,7 +211,6 @@ class TurnResumer:
 
 
 def _make_choice_data(choice: ChoiceRequest) -> dict[str, str]:
-    """Return the data of the event of a choice."""
     text = choice.text.strip()
     return {"option": choice.option, "text": text} if text else {"option": choice.option}
 

@@ -42,8 +42,6 @@ from backend.vault.sealing import OVERHEAD, Sealer
 
 
 class TurnStarter:
-    """Stores the start of turns."""
-
     def __init__(
         self,
         database: Database,

@@ -141,12 +141,10 @@ def make_usage_data(run: TurnRun) -> dict[str, Any] | None:
 
 
 def encode_json(data: dict[str, Any] | None) -> str | None:
-    """Return data as JSON for a column of a turn."""
     return msgspec.json.encode(data).decode() if data else None
 
 
 def encode_segments(run: TurnRun, closing: Sequence[PlayEvent] = ()) -> str:
-    """Return the segments of a turn as JSON, including its closing events."""
     segments = run.segments
     if closing:
         segments.append(("event", len(closing)))
@@ -154,14 +152,12 @@ def encode_segments(run: TurnRun, closing: Sequence[PlayEvent] = ()) -> str:
 
 
 def replace_totals(run: TurnRun, turn: Turn) -> None:
-    """Store the totals of a prompt that was built again."""
     turn.totals = msgspec.json.encode(run.built.totals).decode()
     if turn.path_tokens is not None:
         turn.path_tokens, turn.sent_tokens = run.built.path_tokens, run.built.sent_tokens
 
 
 def seal_events(run: TurnRun, closing: Sequence[PlayEvent] = ()) -> bytes | None:
-    """Seal the events of a played turn, including its closing events."""
     events = [*run.progress.transcript.events, *closing]
     if not events:
         return None
@@ -281,8 +277,6 @@ _STORE_REPLY = (
 
 
 class TurnStore:
-    """Stores running and ended turns."""
-
     def __init__(
         self,
         database: Database,
@@ -581,7 +575,6 @@ def _call_each(functions: Mapping[UUID, Callable[[], T]]) -> dict[UUID, T]:
 def _write_end(
     run: TurnRun, turn: Turn, usage: dict[str, Any] | None, problem: dict[str, Any] | None
 ) -> None:
-    """Write the end of a turn to its row."""
     turn.state = run.outcome
     turn.finished_at = now()
     turn.usage = encode_json(usage)
@@ -615,7 +608,6 @@ async def _learn_ratios(session: AsyncSession, run: TurnRun) -> None:
 
 
 def _make_problem(run: TurnRun) -> dict[str, Any] | None:
-    """Return the problem of a turn for its last event."""
     error = run.problem or (make_interrupted_error() if run.outcome == "interrupted" else None)
     return run.show_problem(error) if error else None
 

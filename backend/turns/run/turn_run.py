@@ -151,7 +151,6 @@ class TurnRun:
 
     @property
     def thinking(self) -> str:
-        """The thoughts so far."""
         return self.prefix_thinking + self._join("thinking")
 
     @property
@@ -219,7 +218,6 @@ class TurnRun:
 
     @property
     def adds_to_reply(self) -> bool:
-        """True if the turn has changed the reply."""
         return self.has_spoken or (self.has_only_thoughts and self.outcome == "completed")
 
     @property
@@ -259,7 +257,6 @@ class TurnRun:
         return requests * self.built.assembled.tokens + tokenizer.count(said)
 
     def notify(self) -> None:
-        """Wake all listeners."""
         waiters, self._waiters = self._waiters, set()
         for waiter in waiters:
             if not waiter.done():
@@ -332,7 +329,6 @@ class TurnRun:
 
     @property
     def outcome(self) -> TurnState:
-        """The state of the turn after the model has finished."""
         if self.problem is not None:
             return "failed"
         if self._stop_as is None and self.play is not None and self.play.is_waiting:
@@ -421,7 +417,6 @@ class TurnRun:
             window.models.learn_window(window.spec.id, learned)
 
     def take(self, piece: Piece) -> None:
-        """Add a piece of the model's output."""
         match piece:
             case TextReset():
                 self.take_back("text", since=self.request_begin)
