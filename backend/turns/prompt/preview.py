@@ -61,6 +61,9 @@ COLD_KINDS = frozenset({"chapters", "summary", "scenes"})
 """Kinds of sections about past events."""
 
 
+_SHARED_FIELDS = {*ContextView.__struct_fields__} & {*ContextRecord.__struct_fields__} - {"history"}
+
+
 def view_context(record: ContextRecord) -> ContextView:
     """Return the view of a record, without the prompt and with its reasons in words."""
     history = record.history
@@ -68,14 +71,9 @@ def view_context(record: ContextRecord) -> ContextView:
         item.reason = told(item.reasons)
     for left_out in (*record.left_out, *record.near_misses):
         left_out.reason = told(left_out.reasons)
+    shared = {name: getattr(record, name) for name in _SHARED_FIELDS}
     return ContextView(
-        model=record.model,
-        tokenizer=record.tokenizer,
-        ratio=record.ratio,
-        budgets=record.budgets,
-        totals=record.totals,
-        items=record.items,
-        retrieved=record.retrieved,
+        **shared,
         history=(
             HistoryView(
                 first=history.first,
@@ -90,17 +88,6 @@ def view_context(record: ContextRecord) -> ContextView:
             if history
             else None
         ),
-        left_out=record.left_out,
-        near_misses=record.near_misses,
-        notes=record.notes,
-        prompt_files=record.prompt_files,
-        prompt_hash=record.prompt_hash,
-        preset=record.preset,
-        window=record.window,
-        tools=record.tools,
-        tool_support=record.tool_support,
-        shape=record.shape,
-        unsent_settings=record.unsent_settings,
         layers=_count_layers(record),
     )
 

@@ -15,7 +15,7 @@ from backend.context.record import (
     RecordedPreset,
     RecordedWindow,
     hash_prompt,
-    recorded_item,
+    record_item,
 )
 from backend.core.reasons import Reason
 from backend.turns.prompt.built_prompt import BuiltPrompt
@@ -34,8 +34,8 @@ def make_record(built: BuiltPrompt) -> ContextRecord:
         ratio=round(built.window.ratio, 4),
         budgets=RecordedBudget(**asdict(built.window.limits)),
         totals=built.totals,
-        items=[recorded_item(item) for item in assembled.items],
-        retrieved=[recorded_item(item) for item in assembled.retrieved],
+        items=[record_item(item) for item in assembled.items],
+        retrieved=[record_item(item) for item in assembled.retrieved],
         history=_record_history(built),
         left_out=_record_left_out(assembled.left_out),
         near_misses=[structs.replace(each) for each in built.near_misses],
