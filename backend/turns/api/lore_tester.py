@@ -165,7 +165,9 @@ class LoreTester:
         # Untrusted patterns may take a quarter of a second together.
         return await self._pool.run(
             identity.user_id,
-            lambda: _view_outcome(scan, self._lore.scan(scan), self._lore.finder(scan), window),
+            lambda: _view_outcome(
+                scan, self._lore.scan(scan), self._lore.make_finder(scan), window
+            ),
         )
 
     async def _read(
@@ -205,7 +207,7 @@ class LoreTester:
             overrides=(loaded.settings.lore, identity.settings.lore),
         )
         loaded = replace(loaded, lore=lore, said=request.texts[-1] or " ")
-        window = await self._builder.window(session, identity, loaded.settings)
+        window = await self._builder.make_window(session, identity, loaded.settings)
         scan = make_turn_scan(
             loaded,
             turn,
@@ -231,7 +233,7 @@ class LoreTester:
             leaf=None,
             overrides=(identity.settings.lore,),
         )
-        window = await self._builder.window(session, identity, ChatSettings())
+        window = await self._builder.make_window(session, identity, ChatSettings())
         seed = make_seed(book_id)
         macros = make_card_macros(
             Card(name=NARRATOR),

@@ -98,78 +98,78 @@ class PlayedTurn:
         self._play.requests += 1
         transcript = self._run.progress.transcript
         may_call = self._play.nudges < MAX_NUDGES or self._has_narrated()
-        heard = _RequestResult(
+        result = _RequestResult(
             offered=self._play.table.offered(may_wait=self._play.may_wait) if may_call else []
         )
-        await self._hear(heard)
+        await self._take_output(result)
         self._play.support = tool_support(self._run.model)
         if self._run.finish == "tool_calls":
             self._run.finish = "stop"
-        if heard.decided in {"break", "end"}:
-            return heard.decided == "break"
-        if not heard.calls:
+        if result.decided in {"break", "end"}:
+            return result.decided == "break"
+        if not result.calls:
             return self._needs_request()
         said = transcript.join("text", since=self._run.request_begin)
-        self._play.rounds.append(ToolRound(heard.calls, heard.results, said))
-        if heard.decided == "wait":
+        self._play.rounds.append(ToolRound(result.calls, result.results, said))
+        if result.decided == "wait":
             transcript.append_event(AWAITING_CHOICE, msgspec.to_builtins(self._play.table.waiting))
             self._run.notify()
         else:
             self._run.built = self._play.guide(self._run.built)
-        return heard.decided is None
+        return result.decided is None
 
-    async def _hear(self, heard: _RequestResult) -> None:
+    async def _take_output(self, result: _RequestResult) -> None:
         """Take the output of the model and execute its calls as they arrive."""
 
         def ask() -> AsyncGenerator[Piece, None]:
             prompt = replace(self._run.prompt, rounds=self._play.rounds)
             return stream_with_tools(
-                self._run.model, prompt, heard.offered, self._run.built.sampling
+                self._run.model, prompt, result.offered, self._run.built.sampling
             )
 
-        count = partial(count_extra, tools=heard.offered, rounds=self._play.rounds)
+        count = partial(count_extra, tools=result.offered, rounds=self._play.rounds)
         try:
-            async with contextlib.aclosing(self._run.hear(ask, count_extra=count)) as stream:
+            async with contextlib.aclosing(self._run.stream(ask, count_extra=count)) as stream:
                 async for piece in stream:
-                    if heard.decided is not None and _is_speech(piece):
+                    if result.decided is not None and _is_speech(piece):
                         break  # text after the decision is not used: close the request
-                    await self._take(heard, piece)
+                    await self._take_piece(result, piece)
         except ModelError as error:
             # A decision is kept. A model that has written or called before may have nothing to add.
             has_begun = self._run.has_spoken or bool(self._play.used)
             has_ended = isinstance(error, ModelEmptyReplyError) and has_begun
-            if heard.decided is None and not has_ended:
+            if result.decided is None and not has_ended:
                 raise
 
-    async def _take(self, heard: _RequestResult, piece: Piece) -> None:
+    async def _take_piece(self, result: _RequestResult, piece: Piece) -> None:
         match piece:
             case ToolCall():
                 # Calls after the end of a phase are ignored.
-                if heard.offered and heard.decided is None:
-                    await self._use(heard, piece)
+                if result.offered and result.decided is None:
+                    await self._use(result, piece)
             case TextPiece(text):
-                if not heard.has_begun:
-                    heard.has_begun = True
+                if not result.has_begun:
+                    result.has_begun = True
                     self._begin_paragraph(text)
-                self._run.take(piece)
+                self._run.add(piece)
             case TextReset():
-                heard.has_begun = False
-                self._run.take(piece)
+                result.has_begun = False
+                self._run.add(piece)
             case TokenUsage():
                 self._run.usage = add_usage(self._run.usage, piece)
             case _:
-                self._run.take(piece)
+                self._run.add(piece)
 
-    async def _use(self, heard: _RequestResult, call: ToolCall) -> None:
-        is_end = call.name == FINISH and any(tool.name == FINISH for tool in heard.offered)
+    async def _use(self, result: _RequestResult, call: ToolCall) -> None:
+        is_end = call.name == FINISH and any(tool.name == FINISH for tool in result.offered)
         early = self._refuse_early_end(call) if is_end else None
         outcome = early or await self._play.table.use(call, may_wait=self._play.may_wait)
         self._play.used.append(call.name)
-        heard.calls.append(call)
+        result.calls.append(call)
         if outcome.kind == "answer":
-            heard.results.append(outcome.result)
+            result.results.append(outcome.result)
         else:
-            heard.decided = outcome.kind
+            result.decided = outcome.kind
         if outcome.kind == "break":
             self._break()
         self._emit(outcome)
@@ -211,7 +211,7 @@ class PlayedTurn:
         """Drop the text and calls of this phase, and prepare the prompt of the next one."""
         self._play.rounds.clear()
         self._play.held = None
-        self._run.take_back("text", since=0)
+        self._run.drop("text", since=0)
         self._run.built = self._play.guide(self._run.built)
 
     def _emit(self, outcome: Outcome) -> None:
@@ -266,7 +266,7 @@ class PlayedTurn:
         """Separate text after a tool's answer from the text before it."""
         said = self._run.progress.transcript.join("text")
         if said and not said[-1].isspace() and not text[0].isspace():
-            self._run.take(TextPiece(PARAGRAPH))
+            self._run.add(TextPiece(PARAGRAPH))
 
 
 def _is_speech(piece: Piece) -> bool:

@@ -172,9 +172,9 @@ class PromptBuilder:
                 identity, retrieved, request, suggestions=suggestions
             )
 
-        built = await self._fresh(identity, attempt)
+        built = await self._run_attempt(identity, attempt)
         if built.loses_rounds and tried is None and await self._summarise(identity, built, rank):
-            built = await self._fresh(identity, attempt)
+            built = await self._run_attempt(identity, attempt)
         return built
 
     async def rebuild(
@@ -194,7 +194,7 @@ class PromptBuilder:
         async with self._search.searching(identity.sealer) as search:
             async with self._database.read() as session:
                 await _check_path(session, loaded)
-                window = await self.window(
+                window = await self.make_window(
                     session, identity, loaded.settings, loaded=loaded, constraint=constraint
                 )
                 before = await _estimate_search_end(session, loaded, window)
@@ -205,7 +205,7 @@ class PromptBuilder:
             retrieved = await self._retrieve(identity, prompt, search, rank=None)
         return await self._assembler.assemble(identity, retrieved, request, suggestions=0)
 
-    async def _fresh(
+    async def _run_attempt(
         self, identity: Identity, attempt: Callable[[], Awaitable[BuiltPrompt]]
     ) -> BuiltPrompt:
         """Run `attempt`, again if the campaign has to be folded or books compiled first."""
@@ -267,7 +267,7 @@ class PromptBuilder:
             scripts = await load_scripts(session, identity, self._scripts, loaded)
             if scripts is not None:
                 loaded = replace(loaded, scripts=scripts)
-            window = await self.window(
+            window = await self.make_window(
                 session,
                 identity,
                 loaded.settings,
@@ -393,7 +393,7 @@ class PromptBuilder:
             notes=found.notes,
         )
 
-    async def window(
+    async def make_window(
         self,
         session: AsyncSession,
         identity: Identity,

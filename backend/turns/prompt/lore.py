@@ -120,7 +120,7 @@ class LoreReader(UserSignedOut):
             self._regexes.prepare()
         return activate(replace(scan, evaluator=self._regexes))
 
-    def finder(self, scan: Scan) -> PlaceFinder:
+    def make_finder(self, scan: Scan) -> PlaceFinder:
         """Return the object that finds the places of keys in the messages of a finished scan."""
         return PlaceFinder(replace(scan, evaluator=self._regexes))
 

@@ -55,8 +55,8 @@ class RunRegistry:
         self._conclude = conclude
         self._runs: dict[UUID, TurnRun] = {}
         self._tasks: set[asyncio.Task[None]] = set()
-        self._keeper: asyncio.Task[None] | None = None
-        self._ending = asyncio.Semaphore(MAX_CONCURRENT_ENDS)
+        self._store_task: asyncio.Task[None] | None = None
+        self._end_slots = asyncio.Semaphore(MAX_CONCURRENT_ENDS)
         self.is_closing = False
 
     def __len__(self) -> int:
@@ -69,11 +69,11 @@ class RunRegistry:
         self._runs[run.turn_id] = run
         if self.is_closing:
             run.stop(state="interrupted")
-        task = asyncio.create_task(self._drive(run))
+        task = asyncio.create_task(self._run_turn(run))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
-        if self._keeper is None:
-            self._keeper = asyncio.create_task(self._keep())
+        if self._store_task is None:
+            self._store_task = asyncio.create_task(self._store_regularly())
 
     async def close(self) -> None:
         """Interrupt all turns, also ones that start later, and store their text."""
@@ -82,16 +82,16 @@ class RunRegistry:
             run.stop(state="interrupted")
         if self._tasks:
             await asyncio.wait(self._tasks)
-        if self._keeper is not None:
-            self._keeper.cancel()
+        if self._store_task is not None:
+            self._store_task.cancel()
             with contextlib.suppress(asyncio.CancelledError):
-                await self._keeper
-            self._keeper = None
+                await self._store_task
+            self._store_task = None
 
-    async def _drive(self, run: TurnRun) -> None:
+    async def _run_turn(self, run: TurnRun) -> None:
         try:
             await run.run_until_stopped(ask_model(run, self._slots))
-            await self._conclude_surely(run)
+            await self._conclude_with_retries(run)
         except Exception as error:  # no one awaits this task, so the error is logged here
             log.exception("turn.not_stored", turn_id=run.turn_id, exc_info=error)
             problem = (
@@ -108,25 +108,25 @@ class RunRegistry:
             run.finished.set()
             run.notify()
 
-    async def _conclude_surely(self, run: TurnRun) -> None:
+    async def _conclude_with_retries(self, run: TurnRun) -> None:
         for pause in RETRY_SECONDS:
             try:
-                await self._conclude_in_order(run)
+                await self._conclude_in_turn(run)
             except UnavailableError as error:
                 log.warning("turn.not_stored_yet", turn_id=run.turn_id, exc_info=error)
                 await asyncio.sleep(pause)
             else:
                 return
-        await self._conclude_in_order(run)
+        await self._conclude_in_turn(run)
 
-    async def _conclude_in_order(self, run: TurnRun) -> None:
+    async def _conclude_in_turn(self, run: TurnRun) -> None:
         async with contextlib.AsyncExitStack() as place:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(MAX_END_WAIT_SECONDS):
-                    await place.enter_async_context(self._ending)
+                    await place.enter_async_context(self._end_slots)
             await self._conclude(run)
 
-    async def _keep(self) -> None:
+    async def _store_regularly(self) -> None:
         while True:
             await asyncio.sleep(STORE_SECONDS)
             if not self._runs:
@@ -179,10 +179,10 @@ async def take_reply(run: TurnRun) -> None:
     if run.play is not None:
         await PlayedTurn(run, run.play).run()
     else:
-        stream = run.hear(lambda: run.model.stream(run.prompt, run.built.sampling))
+        stream = run.stream(lambda: run.model.stream(run.prompt, run.built.sampling))
         async with contextlib.aclosing(stream):
             async for piece in stream:
-                run.take(piece)
+                run.add(piece)
     if run.outcome != "waiting" and not run.adds_to_reply:
         raise ModelEmptyReplyError(_explain_emptiness(run))
 

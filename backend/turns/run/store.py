@@ -171,7 +171,7 @@ def capture_progress(run: TurnRun) -> Callable[[], dict[str, Any]]:
     """
     if run.reply_id is None:
         raise ValueError("Only a reply is stored as it grows.")
-    count = run.capture_unstored()
+    count = run.capture_token_count()
     seal = partial(_seal_reply, run, run.reply_id, run.text, run.thinking)
     return lambda: {"key": run.reply_id, "more": count(), **seal()}
 

@@ -230,7 +230,7 @@ class TurnRun:
         """True if the turn completes a reply. A reply counts once, even if it is continued."""
         return self.outcome == "completed" and self.status_before != "complete"
 
-    def capture_unstored(self) -> Callable[[], int]:
+    def capture_token_count(self) -> Callable[[], int]:
         """Return a function that counts the tokens of the reply that its row does not include.
 
         The function is CPU-bound. It counts the reply as it was when it was captured.
@@ -335,7 +335,7 @@ class TurnRun:
             return "waiting"
         return self._stop_as or "completed"
 
-    def _listen(self, pieces: AsyncGenerator[Piece, None]) -> AsyncGenerator[Piece, None]:
+    def _filter_pieces(self, pieces: AsyncGenerator[Piece, None]) -> AsyncGenerator[Piece, None]:
         """Begin a request. Yields its pieces without labels and other speakers."""
         self.request_begin = self.progress.transcript.length
         self._begun.clear()
@@ -344,7 +344,7 @@ class TurnRun:
             pieces, lambda: make_speaker_filter(self.built.loaded, has_text=has_text)
         )
 
-    def take_back(self, kind: SpokenKind, *, since: int) -> None:
+    def drop(self, kind: SpokenKind, *, since: int) -> None:
         """Drop text or thoughts after the first `since` places, and add a reset event."""
         transcript = self.progress.transcript
         transcript.drop(kind, since=since)
@@ -353,7 +353,7 @@ class TurnRun:
         transcript.append_event(f"{kind}.reset", {"length": len(left)})
         self.notify()
 
-    async def hear(
+    async def stream(
         self,
         ask: Callable[[], AsyncGenerator[Piece, None]],
         *,
@@ -374,7 +374,7 @@ class TurnRun:
         for rebuilds_left in reversed(range(MAX_REBUILDS + 1)):
             has_begun = False
             try:
-                async with contextlib.aclosing(self._listen(ask())) as pieces:
+                async with contextlib.aclosing(self._filter_pieces(ask())) as pieces:
                     async for piece in pieces:
                         has_begun = has_begun or not isinstance(piece, SentRequest)
                         if isinstance(piece, TokenUsage):
@@ -388,11 +388,11 @@ class TurnRun:
                 self.refused.append(refused)
                 if not rebuilds_left:
                     raise refused.complete(error) from error
-                await self.build_again(make_constraint(refused, self.built))
+                await self.rebuild_prompt(make_constraint(refused, self.built))
             else:
                 return
 
-    async def build_again(self, constraint: Constraint) -> None:
+    async def rebuild_prompt(self, constraint: Constraint) -> None:
         """Replace the prompt by a smaller one for the same line, and send its totals.
 
         Raises the errors of `PromptBuilder.rebuild`.
@@ -416,12 +416,12 @@ class TurnRun:
             learned = window_after_cut(cut, current=window.spec.usable_window)
             window.models.learn_window(window.spec.id, learned)
 
-    def take(self, piece: Piece) -> None:
+    def add(self, piece: Piece) -> None:
         match piece:
             case TextReset():
-                self.take_back("text", since=self.request_begin)
+                self.drop("text", since=self.request_begin)
             case ThinkingReset():
-                self.take_back("thinking", since=self.request_begin)
+                self.drop("thinking", since=self.request_begin)
             case TextPiece(text):
                 self._append("text", text)
             case ThinkingPiece(text):
