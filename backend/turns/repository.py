@@ -75,7 +75,7 @@ async def list_turns(
 ) -> list[Turn]:
     """Return turns of a chat after `after`, newest first.
 
-    Ordered by time, as clients may choose ids.
+    Clients may choose ids, so time orders.
     """
     place = tuple_(Turn.created_at, Turn.id)
     query = (

@@ -141,10 +141,7 @@ class TurnController(Controller):
         after: FromQuery[UUID | None] = None,
         in_state: Annotated[TurnState | None, QueryParameter(name="state")] = None,
     ) -> Page[TurnView]:
-        """List turns of a chat, newest first, in one state or in any.
-
-        `text` and `reply` are null.
-        """
+        """List turns of a chat, newest first, in any or one state. `text` and `reply` are null."""
         items = await turns.list_turns(
             identity, chat_id, state=in_state, after=after, limit=limit + 1
         )

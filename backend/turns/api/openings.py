@@ -156,10 +156,7 @@ class OpeningController(Controller):
         identity: NamedDependency[Identity],
         opening: NamedDependency[OpeningService],
     ) -> ChatView:
-        """Open a chat.
-
-        The greetings of the first character become its first message and its swipes.
-        """
+        """Open a chat. It begins with the first character's greetings."""
         return await opening.open(identity, data)
 
     @patch(

@@ -74,10 +74,7 @@ class TurnPlay:
         self.rounds[-1] = ToolRound(last.calls, [*last.results, chosen], last.text)
 
     def encode(self, usage: TokenUsage | None) -> bytes:
-        """Return the state to store while the turn waits.
-
-        `usage` are tokens since the last wait.
-        """
+        """Return the state of a waiting turn. `usage` are tokens since the last wait."""
         return msgspec.json.encode(
             SuspendedPlay(
                 table=self.table.save(),

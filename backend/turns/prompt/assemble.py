@@ -290,10 +290,7 @@ _LINE_CHARACTERS = 2
 
 
 def _estimate_size(context: RetrievedPrompt) -> int | None:
-    """Return the size of the work for `CpuPool.run`. None if lorebooks are scanned.
-
-    Untrusted patterns may take a quarter of a second together.
-    """
+    """Return the work for `CpuPool.run`. None if lorebooks are scanned, which may take long."""
     if context.loaded.lore.books:
         return None
     loaded = context.loaded

@@ -216,10 +216,7 @@ class PromptBuilder:
             return await self._lore.with_books(identity, attempt)
 
     async def _summarise(self, identity: Identity, built: BuiltPrompt, rank: Rank) -> bool:
-        """Summarise messages that do not fit the history. True if a summary was written.
-
-        A job writes it. It uses the slot of the model's server that the turn holds for it.
-        """
+        """Let a job summarise messages that do not fit. It uses the slot of the turn."""
         loaded, models, account = built.loaded, built.window.models, identity.settings
         usual = loaded.settings.model or account.model or models.default_id
         chosen = choose_model(models, self._settings, "summary", loaded.settings, account, usual)
@@ -247,10 +244,7 @@ class PromptBuilder:
         is_quiet: bool,
         constraint: Constraint | None,
     ) -> LoadedPrompt:
-        """Load the chat, its budgets and its last messages in one transaction.
-
-        Starts the memory search as soon as the request is known.
-        """
+        """Load the chat and its last messages in one transaction, and start the memory search."""
         async with self._database.read() as session:
             if check is not None:
                 await check(session)

@@ -52,9 +52,9 @@ _SUMMARY_KINDS = frozenset({"summary", "chapters", "scenes", "state"})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BuiltPrompt:
-    """An assembled prompt, and everything that is stored with its reply.
+    """An assembled prompt with all data that is stored with its reply.
 
-    Counts are in the window's `unit`.
+    Counts are in `window.unit`.
     """
 
     loaded: LoadedChat
@@ -259,10 +259,7 @@ class RefusedPrompt:
         )
 
     def complete(self, error: ModelContextOverflowError) -> ModelContextOverflowError:
-        """Return the error of a turn that ends with this refusal, with both numbers.
-
-        Numbers that the server did not report are estimated.
-        """
+        """Return the error of a turn that ends with this refusal. Missing numbers are estimated."""
         if error.window is not None and error.needed is not None:
             return error
         completed = ModelContextOverflowError(

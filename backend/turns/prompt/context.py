@@ -155,10 +155,7 @@ class KnownPath:
 
     @classmethod
     def without(cls, lines: Iterable[tuple[int, int]]) -> KnownPath:
-        """Return the path without some messages.
-
-        Each is given by the tokens of all messages before it, and its own tokens.
-        """
+        """Return the path without messages, each given by the tokens before it and its own."""
         rows = list(lines)
         return cls(
             tuple(begin for begin, _ in rows),
@@ -318,10 +315,7 @@ class LoadedChat:
 
     @property
     def summed_up(self) -> int:
-        """The stored tokens that the history leaves to the summary and the campaign's state.
-
-        The last rounds always stay in the history.
-        """
+        """The stored tokens that summary and state replace. The last rounds always stay."""
         story, told = self.story, 0
         if story.has_summaries and self.summary is not None and len(story.rounds) >= HOT_ROUNDS:
             told = min(self.summary.path_tokens, story.rounds[HOT_ROUNDS - 1])

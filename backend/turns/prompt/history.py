@@ -296,10 +296,7 @@ class HistoryCache(UserSignedOut):
         return await read(from_sum=loaded.known_path.to_path(begin))
 
     def keep(self, prompt: LoadedPrompt, texts: Sequence[str]) -> None:
-        """Cache the messages of a prompt with their texts, except for the last one.
-
-        The last message may still be continued, which changes its text.
-        """
+        """Cache the messages except for the last one, because its text may be continued."""
         loaded, lines = prompt.loaded, prompt.lines
         if len(texts) <= 1 or not _is_cacheable(loaded, prompt.window):
             return

@@ -301,10 +301,7 @@ class ContextService:
     async def _load_earlier(
         self, session: AsyncSession, identity: Identity, leaf: Message
     ) -> _LoadedRecord | None:
-        """Load the record of the last reply at or above `leaf`.
-
-        None if there is none or it is broken.
-        """
+        """Load the record of the last reply at or above `leaf`. None if it is absent or broken."""
         earlier = await repository.find_last_recorded(
             session, leaf, owner_id=identity.user_id, look_back=MAX_LOOK_BACK
         )
@@ -334,10 +331,7 @@ class ContextService:
         messages: Sequence[PromptMessage],
         viewpoint: Viewpoint = GM,
     ) -> ContextRecord:
-        """Add matched words and the texts of near misses to a record.
-
-        Texts that the viewpoint does not know are left out.
-        """
+        """Add matched words, and the texts of near misses that the viewpoint knows."""
         kinds: dict[UUID, Kind] = {
             each.source_id: _ROW_KINDS[each.kind]
             for each in record.near_misses

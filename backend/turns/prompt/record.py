@@ -70,10 +70,7 @@ def _record_preset(preset: LoadedPreset | None) -> RecordedPreset | None:
 
 
 def _record_left_out(left_out: Sequence[LeftOut]) -> list[LeftOut]:
-    """Return the left-out items.
-
-    Only the first ones are listed, because a record has to stay small.
-    """
+    """List the first left-out items and sum up the others, because a record has to stay small."""
     recorded = [structs.replace(each) for each in left_out[:MAX_LEFT_OUT]]
     if more := left_out[MAX_LEFT_OUT:]:
         recorded.append(

@@ -268,9 +268,9 @@ def split_by_history(
 def list_near_misses(
     context: RetrievedPrompt, history: History, known: Collection[UUID | None]
 ) -> list[LeftOut]:
-    """Return the search results that the prompt does not contain in any other form.
+    """Return the search results that the prompt does not contain.
 
-    `known` are the rows that it contains.
+    `known` are rows in the prompt.
     """
     chat_id = context.loaded.chat.id
     first = history.positions[0] if history.positions else None
@@ -477,10 +477,7 @@ class Rephraser:
         window: PromptWindow,
         line: str,
     ) -> str:
-        """Return other words for a line.
-
-        Empty for the demo model. Raises `ModelError` and `AppError`.
-        """
+        """Return other words for a line, none from the demo model. Raises `AppError`."""
         model = window.models.get(chosen)
         if model.spec.provider == "demo":
             return ""

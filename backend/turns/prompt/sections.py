@@ -12,6 +12,7 @@ from msgspec import structs
 from backend.accounts.auth.identity import Identity
 from backend.campaigns.glossary.terms import glossary_lines
 from backend.campaigns.scenes.chapters import fitting_chapters
+from backend.campaigns.state.situations import CampaignLayers
 from backend.chats.schemas import ChatSettings
 from backend.chats.token_counting import line_text
 from backend.context.assembly import Counter
@@ -72,10 +73,7 @@ class PromptOrder:
 
     @property
     def lore_as_written(self) -> bool:
-        """True if lore that was found by key keeps its place around the character and the examples.
-
-        Without a memory section it has no other place.
-        """
+        """True if lore that was found by key keeps its place, also because no memory is sent."""
         said = {self.settings.lore_placement}
         if self.preset:
             said.add(self.preset.fields.lore_placement)
@@ -109,121 +107,76 @@ def make_section(
 
 
 class CampaignSections:
-    """The sections of a chat's campaign. They are empty in a chat without a campaign.
+    """The sections of a chat's campaign. `chapter_ids` are the chapters that `build_head` used."""
 
-    `chapter_ids` are the chapters in the prompt, once `build_chapters` was called.
-    """
-
-    def __init__(self, prompts: PromptLibrary, used: UsedPrompts, loaded: LoadedChat) -> None:
+    def __init__(
+        self,
+        prompts: PromptLibrary,
+        used: UsedPrompts,
+        loaded: LoadedChat,
+        campaign: CampaignLayers,
+    ) -> None:
         self._prompts = prompts
         self._used = used
         self._loaded = loaded
-        self._campaign = loaded.story.campaign
+        self._campaign = campaign
         self.chapter_ids: Collection[UUID] = ()
 
-    def build_campaign(self) -> list[Item]:
-        campaign = self._campaign
-        if campaign is None:
-            return []
-        name, brief = campaign.fields.name, campaign.fields.brief
-        text = self._used.render(
-            "sections/campaign",
-            campaign=name,
-            city=brief.city,
-            setting=brief.setting,
-            hook=brief.hook,
-            roster=brief.roster,
-        )
-        return [make_section("campaign", name, text, Reason("campaign"), campaign.campaign_id)]
+    def build_head(self, count: Counter) -> list[Item]:
+        """Return the description of the campaign, its glossary and its past chapters."""
+        fields = self._campaign.fields
+        brief = structs.asdict(fields.brief)
+        text = self._used.render("sections/campaign", campaign=fields.name, **brief)
+        section = self._make("campaign", fields.name, text)
+        return [section, *self._build_glossary(count), *self._build_chapters(count)]
 
-    def build_glossary(self, count: Counter) -> list[Item]:
-        """Return the glossary of the story's own words, within the campaign's budget."""
-        campaign = self._campaign
-        if campaign is None:
+    def build_scenes(self) -> list[Item]:
+        if not self._campaign.scenes:
             return []
+        text = self._used.render("sections/scenes", scenes=list(self._campaign.scenes.values()))
+        return [self._make("scenes", "Last scenes", text)]
+
+    def build_depth(self) -> list[Item]:
+        """Return the guidance of a played turn and the state block, above the user's line.
+
+        They come after the history, so that the text before them stays the same.
+        """
+        table, block = self._loaded.story.table, self._campaign.block
+        has_line = bool(self._loaded.said) or self._loaded.target.line_kind != "user_line"
+        place = {"place": "depth", "depth": 1 if has_line else 0}
+        items: list[Item] = []
+        if table is not None:
+            items.append(
+                self._make("mood", table.play.mood.capitalize(), table.guidance(self._prompts))
+            )
+        reason = Reason("state", name=block.why)
+        items.append(self._make("state", f"State, {block.form}", block.injected.text, reason))
+        return [structs.replace(item, **place) for item in items]
+
+    def _build_glossary(self, count: Counter) -> list[Item]:
+        campaign = self._campaign
         budget = campaign.fields.settings.glossary_tokens
         lines = glossary_lines(campaign.terms, count=count, budget=budget, marks=campaign.now.marks)
         if not lines:
             return []
         text = self._used.render("sections/glossary", terms="\n".join(lines))
         is_all = len(lines) == len(campaign.terms)
-        reason = Reason(
-            "glossary", name=f"{len(lines)}" if is_all else f"the {len(lines)} most used"
-        )
-        return [make_section("glossary", "Glossary", text, reason, campaign.campaign_id)]
+        name = f"{len(lines)}" if is_all else f"the {len(lines)} most used"
+        return [self._make("glossary", "Glossary", text, Reason("glossary", name=name))]
 
-    def build_chapters(self, count: Counter) -> list[Item]:
-        """Return the summaries of past chapters, within the campaign's budget.
-
-        The oldest are dropped.
-        """
-        campaign = self._campaign
-        if campaign is None or not campaign.chapters:
-            return []
-        budget = campaign.fields.settings.chapter_tokens
-        chapters = fitting_chapters(campaign.chapters, count=count, budget=budget)
+    def _build_chapters(self, count: Counter) -> list[Item]:
+        """Return the past chapters within the campaign's budget. The oldest are dropped."""
+        budget = self._campaign.fields.settings.chapter_tokens
+        chapters = fitting_chapters(self._campaign.chapters, count=count, budget=budget)
         if not chapters:
             return []
         self.chapter_ids = chapters.keys()
         text = self._used.render("sections/chapters", chapters=list(chapters.values()))
-        return [
-            make_section("chapters", "Chapters", text, Reason("campaign"), campaign.campaign_id)
-        ]
+        return [self._make("chapters", "Chapters", text)]
 
-    def build_scenes(self) -> list[Item]:
-        campaign = self._campaign
-        if campaign is None or not campaign.scenes:
-            return []
-        text = self._used.render("sections/scenes", scenes=list(campaign.scenes.values()))
-        return [
-            make_section("scenes", "Last scenes", text, Reason("campaign"), campaign.campaign_id)
-        ]
-
-    def build_state(self) -> list[Item]:
-        """Return the state block.
-
-        It comes after the history, so that the text before it stays the same.
-        """
-        campaign = self._campaign
-        if campaign is None:
-            return []
-        return [
-            Item(
-                kind="state",
-                title=f"State, {campaign.block.form}",
-                text=campaign.block.injected.text,
-                place="depth",
-                depth=self._above_line,
-                reasons=[Reason("state", name=campaign.block.why)],
-                source_id=campaign.campaign_id,
-            )
-        ]
-
-    def build_mood(self) -> list[Item]:
-        """Return the guidance and tool instructions of a played turn.
-
-        They precede the state block.
-        """
-        table, campaign = self._loaded.story.table, self._campaign
-        if table is None or campaign is None:
-            return []
-        return [
-            Item(
-                kind="mood",
-                title=table.play.mood.capitalize(),
-                text=table.guidance(self._prompts),
-                place="depth",
-                depth=self._above_line,
-                reasons=[Reason("campaign")],
-                source_id=campaign.campaign_id,
-            )
-        ]
-
-    @property
-    def _above_line(self) -> int:
-        """The depth directly above the user's line."""
-        has_line = bool(self._loaded.said) or self._loaded.target.line_kind != "user_line"
-        return 1 if has_line else 0
+    def _make(self, kind: str, title: str, text: str, reason: Reason | None = None) -> Item:
+        source_id = self._campaign.campaign_id
+        return make_section(kind, title, text, reason or Reason("campaign"), source_id)
 
 
 ORIGINAL_MACRO = "{{original}}"
@@ -265,7 +218,10 @@ class SectionBuilder:
         self._macro_budget = macro_budget
         self.variables = variables
         self.off: Sequence[LeftOut] = ()
-        self._campaign = CampaignSections(prompts, self.used, context.loaded)
+        campaign = context.loaded.story.campaign
+        self._campaign = (
+            CampaignSections(prompts, self.used, context.loaded, campaign) if campaign else None
+        )
 
     def build(self, *, count: Counter, suggestions: int) -> list[Item]:
         """Return the items in order, without empty ones.
@@ -285,12 +241,11 @@ class SectionBuilder:
             "scenario": lambda _: self._card_text("scenario"),
             "lore_after": lambda _: self._slot("after_character"),
             "examples": self._examples,
-            "campaign": lambda _: [
-                *campaign.build_campaign(),
-                *campaign.build_glossary(count),
-                *campaign.build_chapters(count),
+            "campaign": lambda _: campaign.build_head(count) if campaign else [],
+            "summary": lambda _: [
+                *self._summary(),
+                *(campaign.build_scenes() if campaign else ()),
             ],
-            "summary": lambda _: [*self._summary(), *campaign.build_scenes()],
             "authors_note": lambda _: self._note(),
             "post_history": self._post_history,
         }
@@ -347,8 +302,7 @@ class SectionBuilder:
         note = self._loaded.note.fields.position
         return [
             *place_blocks(early),
-            *self._campaign.build_mood(),
-            *self._campaign.build_state(),
+            *(self._campaign.build_depth() if self._campaign else ()),
             *self._depth_prompt(),
             *(self._note() if note == "at_depth" and not self._order.places_note else ()),
             *self._slot("at_depth"),
@@ -358,7 +312,7 @@ class SectionBuilder:
 
     @property
     def chapter_ids(self) -> Collection[UUID]:
-        return self._campaign.chapter_ids
+        return self._campaign.chapter_ids if self._campaign else ()
 
     def _slot(self, position: Position) -> Sequence[Item]:
         return self._lore.slots.get(position, ())
@@ -488,10 +442,7 @@ class SectionBuilder:
         return [structs.replace(item, joins=number > 0) for number, item in enumerate(items)]
 
     def _line(self, suggestions: int) -> Item:
-        """Return the user's line, or the instruction that replaces it.
-
-        Its macros are not expanded, because it may quote text that a model wrote.
-        """
+        """Return the user's line or its replacement. Quoted macros are not expanded."""
         loaded, target = self._loaded, self._loaded.target
         names = {"user": loaded.cast.user_name, "char": loaded.cast.speaker.name}
         reason: ReasonKind = "turn"

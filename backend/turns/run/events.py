@@ -79,10 +79,7 @@ class Transcript:
         self._events[self.length] = PlayEvent(name, data)
 
     def drop(self, kind: SpokenKind, *, since: int = 0) -> None:
-        """Drop everything of one kind after the first `since` places, and count this in `drops`.
-
-        The places remain, so that the ids of events do not change.
-        """
+        """Drop everything of one kind after `since` places. The places stay for the event ids."""
         self.drops += 1
         self._split(since)
         for index in range(bisect_right(self._ends, since), len(self._ends)):
@@ -115,10 +112,7 @@ class Transcript:
                 yield f"{kind}.delta", {"text": text[max(0, offset - begin) :]}, end
 
     def segments(self) -> list[Segment]:
-        """Return the lengths of the runs in order.
-
-        They are stored with the texts and the events.
-        """
+        """Return the lengths of the runs in order, to be stored with the texts and the events."""
         runs: list[Segment] = []
         before = 0
         for kind, end in zip(self._kinds, self._ends, strict=True):

@@ -79,10 +79,7 @@ class TurnRecovery:
         state: TurnState,
         sealer: Sealer | None = None,
     ) -> None:
-        """End a turn.
-
-        Its row and its chat's are locked. `sealer` is None if no key is available.
-        """
+        """End a turn. Its row and its chat are locked. Without `sealer` no key is available."""
         turn.state = state
         turn.finished_at = now()
         turn.lease_owner = turn.lease_until = turn.waits_for = turn.sealed_play = None

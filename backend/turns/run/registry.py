@@ -137,10 +137,7 @@ class RunRegistry:
                     run.stop()
 
     async def _store_all(self, runs: list[TurnRun]) -> set[UUID]:
-        """Store all turns together.
-
-        If that fails, store each one alone, so that one cannot block others.
-        """
+        """Store all turns together. If that fails, store each turn alone."""
         try:
             return await self._store(runs)
         except Exception as error:  # retried after a second

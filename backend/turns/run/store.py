@@ -165,10 +165,7 @@ def seal_events(run: TurnRun, closing: Sequence[PlayEvent] = ()) -> bytes | None
 
 
 def capture_progress(run: TurnRun) -> Callable[[], dict[str, Any]]:
-    """Capture the current reply, and return a function that makes its row.
-
-    The function counts and seals. It is CPU-bound and can run in a thread.
-    """
+    """Capture the current reply. The returned function makes its row and is CPU-bound."""
     if run.reply_id is None:
         raise ValueError("Only a reply is stored as it grows.")
     count = run.capture_token_count()
@@ -461,10 +458,7 @@ class TurnStore:
     async def _play_on(
         self, session: AsyncSession, run: TurnRun, chat: Chat, message: Message
     ) -> None:
-        """Store the effects on the campaign: a beat, the changes of a played turn, ended scenes.
-
-        The beat belongs to the scene that was open before the changes.
-        """
+        """Store a beat of the open scene, the changes of a played turn, and ended scenes."""
         if run.is_beat:
             campaign = run.built.loaded.story.campaign
             lead_id = campaign.now.lead_id if campaign else None

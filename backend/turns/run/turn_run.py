@@ -204,10 +204,7 @@ class TurnRun:
 
     @property
     def has_only_thoughts(self) -> bool:
-        """True if the finished reply has thoughts but no text. Such a reply is kept.
-
-        A continued reply of this kind is kept in any case.
-        """
+        """True if a finished or continued reply has thoughts but no text. It is kept."""
         is_kept = self.outcome == "completed" or bool(self.prefix_thinking)
         return (
             self.reply_id is not None
@@ -231,10 +228,7 @@ class TurnRun:
         return self.outcome == "completed" and self.status_before != "complete"
 
     def capture_token_count(self) -> Callable[[], int]:
-        """Return a function that counts the tokens of the reply that its row does not include.
-
-        The function is CPU-bound. It counts the reply as it was when it was captured.
-        """
+        """Capture the reply. The returned function counts its unstored tokens and is CPU-bound."""
         tokenizer = self.built.window.stored_unit.tokenizer
         transcript, before = self.progress.transcript, 0
         text = transcript.join("text", since=max(0, self.stored_length))
@@ -276,10 +270,7 @@ class TurnRun:
         return True
 
     async def events(self, last_id: int, *, beat: float) -> AsyncIterator[list[TurnEvent]]:
-        """Yield the events after `last_id` as they come.
-
-        Yields an empty list after `beat` silent seconds.
-        """
+        """Yield new events after `last_id`, and an empty list after `beat` silent seconds."""
         cursor = EventCursor(last_id)
         while True:
             is_at_rest = self.progress.is_at_rest
@@ -303,10 +294,7 @@ class TurnRun:
                 self._speaking.cancel()
 
     async def run_until_stopped(self, answer: Coroutine[Any, Any, None]) -> None:
-        """Run the request to the model until it ends or the turn is stopped.
-
-        Never raises. An error is stored in `problem`.
-        """
+        """Run the request to the model until it ends or is stopped. Errors go to `problem`."""
         self._speaking = asyncio.create_task(answer)
         if self._stop_as is not None:
             self._speaking.cancel()
