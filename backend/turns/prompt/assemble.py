@@ -45,14 +45,10 @@ from backend.turns.prompt.macros import (
     rewrite_lore,
 )
 from backend.turns.prompt.retrieve import (
-    count_item,
+    collect_items,
     find_semantic_hits,
     group_memory_texts,
     list_near_misses,
-    make_consequence_items,
-    make_memory_items,
-    make_named_items,
-    sort_by_rank,
     split_by_history,
 )
 from backend.turns.prompt.sections import PromptOrder, SectionBuilder
@@ -116,7 +112,7 @@ class PromptAssembler:
     async def assemble(
         self,
         identity: Identity,
-        context: RetrievedPrompt,
+        prompt: RetrievedPrompt,
         request: TurnRequest,
         *,
         suggestions: int,
@@ -124,14 +120,14 @@ class PromptAssembler:
         """Assemble the prompt in a thread. Raises `ContextOverflowError` and `MacroLimitError`."""
         return await self._pool.run(
             identity.user_id,
-            partial(self._assemble, identity, context, request, suggestions),
-            size=_estimate_size(context),
+            partial(self._assemble, identity, prompt, request, suggestions),
+            size=_estimate_size(prompt),
         )
 
     def _assemble(
-        self, identity: Identity, context: RetrievedPrompt, request: TurnRequest, suggestions: int
+        self, identity: Identity, prompt: RetrievedPrompt, request: TurnRequest, suggestions: int
     ) -> BuiltPrompt:
-        loaded, window = context.loaded, context.window
+        loaded, window = prompt.loaded, prompt.window
         order = PromptOrder(
             loaded.preset, loaded.settings, list_triggers(request, is_quiet=bool(suggestions))
         )
@@ -140,12 +136,12 @@ class PromptAssembler:
         expander = LoreExpander(macros, loaded.variables, macro_budget)
         placed = PlacedLore(timed=loaded.lore.timed)
         if loaded.lore.books:
-            placed = self._scan(context, request, order, expander, count)
+            placed = self._scan(prompt, request, order, expander, count)
         outlets = Outlets(placed.slots.get("outlet", ()))
         sections = SectionBuilder(
             self._prompts,
             identity,
-            context,
+            prompt,
             order,
             placed,
             replace(macros, outlets=outlets),
@@ -161,32 +157,18 @@ class PromptAssembler:
             *(loaded.story.campaign.told if loaded.story.campaign else ()),
             *sections.chapter_ids,
         ]
-        memories = make_memory_items(
-            context.memories,
-            count=count,
-            pinned=loaded.pinned,
-            told=told,
-            marks=loaded.marks,
-            days=context.days if loaded.story.campaign else None,
-        )
-        named = make_named_items(loaded, count=count)
-        followed = make_consequence_items(context, count=count)
-        found = sort_by_rank(
-            [*named, *followed, *memories],
-            [count_item(item, count) for item in placed.ranked],
-            context.memories,
-        )
+        found = collect_items(prompt, placed.ranked, told=told, count=count)
         if not order.sends_memory:
             unsent = [item.left_out(Reason("block_off")) for item in found]
             placed = replace(placed, left_out=[*placed.left_out, *unsent])
             found = []
         with _convert_overflow(window.ratio):
             reserved = self._count_reserved(
-                context, [item for item in found if not item.rank], count
+                prompt, [item for item in found if not item.rank], count
             )
-            fixed, history, unsaid = fit_history(context, items, count=count, reserved=reserved)
+            fixed, history, unsaid = fit_history(prompt, items, count=count, reserved=reserved)
             retrieved, repeated = split_by_history(
-                found, context.memories, history, chat_id=loaded.chat.id
+                found, prompt.memories, history, chat_id=loaded.chat.id
             )
             assembled = assemble(
                 fixed,
@@ -221,9 +203,9 @@ class PromptAssembler:
             variables=variables,
             prompt_files=files,
             timed=placed.timed,
-            near_misses=list_near_misses(context, history, known | set(told)),
+            near_misses=list_near_misses(prompt, history, known | set(told)),
             notes=[
-                *context.notes,
+                *prompt.notes,
                 *([LOST_ROUNDS] if misses_rounds(loaded, assembled) else ()),
                 *placed.notes,
                 *(loaded.preset.describe_refused(window.spec) if loaded.preset else ()),
@@ -235,24 +217,24 @@ class PromptAssembler:
 
     def _scan(
         self,
-        context: RetrievedPrompt,
+        prompt: RetrievedPrompt,
         request: TurnRequest,
         order: PromptOrder,
         expander: LoreExpander,
         count: Counter,
     ) -> PlacedLore:
-        loaded = context.loaded
+        loaded = prompt.loaded
         scan = replace(
             make_turn_scan(
                 loaded,
                 request,
-                context.window,
+                prompt.window,
                 count=count,
                 expander=expander,
                 is_quiet="quiet" in order.triggers,
             ),
-            semantic=find_semantic_hits(context.memories),
-            by_meaning=context.by_meaning,
+            semantic=find_semantic_hits(prompt.memories),
+            by_meaning=prompt.by_meaning,
         )
         outcome = rewrite_lore(loaded.scripts, self._lore.scan(scan), count)
         return place_lore(
@@ -263,14 +245,14 @@ class PromptAssembler:
         )
 
     def _count_reserved(
-        self, context: RetrievedPrompt, asked: Sequence[Item], count: Counter
+        self, prompt: RetrievedPrompt, asked: Sequence[Item], count: Counter
     ) -> int:
         """Return the tokens that the history leaves to pinned events and lore."""
         if not asked:
             return 0
         around = count(render_memory(self._prompts, [structs.replace(asked[0], text="")]))
         tokens = sum(each.tokens for each in asked) + around + MESSAGE_OVERHEAD
-        return min(tokens, lore_reserve(context.loaded.lore.settings, context.window.budget.prompt))
+        return min(tokens, lore_reserve(prompt.loaded.lore.settings, prompt.window.budget.prompt))
 
 
 def render_omitted(prompts: PromptLibrary, count: int) -> str:
@@ -289,14 +271,14 @@ _LINE_CHARACTERS = 2
 """Adding a message of the history takes as long as counting so many characters."""
 
 
-def _estimate_size(context: RetrievedPrompt) -> int | None:
+def _estimate_size(prompt: RetrievedPrompt) -> int | None:
     """Return the work for `CpuPool.run`. None if lorebooks are scanned, which may take long."""
-    if context.loaded.lore.books:
+    if prompt.loaded.lore.books:
         return None
-    loaded = context.loaded
+    loaded = prompt.loaded
     texts = [*loaded.macro_texts, loaded.summary.text if loaded.summary else "", loaded.said or ""]
-    found = sum(len(memory.recalled.text) for memory in context.memories)
-    lines = _LINE_CHARACTERS * len(context.lines.ids)
+    found = sum(len(memory.recalled.text) for memory in prompt.memories)
+    lines = _LINE_CHARACTERS * len(prompt.lines.ids)
     return lines + (estimate_expansion(texts) + found) // _CACHED_COUNT_FACTOR
 
 

@@ -37,7 +37,7 @@ from backend.core.audience import GM, NAMELESS_MARKS, PUBLIC, AudienceMarks, Vie
 from backend.core.reasons import ReasonKind
 from backend.enrichment.summaries.goals import HOT_ROUNDS
 from backend.enrichment.summaries.store import StoredSummary
-from backend.generation.model import ChatModel, ModelSpec
+from backend.generation.model import ChatModel, ModelSpec, Role
 from backend.generation.registry import ModelRegistry
 from backend.generation.sampling import Sampling
 from backend.generation.tokens import starting_ratio
@@ -204,7 +204,7 @@ class Cast:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecentLine:
-    role: str
+    role: Role
     author: str
     text: str
     position: int

@@ -113,7 +113,7 @@ def _mark_lines(texts: list[str], lines: SealedHistory, marks: AudienceMarks) ->
 
 
 def fit_history(
-    context: RetrievedPrompt, items: Sequence[Item], *, count: Counter, reserved: int = 0
+    prompt: RetrievedPrompt, items: Sequence[Item], *, count: Counter, reserved: int = 0
 ) -> tuple[Plan, History, list[LeftOut]]:
     """Return the counted fixed sections, the history, and the summary if it is left out.
 
@@ -124,20 +124,20 @@ def fit_history(
     Raises:
         ContextOverflowError: The fixed sections alone exceed the budget.
     """
-    budget, summarised = context.window.budget, context.loaded.summary
-    shape = context.window.spec.shape
+    budget, summarised = prompt.window.budget, prompt.loaded.summary
+    shape = prompt.window.spec.shape
     summary = next((item for item in items if item.kind == SUMMARY_KIND), None)
-    if summary is None or summarised is None or context.loaded.sums_rounds:
+    if summary is None or summarised is None or prompt.loaded.sums_rounds:
         fixed = plan(items, budget=budget, count=count, shape=shape)
-        return fixed, _drop_before(context, _find_begin(context, fixed, reserved, count)), []
+        return fixed, _drop_before(prompt, _find_begin(prompt, fixed, reserved, count)), []
     kind: ReasonKind = "summary_no_room"
     try:
         fixed = plan(items, budget=budget, count=count, shape=shape)
     except ContextOverflowError:
         pass
     else:
-        begin = _find_begin(context, fixed, reserved, count)
-        history = _reach_summary(context, fixed, begin, summarised.path_tokens)
+        begin = _find_begin(prompt, fixed, reserved, count)
+        history = _reach_summary(prompt, fixed, begin, summarised.path_tokens)
         if history is not None:
             return fixed, history, []
         kind = "summary_too_old"
@@ -145,23 +145,23 @@ def fit_history(
     fixed = plan(rest, budget=budget, count=count, shape=shape)
     reasons = [Reason(kind, count=each.count) for each in summary.reasons]
     left_out = structs.replace(summary, tokens=count(summary.text)).left_out(*reasons)
-    return fixed, _drop_before(context, _find_begin(context, fixed, reserved, count)), [left_out]
+    return fixed, _drop_before(prompt, _find_begin(prompt, fixed, reserved, count)), [left_out]
 
 
-def _find_begin(context: RetrievedPrompt, fixed: Plan, reserved: int, count: Counter) -> int:
+def _find_begin(prompt: RetrievedPrompt, fixed: Plan, reserved: int, count: Counter) -> int:
     """Return the stored tokens from the root after which the history fits the budget."""
-    window, loaded = context.window, context.loaded
+    window, loaded = prompt.window, prompt.loaded
 
     def find_begin(taken: int) -> int:
         fits = window.to_stored(window.budget.for_history(taken))
         return max(eviction_point(loaded.path_tokens, fits), loaded.summed_up)
 
     # Stored tokens do not include thoughts and marks.
-    taken = fixed.fixed + reserved + sum(context.history.thoughts.values())
+    taken = fixed.fixed + reserved + sum(prompt.history.thoughts.values())
     begin = find_begin(taken)
-    if not context.history.marks:
+    if not prompt.history.marks:
         return begin
-    history = _drop_before(context, begin)
+    history = _drop_before(prompt, begin)
     kept = Counts(history.marks[at] for at in history.positions if at in history.marks)
     return find_begin(
         taken + sum(times * count(put_mark("", each)) for each, times in kept.items())
@@ -169,23 +169,23 @@ def _find_begin(context: RetrievedPrompt, fixed: Plan, reserved: int, count: Cou
 
 
 def _reach_summary(
-    context: RetrievedPrompt, fixed: Plan, begin: int, summarised: int
+    prompt: RetrievedPrompt, fixed: Plan, begin: int, summarised: int
 ) -> History | None:
     """Return the history that reaches back to a summary. None if it does not fit."""
-    room = context.window.budget.for_reaching(fixed.fixed)
-    most, path_tokens = context.window.to_stored(room), context.loaded.path_tokens
+    room = prompt.window.budget.for_reaching(fixed.fixed)
+    most, path_tokens = prompt.window.to_stored(room), prompt.loaded.path_tokens
     start = joined(begin, summarised=summarised, path_tokens=path_tokens, most=most)
     if start is None:
         return None
-    history = _drop_before(context, start)
+    history = _drop_before(prompt, start)
     # Stored counts may be estimates, so the counted tokens have to fit as well.
     return history if start == begin or sum(history.tokens) <= room else None
 
 
-def _drop_before(context: RetrievedPrompt, begin: int) -> History:
+def _drop_before(prompt: RetrievedPrompt, begin: int) -> History:
     """Return the messages that begin after `begin` stored tokens from the root."""
-    history, stored = context.history, context.lines.tokens
-    start = context.loaded.path_tokens - sum(stored)
+    history, stored = prompt.history, prompt.lines.tokens
+    start = prompt.loaded.path_tokens - sum(stored)
     dropped = 0
     for tokens in stored:
         if start >= begin:

@@ -304,13 +304,9 @@ def rewrite_line(loaded: LoadedChat, window: PromptWindow) -> LoadedChat:
     said = loaded.said
     if said is not None:
         said = scripts.run(said, "user", "prompt", depth=0)
-    last = len(loaded.recent) - (said is None)
-    recent = [
-        replace(each, text=scripts.run(each.text, KINDS[each.role], "prompt", depth=last - at))
-        if each.role in KINDS
-        else each
-        for at, each in enumerate(loaded.recent)
-    ]
+    roles, texts = [each.role for each in loaded.recent], [each.text for each in loaded.recent]
+    texts = rewrite_history(scripts, roles, texts, has_line=said is not None)
+    recent = [replace(each, text=text) for each, text in zip(loaded.recent, texts, strict=True)]
     return replace(loaded, said=said, recent=recent)
 
 

@@ -153,6 +153,32 @@ def find_semantic_hits(memories: Sequence[Memory]) -> dict[UUID, SemanticHit]:
     }
 
 
+def collect_items(
+    prompt: RetrievedPrompt,
+    lore: Sequence[Item],
+    *,
+    told: Collection[UUID],
+    count: Callable[[str], int],
+) -> list[Item]:
+    """Return the items that share the memory budget, in their order; see `sort_by_rank`.
+
+    `told` are ids of rows that another section contains.
+    """
+    loaded = prompt.loaded
+    memories = make_memory_items(
+        prompt.memories,
+        count=count,
+        pinned=loaded.pinned,
+        told=told,
+        marks=loaded.marks,
+        days=prompt.days if loaded.story.campaign else None,
+    )
+    named = make_named_items(loaded, count=count)
+    followed = make_consequence_items(prompt, count=count)
+    counted = [count_item(item, count) for item in lore]
+    return sort_by_rank([*named, *followed, *memories], counted, prompt.memories)
+
+
 def make_memory_items(
     memories: Sequence[Memory],
     *,
@@ -207,18 +233,18 @@ def make_named_items(loaded: LoadedChat, *, count: Callable[[str], int]) -> list
     ]
 
 
-def make_consequence_items(context: RetrievedPrompt, *, count: Callable[[str], int]) -> list[Item]:
+def make_consequence_items(prompt: RetrievedPrompt, *, count: Callable[[str], int]) -> list[Item]:
     """Return the consequences of recalled messages, each before its message."""
-    campaign = context.loaded.story.campaign
-    known = {memory.recalled.source_id for memory in context.memories}
+    campaign = prompt.loaded.story.campaign
+    known = {memory.recalled.source_id for memory in prompt.memories}
     known |= campaign.told if campaign else frozenset()
     items: list[Item] = []
-    for memory in context.memories:
-        for became in context.consequences.get(memory.recalled.source_id, ()):
+    for memory in prompt.memories:
+        for became in prompt.consequences.get(memory.recalled.source_id, ()):
             if became.source_id not in known and len(items) < MAX_CONSEQUENCES:
                 known.add(became.source_id)
                 reason = Reason("followed", count=memory.recalled.position + 1)
-                item = _make_item(became, reason, memory.rank, context.loaded.marks, context.days)
+                item = _make_item(became, reason, memory.rank, prompt.loaded.marks, prompt.days)
                 items.append(count_item(item, count))
     return items
 
@@ -266,13 +292,13 @@ def split_by_history(
 
 
 def list_near_misses(
-    context: RetrievedPrompt, history: History, known: Collection[UUID | None]
+    prompt: RetrievedPrompt, history: History, known: Collection[UUID | None]
 ) -> list[LeftOut]:
     """Return the search results that the prompt does not contain.
 
     `known` are rows in the prompt.
     """
-    chat_id = context.loaded.chat.id
+    chat_id = prompt.loaded.chat.id
     first = history.positions[0] if history.positions else None
     return [
         LeftOut(
@@ -282,7 +308,7 @@ def list_near_misses(
             reasons=[reason],
             source_id=found.source_id,
         )
-        for found, reason in context.near_misses
+        for found, reason in prompt.near_misses
         if found.source_id not in known
         and (first is None or found.container_id != chat_id or found.position < first)
     ]

@@ -198,7 +198,7 @@ class SectionBuilder:
         self,
         prompts: PromptLibrary,
         identity: Identity,
-        context: RetrievedPrompt,
+        prompt: RetrievedPrompt,
         order: PromptOrder,
         lore: PlacedLore,
         macros: MacroContext,
@@ -210,17 +210,17 @@ class SectionBuilder:
         self.used = UsedPrompts(prompts)
         self._prompts = prompts
         self._identity = identity
-        self._context = context
-        self._loaded = context.loaded
+        self._window = prompt.window
+        self._loaded = prompt.loaded
         self._order = order
         self._lore = lore
         self._macros = macros
         self._macro_budget = macro_budget
         self.variables = variables
         self.off: Sequence[LeftOut] = ()
-        campaign = context.loaded.story.campaign
+        campaign = prompt.loaded.story.campaign
         self._campaign = (
-            CampaignSections(prompts, self.used, context.loaded, campaign) if campaign else None
+            CampaignSections(prompts, self.used, prompt.loaded, campaign) if campaign else None
         )
 
     def build(self, *, count: Counter, suggestions: int) -> list[Item]:
@@ -456,7 +456,7 @@ class SectionBuilder:
             author = (
                 read_author(self._identity, target.line) if target.line else loaded.cast.user_name
             )
-            names_sent = self._context.window.unit.names
+            names_sent = self._window.unit.names
             text = line_text(author, loaded.said or "", names=names_sent)
             audience = target.line.audience if target.line else loaded.audience
             text = loaded.marks.mark(text, audience)
@@ -500,7 +500,7 @@ class SectionBuilder:
 
     def reply_start(self) -> str | None:
         """Return the text that the reply begins with. Raises `MacroLimitError`."""
-        start = self._context.window.sampling.start_reply_with
+        start = self._window.sampling.start_reply_with
         return (self._expand(start, "startReplyWith") or None) if start else None
 
     def _expand(self, text: str, place: str, *, original: str | None = None) -> str:

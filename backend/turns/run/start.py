@@ -118,9 +118,8 @@ class TurnStarter:
                 )
             if reply is not None:
                 reply.status = "streaming"
-            session.add(
-                turn
-            )  # last, so that it is inserted in one flush with the rows that it refers to
+            # Added last, so that one flush inserts it with the rows that it refers to.
+            session.add(turn)
             return run
 
     async def _draft_line(self, identity: Identity, built: BuiltPrompt) -> dict[str, Any] | None:
