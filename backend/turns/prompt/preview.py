@@ -164,9 +164,8 @@ def compare_prompts(
 
 def _get_identity(item: RecordedItem) -> tuple[str, str]:
     """Return the key of an item. Entries and memories may share a title, so their id is used."""
-    return item.kind, str(
-        item.source_id
-    ) if item.kind in REPEATED_KINDS and item.source_id else item.title
+    has_own_key = item.kind in REPEATED_KINDS and item.source_id
+    return item.kind, str(item.source_id) if has_own_key else item.title
 
 
 def _get_first(view: ContextView) -> int | None:

@@ -68,172 +68,10 @@ from backend.vault.sealing import digest
 MAX_UNCHECKED_TEXTS = 8
 """Up to this many texts are inserted without a query for the ones that exist."""
 
-
 _KNOWN = select(ContextText.digest).where(
     ContextText.chat_id == bindparam("chat_id"),
     ContextText.digest.in_(bindparam("digests", expanding=True)),
 )
-
-
-@dataclass(frozen=True, slots=True)
-class SealedRecord:
-    """A sealed context record, and its sealed texts by keyed hash."""
-
-    record: bytes
-    texts: dict[bytes, tuple[UUID, bytes]]
-
-
-def seal_record(run: TurnRun) -> SealedRecord:
-    """Make and seal the context record of a turn. CPU-bound: it hashes the whole prompt."""
-    record = make_record(run.built.with_shape(run.sent.shape))
-    record.unsent_settings = list(run.sent.left_out)
-    if run.play is not None:
-        record.tools, record.tool_support = list(run.play.used), run.play.support
-    record.notes += [refused.note for refused in run.refused]
-    key = run.sealer.derived("context-texts")
-    texts = move_texts(record, lambda text: digest(key, text.encode()).hex())
-    sealed: dict[bytes, tuple[UUID, bytes]] = {}
-    for text_hash, text in texts.items():
-        text_id = new_id()
-        sealed[bytes.fromhex(text_hash)] = text_id, run.sealer.seal(CONTEXT_TEXT, text_id, text)
-    if run.reply_id is None:
-        raise ValueError("Only a reply has a record.")
-    blob = run.sealer.seal_bytes(CONTEXT_RECORD, run.reply_id, msgspec.json.encode(record))
-    return SealedRecord(blob, sealed)
-
-
-async def store_record(session: AsyncSession, run: TurnRun, sealed: SealedRecord) -> None:
-    """Store a context record, and the texts that the chat does not have yet."""
-    values = {
-        "id": run.reply_id,
-        "user_id": run.user_id,
-        "chat_id": run.chat_id,
-        "sealed_record": sealed.record,
-        "created_at": now(),
-    }
-    texts = sealed.texts
-    if len(texts) > MAX_UNCHECKED_TEXTS:
-        held = {"chat_id": run.chat_id, "digests": list(texts)}
-        known = set(await session.scalars(_KNOWN, held))
-        texts = {key: text for key, text in texts.items() if key not in known}
-    rows = [
-        {
-            "id": text_id,
-            "user_id": run.user_id,
-            "chat_id": run.chat_id,
-            "digest": key,
-            "sealed_text": blob,
-            "created_at": now(),
-        }
-        for key, (text_id, blob) in texts.items()
-    ]
-    if rows:
-        await upsert(session, ContextText, rows, key=("chat_id", "digest"))
-    await upsert(
-        session, StoredContextRecord, values, key=("id",), update=("sealed_record", "created_at")
-    )
-
-
-def make_usage_data(run: TurnRun) -> dict[str, Any] | None:
-    """Return the data of the `usage` event: the tokens that the provider reported for the turn."""
-    usage = add_usage(run.play.earlier, run.usage) if run.play else run.usage
-    return {**asdict(usage), "model": run.built.window.spec.id} if usage else None
-
-
-def encode_json(data: dict[str, Any] | None) -> str | None:
-    return msgspec.json.encode(data).decode() if data else None
-
-
-def encode_segments(run: TurnRun, closing: Sequence[PlayEvent] = ()) -> str:
-    segments = run.segments
-    if closing:
-        segments.append(("event", len(closing)))
-    return msgspec.json.encode(segments).decode()
-
-
-def replace_totals(run: TurnRun, turn: Turn) -> None:
-    turn.totals = msgspec.json.encode(run.built.totals).decode()
-    if turn.path_tokens is not None:
-        turn.path_tokens, turn.sent_tokens = run.built.path_tokens, run.built.sent_tokens
-
-
-def seal_events(run: TurnRun, closing: Sequence[PlayEvent] = ()) -> bytes | None:
-    events = [*run.progress.transcript.events, *closing]
-    if not events:
-        return None
-    return run.sealer.seal_bytes(TURN_EVENTS, run.turn_id, msgspec.json.encode(events))
-
-
-def capture_progress(run: TurnRun) -> Callable[[], dict[str, Any]]:
-    """Capture the current reply. The returned function makes its row and is CPU-bound."""
-    if run.reply_id is None:
-        raise ValueError("Only a reply is stored as it grows.")
-    count = run.capture_token_count()
-    seal = partial(_seal_reply, run, run.reply_id, run.text, run.thinking)
-    return lambda: {"key": run.reply_id, "more": count(), **seal()}
-
-
-def write_reply(run: TurnRun, chat: Chat, message: Message, counts: dict[str, int]) -> None:
-    """Write the current text to the row of the reply. `counts` are by unit, empty without text.
-
-    A reply without text is hidden, because it must not be sent to a model.
-    """
-    for name, value in _seal_reply(run, message.id, run.text, run.thinking).items():
-        setattr(message, name, value)
-    if run.adds_to_reply:
-        message.notices = encode_notices(_make_notices(run, message))
-    if counts:
-        message.token_counts = msgspec.json.encode(counts).decode()
-        tree.recount(message, counts[chat.count_unit])
-        if run.outcome != "waiting" and not run.text.strip():
-            tree.set_leaf_hidden(chat, message, hidden=True)
-
-
-def _make_notices(run: TurnRun, message: Message) -> list[Notice]:
-    """Return the notices of the whole reply. The end of an earlier part no longer matters."""
-    notices: list[Notice] = [
-        each for each in decode_notices(message.notices) if isinstance(each, PromptCutNotice)
-    ]
-    if run.cut is not None:
-        notices = [PromptCutNotice(run.built.window.spec.id, run.cut.sent, run.cut.read)]
-    match run.finish:
-        case "length" | "safety" as reason if run.outcome == "completed":
-            notices.append(ReplyCutNotice(reason))
-        case _:
-            pass
-    return notices
-
-
-def _seal_reply(run: TurnRun, reply_id: UUID, text: str, thinking: str) -> dict[str, Any]:
-    seal = run.sealer.seal
-    return {
-        "sealed_content": seal(MESSAGE_CONTENT, reply_id, text if text.strip() else ""),
-        "sealed_thinking": seal(MESSAGE_THINKING, reply_id, thinking) if thinking else None,
-        "updated_at": now(),
-    }
-
-
-def finish_reply(run: TurnRun) -> tuple[dict[str, int], SealedRecord | None, int]:
-    """Run regex scripts on the reply, then count it. CPU-bound."""
-    run.apply_scripts()
-    return count_reply(run)
-
-
-def count_reply(run: TurnRun) -> tuple[dict[str, int], SealedRecord | None, int]:
-    """Return the token counts of the reply by unit, its record, and the used tokens. CPU-bound.
-
-    Counts use the units of the prompt and of the chat. Without a reply there are none.
-    """
-    is_kept = run.text.strip() or run.has_only_thoughts or run.has_stored
-    if run.reply_id is None or not is_kept:
-        return {}, None, run.spent_tokens()
-    loaded = run.built.loaded
-    units = {str(run.built.window.unit), loaded.chat.count_unit}
-    counts = {
-        unit: CountUnit.parse(unit).count(loaded.cast.speaker.name, run.text) for unit in units
-    }
-    return counts, seal_record(run), run.spent_tokens()
-
 
 T = TypeVar("T")
 
@@ -241,7 +79,9 @@ _NOT_COUNTED = "{}"
 
 # These are tables and not mapped classes, because many rows are updated at once by key.
 _TURNS, _MESSAGES = Base.metadata.tables["turns"], Base.metadata.tables["messages"]
+
 _IS_OURS = (_TURNS.c.state == "running", _TURNS.c.lease_owner == bindparam("owner"))
+
 _RENEW = (
     update(_TURNS)
     .where(_TURNS.c.id == bindparam("key"), *_IS_OURS)
@@ -251,11 +91,13 @@ _RENEW = (
         waits_for=bindparam("occupation"),
     )
 )
+
 _STORE_EVENTS = (
     update(_TURNS)
     .where(_TURNS.c.id == bindparam("key"), *_IS_OURS)
     .values(sealed_events=bindparam("sealed_events"))
 )
+
 _STORE_REPLY = (
     update(_MESSAGES)
     .where(_MESSAGES.c.id == bindparam("key"), _MESSAGES.c.status == "streaming")
@@ -271,6 +113,21 @@ _STORE_REPLY = (
         token_counts=_NOT_COUNTED,
     )
 )
+
+
+class RecordedChanges(NamedTuple):
+    """The ids of stored changes, and the number of changes that were no longer possible."""
+
+    ids: list[UUID]
+    left_out: int
+
+
+@dataclass(frozen=True, slots=True)
+class SealedRecord:
+    """A sealed context record, and its sealed texts by keyed hash."""
+
+    record: bytes
+    texts: dict[bytes, tuple[UUID, bytes]]
 
 
 class TurnStore:
@@ -480,88 +337,6 @@ class TurnStore:
         )
 
 
-class RecordedChanges(NamedTuple):
-    """The ids of stored changes, and the number of changes that were no longer possible."""
-
-    ids: list[UUID]
-    left_out: int
-
-
-async def close_play(
-    session: AsyncSession, play: TurnPlay, run: TurnRun, chat: Chat, message: Message
-) -> list[PlayEvent]:
-    """Store the changes of a played turn with its reply, and return the closing events.
-
-    A turn that did not complete keeps only the changes that a choice has stored. The chat's row is
-    locked.
-    """
-    table, events = play.table, list[PlayEvent]()
-    is_complete = run.outcome == "completed"
-    new = (
-        await record_changes(session, table, run, chat, message)
-        if is_complete
-        else RecordedChanges([], 0)
-    )
-    stored = table.state.stored
-    ids, left_out = [*stored.ids, *new.ids], stored.left_out + new.left_out
-    if ids or left_out:
-        changes = await view_changes(session, run.sealer, ids)
-        events.append(PlayEvent(STATE_CHANGED, {"changes": changes, "left_out": left_out}))
-    if is_complete and table.suggestions:
-        events.append(PlayEvent(SUGGESTIONS, {"items": list(table.suggestions)}))
-    return events
-
-
-async def record_changes(
-    session: AsyncSession, table: Table, run: TurnRun, chat: Chat, message: Message
-) -> RecordedChanges:
-    """Store the new changes of a table. The chat's row is locked."""
-    if chat.campaign_id is None or chat.campaign_id != table.state.campaign_id:
-        return RecordedChanges([], 0)
-    campaign = await find_campaign(session, run.sealer, chat.campaign_id, lock=True)
-    if campaign is None:
-        return RecordedChanges([], 0)
-    wanted = len(table.ledger)
-    ids = await record_table(session, run.sealer, campaign, table, message, run.turn_id)
-    return RecordedChanges(ids, wanted - len(ids))
-
-
-async def suspend_turn(database: Database, run: TurnRun, play: TurnPlay) -> bool:
-    """Store a turn that waits for its player. False if it has to end instead."""
-    counts, record, spent = await asyncio.to_thread(count_reply, run)
-    suspended = play.encode(run.usage)
-    async with database.write() as session:
-        chat = await session.get(Chat, run.chat_id, with_for_update=True)
-        turn = await session.get(Turn, run.turn_id, with_for_update=True)
-        message = await session.get(Message, run.reply_id) if run.reply_id else None
-        if (
-            chat is None
-            or turn is None
-            or message is None
-            or not turn.is_run_by(database.process_id)
-        ):
-            run.end_waiting("interrupted")
-            return False
-        if turn.stop_requested:
-            run.end_waiting("stopped")
-            return False
-        turn.state = "waiting"
-        turn.lease_owner = turn.lease_until = turn.waits_for = None
-        turn.segments = encode_segments(run)
-        turn.usage = encode_json(make_usage_data(run))
-        turn.sealed_events = seal_events(run)
-        turn.sealed_play = run.sealer.seal_bytes(TURN_PLAY, turn.id, suspended)
-        if run.refused:
-            replace_totals(run, turn)
-        write_reply(run, chat, message, counts)
-        if record is not None:
-            await store_record(session, run, record)
-        chat.updated_at = now()
-        await add_tokens(session, run.user_id, spent)
-    run.progress.is_waiting = True
-    return True
-
-
 def _call_each(functions: Mapping[UUID, Callable[[], T]]) -> dict[UUID, T]:
     return {key: function() for key, function in functions.items()}
 
@@ -616,3 +391,230 @@ def _get_status(run: TurnRun) -> MessageStatus:
             return "failed"
         case _:
             return "interrupted"
+
+
+async def suspend_turn(database: Database, run: TurnRun, play: TurnPlay) -> bool:
+    """Store a turn that waits for its player. False if it has to end instead."""
+    counts, record, spent = await asyncio.to_thread(count_reply, run)
+    suspended = play.encode(run.usage)
+    async with database.write() as session:
+        chat = await session.get(Chat, run.chat_id, with_for_update=True)
+        turn = await session.get(Turn, run.turn_id, with_for_update=True)
+        message = await session.get(Message, run.reply_id) if run.reply_id else None
+        if (
+            chat is None
+            or turn is None
+            or message is None
+            or not turn.is_run_by(database.process_id)
+        ):
+            run.end_waiting("interrupted")
+            return False
+        if turn.stop_requested:
+            run.end_waiting("stopped")
+            return False
+        turn.state = "waiting"
+        turn.lease_owner = turn.lease_until = turn.waits_for = None
+        turn.segments = encode_segments(run)
+        turn.usage = encode_json(make_usage_data(run))
+        turn.sealed_events = seal_events(run)
+        turn.sealed_play = run.sealer.seal_bytes(TURN_PLAY, turn.id, suspended)
+        if run.refused:
+            replace_totals(run, turn)
+        write_reply(run, chat, message, counts)
+        if record is not None:
+            await store_record(session, run, record)
+        chat.updated_at = now()
+        await add_tokens(session, run.user_id, spent)
+    run.progress.is_waiting = True
+    return True
+
+
+async def close_play(
+    session: AsyncSession, play: TurnPlay, run: TurnRun, chat: Chat, message: Message
+) -> list[PlayEvent]:
+    """Store the changes of a played turn with its reply, and return the closing events.
+
+    A turn that did not complete keeps only the changes that a choice has stored. The chat's row is
+    locked.
+    """
+    table, events = play.table, list[PlayEvent]()
+    is_complete = run.outcome == "completed"
+    new = (
+        await record_changes(session, table, run, chat, message)
+        if is_complete
+        else RecordedChanges([], 0)
+    )
+    stored = table.state.stored
+    ids, left_out = [*stored.ids, *new.ids], stored.left_out + new.left_out
+    if ids or left_out:
+        changes = await view_changes(session, run.sealer, ids)
+        events.append(PlayEvent(STATE_CHANGED, {"changes": changes, "left_out": left_out}))
+    if is_complete and table.suggestions:
+        events.append(PlayEvent(SUGGESTIONS, {"items": list(table.suggestions)}))
+    return events
+
+
+async def record_changes(
+    session: AsyncSession, table: Table, run: TurnRun, chat: Chat, message: Message
+) -> RecordedChanges:
+    """Store the new changes of a table. The chat's row is locked."""
+    if chat.campaign_id is None or chat.campaign_id != table.state.campaign_id:
+        return RecordedChanges([], 0)
+    campaign = await find_campaign(session, run.sealer, chat.campaign_id, lock=True)
+    if campaign is None:
+        return RecordedChanges([], 0)
+    wanted = len(table.ledger)
+    ids = await record_table(session, run.sealer, campaign, table, message, run.turn_id)
+    return RecordedChanges(ids, wanted - len(ids))
+
+
+def capture_progress(run: TurnRun) -> Callable[[], dict[str, Any]]:
+    """Capture the current reply. The returned function makes its row and is CPU-bound."""
+    if run.reply_id is None:
+        raise ValueError("Only a reply is stored as it grows.")
+    count = run.capture_token_count()
+    seal = partial(_seal_reply, run, run.reply_id, run.text, run.thinking)
+    return lambda: {"key": run.reply_id, "more": count(), **seal()}
+
+
+def write_reply(run: TurnRun, chat: Chat, message: Message, counts: dict[str, int]) -> None:
+    """Write the current text to the row of the reply. `counts` are by unit, empty without text.
+
+    A reply without text is hidden, because it must not be sent to a model.
+    """
+    for name, value in _seal_reply(run, message.id, run.text, run.thinking).items():
+        setattr(message, name, value)
+    if run.adds_to_reply:
+        message.notices = encode_notices(_make_notices(run, message))
+    if counts:
+        message.token_counts = msgspec.json.encode(counts).decode()
+        tree.recount(message, counts[chat.count_unit])
+        if run.outcome != "waiting" and not run.text.strip():
+            tree.set_leaf_hidden(chat, message, hidden=True)
+
+
+def _make_notices(run: TurnRun, message: Message) -> list[Notice]:
+    """Return the notices of the whole reply. The end of an earlier part no longer matters."""
+    notices: list[Notice] = [
+        each for each in decode_notices(message.notices) if isinstance(each, PromptCutNotice)
+    ]
+    if run.cut is not None:
+        notices = [PromptCutNotice(run.built.window.spec.id, run.cut.sent, run.cut.read)]
+    match run.finish:
+        case "length" | "safety" as reason if run.outcome == "completed":
+            notices.append(ReplyCutNotice(reason))
+        case _:
+            pass
+    return notices
+
+
+def _seal_reply(run: TurnRun, reply_id: UUID, text: str, thinking: str) -> dict[str, Any]:
+    seal = run.sealer.seal
+    return {
+        "sealed_content": seal(MESSAGE_CONTENT, reply_id, text if text.strip() else ""),
+        "sealed_thinking": seal(MESSAGE_THINKING, reply_id, thinking) if thinking else None,
+        "updated_at": now(),
+    }
+
+
+def finish_reply(run: TurnRun) -> tuple[dict[str, int], SealedRecord | None, int]:
+    """Run regex scripts on the reply, then count it. CPU-bound."""
+    run.apply_scripts()
+    return count_reply(run)
+
+
+def count_reply(run: TurnRun) -> tuple[dict[str, int], SealedRecord | None, int]:
+    """Return the token counts of the reply by unit, its record, and the used tokens. CPU-bound.
+
+    Counts use the units of the prompt and of the chat. Without a reply there are none.
+    """
+    is_kept = run.text.strip() or run.has_only_thoughts or run.has_stored
+    if run.reply_id is None or not is_kept:
+        return {}, None, run.spent_tokens()
+    loaded = run.built.loaded
+    units = {str(run.built.window.unit), loaded.chat.count_unit}
+    counts = {
+        unit: CountUnit.parse(unit).count(loaded.cast.speaker.name, run.text) for unit in units
+    }
+    return counts, seal_record(run), run.spent_tokens()
+
+
+def seal_record(run: TurnRun) -> SealedRecord:
+    """Make and seal the context record of a turn. CPU-bound: it hashes the whole prompt."""
+    record = make_record(run.built.with_shape(run.sent.shape))
+    record.unsent_settings = list(run.sent.left_out)
+    if run.play is not None:
+        record.tools, record.tool_support = list(run.play.used), run.play.support
+    record.notes += [refused.note for refused in run.refused]
+    key = run.sealer.derived("context-texts")
+    texts = move_texts(record, lambda text: digest(key, text.encode()).hex())
+    sealed: dict[bytes, tuple[UUID, bytes]] = {}
+    for text_hash, text in texts.items():
+        text_id = new_id()
+        sealed[bytes.fromhex(text_hash)] = text_id, run.sealer.seal(CONTEXT_TEXT, text_id, text)
+    if run.reply_id is None:
+        raise ValueError("Only a reply has a record.")
+    blob = run.sealer.seal_bytes(CONTEXT_RECORD, run.reply_id, msgspec.json.encode(record))
+    return SealedRecord(blob, sealed)
+
+
+async def store_record(session: AsyncSession, run: TurnRun, sealed: SealedRecord) -> None:
+    """Store a context record, and the texts that the chat does not have yet."""
+    values = {
+        "id": run.reply_id,
+        "user_id": run.user_id,
+        "chat_id": run.chat_id,
+        "sealed_record": sealed.record,
+        "created_at": now(),
+    }
+    texts = sealed.texts
+    if len(texts) > MAX_UNCHECKED_TEXTS:
+        held = {"chat_id": run.chat_id, "digests": list(texts)}
+        known = set(await session.scalars(_KNOWN, held))
+        texts = {key: text for key, text in texts.items() if key not in known}
+    rows = [
+        {
+            "id": text_id,
+            "user_id": run.user_id,
+            "chat_id": run.chat_id,
+            "digest": key,
+            "sealed_text": blob,
+            "created_at": now(),
+        }
+        for key, (text_id, blob) in texts.items()
+    ]
+    if rows:
+        await upsert(session, ContextText, rows, key=("chat_id", "digest"))
+    await upsert(
+        session, StoredContextRecord, values, key=("id",), update=("sealed_record", "created_at")
+    )
+
+
+def make_usage_data(run: TurnRun) -> dict[str, Any] | None:
+    """Return the data of the `usage` event: the tokens that the provider reported for the turn."""
+    usage = add_usage(run.play.earlier, run.usage) if run.play else run.usage
+    return {**asdict(usage), "model": run.built.window.spec.id} if usage else None
+
+
+def encode_json(data: dict[str, Any] | None) -> str | None:
+    return msgspec.json.encode(data).decode() if data else None
+
+
+def encode_segments(run: TurnRun, closing: Sequence[PlayEvent] = ()) -> str:
+    segments = run.segments
+    if closing:
+        segments.append(("event", len(closing)))
+    return msgspec.json.encode(segments).decode()
+
+
+def seal_events(run: TurnRun, closing: Sequence[PlayEvent] = ()) -> bytes | None:
+    events = [*run.progress.transcript.events, *closing]
+    if not events:
+        return None
+    return run.sealer.seal_bytes(TURN_EVENTS, run.turn_id, msgspec.json.encode(events))
+
+
+def replace_totals(run: TurnRun, turn: Turn) -> None:
+    turn.totals = msgspec.json.encode(run.built.totals).decode()
+    if turn.path_tokens is not None:
+        turn.path_tokens, turn.sent_tokens = run.built.path_tokens, run.built.sent_tokens
