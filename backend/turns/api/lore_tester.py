@@ -37,10 +37,26 @@ from backend.turns.prompt.lore import LoreExpander, LoreReader, make_scan, make_
 from backend.turns.prompt.macros import make_card_macros, make_macros, make_seed
 
 MAX_MESSAGES = 100
+
 MAX_CHARACTERS = 100_000
 """Limit for all messages together."""
 
 TestedText = Annotated[str, msgspec.Meta(max_length=MAX_CHARACTERS)]
+
+MAX_LISTED = 1_000
+"""Activated entries beyond this number are only counted."""
+
+POSITIONS: tuple[Position, ...] = (
+    "before_character",
+    "after_character",
+    "examples_top",
+    "examples_bottom",
+    "note_top",
+    "at_depth",
+    "note_bottom",
+    "outlet",
+)
+"""The order of positions in a prompt."""
 
 
 class LoreTestRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -114,22 +130,6 @@ class LoreTest(msgspec.Struct, kw_only=True):
     tokens: int
     budget: int
     notes: list[str]
-
-
-MAX_LISTED = 1_000
-"""Activated entries beyond this number are only counted."""
-
-POSITIONS: tuple[Position, ...] = (
-    "before_character",
-    "after_character",
-    "examples_top",
-    "examples_bottom",
-    "note_top",
-    "at_depth",
-    "note_bottom",
-    "outlet",
-)
-"""The order of positions in a prompt."""
 
 
 class LoreTester:

@@ -56,6 +56,14 @@ from backend.turns.run.store import TurnStore
 from backend.turns.run.turn_run import TurnRun
 from backend.vault.sealing import Sealer, digest
 
+log = get_logger(__name__)
+
+MAX_ATTEMPTS = 3
+
+FOLLOW_SECONDS = 0.5
+
+NEW_ID = "Use a new id for each turn."
+
 
 def view_turn(sealer: Sealer, turn: Turn) -> TurnView:
     return TurnView(
@@ -78,13 +86,6 @@ def view_turn(sealer: Sealer, turn: Turn) -> TurnView:
         created_at=turn.created_at,
         finished_at=turn.finished_at,
     )
-
-
-log = get_logger(__name__)
-
-MAX_ATTEMPTS = 3
-FOLLOW_SECONDS = 0.5
-NEW_ID = "Use a new id for each turn."
 
 
 class TurnService:

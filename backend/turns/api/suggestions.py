@@ -57,7 +57,17 @@ _SCHEMA_WORDS = frozenset(
 """A line with only these words repeats the schema."""
 
 _BLANK_LINE = re.compile(r"\n[^\S\n]{0,99}\n")
+
 _WORD = re.compile(r"[^\W_]+")
+
+PATIENCE_SECONDS = 60.0
+"""Suggestions wait at most this long for turns that use the same model."""
+
+SUGGESTIONS_SCHEMA = {
+    "type": "object",
+    "properties": {"lines": {"type": "array", "items": {"type": "string"}}},
+    "required": ["lines"],
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,16 +103,6 @@ def _is_code(text: str) -> bool:
         return True
     words = {word.lower() for word in _WORD.findall(text)}
     return bool(_BRACKETS.match(text)) or (bool(words) and words <= _SCHEMA_WORDS)
-
-
-PATIENCE_SECONDS = 60.0
-"""Suggestions wait at most this long for turns that use the same model."""
-
-SUGGESTIONS_SCHEMA = {
-    "type": "object",
-    "properties": {"lines": {"type": "array", "items": {"type": "string"}}},
-    "required": ["lines"],
-}
 
 
 class _SuggestionsAnswer(msgspec.Struct):

@@ -54,8 +54,17 @@ from backend.turns.prompt.retrieve import (
 from backend.turns.prompt.sections import PromptOrder, SectionBuilder
 
 MAX_COUNTS = 20_000
+
 MIN_CACHED_CHARACTERS = 200
 """For shorter texts, counting is as fast as the cache."""
+
+LOST_ROUNDS = "The prompt has no room for all rounds that the campaign's summary does not cover."
+
+_CACHED_COUNT_FACTOR = 8
+"""Most turns only expand fields, because their token counts are cached."""
+
+_LINE_CHARACTERS = 2
+"""Adding a message of the history takes as long as counting so many characters."""
 
 
 class CountCache(UserSignedOut):
@@ -93,9 +102,6 @@ class CountCache(UserSignedOut):
         with self._lock:
             for key in [each for each in self._counts if each[0] == user_id]:
                 del self._counts[key]
-
-
-LOST_ROUNDS = "The prompt has no room for all rounds that the campaign's summary does not cover."
 
 
 class PromptAssembler:
@@ -262,13 +268,6 @@ def render_omitted(prompts: PromptLibrary, count: int) -> str:
 
 def render_memory(prompts: PromptLibrary, items: Sequence[Item]) -> str:
     return prompts["sections/memory"].render(**group_memory_texts(items))
-
-
-_CACHED_COUNT_FACTOR = 8
-"""Most turns only expand fields, because their token counts are cached."""
-
-_LINE_CHARACTERS = 2
-"""Adding a message of the history takes as long as counting so many characters."""
 
 
 def _estimate_size(prompt: RetrievedPrompt) -> int | None:

@@ -49,6 +49,14 @@ CHARACTERS_PER_TOKEN = 4
 _SUMMARY_KINDS = frozenset({"summary", "chapters", "scenes", "state"})
 """Kinds of items that replace messages of the history."""
 
+MAX_REBUILDS = 2
+"""Maximum rebuilds of one prompt.
+
+The first refusal reveals the window or a limit of it, the second corrects it."""
+
+UNEXPLAINED_FACTOR = 1.25
+"""Factor on the tokens of a prompt after a refusal without numbers, so that it becomes smaller."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BuiltPrompt:
@@ -221,15 +229,6 @@ def _shorten(messages: Sequence[PromptMessage]) -> list[PromptMessage]:
     leading = list(takewhile(lambda message: message.role == "system", messages))
     spoken = [place for place, message in enumerate(messages) if message.role == "user"]
     return [*leading, *messages[max(len(leading), spoken[-1] if spoken else 0) :]]
-
-
-MAX_REBUILDS = 2
-"""Maximum rebuilds of one prompt.
-
-The first refusal reveals the window or a limit of it, the second corrects it."""
-
-UNEXPLAINED_FACTOR = 1.25
-"""Factor on the tokens of a prompt after a refusal without numbers, so that it becomes smaller."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -44,6 +44,28 @@ from backend.vault.sealing import Sealer
 SUMMARY_KIND = "summary"
 """The kind of the section with the summary."""
 
+MAX_CHARACTERS = 20_000_000
+"""Characters of all cached histories together."""
+
+KEEP_SECONDS = 300.0
+"""The same time for which a user's keys stay in memory after the last request."""
+
+MAX_THOUGHTS_SHARE = 4
+"""Thoughts take at most a quarter of a prompt. The last replies come first."""
+
+_LAST = (
+    select(Message.position, Message.id, Message.sealed_thinking)
+    .where(
+        Message.chat_id == bindparam("chat_id"),
+        Message.is_active,
+        ~Message.hidden,
+        Message.role == "assistant",
+        Message.position <= bindparam("to_position"),
+    )
+    .order_by(Message.position.desc())
+    .limit(bindparam("most"))
+)
+
 
 def find_read_begin(loaded: LoadedChat, window: PromptWindow) -> int:
     """Return the stored tokens from the root after which messages are read. Counts known messages.
@@ -201,13 +223,6 @@ def _drop_before(prompt: RetrievedPrompt, begin: int) -> History:
     )
 
 
-MAX_CHARACTERS = 20_000_000
-"""Characters of all cached histories together."""
-
-KEEP_SECONDS = 300.0
-"""The same time for which a user's keys stay in memory after the last request."""
-
-
 @dataclass(frozen=True, slots=True)
 class KeptHistory:
     """The messages of a chat after `begin` stored tokens from the root.
@@ -330,23 +345,6 @@ def _is_cacheable(loaded: LoadedChat, window: PromptWindow) -> bool:
 
 def _get_mark(chat: Chat) -> tuple[str, int]:
     return chat.count_unit, chat.hidden_changes
-
-
-MAX_THOUGHTS_SHARE = 4
-"""Thoughts take at most a quarter of a prompt. The last replies come first."""
-
-_LAST = (
-    select(Message.position, Message.id, Message.sealed_thinking)
-    .where(
-        Message.chat_id == bindparam("chat_id"),
-        Message.is_active,
-        ~Message.hidden,
-        Message.role == "assistant",
-        Message.position <= bindparam("to_position"),
-    )
-    .order_by(Message.position.desc())
-    .limit(bindparam("most"))
-)
 
 
 async def load_last_thoughts(

@@ -84,6 +84,14 @@ _CHAT = (
     .where(Chat.id == bindparam("chat_id"), Chat.user_id == bindparam("owner_id"))
 )
 
+_CHARACTER = select(Character.sealed_card, Character.preset_id).where(
+    Character.id == bindparam("character_id"), Character.user_id == bindparam("owner_id")
+)
+
+_PRESET = select(Preset.sealed_preset, Preset.revision).where(
+    Preset.id == bindparam("preset_id"), Preset.user_id == bindparam("owner_id")
+)
+
 
 class ChatLoader:
     """Loads the data of a turn for one user, through the caller's session.
@@ -592,14 +600,6 @@ def check_answerable(
     if is_preview and target.line is not None:
         return replace(target, line=None)
     raise ValidationError("`viewpoint` is not allowed to know the message of this turn.")
-
-
-_CHARACTER = select(Character.sealed_card, Character.preset_id).where(
-    Character.id == bindparam("character_id"), Character.user_id == bindparam("owner_id")
-)
-_PRESET = select(Preset.sealed_preset, Preset.revision).where(
-    Preset.id == bindparam("preset_id"), Preset.user_id == bindparam("owner_id")
-)
 
 
 async def find_speaker(

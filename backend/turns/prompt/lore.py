@@ -67,6 +67,8 @@ MAX_CACHED_ENTRIES = 50_000
 KEEP_SECONDS = 600.0
 """Time after the last use for which a compiled book is cached."""
 
+EXAMPLE_MARK = re.compile(r"<START>", re.IGNORECASE)
+
 
 class LoreReader(UserSignedOut):
     """Loads the lorebooks of chats. Each revision is compiled once."""
@@ -477,9 +479,6 @@ class Outlets(Mapping[str, str]):
 
     def __len__(self) -> int:
         return len(self._texts)
-
-
-EXAMPLE_MARK = re.compile(r"<START>", re.IGNORECASE)
 
 
 def split_examples(text: str) -> list[str]:

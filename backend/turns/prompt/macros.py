@@ -42,6 +42,12 @@ from backend.vault.sealing import Sealer
 MAX_VARIABLE_BYTES: Final = 200_000
 """Limit for the variables of a chat as JSON. The same limit applies to a user's variables."""
 
+MACRO_CHARACTERS = 40
+"""Expanding a macro takes as long as counting so many characters."""
+
+LINE_PLACE = "line"
+"""The name of the line's field in random draws and in errors."""
+
 
 def make_card_macros(
     card: Card, *, char: str, user: str, persona: str, chat_seed: int, message_seed: int
@@ -106,10 +112,6 @@ def _find_last(loaded: LoadedChat, role: Role | None) -> str:
     return texts[-1] if texts else ""
 
 
-MACRO_CHARACTERS = 40
-"""Expanding a macro takes as long as counting so many characters."""
-
-
 def estimate_expansion(texts: Iterable[str]) -> int:
     """Return the size of texts with macros for `CpuPool.run`."""
     return sum(len(text) + MACRO_CHARACTERS * text.count("{{") for text in texts)
@@ -159,10 +161,6 @@ def _limit_scope(
         f"of {MAX_VARIABLE_BYTES:,} allowed"
     )
     return before
-
-
-LINE_PLACE = "line"
-"""The name of the line's field in random draws and in errors."""
 
 
 def expand_line(

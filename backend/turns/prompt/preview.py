@@ -60,8 +60,18 @@ REPEATED_KINDS = frozenset({"lore", "event", "memory", "campaign", "entity"})
 COLD_KINDS = frozenset({"chapters", "summary", "scenes"})
 """Kinds of sections about past events."""
 
-
 _SHARED_FIELDS = {*ContextView.__struct_fields__} & {*ContextRecord.__struct_fields__} - {"history"}
+
+_ROW_KINDS: dict[str, Kind] = {
+    "memory": "message",
+    "lore": "lore",
+    "event": "event",
+    "campaign": "campaign",
+}
+"""Kinds of rows by kinds of items."""
+
+MAX_LOOK_BACK = 1000
+"""The earlier reply is searched among so many messages."""
 
 
 def view_context(record: ContextRecord) -> ContextView:
@@ -174,18 +184,6 @@ def _get_first(view: ContextView) -> int | None:
 
 def _get_last(view: ContextView) -> int | None:
     return view.history.last if view.history else None
-
-
-_ROW_KINDS: dict[str, Kind] = {
-    "memory": "message",
-    "lore": "lore",
-    "event": "event",
-    "campaign": "campaign",
-}
-"""Kinds of rows by kinds of items."""
-
-MAX_LOOK_BACK = 1000
-"""The earlier reply is searched among so many messages."""
 
 
 class _LoadedRecord(NamedTuple):

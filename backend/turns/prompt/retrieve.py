@@ -80,6 +80,14 @@ _Time = tuple[datetime, int, UUID]
 
 A line and its reply may have the same time."""
 
+log = get_logger(__name__)
+
+TIMEOUT_SECONDS = 2.5
+"""Time limit for the model that rephrases the search."""
+
+MAX_READ_CHARACTERS, MAX_WRITTEN_CHARACTERS = 4_000, 400
+"""Maximum characters of the line and of the messages before it, and of the answer."""
+
 
 def make_request(
     identity: Identity, loaded: LoadedChat, *, before: int | None, budget: int
@@ -388,15 +396,6 @@ def _add_date(
     else:
         date = days.get(source_id, "")
     return f"[{date}] {text}" if date else text
-
-
-log = get_logger(__name__)
-
-TIMEOUT_SECONDS = 2.5
-"""Time limit for the model that rephrases the search."""
-
-MAX_READ_CHARACTERS, MAX_WRITTEN_CHARACTERS = 4_000, 400
-"""Maximum characters of the line and of the messages before it, and of the answer."""
 
 
 class _RephrasingAnswer(msgspec.Struct, kw_only=True):

@@ -31,6 +31,17 @@ from backend.turns.prompt.context import LoadedChat, LoadedPreset, RetrievedProm
 from backend.turns.prompt.load import read_author
 from backend.turns.prompt.lore import PlacedLore, get_note_place, split_examples
 
+ORIGINAL_MACRO = "{{original}}"
+"""The content of a block that sends the default system prompt."""
+
+LORE_BLOCKS: dict[Position, Marker] = {
+    "before_character": "lore_before",
+    "after_character": "lore_after",
+    "examples_top": "examples",
+    "examples_bottom": "examples",
+}
+"""The blocks that lore around the character and the examples belongs to."""
+
 
 @dataclass(frozen=True)
 class PromptOrder:
@@ -177,18 +188,6 @@ class CampaignSections:
     def _make(self, kind: str, title: str, text: str, reason: Reason | None = None) -> Item:
         source_id = self._campaign.campaign_id
         return make_section(kind, title, text, reason or Reason("campaign"), source_id)
-
-
-ORIGINAL_MACRO = "{{original}}"
-"""The content of a block that sends the default system prompt."""
-
-LORE_BLOCKS: dict[Position, Marker] = {
-    "before_character": "lore_before",
-    "after_character": "lore_after",
-    "examples_top": "examples",
-    "examples_bottom": "examples",
-}
-"""The blocks that lore around the character and the examples belongs to."""
 
 
 class SectionBuilder:

@@ -34,6 +34,7 @@ from backend.turns.models import OPEN_STATES, TURN_EVENTS, TURN_OUTPUT, TURN_PRO
 from backend.vault.sealing import Sealer
 
 SpokenKind = Literal["thinking", "text"]
+
 SegmentKind = Literal["thinking", "text", "event", "dropped"]
 """An event takes one place, any other piece one place for each character.
 
@@ -43,6 +44,52 @@ Segment = tuple[SegmentKind, int]
 """The number of places of one run of a kind."""
 
 _HALF_CHARACTER = re.compile("[\ud800-\udfff]")
+
+AWAITING_CHOICE, CHOICE_MADE = "turn.awaiting_choice", "turn.choice_made"
+
+STATE_CHANGED, SUGGESTIONS = "state.changed", "suggestions"
+
+MODEL_BUSY = "model.busy"
+"""The work of the model's server that the turn waits for. Null when the wait is over.
+
+It is a state and not a part of the reply, so it has the id of the event before it."""
+
+CALLS_REQUESTED = "calls.requested"
+
+CONTEXT_READY = "context.ready"
+"""Sent again if the prompt had to be built again. The later totals apply."""
+
+EVENTS: Mapping[str, tuple[str, ...]] = {
+    "turn.started": ("turn_id", "user_message_id", "reply_id"),
+    CONTEXT_READY: ("totals",),
+    MODEL_BUSY: ("work",),
+    "thinking.delta": ("text",),
+    "text.delta": ("text",),
+    "thinking.reset": ("length",),
+    "text.reset": ("length",),
+    "mood.changed": ("mood", "variant", "position", "effect"),
+    "tool.used": ("name", "summary"),
+    CALLS_REQUESTED: (),
+    AWAITING_CHOICE: ("kind", "prompt", "options", "own"),
+    CHOICE_MADE: ("option", "text"),
+    STATE_CHANGED: ("changes", "left_out"),
+    SUGGESTIONS: ("items",),
+    "usage": ("prompt_tokens", "completion_tokens", "cached_tokens", "thinking_tokens", "model"),
+    "message.saved": ("message_id",),
+    "turn.completed": ("turn_id", "state", "finish_reason"),
+    "turn.failed": ("turn_id", "type", "title", "status", "detail", "provider_message"),
+}
+"""The members of each event's data."""
+
+STARTED_ID, READY_ID = 1, 2
+
+USAGE_OFFSET, SAVED_OFFSET, END_OFFSET = 1, 2, 3
+"""The ids of the closing events, counted from the last delta."""
+
+MAX_UNSTORED_CHARACTERS = 1_000_000
+"""More characters than a model can write in the second that a crash may lose."""
+
+KEEP_ALIVE = b": still here\n\n"
 
 
 class PlayEvent(NamedTuple):
@@ -169,47 +216,6 @@ class Transcript:
         self._texts.append(text)
         self._ends.append(self.length)
 
-
-AWAITING_CHOICE, CHOICE_MADE = "turn.awaiting_choice", "turn.choice_made"
-STATE_CHANGED, SUGGESTIONS = "state.changed", "suggestions"
-MODEL_BUSY = "model.busy"
-"""The work of the model's server that the turn waits for. Null when the wait is over.
-
-It is a state and not a part of the reply, so it has the id of the event before it."""
-CALLS_REQUESTED = "calls.requested"
-CONTEXT_READY = "context.ready"
-"""Sent again if the prompt had to be built again. The later totals apply."""
-
-EVENTS: Mapping[str, tuple[str, ...]] = {
-    "turn.started": ("turn_id", "user_message_id", "reply_id"),
-    CONTEXT_READY: ("totals",),
-    MODEL_BUSY: ("work",),
-    "thinking.delta": ("text",),
-    "text.delta": ("text",),
-    "thinking.reset": ("length",),
-    "text.reset": ("length",),
-    "mood.changed": ("mood", "variant", "position", "effect"),
-    "tool.used": ("name", "summary"),
-    CALLS_REQUESTED: (),
-    AWAITING_CHOICE: ("kind", "prompt", "options", "own"),
-    CHOICE_MADE: ("option", "text"),
-    STATE_CHANGED: ("changes", "left_out"),
-    SUGGESTIONS: ("items",),
-    "usage": ("prompt_tokens", "completion_tokens", "cached_tokens", "thinking_tokens", "model"),
-    "message.saved": ("message_id",),
-    "turn.completed": ("turn_id", "state", "finish_reason"),
-    "turn.failed": ("turn_id", "type", "title", "status", "detail", "provider_message"),
-}
-"""The members of each event's data."""
-
-STARTED_ID, READY_ID = 1, 2
-USAGE_OFFSET, SAVED_OFFSET, END_OFFSET = 1, 2, 3
-"""The ids of the closing events, counted from the last delta."""
-
-MAX_UNSTORED_CHARACTERS = 1_000_000
-"""More characters than a model can write in the second that a crash may lose."""
-
-KEEP_ALIVE = b": still here\n\n"
 
 _PLAY_EVENTS = msgspec.json.Decoder(list[PlayEvent])
 

@@ -42,6 +42,10 @@ from backend.turns.run.store import (
 from backend.turns.run.turn_run import TurnRun
 from backend.vault.sealing import Sealer
 
+log = get_logger(__name__)
+
+MAX_ATTEMPTS = 3
+
 
 def read_suspended(sealer: Sealer, turn: Turn) -> SuspendedPlay:
     if turn.sealed_play is None:
@@ -117,11 +121,6 @@ async def claim_turn(database: Database, run: TurnRun, play: TurnPlay, *, before
         new = await record_changes(session, play.table, run, chat, reply)
     play.table.note_stored(new.ids, left_out=new.left_out)
     return True
-
-
-log = get_logger(__name__)
-
-MAX_ATTEMPTS = 3
 
 
 class TurnResumer:
