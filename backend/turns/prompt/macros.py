@@ -302,7 +302,8 @@ def rewrite_line(loaded: LoadedChat, window: PromptWindow) -> LoadedChat:
     said = loaded.said
     if said is not None:
         said = scripts.run(said, "user", "prompt", depth=0)
-    roles, texts = [each.role for each in loaded.recent], [each.text for each in loaded.recent]
+    roles: list[Role] = [each.role for each in loaded.recent]
+    texts = [each.text for each in loaded.recent]
     texts = rewrite_history(scripts, roles, texts, has_line=said is not None)
     recent = [replace(each, text=text) for each, text in zip(loaded.recent, texts, strict=True)]
     return replace(loaded, said=said, recent=recent)
